@@ -1,0 +1,1 @@
+"""clip_benchmark with captioners: likelihood scoring, linear probes, compositionality data sets."""

@@ -1,0 +1,325 @@
+"""Linear probe of image features (the paper's section 4.1 and Table 1), on CPU and GPU.
+
+`evaluate` takes the place of `clip_benchmark.metrics.linear_probe.evaluate`: same arguments, same result, and on the
+same features the same accuracy, because every random number is drawn in upstream's order. The paper's protocol is
+clip_benchmark's default: AdamW, learning rate 0.1, batch 64, 10 epochs, cosine schedule, no weight decay. With a
+validation split the weight decay is searched for, as upstream does after CLIP (arXiv 2103.00020, A.3).
+
+Where this departs from upstream:
+- any device; one of them (upstream spreads a single linear layer over all visible GPUs);
+- features are found again by content, and batches are gathered from memory, not by worker processes;
+- the few-shot subset is the same whether the features were already there or not (upstream's differs);
+- too few images of a class are an error; upstream prints a line and returns nothing;
+- a validation set with classes that the training set lacks works;
+- trainings that the search would repeat with the same weight decay are done once.
+
+N images, B batch, D width, C classes.
+"""
+
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import balanced_accuracy_score, classification_report
+from torch.utils.data import DataLoader, random_split
+from tqdm import tqdm
+
+from .features import (
+    cache_key,
+    cached_features,
+    default_feature,
+    extract_features,
+    feature_fn,
+    model_fingerprint,
+    save_tensors,
+)
+
+
+def evaluate(
+        model: torch.nn.Module,
+        train_dataloader: Iterable,
+        dataloader: Iterable,
+        fewshot_k: int,
+        batch_size: int,
+        num_workers: int,
+        lr: float,
+        epochs: int,
+        model_id: str,
+        seed: int,
+        feature_root: str,
+        device: str | torch.device,
+        val_dataloader: Iterable | None = None,
+        normalize: bool = True,
+        amp: bool = True,
+        verbose: bool = False,
+        feature: str | None = None,
+        val_proportion: float | None = None,
+        save_probe: str | None = None,
+) -> dict:
+    """Trains a linear classifier on a model's image features and measures it on the test split.
+
+    Args:
+        model: A captioner or any model of clip_benchmark; put into evaluation mode.
+        train_dataloader: Images and class ids to train on.
+        dataloader: Images and class ids of the test split.
+        fewshot_k: Training images per class, drawn at random; -1 for all.
+        batch_size: Rows per training step.
+        num_workers: Not used (rows are gathered from memory); upstream's caller passes it.
+        lr: Learning rate at the start of the cosine schedule.
+        epochs: Passes over the training rows.
+        model_id: Names the run in the metadata of the feature files.
+        seed: Seed of the classifier's weights and of the order of its batches.
+        feature_root: Folder of the feature files.
+        device: Where to encode and to train.
+        val_dataloader: Images and class ids on which to choose the weight decay.
+        normalize: Whether features are scaled to length 1.
+        amp: Encode and train under autocast.
+        verbose: Print the accuracy of every weight decay and the report by class.
+        feature: "gap", "cls" or "pooled" (see `feature_fn`); None: gap for captioners, pooled, as upstream, for others.
+        val_proportion: Instead of a val_dataloader, the share of the training rows to set aside; the rows are those
+            that upstream sets aside. Works for a stream (WebDataset) too, which upstream cannot split.
+        save_probe: Where to write the classifier: a safetensors file with `weight` [C, D] and `bias` [C], so that the
+            logits are `features @ weight.T + bias`.
+
+    Returns:
+        lp_acc1, lp_acc5 (NaN with five or fewer classes), lp_mean_per_class_recall, weight_decay, epochs, seed,
+        fewshot_k, normalized.
+
+    Raises:
+        ValueError: A class has fewer than fewshot_k images, the targets are no class ids, or an argument is unusable.
+    """
+    if model is None:
+        raise ValueError("the linear probe needs the model to find its features: run without --skip_load")
+    if fewshot_k == 0 or epochs < 1:
+        raise ValueError(f"fewshot_k is {fewshot_k} and epochs is {epochs}: give -1 or at least 1, and at least 1")
+    if val_proportion is not None and (val_dataloader is not None or not 0 < val_proportion < 1):
+        raise ValueError(f"val_proportion is {val_proportion}: give a share between 0 and 1, and no val_split")
+
+    feature = feature or default_feature(model)
+    if save_probe is not None:
+        os.makedirs(os.path.dirname(save_probe) or ".", exist_ok=True)  # fails before the long work, if at all
+
+    loaders = {"train": train_dataloader, "val": val_dataloader, "test": dataloader}
+    loaders = {split: loader for split, loader in loaders.items() if loader is not None}
+    rng_state = torch.get_rng_state()
+    data = _load_splits(model, loaders, feature, normalize, amp, device, feature_root, model_id)
+    torch.set_rng_state(rng_state)
+    # From here on every draw is upstream's: the split into train and val, then one number by each loader that it
+    # starts to extract features (drawn also if ours were on disk already), then the order of the training rows.
+    if val_proportion is not None:
+        features, targets = data["train"]
+        for split, part in zip(
+                ("train", "val"), random_split(range(len(targets)), [1 - val_proportion, val_proportion]), strict=True):
+            data[split] = features[part.indices], targets[part.indices]
+    for split in data:
+        if isinstance(loaders.get(split, train_dataloader), DataLoader):
+            torch.empty((), dtype=torch.int64).random_()
+
+    rows = choose_rows(data["train"][1], fewshot_k)
+    train_data = tuple(tensor[rows] for tensor in data["train"])
+    num_classes = 1 + max(int(data[split][1].max()) for split in data if split != "test")
+    settings = dict(lr=lr, epochs=epochs, batch_size=batch_size, amp=amp, device=device, seed=seed)
+
+    weight_decay = 0
+    if "val" in data:
+        def validation_accuracy(weight_decay: float) -> float:
+            probe = train(*train_data, num_classes, weight_decay, **settings)
+            logits = predict(probe, data["val"][0], batch_size, amp, device)
+            acc1 = top_k_accuracy(logits, data["val"][1], (1,))[0]
+            if verbose:
+                print(f"Valid accuracy with weight_decay {weight_decay}: {acc1}")
+            return acc1
+
+        weight_decay = best_weight_decay(validation_accuracy)
+        if fewshot_k < 0:
+            # The whole training set, val included; in few-shot that would be more images than the k asked for.
+            train_data = tuple(torch.cat(pair) for pair in zip(train_data, data["val"], strict=True))
+
+    probe = train(*train_data, num_classes, weight_decay, **settings)
+    features, targets = data["test"]
+    logits = predict(probe, features, batch_size, amp, device)
+    predicted = logits.argmax(dim=1)
+    if min(num_classes, int(targets.max()) + 1) > 5:
+        acc1, acc5 = top_k_accuracy(logits, targets, (1, 5))
+    else:
+        acc1, acc5 = top_k_accuracy(logits, targets, (1,))[0], float("nan")
+    if verbose:
+        print(classification_report(targets.numpy(), predicted.numpy(), digits=3))
+        print(f"Test acc1: {acc1} with weight_decay: {weight_decay}")
+    result = {
+        "lp_acc1": acc1,
+        "lp_acc5": acc5,
+        "lp_mean_per_class_recall": float(balanced_accuracy_score(targets.numpy(), predicted.numpy())),
+        "weight_decay": weight_decay,
+        "epochs": epochs,
+        "seed": seed,
+        "fewshot_k": fewshot_k,
+        "normalized": normalize,
+    }
+    if save_probe is not None:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in probe.state_dict().items()}
+        save_tensors(save_probe, tensors, {"model": model_id, "feature": feature, "result": json.dumps(result)})
+    return result
+
+
+def _load_splits(
+        model: torch.nn.Module, loaders: dict[str, Iterable], kind: str, normalize: bool, amp: bool,
+        device: str | torch.device, folder: str, note: str,
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Returns the features [N, D] and targets [N] of each split, from their files where these exist."""
+    model.eval().to(device)
+    encode = feature_fn(model, kind)
+    fingerprint = model_fingerprint(model)
+    data = {}
+    for split, loader in loaders.items():
+        key = cache_key(fingerprint, loader, split, kind, normalize, device, amp)
+
+        def extract(split: str = split, loader: Iterable = loader) -> tuple[torch.Tensor, torch.Tensor]:
+            scale = (lambda image: F.normalize(encode(image), dim=-1)) if normalize else encode
+            return extract_features(scale, loader, device, amp, desc=f"{split} features")
+
+        data[split] = cached_features(folder, key, extract, note)
+        targets = data[split][1]
+        if targets.ndim != 1 or targets.is_floating_point():
+            raise ValueError(f"{split}: a linear probe needs one class id per image, not targets {list(targets.shape)}")
+    return data
+
+
+def choose_rows(targets: torch.Tensor, fewshot_k: int) -> torch.Tensor:
+    """Draws the training rows: a random order of all, or the first k of each class in that order.
+
+    Args:
+        targets: Class ids [N].
+        fewshot_k: Rows per class, or -1 for all.
+
+    Returns:
+        Row numbers, in random order, drawn from torch's global generator.
+
+    Raises:
+        ValueError: A class has fewer than fewshot_k rows.
+    """
+    order = torch.randperm(len(targets))
+    if fewshot_k < 0:
+        return order
+    taken, rows = Counter(), []
+    for row, target in zip(order.tolist(), targets[order].tolist(), strict=True):
+        if taken[target] < fewshot_k:
+            taken[target] += 1
+            rows.append(row)
+    scarce = {c: n for c, n in sorted(taken.items()) if n < fewshot_k}
+    if scarce:
+        c, n = next(iter(scarce.items()))
+        raise ValueError(
+            f"insufficient data: {len(scarce)} of {len(taken)} classes have fewer than the {fewshot_k} training images "
+            f"asked for (class {c} has {n}); choose a smaller --fewshot_k")
+    return torch.tensor(rows)
+
+
+def _row_batches(num_rows: int, batch_size: int) -> DataLoader:
+    """Gives shuffled batches of row numbers: exactly those that upstream's shuffling DataLoader gives of the rows.
+
+    It is the same class, over numbers only, so it draws the same random numbers; and rows gathered by index from a
+    tensor are much faster than rows fetched one by one by worker processes and stacked.
+    """
+    return DataLoader(range(num_rows), batch_size=batch_size, shuffle=True)
+
+
+def train(
+        features: torch.Tensor, targets: torch.Tensor, num_classes: int, weight_decay: float, lr: float, epochs: int,
+        batch_size: int, amp: bool, device: str | torch.device, seed: int,
+) -> torch.nn.Linear:
+    """Trains a linear classifier with AdamW and a cosine schedule down to 0, without warm-up.
+
+    Args:
+        features: Features [N, D] on the CPU.
+        targets: Class ids [N].
+        num_classes: C.
+        weight_decay: AdamW's.
+        lr: Learning rate of the first step.
+        epochs: Passes over the rows.
+        batch_size: Rows per step.
+        amp: Train under autocast.
+        device: Where to train.
+        seed: Seeds torch's global generator, from which weights and batches are drawn.
+
+    Returns:
+        The classifier, on the device.
+    """
+    torch.manual_seed(seed)
+    device = torch.device(device)
+    probe = torch.nn.Linear(features.shape[1], num_classes).to(device)
+    optimizer = torch.optim.AdamW(probe.parameters(), lr=lr, weight_decay=weight_decay)
+    batches = _row_batches(len(features), batch_size)
+    steps = epochs * len(batches)
+    row_batches = itertools.chain.from_iterable(itertools.repeat(batches, epochs))  # each pass shuffles anew
+    progress = tqdm(row_batches, desc=f"probe, weight decay {weight_decay:.3g}", total=steps, unit="step", leave=False)
+    for step, rows in enumerate(progress):
+        optimizer.param_groups[0]["lr"] = 0.5 * (1 + float(np.cos(np.pi * step / steps))) * lr
+        optimizer.zero_grad()
+        with torch.autocast(device.type, enabled=amp):
+            logits = probe(features[rows].to(device, torch.float32))
+            loss = F.cross_entropy(logits, targets[rows].to(device))
+        loss.backward()
+        optimizer.step()
+    return probe
+
+
+@torch.no_grad()
+def predict(
+        probe: torch.nn.Linear, features: torch.Tensor, batch_size: int, amp: bool, device: str | torch.device,
+) -> torch.Tensor:
+    """Returns the logits [N, C], float32 on the CPU, of features [N, D].
+
+    The rows go through in upstream's (shuffled) batches: bfloat16 logits can tie, and which of them do may depend on
+    the shape of the batch.
+    """
+    device = torch.device(device)
+    logits = torch.empty(len(features), probe.out_features)
+    for rows in _row_batches(len(features), batch_size):
+        with torch.autocast(device.type, enabled=amp):
+            logits[rows] = probe(features[rows].to(device, torch.float32)).float().cpu()
+    return logits
+
+
+def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
+    """Finds the best of 97 weight decays from 1e-6 to 1e2, evenly spaced in the logarithm, by a narrowing search.
+
+    First every 16th; then the best one's neighbours at distance 8, 4, 2, 1. Of equals the smaller wins. (Upstream's
+    `find_peak`; the test split plays no part.)
+
+    Args:
+        validation_accuracy: Accuracy after training with a weight decay; called once for each.
+    """
+    candidates = np.logspace(-6, 2, num=97).tolist()
+    accuracy: dict[int, float] = {}
+
+    def peak(indices: list[int]) -> int:
+        for i in indices:
+            if i not in accuracy:
+                accuracy[i] = validation_accuracy(candidates[i])
+        best = max(indices, key=accuracy.__getitem__)  # the first of equals
+        return best if accuracy[best] > 0 else 0
+
+    best = peak(list(range(0, len(candidates), 16)))
+    for span in (8, 4, 2, 1):
+        best = peak([max(best - span, 0), best, min(best + span, len(candidates) - 1)])
+    return candidates[best]
+
+
+def top_k_accuracy(logits: torch.Tensor, targets: torch.Tensor, ks: tuple[int, ...]) -> list[float]:
+    """Returns, for each k, the share of rows whose target is among the k largest logits.
+
+    Upstream's `accuracy` takes `float()` of a one-element array, which numpy 2.4 refuses; hence ours.
+
+    Args:
+        logits: [N, C].
+        targets: Class ids [N].
+        ks: None above C.
+    """
+    hits = logits.topk(max(ks), dim=1).indices == targets[:, None]  # [N, max k]
+    return [hits[:, :k].sum().item() / len(targets) for k in ks]

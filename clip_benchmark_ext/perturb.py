@@ -1,0 +1,207 @@
+"""The four word-order perturbations of ARO's COCO-Order and Flickr30k-Order, made once and then read from a file.
+
+Place in the paper: the negatives of the "COCO-Order" and "Flickr-Order" columns of the compositionality table. Facts
+about the official procedure: github.com/mertyg/vision-language-models-are-bows, `dataset_zoo/perturbations.py` and
+`retrieval.py` (commit 42dbb5e).
+
+The official code draws new negatives in every run, and they depend on the versions of spaCy and nltk: two papers never
+scored the same strings. Here they are frozen: `frozen_options` makes them at first use with a fixed seed and writes
+them to a JSON file that carries the SHA-256 of its own content. Later runs read the file and refuse a changed one.
+The hash belongs beside every number made from it.
+
+Two of the four perturbations need part-of-speech tags. The official code takes them from spaCy's `en_core_web_sm`; so
+do we where it is installed (`pip install spacy`, `python -m spacy download en_core_web_sm`; neither is a requirement).
+Without it, a file frozen on another machine does. `tagger` may be any function from a text to (token, Penn tag) pairs.
+
+The trigram perturbations are tokenised by `treebank_tokens`, which splits as nltk's `word_tokenize` does without
+needing nltk or its data: of COCO val2014's 202,408 one-sentence captions, 17 are split differently (nltk 3.10.4).
+"""
+
+import hashlib
+import json
+import os
+import random
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from tqdm import tqdm
+
+# Order of the options in every ARO Order case: the right caption, then these four.
+PERTURBATIONS = ("shuffle_nouns_and_adj", "shuffle_allbut_nouns_and_adj", "shuffle_within_trigrams", "shuffle_trigrams")
+NOUN_TAGS = frozenset({"NN", "NNS", "NNP", "NNPS"})
+ADJECTIVE_TAGS = frozenset({"JJ", "JJR", "JJS"})
+SEED = 1  # `main_aro.py --seed` of the official code
+MAX_WORDS = 30
+
+Tagger = Callable[[str], list[tuple[str, str]]]
+
+
+def pre_caption(text: str, max_words: int = MAX_WORDS) -> str:
+    """Lower-case, turn . ! " ( ) * # : ; ~ into spaces, collapse white space, keep the first `max_words` words."""
+    return " ".join(re.sub(r'[.!"()*#:;~]', " ", text.lower()).split()[:max_words])
+
+
+def treebank_tokens(text: str) -> list[str]:
+    """Split a caption into Penn Treebank tokens: punctuation apart, "don't" as "do" "n't", "dog's" as "dog" "'s"."""
+    text = re.sub(r"([^\w\s.,:'\"`/\\*+=~^|\-])", r" \1 ", text)
+    text = re.sub(r"([,:])(?=\D|$)", r" \1 ", text)  # but "3,5" and "10:30" stay whole
+    text = re.sub(r"--+|\.\.+", r" \g<0> ", text)
+    text = re.sub(r"(?<![.\s])\.(?=['\"\s)]*$|\s)", " .", text)
+    text = re.sub(r"(?<=\S)'(?=\W|$)", " ' ", text)  # a closing single quote or a plural's genitive
+    text = re.sub(r"(?i)(?<!\w)'(?=\w)(?!(?:s|m|d|ll|re|ve|t|n)\b)", " ' ", text)  # an opening single quote
+    text = re.sub(r"(?i)(?<=\w)('(?:s|m|d|ll|re|ve)|n't)(?!\w)", r" \1", text)
+    text = re.sub(r"(?i)\b(can)(not)\b", r"\1 \2", text)
+    text = re.sub(r'(^|[\s(\[{<])"', r"\1 `` ", text).replace('"', " '' ")  # double quotes, opening and closing
+    return text.split()
+
+
+def _permute(tokens: list[str], slots: list[int], rng: random.Random) -> None:
+    """Permute the tokens at `slots` among themselves, in place."""
+    moved = [tokens[i] for i in slots]
+    rng.shuffle(moved)
+    for i, token in zip(slots, moved, strict=True):
+        tokens[i] = token
+
+
+def shuffle_nouns_and_adj(tagged: list[tuple[str, str]], rng: random.Random) -> str:
+    """Permute the nouns among the places of nouns, and apart from that the adjectives among those of adjectives."""
+    tokens = [token for token, _ in tagged]
+    for tags in (NOUN_TAGS, ADJECTIVE_TAGS):
+        _permute(tokens, [i for i, (_, tag) in enumerate(tagged) if tag in tags], rng)
+    return " ".join(tokens)
+
+
+def shuffle_allbut_nouns_and_adj(tagged: list[tuple[str, str]], rng: random.Random) -> str:
+    """Permute all tokens that are neither nouns nor adjectives among their places."""
+    tokens = [token for token, _ in tagged]
+    _permute(tokens, [i for i, (_, tag) in enumerate(tagged) if tag not in NOUN_TAGS | ADJECTIVE_TAGS], rng)
+    return " ".join(tokens)
+
+
+def trigrams(tokens: list[str]) -> list[list[str]]:
+    """Cut tokens into chunks of three; the last one may be shorter."""
+    return [tokens[i : i + 3] for i in range(0, len(tokens), 3)]
+
+
+def shuffle_within_trigrams(tokens: list[str], rng: random.Random) -> str:
+    """Permute the tokens inside every chunk of three; the chunks stay where they are."""
+    chunks = trigrams(tokens)
+    for chunk in chunks:
+        rng.shuffle(chunk)
+    return " ".join(token for chunk in chunks for token in chunk)
+
+
+def shuffle_trigrams(tokens: list[str], rng: random.Random) -> str:
+    """Permute the chunks of three; the order inside a chunk stays."""
+    chunks = trigrams(tokens)
+    rng.shuffle(chunks)
+    return " ".join(token for chunk in chunks for token in chunk)
+
+
+def perturb(caption: str, tagger: Tagger, rng: random.Random) -> list[str]:
+    """The four negatives of one raw caption, in the order of `PERTURBATIONS`, each through `pre_caption`."""
+    tagged, tokens = tagger(caption), treebank_tokens(caption)
+    texts = (
+        shuffle_nouns_and_adj(tagged, rng),
+        shuffle_allbut_nouns_and_adj(tagged, rng),
+        shuffle_within_trigrams(tokens, rng),
+        shuffle_trigrams(tokens, rng),
+    )
+    return [pre_caption(text) for text in texts]
+
+
+def spacy_tagger() -> Tagger:
+    """spaCy's `en_core_web_sm`, as in the official code.
+
+    Raises:
+        ModuleNotFoundError, OSError: spaCy or its English model is not installed.
+    """
+    import spacy  # optional: only this function needs it
+
+    nlp = spacy.load("en_core_web_sm", disable=["parser", "ner", "lemmatizer"])  # none of them changes a tag
+
+    def tag(text: str) -> list[tuple[str, str]]:
+        return [(token.text, token.tag_) for token in nlp(text)]
+
+    tag.__name__ = f"spacy-{spacy.__version__} {nlp.meta['name']}-{nlp.meta['version']}"
+    return tag
+
+
+def frozen_options(
+    path: str | Path, dataset: str, captions: Iterable[str], tagger: Tagger | None = None
+) -> tuple[list[list[str]], str]:
+    """The five options of every caption, the right one first, from the frozen file; made at first use.
+
+    Args:
+        path: the frozen file; written if it is not there.
+        dataset: e.g. "aro/coco_order"; a file made for another data set is refused.
+        captions: raw captions, in the order of the data set.
+        tagger: used only where the file must be made; default `spacy_tagger()`.
+
+    Returns:
+        N lists of five texts, and the file's SHA-256.
+
+    Raises:
+        FileNotFoundError: there is no file and no tagger to make it with, or nowhere to write it.
+        ValueError: the file was changed after it was made, or belongs to other captions.
+    """
+    path, captions = Path(path), list(captions)
+    if not path.is_file():
+        _freeze(path, dataset, captions, tagger)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        claimed = content.pop("sha256")
+        cases = [(str(case["caption"]), [str(text) for text in case["perturbed"]]) for case in content["cases"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a file of frozen perturbations ({error!r}); move it away to make a new one") \
+            from error
+    if _sha256(content) != claimed:
+        raise ValueError(f"{path} was changed after it was made: its content does not have the SHA-256 written in it. "
+                         "Get the original back, or move it away to make new negatives (numbers then differ)")
+    if content.get("dataset") != dataset:
+        raise ValueError(f"{path} holds the perturbations of {content.get('dataset')}, not of {dataset}")
+    if [caption for caption, _ in cases] != captions:
+        raise ValueError(f"{path} was made from other captions ({len(cases)}) than those of {dataset} here "
+                         f"({len(captions)}), or from the same ones in another order")
+    for caption, perturbed in cases:
+        if len(perturbed) != len(PERTURBATIONS):
+            raise ValueError(f"{path}: {caption!r} has {len(perturbed)} perturbations, not {len(PERTURBATIONS)}")
+    return [[pre_caption(caption), *perturbed] for caption, perturbed in cases], claimed
+
+
+def _freeze(path: Path, dataset: str, captions: list[str], tagger: Tagger | None) -> None:
+    """Make the perturbations of all captions and write them under their hash."""
+    if tagger is None:
+        try:
+            tagger = spacy_tagger()
+        except (ImportError, OSError) as error:
+            raise FileNotFoundError(
+                f"{path} is missing, and making the negatives of {dataset} needs spaCy's tagger ({error}). "
+                "Either `pip install spacy && python -m spacy download en_core_web_sm`, "
+                "or give a file frozen elsewhere: --perturbations FILE"
+            ) from error
+    rng = random.Random(SEED)
+    content = {
+        "dataset": dataset,
+        "seed": SEED,
+        "tagger": tagger.__name__,
+        "order": list(PERTURBATIONS),
+        "cases": [{"caption": caption, "perturbed": perturb(caption, tagger, rng)}
+                  for caption in tqdm(captions, desc=f"making the negatives of {dataset}")],
+    }
+    content["sha256"] = _sha256(content)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        partial.write_text(json.dumps(content, ensure_ascii=False, indent=0), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"cannot write the perturbations of {dataset} to {path} ({error.strerror}); "
+            "name a place that can be written: --perturbations FILE"
+        ) from error
+
+
+def _sha256(content: dict) -> str:
+    """SHA-256 of the canonical JSON of a file's content without its hash."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

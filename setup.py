@@ -1,0 +1,39 @@
+"""Package layout and dependencies. The rest of the packaging is in pyproject.toml."""
+from setuptools import setup
+
+setup(
+    packages=["open_clip_mdc", "open_clip_mdc.model_configs", "clip_benchmark_ext"],
+    package_dir={
+        "open_clip_mdc": "src/open_clip_mdc",
+        "open_clip_mdc.model_configs": "model_configs",
+        "clip_benchmark_ext": "clip_benchmark_ext",
+    },
+    package_data={"open_clip_mdc.model_configs": ["*.json", "*.txt.gz"], "clip_benchmark_ext": ["*.json"]},
+    python_requires=">=3.10,<3.14",
+    install_requires=[
+        "open_clip_torch[training]==3.3.*",  # the plug-in replaces internals: integration.py
+        "clip_benchmark==1.6.*",
+        "torch>=2.6",
+        "timm",
+        "webdataset",
+        "braceexpand",
+        "numpy<2.4",  # clip_benchmark 1.6.2 takes float() of a 1-element array
+        "requests",  # imported by clip_benchmark, which does not declare it
+        "pycocoevalcap",
+        "matplotlib",
+        "pandas",
+        "pillow",
+        "safetensors",
+        "scikit-learn",
+        "tensorboard",  # --report-to tensorboard
+        "tqdm",
+    ],
+    extras_require={"dev": ["pytest", "ruff"]},
+    entry_points={"console_scripts": [
+        "open_clip_train = open_clip_mdc.train:main",
+        "open_clip_mdc = open_clip_mdc.cli:main",
+        # Same name as upstream's script, and a superset of it. A later install of clip_benchmark takes the name back;
+        # python -m clip_benchmark_ext.cli always works.
+        "clip_benchmark = clip_benchmark_ext.cli:main",
+    ]},
+)

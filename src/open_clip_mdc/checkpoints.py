@@ -1,0 +1,97 @@
+"""Finds the architecture that belongs to a checkpoint, so that nobody has to repeat it.
+
+A run of `open_clip_train` leaves RUN/params.txt and RUN/checkpoints/epoch_N.pt: given the run folder or one of its
+checkpoints, `load` makes the model as it was trained. `local-dir:` and `hf-hub:` ids work as in OpenCLIP.
+"""
+import ast
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from .integration import register
+
+# What params.txt holds that decides how the model and its preprocessing are made (create_model_and_transforms).
+MODEL_ARGS = ("force_quick_gelu", "force_image_size", "force_context_length", "image_mean", "image_std",
+              "image_interpolation", "image_resize_mode")
+
+
+class Checkpoint(NamedTuple):
+    model_name: str
+    weights: str | None  # None for a schema id, which names its own
+    model_args: dict
+
+
+def latest_checkpoint(run: Path) -> Path:
+    """The newest epoch of RUN/checkpoints: epoch_latest.pt (--save-most-recent), else the highest number."""
+    folder = run / "checkpoints"
+    latest = folder / "epoch_latest.pt"
+    if latest.exists():
+        return latest
+    numbered = {int(m[1]): p for p in folder.glob("epoch_*.pt") if (m := re.fullmatch(r"epoch_(\d+)", p.stem))}
+    if not numbered:
+        raise FileNotFoundError(f"{folder} has no epoch_*.pt: give a checkpoint file or a run of open_clip_train")
+    return numbered[max(numbered)]
+
+
+def read_params(path: Path) -> dict[str, str]:
+    """`name: value` lines of the params.txt that open_clip_train writes."""
+    pairs = (line.split(": ", 1) for line in path.read_text(encoding="utf-8").splitlines() if ": " in line)
+    return dict(pairs)
+
+
+def literal(text: str):
+    """A number, list or None written by str(); any other text is itself. Evaluates nothing."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
+    """What `pretrained` is a checkpoint of.
+
+    Args:
+        pretrained: a checkpoint file, a run folder, a folder with open_clip_config.json, local-dir:DIR or hf-hub:ID.
+        model_name: the architecture of a bare checkpoint file; by default params.txt says it.
+
+    Raises:
+        FileNotFoundError: nothing there. ValueError: a checkpoint file without params.txt and without `model_name`.
+    """
+    if pretrained.startswith(("local-dir:", "hf-hub:")):
+        return Checkpoint(pretrained, None, {})
+    path = Path(pretrained)
+    if not path.exists():
+        raise FileNotFoundError(f"no checkpoint at {pretrained}: give a file, a run folder, local-dir:DIR or hf-hub:ID")
+    if (path / "open_clip_config.json").exists():
+        return Checkpoint(f"local-dir:{path}", None, {})
+    if path.is_dir():
+        path = latest_checkpoint(path)
+    params = path.parent.parent / "params.txt"
+    if params.exists():
+        values = read_params(params)
+        args = {name: literal(values[name]) for name in MODEL_ARGS if values.get(name, "None") != "None"}
+        return Checkpoint(model_name or values["model"], str(path), args)
+    if model_name is None:
+        raise ValueError(f"{path} is in no run folder (there is no {params}): give the model's name too")
+    return Checkpoint(model_name, str(path), {})
+
+
+def load(pretrained: str, model_name: str | None = None, device: str = "cpu", precision: str = "fp32"):
+    """Model in eval mode, its image transform and its tokenizer.
+
+    Raises:
+        FileNotFoundError, ValueError: as `find`; ValueError too, in one line, if the weights are of another model.
+    """
+    register()
+    import open_clip
+    name, weights, args = find(pretrained, model_name)
+    if ":" not in name and open_clip.get_model_config(name) is None:
+        raise ValueError(f"{pretrained} was trained as {name}, which is no model known here")
+    try:
+        model, _, transform = open_clip.create_model_and_transforms(
+            name, weights, device=device, precision=precision, output_dict=True, **args)
+    except (RuntimeError, KeyError, AttributeError, TypeError) as problem:
+        raise ValueError(f"{pretrained} holds no weights of {name}: {str(problem).splitlines()[0]}") from problem
+    tokenizer = open_clip.get_tokenizer(name, context_length=args.get("force_context_length"))
+    return model.eval(), transform, tokenizer
+

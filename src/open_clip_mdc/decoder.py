@@ -1,0 +1,205 @@
+"""The text decoder: 12 blocks of self-attention over the caption, cross-attention to the image, MLP (Secs. 3.2, 4.1).
+
+MDC attends both ways over the valid tokens, ARC causally. The linear layers run on packed tokens only: a batch of
+captions is [N, W], its N real tokens one after another; it takes the padded shape [R, L, W] for attention alone.
+
+Dimensions: I images, R captions (rows), R/I consecutive rows per image, P patches, L positions, N real tokens of all
+rows, W width, H heads, D = W/H, V vocabulary.
+"""
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+ImageKV = list[tuple[Tensor, Tensor]]  # per layer: keys and values of the image, [I, H, P, D] each
+TextKV = list[tuple[Tensor, Tensor]]  # per layer: keys and values of the caption so far, [R, H, L, D] each
+
+
+class Layout(NamedTuple):
+    """Where the packed tokens stand in the padded batch."""
+
+    rows: int
+    length: int
+    index: Tensor | None  # long [N] into R*L; None when nothing is padded, so that pad and unpad are views
+
+    def pad(self, x: Tensor) -> Tensor:
+        """[N, W] -> [R, L, W], zero where there is no token."""
+        if self.index is not None:
+            x = x.new_zeros(self.rows * self.length, x.shape[-1]).index_copy(0, self.index, x)
+        return x.view(self.rows, self.length, x.shape[-1])
+
+    def unpad(self, x: Tensor) -> Tensor:
+        """[R, L, ...] -> [N, ...]."""
+        x = x.flatten(0, 1)
+        return x if self.index is None else x.index_select(0, self.index)
+
+
+def attention_mask(valid: Tensor | None, length: int, causal: bool | Tensor) -> tuple[Tensor | None, bool]:
+    """The arguments `attn_mask` and `is_causal` of scaled_dot_product_attention.
+
+    Args:
+        valid: bool [R, L], True for a real token; None when all are. Valid tokens come first in a row, so a causal
+            row never sees its padding and needs no mask of its own.
+        causal: for all rows, or bool [R].
+    """
+    if isinstance(causal, Tensor):
+        may_look_ahead = ~causal[:, None, None, None]
+        mask = torch.ones(length, length, dtype=torch.bool, device=causal.device).tril() | may_look_ahead
+        return (mask if valid is None else mask & valid[:, None, None, :]), False
+    if causal:
+        return None, True
+    return (None if valid is None else valid[:, None, None, :]), False
+
+
+class DecoderBlock(nn.Module):
+    """Pre-norm self-attention, cross-attention, MLP; one MLP per layer, as in CapPa."""
+
+    def __init__(self, width: int, heads: int, mlp_ratio: float, image_width: int, act_layer: Callable,
+                 norm_layer: Callable):
+        super().__init__()
+        self.heads = heads
+        self.ln_1 = norm_layer(width)
+        self.self_qkv = nn.Linear(width, 3 * width)
+        self.self_out = nn.Linear(width, width)
+        self.ln_2 = norm_layer(width)
+        self.cross_q = nn.Linear(width, width)
+        self.cross_kv = nn.Linear(image_width, 2 * width)
+        self.cross_out = nn.Linear(width, width)
+        self.ln_3 = norm_layer(width)
+        hidden = int(width * mlp_ratio)
+        self.mlp = nn.Sequential(OrderedDict(
+            c_fc=nn.Linear(width, hidden), gelu=act_layer(), c_proj=nn.Linear(hidden, width)))
+
+    def split_heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """[R, L, parts*W] -> parts tensors [R, H, L, D]."""
+        return x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def project_image(self, image_embs: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the image, [I, H, P, D] each, from [I, P, image_width]."""
+        return self.split_heads(self.cross_kv(image_embs), 2)
+
+    def forward(self, x: Tensor, layout: Layout, image_k: Tensor, image_v: Tensor, mask: Tensor | None,
+                is_causal: bool) -> Tensor:
+        """[N, W] -> [N, W]."""
+        q, k, v = self.split_heads(layout.pad(self.self_qkv(self.ln_1(x))), 3)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+        x = x + self.self_out(layout.unpad(y.transpose(1, 2).flatten(2)))
+
+        # All rows of an image ask its one set of keys and values, as one long row of queries: [I, H, (R/I)*L, D].
+        q = layout.pad(self.cross_q(self.ln_2(x))).reshape(image_k.shape[0], -1, x.shape[-1])
+        y = F.scaled_dot_product_attention(*self.split_heads(q, 1), image_k, image_v)
+        y = y.transpose(1, 2).reshape(layout.rows, layout.length, -1)
+        x = x + self.cross_out(layout.unpad(y))
+        return x + self.mlp(self.ln_3(x))
+
+    def step(self, x: Tensor, image_k: Tensor, image_v: Tensor,
+             past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """`forward`, causally, for one more token per row: [R, W] -> [R, W], and what the next step needs.
+
+        Args:
+            past: keys and values of the row's tokens so far, [R, H, L, D] each; None at the first.
+
+        Returns:
+            the block's output and the keys and values with the new token, [R, H, L + 1, D] each.
+        """
+        q, k, v = self.split_heads(self.self_qkv(self.ln_1(x))[:, None], 3)
+        if past is not None:
+            k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
+        x = x + self.self_out(F.scaled_dot_product_attention(q, k, v).flatten(1))
+
+        q = self.cross_q(self.ln_2(x)).reshape(image_k.shape[0], -1, x.shape[-1])
+        y = F.scaled_dot_product_attention(*self.split_heads(q, 1), image_k, image_v)
+        x = x + self.cross_out(y.transpose(1, 2).reshape(x.shape))
+        return x + self.mlp(self.ln_3(x)), (k, v)
+
+
+class TextDecoder(nn.Module):
+    """Decoder blocks between an input embedding of V + 1 rows (the last is [MASK]) and an untied output of V rows."""
+
+    def __init__(self, vocab_size: int, context_length: int, width: int, heads: int, layers: int, mlp_ratio: float,
+                 image_width: int, act_layer: Callable, norm_layer: Callable):
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.context_length = context_length
+        self.token_embedding = nn.Embedding(vocab_size + 1, width)
+        self.positional_embedding = nn.Parameter(torch.empty(context_length, width))
+        self.blocks = nn.ModuleList(
+            DecoderBlock(width, heads, mlp_ratio, image_width, act_layer, norm_layer) for _ in range(layers))
+        self.ln_final = norm_layer(width)
+        self.output = nn.Linear(width, vocab_size, bias=False)
+        self.grad_checkpointing = False
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        """As OpenCLIP's TextTransformer: residual branches shrink with depth."""
+        width, layers = self.positional_embedding.shape[1], len(self.blocks)
+        nn.init.normal_(self.token_embedding.weight, std=0.02)
+        nn.init.normal_(self.positional_embedding, std=0.01)
+        nn.init.normal_(self.output.weight, std=0.02)
+        for block in self.blocks:
+            for linear in (block.self_qkv, block.cross_q, block.cross_kv):
+                nn.init.normal_(linear.weight, std=linear.in_features ** -0.5)
+                nn.init.zeros_(linear.bias)
+            for linear in (block.self_out, block.cross_out, block.mlp.c_proj):
+                nn.init.normal_(linear.weight, std=width ** -0.5 * (2 * layers) ** -0.5)
+                nn.init.zeros_(linear.bias)
+            nn.init.normal_(block.mlp.c_fc.weight, std=(2 * width) ** -0.5)
+            nn.init.zeros_(block.mlp.c_fc.bias)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.grad_checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        return {"positional_embedding"}
+
+    def project_image(self, image_embs: Tensor) -> ImageKV:
+        """What the decoder needs of an image, once for any number of captions, draws and denoising steps."""
+        return [block.project_image(image_embs) for block in self.blocks]
+
+    def forward(self, text: Tensor, image_kv: ImageKV, valid: Tensor | None = None, causal: bool | Tensor = False,
+                layout: Layout | None = None) -> Tensor:
+        """Hidden states after the last norm; `output` turns those that are asked for into logits.
+
+        Args:
+            text: ids in [0, V], long [R, L].
+            image_kv: of I images; rows r*(R/I) to (r+1)*(R/I) belong to image r.
+            valid: bool [R, L], True first and False after; None when all tokens are real.
+            causal: see `attention_mask`.
+            layout: of `pack(valid)`. None computes the padding too: the plain path.
+
+        Returns:
+            [N, W] for the packed tokens; without layout [R*L, W].
+        """
+        layout = layout or Layout(*text.shape, index=None)
+        mask, is_causal = attention_mask(valid, layout.length, causal)
+        position = torch.arange(layout.length, device=text.device).expand_as(text)
+        x = self.token_embedding(layout.unpad(text)) + self.positional_embedding[layout.unpad(position)]
+        x = x.to(self.output.weight.dtype)  # parameters that are no nn.Linear stay float32 under --precision bf16
+        for block, (image_k, image_v) in zip(self.blocks, image_kv, strict=True):
+            args = (x, layout, image_k, image_v, mask, is_causal)
+            x = checkpoint(block, *args, use_reentrant=False) if self.grad_checkpointing and self.training \
+                else block(*args)
+        return self.ln_final(x)
+
+    def step(self, token: Tensor, image_kv: ImageKV, past: TextKV | None = None) -> tuple[Tensor, TextKV]:
+        """Hidden state of one more token per row, read left to right: the last column of a causal `forward`.
+
+        Args:
+            token: ids, long [R].
+            image_kv: as in `forward`.
+            past: what the step before returned, rows selected as the caller wants them continued; None at the first.
+
+        Returns:
+            [R, W], and the keys and values of all tokens so far.
+        """
+        position = 0 if past is None else past[0][0].shape[2]
+        x = (self.token_embedding(token) + self.positional_embedding[position]).to(self.output.weight.dtype)
+        present = []
+        for i, (block, (image_k, image_v)) in enumerate(zip(self.blocks, image_kv, strict=True)):
+            x, kv = block.step(x, image_k, image_v, None if past is None else past[i])
+            present.append(kv)
+        return self.ln_final(x), present

@@ -1,0 +1,296 @@
+"""Masked diffusion decoding: [MASK] tokens are revealed in the order of the model's confidence (Eq. 6, Sec. 3.2).
+
+`generate` is the entry for a model and images; `unmask_by_confidence` the algorithm, which knows the network by one
+function, `TokenLogits`, and can therefore be run on a table written by hand.
+
+Dimensions: B images, C candidate captions per image, R rows, L positions, M masked tokens, V vocabulary.
+"""
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .beam import sample_tokens, search_images
+from .decoder import ImageKV
+from .scoring import TokenLogits
+from .tokens import PAD_ID, caption_lengths, eot_id, mask_id, sot_id, valid_tokens
+
+if TYPE_CHECKING:
+    from .model import Captioner
+
+Score = Callable[["Captioner", Tensor, Tensor], Tensor]  # (model, image, text [B, C, L]) -> [B, C], higher is better
+
+AUTO_LENGTHS = range(6, 21)
+
+
+class Unmasked(NamedTuple):
+    """Decoded captions and how they came about."""
+
+    text: Tensor  # long [R, L], no mask ids
+    step: Tensor  # long [R, L], the step that revealed the token, from 0; -1 where it was given
+    log_prob: Tensor  # float32 [R, L], of the token when it was revealed, temperature 1; 0 where it was given
+
+    @property
+    def log_likelihood(self) -> Tensor:
+        """By the chain rule along the order of decoding, [R]; with one token per step, a likelihood of the caption."""
+        return self.log_prob.sum(-1)
+
+
+def cosine_schedule(tokens: int, steps: int) -> list[int]:
+    """How many tokens to reveal at each step: few at first, when little is known (MaskGIT's cosine schedule).
+
+    Returns:
+        `steps` counts >= 1 with sum `tokens`.
+
+    Raises:
+        ValueError: unless 1 <= steps <= tokens.
+    """
+    if not 1 <= steps <= tokens:
+        raise ValueError(f"{tokens} tokens cannot be revealed in {steps} steps of at least one token")
+    left, counts = tokens, []
+    for step in range(1, steps + 1):
+        masked = math.floor(tokens * math.cos(math.pi / 2 * step / steps))
+        count = min(max(left - masked, 1), left - (steps - step))
+        counts.append(count)
+        left -= count
+    return counts
+
+
+def predict(logits: Tensor, forbidden: Sequence[int], confidence: str, temperature: float, top_k: int | None,
+            top_p: float | None, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The token that each masked position would become, its log-probability, and the confidence in it, [M] each.
+
+    Probabilities are the model's own: not renormalised without the forbidden tokens, so that a position that longs
+    for one of those is not confident. Equal logits give the lowest id.
+    """
+    logits = logits.float()
+    normaliser = logits.logsumexp(1)
+    allowed = logits.index_fill(1, torch.tensor(forbidden, dtype=torch.long, device=logits.device), -torch.inf)
+    token = sample_tokens(allowed, temperature, top_k, top_p, generator) if temperature else allowed.argmax(1)
+    log_prob = logits.gather(1, token[:, None]).squeeze(1) - normaliser
+    if confidence == "probability":  # of the drawn token; the maximum if greedy
+        return token, log_prob, log_prob  # the same order, without underflow
+    if confidence == "margin":
+        best = (allowed.topk(2).values - normaliser[:, None]).exp()
+        return token, log_prob, best[:, 0] - best[:, 1]
+    return token, log_prob, -torch.special.entr((logits - normaliser[:, None]).exp()).sum(1)
+
+
+@torch.no_grad()
+def unmask_by_confidence(
+        token_logits: TokenLogits,
+        text: Tensor,
+        valid: Tensor,
+        vocab_size: int,
+        tokens_per_step: int | Sequence[int] = 1,
+        confidence: str = "probability",
+        forbidden: Sequence[int] = (),
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        generator: torch.Generator | None = None,
+) -> Unmasked:
+    """Replaces every [MASK], the most confident first; what is revealed stays (Eq. 6).
+
+    Each step asks for the logits of the masked positions only, and reveals the k of each row in whose token the model
+    is most confident, the leftmost of equals. The paper's decoding is k = 1, greedy, by probability.
+
+    Args:
+        token_logits: the network.
+        text: ids, mask_id where a token is to be found, long [R, L].
+        valid: bool [R, L], what is no padding.
+        tokens_per_step: k; or a schedule, k of each step, of which the last is repeated until nothing is masked.
+        confidence: "probability" of the token (of the drawn one when sampling), "margin" between the two most probable
+            tokens, or "entropy" (its negative).
+        forbidden: ids that may not be chosen.
+        temperature: 0 takes the most probable token, more draws one (`sample_tokens`).
+        top_k, top_p, generator: see `sample_tokens`.
+
+    Raises:
+        ValueError: if an argument is out of range, or padding is masked.
+    """
+    schedule = (tokens_per_step,) if isinstance(tokens_per_step, int) else tuple(tokens_per_step)
+    if not schedule or min(schedule) < 1:
+        raise ValueError(f"tokens_per_step is {tokens_per_step}; every step must reveal at least one token")
+    if confidence not in ("probability", "margin", "entropy"):
+        raise ValueError(f"confidence is {confidence!r}; it must be 'probability', 'margin' or 'entropy'")
+    if temperature < 0:
+        raise ValueError(f"temperature is {temperature}; it must be 0 (greedy) or more")
+    masked = text == mask_id(vocab_size)
+    if (masked & ~valid).any():
+        raise ValueError("a [MASK] stands in the padding, after the caption's end")
+
+    text, step = text.clone(), torch.full_like(text, -1)
+    log_prob = torch.zeros(text.shape, device=text.device)
+    for number, count in enumerate(chain(schedule, repeat(schedule[-1]))):
+        if not masked.any():
+            return Unmasked(text, step, log_prob)
+        logits = token_logits(text, valid, masked)
+        token, token_log_prob, token_confidence = predict(
+            logits, forbidden, confidence, temperature, top_k, top_p, generator)
+        order = torch.full_like(log_prob, -torch.inf).masked_scatter(masked, token_confidence)
+        surest = order.argsort(dim=1, descending=True, stable=True)[:, :count]
+        chosen = torch.zeros_like(masked).scatter(1, surest, True) & masked
+        text = torch.where(chosen, text.masked_scatter(masked, token), text)
+        log_prob = torch.where(chosen, log_prob.masked_scatter(masked, token_log_prob), log_prob)
+        step = step.masked_fill(chosen, number)
+        masked = masked & ~chosen
+    raise AssertionError("the schedule repeats for ever")
+
+
+def fully_masked(batch_size: int, length: int, vocab_size: int, force_eot: bool = True,
+                 device: torch.device | str = "cpu") -> Tensor:
+    """SOT, `length` masks and, if forced, EOT: long [B, length + 2] or [B, length + 1]."""
+    ids = [sot_id(vocab_size)] + [mask_id(vocab_size)] * length + [eot_id(vocab_size)] * force_eot
+    return torch.tensor(ids, device=device).repeat(batch_size, 1)
+
+
+def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context_length: int | None = None) -> Tensor:
+    """Ids of captions with gaps, "a [MASK] dog on a [MASK]": one [MASK] stands for one token.
+
+    Args:
+        tokenizer: an OpenCLIP SimpleTokenizer.
+        context_length: the tokenizer's own if None.
+
+    Returns:
+        SOT to EOT, then padding, long [B, context_length].
+
+    Raises:
+        ValueError: if a template does not fit, as cutting it would lose words that were asked for.
+    """
+    context_length = context_length or tokenizer.context_length
+    templates = [templates] if isinstance(templates, str) else templates
+    text = torch.full((len(templates), context_length), PAD_ID)
+    for row, template in zip(text, templates, strict=True):
+        ids = [sot_id(tokenizer.vocab_size)]
+        for i, part in enumerate(template.split("[MASK]")):
+            ids += [mask_id(tokenizer.vocab_size)] * (i > 0) + tokenizer.encode(part)
+        ids.append(eot_id(tokenizer.vocab_size))
+        if len(ids) > context_length:
+            raise ValueError(f"{template!r} has {len(ids)} tokens with SOT and EOT; {context_length} fit")
+        row[:len(ids)] = torch.tensor(ids)
+    return text
+
+
+def blind_image_kv(model: "Captioner") -> ImageKV:
+    """Keys and values of no image at all: one patch, zero everywhere. The same for every batch; serves any rows."""
+    width = model.text.blocks[0].cross_kv.in_features
+    return model.text.project_image(model.text.output.weight.new_zeros(1, 1, width))
+
+
+def guided(conditional: TokenLogits, blind: TokenLogits, guidance: float) -> TokenLogits:
+    """Classifier-free guidance: blind + (1 + guidance) (conditional - blind), on log-probabilities.
+
+    Guidance 0 is the conditional model, and more leans towards what only the image explains.
+    """
+    def token_logits(text: Tensor, valid: Tensor, asked: Tensor) -> Tensor:
+        with_image = conditional(text, valid, asked).float().log_softmax(1)
+        without = blind(text, valid, asked).float().log_softmax(1)
+        return without + (1 + guidance) * (with_image - without)
+
+    return token_logits
+
+
+def end_at_eot(decoded: Unmasked, vocab_size: int, width: int) -> Unmasked:
+    """Cuts captions after their first EOT, ends those that have none by one, and pads to `width` positions."""
+    extra = width - decoded.text.shape[1]
+    text = F.pad(decoded.text, (0, extra), value=eot_id(vocab_size))
+    step = F.pad(decoded.step, (0, extra), value=-1)
+    log_prob = F.pad(decoded.log_prob, (0, extra))
+    valid = valid_tokens(text, vocab_size)
+    return Unmasked(text.where(valid, PAD_ID), step.where(valid, -1), log_prob.where(valid, 0.0))
+
+
+def unmask_images(
+        model: "Captioner",
+        image: Tensor,
+        length: int | str | Sequence[int] = 15,
+        text: Tensor | None = None,
+        tokens_per_step: int | Sequence[int] = 1,
+        confidence: str = "probability",
+        force_eot: bool = True,
+        guidance: float = 0.0,
+        num_candidates: int = 1,
+        score: Score | None = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        generator: torch.Generator | None = None,
+        return_trace: bool = False,
+) -> Tensor | Unmasked:
+    """Captions of images by masked diffusion decoding; the images are encoded and projected once.
+
+    Args:
+        image: [B, 3, height, width], preprocessed.
+        length: N' of the paper, how many tokens are generated (SOT is not). A sequence, or "auto" for `AUTO_LENGTHS`:
+            decode every one of these lengths and keep each image's best caption by `score` per token.
+        text: captions to fill in instead, long [B, L] or [1, L] (`tokenize_with_masks`); `length` is then not used.
+        tokens_per_step, confidence: see `unmask_by_confidence`.
+        force_eot: EOT is given, right after the N' tokens, and none of them may be EOT: the caption has exactly N'
+            tokens before EOT. False: EOT is one of the N' tokens to predict. The decoder does not see padding, so it
+            knows where a caption ends and nearly always puts EOT there; where it puts it earlier, the caption is cut.
+        guidance: strength of classifier-free guidance against `blind_image_kv`; 0 runs no blind pass.
+        num_candidates: captions drawn per image, at a temperature > 0; the best by `score` per token is kept.
+        score: compares candidates, e.g. `scoring.log_likelihood`; by default `Unmasked.log_likelihood`, which is free.
+        temperature, top_k, top_p, generator: see `unmask_by_confidence`.
+        return_trace: return `Unmasked`, with the step and the log-probability of every token, rather than ids.
+
+    Returns:
+        ids from SOT to EOT, then padding, long [B, L]; no mask ids.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    vocab_size, longest = model.vocab_size, model.context_length - 1 - force_eot
+    lengths = AUTO_LENGTHS if length == "auto" else (length,) if isinstance(length, int) else length
+    if text is None and (isinstance(lengths, str) or not lengths or min(lengths) < 1 or max(lengths) > longest):
+        raise ValueError(f"length is {length!r}; it must be 'auto' or numbers of tokens from 1 to {longest}")
+    if num_candidates < 1 or (num_candidates > 1 and temperature == 0):
+        raise ValueError(f"num_candidates is {num_candidates}; it must be 1 at temperature 0, where all are equal")
+    if text is not None and force_eot and not (text == eot_id(vocab_size)).any(-1).all():
+        raise ValueError("a text to fill in has no EOT; add it, or let it be predicted with force_eot=False")
+
+    image_kv = model.text.project_image(model.encode_image_tokens(image))
+    token_logits = partial(model.token_logits, image_kv)
+    if guidance:
+        token_logits = guided(token_logits, partial(model.token_logits, blind_image_kv(model)), guidance)
+    forbidden = (sot_id(vocab_size), eot_id(vocab_size))[:1 + force_eot]
+    starts = [text.expand(len(image), -1)] if text is not None else [
+        fully_masked(len(image), n, vocab_size, force_eot, image.device) for n in lengths]
+    width = max(start.shape[1] for start in starts) + (not force_eot)
+    candidates = [
+        end_at_eot(unmask_by_confidence(
+            token_logits, start, valid_tokens(start, vocab_size), vocab_size, tokens_per_step, confidence, forbidden,
+            temperature, top_k, top_p, generator), vocab_size, width)
+        for start in starts for _ in range(num_candidates)]
+
+    decoded = Unmasked(*(torch.stack(part, dim=1) for part in zip(*candidates, strict=True)))  # [B, C, L]
+    best = torch.zeros(len(image), dtype=torch.long, device=image.device)
+    if len(candidates) > 1:
+        value = decoded.log_likelihood if score is None else score(model, image, decoded.text)
+        best = (value / (caption_lengths(decoded.text, vocab_size) - 1)).argmax(1)
+    decoded = Unmasked(*(part[torch.arange(len(image)), best] for part in decoded))
+    decoded = Unmasked(*(part[:, :caption_lengths(decoded.text, vocab_size).max()] for part in decoded))
+    return decoded if return_trace else decoded.text
+
+
+@torch.no_grad()
+def generate(model: "Captioner", image: Tensor, **options) -> Tensor | Unmasked:
+    """Captions of images, as ids from SOT to EOT, then padding, long [B, L], like `CoCa.generate`.
+
+    Args:
+        image: [B, 3, height, width], preprocessed.
+        options: of `unmask_images` for a masked diffusion captioner, of `beam.search_images` for one that reads left to
+            right. Both know `length`, `temperature`, `top_k`, `top_p` and `generator`.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        return (search_images if model.causal else unmask_images)(model, image, **options)
+    finally:
+        model.train(was_training)

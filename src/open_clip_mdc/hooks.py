@@ -1,0 +1,109 @@
+"""What stands in for upstream's functions while `register()` is in force (the table is in integration.py).
+
+Each hook takes the upstream object and returns its replacement, which does something only for captioners.
+"""
+import logging
+import random
+from functools import wraps
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .integration import is_captioner
+from .model import Captioner
+from .objective import CaptionLoss
+from .validation import nelbo
+
+
+def model_class(upstream):
+    """`open_clip.factory.CustomTextCLIP`: a config with `caption_cfg` makes a Captioner."""
+    @wraps(upstream, updated=())
+    def create(*args, **kwargs):
+        return (Captioner if "caption_cfg" in kwargs else upstream)(*args, **kwargs)
+    return create
+
+
+def tokenizer_class(upstream):
+    """`open_clip.factory.SimpleTokenizer`: a bare file name in `bpe_path` is looked up among the packaged configs."""
+    @wraps(upstream, updated=())
+    def create(*args, bpe_path=None, **kwargs):
+        if bpe_path is None:
+            return upstream(*args, **kwargs)
+        packaged = resources.files("open_clip_mdc.model_configs") / Path(bpe_path).name
+        return upstream(*args, bpe_path=bpe_path if Path(bpe_path).exists() else str(packaged), **kwargs)
+    return create
+
+
+def create_loss(upstream):
+    """`open_clip_train.main.create_loss`."""
+    @wraps(upstream)
+    def create(args):
+        return CaptionLoss() if is_captioner(args.model) else upstream(args)
+    return create
+
+
+def unwrap(model):
+    """The model inside torch.compile and DDP."""
+    model = getattr(model, "_orig_mod", model)
+    return getattr(model, "module", model)
+
+
+def train_one_epoch(upstream):
+    """`open_clip_train.main.train_one_epoch`: all noise is a function of --seed, rank and epoch.
+
+    Masks and t then differ between epochs also after a resume, and a resumed run repeats what the uninterrupted one
+    would have done, data order and augmentation included.
+    """
+    @wraps(upstream)
+    def train(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=None):
+        if is_captioner(args.model):
+            unwrap(model).seed_t(np.random.SeedSequence([args.seed, epoch]))
+            seeds = np.random.SeedSequence([args.seed, epoch, args.rank]).generate_state(3)
+            torch.manual_seed(int(seeds[0]))
+            np.random.seed(int(seeds[1]))
+            random.seed(int(seeds[2]))
+        return upstream(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=tb_writer)
+    return train
+
+
+def evaluate(upstream):
+    """`open_clip_train.main.evaluate`: captioners are validated by `zero_shot_eval` below, and logged by upstream."""
+    @wraps(upstream)
+    def evaluate_captioner(model, data, epoch, args, tb_writer=None, tokenizer=None):
+        if not is_captioner(args.model):
+            return upstream(model, data, epoch, args, tb_writer=tb_writer, tokenizer=tokenizer)
+        # Upstream's contrastive validation runs where it finds "val".
+        data = {"captions" if name == "val" else name: info for name, info in data.items()}
+        try:
+            return upstream(model, data, epoch, args, tb_writer=tb_writer, tokenizer=tokenizer)
+        except Exception:
+            if "train" not in data:
+                raise
+            logging.exception(f"Validation of epoch {epoch} failed. Training goes on and the checkpoint is saved.")
+            return {}
+    return evaluate_captioner
+
+
+def zero_shot_eval(upstream):
+    """`open_clip_train.train.zero_shot_eval`: the NELBO of the validation captions."""
+    @wraps(upstream)
+    def captions_eval(model, data, epoch, args, tokenizer=None):
+        if not is_captioner(args.model):
+            return upstream(model, data, epoch, args, tokenizer=tokenizer)
+        due = args.val_frequency and (epoch % args.val_frequency == 0 or epoch == args.epochs)
+        if "captions" not in data or not due:
+            return {}
+        metrics = nelbo(unwrap(model), data["captions"].dataloader, args.device, args.precision)
+        return {**metrics, "epoch": epoch}
+    return captions_eval
+
+
+def distributed_data_parallel(upstream):
+    """`torch.nn.parallel.DistributedDataParallel`, still a class, without `device_ids` for a module on the CPU."""
+    class DistributedDataParallel(upstream):
+        def __init__(self, module, device_ids=None, **kwargs):
+            on_cpu = next(module.parameters()).device.type == "cpu"
+            super().__init__(module, device_ids=None if on_cpu else device_ids, **kwargs)
+    return DistributedDataParallel

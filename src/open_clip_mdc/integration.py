@@ -1,0 +1,98 @@
+"""The seam to OpenCLIP and clip_benchmark: every upstream attribute that is replaced, by what, and why.
+
+Neither upstream has a plug-in interface, so `register()` replaces the attributes of the tables below and `unregister()`
+puts them back. Nothing else in the project assigns to an upstream module (tests/test_integration.py reads the syntax
+trees). A replacement is made by a hook that takes the upstream object and falls through to it for every model that is
+no captioner. Targets and hooks are strings: this file imports neither upstream nor the rest of the project.
+"""
+import json
+import re
+from importlib import import_module, metadata, resources
+from typing import NamedTuple
+
+
+class Replacement(NamedTuple):
+    target: str  # "module:attribute" upstream
+    hook: str  # "module:function" of ours: takes the upstream object, returns what stands in for it
+    reason: str
+
+
+OPEN_CLIP = (
+    Replacement("open_clip.factory:CustomTextCLIP", "open_clip_mdc.hooks:model_class",
+                "create_model picks the class by config key and knows no caption_cfg"),
+    Replacement("open_clip.factory:SimpleTokenizer", "open_clip_mdc.hooks:tokenizer_class",
+                "a packaged merges file is named in model configs, which cannot hold this machine's paths"),
+    Replacement("open_clip_train.main:create_loss", "open_clip_mdc.hooks:create_loss",
+                "the loss of a captioner is CaptionLoss"),
+    Replacement("open_clip_train.main:train_one_epoch", "open_clip_mdc.hooks:train_one_epoch",
+                "upstream reseeds with --seed on resume, which would repeat the first epoch's masks and t"),
+    Replacement("open_clip_train.main:evaluate", "open_clip_mdc.hooks:evaluate",
+                "upstream's validation needs encode_text, and a failure there loses the epoch's checkpoint"),
+    Replacement("open_clip_train.train:zero_shot_eval", "open_clip_mdc.hooks:zero_shot_eval",
+                "the place whose metrics upstream logs to results.jsonl, tensorboard and wandb"),
+    Replacement("torch.nn.parallel:DistributedDataParallel", "open_clip_mdc.hooks:distributed_data_parallel",
+                "upstream passes device_ids, which DDP refuses for a module on the CPU"),
+)
+
+SUPPORTED = {"open_clip_torch": r"3\.3\.", "clip_benchmark": r"1\.6\."}
+
+_replaced: dict[str, object] = {}  # target -> upstream object
+_added_configs: list[str] = []
+
+
+def _resolve(address: str) -> tuple[object, str]:
+    module, attribute = address.split(":")
+    return import_module(module), attribute
+
+
+def check_version(distribution: str) -> None:
+    """Raises ImportError, in one line, for a version whose internals the table was not tried on."""
+    installed = metadata.version(distribution)
+    if not re.match(SUPPORTED[distribution], installed):
+        wanted = SUPPORTED[distribution].replace("\\", "") + "*"
+        raise ImportError(f"open_clip_mdc works with {distribution} {wanted}, but {installed} is installed: "
+                          f"pip install '{distribution}=={wanted}'")
+
+
+def packaged_configs() -> dict[str, dict]:
+    """The packaged model configs by name."""
+    folder = resources.files("open_clip_mdc.model_configs")
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
+    return {f.name.removesuffix(".json"): json.loads(f.read_text(encoding="utf-8")) for f in files}
+
+
+def register(table: tuple[Replacement, ...] = OPEN_CLIP) -> None:
+    """Makes captioners models of OpenCLIP: adds the configs and applies the table. Calling it again changes nothing.
+
+    Raises:
+        ImportError: an upstream version that is not supported.
+    """
+    check_version("open_clip_torch")
+    known = import_module("open_clip.factory")._MODEL_CONFIGS
+    for name, config in packaged_configs().items():
+        if name not in known:
+            known[name] = config
+            _added_configs.append(name)
+    for target, hook, _ in table:
+        if target in _replaced:
+            continue
+        (module, attribute), (hooks, function) = _resolve(target), _resolve(hook)
+        _replaced[target] = getattr(module, attribute)
+        setattr(module, attribute, getattr(hooks, function)(_replaced[target]))
+
+
+def unregister() -> None:
+    """Puts every upstream attribute back and removes the configs."""
+    while _replaced:
+        target, upstream = _replaced.popitem()
+        module, attribute = _resolve(target)
+        setattr(module, attribute, upstream)
+    known = import_module("open_clip.factory")._MODEL_CONFIGS
+    while _added_configs:
+        known.pop(_added_configs.pop(), None)
+
+
+def is_captioner(model_name: str) -> bool:
+    """Decided by config, not by class: the model may be wrapped by DDP or compiled."""
+    config = import_module("open_clip").get_model_config(model_name)
+    return "caption_cfg" in (config or {})

@@ -1,0 +1,61 @@
+"""Validation during training: the negative evidence lower bound (NELBO) of held-out captions (Eq. 5 with t in (0, 1]).
+
+Whatever interval a model is trained on, its NELBO is taken over the whole of (0, 1], with the same t and the same masks
+each time, so that epochs and rows of a table compare. A causal model has no noise: its NELBO is its exact NLL (Eq. 7).
+
+Dimensions: B captions, L positions.
+"""
+import logging
+import math
+
+import torch
+from open_clip import get_input_dtype
+from open_clip_train.precision import get_autocast
+
+from .model import Captioner
+from .objective import corrupt, sample_t
+
+NOISE_SEED = 0
+
+
+@torch.inference_mode()
+def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32") -> dict[str, float]:
+    """One draw of the NELBO per caption; unbiased, as t is systematic on (0, 1] and the weight is 1/t.
+
+    Args:
+        dataloader: yields image [B, 3, height, width] and text [B, L], in a fixed order.
+        precision: as OpenCLIP's --precision.
+
+    Returns:
+        nats per token ("nelbo_per_token", EOT counted, SOT not), perplexity bound, nats per caption, number of samples.
+
+    Raises:
+        ValueError: the dataloader is empty.
+    """
+    device = torch.device(device)
+    autocast = get_autocast(precision, device_type=device.type)
+    generator = torch.Generator(device).manual_seed(NOISE_SEED)
+    objective = "arc" if model.causal else "mdc"
+    total, num_tokens, num_samples = 0.0, 0.0, 0
+    model.eval()
+    for i, (image, text) in enumerate(dataloader):
+        image = image.to(device=device, dtype=get_input_dtype(precision), non_blocking=True)
+        text = text.to(device=device, non_blocking=True)
+        t = sample_t(len(text), 0.0, 1.0, u0=0.5).to(device)
+        corrupted = corrupt(text, model.vocab_size, t, objective, "inverse_t", generator)
+        with autocast():
+            out = model(image, text, corrupted)
+        total += (out["token_weight"] * out["token_nll"]).sum().double()
+        num_tokens += out["token_valid"].sum().double()
+        num_samples += len(text)
+        if i % 100 == 0:
+            logging.info(f"Validation: {num_samples} captions, NELBO {float(total / num_tokens):.4f} nats per token")
+    if not num_samples:
+        raise ValueError("the validation data has no sample: check --val-data")
+    per_token = float(total / num_tokens)
+    return {
+        "nelbo_per_token": per_token,
+        "perplexity_bound": math.exp(min(per_token, 700.0)),
+        "nelbo_per_caption": float(total / num_samples),
+        "num_samples": num_samples,
+    }

@@ -1,0 +1,75 @@
+"""Shared pieces of the tests: tiny models of the real classes, captions, the shared data folder, running commands."""
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+torch.set_num_threads(2)
+
+from open_clip_mdc.model import Captioner  # noqa: E402
+from open_clip_mdc.tokens import eot_id, sot_id  # noqa: E402
+
+REPO = Path(__file__).resolve().parent.parent
+VOCAB = 60
+LENGTH = 12
+
+
+def shared_data() -> Path | None:
+    """The folder with real data: $MDC_SHARED_DATA, or ../shared/data beside the checkout; None where absent."""
+    path = Path(os.environ.get("MDC_SHARED_DATA", REPO.parent / "shared" / "data"))
+    return path if path.is_dir() else None
+
+
+needs_shared_data = pytest.mark.skipif(shared_data() is None, reason="no ../shared/data and no $MDC_SHARED_DATA")
+
+
+def tiny_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **caption_cfg) -> Captioner:
+    """A real Captioner of 60 ids, 12 positions, 32 px, in eval mode, with weights large enough to have opinions."""
+    torch.manual_seed(seed)
+    model = Captioner(
+        64,
+        dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2),
+        dict(context_length=LENGTH, vocab_size=VOCAB, width=32, heads=2, layers=layers),
+        dict(objective=objective, **caption_cfg),
+    )
+    torch.nn.init.normal_(model.text.output.weight, std=0.3)
+    torch.nn.init.normal_(model.text.token_embedding.weight, std=0.5)
+    return model.eval()
+
+
+def captions(lengths: list[int], seed: int = 0, width: int = LENGTH) -> torch.Tensor:
+    """Random captions with the given numbers of tokens, SOT and EOT included: long [len(lengths), width]."""
+    generator = torch.Generator().manual_seed(seed)
+    text = torch.zeros(len(lengths), width, dtype=torch.long)
+    for row, n in zip(text, lengths, strict=True):
+        row[:n] = torch.randint(0, VOCAB - 2, (n,), generator=generator)
+        row[0], row[n - 1] = sot_id(VOCAB), eot_id(VOCAB)
+    return text
+
+
+def images(n: int, size: int = 32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+def run(*command: str, check: bool = True, timeout: float = 300, **env: str) -> subprocess.CompletedProcess:
+    """Runs a command with this Python's environment; its output is in the assertion when it fails."""
+    command = [sys.executable, *command[1:]] if command[0] == "python" else list(command)
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
+    )
+    if check:
+        assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-3000:]}\n{result.stderr[-6000:]}"
+    return result
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory) -> Path:
+    """A small embedded data set, made by the real command."""
+    out = tmp_path_factory.mktemp("data") / "scenes"
+    run("python", "-m", "open_clip_mdc.cli", "scenes", "--out", str(out), "--num-train", "512", "--num-val", "64")
+    return out

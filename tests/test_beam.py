@@ -1,0 +1,247 @@
+"""Claims about autoregressive decoding: the search, the cache, the scores."""
+import itertools
+import math
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from open_clip_mdc import beam, decoding, scoring
+from open_clip_mdc.model import Captioner
+
+VISION = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2)
+TEXT = dict(context_length=16, vocab_size=60, width=32, heads=2, layers=2)
+SOT, EOT = 58, 59
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    model = Captioner(64, VISION, TEXT, dict(objective="arc")).eval()
+    torch.nn.init.normal_(model.text.output.weight, std=0.3)  # peaked, so that captions differ and some end early
+    torch.nn.init.normal_(model.text.positional_embedding, std=0.3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def image():
+    return torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(1)) * 3
+
+
+def searched(model, image, **options):
+    with torch.no_grad():
+        image_kv = model.text.project_image(model.encode_image_tokens(image))
+        return beam.beam_search(beam.cached_step_logits(model, image_kv), len(image), model.vocab_size, **options)
+
+
+def random_table(seed, vocab_size):
+    """Logits that depend on all that stands before, in no pattern."""
+    def step_logits(text, parent):
+        rows = []
+        for ids in text.tolist():
+            prefix = sum(token * 31 ** i for i, token in enumerate(ids))
+            rows.append(2 * torch.randn(vocab_size, generator=torch.Generator().manual_seed(1000 * seed + prefix)))
+        return torch.stack(rows)
+
+    return step_logits
+
+
+def log_likelihood(step_logits, tokens, vocab_size):
+    """Summed by hand, one call per token: tokens are those between SOT and EOT."""
+    ids = [vocab_size - 2, *tokens, vocab_size - 1]
+    return sum(step_logits(torch.tensor([ids[:i]]), None)[0].log_softmax(0)[ids[i]].item() for i in range(1, len(ids)))
+
+
+def all_captions(vocab_size, max_length):
+    return [c for n in range(max_length + 1) for c in itertools.product(range(vocab_size - 2), repeat=n)]
+
+
+def words(text):
+    """Tokens between SOT and EOT of one row."""
+    ids = text.tolist()
+    return tuple(ids[1:ids.index(max(ids))])
+
+
+def test_the_cached_step_computes_what_the_whole_forward_does(model, image):
+    rows = torch.randint(0, 58, (6, 9), generator=torch.Generator().manual_seed(2))
+    parent = torch.tensor([2, 0, 0, 5, 3, 3])  # rows of image 0 continue rows of image 0, and so on
+    with torch.no_grad():
+        step_logits = beam.cached_step_logits(model, model.text.project_image(model.encode_image_tokens(image[:2])))
+        text = rows[:, :1]
+        for n in range(2, 10):
+            text = torch.cat((text[parent], rows[:, n - 1:n]), dim=1)
+            if n == 2:
+                step_logits(rows[:, :1], parent)
+            cached = step_logits(text, parent)
+            plain = model.logits(image[:2].repeat_interleave(3, 0), text, torch.ones_like(text, dtype=torch.bool))
+            torch.testing.assert_close(cached, plain[:, -1], rtol=1e-4, atol=1e-5)
+
+
+def test_the_cache_does_not_change_what_is_found(model, image):
+    def plain(text, parent):
+        return model.logits(image.repeat_interleave(len(text) // len(image), 0), text,
+                            torch.ones_like(text, dtype=torch.bool))[:, -1]
+
+    with torch.no_grad():
+        text, score = beam.beam_search(plain, len(image), model.vocab_size, max_length=8, num_beams=3)
+    cached_text, cached_score = searched(model, image, max_length=8, num_beams=3)
+    assert torch.equal(cached_text, text)
+    torch.testing.assert_close(cached_score, score, rtol=1e-5, atol=1e-5)
+
+
+def test_one_beam_is_greedy_search(model, image):
+    expected = torch.zeros(len(image), 10, dtype=torch.long)
+    for row, picture in zip(expected, image.split(1), strict=True):
+        ids = [SOT]
+        while ids[-1] != EOT:
+            with torch.no_grad():
+                logits = model.logits(picture, torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool))[0, -1]
+            logits[SOT] = -math.inf
+            ids.append(EOT if len(ids) == 9 else logits.argmax().item())
+        row[:len(ids)] = torch.tensor(ids)
+    assert torch.equal(searched(model, image, max_length=8, num_beams=1)[0], expected)
+    assert len({words(row) for row in expected}) > 1  # else the images would not matter
+
+
+def test_a_wide_beam_finds_the_most_likely_caption_of_all_where_greedy_does_not():
+    greedy_misses = 0
+    for seed in range(6):
+        table = random_table(seed, vocab_size=5)
+        likelihood = {c: log_likelihood(table, c, 5) for c in all_captions(5, max_length=3)}
+        best = max(likelihood, key=likelihood.get)
+        text, score = beam.beam_search(table, 1, 5, max_length=3, num_beams=27)
+        assert words(text[0]) == best
+        assert score.item() == pytest.approx(likelihood[best], abs=1e-5)
+        greedy, greedy_score = beam.beam_search(table, 1, 5, max_length=3, num_beams=1)
+        assert greedy_score.item() == pytest.approx(likelihood[words(greedy[0])], abs=1e-5)
+        greedy_misses += words(greedy[0]) != best
+    assert greedy_misses > 0
+
+
+def garden_path(text, parent):
+    """Token 0 looks better at first (0.6 to 0.4), but leads to no good end (0.5 and 0.5); 1 ends for certain."""
+    first = {2: [0.6, 0.4, 0.0, 0.0], 0: [0.5, 0.0, 0.0, 0.5], 1: [0.0, 0.0, 0.0, 1.0]}
+    return torch.tensor([first[ids[-1]] for ids in text.tolist()]).log()
+
+
+def test_two_beams_are_not_led_down_the_garden_path():
+    greedy, greedy_score = beam.beam_search(garden_path, 1, 4, max_length=2, num_beams=1)
+    text, score = beam.beam_search(garden_path, 1, 4, max_length=2, num_beams=2)
+    assert (words(text[0]), round(score.exp().item(), 4)) == ((1,), 0.4)
+    assert words(greedy[0])[0] == 0 and greedy_score.exp().item() <= 0.3 + 1e-6
+
+
+def test_the_length_penalty_compares_by_the_mean_but_returns_the_sum():
+    """"" has probability 0.3, "0" 0.7 * 0.4 = 0.28: per token sqrt(0.28) > 0.3."""
+    def table(text, parent):
+        return torch.tensor([[0.7, 0.0, 0.0, 0.3] if text.shape[1] == 1 else [0.6, 0.0, 0.0, 0.4]] * len(text)).log()
+
+    text, score = beam.beam_search(table, 1, 4, max_length=1, num_beams=2)
+    assert (words(text[0]), round(score.exp().item(), 4)) == ((), 0.3)
+    # The last step's EOT is forced: 0.4 stays its probability.
+    text, score = beam.beam_search(table, 1, 4, max_length=1, num_beams=2, length_penalty=1.0)
+    assert (words(text[0]), round(score.exp().item(), 4)) == ((0,), 0.28)
+
+
+@pytest.mark.parametrize("num_beams", [1, 6])
+def test_the_score_is_the_log_likelihood_of_the_caption(model, image, num_beams):
+    text, score = searched(model, image, max_length=7, num_beams=num_beams)
+    with torch.no_grad():
+        log_probs = model.logits(image, text).log_softmax(-1)
+    by_hand = torch.tensor([
+        sum(log_probs[b, i - 1, text[b, i]] for i in range(1, text[b].tolist().index(EOT) + 1))
+        for b in range(len(image))])
+    torch.testing.assert_close(score, by_hand, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(score, scoring.log_likelihood(model, image, text), rtol=1e-5, atol=1e-5)
+
+
+def test_more_beams_find_no_worse_captions_here(model, image):
+    scores = torch.stack([searched(model, image, max_length=8, num_beams=k)[1] for k in (1, 6, 30)])
+    assert (scores.diff(dim=0) >= -1e-5).all() and (scores[1] > scores[0]).any()
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 1}, {"length_penalty": 1.0}])
+def test_the_batch_does_not_change_an_images_caption(model, image, options):
+    together = decoding.generate(model, image, length=8, **options)
+    for i, row in enumerate(together):
+        alone = decoding.generate(model, image[i:i + 1], length=8, **options)[0]
+        assert words(row) == words(alone)
+
+
+def test_captions_run_from_sot_to_eot_and_are_padded(model, image):
+    text = decoding.generate(model, image, length=6)
+    assert text.dtype == torch.long and text.shape[1] <= 8
+    for ids in text.tolist():
+        end = ids.index(EOT)
+        assert ids[0] == SOT and SOT not in ids[1:] and not any(ids[end + 1:])
+    assert max(ids.index(EOT) for ids in text.tolist()) == text.shape[1] - 1
+
+
+def test_a_cappa_model_is_decoded_left_to_right(image):
+    torch.manual_seed(0)
+    cappa = Captioner(64, VISION, TEXT, dict(objective="cappa")).eval()
+    text, _ = searched(cappa, image, max_length=14)
+    assert torch.equal(decoding.generate(cappa, image), text[:, :(text != 0).sum(1).max()])
+
+
+def test_sampled_captions_come_as_often_as_they_are_likely():
+    table = random_table(3, vocab_size=4)
+
+    def without_sot(text, parent):
+        unique, inverse = text.unique(dim=0, return_inverse=True)
+        return table(unique, None).index_fill(1, torch.tensor([2]), -math.inf)[inverse]
+
+    captions = all_captions(4, max_length=2)
+    probability = []
+    for caption in captions:
+        ids = [2, *caption, 3][:3]  # the EOT after two tokens is forced
+        steps = [without_sot(torch.tensor([ids[:i]]), None)[0].double().softmax(0)[ids[i]].item()
+                 for i in range(1, len(ids))]
+        probability.append(math.prod(steps))
+    assert sum(probability) == pytest.approx(1)
+    text, score = beam.sample(without_sot, 20000, 4, max_length=2, generator=torch.Generator().manual_seed(0))
+    drawn = [tuple(ids[1:ids.index(3)]) for ids in text.tolist()]
+    counts = [drawn.count(caption) for caption in captions]
+    assert chisquare(counts, [20000 * p for p in probability]).pvalue > 0.001
+    assert score[0].item() == pytest.approx(log_likelihood(without_sot, drawn[0], 4), abs=1e-5)
+
+
+@pytest.mark.parametrize("options, expected", [
+    (dict(temperature=1.0), [0.4, 0.3, 0.2, 0.1]),
+    (dict(temperature=0.5), [16 / 30, 9 / 30, 4 / 30, 1 / 30]),
+    (dict(temperature=1.0, top_k=2), [4 / 7, 3 / 7, 0, 0]),
+    (dict(temperature=1.0, top_p=0.6), [4 / 7, 3 / 7, 0, 0]),
+    (dict(temperature=1.0, top_p=0.71), [4 / 9, 3 / 9, 2 / 9, 0]),
+    (dict(temperature=0.5, top_k=3, top_p=0.8), [16 / 25, 9 / 25, 0, 0]),
+    (dict(temperature=1.0, top_p=0.01), [1, 0, 0, 0]),
+])
+def test_tokens_are_drawn_as_often_as_temperature_top_k_and_top_p_say(options, expected):
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().expand(20000, 4)
+    token = beam.sample_tokens(logits, generator=torch.Generator().manual_seed(0), **options)
+    counts = token.bincount(minlength=4).tolist()
+    possible = [i for i, p in enumerate(expected) if p]
+    assert sum(counts[i] for i in possible) == 20000
+    if len(possible) > 1:
+        assert chisquare([counts[i] for i in possible], [20000 * expected[i] for i in possible]).pvalue > 0.001
+
+
+def test_sampling_repeats_under_the_same_seed(model, image):
+    def drawn(seed):
+        return decoding.generate(model, image, length=6, temperature=1.0, top_k=20,
+                                 generator=torch.Generator().manual_seed(seed)).tolist()
+
+    assert drawn(0) == drawn(0) != drawn(1)
+
+
+def test_what_makes_no_sense_is_refused(model, image):
+    for options in (dict(num_beams=0), dict(length_penalty=-1.0), dict(max_length=-1)):
+        with pytest.raises(ValueError, match="num_beams"):
+            beam.beam_search(garden_path, 1, 4, **{"max_length": 3, **options})
+    for options in (dict(temperature=-1.0), dict(temperature=1.0, top_k=0), dict(temperature=1.0, top_p=0.0)):
+        with pytest.raises(ValueError, match="temperature"):
+            beam.sample_tokens(torch.zeros(1, 4), **options)
+    for length in (0, 15, "long", (5, 6)):
+        with pytest.raises(ValueError, match="from 1 to 14"):
+            decoding.generate(model, image, length=length)
+    with pytest.raises(TypeError, match="guidance"):
+        decoding.generate(model, image, guidance=1.0)
