@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO ?= demo
 DEMO_EPOCHS ?= 2
+DEMO_SCENES ?= 20000
 CAPTIONS ?=
 
 .PHONY: demo test lint bench clean
@@ -24,7 +25,7 @@ help:
 	touch $@
 
 $(DEMO)/scenes: | .venv/installed
-	$(BIN)/open_clip_mdc scenes --out $@
+	$(BIN)/open_clip_mdc scenes --out $@ --num-train $(DEMO_SCENES)
 
 $(DEMO)/mdc/checkpoints/epoch_$(DEMO_EPOCHS).pt: | $(DEMO)/scenes
 	$(BIN)/open_clip_train --model MDC-ViT-Ti-8 --name mdc --logs $(DEMO) --resume latest \

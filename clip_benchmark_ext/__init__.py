@@ -1,1 +1,1 @@
-"""clip_benchmark with captioners: likelihood scoring, linear probes, compositionality data sets."""
+"""clip_benchmark for captioners: linear probes of GAP features, and everything that likelihoods can decide."""

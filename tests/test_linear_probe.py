@@ -195,17 +195,17 @@ def test_few_shot_rows_are_k_of_each_class_and_drawn_at_random():
     assert sorted(choose_rows(targets, -1).tolist()) == list(range(len(targets)))
 
 
-@pytest.mark.parametrize("peak", range(97))
-def test_the_search_finds_a_single_peak_with_at_most_15_trainings(peak):
+def test_the_search_finds_any_single_peak_with_at_most_15_trainings():
     candidates = [10 ** (-6 + 8 * i / 96) for i in range(97)]
-    tried = []
+    for peak in candidates:
+        tried = []
 
-    def accuracy(weight_decay):
-        tried.append(weight_decay)
-        return 1 / (1 + abs(math.log10(weight_decay) - math.log10(candidates[peak])))
+        def accuracy(weight_decay, peak=peak, tried=tried):
+            tried.append(weight_decay)
+            return 1 / (1 + abs(math.log10(weight_decay / peak)))
 
-    assert best_weight_decay(accuracy) == pytest.approx(candidates[peak])
-    assert len(tried) == len(set(tried)) <= 15
+        assert best_weight_decay(accuracy) == pytest.approx(peak)
+        assert len(tried) == len(set(tried)) <= 15
 
 
 def test_the_search_prefers_the_smaller_weight_decay_of_equals():

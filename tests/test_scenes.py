@@ -123,6 +123,16 @@ def test_captions_name_all_objects_in_canonical_order(world):
 
 
 @pytest.mark.parametrize("world", WORLDS)
+def test_the_length_of_a_caption_says_nothing_about_the_picture(world):
+    tokenizer, counts = SimpleTokenizer(), set()
+    for scene, _ in drawn(world):
+        negatives = scenes.negative_captions(scene, 0, 1) or {}
+        texts = [scenes.caption(scene.objects, scene.relation), *negatives.values()]
+        counts |= {len(tokenizer.encode(text)) for text in texts}
+    assert counts == {world.objects * (4 if world.sizes else 3) + 2 * (world.objects - 1)}
+
+
+@pytest.mark.parametrize("world", WORLDS)
 def test_neighbours_lie_clearly_on_one_axis_without_touching(world):
     for scene, _ in drawn(world):
         for a, b in zip(scene.objects, scene.objects[1:], strict=False):

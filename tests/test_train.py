@@ -50,7 +50,7 @@ def csv(scenes, tmp_path_factory):
 
 
 def test_webdataset_trains_with_falling_loss_validates_and_logs(scenes, tmp_path):
-    shards = str(scenes / "train" / "{00000..00000}.tar")
+    shards = str(scenes / "train" / "{00000..00007}.tar")
     open_clip_train("--dataset-type", "webdataset", "--val-data", scenes / "val" / "00000.tar", "--batch-size", "16",
                     "--epochs", "2", "--report-to", "tensorboard", "--grad-clip-norm", "1.0", "--train-num-samples",
                     "480", data=shards, logs=tmp_path, workers="1")
@@ -83,14 +83,14 @@ def test_the_other_objectives_train(csv, tmp_path, model):
 
 
 def test_synthetic_data_and_torch_compile(tmp_path):
-    open_clip_train("--dataset-type", "synthetic", "--train-num-samples", "32", "--batch-size", "8", "--epochs", "1",
+    open_clip_train("--dataset-type", "synthetic", "--train-num-samples", "16", "--batch-size", "8", "--epochs", "1",
                     "--torchcompile", logs=tmp_path)
-    assert len(losses(tmp_path)) == 4
+    assert len(losses(tmp_path)) == 2
 
 
 def test_a_clip_model_trains_and_validates_as_before(csv, tmp_path):
-    open_clip_train("--batch-size", "8", "--epochs", "1", "--force-image-size", "32", "--train-num-samples", "16",
-                    "--val-data", csv, data=csv, logs=tmp_path, model="RN50")
+    open_clip_train("--batch-size", "8", "--epochs", "1", "--force-image-size", "64", "--val-data", csv, data=csv,
+                    logs=tmp_path, model="ViT-S-32-alt")
     result = json.loads((tmp_path / "run" / "checkpoints" / "results.jsonl").read_text())
     assert "clip_val_loss" in result
 
@@ -144,11 +144,10 @@ main(sys.argv[1:])
     script = tmp_path / "dump.py"
     script.write_text(dump)
     torchrun = ("python", "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone")
-    shards = str(scenes / "train" / "{00000..00001}.tar") if (scenes / "train" / "00001.tar").exists() else \
-        "::".join([str(scenes / "train" / "00000.tar")] * 2)
+    shards = str(scenes / "train" / "{00000..00007}.tar")
     flags = ("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-samples", "64", "--accum-freq", "2",
              "--val-data", scenes / "val" / "00000.tar")
-    open_clip_train("--epochs", "1", *flags, data=shards, logs=tmp_path, launcher=(*torchrun, str(script)))
+    open_clip_train("--epochs", "1", *flags, data=shards, logs=tmp_path, launcher=(*torchrun, str(script), "--"))
     first, second = (torch.load(tmp_path / f"rank{r}.pt", weights_only=True) for r in (0, 1))
     assert all(torch.equal(first[k], second[k]) for k in first)
     open_clip_train("--epochs", "2", *flags, "--resume", "latest", data=shards, logs=tmp_path,

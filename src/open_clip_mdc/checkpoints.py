@@ -76,6 +76,12 @@ def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
     return Checkpoint(model_name, str(path), {})
 
 
+def objective(model_name: str) -> str:
+    """The `caption_cfg.objective` of a captioner's config."""
+    import open_clip
+    return open_clip.get_model_config(model_name)["caption_cfg"].get("objective", "mdc")
+
+
 def load(pretrained: str, model_name: str | None = None, device: str = "cpu", precision: str = "fp32"):
     """Model in eval mode, its image transform and its tokenizer.
 

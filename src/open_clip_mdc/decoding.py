@@ -37,7 +37,7 @@ class Unmasked(NamedTuple):
 
     @property
     def log_likelihood(self) -> Tensor:
-        """By the chain rule along the order of decoding, [R]; with one token per step, a likelihood of the caption."""
+        """By the chain rule along the order of decoding, [R]: with one token per step the paper's heuristic score."""
         return self.log_prob.sum(-1)
 
 
@@ -61,24 +61,20 @@ def cosine_schedule(tokens: int, steps: int) -> list[int]:
     return counts
 
 
-def predict(logits: Tensor, forbidden: Sequence[int], confidence: str, temperature: float, top_k: int | None,
-            top_p: float | None, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The token that each masked position would become, its log-probability, and the confidence in it, [M] each.
+def rank(log_probs: Tensor, allowed: Tensor, confidence: str) -> Tensor:
+    """How sure the model is at each masked position, [M], the higher the surer.
 
-    Probabilities are the model's own: not renormalised without the forbidden tokens, so that a position that longs
-    for one of those is not confident. Equal logits give the lowest id.
+    Args:
+        log_probs: float [M, V].
+        allowed: the same, -inf for tokens that may not be chosen.
+        confidence: see `unmask_by_confidence`.
     """
-    logits = logits.float()
-    normaliser = logits.logsumexp(1)
-    allowed = logits.index_fill(1, torch.tensor(forbidden, dtype=torch.long, device=logits.device), -torch.inf)
-    token = sample_tokens(allowed, temperature, top_k, top_p, generator) if temperature else allowed.argmax(1)
-    log_prob = logits.gather(1, token[:, None]).squeeze(1) - normaliser
-    if confidence == "probability":  # of the drawn token; the maximum if greedy
-        return token, log_prob, log_prob  # the same order, without underflow
+    if confidence == "probability":
+        return allowed.amax(1)  # the logarithm: the same order, without underflow
     if confidence == "margin":
-        best = (allowed.topk(2).values - normaliser[:, None]).exp()
-        return token, log_prob, best[:, 0] - best[:, 1]
-    return token, log_prob, -torch.special.entr((logits - normaliser[:, None]).exp()).sum(1)
+        best = allowed.topk(2).values.exp()
+        return best[:, 0] - best[:, 1]
+    return -torch.special.entr(log_probs.exp()).sum(1)
 
 
 @torch.no_grad()
@@ -97,18 +93,22 @@ def unmask_by_confidence(
 ) -> Unmasked:
     """Replaces every [MASK], the most confident first; what is revealed stays (Eq. 6).
 
-    Each step asks for the logits of the masked positions only, and reveals the k of each row in whose token the model
-    is most confident, the leftmost of equals. The paper's decoding is k = 1, greedy, by probability.
+    Each step asks for the logits of the masked positions only, and reveals the k of each row where the model is most
+    confident, the leftmost of equals. The paper's decoding is k = 1, greedy, by probability.
+
+    The order looks at distributions, not at drawn tokens: with k = 1 and temperature 1 this samples from the model.
+    (To draw everywhere and keep the most probable draw, as MaskGIT and LLaDA do, favours probable tokens.)
 
     Args:
         token_logits: the network.
         text: ids, mask_id where a token is to be found, long [R, L].
         valid: bool [R, L], what is no padding.
         tokens_per_step: k; or a schedule, k of each step, of which the last is repeated until nothing is masked.
-        confidence: "probability" of the token (of the drawn one when sampling), "margin" between the two most probable
-            tokens, or "entropy" (its negative).
-        forbidden: ids that may not be chosen.
-        temperature: 0 takes the most probable token, more draws one (`sample_tokens`).
+        confidence: of a position: "probability" of its most probable token, "margin" between the two most probable, or
+            "entropy" (its negative).
+        forbidden: ids that may not be chosen. Probabilities are not renormalised without them, so that a position that
+            longs for one is not confident.
+        temperature: 0 takes the most probable token (the lowest id of equals), more draws one (`sample_tokens`).
         top_k, top_p, generator: see `sample_tokens`.
 
     Raises:
@@ -125,19 +125,20 @@ def unmask_by_confidence(
     if (masked & ~valid).any():
         raise ValueError("a [MASK] stands in the padding, after the caption's end")
 
-    text, step = text.clone(), torch.full_like(text, -1)
+    step = torch.full_like(text, -1)
     log_prob = torch.zeros(text.shape, device=text.device)
     for number, count in enumerate(chain(schedule, repeat(schedule[-1]))):
         if not masked.any():
             return Unmasked(text, step, log_prob)
-        logits = token_logits(text, valid, masked)
-        token, token_log_prob, token_confidence = predict(
-            logits, forbidden, confidence, temperature, top_k, top_p, generator)
-        order = torch.full_like(log_prob, -torch.inf).masked_scatter(masked, token_confidence)
+        log_probs = token_logits(text, valid, masked).float().log_softmax(1)
+        allowed = log_probs.index_fill(1, torch.tensor(forbidden, dtype=torch.long, device=text.device), -torch.inf)
+        order = torch.full_like(log_prob, -torch.inf).masked_scatter(masked, rank(log_probs, allowed, confidence))
         surest = order.argsort(dim=1, descending=True, stable=True)[:, :count]
         chosen = torch.zeros_like(masked).scatter(1, surest, True) & masked
-        text = torch.where(chosen, text.masked_scatter(masked, token), text)
-        log_prob = torch.where(chosen, log_prob.masked_scatter(masked, token_log_prob), log_prob)
+        allowed = allowed[chosen[masked]]  # [chosen, V]
+        token = sample_tokens(allowed, temperature, top_k, top_p, generator) if temperature else allowed.argmax(1)
+        text = text.masked_scatter(chosen, token)
+        log_prob = log_prob.masked_scatter(chosen, allowed.gather(1, token[:, None]))
         step = step.masked_fill(chosen, number)
         masked = masked & ~chosen
     raise AssertionError("the schedule repeats for ever")

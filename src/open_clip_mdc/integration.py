@@ -34,6 +34,25 @@ OPEN_CLIP = (
                 "upstream passes device_ids, which DDP refuses for a module on the CPU"),
 )
 
+BENCHMARK = (
+    Replacement("clip_benchmark.cli:run", "clip_benchmark_ext.hooks:run",
+                "--model mdc|arc stands for the checkpoint's architecture; one of many processes writes the result"),
+    Replacement("clip_benchmark.cli:load_clip", "clip_benchmark_ext.hooks:load_clip",
+                "a run is loaded with the image size and context it was trained with"),
+    Replacement("clip_benchmark.cli:build_dataset", "clip_benchmark_ext.hooks:build_dataset",
+                "ARO, VALSE and local SugarCrepe and Winoground"),
+    Replacement("clip_benchmark.cli:get_dataset_collate_fn", "clip_benchmark_ext.hooks:get_dataset_collate_fn",
+                "the same data sets"),
+    Replacement("clip_benchmark.cli:get_dataset_default_task", "clip_benchmark_ext.hooks:get_dataset_default_task",
+                "the same data sets"),
+    Replacement("clip_benchmark.metrics.image_caption_selection:evaluate",
+                "clip_benchmark_ext.hooks:image_caption_selection", "upstream needs encode_text"),
+    Replacement("clip_benchmark.metrics.zeroshot_classification:evaluate",
+                "clip_benchmark_ext.hooks:zeroshot_classification", "upstream needs encode_text"),
+    Replacement("clip_benchmark.metrics.linear_probe:evaluate", "clip_benchmark_ext.hooks:linear_probe_evaluate",
+                "upstream asserts a CUDA device and finds cached features by path, not by content"),
+)
+
 SUPPORTED = {"open_clip_torch": r"3\.3\.", "clip_benchmark": r"1\.6\."}
 
 _replaced: dict[str, object] = {}  # target -> upstream object
@@ -68,6 +87,8 @@ def register(table: tuple[Replacement, ...] = OPEN_CLIP) -> None:
         ImportError: an upstream version that is not supported.
     """
     check_version("open_clip_torch")
+    if any(target.startswith("clip_benchmark") for target, _, _ in table):
+        check_version("clip_benchmark")
     known = import_module("open_clip.factory")._MODEL_CONFIGS
     for name, config in packaged_configs().items():
         if name not in known:

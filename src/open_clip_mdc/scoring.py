@@ -32,6 +32,7 @@ TokenLogits = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 METHODS = ("autoregressive", "heuristic", "monte_carlo")
 FIRST_ROUND = 4  # draws per mask count before early stopping looks for the first time; doubled from look to look
+MIB = 2 ** 20
 MAX_ENUMERATED = 16  # masks are drawn without replacement where there are at most this many times the draws
 
 
@@ -116,20 +117,27 @@ def mask_counts(num_tokens: int, interval: tuple[float, float] | None = None) ->
     return range(low, max(low, math.floor(t_max * num_tokens + 1e-9)) + 1)
 
 
+def systematic_sample(size: int, draws: int, start: int) -> np.ndarray:
+    """Integers spread evenly over [0, size), long [draws]; over all starts in [0, size) each one is equally frequent.
+
+    Rounding an evenly spaced real grid instead, as others do, is biased for many sizes and numbers of draws.
+    """
+    return (start + np.arange(draws) * size // draws) % size
+
+
 @lru_cache(maxsize=256)
 def draw_masks(num_tokens: int, num_samples: int, seed: int = 0, interval: tuple[float, float] | None = None) -> Draws:
     """At most `num_samples` random masks, equally often of each mask count.
 
-    The counts are an integer systematic sample, n_j = (k + floor(j * S / K)) mod S with k uniform: every count has the
-    same expected number of draws whatever K is, and the numbers differ by at most one. Rounding a real grid of counts
-    instead, as others do, is biased for many (S, K). Of a count that has few masks each is drawn at most once; once
+    The counts are a systematic sample from a random start: every count has the same expected number of draws whatever
+    their total, and the numbers differ by at most one. Of a count that has few masks each is drawn at most once; once
     all are drawn nothing is left to chance, and short captions need fewer draws than asked for.
 
     Depends on nothing but its arguments: all candidates of equal length, in any batch, get the same masks.
     """
     counts = mask_counts(num_tokens, interval)
     rng = np.random.default_rng([seed, num_tokens])
-    sample = (rng.integers(len(counts)) + np.arange(num_samples) * len(counts) // num_samples) % len(counts)
+    sample = systematic_sample(len(counts), num_samples, rng.integers(len(counts)))
     hidden, stratum, repeat, population = [], [], [], []
     for s, (n, size) in enumerate(zip(counts, np.bincount(sample, minlength=len(counts)), strict=True)):
         num_masks = math.comb(num_tokens, n)
@@ -419,11 +427,11 @@ def _chunk_sizes(model, image_embs: Tensor, captions: Tensor, memory_mib: int) -
     element = image_embs.element_size()
     token_bytes = vocab_size * (element + 8) + 16 * width * element
     image_bytes = 2 * len(model.text.blocks) * image_embs.shape[1] * width * element
-    budget = memory_mib * 2 ** 20
+    budget = memory_mib * MIB
     candidates, length = captions.shape[1:]
     max_tokens = (budget - image_bytes) // token_bytes
     if max_tokens < length:
-        needed = math.ceil((image_bytes + length * token_bytes) / 2 ** 20)
+        needed = math.ceil((image_bytes + length * token_bytes) / MIB)
         raise ValueError(f"memory_mib={memory_mib} is too little: a caption of {length} tokens takes {needed} MiB")
     images = max(1, budget // (image_bytes + candidates * length * token_bytes))
     return images, min(candidates, max_tokens // length), max_tokens

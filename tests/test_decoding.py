@@ -1,0 +1,349 @@
+"""Claims about masked diffusion decoding (Eq. 6): what is revealed when, and that nothing else is."""
+import math
+from functools import partial
+
+import pytest
+import torch
+from open_clip.tokenizer import SimpleTokenizer
+from scipy.stats import chisquare
+
+from open_clip_mdc import decoding, scoring
+from open_clip_mdc.model import Captioner
+from open_clip_mdc.tokens import decode_captions, valid_tokens
+
+VISION = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2)
+TEXT = dict(context_length=16, vocab_size=60, width=32, heads=2, layers=2)
+SOT, EOT, MASK = 58, 59, 60
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    model = Captioner(64, VISION, TEXT, dict(objective="mdc")).eval()
+    torch.nn.init.normal_(model.text.output.weight, std=0.3)  # peaked, so that what was revealed matters
+    torch.nn.init.normal_(model.text.token_embedding.weight, std=0.5)
+    torch.nn.init.normal_(model.text.positional_embedding, std=0.5)
+    return model
+
+
+@pytest.fixture(scope="module")
+def image():
+    return torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(1)) * 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return SimpleTokenizer()
+
+
+def network(model, image):
+    with torch.no_grad():
+        return partial(model.token_logits, model.text.project_image(model.encode_image_tokens(image)))
+
+
+def table(logits):
+    """A network that sees nothing: the logits of a position are a row of the table [L, V]."""
+    def token_logits(text, valid, asked):
+        return torch.as_tensor(logits, dtype=torch.float32).expand(*text.shape, -1)[asked]
+
+    return token_logits
+
+
+def unmask(token_logits, text, vocab_size=60, **options):
+    text = torch.tensor(text) if isinstance(text, list) else text
+    return decoding.unmask_by_confidence(token_logits, text, valid_tokens(text, vocab_size), vocab_size, **options)
+
+
+def log(*rows):
+    return torch.tensor(rows).log()
+
+
+# Words 0 to 3, SOT 4, EOT 5, MASK 6. Most probable token of positions 1 to 3: 0 at 0.5, 1 at 0.6, 2 at 0.4.
+HAND = log([1.0, 0, 0, 0, 0, 0], [0.5, 0.45, 0.05, 0, 0, 0], [0.1, 0.6, 0.1, 0.1, 0.0, 0.1],
+           [0.2, 0.2, 0.4, 0.2, 0, 0], [0, 0, 0, 0, 0, 1.0])
+
+
+@pytest.mark.parametrize("confidence, order", [
+    ("probability", [1, 0, 2]),  # 0.5, 0.6, 0.4
+    ("margin", [2, 0, 1]),  # 0.05, 0.5, 0.2
+    ("entropy", [0, 1, 2]),  # 0.86, 1.23, 1.33 nats
+])
+def test_a_table_of_logits_gives_the_caption_and_the_order_worked_out_by_hand(confidence, order):
+    decoded = unmask(table(HAND), [[4, 6, 6, 6, 5]], 6, confidence=confidence)
+    assert decoded.text.tolist() == [[4, 0, 1, 2, 5]]
+    assert decoded.step.tolist() == [[-1, *order, -1]]
+    assert decoded.log_prob[0].exp().tolist() == pytest.approx([1, 0.5, 0.6, 0.4, 1])
+    assert decoded.log_likelihood.exp().item() == pytest.approx(0.5 * 0.6 * 0.4)
+
+
+def test_what_was_revealed_changes_the_rest():
+    """The first position is sure of 0; the second says 1 alone, and 2 once it stands beside 0."""
+    def token_logits(text, valid, asked):
+        after = log([0.1, 0.1, 0.8, 0, 0]) if text[0, 1] == 0 else log([0.3, 0.6, 0.1, 0, 0])
+        return torch.cat((log([0, 0, 0, 1.0, 0]), log([0.9, 0.1, 0, 0, 0]), after))[asked[0]]
+
+    decoded = unmask(token_logits, [[3, 5, 5]], 5)
+    assert decoded.text.tolist() == [[3, 0, 2]]
+    assert decoded.log_prob.exp().tolist()[0][1:] == pytest.approx([0.9, 0.8])
+    assert unmask(token_logits, [[3, 5, 5]], 5, tokens_per_step=2).text.tolist() == [[3, 0, 1]]
+
+
+def test_forbidden_tokens_are_not_chosen_and_cost_their_position_confidence():
+    """Position 1 wants EOT at 0.8; its runner-up at 0.2 must wait for position 2 at 0.3."""
+    logits = log([0, 0, 0, 1.0, 0], [0.2, 0, 0, 0, 0.8], [0.25, 0.3, 0.25, 0.1, 0.1])
+    decoded = unmask(table(logits), [[3, 5, 5]], 5, forbidden=(3, 4))
+    assert decoded.text.tolist() == [[3, 0, 1]] and decoded.step.tolist() == [[-1, 1, 0]]
+    assert decoded.log_prob.exp()[0, 1].item() == pytest.approx(0.2)
+
+
+def test_of_equals_the_leftmost_position_and_the_lowest_token_come_first():
+    decoded = unmask(table(torch.zeros(5, 6)), [[4, 6, 6, 6, 5], [4, 6, 1, 6, 5]], 6, forbidden=(0,))
+    assert decoded.text.tolist() == [[4, 1, 1, 1, 5], [4, 1, 1, 1, 5]]
+    assert decoded.step.tolist() == [[-1, 0, 1, 2, -1], [-1, 0, -1, 1, -1]]
+
+
+@pytest.mark.parametrize("tokens_per_step, expected", [
+    (1, [1] * 7), (3, [3, 3, 1]), ([1, 2], [1, 2, 2, 2]), (decoding.cosine_schedule(7, 3), [1, 3, 3]), (99, [7])])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_step_reveals_exactly_k_asks_for_masks_only_and_never_changes_a_token(
+        model, image, tokens_per_step, expected, temperature):
+    seen = []
+
+    def token_logits(text, valid, asked):
+        assert torch.equal(asked, text == MASK)
+        seen.append(text)
+        return inner(text, valid, asked)
+
+    inner = network(model, image)
+    start = decoding.fully_masked(len(image), 7, 60)
+    decoded = unmask(token_logits, start, tokens_per_step=tokens_per_step, temperature=temperature)
+    assert len(seen) == len(expected)
+    for number, (before, after, count) in enumerate(zip(seen, [*seen[1:], decoded.text], expected, strict=True)):
+        revealed = (before == MASK) & (after != MASK)
+        assert (revealed.sum(1) == count).all()
+        assert torch.equal(before[before != MASK], after[before != MASK])
+        assert torch.equal(revealed, decoded.step == number)
+
+
+def naive(model, image, length, count, confidence):
+    """Eq. 6 in loops: one image, everything computed anew at each step."""
+    ids = [SOT] + [MASK] * length + [EOT]
+    while MASK in ids:
+        probs = model.logits(image, torch.tensor([ids]))[0].softmax(-1).tolist()
+        ranked = []
+        for i in (i for i, token in enumerate(ids) if token == MASK):
+            allowed = sorted(probs[i][:SOT], reverse=True)
+            value = {"probability": allowed[0], "margin": allowed[0] - allowed[1],
+                     "entropy": sum(p * math.log(p) for p in probs[i])}[confidence]
+            ranked.append((-value, i, probs[i].index(allowed[0])))
+        for _, i, token in sorted(ranked)[:count]:
+            ids[i] = token
+    return ids
+
+
+@pytest.mark.parametrize("confidence", ["probability", "margin", "entropy"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_greedy_decoding_equals_a_naive_loop_over_all_logits(model, image, confidence, count):
+    text = decoding.generate(model, image, length=7, tokens_per_step=count, confidence=confidence)
+    with torch.no_grad():
+        assert text.tolist() == [naive(model, one, 7, count, confidence) for one in image.split(1)]
+    assert len({tuple(row) for row in text.tolist()}) > 1  # else the images would not matter
+
+
+@pytest.mark.parametrize("options", [
+    dict(length=7), dict(length=7, tokens_per_step=3), dict(length=7, force_eot=False), dict(length=(4, 6, 9)),
+    dict(length=7, guidance=2.0)])
+def test_the_batch_does_not_change_an_images_caption(model, image, options):
+    together = decoding.generate(model, image, return_trace=True, **options)
+    for i in range(len(image)):
+        alone = decoding.generate(model, image[i:i + 1], return_trace=True, **options)
+        valid = valid_tokens(alone.text, 60)[0]
+        assert torch.equal(together.text[i][:len(valid)][valid], alone.text[0][valid])
+        torch.testing.assert_close(together.log_prob[i][:len(valid)], alone.log_prob[0], rtol=1e-3, atol=1e-4)
+
+
+def test_the_image_is_encoded_and_projected_once_and_only_masks_get_logits(model, image):
+    calls = {"visual": [], "kv": [], "output": []}
+    hooks = [module.register_forward_hook(lambda m, x, y, name=name: calls[name].append(x[0].shape))
+             for name, module in (("visual", model.visual), ("kv", model.text.blocks[0].cross_kv),
+                                  ("output", model.text.output))]
+    decoding.generate(model, image, length=(4, 7), tokens_per_step=2)
+    for hook in hooks:
+        hook.remove()
+    assert len(calls["visual"]) == len(calls["kv"]) == 1
+    assert [shape[0] // len(image) for shape in calls["output"]] == [4, 2, 7, 5, 3, 1]
+
+
+def test_a_forced_eot_follows_exactly_n_tokens_and_a_predicted_one_is_among_them(model, image):
+    forced = decoding.generate(model, image, length=7)
+    assert forced.shape == (5, 9) and (forced[:, 0] == SOT).all() and (forced[:, 8] == EOT).all()
+    assert forced.dtype == torch.long and (forced[:, 1:8] < SOT).all()
+    free = decoding.generate(model, image.repeat(8, 1, 1, 1), length=7, force_eot=False, temperature=50.0,
+                             generator=torch.Generator().manual_seed(3))
+    lengths = valid_tokens(free, 60).sum(1)
+    assert (free.gather(1, lengths[:, None] - 1) == EOT).all()
+    assert lengths.max() == free.shape[1] == 9 and lengths.min() < 9  # cut at an early EOT, ended where there is none
+    assert not free[~valid_tokens(free, 60)].any() and (free[:, 1:] != SOT).all() and (free != MASK).all()
+
+
+def test_infilling_keeps_the_given_words_and_fills_the_rest(model, image):
+    text = torch.tensor([
+        [SOT, MASK, 7, MASK, MASK, EOT, 0, 0], [SOT, 3, 4, 5, 6, MASK, 9, EOT], [SOT, MASK, EOT, 0, 0, 0, 0, 0],
+        [SOT, 8, EOT, 0, 0, 0, 0, 0], [SOT, 1, MASK, 2, EOT, 0, 0, 0]])
+    filled = decoding.generate(model, image, text=text)
+    assert torch.equal(filled[text != MASK], text[text != MASK])
+    assert (filled[text == MASK] < SOT).all()
+    for i in range(len(image)):  # neither the other rows nor their padding matter
+        alone = decoding.generate(model, image[i:i + 1], text=text[i:i + 1])[0]
+        assert torch.equal(alone, filled[i, :len(alone)]) and not filled[i, len(alone):].any()
+
+
+def test_one_template_serves_all_images(model, image):
+    text = torch.tensor([[SOT, MASK, 7, MASK, EOT]])
+    assert torch.equal(decoding.generate(model, image, text=text),
+                       decoding.generate(model, image, text=text.repeat(5, 1)))
+
+
+def test_templates_are_tokenised_as_captions_with_masks_between(tokenizer):
+    masked = decoding.tokenize_with_masks(tokenizer, ["a [MASK] dog on a [MASK]", "[MASK][MASK] Dogs", "no gap"])
+    words = tokenizer(["a red dog on a sofa", "two big dogs", "no gap"])
+    assert masked.shape == words.shape
+    gaps = masked == 49408
+    assert gaps.nonzero().tolist() == [[0, 2], [0, 6], [1, 1], [1, 2]]
+    assert torch.equal(masked[~gaps], words[~gaps])
+    assert decode_captions(masked, tokenizer)[0] == "a [MASK] dog on a [MASK]"
+    with pytest.raises(ValueError, match="has 8 tokens with SOT and EOT; 7 fit"):
+        decoding.tokenize_with_masks(tokenizer, "a [MASK] dog on a [MASK]", context_length=7)
+
+
+@pytest.mark.parametrize("caption", [
+    "une façade à côté du café", "собака бежит по траве", "一只狗 在草地上", "ein hund 🐕 läuft", "naïve ångström ½"])
+def test_unicode_captions_survive_the_round_trip(tokenizer, caption):
+    truth = tokenizer(caption)
+    sure = torch.nn.functional.one_hot(truth[0], tokenizer.vocab_size) * 20.0
+    start = decoding.fully_masked(1, int((truth == 49407).nonzero()[0, 1]) - 1, 49408)
+    decoded = unmask(table(sure[:start.shape[1]]), start, 49408, tokens_per_step=2)
+    assert torch.equal(decoded.text, truth[:, :start.shape[1]])
+    assert decode_captions(decoded.text, tokenizer) == [caption]
+
+
+def test_guidance_zero_is_plain_decoding_and_runs_no_blind_pass(model, image):
+    forwards = []
+    hook = model.text.ln_final.register_forward_hook(lambda *_: forwards.append(1))
+    plain = decoding.generate(model, image, length=6, return_trace=True)
+    number = len(forwards)
+    unguided = decoding.generate(model, image, length=6, return_trace=True, guidance=0.0)
+    assert len(forwards) == 2 * number == 12
+    guided = decoding.generate(model, image, length=6, return_trace=True, guidance=2.0)
+    hook.remove()
+    assert len(forwards) == 12 + 12
+    assert all(map(torch.equal, plain, unguided))
+    assert not torch.equal(plain.text, guided.text)
+
+
+def test_guidance_leans_towards_what_only_the_image_explains():
+    """blind + (1 + g) (seen - blind) at g = 1: p^2 / blind, worked out by hand."""
+    seen, blind = log([0.5, 0.3, 0.1, 0.05, 0.05]), log([0.7, 0.1, 0.1, 0.05, 0.05])
+    weights = torch.tensor([0.25 / 0.7, 0.09 / 0.1, 0.01 / 0.1, 0.05, 0.05])
+    combined = decoding.guided(table(seen + 3), table(blind - 5), 1.0)  # logits: log-probabilities but for a constant
+    decoded = unmask(combined, [[3, 5]], 5)
+    assert unmask(table(seen), [[3, 5]], 5).text.tolist() == [[3, 0]]
+    assert decoded.text.tolist() == [[3, 1]]
+    assert decoded.log_prob[0, 1].exp().item() == pytest.approx((weights[1] / weights.sum()).item())
+
+
+def test_sampled_tokens_come_as_often_as_they_are_likely():
+    probability = [0.45, 0.3, 0.2, 0.05]
+    start = torch.tensor([[4, 6, 5]]).repeat(20000, 1)
+    decoded = unmask(table(log([*probability, 0, 0])), start, 6, temperature=1.0,
+                     generator=torch.Generator().manual_seed(0))
+    counts = decoded.text[:, 1].bincount(minlength=4)
+    assert chisquare(counts, [20000 * p for p in probability]).pvalue > 0.001
+    torch.testing.assert_close(decoded.log_prob[:, 1].exp(), torch.tensor(probability)[decoded.text[:, 1]])
+    warm = unmask(table(log([*probability, 0, 0])), start, 6, temperature=2.0, top_k=2,
+                  generator=torch.Generator().manual_seed(0)).text[:, 1].bincount(minlength=2)
+    odds = (0.45 / 0.3) ** 0.5
+    assert chisquare(warm, [20000 * odds / (1 + odds), 20000 / (1 + odds)]).pvalue > 0.001
+
+
+def test_whole_captions_come_as_often_as_the_model_says():
+    """Two positions: the first is always surer, and the second depends on it."""
+    first, second = [0.8, 0.2], {0: [0.3, 0.7], 1: [0.6, 0.4], 4: [0.5, 0.5]}
+
+    def token_logits(text, valid, asked):
+        tables = [[[0] * 4, first + [0, 0], second[ids[1]] + [0, 0], [0] * 4] for ids in text.tolist()]
+        return torch.tensor(tables).log()[asked]
+
+    start = torch.tensor([[2, 4, 4, 3]]).repeat(20000, 1)
+    text = unmask(token_logits, start, 4, temperature=1.0, generator=torch.Generator().manual_seed(0)).text
+    counts = (2 * text[:, 1] + text[:, 2]).bincount(minlength=4)
+    assert chisquare(counts, [20000 * p for p in (0.24, 0.56, 0.12, 0.08)]).pvalue > 0.001
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_log_likelihood_of_decoding_is_the_papers_heuristic_score(model, image, temperature):
+    start = torch.tensor([[SOT] + [MASK] * 6]).repeat(5, 1)
+    decoded = unmask(network(model, image), start, temperature=temperature, top_k=20,
+                     generator=torch.Generator().manual_seed(0))
+    assert not (decoded.text == EOT).any()  # else the caption would end there
+    heuristic = scoring.heuristic(network(model, image), decoded.text, 60)
+    torch.testing.assert_close(decoded.log_likelihood, heuristic.log_likelihood, rtol=1e-5, atol=1e-5)
+    assert torch.equal(decoded.step, heuristic.order)
+
+
+def test_of_several_lengths_the_best_per_token_is_kept(model, image):
+    lengths = (3, 5, 8)
+    each = [decoding.generate(model, image, length=n, return_trace=True) for n in lengths]
+    best = torch.stack([d.log_likelihood / (n + 1) for d, n in zip(each, lengths, strict=True)]).argmax(0)
+    chosen = decoding.generate(model, image, length=lengths)
+    assert len(set(best.tolist())) > 1
+    for row, pick, i in zip(chosen, best.tolist(), range(len(image)), strict=True):
+        expected = each[pick].text[i]
+        assert torch.equal(row[:len(expected)], expected) and not row[len(expected):].any()
+
+
+def test_candidates_are_ranked_by_the_score_given(model, image):
+    def most_sevens(model, image, text):
+        assert text.shape[:2] == (5, 40)
+        return (text == 7).sum(-1).float()
+
+    def draw(**options):
+        return decoding.generate(model, image, length=3, temperature=2.0, num_candidates=40,
+                                 generator=torch.Generator().manual_seed(0), **options)
+
+    one = decoding.generate(model, image, length=3, temperature=2.0, generator=torch.Generator().manual_seed(0))
+    assert (draw(score=most_sevens) == 7).sum() > (one == 7).sum()
+    ranked = scoring.log_likelihood(model, image, draw(score=scoring.log_likelihood))
+    assert (ranked >= scoring.log_likelihood(model, image, draw()) - 1e-4).all()
+    assert (ranked > scoring.log_likelihood(model, image, one)).any()
+
+
+def test_a_cosine_schedule_starts_slowly_and_reveals_everything():
+    assert decoding.cosine_schedule(15, 5) == [1, 2, 4, 4, 4]
+    for tokens in range(1, 30):
+        for steps in range(1, tokens + 1):
+            counts = decoding.cosine_schedule(tokens, steps)
+            assert len(counts) == steps and sum(counts) == tokens and min(counts) >= 1
+
+
+def test_the_mode_of_the_model_is_restored(model, image):
+    for mode in (True, False):
+        model.train(mode)
+        decoding.generate(model, image[:1], length=2)
+        assert model.training is mode
+
+
+def test_what_makes_no_sense_is_refused(model, image):
+    for options, message in (
+            (dict(length=15), "from 1 to 14"), (dict(length="long"), "'auto'"), (dict(length=()), "'auto'"),
+            (dict(length=(5, 0)), "from 1 to 14"), (dict(length=3, num_candidates=2), "temperature"),
+            (dict(length=3, tokens_per_step=0), "tokens_per_step"), (dict(length=3, tokens_per_step=()), "one token"),
+            (dict(length=3, confidence="luck"), "'luck'"), (dict(length=3, temperature=-1.0), "temperature"),
+            (dict(text=torch.tensor([[SOT, MASK, 3]])), "no EOT"),
+            (dict(text=torch.tensor([[SOT, 3, EOT, MASK]])), "padding")):
+        with pytest.raises(ValueError, match=message):
+            decoding.generate(model, image, **options)
+    with pytest.raises(ValueError, match="4 tokens cannot be revealed in 5 steps"):
+        decoding.cosine_schedule(4, 5)
+    with pytest.raises(TypeError, match="num_beams"):
+        decoding.generate(model, image, num_beams=6)
