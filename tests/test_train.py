@@ -189,7 +189,7 @@ def test_bad_input_is_named_in_one_line(csv, tmp_path):
     empty.write_text(f"filepath\ttitle\n{csv.parent / '0.png'}\ta dog\n{csv.parent / '1.png'}\t\n")
     with pytest.raises(SystemExit, match="line 3"):
         train.main(["--model", "MDC-ViT-Ti-8", "--train-data", str(empty)])
-    with pytest.raises(SystemExit, match="no column 'title'"):
+    with pytest.raises(SystemExit, match="no column 'filepath'"):
         train.main(["--model", "MDC-ViT-Ti-8", "--train-data", str(csv), "--csv-separator", ","])
 
 
