@@ -21,7 +21,7 @@ help:
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
 	@echo "Installing OpenCLIP, clip_benchmark and PyTorch into .venv (some minutes the first time) ..."
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/pip install -qq --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
 $(DEMO)/scenes: | .venv/installed

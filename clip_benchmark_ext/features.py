@@ -21,14 +21,21 @@ from open_clip.transformer import VisionTransformer
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch.utils.data import IterableDataset, Subset
-from tqdm import tqdm
+
+from .distributed import everywhere, merge, own_batches
 
 FEATURE_KINDS = ("gap", "cls", "pooled")
 
 
 def default_feature(model: torch.nn.Module) -> str:
-    """Returns the kind a model is probed with unless told otherwise: "gap" for captioners, upstream's "pooled" else."""
-    return "gap" if hasattr(model, "encode_image_tokens") else "pooled"
+    """Returns the kind that the paper probes: "gap" for captioners, "cls" for CLIP (Sec. 4.2).
+
+    Towers without a class token of OpenCLIP's are probed as upstream does, "pooled".
+    """
+    if hasattr(model, "encode_image_tokens"):
+        return "gap"
+    visual = getattr(model, "visual", None)
+    return "cls" if isinstance(visual, VisionTransformer) and visual.attn_pool is None else "pooled"
 
 
 def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -76,7 +83,7 @@ def extract_features(
         amp: bool,
         desc: str = "features",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Encodes every image of a data loader.
+    """Encodes every image of a data loader, each batch on one process where there are several.
 
     Args:
         encode: Images [B, 3, H, W] on the device -> features [B, D].
@@ -92,17 +99,18 @@ def extract_features(
         ValueError: The loader is empty, or a feature is not finite.
     """
     device = torch.device(device)
-    features, targets = [], []
-    for images, target in tqdm(dataloader, desc=desc, unit="batch"):
+    encoded = []
+    for i, (images, target) in own_batches(dataloader, desc):
         with torch.autocast(device.type, enabled=amp):
             batch = encode(images.to(device, non_blocking=True)).cpu()
         if not batch.isfinite().all():
             advice = "; try --no_amp" if amp else ""
             raise ValueError(f"{desc}: the image encoder gave NaN or infinity{advice}")
-        features.append(batch)
-        targets.append(torch.as_tensor(target))
-    if not features:
+        encoded.append((i, (batch, torch.as_tensor(target))))
+    encoded = merge(encoded)
+    if not encoded:
         raise ValueError(f"{desc}: the data set is empty")
+    features, targets = zip(*encoded, strict=True)
     return torch.cat(features), torch.cat(targets)
 
 
@@ -198,12 +206,15 @@ def cached_features(
     """
     os.makedirs(folder, exist_ok=True)  # before the long work, so that a folder that cannot be written fails early
     path = feature_path(folder, key)
+    found = None
     try:
-        return load_features(path, key)
+        found = load_features(path, key)
     except FileNotFoundError:
         pass  # the ordinary miss
     except ValueError as error:
         warnings.warn(f"{error}; extracting these features again", stacklevel=2)
+    if everywhere(found is not None):  # processes extract together or not at all
+        return found
     features, targets = extract()
     save_features(path, key, features, targets, note)
     return features, targets

@@ -32,7 +32,6 @@ from tqdm import tqdm
 from .features import (
     cache_key,
     cached_features,
-    default_feature,
     extract_features,
     feature_fn,
     model_fingerprint,
@@ -57,7 +56,7 @@ def evaluate(
         normalize: bool = True,
         amp: bool = True,
         verbose: bool = False,
-        feature: str | None = None,
+        feature: str = "pooled",
         val_proportion: float | None = None,
         save_probe: str | None = None,
 ) -> dict:
@@ -80,7 +79,7 @@ def evaluate(
         normalize: Whether features are scaled to length 1.
         amp: Encode and train under autocast.
         verbose: Print the accuracy of every weight decay and the report by class.
-        feature: "gap", "cls" or "pooled" (see `feature_fn`); None: gap for captioners, pooled, as upstream, for others.
+        feature: "gap", "cls" or "pooled", upstream's (see `feature_fn`; `default_feature` is the paper's).
         val_proportion: Instead of a val_dataloader, the share of the training rows to set aside; the rows are those
             that upstream sets aside. Works for a stream (WebDataset) too, which upstream cannot split.
         save_probe: Where to write the classifier: a safetensors file with `weight` [C, D] and `bias` [C], so that the
@@ -100,7 +99,6 @@ def evaluate(
     if val_proportion is not None and (val_dataloader is not None or not 0 < val_proportion < 1):
         raise ValueError(f"val_proportion is {val_proportion}: give a share between 0 and 1, and no val_split")
 
-    feature = feature or default_feature(model)
     if save_probe is not None:
         os.makedirs(os.path.dirname(save_probe) or ".", exist_ok=True)  # fails before the long work, if at all
 

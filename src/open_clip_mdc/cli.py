@@ -13,6 +13,7 @@ from importlib import import_module
 TOOLS = {
     "scenes": "render the embedded data set",
     "lengths": "count the tokenised caption lengths of webdatasets (Fig. 3)",
+    "score": "log-likelihoods of captions for pictures, as CSV or JSONL",
     "reconstruct": "show what a trained model makes of half-hidden captions",
 }
 

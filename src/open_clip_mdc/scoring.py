@@ -287,9 +287,10 @@ def monte_carlo(
 def mean_image(model, images: Iterable[Tensor]) -> Tensor:
     """The image of the blind score: patch tokens averaged over images, place by place, [P, D].
 
-    With them in the image's place p(c | image) becomes a guess of p(c). Taking cross-attention out instead would leave
-    the decoder without an input that it had in every training step. Use some hundred pictures of the data that is
-    scored: the mean of one picture is that picture.
+    In the image's place they turn p(caption | image) into a guess of p(caption). The alternatives guess worse: for
+    two-object scenes, whose captions are equally likely (-6.2 nats), a small MDC gave -10.7 with the mean image, -11.8
+    without cross-attention, an input that decoders have in every training step, and -13.3 with a grey picture. Use
+    some hundred pictures of the data that is scored: the mean of one picture is that picture.
 
     Args:
         model: a Captioner.
