@@ -1,20 +1,22 @@
-# Two commands from a fresh clone, with Python 3 and make only:
-#   make demo    installs into .venv, renders the scenes, trains MDC on them, shows what it learnt
-#   make test    installs into .venv, runs the tests
+# Two commands from a fresh clone, with Python 3 and make only: make demo, make test. See `make help`.
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO ?= demo
 DEMO_EPOCHS ?= 2
 DEMO_SCENES ?= 20000
+SCENES := $(DEMO)/scenes
+SUBSETS := swap_att swap_obj replace_rel
 CAPTIONS ?=
 
-.PHONY: demo test lint bench clean
 .DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+.DELETE_ON_ERROR:
 
 help:
-	@sed -n '2,3p' Makefile | sed 's/^#  //'
-	@echo "  make bench CAPTIONS=FILE   speed and memory against Algorithm 1, CLIP and CoCa"
-	@echo "  make lint | clean"
+	@echo "make demo                  install into .venv, render scenes, train on them, show what was learnt"
+	@echo "make test                  install into .venv, run the tests"
+	@echo "make bench CAPTIONS=FILE   speed and memory against Algorithm 1, CLIP, CoCa and plain scoring loops"
+	@echo "make lint | clean"
 
 # Everything below runs in this environment; it is made anew when the dependencies change.
 .venv/installed: setup.py pyproject.toml
@@ -24,18 +26,38 @@ help:
 	$(BIN)/pip install -qq --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-$(DEMO)/scenes: | .venv/installed
-	$(BIN)/open_clip_mdc scenes --out $@ --num-train $(DEMO_SCENES)
+$(SCENES): | .venv/installed
+	$(BIN)/open_clip_mdc scenes --out $@ --num-train $(DEMO_SCENES) --num-pairs 200
 
-$(DEMO)/mdc/checkpoints/epoch_$(DEMO_EPOCHS).pt: | $(DEMO)/scenes
-	$(BIN)/open_clip_train --model MDC-ViT-Ti-8 --name mdc --logs $(DEMO) --resume latest \
-	    --train-data "$$(ls $(DEMO)/scenes/train/*.tar | paste -sd: | sed 's/:/::/g')" --dataset-type webdataset \
-	    --val-data $(DEMO)/scenes/val/00000.tar --precision fp32 --device cpu --workers 1 \
-	    --batch-size 128 --epochs $(DEMO_EPOCHS) --lr 1e-3 --warmup 100 --wd 0.1 --log-every-n-steps 20
+TRAIN := $(BIN)/open_clip_train --logs $(DEMO) --train-data '$(SCENES)/train/{00000..00007}.tar' \
+    --dataset-type webdataset --precision fp32 --device cpu --workers 1 --batch-size 128 --warmup 100 --wd 0.1
 
-demo: $(DEMO)/mdc/checkpoints/epoch_$(DEMO_EPOCHS).pt
-	$(BIN)/open_clip_mdc reconstruct --pretrained $(DEMO)/mdc --data $(DEMO)/scenes/val/00000.tar \
+# The run folders demo/mdc and demo/arc; interrupted, they resume.
+$(DEMO)/%/checkpoints/epoch_$(DEMO_EPOCHS).pt: | $(SCENES)
+	$(TRAIN) --model $(shell echo $* | tr a-z A-Z)-ViT-Ti-8 --name $* --resume latest --lr 1e-3 \
+	    --epochs $(DEMO_EPOCHS) --val-data $(SCENES)/val/00000.tar --log-every-n-steps 20
+
+# The same network untrained, for the probe: one step with learning rate 0.
+$(DEMO)/untrained/checkpoints/epoch_1.pt: | $(SCENES)
+	$(TRAIN) --model MDC-ViT-Ti-8 --name untrained --resume latest --lr 0 --train-num-samples 128 --epochs 1
+
+EVAL := $(BIN)/clip_benchmark eval --num_workers 0 --no_amp --quiet --skip_existing
+RESULTS := $(DEMO)/results
+
+demo: $(DEMO)/mdc/checkpoints/epoch_$(DEMO_EPOCHS).pt $(DEMO)/arc/checkpoints/epoch_$(DEMO_EPOCHS).pt \
+      $(DEMO)/untrained/checkpoints/epoch_1.pt
+	for run in mdc untrained; do \
+	    $(EVAL) --model mdc --pretrained $(DEMO)/$$run --dataset wds/probe --dataset_root $(SCENES)/probe \
+	        --task linear_probe --feature_root $(DEMO)/features --output $(RESULTS)/probe-$$run.json || exit; done
+	for scorer in heuristic monte_carlo autoregressive; do \
+	    test $$scorer = autoregressive && model=arc || model=mdc; \
+	    $(EVAL) --model $$model --pretrained $(DEMO)/$$model --dataset $(SUBSETS:%=sugar_crepe/%) \
+	        --dataset_root $(SCENES)/sugarcrepe --scorer $$scorer --num_samples 64 \
+	        --output "$(RESULTS)/{dataset}-$$scorer.json" || exit; done
+	$(BIN)/open_clip_mdc reconstruct --pretrained $(DEMO)/mdc --data $(SCENES)/val/00000.tar \
 	    --out $(DEMO)/reconstructions.png
+	@echo; echo "Linear probe on 16 classes, and which of two captions is right (accuracy in %):"
+	@$(BIN)/python -m clip_benchmark_ext.table $(RESULTS)/*.json
 
 test: .venv/installed
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest
@@ -44,7 +66,9 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 
 bench: .venv/installed
-	$(BIN)/python benchmarks/training.py $(if $(CAPTIONS),--captions $(CAPTIONS))
+	$(BIN)/python benchmarks/training.py --captions $(CAPTIONS)
+	$(BIN)/python benchmarks/scoring.py --captions $(CAPTIONS)
+	$(BIN)/python benchmarks/decoding.py
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache demo

@@ -25,6 +25,7 @@ setup(
         "pillow",
         "safetensors",
         "scikit-learn",
+        "scipy",
         "tensorboard",  # --report-to tensorboard
         "tqdm",
     ],

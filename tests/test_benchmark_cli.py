@@ -146,12 +146,14 @@ def test_bad_checkpoints_are_named_in_one_line(runs, scenes, tmp_path):
 
 
 def test_local_dir_and_schema_ids_are_found(runs, tmp_path):
-    """A folder as OpenCLIP saves models for the hub: its own saving function, our model."""
-    from open_clip.push_to_hf_hub import save_for_hf
+    """A folder as OpenCLIP saves models for the hub: its config by its own function, and safetensors."""
+    from open_clip.push_to_hf_hub import HF_SAFE_WEIGHTS_NAME, save_config_for_hf
+    from safetensors.torch import save_file
 
     from open_clip_mdc.checkpoints import find, load
     model, _, tokenizer = load(str(runs / "mdc"))
-    save_for_hf(model, None, open_clip.get_model_config("MDC-ViT-Ti-8"), tmp_path, skip_tokenizer=True)
+    save_file(model.state_dict(), tmp_path / HF_SAFE_WEIGHTS_NAME)
+    save_config_for_hf(model, tmp_path / "open_clip_config.json", open_clip.get_model_config("MDC-ViT-Ti-8"))
     for pretrained in (str(tmp_path), f"local-dir:{tmp_path}"):
         assert find(pretrained).weights is None
         again, _, same = load(pretrained)

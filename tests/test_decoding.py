@@ -340,6 +340,7 @@ def test_what_makes_no_sense_is_refused(model, image):
             (dict(length=3, tokens_per_step=0), "tokens_per_step"), (dict(length=3, tokens_per_step=()), "one token"),
             (dict(length=3, confidence="luck"), "'luck'"), (dict(length=3, temperature=-1.0), "temperature"),
             (dict(text=torch.tensor([[SOT, MASK, 3]])), "no EOT"),
+            (dict(text=torch.tensor([[SOT, MASK, EOT]] * 2)), "5 images, but 2 texts"),
             (dict(text=torch.tensor([[SOT, 3, EOT, MASK]])), "padding")):
         with pytest.raises(ValueError, match=message):
             decoding.generate(model, image, **options)

@@ -248,11 +248,15 @@ def unmask_images(
         ValueError: if an argument is out of range.
     """
     vocab_size, longest = model.vocab_size, model.context_length - 1 - force_eot
-    lengths = AUTO_LENGTHS if length == "auto" else (length,) if isinstance(length, int) else length
+    lengths = (length,) if isinstance(length, int) else length
+    if length == "auto":
+        lengths = [n for n in AUTO_LENGTHS if n <= longest]
     if text is None and (isinstance(lengths, str) or not lengths or min(lengths) < 1 or max(lengths) > longest):
         raise ValueError(f"length is {length!r}; it must be 'auto' or numbers of tokens from 1 to {longest}")
     if num_candidates < 1 or (num_candidates > 1 and temperature == 0):
         raise ValueError(f"num_candidates is {num_candidates}; it must be 1 at temperature 0, where all are equal")
+    if text is not None and len(text) not in (1, len(image)):
+        raise ValueError(f"there are {len(image)} images, but {len(text)} texts to fill in; give one each, or one for all")
     if text is not None and force_eot and not (text == eot_id(vocab_size)).any(-1).all():
         raise ValueError("a text to fill in has no EOT; add it, or let it be predicted with force_eot=False")
 

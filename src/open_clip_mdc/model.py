@@ -17,6 +17,7 @@ from open_clip.model import CLIPTextCfg, CLIPVisionCfg, _build_vision_tower
 from open_clip.transformer import LayerNorm, LayerNormFp32, QuickGELU
 from torch import Tensor, nn
 
+from . import decoding, scoring
 from .decoder import ImageKV, Layout, TextDecoder
 from .objective import Corrupted, corrupt, sample_t
 from .tokens import valid_tokens
@@ -244,3 +245,13 @@ class Captioner(nn.Module):
             "token_valid": corrupted.token_valid.float(),
             "logit_scale": self.logit_scale,
         }
+
+    # ---- scoring and decoding
+
+    def log_likelihood(self, image: Tensor, text: Tensor, method: str | None = None, **options) -> Tensor:
+        """`scoring.log_likelihood`: nats of captions [B, L] or candidates [B, C, L], as [B] or [B, C]."""
+        return scoring.log_likelihood(self, image, text, method, **options)
+
+    def generate(self, image: Tensor, **options) -> Tensor:
+        """`decoding.generate`: captions as ids from SOT to EOT, then padding, long [B, L]."""
+        return decoding.generate(self, image, **options)
