@@ -182,8 +182,8 @@ def report(args) -> str:
         seconds = compare_speed(args, contestants, long)
         memory = {n: memory_of(args, n, long) for n in contestants}
         for name in contestants[1:]:
-            lines.append(f"| {'long' if long else 'short'} | {mean:.1f} | {name} | {seconds[name] / seconds['MDC']:.2f} "
-                         f"| {memory['MDC'] / memory[name]:.2f} |")
+            slower, less = seconds[name] / seconds["MDC"], memory["MDC"] / memory[name]
+            lines.append(f"| {'long' if long else 'short'} | {mean:.1f} | {name} | {slower:.2f} | {less:.2f} |")
         share = share_of_peak(args, seconds["MDC"], long)
         if share is not None:
             lines += ["", f"{args.batch_size / seconds['MDC']:.0f} samples/s, {share:.0%} of the bf16 peak", ""]

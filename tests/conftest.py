@@ -8,6 +8,7 @@ import pytest
 import torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 torch.set_num_threads(2)
 
 from open_clip_mdc.model import Captioner  # noqa: E402
@@ -60,7 +61,7 @@ def run(*command: str, check: bool = True, timeout: float = 300, **env: str) -> 
     command = [sys.executable, *command[1:]] if command[0] == "python" else list(command)
     result = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "", **env},
     )
     if check:
         assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-3000:]}\n{result.stderr[-6000:]}"

@@ -63,6 +63,7 @@ def test_webdataset_trains_with_falling_loss_validates_and_logs(scenes, tmp_path
 
 
 @pytest.mark.parametrize("flags", [
+    ("--precision", "amp"),
     ("--precision", "amp_bf16"),
     ("--precision", "bf16"),
     ("--precision", "pure_bf16"),
