@@ -256,7 +256,8 @@ def unmask_images(
     if num_candidates < 1 or (num_candidates > 1 and temperature == 0):
         raise ValueError(f"num_candidates is {num_candidates}; it must be 1 at temperature 0, where all are equal")
     if text is not None and len(text) not in (1, len(image)):
-        raise ValueError(f"there are {len(image)} images but {len(text)} texts to fill in: give one each, or one")
+        raise ValueError(f"there are {len(image)} images, but {len(text)} texts to fill in; "
+                         "give one each, or one for all")
     if text is not None and force_eot and not (text == eot_id(vocab_size)).any(-1).all():
         raise ValueError("a text to fill in has no EOT; add it, or let it be predicted with force_eot=False")
 
