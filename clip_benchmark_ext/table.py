@@ -5,17 +5,18 @@
 `clip_benchmark build` makes a CSV of every number; this shows those that the paper's tables show.
 """
 import json
+import logging
 import sys
 from pathlib import Path
 
 from .selection import sugar_crepe_groups
 
-# metric: column
-SHOWN = {
-    "lp_acc1": "probe", "acc1": "top-1", "acc5": "top-5", "text_acc": "accuracy", "text_acc_macro": "macro",
-    "text_acc_micro": "micro", "text_acc_blind": "blind", "text_acc_debiased": "debiased",
-    "text_acc_micro_blind": "micro blind", "text_acc_micro_debiased": "micro debiased", "image_acc": "image",
-    "acc": "both", "ties": "ties", "cases": "cases", "mean_draws": "draws",
+# column: the metrics that it shows, the first that a result has; a group's blind and debiased are over its cases
+COLUMNS = {
+    "probe": ("lp_acc1",), "top-1": ("acc1",), "top-5": ("acc5",), "accuracy": ("text_acc",),
+    "macro": ("text_acc_macro",), "micro": ("text_acc_micro",), "blind": ("text_acc_blind", "text_acc_micro_blind"),
+    "debiased": ("text_acc_debiased", "text_acc_micro_debiased"), "image": ("image_acc",), "both": ("acc",),
+    "ties": ("ties",), "cases": ("cases",), "draws": ("mean_draws",),
 }
 
 
@@ -45,27 +46,32 @@ def read_results(paths: list[str]) -> list[dict]:
 
 
 def markdown(results: list[dict]) -> str:
-    """One row per result; only columns that some row has."""
-    columns = [metric for metric in SHOWN if any(metric in r["metrics"] for r in results)]
-    lines = ["| data set | model | scorer | " + " | ".join(SHOWN[c] for c in columns) + " |",
-             "|---" * (len(columns) + 3) + "|"]
+    """One row per result; only columns that some row has. Accuracies in percent."""
+    def value(result: dict, column: str):
+        return next((result["metrics"][m] for m in COLUMNS[column] if result["metrics"].get(m) is not None), None)
 
-    def cell(value) -> str:
-        if value is None:
+    def cell(result: dict, column: str) -> str:
+        number = value(result, column)
+        if number is None:
             return ""
-        return f"{100 * value:.1f}" if isinstance(value, float) and value <= 1 else f"{value:.0f}"
+        return f"{number:.0f}" if column in ("ties", "cases", "draws") else f"{100 * number:.1f}"
 
-    for result in sorted(results, key=lambda r: (r["dataset"], r["model"], str(r["metrics"].get("scorer")))):
-        cells = [cell(result["metrics"].get(c)) for c in columns]
-        lines.append(f"| {result['dataset']} | {result['model']} | {result['metrics'].get('scorer') or ''} | "
-                     + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    def row(result: dict) -> list[str]:
+        path = Path(result["pretrained"])
+        run = f" ({path.parent.parent.name})" if path.parent.name == "checkpoints" else ""
+        return [result["dataset"], result["model"] + run, result["metrics"].get("scorer") or ""]
+
+    columns = [c for c in COLUMNS if any(value(r, c) is not None for r in results)]
+    head = ["data set", "model (run)", "scorer", *columns]
+    rows = sorted(row(r) + [cell(r, c) for c in columns] for r in results)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def main() -> None:
     paths = sys.argv[1:]
     if not paths:
         sys.exit("usage: python -m clip_benchmark_ext.table RESULT.json ...")
+    logging.disable(logging.WARNING)  # a group without all of its subsets has no row, which is plain to see
     try:
         print(markdown(read_results(paths)))
     except (ValueError, OSError) as problem:

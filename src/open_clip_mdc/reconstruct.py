@@ -61,14 +61,14 @@ def contact_sheet(pictures: list, captions: list[str], said: list[str], path: st
     from matplotlib import pyplot as plt
     columns = 4
     rows = -(-len(pictures) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(3.4 * columns, 3.6 * rows), squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=(3.4 * columns, 3.8 * rows), squeeze=False,
+                                layout="constrained")
     for axis in axes.flat:
         axis.axis("off")
     for axis, picture, caption, guess in zip(axes.flat, pictures, captions, said, strict=False):
         axis.imshow(picture, interpolation="nearest")
-        axis.set_title(f"caption: {caption}\nmodel: {guess}", fontsize=8, wrap=True,
+        axis.set_title(f"caption: {caption}\nmodel: {guess}", fontsize=8,
                        color="darkgreen" if guess == caption else "firebrick")
-    figure.tight_layout()
     temporary = Path(path).with_suffix(".tmp.png")
     figure.savefig(temporary, dpi=100)
     os.replace(temporary, path)
