@@ -150,6 +150,20 @@ def test_equally_confident_positions_are_revealed_from_the_left():
     assert found.log_likelihood.tolist() == pytest.approx([math.log(.5 * .2 * .5 * .2), math.log(.2 * .2)])
 
 
+def test_the_heuristic_is_a_likelihood_the_captions_of_a_length_add_up_to_1():
+    # Words 0 to 3, SOT 4, EOT 5, which is certain at the end and impossible before. The rest is random per context.
+    def probabilities(text, position):
+        if position == 4:
+            return [0., 0., 0., 0., 0., 1.]
+        rng = np.random.default_rng([*text, position])
+        return [*(rng.dirichlet([0.5] * 4).tolist()), 0., 0.]
+
+    text = torch.tensor([[4, *words, 5] for words in itertools.product(range(4), repeat=3)])
+    found = scoring.heuristic(table_of(probabilities), text, vocab_size=6)
+    assert found.log_likelihood.exp().sum().item() == pytest.approx(1, abs=1e-5)
+    assert len(found.order.unique(dim=0)) > 1  # though captions are revealed in different orders
+
+
 def test_finished_rows_leave_the_batch(mdc):
     image_kv = mdc.text.project_image(mdc.encode_image_tokens(images(1)))
     tokens, asked_for = [], []

@@ -44,12 +44,13 @@ def _corners(count: int, outer: float, inner: float | None = None, turn: float =
     return [(radii[i % 2] * math.sin(angle), -radii[i % 2] * math.cos(angle)) for i, angle in enumerate(angles)]
 
 
-# Scaled to nearly equal area inside a circle of radius 1, so that "larger" means the same for every shape.
+# All reach to a circle of radius 1, which is what "larger" compares. With outlines scaled to equal area instead, the
+# tiny model names colours and relations after 300 steps but no shape (NELBO 2.9 nats a caption, two free choices of 4).
 SHAPES = {
-    "circle": _corners(48, 0.68),
-    "square": _corners(4, 0.85, turn=math.pi / 4),
+    "circle": _corners(48, 1.0),
+    "square": _corners(4, 1.0, turn=math.pi / 4),
     "triangle": _corners(3, 1.0),
-    "star": _corners(10, 1.0, inner=0.5),
+    "star": _corners(10, 1.0, inner=0.4),
 }
 COLOURS = {"red": (215, 45, 45), "green": (45, 165, 75), "blue": (50, 85, 215), "yellow": (235, 200, 45)}
 RELATIONS = {"left of": "right of", "up above": "down below"}  # as captions say it: as seen from the other side

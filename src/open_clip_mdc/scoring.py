@@ -6,7 +6,7 @@ every other token is scored, EOT included: a caption of N words and marks has N 
 
     autoregressive   1 decoder call a caption, causal models
     heuristic        N calls: start fully masked; at each step score the true token where the model is surest of
-                     anything, and reveal it. Not a bound of anything: the order looks at the candidate itself
+                     anything, and reveal it
     monte_carlo      up to `num_samples` calls: an unbiased estimate of the lower bound of Eq. 8, with standard error
 
 Dimensions: B images, C candidates of an image, R captions (rows), L positions, N scored tokens of a caption, K draws,
@@ -70,8 +70,12 @@ def heuristic(token_logits: TokenLogits, text: Tensor, vocab_size: int) -> Likel
     """The paper's heuristic: reveals a caption in order of confidence and adds up what its tokens got when revealed.
 
     Confidence is the highest probability in the vocabulary, whatever the true token's is; of equal ones the first
-    position wins. All rows step together. A row that is finished shrinks to its SOT: it stays one of its image's R/I
-    rows, at the cost of one token and no logits.
+    position wins. As the next position depends on the revealed tokens alone, this is a chain rule: given the length,
+    the probabilities of all captions add up to 1, and the score is the exact log-probability that decoding in order of
+    confidence samples the caption. It is a likelihood of its own, which Eq. 8 does not bound.
+
+    All rows step together. A row that is finished shrinks to its SOT: it stays one of its image's R/I rows, at the
+    cost of one token and no logits.
 
     Args:
         token_logits: of a bidirectional model.
