@@ -28,8 +28,10 @@ from tqdm import tqdm
 
 from open_clip_mdc import create_model_and_transforms, get_tokenizer
 from open_clip_mdc.checkpoints import load
+from open_clip_mdc.estimators import Likelihood
 from open_clip_mdc.model import Captioner
-from open_clip_mdc.scoring import Likelihood, draw_masks, log_likelihood
+from open_clip_mdc.monte_carlo import draw_masks
+from open_clip_mdc.scoring import log_likelihood
 from open_clip_mdc.tokens import mask_id, scored_tokens, valid_tokens
 
 MODEL = "MDC-ViT-B-32"

@@ -7,7 +7,7 @@ import torch
 from open_clip.tokenizer import SimpleTokenizer
 from scipy.stats import chisquare
 
-from open_clip_mdc import decoding, scoring
+from open_clip_mdc import decoding, estimators, scoring
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.tokens import decode_captions, valid_tokens
 
@@ -286,7 +286,7 @@ def test_the_log_likelihood_of_decoding_is_the_papers_heuristic_score(model, ima
     decoded = unmask(network(model, image), start, temperature=temperature, top_k=20,
                      generator=torch.Generator().manual_seed(0))
     assert not (decoded.text == EOT).any()  # else the caption would end there
-    heuristic = scoring.heuristic(network(model, image), decoded.text, 60)
+    heuristic = estimators.heuristic(network(model, image), decoded.text, 60)
     torch.testing.assert_close(decoded.log_likelihood, heuristic.log_likelihood, rtol=1e-5, atol=1e-5)
     assert torch.equal(decoded.step, heuristic.order)
 

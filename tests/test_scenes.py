@@ -158,7 +158,7 @@ def test_the_named_colours_are_where_the_objects_are_and_nowhere_else(world):
 
 def test_shapes_cover_their_share_of_the_bounding_box():
     world, seen = World(pixels=256), Counter()
-    covers = {"circle": np.pi / 4, "square": 1.0, "triangle": 0.5, "star": 0.427}
+    covers = {"circle": np.pi / 4, "square": 1.0, "triangle": 0.5, "star": 0.342}
     for scene, rng in drawn(world, 40):
         colour = coloured(scenes.render(scene, world.pixels, rng))
         for item in scene.objects:

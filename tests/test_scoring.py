@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.special import stdtrit
 
-from open_clip_mdc import scoring
+from open_clip_mdc import estimators, monte_carlo, scoring
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.tokens import eot_id, mask_id, sot_id
 
@@ -137,7 +137,7 @@ def test_the_heuristic_score_and_order_of_a_table_are_those_computed_by_hand():
             return {1: [.6, .25, .1, .05]}[position]  # truth .25
         raise AssertionError(f"no step of the heuristic shows {text}")
 
-    found = scoring.heuristic(table_of(probabilities), torch.tensor([[2, 1, 0, 3]]), vocab_size=4)
+    found = estimators.heuristic(table_of(probabilities), torch.tensor([[2, 1, 0, 3]]), vocab_size=4)
     assert found.order.tolist() == [[-1, 2, 0, 1]]
     assert found.token_log_likelihood[0].tolist() == pytest.approx([0, math.log(.25), math.log(.1), math.log(.5)])
     assert found.log_likelihood.item() == pytest.approx(math.log(.25 * .1 * .5))
@@ -145,7 +145,7 @@ def test_the_heuristic_score_and_order_of_a_table_are_those_computed_by_hand():
 
 def test_equally_confident_positions_are_revealed_from_the_left():
     even = table_of(lambda text, position: [.2, .5, .1, .2])
-    found = scoring.heuristic(even, torch.tensor([[2, 1, 0, 1, 3], [2, 0, 3, 0, 0]]), vocab_size=4)
+    found = estimators.heuristic(even, torch.tensor([[2, 1, 0, 1, 3], [2, 0, 3, 0, 0]]), vocab_size=4)
     assert found.order.tolist() == [[-1, 0, 1, 2, 3], [-1, 0, 1, -1, -1]]
     assert found.log_likelihood.tolist() == pytest.approx([math.log(.5 * .2 * .5 * .2), math.log(.2 * .2)])
 
@@ -159,7 +159,7 @@ def test_the_heuristic_is_a_likelihood_the_captions_of_a_length_add_up_to_1():
         return [*(rng.dirichlet([0.5] * 4).tolist()), 0., 0.]
 
     text = torch.tensor([[4, *words, 5] for words in itertools.product(range(4), repeat=3)])
-    found = scoring.heuristic(table_of(probabilities), text, vocab_size=6)
+    found = estimators.heuristic(table_of(probabilities), text, vocab_size=6)
     assert found.log_likelihood.exp().sum().item() == pytest.approx(1, abs=1e-5)
     assert len(found.order.unique(dim=0)) > 1  # though captions are revealed in different orders
 
@@ -174,7 +174,7 @@ def test_finished_rows_leave_the_batch(mdc):
         return mdc.token_logits(image_kv, text, valid, asked)
 
     with torch.no_grad():
-        scoring.heuristic(count, torch.tensor([caption(1, 2), caption(1, 2, 3, 4)]), V)  # 4 and 6 tokens with SOT
+        estimators.heuristic(count, torch.tensor([caption(1, 2), caption(1, 2, 3, 4)]), V)  # 4 and 6 tokens with SOT
     assert tokens == [10, 10, 10, 7, 7]
     assert asked_for == [8, 6, 4, 2, 1]
 
@@ -195,9 +195,9 @@ def estimates(values, num_samples, seeds, interval=None):
     """Score, standard error and its degrees of freedom for many seeds, [seeds, 3], from the values of all masks."""
     found = []
     for seed in range(seeds):
-        draws = scoring.draw_masks(max(map(len, values)), num_samples, seed, interval)
+        draws = monte_carlo.draw_masks(max(map(len, values)), num_samples, seed, interval)
         drawn = np.array([[values[tuple(hidden.nonzero()[0] + 1)] for hidden in draws.hidden]])
-        found.append(np.concatenate(scoring.estimate(drawn, draws)))
+        found.append(np.concatenate(monte_carlo.estimate(drawn, draws)))
     return np.array(found)
 
 
@@ -227,11 +227,11 @@ def test_the_standard_error_is_honest(six_tokens, num_samples):
 def test_the_standard_error_is_honest_where_masks_are_too_many_to_run_out():
     score, covered = [], []
     for seed in range(500):
-        draws = scoring.draw_masks(40, 160, seed)
+        draws = monte_carlo.draw_masks(40, 160, seed)
         noise = np.random.default_rng([seed, 1]).normal(scale=5, size=len(draws.stratum))
         noise[np.isfinite(draws.population[draws.stratum])] = 0  # they would need noise that is the mask's own
         trend = draws.hidden.sum(1)
-        found, error, freedom = scoring.estimate((trend + noise)[None], draws)
+        found, error, freedom = monte_carlo.estimate((trend + noise)[None], draws)
         score.append(found[0])
         covered.append(abs(found[0] - 40 * 20.5) < stdtrit(freedom[0], 0.975) * error[0])
     assert np.mean(score) == pytest.approx(40 * 20.5, abs=4 * np.std(score) / math.sqrt(500))
@@ -245,14 +245,14 @@ def test_a_single_draw_does_not_claim_to_know_its_error(mdc):
 
 @pytest.mark.parametrize("size, draws", [(8, 16), (24, 16), (40, 16), (12, 8), (10, 16), (77, 16), (3, 7), (14, 1024)])
 def test_every_mask_count_is_expected_equally_often(size, draws):
-    samples = [np.bincount(scoring.systematic_sample(size, draws, k), minlength=size) for k in range(size)]
+    samples = [np.bincount(monte_carlo.systematic_sample(size, draws, k), minlength=size) for k in range(size)]
     assert (sum(samples) == draws).all()
     assert all(sample.max() - sample.min() <= 1 for sample in samples)
 
 
 @pytest.mark.parametrize("num_tokens, num_samples", [(7, 1024), (12, 1024), (20, 1024), (20, 50), (77, 64)])
 def test_draws_are_within_budget_and_prefixes_of_them_are_balanced(num_tokens, num_samples):
-    draws = scoring.draw_masks(num_tokens, num_samples)
+    draws = monte_carlo.draw_masks(num_tokens, num_samples)
     counts = draws.hidden.sum(1)
     assert len(counts) <= num_samples and (draws.stratum == counts - 1).all()
     for repeat in range(draws.repeat[-1]):
@@ -282,14 +282,14 @@ def test_candidates_of_equal_length_share_their_masks(mdc):
         return mdc.token_logits(image_kv, text, valid, asked)
 
     with torch.no_grad():
-        scoring.monte_carlo(record, random_captions(3, [6]), V, num_samples=20, seed=5)
-    first, second, third = torch.cat(seen).split(len(scoring.draw_masks(7, 20, 5).hidden))
+        monte_carlo.monte_carlo(record, random_captions(3, [6]), V, num_samples=20, seed=5)
+    first, second, third = torch.cat(seen).split(len(monte_carlo.draw_masks(7, 20, 5).hidden))
     assert (first == second).all() and (first == third).all()
-    assert not np.array_equal(scoring.draw_masks(7, 20, 5).hidden, scoring.draw_masks(7, 20, 6).hidden)
+    assert not np.array_equal(monte_carlo.draw_masks(7, 20, 5).hidden, monte_carlo.draw_masks(7, 20, 6).hidden)
 
 
 def test_masks_of_different_lengths_are_independent():
-    counts = [[scoring.draw_masks(n, 1, seed).hidden.sum() for n in (40, 41)] for seed in range(300)]
+    counts = [[monte_carlo.draw_masks(n, 1, seed).hidden.sum() for n in (40, 41)] for seed in range(300)]
     assert abs(np.corrcoef(np.array(counts).T)[0, 1]) < 4 / math.sqrt(300)
 
 
@@ -318,7 +318,7 @@ def test_early_stopping_of_equal_captions_never_claims_a_winner(mdc):
     text = random_captions(1, [6]).repeat(2, 1)[None]
     found = scoring.log_likelihood(mdc, images(1), text, "monte_carlo", 64, stop_confidence=0.9, return_details=True)
     assert found.log_likelihood[0, 0] == found.log_likelihood[0, 1]
-    assert (found.draws == len(scoring.draw_masks(7, 64).hidden)).all()
+    assert (found.draws == len(monte_carlo.draw_masks(7, 64).hidden)).all()
 
 
 def test_certainty_is_wrong_no_more_often_than_promised():
@@ -341,8 +341,8 @@ def test_certainty_is_wrong_no_more_often_than_promised():
         # The last token is EOT for both and says nothing, so a mask of n tokens counts by its share of words.
         share = (num_hidden - (codes >= 256)) / num_hidden
         gap = sum((share * of_mask[1:])[num_hidden == n].mean() for n in range(1, 10))
-        found = scoring.monte_carlo(token_logits, text, V, 256, seed, stop_confidence=0.95)
-        if found.draws.max() < len(scoring.draw_masks(9, 256, seed).hidden):
+        found = monte_carlo.monte_carlo(token_logits, text, V, 256, seed, stop_confidence=0.95)
+        if found.draws.max() < len(monte_carlo.draw_masks(9, 256, seed).hidden):
             stopped += 1
             wrong += int(found.log_likelihood.argmax() != int(gap > 0))
     assert stopped > 20
