@@ -54,10 +54,10 @@ demo-runs: $(DEMO)/mdc/checkpoints/epoch_$(DEMO_EPOCHS).pt $(DEMO)/arc/checkpoin
 
 demo: | $(SCENES)
 	$(MAKE) --no-print-directory -j2 demo-runs
-	for run in mdc untrained; do \
+	@for run in mdc untrained; do \
 	    $(EVAL) --model mdc --pretrained $(DEMO)/$$run --dataset wds/probe --dataset_root $(SCENES)/probe \
 	        --task linear_probe --feature_root $(DEMO)/features --output $(RESULTS)/probe-$$run.json || exit; done
-	for scorer in heuristic monte_carlo autoregressive; do \
+	@for scorer in heuristic monte_carlo autoregressive; do \
 	    test $$scorer = autoregressive && model=arc || model=mdc; \
 	    $(EVAL) --model $$model --pretrained $(DEMO)/$$model --dataset $(SUBSETS:%=sugar_crepe/%) \
 	        --dataset_root $(SCENES)/sugarcrepe --scorer $$scorer --num_samples 64 \

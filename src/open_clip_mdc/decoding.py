@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .beam import sample_tokens, search_images
 from .decoder import ImageKV
-from .scoring import TokenLogits
+from .estimators import TokenLogits
 from .tokens import PAD_ID, caption_lengths, eot_id, mask_id, sot_id, valid_tokens
 
 if TYPE_CHECKING:
