@@ -68,7 +68,7 @@ demo: | $(SCENES)
 	@$(BIN)/python -m clip_benchmark_ext.table $(RESULTS)/*.json
 
 test: .venv/installed
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/installed
 	$(BIN)/ruff check .

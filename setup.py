@@ -29,7 +29,7 @@ setup(
         "tensorboard",  # --report-to tensorboard
         "tqdm",
     ],
-    extras_require={"dev": ["pytest", "ruff"]},
+    extras_require={"dev": ["pytest", "pytest-xdist", "ruff"]},
     entry_points={"console_scripts": [
         "open_clip_train = open_clip_mdc.train:main",
         "open_clip_mdc = open_clip_mdc.cli:main",

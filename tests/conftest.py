@@ -9,7 +9,6 @@ import torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-torch.set_num_threads(2)
 
 from open_clip_mdc.model import Captioner  # noqa: E402
 from open_clip_mdc.tokens import eot_id, sot_id  # noqa: E402
