@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads them
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch  # noqa: E402
 
 from open_clip_mdc.model import Captioner  # noqa: E402
 from open_clip_mdc.tokens import eot_id, sot_id  # noqa: E402

@@ -56,8 +56,8 @@ def test_declared_dependencies_are_those_that_are_imported():
             for mark in "[<>=!;( ":
                 name = name.split(mark)[0]
             declared.add(name.lower().replace("-", "_"))
-    # What upstream needs for things that are promised here: its undeclared imports (requests, braceexpand), its encoders,
-    # its logger and its caption metrics.
+    # What upstream needs for things that are promised here: its undeclared imports (requests, braceexpand), its
+    # encoders, its logger and its caption metrics.
     indirect = {"requests", "braceexpand", "timm", "tensorboard", "pycocoevalcap"}
     assert used <= declared, used - declared
     assert declared - indirect <= used, declared - indirect - used
