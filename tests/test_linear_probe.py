@@ -98,7 +98,7 @@ def both(monkeypatch, tmp_path, fewshot_k=-1, val=False, amp=False, num_workers=
     dict(val=True, normalize=False, epochs=4),
     dict(val=True, fewshot_k=4),
     dict(splits=(clusters(60, 1, num_classes=5), VAL, clusters(50, 3, num_classes=5))),  # no top-5
-], ids=str)
+], ids=lambda options: " ".join(options) or "default")
 def test_results_equal_upstreams_to_the_last_digit(monkeypatch, tmp_path, options):
     theirs, ours = both(monkeypatch, tmp_path, **options)
     assert list(ours) == list(theirs)
