@@ -73,6 +73,7 @@ test: .venv/installed
 lint: .venv/installed
 	$(BIN)/ruff check .
 
+bench: export OMP_WAIT_POLICY := ACTIVE
 bench: .venv/installed
 	$(BIN)/python benchmarks/training.py --captions $(CAPTIONS)
 	$(BIN)/python benchmarks/scoring.py --captions $(CAPTIONS)

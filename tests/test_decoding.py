@@ -241,6 +241,16 @@ def test_guidance_zero_is_plain_decoding_and_runs_no_blind_pass(model, image):
     assert not torch.equal(plain.text, guided.text)
 
 
+def test_guidance_against_the_image_itself_changes_nothing(model, image):
+    with torch.no_grad():
+        itself = model.encode_image_tokens(image[:1])[0]
+    plain = decoding.generate(model, image[:1], length=6, return_trace=True)
+    guided = decoding.generate(model, image[:1], length=6, return_trace=True, guidance=2.0, blind=itself)
+    other = decoding.generate(model, image[:1], length=6, guidance=2.0, blind=scoring.mean_image(model, [image]))
+    assert torch.equal(plain.text, guided.text) and not torch.equal(plain.text, other)
+    torch.testing.assert_close(plain.log_prob, guided.log_prob, rtol=1e-4, atol=1e-4)
+
+
 def test_guidance_leans_towards_what_only_the_image_explains():
     """blind + (1 + g) (seen - blind) at g = 1: p^2 / blind, worked out by hand."""
     seen, blind = log([0.5, 0.3, 0.1, 0.05, 0.05]), log([0.7, 0.1, 0.1, 0.05, 0.05])
@@ -296,6 +306,8 @@ def test_of_several_lengths_the_best_per_token_is_kept(model, image):
     each = [decoding.generate(model, image, length=n, return_trace=True) for n in lengths]
     best = torch.stack([d.log_likelihood / (n + 1) for d, n in zip(each, lengths, strict=True)]).argmax(0)
     chosen = decoding.generate(model, image, length=lengths)
+    auto = decoding.generate(model, image, length="auto")
+    assert torch.equal(auto, decoding.generate(model, image, length=range(8, 15)))  # as far as the context goes
     assert len(set(best.tolist())) > 1
     for row, pick, i in zip(chosen, best.tolist(), range(len(image)), strict=True):
         expected = each[pick].text[i]

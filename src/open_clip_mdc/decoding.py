@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 Score = Callable[["Captioner", Tensor, Tensor], Tensor]  # (model, image, text [B, C, L]) -> [B, C], higher is better
 
-AUTO_LENGTHS = range(6, 21)
+# A masked diffusion captioner models captions given image and length; how likely a length is, it was never asked. What
+# "auto" goes by, the log-likelihood per token, leans towards the short end: this range is part of the method.
+AUTO_LENGTHS = range(8, 21)
 
 
 class Unmasked(NamedTuple):
@@ -178,10 +180,15 @@ def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context
     return text
 
 
-def blind_image_kv(model: "Captioner") -> ImageKV:
-    """Keys and values of no image at all: one patch, zero everywhere. The same for every batch; serves any rows."""
-    width = model.text.blocks[0].cross_kv.in_features
-    return model.text.project_image(model.text.output.weight.new_zeros(1, 1, width))
+def blind_image_kv(model: "Captioner", blind: Tensor | None = None) -> ImageKV:
+    """Keys and values that stand for no image, of one image that serves any rows: the same for every batch.
+
+    Args:
+        blind: patch tokens [P, D], as `scoring.mean_image` makes them; None is a single patch, zero everywhere.
+    """
+    if blind is None:
+        blind = model.text.output.weight.new_zeros(1, model.text.blocks[0].cross_kv.in_features)
+    return model.text.project_image(blind[None])
 
 
 def guided(conditional: TokenLogits, blind: TokenLogits, guidance: float) -> TokenLogits:
@@ -216,6 +223,7 @@ def unmask_images(
         confidence: str = "probability",
         force_eot: bool = True,
         guidance: float = 0.0,
+        blind: Tensor | None = None,
         num_candidates: int = 1,
         score: Score | None = None,
         temperature: float = 0.0,
@@ -235,7 +243,8 @@ def unmask_images(
         force_eot: EOT is given, right after the N' tokens, and none of them may be EOT: the caption has exactly N'
             tokens before EOT. False: EOT is one of the N' tokens to predict. The decoder does not see padding, so it
             knows where a caption ends and nearly always puts EOT there; where it puts it earlier, the caption is cut.
-        guidance: strength of classifier-free guidance against `blind_image_kv`; 0 runs no blind pass.
+        guidance: strength of classifier-free guidance (`guided`); 0 runs no blind pass.
+        blind: what guidance takes for no image, see `blind_image_kv`.
         num_candidates: captions drawn per image, at a temperature > 0; the best by `score` per token is kept.
         score: compares candidates, e.g. `scoring.log_likelihood`; by default `Unmasked.log_likelihood`, which is free.
         temperature, top_k, top_p, generator: see `unmask_by_confidence`.
@@ -264,7 +273,7 @@ def unmask_images(
     image_kv = model.text.project_image(model.encode_image_tokens(image))
     token_logits = partial(model.token_logits, image_kv)
     if guidance:
-        token_logits = guided(token_logits, partial(model.token_logits, blind_image_kv(model)), guidance)
+        token_logits = guided(token_logits, partial(model.token_logits, blind_image_kv(model, blind)), guidance)
     forbidden = (sot_id(vocab_size), eot_id(vocab_size))[:1 + force_eot]
     starts = [text.expand(len(image), -1)] if text is not None else [
         fully_masked(len(image), n, vocab_size, force_eot, image.device) for n in lengths]
