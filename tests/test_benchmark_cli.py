@@ -186,3 +186,19 @@ def test_registering_the_benchmark_twice_is_once():
     for target, upstream in before.items():
         module, attribute = target.split(":")
         assert getattr(import_module(module), attribute) is upstream, target
+
+
+@pytest.mark.parametrize("alias", ["mdc", "arc"])
+def test_the_score_tool_writes_a_line_per_picture_and_caption_that_adds_up(scenes, runs, tmp_path, alias):
+    rows = list(json.loads((scenes / "sugarcrepe" / "swap_att.json").read_text()).values())[:2]
+    (tmp_path / "captions.txt").write_text("\n".join(r["caption"] for r in rows) + "\n")
+    pictures = [str(scenes / "sugarcrepe" / "images" / r["filename"]) for r in rows]
+    run("python", "-m", "open_clip_mdc.cli", "score", "--pretrained", str(runs / alias), "--images", *pictures,
+        "--captions", str(tmp_path / "captions.txt"), "--out", str(tmp_path / "scores.jsonl"))
+    lines = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert [(x["image"], x["caption"]) for x in lines] == [(p, r["caption"]) for p in pictures for r in rows]
+    for line in lines:
+        assert line["score"] == pytest.approx(sum(t["log_likelihood"] for t in line["tokens"]), abs=1e-3)
+        assert line["debiased"] == pytest.approx(line["score"] - line["blind"])
+        assert [t["token"] for t in line["tokens"]] == [*line["caption"].split(), "<end>"]
+        assert sorted(t["step"] for t in line["tokens"]) == list(range(len(line["tokens"])))
