@@ -37,7 +37,7 @@ ARC_IMAGES = 8
 def plain(model: Captioner, image: Tensor, steps: int) -> Tensor:
     """The first `steps` of Eq. 6, everything computed anew at each."""
     vocab_size = model.vocab_size
-    start = decoding.fully_masked(len(image), LENGTH, vocab_size)
+    start, _ = decoding.fully_masked(torch.full((len(image),), LENGTH), vocab_size)
     text = F.pad(start, (0, model.context_length - start.shape[1]))
     valid = valid_tokens(text, vocab_size)
     rows = torch.arange(len(image))

@@ -143,6 +143,16 @@ def test_the_length_penalty_compares_by_the_mean_but_returns_the_sum():
     assert (words(text[0]), round(score.exp().item(), 4)) == ((0,), 0.28)
 
 
+def test_captions_that_end_do_not_take_the_place_of_beams_that_go_on():
+    """First 0: 0.35, EOT: 0.33, 1: 0.32; then 0 ends at 0.5, 1 for certain. Per token "1" is best, sqrt(0.32)."""
+    def table(text, parent):
+        after = {2: [0.35, 0.32, 0.0, 0.33], 0: [0.5, 0.0, 0.0, 0.5], 1: [0.0, 0.0, 0.0, 1.0]}
+        return torch.tensor([after[ids[-1]] for ids in text.tolist()]).log()
+
+    text, score = beam.beam_search(table, 1, 4, max_length=1, num_beams=2, length_penalty=1.0)
+    assert (words(text[0]), round(score.exp().item(), 4)) == ((1,), 0.32)
+
+
 @pytest.mark.parametrize("num_beams", [1, 6])
 def test_the_score_is_the_log_likelihood_of_the_caption(model, image, num_beams):
     text, score = searched(model, image, max_length=7, num_beams=num_beams)

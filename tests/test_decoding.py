@@ -115,7 +115,7 @@ def test_every_step_reveals_exactly_k_asks_for_masks_only_and_never_changes_a_to
         return inner(text, valid, asked)
 
     inner = network(model, image)
-    start = decoding.fully_masked(len(image), 7, 60)
+    start = torch.tensor([[SOT] + [MASK] * 7 + [EOT]]).repeat(len(image), 1)
     decoded = unmask(token_logits, start, tokens_per_step=tokens_per_step, temperature=temperature)
     assert len(seen) == len(expected)
     for number, (before, after, count) in enumerate(zip(seen, [*seen[1:], decoded.text], expected, strict=True)):
@@ -167,11 +167,11 @@ def test_the_image_is_encoded_and_projected_once_and_only_masks_get_logits(model
     hooks = [module.register_forward_hook(lambda m, x, y, name=name: calls[name].append(x[0].shape))
              for name, module in (("visual", model.visual), ("kv", model.text.blocks[0].cross_kv),
                                   ("output", model.text.output))]
-    decoding.generate(model, image, length=(4, 7), tokens_per_step=2)
+    decoding.generate(model, image, length=7, tokens_per_step=2)
     for hook in hooks:
         hook.remove()
     assert len(calls["visual"]) == len(calls["kv"]) == 1
-    assert [shape[0] // len(image) for shape in calls["output"]] == [4, 2, 7, 5, 3, 1]
+    assert [shape[0] // len(image) for shape in calls["output"]] == [7, 5, 3, 1]
 
 
 def test_a_forced_eot_follows_exactly_n_tokens_and_a_predicted_one_is_among_them(model, image):
@@ -221,7 +221,7 @@ def test_templates_are_tokenised_as_captions_with_masks_between(tokenizer):
 def test_unicode_captions_survive_the_round_trip(tokenizer, caption):
     truth = tokenizer(caption)
     sure = torch.nn.functional.one_hot(truth[0], tokenizer.vocab_size) * 20.0
-    start = decoding.fully_masked(1, int((truth == 49407).nonzero()[0, 1]) - 1, 49408)
+    start, _ = decoding.fully_masked((truth == 49407).nonzero()[:, 1] - 1, 49408)
     decoded = unmask(table(sure[:start.shape[1]]), start, 49408, tokens_per_step=2)
     assert torch.equal(decoded.text, truth[:, :start.shape[1]])
     assert decode_captions(decoded.text, tokenizer) == [caption]
@@ -301,17 +301,34 @@ def test_the_log_likelihood_of_decoding_is_the_papers_heuristic_score(model, ima
     assert torch.equal(decoded.step, heuristic.order)
 
 
-def test_of_several_lengths_the_best_per_token_is_kept(model, image):
+def test_of_several_lengths_the_one_is_decoded_that_the_model_is_surest_of(model, image):
     lengths = (3, 5, 8)
-    each = [decoding.generate(model, image, length=n, return_trace=True) for n in lengths]
-    best = torch.stack([d.log_likelihood / (n + 1) for d, n in zip(each, lengths, strict=True)]).argmax(0)
-    chosen = decoding.generate(model, image, length=lengths)
+    sureness = torch.stack([
+        model.logits(image, torch.tensor([[SOT] + [MASK] * n + [EOT]]).repeat(5, 1)).log_softmax(-1)
+        [:, 1:-1, :SOT].amax(-1).mean(1) for n in lengths], dim=1)
+    best = sureness.argmax(1).tolist()
+    assert len(set(best)) > 1
+    together = decoding.generate(model, image, length=lengths)
+    for i, pick in enumerate(best):
+        alone = decoding.generate(model, image[i:i + 1], length=lengths[pick])[0]
+        assert len(alone) == lengths[pick] + 2
+        assert torch.equal(together[i, :len(alone)], alone) and not together[i, len(alone):].any()
+
+
+def test_auto_chooses_among_the_lengths_that_the_context_holds(model, image):
     auto = decoding.generate(model, image, length="auto")
-    assert torch.equal(auto, decoding.generate(model, image, length=range(8, 15)))  # as far as the context goes
-    assert len(set(best.tolist())) > 1
-    for row, pick, i in zip(chosen, best.tolist(), range(len(image)), strict=True):
-        expected = each[pick].text[i]
-        assert torch.equal(row[:len(expected)], expected) and not row[len(expected):].any()
+    assert torch.equal(auto, decoding.generate(model, image, length=range(8, 15)))
+
+
+def test_captions_of_different_length_are_ended_each_at_its_own(model, image):
+    """Without a forced EOT: rows of 2 and 4 tokens, the second with an early EOT."""
+    start, valid = decoding.fully_masked(torch.tensor([2, 4]), 60, force_eot=False)
+    assert start.tolist() == [[SOT, MASK, MASK, 0, 0], [SOT, MASK, MASK, MASK, MASK]]
+    assert valid.tolist() == [[True, True, True, False, False], [True] * 5]
+    text = torch.tensor([[SOT, 5, 6, 0, 0], [SOT, 5, EOT, 7, 8]])
+    ended = decoding.end_at_eot(decoding.Unmasked(text, text, text.float()), valid, 60)
+    assert ended.text.tolist() == [[SOT, 5, 6, EOT, 0, 0], [SOT, 5, EOT, 0, 0, 0]]
+    assert ended.step.tolist()[1][3:] == [-1, -1, -1] and not ended.log_prob[1, 3:].any()
 
 
 def test_candidates_are_ranked_by_the_score_given(model, image):

@@ -8,7 +8,6 @@ Dimensions: B images, C candidate captions per image, R rows, L positions, M mas
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 Score = Callable[["Captioner", Tensor, Tensor], Tensor]  # (model, image, text [B, C, L]) -> [B, C], higher is better
 
-# A masked diffusion captioner models captions given image and length; how likely a length is, it was never asked. What
-# "auto" goes by, the log-likelihood per token, leans towards the short end: this range is part of the method.
 AUTO_LENGTHS = range(8, 21)
 
 
@@ -129,9 +126,10 @@ def unmask_by_confidence(
 
     step = torch.full_like(text, -1)
     log_prob = torch.zeros(text.shape, device=text.device)
-    for number, count in enumerate(chain(schedule, repeat(schedule[-1]))):
+    for number in range(int(masked.sum(1).max())):
         if not masked.any():
-            return Unmasked(text, step, log_prob)
+            break
+        count = schedule[min(number, len(schedule) - 1)]
         log_probs = token_logits(text, valid, masked).float().log_softmax(1)
         allowed = log_probs.index_fill(1, torch.tensor(forbidden, dtype=torch.long, device=text.device), -torch.inf)
         order = torch.full_like(log_prob, -torch.inf).masked_scatter(masked, rank(log_probs, allowed, confidence))
@@ -143,14 +141,45 @@ def unmask_by_confidence(
         log_prob = log_prob.masked_scatter(chosen, allowed.gather(1, token[:, None]))
         step = step.masked_fill(chosen, number)
         masked = masked & ~chosen
-    raise AssertionError("the schedule repeats for ever")
+    return Unmasked(text, step, log_prob)
 
 
-def fully_masked(batch_size: int, length: int, vocab_size: int, force_eot: bool = True,
-                 device: torch.device | str = "cpu") -> Tensor:
-    """SOT, `length` masks and, if forced, EOT: long [B, length + 2] or [B, length + 1]."""
-    ids = [sot_id(vocab_size)] + [mask_id(vocab_size)] * length + [eot_id(vocab_size)] * force_eot
-    return torch.tensor(ids, device=device).repeat(batch_size, 1)
+def fully_masked(lengths: Tensor, vocab_size: int, force_eot: bool = True) -> tuple[Tensor, Tensor]:
+    """SOT, as many masks as asked for and, if forced, EOT.
+
+    Args:
+        lengths: long [B].
+
+    Returns:
+        text: long [B, L], padded.
+        valid: bool [B, L].
+    """
+    position = torch.arange(int(lengths.max()) + 1 + force_eot, device=lengths.device)
+    end = lengths[:, None] + 1
+    text = torch.full((len(lengths), len(position)), PAD_ID, device=lengths.device)
+    text = text.masked_fill(position < end, mask_id(vocab_size))
+    if force_eot:
+        text = text.masked_fill(position == end, eot_id(vocab_size))
+    text[:, 0] = sot_id(vocab_size)
+    return text, position < end + force_eot
+
+
+def surest_length(token_logits: TokenLogits, lengths: Sequence[int], batch_size: int, vocab_size: int,
+                  force_eot: bool, forbidden: Sequence[int], device: torch.device | str) -> Tensor:
+    """The length at which the model is surest of an image's caption before a word of it stands, long [B].
+
+    One look at each length, all masked: the mean over positions of the highest log-probability, that is the likelihood
+    per token of decoding in one step. A masked diffusion captioner models captions given image *and length*, never how
+    likely a length is, so that nothing it says about captions of different length compares strictly, and all its
+    likelihoods per token lean towards the short end: the lengths to choose from are part of the method.
+    """
+    forbidden = torch.tensor(forbidden, dtype=torch.long, device=device)
+    sureness = []
+    for length in lengths:
+        text, valid = fully_masked(torch.full((batch_size,), length, device=device), vocab_size, force_eot)
+        log_probs = token_logits(text, valid, text == mask_id(vocab_size)).float().log_softmax(1)
+        sureness.append(log_probs.index_fill(1, forbidden, -torch.inf).amax(1).view(batch_size, length).mean(1))
+    return torch.tensor(lengths, device=device)[torch.stack(sureness, dim=1).argmax(1)]
 
 
 def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context_length: int | None = None) -> Tensor:
@@ -204,14 +233,12 @@ def guided(conditional: TokenLogits, blind: TokenLogits, guidance: float) -> Tok
     return token_logits
 
 
-def end_at_eot(decoded: Unmasked, vocab_size: int, width: int) -> Unmasked:
-    """Cuts captions after their first EOT, ends those that have none by one, and pads to `width` positions."""
-    extra = width - decoded.text.shape[1]
-    text = F.pad(decoded.text, (0, extra), value=eot_id(vocab_size))
-    step = F.pad(decoded.step, (0, extra), value=-1)
-    log_prob = F.pad(decoded.log_prob, (0, extra))
-    valid = valid_tokens(text, vocab_size)
-    return Unmasked(text.where(valid, PAD_ID), step.where(valid, -1), log_prob.where(valid, 0.0))
+def end_at_eot(decoded: Unmasked, valid: Tensor, vocab_size: int) -> Unmasked:
+    """Cuts captions after their first EOT and ends those that have none by one: [R, L] -> [R, L + 1]."""
+    text = F.pad(decoded.text.masked_fill(~valid, eot_id(vocab_size)), (0, 1), value=eot_id(vocab_size))
+    kept = valid_tokens(text, vocab_size)
+    step, log_prob = F.pad(decoded.step, (0, 1), value=-1), F.pad(decoded.log_prob, (0, 1))
+    return Unmasked(text.where(kept, PAD_ID), step.where(kept, -1), log_prob.where(kept, 0.0))
 
 
 def unmask_images(
@@ -236,8 +263,8 @@ def unmask_images(
 
     Args:
         image: [B, 3, height, width], preprocessed.
-        length: N' of the paper, how many tokens are generated (SOT is not). A sequence, or "auto" for `AUTO_LENGTHS`:
-            decode every one of these lengths and keep each image's best caption by `score` per token.
+        length: N' of the paper, how many tokens are generated (SOT is not); or a sequence, of which each image gets the
+            one that `surest_length` chooses; "auto" is `AUTO_LENGTHS`.
         text: captions to fill in instead, long [B, L] or [1, L] (`tokenize_with_masks`); `length` is then not used.
         tokens_per_step, confidence: see `unmask_by_confidence`.
         force_eot: EOT is given, right after the N' tokens, and none of them may be EOT: the caption has exactly N'
@@ -245,7 +272,7 @@ def unmask_images(
             knows where a caption ends and nearly always puts EOT there; where it puts it earlier, the caption is cut.
         guidance: strength of classifier-free guidance (`guided`); 0 runs no blind pass.
         blind: what guidance takes for no image, see `blind_image_kv`.
-        num_candidates: captions drawn per image, at a temperature > 0; the best by `score` per token is kept.
+        num_candidates: captions drawn per image, at a temperature > 0; the one of highest `score` is kept.
         score: compares candidates, e.g. `scoring.log_likelihood`; by default `Unmasked.log_likelihood`, which is free.
         temperature, top_k, top_p, generator: see `unmask_by_confidence`.
         return_trace: return `Unmasked`, with the step and the log-probability of every token, rather than ids.
@@ -275,20 +302,20 @@ def unmask_images(
     if guidance:
         token_logits = guided(token_logits, partial(model.token_logits, blind_image_kv(model, blind)), guidance)
     forbidden = (sot_id(vocab_size), eot_id(vocab_size))[:1 + force_eot]
-    starts = [text.expand(len(image), -1)] if text is not None else [
-        fully_masked(len(image), n, vocab_size, force_eot, image.device) for n in lengths]
-    width = max(start.shape[1] for start in starts) + (not force_eot)
+    if text is not None:
+        start, valid = text.expand(len(image), -1), valid_tokens(text, vocab_size).expand(len(image), -1)
+    else:
+        chosen = torch.full((len(image),), lengths[0], device=image.device) if len(lengths) == 1 else surest_length(
+            token_logits, lengths, len(image), vocab_size, force_eot, forbidden, image.device)
+        start, valid = fully_masked(chosen, vocab_size, force_eot)
     candidates = [
-        end_at_eot(unmask_by_confidence(
-            token_logits, start, valid_tokens(start, vocab_size), vocab_size, tokens_per_step, confidence, forbidden,
-            temperature, top_k, top_p, generator), vocab_size, width)
-        for start in starts for _ in range(num_candidates)]
+        end_at_eot(unmask_by_confidence(token_logits, start, valid, vocab_size, tokens_per_step, confidence, forbidden,
+                                        temperature, top_k, top_p, generator), valid, vocab_size)
+        for _ in range(num_candidates)]
 
     decoded = Unmasked(*(torch.stack(part, dim=1) for part in zip(*candidates, strict=True)))  # [B, C, L]
-    best = torch.zeros(len(image), dtype=torch.long, device=image.device)
-    if len(candidates) > 1:
-        value = decoded.log_likelihood if score is None else score(model, image, decoded.text)
-        best = (value / (caption_lengths(decoded.text, vocab_size) - 1)).argmax(1)
+    value = decoded.log_likelihood if score is None else score(model, image, decoded.text)
+    best = value.argmax(1)
     decoded = Unmasked(*(part[torch.arange(len(image)), best] for part in decoded))
     decoded = Unmasked(*(part[:, :caption_lengths(decoded.text, vocab_size).max()] for part in decoded))
     return decoded if return_trace else decoded.text
