@@ -20,6 +20,8 @@ help:
 	@echo "make demo                  install into .venv, render scenes, train on them, show what was learnt"
 	@echo "make test                  install into .venv, run the tests"
 	@echo "make bench CAPTIONS=FILE   speed and memory against Algorithm 1, CLIP, CoCa and plain scoring loops"
+	@echo "make table1 ... table5, figure3 ... figure6, or tables for all: the paper's, with SCALE=scenes (default),"
+	@echo "     flickr8k or paper, DATA=folder of the data, GPUS=0 (the CPU) or more, SEEDS='0 1 2'; -n prints commands"
 	@echo "make lint | clean"
 
 # Everything below runs in this environment; it is made anew when the dependencies change.
@@ -64,6 +66,9 @@ demo: | $(SCENES)
 	        --output "$(RESULTS)/{dataset}-$$scorer.json" || exit; done
 	$(BIN)/open_clip_mdc reconstruct --pretrained $(DEMO)/mdc --data $(SCENES)/val/00000.tar \
 	    --out $(DEMO)/reconstructions.png
+	@echo; echo "Captions, the model choosing their length too:"
+	@$(BIN)/open_clip_mdc caption --pretrained $(DEMO)/mdc $(SCENES)/val/00000.tar --limit 8 --length auto \
+	    --out $(DEMO)/captions.jsonl --html $(DEMO)/captions.html
 	@echo; echo "Linear probe on 16 classes, and which of two captions is right (accuracy in %):"
 	@$(BIN)/python -m clip_benchmark_ext.table $(RESULTS)/*.json
 
@@ -72,6 +77,21 @@ test: .venv/installed
 
 lint: .venv/installed
 	$(BIN)/ruff check .
+
+# ---- The paper's tables and figures (experiments/run.py). The recipe runs under `make -n` too, and prints what it would
+# run: that depends on what is there already.
+SCALE ?= scenes
+DATA ?= data
+GPUS ?=
+SEEDS ?=
+TABLES := table1 table2 table3 table4 table5 figure3 figure4 figure5 figure6
+DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
+EXPERIMENT := $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) experiments/run.py --scale $(SCALE) --data '$(DATA)' \
+    --bin $(BIN)/ $(if $(GPUS),--gpus $(GPUS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(DRY_RUN),--dry-run)
+
+.PHONY: tables $(TABLES)
+tables $(TABLES): | .venv/installed
+	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@)
 
 bench: export OMP_WAIT_POLICY := ACTIVE
 bench: .venv/installed

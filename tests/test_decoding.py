@@ -152,7 +152,7 @@ def test_greedy_decoding_equals_a_naive_loop_over_all_logits(model, image, confi
 
 @pytest.mark.parametrize("options", [
     dict(length=7), dict(length=7, tokens_per_step=3), dict(length=7, force_eot=False), dict(length=(4, 6, 9)),
-    dict(length=7, guidance=2.0)])
+    dict(length=7, guidance=2.0, blind=torch.zeros(16, 64))])
 def test_the_batch_does_not_change_an_images_caption(model, image, options):
     together = decoding.generate(model, image, return_trace=True, **options)
     for i in range(len(image)):
@@ -234,7 +234,8 @@ def test_guidance_zero_is_plain_decoding_and_runs_no_blind_pass(model, image):
     number = len(forwards)
     unguided = decoding.generate(model, image, length=6, return_trace=True, guidance=0.0)
     assert len(forwards) == 2 * number == 12
-    guided = decoding.generate(model, image, length=6, return_trace=True, guidance=2.0)
+    guided = decoding.generate(model, image, length=6, return_trace=True, guidance=2.0,
+                               blind=scoring.mean_image(model, [image]))
     hook.remove()
     assert len(forwards) == 12 + 12
     assert all(map(torch.equal, plain, unguided))
@@ -368,7 +369,7 @@ def test_what_makes_no_sense_is_refused(model, image):
             (dict(length=(5, 0)), "from 1 to 14"), (dict(length=3, num_candidates=2), "temperature"),
             (dict(length=3, tokens_per_step=0), "tokens_per_step"), (dict(length=3, tokens_per_step=()), "one token"),
             (dict(length=3, confidence="luck"), "'luck'"), (dict(length=3, temperature=-1.0), "temperature"),
-            (dict(text=torch.tensor([[SOT, MASK, 3]])), "no EOT"),
+            (dict(length=3, guidance=1.0), "mean_image"), (dict(text=torch.tensor([[SOT, MASK, 3]])), "no EOT"),
             (dict(text=torch.tensor([[SOT, MASK, EOT]] * 2)), "5 images, but 2 texts"),
             (dict(text=torch.tensor([[SOT, 3, EOT, MASK]])), "padding")):
         with pytest.raises(ValueError, match=message):

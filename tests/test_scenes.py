@@ -17,7 +17,7 @@ from open_clip_train.data import expand_urls, get_wds_dataset
 from PIL import Image
 from torchvision.transforms import ToTensor
 
-from open_clip_mdc import scenes
+from open_clip_mdc import bpe, scenes
 from open_clip_mdc.scenes import World
 
 COMMITTED_BPE = Path(__file__).parents[1] / "model_configs" / "scenes_bpe.txt.gz"
@@ -355,7 +355,7 @@ def test_the_command_prints_a_pattern_that_upstream_expands_to_its_shards(tmp_pa
 
 def test_the_committed_merges_are_the_ones_this_code_makes(tmp_path):
     for name in ("first", "second"):
-        scenes.write_bpe(tmp_path / name)
+        bpe.write(tmp_path / name, scenes.caption_words())
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
     assert gzip.decompress((tmp_path / "first").read_bytes()) == gzip.decompress(COMMITTED_BPE.read_bytes())
 

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .beam import sample_tokens, search_images
-from .decoder import ImageKV
 from .estimators import TokenLogits
 from .tokens import PAD_ID, caption_lengths, eot_id, mask_id, sot_id, valid_tokens
 
@@ -209,17 +208,6 @@ def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context
     return text
 
 
-def blind_image_kv(model: "Captioner", blind: Tensor | None = None) -> ImageKV:
-    """Keys and values that stand for no image, of one image that serves any rows: the same for every batch.
-
-    Args:
-        blind: patch tokens [P, D], as `scoring.mean_image` makes them; None is a single patch, zero everywhere.
-    """
-    if blind is None:
-        blind = model.text.output.weight.new_zeros(1, model.text.blocks[0].cross_kv.in_features)
-    return model.text.project_image(blind[None])
-
-
 def guided(conditional: TokenLogits, blind: TokenLogits, guidance: float) -> TokenLogits:
     """Classifier-free guidance: blind + (1 + guidance) (conditional - blind), on log-probabilities.
 
@@ -271,7 +259,7 @@ def unmask_images(
             tokens before EOT. False: EOT is one of the N' tokens to predict. The decoder does not see padding, so it
             knows where a caption ends and nearly always puts EOT there; where it puts it earlier, the caption is cut.
         guidance: strength of classifier-free guidance (`guided`); 0 runs no blind pass.
-        blind: what guidance takes for no image, see `blind_image_kv`.
+        blind: what guidance takes for no image, `scoring.mean_image(...)`, [P, D].
         num_candidates: captions drawn per image, at a temperature > 0; the one of highest `score` is kept.
         score: compares candidates, e.g. `scoring.log_likelihood`; by default `Unmasked.log_likelihood`, which is free.
         temperature, top_k, top_p, generator: see `unmask_by_confidence`.
@@ -297,10 +285,13 @@ def unmask_images(
     if text is not None and force_eot and not (text == eot_id(vocab_size)).any(-1).all():
         raise ValueError("a text to fill in has no EOT; add it, or let it be predicted with force_eot=False")
 
+    if guidance and blind is None:
+        raise ValueError("guidance needs to know what no image is: blind=scoring.mean_image(model, images)")
+
     image_kv = model.text.project_image(model.encode_image_tokens(image))
     token_logits = partial(model.token_logits, image_kv)
     if guidance:
-        token_logits = guided(token_logits, partial(model.token_logits, blind_image_kv(model, blind)), guidance)
+        token_logits = guided(token_logits, partial(model.token_logits, model.text.project_image(blind[None])), guidance)
     forbidden = (sot_id(vocab_size), eot_id(vocab_size))[:1 + force_eot]
     if text is not None:
         start, valid = text.expand(len(image), -1), valid_tokens(text, vocab_size).expand(len(image), -1)

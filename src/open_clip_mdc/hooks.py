@@ -14,6 +14,7 @@ import torch
 from .integration import is_captioner
 from .model import Captioner
 from .objective import CaptionLoss
+from .tokens import CAPTION_SEPARATOR
 from .validation import nelbo
 
 
@@ -42,6 +43,22 @@ def create_loss(upstream):
     def create(args):
         return CaptionLoss() if is_captioner(args.model) else upstream(args)
     return create
+
+
+def get_wds_dataset(upstream):
+    """`open_clip_train.data.get_wds_dataset`: one of the captions that share a KEY.txt, for every model, CLIP too.
+
+    Training draws one at each reading, validation takes the first. `random` is seeded in each worker by PyTorch, from
+    --seed, rank, and for captioners the epoch; which picture a draw meets is up to upstream's shuffle, which is seeded
+    by the clock. An ordinary text draws nothing.
+    """
+    @wraps(upstream)
+    def get_dataset(args, preprocess_img, is_train, epoch=0, floor=False, tokenizer=None):
+        def tokenize(text: str):
+            captions = text.split(CAPTION_SEPARATOR)
+            return tokenizer(random.choice(captions) if is_train and len(captions) > 1 else captions[0])
+        return upstream(args, preprocess_img, is_train, epoch=epoch, floor=floor, tokenizer=tokenize)
+    return get_dataset
 
 
 def unwrap(model):

@@ -24,6 +24,8 @@ OPEN_CLIP = (
                 "a packaged merges file is named in model configs, which cannot hold this machine's paths"),
     Replacement("open_clip_train.main:create_loss", "open_clip_mdc.hooks:create_loss",
                 "the loss of a captioner is CaptionLoss"),
+    Replacement("open_clip_train.data:get_wds_dataset", "open_clip_mdc.hooks:get_wds_dataset",
+                "a sample of several captions trains on one of them at a time"),
     Replacement("open_clip_train.main:train_one_epoch", "open_clip_mdc.hooks:train_one_epoch",
                 "upstream reseeds with --seed on resume, which would repeat the first epoch's masks and t"),
     Replacement("open_clip_train.main:evaluate", "open_clip_mdc.hooks:evaluate",
@@ -49,6 +51,8 @@ BENCHMARK = (
                 "clip_benchmark_ext.hooks:image_caption_selection", "upstream needs encode_text"),
     Replacement("clip_benchmark.metrics.zeroshot_classification:evaluate",
                 "clip_benchmark_ext.hooks:zeroshot_classification", "upstream needs encode_text"),
+    Replacement("clip_benchmark.metrics.captioning:evaluate", "clip_benchmark_ext.hooks:captioning_evaluate",
+                "upstream decodes with CLIP's BPE, saves no captions, and without SPICE's models loses every score"),
     Replacement("clip_benchmark.metrics.linear_probe:evaluate", "clip_benchmark_ext.hooks:linear_probe_evaluate",
                 "upstream asserts a CUDA device and finds cached features by path, not by content"),
 )

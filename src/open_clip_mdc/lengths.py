@@ -23,6 +23,7 @@ from webdataset.shardlists import expand_urls
 from webdataset.tariterators import base_plus_ext, tar_file_iterator
 
 from . import get_tokenizer
+from .tokens import CAPTION_SEPARATOR
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 
@@ -49,7 +50,7 @@ def read_captions(shard: str) -> Iterator[str]:
     try:
         with gopen(shard) as stream:
             for member in tar_file_iterator(stream, select_files=_is_caption):
-                yield member["data"].decode("utf-8", errors="replace")
+                yield from member["data"].decode("utf-8", errors="replace").split(CAPTION_SEPARATOR)
     except tarfile.ReadError as error:
         raise ValueError(f"{shard}: not a complete tar file; fetch or write it again") from error
 

@@ -19,7 +19,7 @@ from .checkpoints import find, load
 from .decoding import generate, unmask_by_confidence
 from .integration import is_captioner
 from .model import Captioner
-from .tokens import decode_captions, mask_id, scored_tokens, valid_tokens
+from .tokens import CAPTION_SEPARATOR, decode_captions, mask_id, scored_tokens, valid_tokens
 from .train import missing_files
 from .validation import nelbo
 
@@ -35,7 +35,8 @@ def read_samples(shards: str, transform, tokenizer, batch_size: int = 64) -> wds
     """Batches of image [B, 3, height, width] and text [B, L], in the order of the shards."""
     pipeline = wds.DataPipeline(
         wds.SimpleShardList(shards), wds.tarfile_to_samples(), wds.decode("pilrgb"),
-        wds.to_tuple("jpg;png;jpeg;webp", "txt"), wds.map_tuple(transform, lambda caption: tokenizer(caption)[0]),
+        wds.to_tuple("jpg;png;jpeg;webp", "txt"),
+        wds.map_tuple(transform, lambda text: tokenizer(text.split(CAPTION_SEPARATOR)[0])[0]),
         wds.batched(batch_size))
     return wds.WebLoader(pipeline, batch_size=None)
 

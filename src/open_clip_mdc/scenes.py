@@ -12,29 +12,23 @@ relation from it instead of from the picture if one took more words than the oth
 A draw depends only on (seed, stream, index): the same seed writes the same bytes, a larger set begins with the scenes
 of a smaller one, and no split shares a stream with another.
 
-Every word is one token of CLIP's BPE. `write_bpe` keeps the merges that these words need, which gives OpenCLIP's
-tokenizer a vocabulary of some hundreds instead of 49,408:
-
-    python -c "from open_clip_mdc.scenes import write_bpe; write_bpe('model_configs/scenes_bpe.txt.gz')"
+Every word is one token of CLIP's BPE; model_configs/scenes_bpe.txt.gz is the part of it that these words need (bpe.py).
 """
 import argparse
-import gzip
 import json
 import math
-import os
 import random
 import re
-import shutil
 from collections.abc import Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image, ImageDraw
 from tqdm import tqdm
-from webdataset.writer import TarWriter, imageencoder
+from webdataset.writer import imageencoder
+
+from .shards import new_folder, tar_writer
 
 
 def _corners(count: int, outer: float, inner: float | None = None, turn: float = 0.0) -> list[tuple[float, float]]:
@@ -216,13 +210,6 @@ def negative_captions(scene: Scene, i: int, j: int) -> dict[str, str] | None:
     }
 
 
-@contextmanager
-def _tar_writer(path: Path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "wb") as stream, TarWriter(stream, user="", group="", mtime=0) as writer:
-        yield writer
-
-
 def _write_captioned(root: Path, split: str, world: World, count: int, shards: int, bar: tqdm) -> None:
     """Write SPLIT and SPLIT-long: the same pictures as webdataset shards with short and with long captions."""
     sizes = {}
@@ -230,7 +217,7 @@ def _write_captioned(root: Path, split: str, world: World, count: int, shards: i
         name = f"{shard:05d}.tar"
         indices = range(shard * count // shards, (shard + 1) * count // shards)
         sizes[name] = len(indices)
-        with _tar_writer(root / split / name) as short, _tar_writer(root / f"{split}-long" / name) as long:
+        with tar_writer(root / split / name) as short, tar_writer(root / f"{split}-long" / name) as long:
             for index in indices:
                 rng = world.rng(split, index)
                 scene = draw_scene(world, rng)
@@ -250,7 +237,7 @@ def _write_captioned(root: Path, split: str, world: World, count: int, shards: i
 def _write_probe(root: Path, world: World, count: int, bar: tqdm) -> None:
     """Write a labelled set of one-object scenes in clip_benchmark's webdataset layout."""
     for split in ("train", "test"):
-        with _tar_writer(root / split / "0.tar") as writer:
+        with tar_writer(root / split / "0.tar") as writer:
             for index in range(count):
                 rng = world.rng(f"probe-{split}", index)
                 scene = draw_scene(world, rng, count=1)
@@ -295,26 +282,18 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
     Raises:
         ValueError: if `out` is there already and is not an empty folder, or a number is out of range.
     """
-    out = Path(out).resolve()
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not an empty folder: remove it or choose another --out")
     if min(num_train, num_val, num_probe, num_pairs) < 1:
         raise ValueError("--num-train, --num-val, --num-probe and --num-pairs must be at least 1")
     if world.objects not in COUNTS:
         raise ValueError(f"--objects must be one of {', '.join(map(str, COUNTS))}, not {world.objects}")
     if world.pixels < 10 * world.objects:
         raise ValueError(f"--size {world.pixels} cannot show {world.objects} objects: use {10 * world.objects} or more")
-    partial = out.with_name(f".{out.name}.{os.getpid()}")
-    partial.mkdir(parents=True)
-    try:
-        with tqdm(total=num_train + num_val + 2 * num_probe + num_pairs, desc="scenes", unit="scene") as bar:
-            _write_captioned(partial, "train", world, num_train, min(TRAIN_SHARDS, num_train), bar)
-            _write_captioned(partial, "val", world, num_val, 1, bar)
-            _write_probe(partial / "probe", world, num_probe, bar)
-            _write_pairs(partial / "sugarcrepe", world, num_pairs, bar)
-        os.replace(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with new_folder(out) as folder, tqdm(
+            total=num_train + num_val + 2 * num_probe + num_pairs, desc="scenes", unit="scene") as bar:
+        _write_captioned(folder, "train", world, num_train, min(TRAIN_SHARDS, num_train), bar)
+        _write_captioned(folder, "val", world, num_val, 1, bar)
+        _write_probe(folder / "probe", world, num_probe, bar)
+        _write_pairs(folder / "sugarcrepe", world, num_pairs, bar)
 
 
 def caption_words() -> list[str]:
@@ -322,33 +301,6 @@ def caption_words() -> list[str]:
     tables = [CLASS_NAMES, TEMPLATES, RADII, RELATIONS, RELATIONS.values(), BACKGROUNDS, COUNTS.values(), COMPARISONS]
     texts = [text for table in (*tables, *PLACES, *SENTENCES.values()) for text in table]
     return sorted(set(words(re.sub(r"{.*?}", " ", " ".join(texts)))))
-
-
-def clip_merges(vocabulary: Sequence[str]) -> list[tuple[str, str]]:
-    """The merges of CLIP's BPE that make these words, each of which is one token, in CLIP's order.
-
-    No two merges make the same piece, so a word's merges are the tree below it. Kept in CLIP's order they win over each
-    other as they do among all merges, and make the same words.
-    """
-    ranks = SimpleTokenizer().bpe_ranks
-    made_by = {"".join(merge): merge for merge in ranks}
-    pieces, used = [f"{word}</w>" for word in vocabulary], set()
-    while pieces:
-        merge = made_by.get(pieces.pop())
-        if merge:
-            used.add(merge)
-            pieces += merge
-    return sorted(used, key=ranks.get)
-
-
-def write_bpe(path: str | Path) -> None:
-    """Write the scenes' merges as a `bpe_path` for OpenCLIP's SimpleTokenizer.
-
-    The tokenizer skips the first line and makes an (empty) token of every blank line, so the last one has no line end.
-    """
-    lines = ["#version: 0.2", *(" ".join(merge) for merge in clip_merges(caption_words()))]
-    with open(path, "wb") as stream, gzip.GzipFile("", "wb", fileobj=stream, mtime=0) as packed:
-        packed.write("\n".join(lines).encode())
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

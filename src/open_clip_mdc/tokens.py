@@ -6,11 +6,15 @@ can decode it.
 
 Dimensions: B captions, L positions, V vocabulary.
 """
-from collections.abc import Callable
+import codecs
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 PAD_ID = 0
+# Between the captions of one picture in one KEY.txt: ASCII's record separator, which no caption contains, while alt
+# texts do contain line ends.
+CAPTION_SEPARATOR = "\x1e"
 
 
 def sot_id(vocab_size: int) -> int:
@@ -64,6 +68,20 @@ def decode_captions(text: Tensor, tokenizer: Callable, mask_text: str = "[MASK]"
         pieces.append(tokenizer.decode(run).strip())
         captions.append(" ".join(p for p in pieces if p))
     return captions
+
+
+def decode_tokens(ids: Sequence[int], tokenizer: Callable) -> list[str]:
+    """What each token adds to the caption; one that ends a word ends in a space.
+
+    Put together and stripped they are the caption. A letter whose bytes are spread over tokens comes with the last.
+
+    Args:
+        ids: without special ids.
+        tokenizer: an OpenCLIP SimpleTokenizer.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return [decoder.decode(bytes(tokenizer.byte_decoder[c] for c in tokenizer.decoder[i])).replace("</w>", " ")
+            for i in ids]
 
 
 def caption_lengths(text: Tensor, vocab_size: int) -> Tensor:

@@ -1,0 +1,126 @@
+"""What SCALE=flickr8k needs beside `open_clip_mdc prepare shards`: its vocabulary, and pairs of captions.
+
+    python experiments/flickr8k.py bpe --shards 'flickr8k/train/{00000..00005}.tar' --out flickr8k_bpe.txt.gz
+    python experiments/flickr8k.py pairs --shards flickr8k/test/00000.tar --out pairs
+
+A pair is a test caption and the same caption made false by rule: two nouns or two colours swapped, or a noun, a colour
+or a preposition replaced. The files are SugarCrepe's format and names; the rules are cruder than its writers (an
+unnatural caption here and there, and some that stay nearly true), so that these are no SugarCrepe scores.
+"""
+import argparse
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+from open_clip.tokenizer import SimpleTokenizer
+
+from open_clip_mdc import bpe
+from open_clip_mdc.lengths import find_shards
+from open_clip_mdc.shards import find_picture, new_folder, picture_suffix, read_metadata, read_samples
+
+MIN_COUNT = 5  # rarer words are spelt by pieces
+SEED = 0
+PAIRS = 200  # of each kind, at most one of a picture
+CONTEXT_WORDS = {"and", "with", "near", "beside", "next"}  # what stands on both sides of these may be swapped freely
+COLOURS = "black white red blue brown green yellow pink purple tan grey".split()
+NOUNS = ("man woman boy girl dog child person baby lady ball bike car boat bench tree table building street beach "
+         "field pool mountain river lake camera hat shirt jacket frisbee toy stick rock wall fence skateboard "
+         "surfboard horse cat bird wave hill road ramp swing slide").split()
+RELATIONS = {"in front of": "behind", "behind": "in front of", "over": "under", "under": "over", "up": "down",
+             "down": "up", "into": "out of", "out of": "into", "on top of": "beneath", "inside": "outside",
+             "outside": "inside", "above": "below", "below": "above", "toward": "away from", "towards": "away from",
+             "off": "onto", "onto": "off"}
+
+
+def swap(caption: str, words: list[str]) -> str | None:
+    """The caption with its first two different of these words exchanged; None where that could stay true."""
+    text = caption.split()
+    places = [i for i, word in enumerate(text) if word in words]
+    for i, j in zip(places, places[1:], strict=False):
+        if text[i] != text[j] and not CONTEXT_WORDS & set(text[i:j]):
+            text[i], text[j] = text[j], text[i]
+            return " ".join(text)
+    return None
+
+
+def replace(caption: str, words: list[str], described: str, rng: random.Random) -> str | None:
+    """The caption with one of these words replaced by another that no caption of the picture mentions."""
+    text = caption.split()
+    places = [i for i, word in enumerate(text) if word in words]
+    others = [word for word in words if word not in described]
+    if not places:
+        return None
+    text[rng.choice(places)] = rng.choice(others)
+    return " ".join(text)
+
+
+def replace_relation(caption: str) -> str | None:
+    """The caption with its first preposition of RELATIONS turned into the opposite."""
+    pattern = r"\b(" + "|".join(sorted(RELATIONS, key=len, reverse=True)) + r")\b"
+    false = re.sub(pattern, lambda match: RELATIONS[match[1]], caption, count=1)
+    return false if false != caption else None
+
+
+def negatives(caption: str, described: str, rng: random.Random) -> dict[str, str]:
+    """False captions by SugarCrepe's names, those that there are.
+
+    Args:
+        caption: lower case, words and punctuation set apart by spaces.
+        described: all captions of the picture.
+    """
+    made = {
+        "swap_obj": swap(caption, NOUNS), "swap_att": swap(caption, COLOURS),
+        "replace_obj": replace(caption, NOUNS, described, rng),
+        "replace_att": replace(caption, COLOURS, described, rng),
+        "replace_rel": replace_relation(caption),
+    }
+    return {kind: false for kind, false in made.items() if false}
+
+
+def write_pairs(shards: list[str], out: Path) -> None:
+    """Writes KIND.json and val2017/ (clip_benchmark's layout) below `out`, which appears when it is complete."""
+    rows: dict[str, dict] = {}
+    with new_folder(out) as folder:
+        (folder / "val2017").mkdir()
+        for number, sample in enumerate(s for shard in shards for s in read_samples(shard)):
+            captions = [" ".join(c.lower().split()) for c in read_metadata(sample)["captions"]]
+            rng = random.Random(f"{SEED}/{number}")
+            picture = sample[find_picture(sample)]
+            filename = f"{number:012d}{picture_suffix(picture)}"
+            wanted = {}
+            for caption in rng.sample(captions, len(captions)):
+                for kind, false in negatives(caption, " ".join(captions), rng).items():
+                    if len(rows.get(kind, ())) < PAIRS:
+                        wanted.setdefault(kind, dict(filename=filename, caption=caption, negative_caption=false))
+            for kind, row in wanted.items():
+                rows.setdefault(kind, {})[str(number)] = row
+            if wanted:
+                (folder / "val2017" / filename).write_bytes(picture)
+        for kind, pairs in rows.items():
+            (folder / f"{kind}.json").write_text(json.dumps(pairs, indent=1), encoding="utf-8")
+    print(f"{out}: " + ", ".join(f"{kind} {len(pairs)}" for kind, pairs in sorted(rows.items())))
+
+
+def write_bpe(shards: list[str], out: Path) -> None:
+    tokenizer, counts = SimpleTokenizer(), Counter()
+    for shard in shards:
+        for sample in read_samples(shard):
+            for caption in read_metadata(sample)["captions"]:
+                counts.update(tokenizer.pat.findall(tokenizer.clean_fn(caption)))
+    size = bpe.write(out, sorted(word for word, count in counts.items() if count >= MIN_COUNT))
+    print(f"{out}: a vocabulary of {size}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["bpe", "pairs"])
+    parser.add_argument("--shards", required=True)
+    parser.add_argument("--out", required=True, type=Path)
+    args = parser.parse_args()
+    {"bpe": write_bpe, "pairs": write_pairs}[args.what](find_shards(args.shards), args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Trains what is missing for a table, evaluates it, and collects the numbers.
+
+    make table5 SCALE=scenes                     # or: python experiments/run.py --tables table5 --scale scenes
+    make -n table1 SCALE=paper DATA=/data        # only prints the commands
+
+Interrupted, it goes on where it was: finished runs are kept, half-trained ones resume from their last epoch, and what
+has a result is not evaluated again. Everything is written below --out: runs/, logs/, results/, tables/.
+"""
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple
+
+import commands
+from collect import TITLES, collect
+from commands import Place
+from scales import PAPER, SCALES, Scale
+from tables import TABLES, Cell
+
+
+class Step(NamedTuple):
+    label: str
+    command: list[str]
+
+
+def cells_of(scale: Scale, names: list[str]) -> list[Cell]:
+    """Figure 6 shows the captions of Table 3."""
+    tables = dict.fromkeys("table3" if name == "figure6" else name for name in names if name != "figure3")
+    return [cell for name in tables for cell in TABLES[name](scale)]
+
+
+def trainings(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -> Iterator[list[Step]]:
+    """The runs that are missing, those that others are fine-tuned from first."""
+    runs = dict.fromkeys(cell.run for cell in cells)
+    first = dict.fromkeys([run.start for run in runs if run.start] + [run for run in runs if not run.start])
+    for stage in (first, [run for run in runs if run.start]):
+        yield [Step(run.name(seed), commands.train(scale, run, seed, place)) for seed in seeds for run in stage
+               if not commands.checkpoint(scale, run, seed, place).exists()]
+
+
+def plan(scale: Scale, names: list[str], seeds: list[int], place: Place) -> Iterator[tuple[str, list[Step]]]:
+    """Stages in order; the steps of a stage do not depend on one another."""
+    yield "data", [Step(Path(made).name, commands.fill(command, place)) for made, command in scale.prepare
+                   if not Path(commands.fill([made], place)[0]).exists()]
+    cells = cells_of(scale, names)
+    for steps in trainings(scale, cells, seeds, place):
+        yield "training", steps
+    yield "evaluation", [Step(commands.variant(evaluation), commands.evaluate(scale, evaluation, runs, seeds, place))
+                         for evaluation, runs in commands.evaluations(cells)]
+    if "figure3" in names:
+        yield "caption lengths", [Step("figure3", commands.lengths(scale, place))]
+
+
+def run_step(step: Step, place: Place, threads: int) -> Step:
+    """Raises RuntimeError, in one line, if the command fails."""
+    log = place.out / "logs" / f"{step.label}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    with log.open("w") as stream:
+        code = subprocess.run(step.command, stdout=stream, stderr=subprocess.STDOUT, env=environment).returncode
+    if code:
+        lines = log.read_text(errors="replace").splitlines() or [""]
+        raise RuntimeError(f"{step.label} failed (exit status {code}), see {log}: {lines[-1]}")
+    return step
+
+
+def run_stage(title: str, steps: list[Step], place: Place, jobs: int) -> None:
+    from tqdm import tqdm
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        futures = [pool.submit(run_step, step, place, threads) for step in steps]
+        with tqdm(total=len(steps), desc=title, unit="step") as bar:
+            for future in as_completed(futures):
+                bar.set_postfix_str(future.result().label)
+                bar.update()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", nargs="+", required=True, choices=TITLES)
+    parser.add_argument("--scale", required=True, choices=SCALES)
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the data that is not made here")
+    parser.add_argument("--out", type=Path, help="default: build/SCALE")
+    parser.add_argument("--gpus", type=int, help="processes of torchrun; 0 is the CPU (default: 8 for paper, else 0)")
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 for paper, else 0 1 2 3 4")
+    parser.add_argument("--jobs", type=int, help="trainings at a time (default: one per core on the CPU, else 1)")
+    parser.add_argument("--bin", default="", help="folder of open_clip_train and its siblings, with a slash at the end")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
+    args = parser.parse_args(argv)
+    scale = SCALES[args.scale]
+    paper = scale is PAPER
+    place = Place(args.data, args.out or Path("build") / scale.name, args.bin,
+                  args.gpus if args.gpus is not None else 8 if paper else 0)
+    jobs = args.jobs or ((os.cpu_count() or 1) if place.gpus == 0 else 1)
+    seeds = args.seeds or ([0] if paper else [0, 1, 2, 3, 4])
+    try:
+        for title, steps in plan(scale, args.tables, seeds, place):
+            if args.dry_run:
+                for step in steps:
+                    print(shlex.join(step.command))
+            elif steps:
+                run_stage(title, steps, place, jobs if title == "training" else 1)
+    except (RuntimeError, ValueError) as problem:
+        sys.exit(f"error: {problem}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command goes on from here")
+    print(shlex.join(commands.collect(scale, args.tables, place)) if args.dry_run else
+          collect(scale, place.out, args.tables))
+
+
+if __name__ == "__main__":
+    main()

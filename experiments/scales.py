@@ -1,0 +1,173 @@
+"""The three sizes at which every table runs: the paper's, and two that two CPU cores finish.
+
+A scale says where the data is, which backbones are trained how, and what they are evaluated on. Standard library only:
+`make -n table1 SCALE=paper` prints its commands where nothing is installed.
+"""
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Data(NamedTuple):
+    """Training captions: webdataset shards 00000.tar and so on in a folder."""
+
+    folder: str  # {data} is the user's folder, {out} that of the experiment; in all paths of this file
+    label: str  # in tables
+    shards: int  # counted where the folder is there
+    samples: int  # of an epoch
+    first: bool = False  # only the folder's first shards
+
+    def pattern(self, data: Path, out: Path) -> str:
+        folder = Path(self.folder.format(data=data, out=out))
+        shards = self.shards if self.first else len(list(folder.glob("*.tar"))) or self.shards
+        return f"{folder}/" + (f"{{00000..{shards - 1:05d}}}.tar" if shards > 1 else "00000.tar")
+
+
+class Backbone(NamedTuple):
+    """Hyperparameters that go with a size of model (the paper's Tables 6 to 8)."""
+
+    lr: float
+    weight_decay: float
+    accumulate: int = 1
+
+
+class Selection(NamedTuple):
+    """Right captions against wrong ones."""
+
+    root: str
+    subsets: tuple[str, ...]
+    label: str
+
+
+class Captioning(NamedTuple):
+    """Captions of a test set, after fine-tuning on `train` (a key of Scale.data) if it is given."""
+
+    root: str
+    dataset: str
+    label: str
+    train: str | None
+    lengths: tuple[str, ...]
+
+
+class Scale(NamedTuple):
+    name: str
+    data: dict[str, Data]
+    backbones: dict[str, Backbone]
+    batch: int  # over all processes
+    warmup: int
+    epochs: int
+    train_flags: tuple[str, ...]
+    eval_flags: tuple[str, ...]
+    alt: str  # keys of data: short captions, long ones, those of the schedule search, growing subsets
+    long: str
+    search: str
+    amounts: tuple[str, ...]
+    ratios: tuple[str, ...]  # keys of data on which BERT's masking ratios are compared
+    probes: dict[str, str]  # label: wds/NAME
+    probe_root: str
+    selection: tuple[Selection, ...]
+    draws: int  # Monte Carlo, per caption
+    captioning: tuple[Captioning, ...]
+    prepare: tuple[tuple[str, tuple[str, ...]], ...] = ()  # what is made of the data, and by which command
+
+    @property
+    def backbone(self) -> str:
+        """The one of the ablations."""
+        return next(iter(self.backbones))
+
+
+RATIOS = (15, 30, 45, 60, 75, 90)
+
+SUGARCREPE = (
+    ("add", ("add_att", "add_obj")),
+    ("replace", ("replace_att", "replace_obj", "replace_rel")),
+    ("swap", ("swap_att", "swap_obj")),
+)
+
+PAPER = Scale(
+    name="paper",
+    data={
+        "cc3m": Data("{data}/cc3m", "CC3M", 332, 2905954),
+        "cc12m": Data("{data}/cc12m", "CC12M", 1243, 10968539),
+        **{f"recap-{n}m": Data(f"{{data}}/recap-{n}m", f"Recap-{n}M", 100 * n, n * 1_000_000) for n in (5, 10, 20, 30)},
+        "coco": Data("{data}/coco/train", "MSCOCO", 114, 113287),
+        "flickr30k": Data("{data}/flickr30k/train", "Flickr30k", 30, 29000),
+    },
+    backbones={"ViT-B-32": Backbone(5e-4, 0.1), "ViT-B-16": Backbone(5e-4, 0.2), "ViT-L-14": Backbone(4e-4, 0.2, 2)},
+    batch=1024, warmup=10000, epochs=32,
+    train_flags=("--precision", "amp_bf16", "--workers", "8", "--beta1", "0.9", "--beta2", "0.98",
+                 "--lr-scheduler", "cosine"),
+    eval_flags=(),
+    alt="cc12m", long="recap-10m", search="cc3m", amounts=("recap-5m", "recap-10m", "recap-20m", "recap-30m"),
+    ratios=("cc12m", "recap-10m"),
+    probes={"ImageNet": "wds/imagenet1k", "Food101": "wds/food101", "CIFAR-10": "wds/vtab/cifar10",
+            "CIFAR-100": "wds/vtab/cifar100", "Pets": "wds/vtab/pets"},
+    probe_root="{data}/probe/{{dataset_cleaned}}",
+    selection=(
+        Selection("{data}/aro", ("aro/vg_relation",), "ARO relation"),
+        Selection("{data}/aro", ("aro/vg_attribution",), "ARO attribute"),
+        Selection("{data}/aro", ("aro/coco_order",), "COCO order"),
+        Selection("{data}/aro", ("aro/flickr30k_order",), "Flickr30k order"),
+        *(Selection("{data}/sugarcrepe", tuple(f"sugar_crepe/{s}" for s in subsets), f"SugarCrepe {group}")
+          for group, subsets in SUGARCREPE),
+    ),
+    draws=1024,
+    captioning=(Captioning("{data}/coco", "wds/coco", "MSCOCO", "coco", ("10", "15", "20")),
+                Captioning("{data}/flickr30k", "wds/flickr30k", "Flickr30k", "flickr30k", ("10", "15", "20"))),
+)
+
+SCENES = Scale(
+    name="scenes",
+    data={
+        "short": Data("{out}/data/scenes/train", "short captions", 8, 20000),
+        "long": Data("{out}/data/scenes/train-long", "long captions", 8, 20000),
+        **{f"short-{n}of8": Data("{out}/data/scenes/train", f"{n}/8", n, n * 2500, first=True) for n in (1, 2, 4)},
+    },
+    backbones={"ViT-Ti-8": Backbone(1e-3, 0.1)},
+    batch=32, warmup=50, epochs=1,
+    train_flags=("--precision", "fp32", "--workers", "1"),
+    eval_flags=("--no_amp", "--num_workers", "0", "--quiet"),
+    alt="short", long="long", search="short", amounts=("short-1of8", "short-2of8", "short-4of8", "short"),
+    ratios=("short",),
+    probes={"16 classes": "wds/probe"}, probe_root="{out}/data/scenes/probe",
+    selection=tuple(Selection("{out}/data/scenes/sugarcrepe", (f"sugar_crepe/{s}",), s)
+                    for s in ("swap_att", "swap_obj", "replace_rel")),
+    draws=64,
+    captioning=(Captioning("{out}/data/captions", "wds/captions", "scenes", None, ("8", "10", "auto")),),
+    prepare=(
+        ("{out}/data/scenes", ("open_clip_mdc", "scenes", "--out", "{out}/data/scenes", "--num-pairs", "400")),
+        ("{out}/data/captions", ("open_clip_mdc", "prepare", "shards", "--test", "{out}/data/scenes/val/00000.tar",
+                                 "--captions-key", "caption", "--out", "{out}/data/captions")),
+    ),
+)
+
+FLICKR8K = Scale(
+    name="flickr8k",
+    data={
+        "captions": Data("{out}/data/captions/train", "five captions", 6, 60000),
+        "joined": Data("{out}/data/joined/train", "five captions joined", 6, 60000),
+        **{f"captions-{n}of6": Data("{out}/data/captions/train", f"{n},000", n, n * 10000, first=True)
+           for n in (1, 2, 4)},
+    },
+    backbones={"ViT-Ti-16": Backbone(1e-3, 0.1)},
+    batch=64, warmup=100, epochs=1,
+    train_flags=("--precision", "fp32", "--workers", "1"),
+    eval_flags=("--no_amp", "--num_workers", "0", "--quiet"),
+    alt="captions", long="joined", search="captions",
+    amounts=("captions-1of6", "captions-2of6", "captions-4of6", "captions"), ratios=("captions",),
+    probes={"CIFAR-10": "wds/cifar10"}, probe_root="{data}/probe/cifar10",
+    selection=tuple(Selection("{out}/data/pairs", (f"sugar_crepe/{s}",), s)
+                    for s in ("swap_att", "swap_obj", "replace_att", "replace_obj", "replace_rel")),
+    draws=64,
+    captioning=(Captioning("{out}/data/captions", "wds/captions", "Flickr8k", None, ("10", "15", "20", "auto")),),
+    prepare=(
+        ("{out}/data/captions", ("open_clip_mdc", "prepare", "shards", "--train",
+                                 "{data}/flickr8k/train/{{00000..00005}}.tar", "--test",
+                                 "{data}/flickr8k/test/00000.tar", "--out", "{out}/data/captions")),
+        ("{out}/data/joined", ("open_clip_mdc", "prepare", "shards", "--train",
+                               "{data}/flickr8k/train/{{00000..00005}}.tar", "--join", "--out", "{out}/data/joined")),
+        ("{out}/data/pairs", ("python", "experiments/flickr8k.py", "pairs", "--shards",
+                              "{data}/flickr8k/test/00000.tar", "--out", "{out}/data/pairs")),
+    ),
+)
+
+SCALES = {scale.name: scale for scale in (PAPER, SCENES, FLICKR8K)}

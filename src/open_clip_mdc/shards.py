@@ -1,0 +1,117 @@
+"""Webdataset shards of captioned pictures: read as a stream, never unpacked; written whole or not at all.
+
+A sample is KEY.jpg (png, webp), KEY.txt and KEY.json. Names and contents of members are not to be trusted: what is
+written gets keys of our own.
+"""
+import io
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from open_clip_train.data import group_by_keys_nothrow
+from PIL import Image
+from webdataset.gopen import gopen
+from webdataset.tariterators import tar_file_iterator
+from webdataset.writer import TarWriter
+
+PICTURES = ("jpg", "jpeg", "png", "webp")  # the members that OpenCLIP and clip_benchmark look for
+SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # by Pillow's format; some JPEGs are an MPO
+
+
+def temporary_name(path: Path) -> Path:
+    """A hidden name beside `path` that no other process, on this machine or another, chooses."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+
+
+def write_json(path: Path, content: object) -> None:
+    """All at once."""
+    temporary = temporary_name(path)
+    temporary.write_text(json.dumps(content))
+    os.replace(temporary, path)
+
+
+@contextmanager
+def new_folder(out: str | Path) -> Iterator[Path]:
+    """A folder to fill, which appears as `out` when the block ends without an error and is removed otherwise.
+
+    Raises:
+        ValueError: `out` is there already and is not an empty folder.
+    """
+    out = Path(out).resolve()
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not an empty folder: remove it or choose another --out")
+    partial = temporary_name(out)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        os.replace(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def tar_writer(path: Path) -> Iterator[TarWriter]:
+    """Writes a shard that appears as `path` when the block ends without an error; same samples, same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = temporary_name(path)
+    try:
+        with partial.open("wb") as stream, TarWriter(stream, user="", group="", mtime=0) as writer:
+            yield writer
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_samples(shard: str) -> Iterator[dict]:
+    """Streams a shard's samples, grouped as OpenCLIP groups them in training: `__key__` and {suffix: bytes}.
+
+    Raises:
+        ValueError: the shard is no complete tar file.
+    """
+    try:
+        with gopen(shard) as stream:
+            yield from group_by_keys_nothrow({**member, "__url__": shard} for member in tar_file_iterator(stream))
+    except OSError:
+        raise
+    except Exception as problem:  # tarfile fails in many ways on damaged files
+        raise ValueError(f"{shard}: not a complete tar file; fetch or write it again") from problem
+
+
+def find_picture(sample: dict) -> str | None:
+    """The suffix of a sample's picture."""
+    return next((suffix for suffix in PICTURES if suffix in sample), None)
+
+
+def read_metadata(sample: dict) -> dict:
+    """KEY.json, or {} where there is none or it is no JSON object."""
+    try:
+        metadata = json.loads(sample.get("json", b"{}"))
+    except (ValueError, RecursionError):
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def picture_suffix(picture: bytes) -> str:
+    """Decodes a picture (a JPEG at an eighth of its size, which reads all of it) and says what to call it.
+
+    Raises:
+        ValueError: it is no JPEG, PNG or WebP, or it is damaged.
+    """
+    try:
+        with Image.open(io.BytesIO(picture), formats=["JPEG", "PNG", "WEBP"]) as image:
+            image.draft(None, (1, 1))
+            image.load()
+            return SUFFIXES[image.format]
+    except Image.UnidentifiedImageError as problem:
+        raise ValueError("not a JPEG, PNG or WebP picture") from problem
+    except Exception as problem:  # Pillow's decoders fail in many ways on damaged files
+        raise ValueError(str(problem)) from problem
+
+
+def shard_pattern(folder: str | Path, count: int) -> str:
+    """What `--train-data` takes for the first `count` shards of a folder."""
+    return f"{folder}/00000.tar" if count == 1 else f"{folder}/{{00000..{count - 1:05d}}}.tar"
