@@ -13,55 +13,25 @@ import os
 from pathlib import Path
 
 import torch
-from PIL import Image
 from tqdm import tqdm
 
 from .checkpoints import load
 from .model import Captioner
+from .pictures import find_pictures, open_picture
 from .scoring import log_likelihood, mean_image
 from .tokens import decode_captions, scored_tokens
 
-PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 BATCH = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pretrained", required=True, help="checkpoint, run folder, local-dir: or hf-hub: id")
     parser.add_argument("--model", help="architecture, for a checkpoint outside a run folder")
-    parser.add_argument("--images", required=True, nargs="+", help="picture files or folders")
+    parser.add_argument("--images", required=True, nargs="+", help="picture files, folders or patterns")
     parser.add_argument("--captions", required=True, help="text file, one caption a line")
     parser.add_argument("--out", default="scores.csv", help="a .csv or .jsonl file")
     parser.add_argument("--alpha", type=float, default=1.0, help="debiased = score - alpha * blind")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-
-
-def find_pictures(paths: list[str]) -> list[Path]:
-    """Files as given, and the pictures in folders, sorted.
-
-    Raises:
-        FileNotFoundError: a path does not exist, or there is no picture at all.
-    """
-    pictures = []
-    for path in map(Path, paths):
-        if not path.exists():
-            raise FileNotFoundError(f"no picture or folder {path}")
-        pictures += sorted(p for p in path.rglob("*") if p.suffix.lower() in PICTURES) if path.is_dir() else [path]
-    if not pictures:
-        raise FileNotFoundError(f"no picture in {', '.join(paths)} ({', '.join(PICTURES)})")
-    return pictures
-
-
-def open_picture(path: Path) -> Image.Image:
-    """RGB.
-
-    Raises:
-        ValueError: the file is no picture.
-    """
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except (OSError, SyntaxError, Image.DecompressionBombError) as problem:
-        raise ValueError(f"cannot read the picture {path}: {problem}") from problem
 
 
 def score_pairs(model: Captioner, images: torch.Tensor, captions: list[str], tokenizer, blind: torch.Tensor,
