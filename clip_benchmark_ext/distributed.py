@@ -6,6 +6,7 @@ merged result is the same to the digit.
     torchrun --nproc_per_node 8 -m clip_benchmark_ext.cli eval --distributed --model mdc ...
 """
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from itertools import islice
 
 import torch
@@ -16,7 +17,8 @@ from tqdm import tqdm
 
 def start(device_type: str) -> None:
     """Joins the process group that torchrun's environment describes."""
-    dist.init_process_group("nccl" if device_type == "cuda" else "gloo")
+    # The first process scores captions alone, by programs that take their time, while the others wait.
+    dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=timedelta(days=1))
     if device_type == "cuda":
         torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
 

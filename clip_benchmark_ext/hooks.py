@@ -5,13 +5,14 @@ Each hook takes the upstream object and falls through to it for what is no capti
 import os
 import tempfile
 from copy import copy
-from functools import wraps
+from functools import partial, wraps
+from pathlib import Path
 
 from open_clip_mdc import checkpoints
 from open_clip_mdc.integration import is_captioner
 from open_clip_mdc.model import Captioner
 
-from . import datasets, likelihood, linear_probe
+from . import caption_data, captioning, datasets, likelihood, linear_probe
 from .distributed import everywhere, rank_and_size
 from .features import default_feature
 from .options import options
@@ -45,9 +46,9 @@ def run(upstream):
         if captioner:
             args.model, args.pretrained = resolve(args.model, args.pretrained)
             if args.output == DEFAULT_OUTPUT:  # two runs' epoch_32.pt, or two scorers, must not overwrite each other
-                scorer = f"_{options.scorer}" if options.scorer else ""
-                args.output = args.output.replace("{pretrained}", "{pretrained_full_path}").replace(".json",
-                                                                                                    f"{scorer}.json")
+                args.output = args.output.replace("{pretrained}", "{pretrained_full_path}").replace(
+                    ".json", f"{settings_suffix(args.task)}.json")
+        options.captioning = captioner and args.task == "captioning"
         options.val_proportion = None
         if args.dataset.startswith("wds/") and args.val_proportion is not None:
             options.val_proportion, args.val_proportion = args.val_proportion, None  # upstream cannot split a stream
@@ -59,13 +60,26 @@ def run(upstream):
     return run_one
 
 
+def settings_suffix(task: str) -> str:
+    """The flags, as they were given, of which each value has a result of its own."""
+    flags = {"length": options.caption_length, "step": options.tokens_per_step, "beams": options.num_beams}
+    if task != "captioning":
+        flags = {"": options.scorer}
+    return "".join(f"_{name}{value}" for name, value in flags.items() if value is not None)
+
+
 def upstream_unless_skipped(upstream, args, output: str | None):
     """All processes skip an existing result, or none does. `output` replaces the result file where it is not None."""
     slug = args.pretrained if not os.path.isfile(args.pretrained) else os.path.basename(args.pretrained)
-    path = args.output.format(
+    names = dict(
         model=args.model, pretrained=slug, pretrained_full_path=args.pretrained.replace("/", "_"), task=args.task,
         dataset=args.dataset.removeprefix("wds/").replace("/", "_"), language=args.language)
+    path = args.output.format(**names)
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    # In a folder of their own: `clip_benchmark build *.json` takes every file for a result.
+    options.captions_file = Path(options.save_captions.format(**names)) if options.save_captions else \
+        Path(path).parent / "captions" / Path(path).name
+    options.facts = {name: getattr(args, name) for name in ("dataset", "split", "model", "pretrained")}
     if args.skip_existing and not everywhere(os.path.exists(path)):
         args.skip_existing = False
     if output is not None and not args.skip_existing:
@@ -80,15 +94,24 @@ def load_clip(upstream):
         if not is_captioner(model_name):
             return upstream(model_type=model_type, model_name=model_name, pretrained=pretrained, cache_dir=cache_dir,
                             device=device)
-        return checkpoints.load(pretrained, None if ":" in model_name else model_name, device=device)
+        loaded = checkpoints.load(pretrained, None if ":" in model_name else model_name, device=device)
+        options.tokenizer = loaded[-1]  # upstream's captioning passes none on
+        return loaded
     return load
 
 
 def build_dataset(upstream):
-    """`clip_benchmark.cli.build_dataset`: SugarCrepe, ARO, Winoground and VALSE from local folders."""
+    """`clip_benchmark.cli.build_dataset`: SugarCrepe, ARO, Winoground and VALSE from local folders; keys of samples."""
     @wraps(upstream)
     def build(dataset_name, root="root", transform=None, **kwargs):
-        if not datasets.is_selection_dataset(dataset_name):
+        selection = datasets.is_selection_dataset(dataset_name)
+        if options.captioning:
+            if selection:
+                raise ValueError(f"{dataset_name} has wrong captions too: give --task image_caption_selection")
+            # CLIPScore builds it again, with its model's transform.
+            options.build_dataset = partial(caption_data.build_dataset, upstream, dataset_name, root, kwargs)
+            return options.build_dataset(transform)
+        if not selection:
             return upstream(dataset_name=dataset_name, root=root, transform=transform, **kwargs)
         return datasets.build_dataset(dataset_name, root, transform, perturbations=options.perturbations)
     return build
@@ -126,6 +149,17 @@ def zeroshot_classification(upstream):
     @wraps(upstream)
     def evaluate(model, *args, **kwargs):
         return (likelihood.evaluate_zeroshot if isinstance(model, Captioner) else upstream)(model, *args, **kwargs)
+    return evaluate
+
+
+def captioning_evaluate(upstream):
+    """`clip_benchmark.metrics.captioning.evaluate`: saves captions before it scores them."""
+    @wraps(upstream)
+    def evaluate(model, dataloader, batch_size, device, transform, num_workers=None, amp=True, verbose=False):
+        if not isinstance(model, Captioner):
+            return upstream(model=model, dataloader=dataloader, batch_size=batch_size, device=device,
+                            transform=transform, num_workers=num_workers, amp=amp, verbose=verbose)
+        return captioning.evaluate(model, dataloader, batch_size, device, amp, verbose)
     return evaluate
 
 

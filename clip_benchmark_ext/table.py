@@ -17,7 +17,12 @@ COLUMNS = {
     "macro": ("text_acc_macro",), "micro": ("text_acc_micro",), "blind": ("text_acc_blind", "text_acc_micro_blind"),
     "debiased": ("text_acc_debiased", "text_acc_micro_debiased"), "image": ("image_acc",), "both": ("acc",),
     "ties": ("ties",), "cases": ("cases",), "draws": ("mean_draws",),
+    "length": ("caption_length",), "B@4": ("Bleu_4",), "METEOR": ("METEOR",), "CIDEr": ("CIDEr",),
+    "ROUGE-L": ("ROUGE_L",), "SPICE": ("SPICE",), "CLIPScore": ("CLIPScore",), "RefCLIPScore": ("RefCLIPScore",),
+    "mean length": ("mean_length",), "references": ("reference_mean_length",),  # in words
 }
+COUNTS = ("ties", "cases", "draws", "length")
+LENGTHS = ("mean length", "references")
 
 
 def read_results(paths: list[str]) -> list[dict]:
@@ -46,15 +51,15 @@ def read_results(paths: list[str]) -> list[dict]:
 
 
 def markdown(results: list[dict]) -> str:
-    """One row per result; only columns that some row has. Accuracies in percent."""
+    """One row per result; only columns that some row has. Accuracies and caption metrics times 100."""
     def value(result: dict, column: str):
         return next((result["metrics"][m] for m in COLUMNS[column] if result["metrics"].get(m) is not None), None)
 
     def cell(result: dict, column: str) -> str:
         number = value(result, column)
-        if number is None:
-            return ""
-        return f"{number:.0f}" if column in ("ties", "cases", "draws") else f"{100 * number:.1f}"
+        if number is None or isinstance(number, str):  # --caption_length auto
+            return number or ""
+        return f"{number:.0f}" if column in COUNTS else f"{number if column in LENGTHS else 100 * number:.1f}"
 
     def row(result: dict) -> list[str]:
         path = Path(result["pretrained"])

@@ -1,0 +1,77 @@
+"""Images with several captions each, as `--task captioning` reads them, and the ids that captions are saved under.
+
+Webdatasets are clip_benchmark's: SPLIT/{0..}.tar with KEY.jpg and KEY.txt, a caption a line, and SPLIT/nshards.txt. It
+drops the key, which is all that says what a caption belongs to: here it stays with the sample. Other data sets go by
+place: "0", "1", ...
+
+Dimensions: B images.
+"""
+from collections.abc import Callable, Sequence
+from functools import partial
+from io import BytesIO
+
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+PICTURES = ("webp", "png", "jpg", "jpeg")  # in the order in which clip_benchmark looks for them
+
+
+def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tuple[Tensor, list[str], str]:
+    """Image, captions and key of a sample as it lies in its shard.
+
+    Raises:
+        ValueError: names the shard and the key of a sample without picture or captions.
+    """
+    name = f"{sample['__url__']}, sample {sample['__key__']}"
+    picture = next((sample[kind] for kind in PICTURES if kind in sample), None)
+    if picture is None or "txt" not in sample:
+        raise ValueError(f"{name}: captioning needs a picture ({', '.join(PICTURES)}) and a .txt, a caption a line")
+    try:
+        with Image.open(BytesIO(picture)) as image:
+            image = image.convert("RGB")
+        captions = sample["txt"].decode()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
+        raise ValueError(f"{name}: {problem}") from problem
+    return transform(image), captions.split("\n"), sample["__key__"]
+
+
+def build_dataset(upstream: Callable, dataset_name: str, root: str, kwargs: dict, transform: Callable) -> Dataset:
+    """clip_benchmark's data set; the samples of a webdataset are (image, captions, key)."""
+    dataset = upstream(dataset_name=dataset_name, root=root, transform=transform, **kwargs)
+    if dataset_name.startswith("wds/"):
+        dataset.pipeline = dataset.pipeline[:-3]  # upstream's last stages: decode, pick two members, transform
+        dataset = dataset.map(partial(read_sample, transform=transform))
+    return dataset
+
+
+def make_loader(dataset: Dataset, like: DataLoader, batch_size: int) -> DataLoader:
+    """Batches of another build of the same data set, in the same order."""
+    if isinstance(dataset, IterableDataset):
+        return DataLoader(dataset.batched(batch_size), batch_size=None, num_workers=like.num_workers)
+    return DataLoader(dataset, batch_size=batch_size, num_workers=like.num_workers, collate_fn=like.collate_fn)
+
+
+def read_batch(number: int, batch: Sequence, dataloader: DataLoader) -> tuple[list[str], Tensor, list[list[str]]]:
+    """Ids, images [B, 3, H, W] and references of a batch.
+
+    Raises:
+        ValueError: an image has no captions.
+    """
+    images, references, *keys = batch
+    ids = list(keys[0]) if keys else [str(number * dataloader.batch_size + i) for i in range(len(images))]
+    texts = []
+    for i, captions in zip(ids, references, strict=True):
+        if not isinstance(captions, (list, tuple)) or not any(str(caption).strip() for caption in captions):
+            raise ValueError(f"image {i} has no captions to compare with: this is no data set for --task captioning")
+        texts.append([caption.strip() for caption in captions if caption.strip()])
+    return ids, images, texts
+
+
+def unique_ids(ids: Sequence[str]) -> list[str]:
+    """Ids, with the place in the data set added where one comes again (keys that start anew in every shard)."""
+    seen, unique = set(), []
+    for place, i in enumerate(ids):
+        unique.append(f"{i}#{place}" if i in seen else i)
+        seen.add(i)
+    return unique

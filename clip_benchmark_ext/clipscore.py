@@ -1,0 +1,114 @@
+"""CLIPScore and RefCLIPScore (Hessel et al. 2021, arXiv 2104.08718): captions judged by any OpenCLIP model.
+
+    clip_benchmark eval ... --task captioning --clipscore_model ViT-B-32-quickgelu --clipscore_pretrained FILE
+
+Published numbers are OpenAI's ViT-B/32, which is ViT-B-32-quickgelu here; scores of two models do not compare.
+
+Dimensions: N images with a candidate each, R references of an image, D width.
+"""
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import open_clip
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from open_clip_mdc import checkpoints
+
+from .caption_data import read_batch, unique_ids
+from .distributed import merge, own_batches
+
+WEIGHT = 2.5
+PREFIX = "A photo depicts "  # before candidates and references
+TEXTS_PER_BATCH = 256
+
+
+class Clip(NamedTuple):
+    model: torch.nn.Module
+    transform: object
+    tokenizer: object
+
+
+def load(name: str | None, pretrained: str | None, device: str) -> Clip:
+    """An OpenCLIP model by name and weights: a file, a run folder, or a tag of OpenCLIP, which is downloaded.
+
+    Raises:
+        ValueError, FileNotFoundError: in one line, if there is no such model or it has no text encoder.
+    """
+    if name is None:
+        raise ValueError(f"--clipscore_pretrained {pretrained} needs --clipscore_model, the architecture")
+    if ":" in name:  # local-dir:, hf-hub:
+        model, transform, tokenizer = checkpoints.load(name, device=device)
+    elif pretrained is None:
+        raise ValueError(f"--clipscore_model {name} needs --clipscore_pretrained: a file, or a tag to download")
+    elif os.path.exists(pretrained):
+        model, transform, tokenizer = checkpoints.load(pretrained, name, device)
+    elif pretrained in open_clip.list_pretrained_tags_by_model(name):
+        try:
+            model, _, transform = open_clip.create_model_and_transforms(name, pretrained, device=device)
+        except (RuntimeError, OSError) as problem:
+            raise ValueError(f"cannot load {name} {pretrained}: {str(problem).splitlines()[0]}") from problem
+        tokenizer = open_clip.get_tokenizer(name)
+    else:
+        raise ValueError(f"--clipscore_pretrained {pretrained} is no file and no tag of {name} "
+                         f"({', '.join(open_clip.list_pretrained_tags_by_model(name)) or 'it has none'})")
+    if not hasattr(model, "encode_text"):
+        raise ValueError(f"--clipscore_model {name} compares no images with texts: give a CLIP model")
+    return Clip(model.eval(), transform, tokenizer)
+
+
+def clip_scores(image_embs: Tensor, caption_embs: Tensor) -> Tensor:
+    """CLIP-S = 2.5 max(cos(caption, image), 0), [N].
+
+    Args:
+        image_embs: [N, D], of any length.
+        caption_embs: [N, D], of candidates with the prefix.
+    """
+    return WEIGHT * F.cosine_similarity(image_embs, caption_embs, dim=-1).clamp(min=0)
+
+
+def ref_clip_scores(image_embs: Tensor, caption_embs: Tensor, reference_embs: Sequence[Tensor]) -> Tensor:
+    """RefCLIP-S, the harmonic mean of CLIP-S and max(max over references of cos(caption, reference), 0), [N].
+
+    Args:
+        image_embs, caption_embs: see `clip_scores`.
+        reference_embs: N times [R, D], of references with the prefix.
+    """
+    with_image = clip_scores(image_embs, caption_embs)
+    with_text = torch.stack([F.cosine_similarity(caption[None], texts, dim=-1).max()
+                             for caption, texts in zip(caption_embs, reference_embs, strict=True)]).clamp(min=0)
+    total = with_image + with_text
+    return torch.where(total > 0, 2 * with_image * with_text / total, 0)  # 0 / 0 where both are 0
+
+
+@torch.no_grad()
+def encode_texts(clip: Clip, texts: Sequence[str], device: str) -> Tensor:
+    """[len(texts), D], shared by all processes."""
+    batches = [texts[i:i + TEXTS_PER_BATCH] for i in range(0, len(texts), TEXTS_PER_BATCH)]
+    return torch.cat(merge([
+        (i, clip.model.encode_text(clip.tokenizer([PREFIX + text for text in batch]).to(device)).float().cpu())
+        for i, batch in own_batches(batches, "CLIPScore, texts")]))
+
+
+@torch.no_grad()
+def evaluate(clip: Clip, dataloader: Iterable, captions: Mapping[str, str], references: Mapping[str, Sequence[str]],
+             device: str) -> dict[str, float]:
+    """Means over images.
+
+    Args:
+        dataloader: the images, by the model's own transform.
+        captions, references: by the ids that `read_batch` gives them.
+    """
+    encoded = []
+    for i, batch in own_batches(dataloader, "CLIPScore, images"):
+        ids, images, _ = read_batch(i, batch, dataloader)
+        encoded.append((i, (ids, clip.model.encode_image(images.to(device)).float().cpu())))
+    ids, image_embs = zip(*merge(encoded), strict=True)
+    ids, image_embs = unique_ids([i for batch in ids for i in batch]), torch.cat(image_embs)
+    counts = [len(references[i]) for i in ids]
+    texts = encode_texts(clip, [captions[i] for i in ids] + [r for i in ids for r in references[i]], device)
+    caption_embs, reference_embs = texts[:len(ids)], texts[len(ids):].split(counts)
+    return {"CLIPScore": float(clip_scores(image_embs, caption_embs).mean()),
+            "RefCLIPScore": float(ref_clip_scores(image_embs, caption_embs, reference_embs).mean())}

@@ -1,0 +1,266 @@
+"""Caption metrics by pycocoevalcap, as in the COCO evaluation: BLEU, METEOR, ROUGE-L, CIDEr and SPICE (Table 3).
+
+    caption_metrics({"7": "a dog runs"}, {"7": ["a dog is running", "the dog runs fast"]})   # {"Bleu_1": ..., ...}
+
+The tokenizer, METEOR and SPICE are Java programs that pycocoevalcap brings along; SPICE's language models it fetches
+unasked. What cannot run is named with its cure, nothing is fetched, and the other metrics are still computed. They are
+started from here rather than by pycocoevalcap's wrappers, which write into site-packages, lose count of the captions at
+Unicode's line ends, can wait for METEOR for ever, and lose all scores with one.
+"""
+import contextlib
+import importlib.util
+import json
+import logging
+import math
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pycocoevalcap.bleu.bleu import Bleu
+from pycocoevalcap.cider.cider import Cider
+from pycocoevalcap.rouge.rouge import Rouge
+from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS
+
+JARS = Path(importlib.util.find_spec("pycocoevalcap").submodule_search_locations[0])
+PTB_JAR = JARS / "tokenizer" / "stanford-corenlp-3.4.1.jar"
+METEOR_JAR = JARS / "meteor" / "meteor-1.5.jar"
+SPICE_JAR = JARS / "spice" / "spice-1.0.jar"
+SPICE_MODELS = tuple(JARS / "spice" / "lib" / f"stanford-corenlp-3.6.0{part}.jar" for part in ("", "-models"))
+PLAIN_WORD = re.compile(
+    r"n't\b | '(?:s|re|ve|ll|d|m)\b | (?:[a-z]\.){2,} | \w+ (?: (?:[-./'] | (?<=\d)[,:](?=\d)) \w+)* | [^\w\s]",
+    re.VERBOSE)
+PTB_BRACKETS = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
+NO_JAVA = "there is no Java: install a runtime, such as Debian's default-jre-headless"
+NO_SPICE_MODELS = ("its language models are not there: `python -m pycocoevalcap.spice.get_stanford_models` fetches "
+                   "them once (400 MB)")
+# A program that has not answered by then is given up: starting it, and a caption with its references.
+START_SECONDS, CAPTION_SECONDS = 600, 2
+
+
+class CaptionScores(NamedTuple):
+    """Metrics, and what they must be read with."""
+
+    scores: dict[str, float]  # by pycocoevalcap's names
+    missing: dict[str, str]  # metric -> why, and what to do about it
+    word_tokenizer: str  # "PTB", the COCO evaluation's; "plain" where Java is missing
+    mean_length: float  # words of a candidate
+    reference_mean_length: float  # words of a reference
+
+
+def caption_metrics(
+        candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]],
+) -> dict[str, float]:
+    """Bleu_1 to Bleu_4, METEOR, ROUGE_L, CIDEr and SPICE, those that can be computed here; warns of the others.
+
+    Args:
+        candidates: one caption per image.
+        references: any number of captions of each image, at least one.
+
+    Raises:
+        ValueError: the images are not the same, or there are none, or something is no caption.
+    """
+    return score_captions(candidates, references).scores
+
+
+def score_captions(
+        candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]],
+) -> CaptionScores:
+    """`caption_metrics` with the reasons for what is missing and the lengths, which decide much of every metric."""
+    check(candidates, references)
+    counts = [len(references[i]) for i in candidates]
+    words, word_tokenizer = split_words([*candidates.values(), *(r for i in candidates for r in references[i])])
+    hypotheses, rest = words[:len(counts)], iter(words[len(counts):])
+    targets = [[next(rest) for _ in range(count)] for count in counts]
+    gts, res = dict(enumerate(targets)), {i: [caption] for i, caption in enumerate(hypotheses)}
+
+    metrics: dict[tuple[str, ...], Callable[[], Sequence[float]]] = {
+        ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4"): lambda: Bleu(4).compute_score(gts, res, verbose=0)[0],
+        ("METEOR",): lambda: [meteor(hypotheses, targets)],
+        ("ROUGE_L",): lambda: [Rouge().compute_score(gts, res)[0]],
+        ("CIDEr",): lambda: [Cider().compute_score(gts, res)[0]],
+        ("SPICE",): lambda: [spice(hypotheses, targets)],
+    }
+    scores, missing = {}, {}
+    for names, compute in metrics.items():
+        try:
+            values = [float(value) for value in compute()]
+            if not all(map(math.isfinite, values)):
+                raise ValueError("it is no number for these captions")
+            scores |= dict(zip(names, values, strict=True))
+        except Exception as problem:  # whatever ails one metric, the others are wanted after hours of decoding
+            missing |= dict.fromkeys(names, " ".join(str(problem).split()) or repr(problem))
+    for name, reason in missing.items():
+        logging.warning("%s is missing: %s", name, reason)
+    return CaptionScores(scores, missing, word_tokenizer, mean_words(hypotheses),
+                         mean_words([r for captions in targets for r in captions]))
+
+
+def check(candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> None:
+    """Raises ValueError, in one line, unless there is one text, and a list of at least one, for every image."""
+    if not candidates:
+        raise ValueError("there are no captions to score")
+    for one, other, what in ((candidates, references, "references"), (references, candidates, "a caption")):
+        lacking = [i for i in one if i not in other]
+        if lacking:
+            shown = ", ".join(map(repr, lacking[:5])) + (", ..." if len(lacking) > 5 else "")
+            raise ValueError(f"captions and references are not of the same images: {len(lacking)} of {len(one)} lack "
+                             f"{what}: {shown}")
+    for i, caption in candidates.items():
+        if not isinstance(caption, str):
+            raise ValueError(f"image {i!r}: a caption must be a text, not {caption!r}")
+        texts = references[i]
+        if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"image {i!r}: references must be a list of at least one text, not {texts!r}")
+
+
+def mean_words(captions: Sequence[str]) -> float:
+    """Of tokenized captions."""
+    return sum(len(caption.split()) for caption in captions) / len(captions)
+
+
+# ---- words
+
+
+def split_words(captions: Sequence[str]) -> tuple[list[str], str]:
+    """Captions as words with single spaces, and how they were split: "PTB", or "plain" with a warning."""
+    try:
+        return ptb_words(captions), "PTB"
+    except (OSError, ValueError, subprocess.SubprocessError) as problem:
+        logging.warning("words are split by a plain rule, not as in the COCO evaluation, and scores may differ in the "
+                        "third digit: %s", problem)
+        return [plain_words(caption) for caption in captions], "plain"
+
+
+def ptb_words(captions: Sequence[str]) -> list[str]:
+    """As the COCO evaluation: Stanford's PTB tokenizer, lower case, without punctuation.
+
+    Raises:
+        OSError, ValueError, subprocess.SubprocessError: there is no Java, or it fails.
+    """
+    lines = run_java("-cp", PTB_JAR, "edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase",
+                     text="".join(f"{one_line(caption)}\n" for caption in captions),
+                     seconds=patience(len(captions))).split("\n")[:-1]
+    if len(lines) != len(captions):
+        raise ValueError(f"the PTB tokenizer made {len(lines)} lines of {len(captions)} captions")
+    return [without_punctuation(line.split()) for line in lines]
+
+
+def plain_words(caption: str) -> str:
+    """What the PTB tokenizer makes of nearly every caption, without Java."""
+    text = re.sub(r"\bcannot\b", "can not", caption.lower().replace("’", "'").replace('"', " "))
+    text = re.sub(r"(?<=\w)(n't|'(?:s|re|ve|ll|d|m))\b", r" \1", text)
+    return without_punctuation([PTB_BRACKETS.get(word, word) for word in PLAIN_WORD.findall(text)])
+
+
+def without_punctuation(words: Sequence[str]) -> str:
+    """Removes what pycocoevalcap removes: no brackets, as it names them in capitals and the words are in lower case."""
+    return " ".join(word for word in words if word not in PUNCTUATIONS)
+
+
+def one_line(caption: str) -> str:
+    """Java programs are sent a caption a line, and Unicode has many line ends."""
+    return " ".join(caption.split())
+
+
+# ---- Java
+
+
+def java() -> str:
+    path = shutil.which("java")
+    if path is None:
+        raise FileNotFoundError(NO_JAVA)
+    return path
+
+
+def patience(captions: int) -> float:
+    return START_SECONDS + CAPTION_SECONDS * captions
+
+
+def run_java(*arguments: str | Path, text: str = "", seconds: float = START_SECONDS) -> str:
+    """Standard output of a Java program that is sent a text.
+
+    Raises:
+        FileNotFoundError: there is no Java. ValueError: it failed; says what it said last.
+        subprocess.TimeoutExpired: it took longer than `seconds`.
+    """
+    done = subprocess.run([java(), *map(str, arguments)], input=text.encode(errors="replace"), capture_output=True,
+                          timeout=seconds)
+    if done.returncode:
+        raise ValueError(failure(done.stderr))
+    return done.stdout.decode(errors="replace")
+
+
+def failure(errors: bytes) -> str:
+    """One line of what Java wrote: the exception rather than where it was thrown."""
+    lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    told = [line for line in lines if "Exception" in line or "Error" in line] or lines or ["it says nothing"]
+    return f"its Java program failed (it was made for Java 8): {told[0].strip()}"
+
+
+def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """METEOR 1.5 of tokenized captions, over all of them.
+
+    Its protocol: a line per caption is answered by the caption's statistics; a line with all of these is answered by a
+    score for each, and the score of all.
+
+    Raises:
+        FileNotFoundError: there is no Java. ValueError: it failed, or has not answered in time.
+    """
+    def sentence(text: str) -> str:
+        return text.replace("|||", " ")  # separates the fields
+
+    command = [java(), "-Xmx2G", "-jar", str(METEOR_JAR), "-", "-", "-stdio", "-l", "en", "-norm"]
+    with tempfile.TemporaryFile() as errors, subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, encoding="utf-8", errors="replace",
+    ) as process:
+        alarm = threading.Timer(patience(len(hypotheses)), process.kill)
+        alarm.start()
+        try:
+            def send(*fields: str) -> None:
+                process.stdin.write(" ||| ".join(fields) + "\n")
+                process.stdin.flush()
+
+            statistics = []
+            for hypothesis, targets in zip(hypotheses, references, strict=True):
+                send("SCORE", *map(sentence, targets), sentence(hypothesis))
+                statistics.append(process.stdout.readline().strip())
+            send("EVAL", *statistics)
+            return float([process.stdout.readline() for _ in range(len(statistics) + 1)][-1])
+        except (OSError, ValueError) as problem:
+            process.kill()
+            process.wait()
+            errors.seek(0)
+            raise ValueError(failure(errors.read())) from problem
+        finally:
+            alarm.cancel()
+            with contextlib.suppress(OSError):  # what it did not read
+                process.stdin.close()
+            process.kill()
+
+
+def spice(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """SPICE of tokenized captions, mean over images, to the three digits that its program prints.
+
+    Its file of results needs the JavaScript engine that Java 15 dropped, and its cache a native library: neither is
+    asked for, and any Java will do.
+
+    Raises:
+        FileNotFoundError: no Java, or no language models. ValueError, subprocess.TimeoutExpired: see `run_java`.
+    """
+    java()
+    if not all(path.exists() for path in SPICE_MODELS):
+        raise FileNotFoundError(NO_SPICE_MODELS)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "captions.json")
+        path.write_text(json.dumps([{"image_id": i, "test": hypothesis, "refs": list(targets)} for i, (
+            hypothesis, targets) in enumerate(zip(hypotheses, references, strict=True))]))
+        printed = run_java("-Xmx8G", "-Duser.language=en", "-jar", SPICE_JAR, path, seconds=patience(len(hypotheses)))
+    score = re.search(r"f-score:\s*([\d.]+) \(SPICE metric\)", printed)
+    if score is None:
+        raise ValueError(f"its Java program printed no score but {one_line(printed)[-200:]!r}")
+    return float(score[1])
