@@ -1,6 +1,6 @@
 """Results of clip_benchmark as the paper's tables: Markdown, CSV and, for a figure, a PNG.
 
-    python experiments/collect.py table1 table5 --scale scenes --out build/scenes
+    python experiments/collect.py table1 table5 --scale scenes --out build/scenes --insert experiments/RESULTS.md
 
 A result is recognised by the folder it lies in (commands.variant), its data set and the name of its run; mean and
 standard deviation are over the seeds that are there. What is missing is shown as missing.
@@ -11,10 +11,12 @@ import re
 import statistics
 import sys
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
+from textwrap import fill
 from typing import NamedTuple
 
-from commands import variant
+from commands import Place, variant
 from scales import RATIOS, SCALES, Scale
 from tables import TABLES, Cell
 
@@ -24,6 +26,7 @@ TITLES = {
     "figure3": "Figure 3: caption lengths", "figure4": "Figure 4: fixed masking ratios",
     "figure5": "Figure 5: amount of data", "figure6": "Figure 6: captions of different length",
 }
+PICTURES = 4  # of Figure 6
 Results = dict[tuple[str, str, str], dict[int, dict]]  # (variant, data set, run without seed) -> {seed: metrics}
 
 
@@ -126,21 +129,51 @@ def plot(name: str, cells: list[Cell], summaries: list[Summary | None], path: Pa
     figure.savefig(path, dpi=100)
 
 
-def captions(scale: Scale, folder: Path, images: int = 4) -> str:
-    """Figure 6: the same pictures' captions by each system of Table 3, those of its first seed."""
-    rows: dict[tuple[str, str], list[str]] = {}
+def captions(scale: Scale, results: Path) -> dict[str, list[dict]]:
+    """Captions of the same pictures by each system of Table 3, those of its first seed: {test set: rows}.
+
+    A row has the picture's "image" (its key), a "reference" and a caption by system.
+    """
+    tables: dict[str, dict[str, dict]] = {}
     for cell in TABLES["table3"](scale):
-        name = cell.run.name(0).rpartition("0")[0]
-        files = sorted(path for path in (folder / variant(cell.evaluation) / "captions").glob("*.json")
-                       if name in path.name)
-        if not files or cell.column != "CIDEr":
+        files = sorted((results / variant(cell.evaluation) / "captions").glob(f"*{cell.run.name(0)[:-1]}*.json"))
+        if not files:
             continue
+        dataset, _, system = cell.row.partition(", ")
         saved = json.loads(files[0].read_text(encoding="utf-8"))
-        for image in list(saved["captions"])[:images]:
-            row = rows.setdefault((cell.row.partition(",")[0], image), ["reference: " + saved["references"][image][0]])
-            row.append(f"{cell.row.partition(', ')[2]}: {saved['captions'][image]}")
-    lines = [f"{data} {image}\n" + "\n".join(f"- {text}" for text in row) for (data, image), row in rows.items()]
-    return "\n\n".join(lines or ["missing"]) + "\n"
+        for image in list(saved["captions"])[:PICTURES]:
+            row = tables.setdefault(dataset, {}).setdefault(
+                image, {"image": image, "reference": saved["references"][image][0]})
+            row[system] = saved["captions"][image]
+    return {dataset: list(rows.values()) for dataset, rows in tables.items()}
+
+
+def figure6(scale: Scale, place: Place, path: Path) -> str:
+    """A contact sheet, and the same captions as Markdown."""
+    from io import BytesIO
+
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    from open_clip_mdc.shards import find_picture, read_samples
+    tables, pages = captions(scale, place.out / "results"), []
+    for captioning in scale.captioning:
+        rows = tables.get(captioning.label, [])
+        if not rows:
+            continue
+        root = Path(captioning.root.format(data=place.data, out=place.out))
+        samples = islice(read_samples(str(root / "test" / "0.tar")), PICTURES)
+        pictures = {sample["__key__"]: sample[find_picture(sample)] for sample in samples}
+        figure = Figure(figsize=(3 * len(rows), 5), layout="constrained")
+        for axes, row in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
+            axes.imshow(Image.open(BytesIO(pictures[row["image"]])).convert("RGB"))
+            axes.axis("off")
+            text = [fill(f"{system}: {caption}", 38) for system, caption in row.items() if system != "image"]
+            axes.set_title("\n".join(text), y=-0.05, va="top", loc="left", fontsize=8)
+        figure.savefig(path.with_name(f"{path.stem}-{captioning.label}.png"), dpi=80)
+        pages += [f"{captioning.label} {row.pop('image')}\n\n"
+                  + "\n".join(f"- {system}: {caption}" for system, caption in row.items()) for row in rows]
+    return "\n\n".join(pages or ["missing"]) + "\n"
 
 
 def write(path: Path, text: str) -> None:
@@ -149,20 +182,21 @@ def write(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def collect(scale: Scale, out: Path, names: Iterable[str]) -> str:
-    """Makes tables/NAME.md, .csv and figures of `out`/results; tables.md holds all of them, and is returned.
+def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
+    """Makes tables/NAME.md, .csv and figures of what is in results/, both in `place.out`; returns the Markdown by name.
 
     Raises:
         ValueError: see `read_results`.
     """
-    folder = out / "tables"
+    folder = place.out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
-    results, pages = read_results(out / "results"), []
+    results, pages = read_results(place.out / "results"), {}
     for name in names:
         if name == "figure3":
-            page = "```\n" + (out / "logs" / "figure3.log").read_text(encoding="utf-8") + "```\n"
+            log = place.out / "logs" / "figure3.log"
+            page = f"```\n{log.read_text(encoding='utf-8')}```\n" if log.exists() else "missing\n"
         elif name == "figure6":
-            page = captions(scale, out / "results")
+            page = figure6(scale, place, folder / name)
         else:
             cells = list(TABLES[name](scale))
             summaries = [summarise(results, cell) for cell in cells]
@@ -171,19 +205,42 @@ def collect(scale: Scale, out: Path, names: Iterable[str]) -> str:
             if name.startswith("figure"):
                 plot(name, cells, summaries, folder / f"{name}.png")
         write(folder / f"{name}.md", page)
-        pages.append(f"## {TITLES[name]}\n\n{page}")
-    write(folder / "tables.md", "\n".join(pages))
-    return "\n".join(pages)
+        pages[name] = page
+    return pages
+
+
+def insert(pages: dict[str, str], scale: str, path: Path) -> None:
+    """Renews the tables of a page, each between <!-- SCALE NAME --> and <!-- end -->; the words around them stay.
+
+    Raises:
+        ValueError: the page has no place for a table.
+    """
+    text = path.read_text(encoding="utf-8")
+    for name, page in pages.items():
+        text, found = re.subn(rf"(<!-- {scale} {name} -->\n).*?(<!-- end -->)", lambda m, page=page: m[1] + page + m[2],
+                              text, flags=re.DOTALL)
+        if not found:
+            raise ValueError(f"{path} has no <!-- {scale} {name} --> ... <!-- end -->")
+    write(path, text)
+
+
+def show(pages: dict[str, str]) -> str:
+    return "\n".join(f"## {TITLES[name]}\n\n{page}" for name, page in pages.items())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", choices=TITLES)
     parser.add_argument("--scale", required=True, choices=SCALES)
+    parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--out", required=True, type=Path, help="folder of the experiment, with results/")
+    parser.add_argument("--insert", type=Path, metavar="PAGE", help="renew the tables of this page too")
     args = parser.parse_args()
     try:
-        print(collect(SCALES[args.scale], args.out, args.tables))
+        pages = collect(SCALES[args.scale], Place(args.data, args.out, "", 0), args.tables)
+        if args.insert:
+            insert(pages, args.scale, args.insert)
+        print(show(pages))
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {problem}")
 

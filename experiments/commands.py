@@ -108,5 +108,6 @@ def lengths(scale: Scale, place: Place) -> list[str]:
 
 
 def collect(scale: Scale, names: Iterable[str], place: Place) -> list[str]:
-    """All tables that have cells, from what is there."""
-    return [f"{place.bin}python", "experiments/collect.py", *names, "--scale", scale.name, "--out", str(place.out)]
+    """The tables, from what is there."""
+    return [f"{place.bin}python", "experiments/collect.py", *names, "--scale", scale.name, "--data", str(place.data),
+            "--out", str(place.out)]

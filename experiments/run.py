@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import commands
-from collect import TITLES, collect
+from collect import TITLES, collect, show
 from commands import Place
 from scales import PAPER, SCALES, Scale
 from tables import TABLES, Cell
@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit("interrupted: the same command goes on from here")
     print(shlex.join(commands.collect(scale, args.tables, place)) if args.dry_run else
-          collect(scale, place.out, args.tables))
+          show(collect(scale, place, args.tables)))
 
 
 if __name__ == "__main__":

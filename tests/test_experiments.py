@@ -114,6 +114,10 @@ def test_the_papers_numbers_stand_beside_the_row_they_belong_to():
 # ---- collect.py
 
 
+def place(folder: Path) -> commands.Place:
+    return commands.Place(folder, folder, "", 0)
+
+
 def write_result(folder: Path, kind: str, name: str, dataset: str, **metrics) -> None:
     path = folder / kind / f"{dataset.replace('/', '_')}-{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,16 +131,27 @@ def test_hand_written_results_give_the_hand_computed_table(tmp_path):
         write_result(results, "linear_probe", f"MDC-ViT-Ti-8-t0.0-1.0--short--s{seed}", "wds/probe", lp_acc1=wide)
         write_result(results, "linear_probe", f"MDC-ViT-Ti-8--short--s{seed}", "wds/probe", lp_acc1=narrow)
     write_result(results, "linear_probe", "MDC-ViT-Ti-8-t0.4-0.9--short--s0", "wds/probe", lp_acc1=0.58)
-    page = collect.collect(scales.SCENES, tmp_path, ["table5"])
+    pages = collect.collect(scales.SCENES, place(tmp_path), ["table5"])
+    page = pages["table5"]
     # 50, 54, 55: mean 53, squares 9 + 1 + 4 = 14, variance 7; 60, 62, 70: mean 64, squares 16 + 4 + 36, variance 28
     assert f"| [0.0, 1.0] | 53.0 ± {math.sqrt(7):.1f} [29.3] |" in page
     assert "| [0.3, 0.8] | missing [36.1] |" in page
     assert "| [0.4, 0.9] | 58.0 [38.6] |" in page
     assert f"| [0.5, 1.0] | **64.0 ± {math.sqrt(28):.1f}** [39.2] |" in page
-    assert "Seeds: 1 to 3" in page and page == (tmp_path / "tables" / "tables.md").read_text()
+    assert "Seeds: 1 to 3" in page and page == (tmp_path / "tables" / "table5.md").read_text()
     rows = {row["row"]: row for row in csv.DictReader((tmp_path / "tables" / "table5.csv").open())}
     assert float(rows["[0.0, 1.0]"]["mean"]) == pytest.approx(53) and rows["[0.0, 1.0]"]["seeds"] == "3"
     assert float(rows["[0.5, 1.0]"]["std"]) == pytest.approx(math.sqrt(28)) and rows["[0.3, 0.8]"]["mean"] == ""
+
+
+def test_tables_are_renewed_where_a_page_has_their_place(tmp_path):
+    page = tmp_path / "RESULTS.md"
+    page.write_text("before\n<!-- scenes table5 -->\nold\n<!-- end -->\nafter\n<!-- scenes table4 -->\n<!-- end -->\n")
+    collect.insert({"table5": "| new |\n"}, "scenes", page)
+    assert page.read_text() == ("before\n<!-- scenes table5 -->\n| new |\n<!-- end -->\nafter\n"
+                                "<!-- scenes table4 -->\n<!-- end -->\n")
+    with pytest.raises(ValueError, match="no <!-- paper table5 -->"):
+        collect.insert({"table5": "| new |\n"}, "paper", page)
 
 
 def test_a_mean_over_subsets_needs_all_of_them_from_the_same_seed(tmp_path):
@@ -155,7 +170,7 @@ def test_a_file_that_is_no_result_is_named(tmp_path):
     (tmp_path / "results" / "linear_probe").mkdir(parents=True)
     (tmp_path / "results" / "linear_probe" / "x.json").write_text("{}")
     with pytest.raises(ValueError, match="x.json is no result"):
-        collect.collect(scales.SCENES, tmp_path, ["table5"])
+        collect.collect(scales.SCENES, place(tmp_path), ["table5"])
 
 
 # ---- the pipeline, in miniature
@@ -203,7 +218,6 @@ def test_two_rows_go_from_nothing_to_the_table_and_a_kill_between_them_costs_no_
 
 
 def test_a_step_that_fails_says_where_its_log_is(tmp_path):
-    place = commands.Place(tmp_path, tmp_path, "", 0)
     step = runner.Step("broken", [sys.executable, "-c", "raise SystemExit('no such data')"])
     with pytest.raises(RuntimeError, match=r"broken failed \(exit status 1\), see .*broken.log: no such data"):
-        runner.run_stage("training", [step], place, 1)
+        runner.run_stage("training", [step], place(tmp_path), 1)

@@ -291,7 +291,8 @@ def unmask_images(
     image_kv = model.text.project_image(model.encode_image_tokens(image))
     token_logits = partial(model.token_logits, image_kv)
     if guidance:
-        token_logits = guided(token_logits, partial(model.token_logits, model.text.project_image(blind[None])), guidance)
+        blind_kv = model.text.project_image(blind[None])  # of one image, which serves any rows
+        token_logits = guided(token_logits, partial(model.token_logits, blind_kv), guidance)
     forbidden = (sot_id(vocab_size), eot_id(vocab_size))[:1 + force_eot]
     if text is not None:
         start, valid = text.expand(len(image), -1), valid_tokens(text, vocab_size).expand(len(image), -1)
