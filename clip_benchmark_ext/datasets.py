@@ -18,15 +18,16 @@ Dimensions: B batch, C candidates, I images of a case, H and W the transform's s
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath
 
 from clip_benchmark.datasets.builder import image_captions_collate_fn
 from PIL import Image
 from torch import Tensor, stack
 from torch.utils.data import Dataset
 
+from .local_files import Source, find, image_folder, inside, need_images, open_rgb, read_json, texts, value
 from .perturb import Tagger, frozen_options
 
 SUGAR_CREPE_SUBSETS = ("add_att", "add_obj", "replace_att", "replace_obj", "replace_rel", "swap_att", "swap_obj")
@@ -39,20 +40,6 @@ DATASETS = (*(f"sugar_crepe/{subset}" for subset in SUGAR_CREPE_SUBSETS),
 _DRIVE = "https://drive.google.com/uc?id="
 _VG_IMAGES = f"vgr_vga_images.zip from {_DRIVE}1qaPlrwhGNMrR3a11iopZUT_GPP_LrgP9 (pictures)"
 _KARPATHY = "https://storage.googleapis.com/sfr-vision-language-research/datasets"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a data set's files are looked for and, if they are not there, where to get them.
-
-    `folders` are tried below the root, in this order, for `file`; `images` below the folder of `file`, for pictures.
-    """
-
-    file: str
-    folders: tuple[str, ...]
-    images: tuple[str, ...]
-    fetch: str
-    layout: str
 
 
 @dataclass(frozen=True)
@@ -90,7 +77,7 @@ class SelectionDataset(Dataset):
             ValueError: the picture cannot be decoded.
         """
         case = self.cases[index]
-        images = [_open_rgb(path, case.box) for path in case.images]
+        images = [open_rgb(path, case.box) for path in case.images]
         if self.transform is not None:
             images = [self.transform(image) for image in images]
             images = images[0] if len(images) == 1 else stack(images)
@@ -154,12 +141,12 @@ def _sugar_crepe(name: str, subset: str, root: Path) -> tuple[list[Case], dict]:
               "http://images.cocodataset.org/zips/val2017.zip (pictures)",
         layout=f"ROOT/{subset}.json, ROOT/val2017/*.jpg",
     )
-    path = _find(source, name, root)
-    rows = _read_json(path, dict)
+    path = find(source, name, root)
+    rows = read_json(path, dict)
     left_out = 0
     selection = path.with_name("rows_with_image.json")
     if selection.is_file():
-        keys = _value(_read_json(selection, dict), subset, list, selection, "the file")
+        keys = value(read_json(selection, dict), subset, list, selection, "the file")
         unknown = [key for key in keys if key not in rows]
         if unknown:
             raise ValueError(f"{selection} names rows that {path} does not have, such as {unknown[0]!r}")
@@ -167,12 +154,12 @@ def _sugar_crepe(name: str, subset: str, root: Path) -> tuple[list[Case], dict]:
         if left_out:
             logging.warning("%s: %d of %d rows are left out, because %s names only %d; this is not the full data set",
                             name, left_out, left_out + len(rows), selection, len(rows))
-    folder = _image_folder(source, name, path)
+    folder = image_folder(source, name, path)
     cases = []
     for key, row in rows.items():
-        filename, caption, negative = _texts(row, ("filename", "caption", "negative_caption"), path, key)
-        cases.append(Case(key, (_inside(folder, filename, path, key),), (caption, negative), subset))
-    _need_images(source, name, folder, cases)
+        filename, caption, negative = texts(row, ("filename", "caption", "negative_caption"), path, key)
+        cases.append(Case(key, (inside(folder, filename, path, key),), (caption, negative), subset))
+    need_images(source, name, folder, [case.images for case in cases])
     return cases, {"cases_left_out": left_out}
 
 
@@ -184,25 +171,25 @@ def _visual_genome(name: str, part: str, root: Path) -> tuple[list[Case], dict]:
     }[part]
     source = Source(file, ("", "aro"), ("images",), f"{file} from {_DRIVE}{drive_id} and {_VG_IMAGES}",
                     f"ROOT/{file}, ROOT/images/*.jpg")
-    path = _find(source, name, root)
-    folder = _image_folder(source, name, path)
+    path = find(source, name, root)
+    folder = image_folder(source, name, path)
     cases = []
-    for index, row in enumerate(_read_json(path, list)):
-        image, true, false = _texts(row, ("image_path", "true_caption", "false_caption"), path, index)
+    for index, row in enumerate(read_json(path, list)):
+        image, true, false = texts(row, ("image_path", "true_caption", "false_caption"), path, index)
         left, upper, width, height = (
-            round(_value(row, key, (int, float), path, index)) for key in ("bbox_x", "bbox_y", "bbox_w", "bbox_h"))
+            round(value(row, key, (int, float), path, index)) for key in ("bbox_x", "bbox_y", "bbox_w", "bbox_h"))
         if width <= 0 or height <= 0:
             raise ValueError(f"{path}, row {index}: an empty box, {width} x {height} pixels")
         if part == "vg_relation":
-            (group,) = _texts(row, ("relation_name",), path, index)
+            (group,) = texts(row, ("relation_name",), path, index)
         else:
-            attributes = _value(row, "attributes", list, path, index)
+            attributes = value(row, "attributes", list, path, index)
             if len(attributes) != 2:
                 raise ValueError(f"{path}, row {index}: 'attributes' should have two entries, not {len(attributes)}")
             group = f"{attributes[0]}_{attributes[1]}"
-        cases.append(Case(str(index), (_inside(folder, image, path, index),), (true, false), group,
+        cases.append(Case(str(index), (inside(folder, image, path, index),), (true, false), group,
                           (left, upper, left + width, upper + height)))
-    _need_images(source, name, folder, cases)
+    need_images(source, name, folder, [case.images for case in cases])
     return cases, {"cases_left_out": 0}
 
 
@@ -216,19 +203,19 @@ def _order(
     }[part]
     source = Source(file, ("", "aro", part.partition("_")[0]), (),
                     f"{_KARPATHY}/{file} and {pictures} (pictures)", f"ROOT/{file}, ROOT/{layout}")
-    path = _find(source, name, root)
+    path = find(source, name, root)
     keys, images, captions = [], [], []
-    for index, row in enumerate(_read_json(path, list)):
-        (image,) = _texts(row, ("image",), path, index)
-        for number, caption in enumerate(_value(row, "caption", list, path, index)):
+    for index, row in enumerate(read_json(path, list)):
+        (image,) = texts(row, ("image",), path, index)
+        for number, caption in enumerate(value(row, "caption", list, path, index)):
             keys.append(f"{image}#{number}")
-            images.append(_inside(path.parent, image, path, index))
+            images.append(inside(path.parent, image, path, index))
             captions.append(caption)
             if not isinstance(caption, str):
                 raise ValueError(f"{path}, row {index}: a caption is {caption!r}, not a text")
     frozen = path.with_name(f"{part}_perturbations.json") if perturbations is None else Path(perturbations)
     cases = [Case(key, (image,), (), part) for key, image in zip(keys, images, strict=True)]
-    _need_images(source, name, path.parent, cases)  # before the minutes that tagging may take
+    need_images(source, name, path.parent, [case.images for case in cases])  # before the minutes that tagging may take
     options, sha256 = frozen_options(frozen, name, captions, tagger)
     cases = [Case(case.key, case.images, tuple(texts), part) for case, texts in zip(cases, options, strict=True)]
     return cases, {"cases_left_out": 0, "perturbations": str(frozen), "perturbations_sha256": sha256}
@@ -244,8 +231,8 @@ def _winoground(name: str, root: Path) -> tuple[list[Case], dict]:
               "(needs an account that accepted its terms)",
         layout="ROOT/examples.jsonl, ROOT/images/ex_0_img_0.png, ...",
     )
-    path = _find(source, name, root)
-    folder = _image_folder(source, name, path)
+    path = find(source, name, root)
+    folder = image_folder(source, name, path)
     cases = []
     for index, line in enumerate(path.read_text(encoding="utf-8").split("\n")):
         if not line.strip():
@@ -254,14 +241,14 @@ def _winoground(name: str, root: Path) -> tuple[list[Case], dict]:
             row = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{path}, line {index + 1} is not JSON: {error}") from error
-        first, second, caption_0, caption_1 = _texts(
+        first, second, caption_0, caption_1 = texts(
             row, ("image_0", "image_1", "caption_0", "caption_1"), path, index)
         images = tuple(  # the official file names pictures without ".png"
-            _inside(folder, image if PurePosixPath(image).suffix else f"{image}.png", path, index)
+            inside(folder, image if PurePosixPath(image).suffix else f"{image}.png", path, index)
             for image in (first, second))
         cases.append(Case(str(row.get("id", index)), images, (caption_0, caption_1),
                           str(row.get("collapsed_tag", "winoground"))))
-    _need_images(source, name, folder, cases)
+    need_images(source, name, folder, [case.images for case in cases])
     return cases, {"cases_left_out": 0}
 
 
@@ -275,95 +262,15 @@ def _valse(name: str, piece: str, root: Path) -> tuple[list[Case], dict]:
               f"{', '.join(VALSE_PIECES)}), and the pictures from the data set that its field 'dataset' names",
         layout=f"ROOT/{piece}.json, ROOT/images/*.jpg (of all source data sets together)",
     )
-    path = _find(source, name, root)
-    folder = _image_folder(source, name, path)
+    path = find(source, name, root)
+    folder = image_folder(source, name, path)
     cases, not_validated = [], 0
-    for key, row in _read_json(path, dict).items():
-        votes = _value(row, "mturk", dict, path, key)
-        if _value(votes, "caption", int, path, f"{key}, mturk") < 2:
+    for key, row in read_json(path, dict).items():
+        votes = value(row, "mturk", dict, path, key)
+        if value(votes, "caption", int, path, f"{key}, mturk") < 2:
             not_validated += 1
             continue
-        image, caption, foil = _texts(row, ("image_file", "caption", "foil"), path, key)
-        cases.append(Case(key, (_inside(folder, image, path, key),), (caption, foil), piece))
-    _need_images(source, name, folder, cases)
+        image, caption, foil = texts(row, ("image_file", "caption", "foil"), path, key)
+        cases.append(Case(key, (inside(folder, image, path, key),), (caption, foil), piece))
+    need_images(source, name, folder, [case.images for case in cases])
     return cases, {"cases_left_out": 0, "rows_not_validated": not_validated}
-
-
-def _open_rgb(path: Path, box: tuple[int, int, int, int] | None) -> Image.Image:
-    """A picture as RGB (some of COCO's are grey), cut to `box`."""
-    try:
-        with Image.open(path) as image:
-            image = image.convert("RGB")
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # all that Pillow raises on bad files
-        raise ValueError(f"cannot read the picture {path}: {error}") from error
-    return image if box is None else image.crop(box)
-
-
-def _find(source: Source, name: str, root: Path) -> Path:
-    """The annotation file, in the first folder below `root` that has it."""
-    for folder in source.folders:
-        if (path := root / folder / source.file).is_file():
-            return path
-    raise FileNotFoundError(f"{name}: no {source.file} in {root}. {_how_to_get(source)}")
-
-
-def _image_folder(source: Source, name: str, path: Path) -> Path:
-    """The first folder for pictures that exists beside the annotation file."""
-    for folder in source.images:
-        if (candidate := path.parent / folder).is_dir():
-            return candidate
-    raise FileNotFoundError(
-        f"{name}: no folder of pictures ({' or '.join(source.images)}) in {path.parent}. {_how_to_get(source)}")
-
-
-def _need_images(source: Source, name: str, folder: Path, cases: list[Case]) -> None:
-    """Every picture is there, or one message says how many are not."""
-    if not cases:
-        raise ValueError(f"{name}: {source.file} has no rows")
-    missing = {path for path in {path for case in cases for path in case.images} if not path.is_file()}
-    if missing:
-        rows = sum(any(path in missing for path in case.images) for case in cases)
-        raise FileNotFoundError(f"{name}: {rows} of {len(cases)} rows have no picture; {len(missing)} files are "
-                                f"missing in {folder}, such as {min(missing).name}. {_how_to_get(source)}")
-
-
-def _how_to_get(source: Source) -> str:
-    """What to fetch, from where, and the folder it should make."""
-    return f"Fetch {source.fetch}. The folder given by --dataset_root (ROOT) should then hold: {source.layout}"
-
-
-def _inside(folder: Path, name: str, path: Path, row: str | int) -> Path:
-    """`folder`/`name`, if that cannot lead out of the folder: names in a data file are not to be trusted.
-
-    Raises:
-        ValueError: the name is empty, absolute, has "..", a backslash, a drive or a NUL.
-    """
-    parts = PurePosixPath(name).parts
-    if (not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name
-            or PureWindowsPath(name).drive):
-        raise ValueError(f"{path}, row {row}: refused the file name {name!r}, which leads out of {folder}")
-    return folder / name
-
-
-def _read_json(path: Path, kind: type) -> dict | list:
-    """The content of a JSON file whose outermost value must be of `kind`."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, kind):
-        raise ValueError(f"{path} should hold a JSON {kind.__name__}, not a {type(content).__name__}")
-    return content
-
-
-def _value(row: dict, key: str, kind: type | tuple[type, ...], path: Path, number: str | int):
-    """row[key], of the right kind."""
-    value = row.get(key) if isinstance(row, dict) else None
-    if not isinstance(value, kind):
-        raise ValueError(f"{path}, row {number}: {key!r} is missing or of a wrong kind ({value!r})")
-    return value
-
-
-def _texts(row: dict, keys: Iterable[str], path: Path, number: str | int) -> list[str]:
-    """The values of several keys, all of them texts."""
-    return [_value(row, key, str, path, number) for key in keys]

@@ -16,6 +16,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
 
+import commands
 from commands import Place, variant
 from scales import RATIOS, SCALES, Scale
 from tables import TABLES, Cell
@@ -161,7 +162,7 @@ def figure6(scale: Scale, place: Place, path: Path) -> str:
         rows = tables.get(captioning.label, [])
         if not rows:
             continue
-        root = Path(captioning.root.format(data=place.data, out=place.out))
+        root = Path(commands.fill(captioning.root, place))
         samples = islice(read_samples(str(root / "test" / "0.tar")), PICTURES)
         pictures = {sample["__key__"]: sample[find_picture(sample)] for sample in samples}
         figure = Figure(figsize=(3 * len(rows), 5), layout="constrained")

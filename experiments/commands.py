@@ -24,10 +24,15 @@ class Place(NamedTuple):
         return [f"{self.bin}{script}"]
 
 
-def fill(command: Iterable[str], place: Place) -> list[str]:
-    """A command of scales.py with its folders, started from the environment's programs."""
-    first, *rest = (part.format(data=place.data, out=place.out) for part in command)
-    return [f"{place.bin}{first}" if place.bin else first, *rest]
+def fill(path: str, place: Place) -> str:
+    """A path of scales.py with its folders."""
+    return path.format(data=place.data, out=place.out)
+
+
+def start(command: Iterable[str], place: Place) -> list[str]:
+    """A command of scales.py, started from the environment's programs."""
+    first, *rest = (fill(part, place) for part in command)
+    return [f"{place.bin}{first}", *rest]
 
 
 def final_epoch(scale: Scale, run: Run) -> int:
@@ -81,10 +86,10 @@ def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[Run], seeds: I
     command = place.launch("clip_benchmark_ext.cli", "clip_benchmark") + ["eval"]
     command += ["--distributed"] if place.gpus > 1 else []
     output = place.out / "results" / variant(evaluation) / "{dataset}-{pretrained_full_path}.json"
-    root = evaluation.root.format(data=place.data, out=place.out)
-    return command + ["--pretrained_model", *models, "--dataset", *evaluation.datasets, "--dataset_root", root,
-                      "--task", evaluation.task, *evaluation.flags, "--feature_root", str(place.out / "features"),
-                      "--output", str(output), "--skip_existing", *scale.eval_flags]
+    return command + ["--pretrained_model", *models, "--dataset", *evaluation.datasets,
+                      "--dataset_root", fill(evaluation.root, place), "--task", evaluation.task, *evaluation.flags,
+                      "--feature_root", str(place.out / "features"), "--output", str(output), "--skip_existing",
+                      *scale.eval_flags]
 
 
 def evaluations(cells: Iterable[Cell]) -> list[tuple[Evaluation, list[Run]]]:

@@ -143,13 +143,13 @@ SCENES = Scale(
 FLICKR8K = Scale(
     name="flickr8k",
     data={
-        "captions": Data("{out}/data/captions/train", "five captions", 6, 60000),
-        "joined": Data("{out}/data/joined/train", "five captions joined", 6, 60000),
-        **{f"captions-{n}of6": Data("{out}/data/captions/train", f"{n},000", n, n * 10000, first=True)
+        "captions": Data("{out}/data/captions/train", "five captions", 6, 30000),
+        "joined": Data("{out}/data/joined/train", "five captions joined", 6, 30000),
+        **{f"captions-{n}of6": Data("{out}/data/captions/train", f"{n},000", n, n * 5000, first=True)
            for n in (1, 2, 4)},
     },
     backbones={"ViT-Ti-16": Backbone(1e-3, 0.1)},
-    batch=64, warmup=100, epochs=1,
+    batch=32, warmup=100, epochs=1,
     train_flags=("--precision", "fp32", "--workers", "1"),
     eval_flags=("--no_amp", "--num_workers", "0", "--quiet"),
     alt="captions", long="joined", search="captions",

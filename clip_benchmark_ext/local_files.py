@@ -1,0 +1,108 @@
+"""Annotation files and pictures that the user fetched: found, read with suspicion, described where they are missing.
+
+Nothing is downloaded. File names in a data file are not to be trusted.
+"""
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from PIL import Image
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set's files are looked for and, if they are not there, where to get them.
+
+    `folders` are tried below the root, in this order, for `file`; `images` below the folder of `file`, for pictures.
+    """
+
+    file: str
+    folders: tuple[str, ...]
+    images: tuple[str, ...]
+    fetch: str
+    layout: str
+
+
+def open_rgb(path: Path, box: tuple[int, int, int, int] | None = None) -> Image.Image:
+    """A picture as RGB (some of COCO's are grey), cut to `box` (left, upper, right, lower) in its pixels as stored.
+
+    Raises:
+        ValueError: it cannot be decoded.
+    """
+    try:
+        with Image.open(path) as image:
+            image = image.convert("RGB")
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # all that Pillow raises on bad files
+        raise ValueError(f"cannot read the picture {path}: {error}") from error
+    return image if box is None else image.crop(box)
+
+
+def find(source: Source, name: str, root: Path) -> Path:
+    """The annotation file, in the first folder below `root` that has it."""
+    for folder in source.folders:
+        if (path := root / folder / source.file).is_file():
+            return path
+    raise FileNotFoundError(f"{name}: no {source.file} in {root}. {how_to_get(source)}")
+
+
+def image_folder(source: Source, name: str, path: Path) -> Path:
+    """The first folder for pictures that exists beside the annotation file."""
+    for folder in source.images:
+        if (candidate := path.parent / folder).is_dir():
+            return candidate
+    raise FileNotFoundError(
+        f"{name}: no folder of pictures ({' or '.join(source.images)}) in {path.parent}. {how_to_get(source)}")
+
+
+def need_images(source: Source, name: str, folder: Path, rows: list[tuple[Path, ...]]) -> None:
+    """Every picture of every row is there, or one message says how many are not."""
+    if not rows:
+        raise ValueError(f"{name}: {source.file} has no rows")
+    missing = {path for path in {path for row in rows for path in row} if not path.is_file()}
+    if missing:
+        count = sum(any(path in missing for path in row) for row in rows)
+        raise FileNotFoundError(f"{name}: {count} of {len(rows)} rows have no picture; {len(missing)} files are "
+                                f"missing in {folder}, such as {min(missing).name}. {how_to_get(source)}")
+
+
+def how_to_get(source: Source) -> str:
+    """What to fetch, from where, and the folder it should make."""
+    return f"Fetch {source.fetch}. The folder given by --dataset_root (ROOT) should then hold: {source.layout}"
+
+
+def inside(folder: Path, name: str, path: Path, row: str | int) -> Path:
+    """`folder`/`name`, if that cannot lead out of the folder: names in a data file are not to be trusted.
+
+    Raises:
+        ValueError: the name is empty, absolute, has "..", a backslash, a drive or a NUL.
+    """
+    parts = PurePosixPath(name).parts
+    if (not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name
+            or PureWindowsPath(name).drive):
+        raise ValueError(f"{path}, row {row}: refused the file name {name!r}, which leads out of {folder}")
+    return folder / name
+
+
+def read_json(path: Path, kind: type) -> dict | list:
+    """The content of a JSON file whose outermost value must be of `kind`."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, kind):
+        raise ValueError(f"{path} should hold a JSON {kind.__name__}, not a {type(content).__name__}")
+    return content
+
+
+def value(row: dict, key: str, kind: type | tuple[type, ...], path: Path, number: str | int):
+    """row[key], of the right kind."""
+    value = row.get(key) if isinstance(row, dict) else None
+    if not isinstance(value, kind):
+        raise ValueError(f"{path}, row {number}: {key!r} is missing or of a wrong kind ({value!r})")
+    return value
+
+
+def texts(row: dict, keys: Iterable[str], path: Path, number: str | int) -> list[str]:
+    """The values of several keys, all of them texts."""
+    return [value(row, key, str, path, number) for key in keys]
