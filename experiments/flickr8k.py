@@ -88,7 +88,7 @@ def write_pairs(shards: list[str], out: Path) -> None:
             captions = [" ".join(c.lower().split()) for c in read_metadata(sample)["captions"]]
             rng = random.Random(f"{SEED}/{number}")
             picture = sample[find_picture(sample)]
-            filename = f"{number:012d}{picture_suffix(picture)}"
+            filename = f"{number:012d}.{picture_suffix(picture)}"
             wanted = {}
             for caption in rng.sample(captions, len(captions)):
                 for kind, false in negatives(caption, " ".join(captions), rng).items():
