@@ -99,5 +99,6 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/scoring.py --captions $(CAPTIONS)
 	$(BIN)/python benchmarks/decoding.py
 
+# Not build/SCALE: those are hours of training.
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache demo
+	rm -rf .venv build/lib build/bdist.* build/demo *.egg-info .pytest_cache .ruff_cache demo
