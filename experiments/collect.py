@@ -121,7 +121,7 @@ def plot(name: str, cells: list[Cell], summaries: list[Summary | None], path: Pa
             axes.set_xlabel("masking ratio, % (100: parallel decoding)")
             label = f"fixed ratio, {column}"
         else:
-            fixed, label = points, column
+            fixed, label = [(row.removesuffix(" pairs"), s) for row, s in points], column
             axes.set_xlabel("image-text pairs")
         if fixed:
             axes.errorbar([x for x, _ in fixed], [s.mean for _, s in fixed], [s.std or 0 for _, s in fixed],

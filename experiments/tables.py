@@ -145,7 +145,7 @@ def figure4(scale: Scale) -> Iterator[Cell]:
 def figure5(scale: Scale) -> Iterator[Cell]:
     """Amount of data, equal numbers of epochs."""
     for data in scale.amounts:
-        yield Cell(scale.data[data].label, "MDC", Run(f"MDC-{scale.backbone}", data), probe(scale))
+        yield Cell(f"{scale.data[data].samples:,} pairs", "MDC", Run(f"MDC-{scale.backbone}", data), probe(scale))
 
 
 TABLES = {"table1": table1, "table2": table2, "table3": table3, "table4": table4, "table5": table5,
