@@ -194,7 +194,7 @@ def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
     results, pages = read_results(place.out / "results"), {}
     for name in names:
         if name == "figure3":
-            log = place.out / "logs" / "figure3.log"
+            log = place.out / "logs" / "figure3.out"
             page = f"```\n{log.read_text(encoding='utf-8')}```\n" if log.exists() else "missing\n"
         elif name == "figure6":
             page = figure6(scale, place, folder / name)

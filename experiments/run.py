@@ -57,12 +57,17 @@ def plan(scale: Scale, names: list[str], seeds: list[int], place: Place) -> Iter
 
 
 def run_step(step: Step, place: Place, threads: int) -> Step:
-    """Raises RuntimeError, in one line, if the command fails."""
+    """Output goes to logs/LABEL.out, progress and messages to logs/LABEL.log.
+
+    Raises:
+        RuntimeError: in one line, if the command fails.
+    """
     log = place.out / "logs" / f"{step.label}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    for folder in ("logs", "tables"):
+        (place.out / folder).mkdir(parents=True, exist_ok=True)
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-    with log.open("w") as stream:
-        code = subprocess.run(step.command, stdout=stream, stderr=subprocess.STDOUT, env=environment).returncode
+    with log.open("w") as messages, log.with_suffix(".out").open("w") as output:
+        code = subprocess.run(step.command, stdout=output, stderr=messages, env=environment).returncode
     if code:
         lines = log.read_text(errors="replace").splitlines() or [""]
         raise RuntimeError(f"{step.label} failed (exit status {code}), see {log}: {lines[-1]}")
