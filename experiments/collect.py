@@ -165,13 +165,13 @@ def figure6(scale: Scale, place: Place, path: Path) -> str:
         root = Path(commands.fill(captioning.root, place))
         samples = islice(read_samples(str(root / "test" / "0.tar")), PICTURES)
         pictures = {sample["__key__"]: sample[find_picture(sample)] for sample in samples}
-        figure = Figure(figsize=(3 * len(rows), 5), layout="constrained")
+        figure = Figure(figsize=(3.2 * len(rows), 3.2))  # the text below is added by bbox_inches
         for axes, row in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
             axes.imshow(Image.open(BytesIO(pictures[row["image"]])).convert("RGB"))
             axes.axis("off")
             text = [fill(f"{system}: {caption}", 38) for system, caption in row.items() if system != "image"]
             axes.set_title("\n".join(text), y=-0.05, va="top", loc="left", fontsize=8)
-        figure.savefig(path.with_name(f"{path.stem}-{captioning.label}.png"), dpi=80)
+        figure.savefig(path.with_name(f"{path.stem}-{captioning.label}.png"), dpi=80, bbox_inches="tight")
         pages += [f"{captioning.label} {row.pop('image')}\n\n"
                   + "\n".join(f"- {system}: {caption}" for system, caption in row.items()) for row in rows]
     return "\n\n".join(pages or ["missing"]) + "\n"

@@ -148,7 +148,8 @@ def reduced(name: str) -> Captioner:
     return Captioner(**config)
 
 
-@pytest.mark.parametrize("name", sorted(open_clip_mdc.packaged_configs()))
+@pytest.mark.parametrize("name", sorted(
+    name for name, config in open_clip_mdc.packaged_configs().items() if "caption_cfg" in config))
 def test_every_parameter_of_every_config_gets_a_gradient(name):
     model = reduced(name)
     vocab_size = model.vocab_size
