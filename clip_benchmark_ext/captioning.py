@@ -22,8 +22,8 @@ from typing import TextIO
 import torch
 from torch.utils.data import DataLoader
 
+from open_clip_mdc.files import write_json
 from open_clip_mdc.model import Captioner
-from open_clip_mdc.shards import write_json
 from open_clip_mdc.tokens import caption_lengths, decode_captions
 
 from . import clipscore

@@ -2,13 +2,13 @@
 
 Place in the paper: the column LLM of Table 3. judge.py asks the questions.
 """
-import json
 import math
-import os
 import random
 import re
 from collections import Counter
 from pathlib import Path
+
+from .files import write_json
 
 LETTERS = "ABCDEFGH"  # no further: "I" is also a word
 _CLAUSE = re.compile(r"[.!?;]+(?=\s|$)|\n+|\b(?:because|since|while|whereas|although|though|but|however)\b"
@@ -93,9 +93,7 @@ def report(path: Path, settings: dict, summary: dict) -> None:
     Raises:
         ValueError: there is no well-formed answer; the file is written all the same.
     """
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps({**settings, **summary}, indent=4), encoding="utf-8")
-    os.replace(temporary, path)
+    write_json(path, {**settings, **summary}, indent=4)
     if not summary["judged"]:
         raise ValueError(f"{path}: none of {summary['images']} answers names one caption")
     width = max(map(len, settings["systems"]))

@@ -29,6 +29,7 @@ from tqdm import tqdm
 from webdataset.tariterators import base_plus_ext
 
 from .ballot import LETTERS, lettered, parse_letter, report, summarise
+from .files import new_file
 from .pictures import PICTURES, SHARDS, find_pictures
 
 QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"
@@ -222,9 +223,8 @@ def open_votes(path: Path, settings: dict) -> dict[str, dict]:
         ValueError: the file has other settings or is none of ours; it stays as it is.
     """
     if not path.exists():
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text(json.dumps(settings) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        with new_file(path) as partial:
+            partial.write_text(json.dumps(settings) + "\n", encoding="utf-8")
     with path.open("r+b") as file:
         *lines, rest = file.read().split(b"\n")
         try:

@@ -23,6 +23,7 @@ from webdataset.shardlists import expand_urls
 from webdataset.tariterators import base_plus_ext, tar_file_iterator
 
 from . import get_tokenizer
+from .files import new_file
 from .tokens import CAPTION_SEPARATOR
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)
@@ -106,9 +107,8 @@ def draw_histogram(path: str | Path, names: Sequence[str], lengths: Sequence[np.
     axes.set(xlabel="tokens per caption (with SOT and EOT)", ylabel="captions of each length (%)", xlim=(0, top))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    partial = Path(f"{path}.{os.getpid()}")
-    figure.savefig(partial, format="png", dpi=150)
-    os.replace(partial, path)
+    with new_file(path) as partial:
+        figure.savefig(partial, format="png", dpi=150)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

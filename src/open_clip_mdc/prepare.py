@@ -24,16 +24,15 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from . import recap
+from .files import new_folder, write_json
 from .lengths import find_shards
 from .shards import (
     find_picture,
-    new_folder,
     picture_suffix,
     read_metadata,
     read_samples,
     shard_pattern,
     tar_writer,
-    write_json,
 )
 from .tokens import CAPTION_SEPARATOR
 

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from .files import write_json
 from .lengths import find_shards
-from .shards import find_picture, read_metadata, read_samples, shard_pattern, tar_writer, write_json
+from .shards import find_picture, read_metadata, read_samples, shard_pattern, tar_writer
 
 
 def recaption(source: str, target: Path) -> dict:

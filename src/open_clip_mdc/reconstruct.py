@@ -6,10 +6,8 @@ The loss is the NELBO of validation.py, before training (the same network as it 
 reconstruction hides every token of the caption but its length and reveals the most confident one at a time (Eq. 6).
 """
 import argparse
-import os
 from functools import partial
 from itertools import islice
-from pathlib import Path
 
 import open_clip
 import torch
@@ -17,6 +15,7 @@ import webdataset as wds
 
 from .checkpoints import find, load
 from .decoding import generate, unmask_by_confidence
+from .files import new_file
 from .integration import is_captioner
 from .model import Captioner
 from .tokens import CAPTION_SEPARATOR, decode_captions, mask_id, scored_tokens, valid_tokens
@@ -70,9 +69,8 @@ def contact_sheet(pictures: list, captions: list[str], said: list[str], path: st
         axis.imshow(picture, interpolation="nearest")
         axis.set_title(f"caption: {caption}\nmodel: {guess}", fontsize=8,
                        color="darkgreen" if guess == caption else "firebrick")
-    temporary = Path(path).with_suffix(".tmp.png")
-    figure.savefig(temporary, dpi=100)
-    os.replace(temporary, path)
+    with new_file(path) as partial:
+        figure.savefig(partial, format="png", dpi=100)
 
 
 def run(args: argparse.Namespace) -> None:

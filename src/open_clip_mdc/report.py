@@ -4,7 +4,6 @@ One file without script and without anything from elsewhere; its Content-Securit
 captions come from other people: all is escaped, and what a terminal or page would act on, not show, is written out.
 """
 import base64
-import os
 from html import escape
 from io import BytesIO
 from math import exp
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from .shards import temporary_name
+from .files import new_file
 
 SIDE = 480  # pixels of an embedded picture
 BINS = (0.1, 0.25, 0.5, 0.75, 0.9)  # of probability: class p0 below the first, p5 from the last on
@@ -116,9 +115,8 @@ below, in per cent.</p>
 <ul class="legend"><li><i class="mask"></i>hidden{legend}</ul></header>
 <main>{"".join(cards)}</main>{lost}</body></html>
 """
-    temporary = temporary_name(Path(path))
-    temporary.write_text(html, encoding="utf-8")
-    os.replace(temporary, path)
+    with new_file(path) as partial:
+        partial.write_text(html, encoding="utf-8")
 
 
 STYLE = """

@@ -28,7 +28,8 @@ from PIL import Image, ImageDraw
 from tqdm import tqdm
 from webdataset.writer import imageencoder
 
-from .shards import new_folder, tar_writer
+from .files import new_folder
+from .shards import tar_writer
 
 
 def _corners(count: int, outer: float, inner: float | None = None, turn: float = 0.0) -> list[tuple[float, float]]:

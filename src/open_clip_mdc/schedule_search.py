@@ -9,7 +9,6 @@ stated at gradient_noise.interval_scores. No labels are needed.
 """
 import argparse
 import json
-import os
 import tarfile
 from collections.abc import Iterator
 from itertools import islice
@@ -24,6 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from . import checkpoints
+from .files import new_file, write_json
 from .gradient_noise import GROUPS, MIDDLES, Measurement, interval_scores, log_ratio_error, measure, moments, weights
 from .integration import is_captioner, register
 from .model import Captioner
@@ -219,9 +219,8 @@ def draw(path: str, table: pd.DataFrame, scores: pd.DataFrame) -> None:
         axis.set(xlabel="t", xlim=(0, 1))
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False)
-    partial = Path(f"{path}.{os.getpid()}")
-    figure.savefig(partial, format="png", dpi=100)
-    os.replace(partial, path)
+    with new_file(path) as partial:
+        figure.savefig(partial, format="png", dpi=100)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -250,8 +249,6 @@ def run(args: argparse.Namespace) -> None:
                "mean_tokens": measured.mean_tokens, "proposal": json.loads(scores[scores.proposed].iloc[0].to_json()),
                "per_t": json.loads(table.to_json(orient="records", double_precision=10)),
                "intervals": json.loads(scores.to_json(orient="records", double_precision=10))}
-    partial = Path(f"{args.out}.{os.getpid()}")
-    partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    os.replace(partial, args.out)
+    write_json(args.out, content, indent=1)
     draw(args.plot, table, scores)
     print(f"\nNumbers: {args.out}, figure: {args.plot}")

@@ -5,9 +5,6 @@ written gets keys of our own.
 """
 import io
 import json
-import os
-import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,52 +15,19 @@ from webdataset.gopen import gopen
 from webdataset.tariterators import tar_file_iterator
 from webdataset.writer import TarWriter
 
+from .files import new_file
+
 PICTURES = ("jpg", "jpeg", "png", "webp")  # the members that OpenCLIP and clip_benchmark look for
 SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # by Pillow's format; some JPEGs are an MPO
-
-
-def temporary_name(path: Path) -> Path:
-    """A hidden name beside `path` that no other process, on this machine or another, chooses."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
-
-
-def write_json(path: Path, content: object) -> None:
-    """All at once."""
-    temporary = temporary_name(path)
-    temporary.write_text(json.dumps(content))
-    os.replace(temporary, path)
-
-
-@contextmanager
-def new_folder(out: str | Path) -> Iterator[Path]:
-    """A folder to fill, which appears as `out` when the block ends without an error and is removed otherwise.
-
-    Raises:
-        ValueError: `out` is there already and is not an empty folder.
-    """
-    out = Path(out).resolve()
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not an empty folder: remove it or choose another --out")
-    partial = temporary_name(out)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        os.replace(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager
 def tar_writer(path: Path) -> Iterator[TarWriter]:
     """Writes a shard that appears as `path` when the block ends without an error; same samples, same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = temporary_name(path)
-    try:
-        with partial.open("wb") as stream, TarWriter(stream, user="", group="", mtime=0) as writer:
-            yield writer
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with new_file(path) as partial, partial.open("wb") as stream, \
+            TarWriter(stream, user="", group="", mtime=0) as writer:
+        yield writer
 
 
 def read_samples(shard: str) -> Iterator[dict]:

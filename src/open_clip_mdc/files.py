@@ -1,0 +1,48 @@
+"""Files and folders that appear under their name when they are complete, or not at all."""
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def temporary_name(path: Path) -> Path:
+    """A hidden name beside `path` that no other process, on this machine or another, chooses."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+
+
+@contextmanager
+def new_file(path: str | Path) -> Iterator[Path]:
+    """A file to write, which becomes `path`, in place of what is there, when the block ends without an error."""
+    partial = temporary_name(Path(path))
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, content: object, indent: int | None = None) -> None:
+    with new_file(path) as partial:
+        partial.write_text(json.dumps(content, indent=indent))
+
+
+@contextmanager
+def new_folder(out: str | Path) -> Iterator[Path]:
+    """A folder to fill, which appears as `out` when the block ends without an error and is removed otherwise.
+
+    Raises:
+        ValueError: `out` is there already and is not an empty folder.
+    """
+    out = Path(out).resolve()
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not an empty folder: remove it or choose another --out")
+    partial = temporary_name(out)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        os.replace(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
