@@ -50,8 +50,10 @@ def plan(scale: Scale, names: list[str], seeds: list[int], place: Place) -> Iter
     cells = cells_of(scale, names)
     for steps in trainings(scale, cells, seeds, place):
         yield "training", steps
-    yield "evaluation", [Step(commands.variant(evaluation), commands.evaluate(scale, evaluation, runs, seeds, place))
-                         for evaluation, runs in commands.evaluations(cells)]
+    # Numbered: two folders of data may be scored alike, and each has its log.
+    yield "evaluation", [Step(f"evaluation-{number}-{commands.variant(evaluation)}",
+                              commands.evaluate(scale, evaluation, runs, seeds, place))
+                         for number, (evaluation, runs) in enumerate(commands.evaluations(cells), 1)]
     if "figure3" in names:
         yield "caption lengths", [Step("figure3", commands.lengths(scale, place))]
 
@@ -96,7 +98,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="default: build/SCALE")
     parser.add_argument("--gpus", type=int, help="processes of torchrun; 0 is the CPU (default: 8 for paper, else 0)")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 for paper, else 0 1 2 3 4")
-    parser.add_argument("--jobs", type=int, help="trainings at a time (default: one per core on the CPU, else 1)")
+    parser.add_argument("--jobs", type=int, help="steps at a time (default: one per core on the CPU, else 1)")
     parser.add_argument("--bin", default="", help="folder of open_clip_train and its siblings, with a slash at the end")
     parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
     args = parser.parse_args(argv)
@@ -112,7 +114,7 @@ def main(argv: list[str] | None = None) -> None:
                 for step in steps:
                     print(shlex.join(step.command))
             elif steps:
-                run_stage(title, steps, place, jobs if title == "training" else 1)
+                run_stage(title, steps, place, jobs)
     except (RuntimeError, ValueError) as problem:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:
