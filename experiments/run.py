@@ -45,8 +45,9 @@ def trainings(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -
 
 def plan(scale: Scale, names: list[str], seeds: list[int], place: Place) -> Iterator[tuple[str, list[Step]]]:
     """Stages in order; the steps of a stage do not depend on one another."""
-    yield "data", [Step(Path(made).name, commands.start(command, place)) for made, command in scale.prepare
-                   if not Path(commands.fill(made, place)).exists()]
+    for made, command in scale.prepare:  # one after the other: some are made of what others made
+        if not Path(commands.fill(made, place)).exists():
+            yield "data", [Step(Path(made).name, commands.start(command, place))]
     cells = cells_of(scale, names)
     for steps in trainings(scale, cells, seeds, place):
         yield "training", steps

@@ -226,6 +226,16 @@ def test_two_rows_go_from_nothing_to_the_table_and_a_kill_between_them_costs_no_
     assert again.returncode == 0 and again.stdout == result.stdout and second.stat().st_mtime_ns < time.time_ns()
 
 
+def test_steps_that_run_side_by_side_neither_wait_for_one_another_nor_share_a_log(tmp_path):
+    stages = list(runner.plan(scales.SCENES, NAMES, [0, 1], place(tmp_path)))
+    assert [[step.label for step in steps] for title, steps in stages if title == "data"] == [["scenes"], ["captions"]]
+    for scale in (scales.SCENES, scales.PAPER):
+        for _, steps in runner.plan(scale, NAMES, [0, 1], place(tmp_path)):
+            assert len({step.label for step in steps}) == len(steps)
+            made = {step.command[step.command.index("--name") + 1] for step in steps if "--name" in step.command}
+            assert not made & {Path(flag).parts[-3] for step in steps for flag in step.command if flag.endswith(".pt")}
+
+
 def test_a_step_that_fails_says_where_its_log_is(tmp_path):
     step = runner.Step("broken", [sys.executable, "-c", "raise SystemExit('no such data')"])
     with pytest.raises(RuntimeError, match=r"broken failed \(exit status 1\), see .*broken.log: no such data"):
