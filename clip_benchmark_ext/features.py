@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import re
-import uuid
 import warnings
 from collections.abc import Callable, Iterable
 
@@ -21,6 +20,8 @@ from open_clip.transformer import VisionTransformer
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch.utils.data import IterableDataset, Subset
+
+from open_clip_mdc.files import new_file
 
 from .distributed import everywhere, merge, own_batches
 
@@ -257,13 +258,8 @@ def load_features(path: str, key: dict) -> tuple[torch.Tensor, torch.Tensor]:
 
 def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
     """Writes a safetensors file under a name of its own, then renames it: a reader never sees half a file."""
-    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
-    try:
-        save_file(tensors, temporary, metadata=metadata)
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):  # writing failed
-            os.remove(temporary)
+    with new_file(path) as partial:
+        save_file(tensors, partial, metadata=metadata)
 
 
 def _json(value: dict) -> str:

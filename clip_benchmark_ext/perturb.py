@@ -19,13 +19,14 @@ needing nltk or its data: of COCO val2014's 202,408 one-sentence captions, 17 ar
 
 import hashlib
 import json
-import os
 import random
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tqdm import tqdm
+
+from open_clip_mdc.files import new_file
 
 # Order of the options in every ARO Order case: the right caption, then these four.
 PERTURBATIONS = ("shuffle_nouns_and_adj", "shuffle_allbut_nouns_and_adj", "shuffle_within_trigrams", "shuffle_trigrams")
@@ -191,10 +192,9 @@ def _freeze(path: Path, dataset: str, captions: list[str], tagger: Tagger | None
                   for caption in tqdm(captions, desc=f"making the negatives of {dataset}")],
     }
     content["sha256"] = _sha256(content)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        partial.write_text(json.dumps(content, ensure_ascii=False, indent=0), encoding="utf-8")
-        os.replace(partial, path)
+        with new_file(path) as partial:
+            partial.write_text(json.dumps(content, ensure_ascii=False, indent=0), encoding="utf-8")
     except OSError as error:
         raise FileNotFoundError(
             f"cannot write the perturbations of {dataset} to {path} ({error.strerror}); "

@@ -9,13 +9,13 @@ step at which the heuristic revealed each. The blind score sees the mean of all 
 import argparse
 import csv
 import json
-import os
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from .checkpoints import load
+from .files import new_file
 from .model import Captioner
 from .pictures import find_pictures, open_picture
 from .scoring import log_likelihood, mean_image
@@ -76,8 +76,7 @@ def run(args: argparse.Namespace) -> None:
             yield batch, torch.stack([transform(open_picture(p)) for p in batch]).to(args.device)
 
     blind = mean_image(model, (images for _, images in batches("mean image")))
-    temporary = out.with_name(out.name + ".tmp")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
+    with new_file(out) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["image", "caption", "score", "blind", "debiased", "tokens"])
         if out.suffix == ".csv":
             writer.writeheader()
@@ -90,5 +89,4 @@ def run(args: argparse.Namespace) -> None:
                         writer.writerow({**row, "tokens": json.dumps(row["tokens"])})
                     else:
                         file.write(json.dumps(row) + "\n")
-    os.replace(temporary, out)
     print(f"{len(pictures)} pictures x {len(captions)} captions: {out}")
