@@ -20,7 +20,9 @@ NOISE_SEED = 0
 
 @torch.inference_mode()
 def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32") -> dict[str, float]:
-    """One draw of the NELBO per caption; unbiased, as t is systematic on (0, 1] and the weight is 1/t.
+    """One draw of the NELBO per caption, with weight 1/t.
+
+    t runs over the midpoints of a batch's equal strata of (0, 1], the same every time; masks come from a fixed seed.
 
     Args:
         dataloader: yields image [B, 3, height, width] and text [B, L], in a fixed order.
