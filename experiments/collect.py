@@ -178,9 +178,9 @@ def figure6(scale: Scale, place: Place, path: Path) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    from open_clip_mdc.files import new_file  # here: `make -n` runs where nothing is installed
+    with new_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:

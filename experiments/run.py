@@ -66,8 +66,6 @@ def run_step(step: Step, place: Place, threads: int) -> Step:
         RuntimeError: in one line, if the command fails.
     """
     log = place.out / "logs" / f"{step.label}.log"
-    for folder in ("logs", "tables"):
-        (place.out / folder).mkdir(parents=True, exist_ok=True)
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     with log.open("w") as messages, log.with_suffix(".out").open("w") as output:
         code = subprocess.run(step.command, stdout=output, stderr=messages, env=environment).returncode
@@ -79,6 +77,9 @@ def run_step(step: Step, place: Place, threads: int) -> Step:
 
 def run_stage(title: str, steps: list[Step], place: Place, jobs: int) -> None:
     from tqdm import tqdm
+    for folder in ("logs", "tables"):
+        (place.out / folder).mkdir(parents=True, exist_ok=True)
+    jobs = min(jobs, len(steps))  # a step alone has all cores
     threads = max(1, (os.cpu_count() or 1) // jobs)
     pool = ThreadPoolExecutor(jobs)
     try:
