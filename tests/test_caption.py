@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+from contextlib import suppress
 from html.parser import HTMLParser
 from math import log
 from pathlib import Path
@@ -278,11 +279,10 @@ def test_ctrl_c_keeps_what_is_done(runs, folder):
     first = process.stdout.readline()
     for patience in (10, 10, 60):  # a signal just before the pipe is opened does not wake it: users press again
         process.send_signal(signal.SIGINT)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             _, complaint = process.communicate(timeout=patience)
             break
-        except subprocess.TimeoutExpired:
-            continue
+    process.kill()  # nothing is left behind if all of them were in vain
     assert process.returncode == 1 and "interrupted: the same command goes on" in complaint
     assert "Traceback" not in complaint
     (part,) = Path().glob("*.part")
