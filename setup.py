@@ -2,7 +2,8 @@
 from setuptools import setup
 
 setup(
-    packages=["open_clip_mdc", "open_clip_mdc.model_configs", "clip_benchmark_ext"],
+    packages=["open_clip_mdc", "open_clip_mdc.data", "open_clip_mdc.tools", "open_clip_mdc.model_configs",
+              "clip_benchmark_ext"],
     package_dir={
         "open_clip_mdc": "src/open_clip_mdc",
         "open_clip_mdc.model_configs": "model_configs",
@@ -32,7 +33,7 @@ setup(
     extras_require={"dev": ["pytest", "pytest-xdist", "ruff"]},
     entry_points={"console_scripts": [
         "open_clip_train = open_clip_mdc.train:main",
-        "open_clip_mdc = open_clip_mdc.cli:main",
+        "open_clip_mdc = open_clip_mdc.tools:main",
         # Same name as upstream's script, and a superset of it. A later install of clip_benchmark takes the name back;
         # python -m clip_benchmark_ext.cli always works.
         "clip_benchmark = clip_benchmark_ext.cli:main",

@@ -32,7 +32,7 @@ from open_clip_mdc.estimators import Likelihood
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.monte_carlo import draw_masks
 from open_clip_mdc.scoring import log_likelihood
-from open_clip_mdc.tokens import mask_id, scored_tokens, valid_tokens
+from open_clip_mdc.tokens import mask_id, target_tokens, valid_tokens
 
 MODEL = "MDC-ViT-B-32"
 ROUNDS = 3
@@ -57,7 +57,7 @@ def plain_log_probs(model: Captioner, image: Tensor, noisy: Tensor, text: Tensor
 @torch.inference_mode()
 def plain_heuristic(model: Captioner, image: Tensor, text: Tensor) -> Tensor:
     """The heuristic as the paper tells it: [C] for one image and captions [C, 77]."""
-    masked = scored_tokens(text, model.vocab_size)
+    masked = target_tokens(text, model.vocab_size)
     noisy = text.masked_fill(masked, mask_id(model.vocab_size))
     score = torch.zeros(len(text))
     while masked.any():
@@ -76,7 +76,7 @@ def plain_draws(model: Captioner, image: Tensor, text: Tensor) -> Tensor:
     """One term of Eq. 8 for PLAIN_DRAWS masks of each caption: [C, PLAIN_DRAWS]."""
     terms = []
     for row in text:
-        num_tokens = int(scored_tokens(row, model.vocab_size).sum())
+        num_tokens = int(target_tokens(row, model.vocab_size).sum())
         masked = torch.zeros(PLAIN_DRAWS, len(row), dtype=torch.bool)
         masked[:, 1:num_tokens + 1] = torch.from_numpy(draw_masks(num_tokens, PLAIN_DRAWS).hidden)
         rows = row.expand(PLAIN_DRAWS, -1)

@@ -56,7 +56,7 @@ def algorithm_1(model):
         corrupted = model.corrupt(text)
         logits = model.logits(image, corrupted.text, valid_tokens(text, model.vocab_size))
         nll = F.cross_entropy(logits.float().flatten(0, 1), text.flatten(), reduction="none").view_as(text)
-        return CaptionLoss()(nll, corrupted.token_weight, corrupted.token_valid)
+        return CaptionLoss()(nll, corrupted.token_weight, corrupted.token_target)
     return step
 
 

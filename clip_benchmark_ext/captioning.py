@@ -22,16 +22,16 @@ from typing import TextIO
 import torch
 from torch.utils.data import DataLoader
 
-from open_clip_mdc.files import write_json
+from open_clip_mdc.data.files import write_json
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.tokens import caption_lengths, decode_captions
 
 from . import clipscore
 from .caption_data import make_loader, read_batch, unique_ids
+from .caption_metrics import score_captions
 from .distributed import merge, own_batches, rank_and_size
 from .features import describe_data, model_fingerprint
-from .metrics import score_captions
-from .options import options
+from .flags import options
 
 MDC_LENGTH = 15  # tokens, one of the paper's; a left-to-right model ends its captions by itself
 NUM_BEAMS = 6  # the paper's

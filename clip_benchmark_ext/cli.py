@@ -13,7 +13,7 @@ import torch
 
 from open_clip_mdc.integration import BENCHMARK, register
 
-from .options import make_parser, set_options
+from .flags import make_parser, set_options
 
 
 def main(argv: list[str] | None = None) -> int | None:

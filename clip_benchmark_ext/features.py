@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch.utils.data import IterableDataset, Subset
 
-from open_clip_mdc.files import new_file
+from open_clip_mdc.data.files import new_file
 
 from .distributed import everywhere, merge, own_batches
 

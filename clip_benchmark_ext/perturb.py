@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from open_clip_mdc.files import new_file
+from open_clip_mdc.data.files import new_file
 
 # Order of the options in every ARO Order case: the right caption, then these four.
 PERTURBATIONS = ("shuffle_nouns_and_adj", "shuffle_allbut_nouns_and_adj", "shuffle_within_trigrams", "shuffle_trigrams")

@@ -9,7 +9,7 @@ import logging
 import sys
 from pathlib import Path
 
-from .selection import sugar_crepe_groups
+from .selection_metrics import sugar_crepe_groups
 
 # column: the metrics that it shows, the first that a result has; a group's blind and debiased are over its cases
 COLUMNS = {

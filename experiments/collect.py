@@ -156,7 +156,7 @@ def figure6(scale: Scale, place: Place, path: Path) -> str:
     from matplotlib.figure import Figure
     from PIL import Image
 
-    from open_clip_mdc.shards import find_picture, read_samples
+    from open_clip_mdc.data.shards import find_picture, read_samples
     tables, pages = captions(scale, place.out / "results"), []
     for captioning in scale.captioning:
         rows = tables.get(captioning.label, [])
@@ -178,7 +178,7 @@ def figure6(scale: Scale, place: Place, path: Path) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    from open_clip_mdc.files import new_file  # here: `make -n` runs where nothing is installed
+    from open_clip_mdc.data.files import new_file  # here: `make -n` runs where nothing is installed
     with new_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from open_clip.tokenizer import SimpleTokenizer
 
-from open_clip_mdc import bpe
-from open_clip_mdc.files import new_folder
-from open_clip_mdc.lengths import find_shards
-from open_clip_mdc.shards import find_picture, picture_suffix, read_metadata, read_samples
+from open_clip_mdc.data import bpe
+from open_clip_mdc.data.files import new_folder
+from open_clip_mdc.data.shards import find_picture, picture_suffix, read_metadata, read_samples
+from open_clip_mdc.tools.lengths import find_shards
 
 MIN_COUNT = 5  # rarer words are spelt by pieces
 SEED = 0

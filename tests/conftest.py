@@ -72,6 +72,6 @@ def run(*command: str, check: bool = True, timeout: float = 300, **env: str) -> 
 def scenes(tmp_path_factory) -> Path:
     """A small embedded data set, made by the real command."""
     out = tmp_path_factory.mktemp("data") / "scenes"
-    run("python", "-m", "open_clip_mdc.cli", "scenes", "--out", str(out), "--num-train", "512", "--num-val", "64",
+    run("python", "-m", "open_clip_mdc", "scenes", "--out", str(out), "--num-train", "512", "--num-val", "64",
         "--num-probe", "96", "--num-pairs", "40")
     return out

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .tokens import mask_id, scored_tokens, valid_tokens
+from .tokens import mask_id, target_tokens, valid_tokens
 
 # (text [R, L], valid [R, L], asked [R, L]) -> logits [M, V] in row-major order of `asked`, as Captioner.token_logits.
 # With the keys and values of I images, R/I consecutive rows belong to each.
@@ -42,7 +42,7 @@ def autoregressive(token_logits: TokenLogits, text: Tensor, vocab_size: int) -> 
         token_logits: of a causal model.
         text: long [R, L].
     """
-    valid, scored = valid_tokens(text, vocab_size), scored_tokens(text, vocab_size)
+    valid, scored = valid_tokens(text, vocab_size), target_tokens(text, vocab_size)
     per_token = torch.zeros(text.shape, device=text.device)
     if scored.any():
         per_token[scored] = token_log_prob(token_logits(text, valid, scored), text[scored])
@@ -64,7 +64,7 @@ def heuristic(token_logits: TokenLogits, text: Tensor, vocab_size: int) -> Likel
         token_logits: of a bidirectional model.
         text: long [R, L].
     """
-    valid, masked = valid_tokens(text, vocab_size), scored_tokens(text, vocab_size)
+    valid, masked = valid_tokens(text, vocab_size), target_tokens(text, vocab_size)
     noisy = text.masked_fill(masked, mask_id(vocab_size))
     per_token = torch.zeros(text.shape, device=text.device)
     order = torch.full_like(text, -1)

@@ -37,23 +37,23 @@ OPEN_CLIP = (
 )
 
 BENCHMARK = (
-    Replacement("clip_benchmark.cli:run", "clip_benchmark_ext.hooks:run",
+    Replacement("clip_benchmark.cli:run", "clip_benchmark_ext.run:run",
                 "--model mdc|arc stands for the checkpoint's architecture; one of many processes writes the result"),
-    Replacement("clip_benchmark.cli:load_clip", "clip_benchmark_ext.hooks:load_clip",
+    Replacement("clip_benchmark.cli:load_clip", "clip_benchmark_ext.run:load_clip",
                 "a run is loaded with the image size and context it was trained with"),
-    Replacement("clip_benchmark.cli:build_dataset", "clip_benchmark_ext.hooks:build_dataset",
+    Replacement("clip_benchmark.cli:build_dataset", "clip_benchmark_ext.run:build_dataset",
                 "ARO, VALSE and local SugarCrepe and Winoground"),
-    Replacement("clip_benchmark.cli:get_dataset_collate_fn", "clip_benchmark_ext.hooks:get_dataset_collate_fn",
+    Replacement("clip_benchmark.cli:get_dataset_collate_fn", "clip_benchmark_ext.run:get_dataset_collate_fn",
                 "the same data sets"),
-    Replacement("clip_benchmark.cli:get_dataset_default_task", "clip_benchmark_ext.hooks:get_dataset_default_task",
+    Replacement("clip_benchmark.cli:get_dataset_default_task", "clip_benchmark_ext.run:get_dataset_default_task",
                 "the same data sets"),
     Replacement("clip_benchmark.metrics.image_caption_selection:evaluate",
-                "clip_benchmark_ext.hooks:image_caption_selection", "upstream needs encode_text"),
+                "clip_benchmark_ext.run:image_caption_selection", "upstream needs encode_text"),
     Replacement("clip_benchmark.metrics.zeroshot_classification:evaluate",
-                "clip_benchmark_ext.hooks:zeroshot_classification", "upstream needs encode_text"),
-    Replacement("clip_benchmark.metrics.captioning:evaluate", "clip_benchmark_ext.hooks:captioning_evaluate",
+                "clip_benchmark_ext.run:zeroshot_classification", "upstream needs encode_text"),
+    Replacement("clip_benchmark.metrics.captioning:evaluate", "clip_benchmark_ext.run:captioning_evaluate",
                 "upstream decodes with CLIP's BPE, saves no captions, and without SPICE's models loses every score"),
-    Replacement("clip_benchmark.metrics.linear_probe:evaluate", "clip_benchmark_ext.hooks:linear_probe_evaluate",
+    Replacement("clip_benchmark.metrics.linear_probe:evaluate", "clip_benchmark_ext.run:linear_probe_evaluate",
                 "upstream asserts a CUDA device and finds cached features by path, not by content"),
 )
 

@@ -228,7 +228,7 @@ class Captioner(nn.Module):
         Returns:
             token_nll: float32 [B, L], -log p(token), 0 where not scored.
             token_weight: float32 [B, L], its weight in the loss, 0 where not scored.
-            token_valid: float32 [B, L], 1 for the tokens that the loss is normalised by.
+            token_target: float32 [B, L], 1 for the tokens that the loss is normalised by.
             logit_scale: [], for upstream's log.
         """
         image_kv = self.text.project_image(self.encode_image_tokens(image))
@@ -242,7 +242,7 @@ class Captioner(nn.Module):
         return {
             "token_nll": token_nll,
             "token_weight": corrupted.token_weight,
-            "token_valid": corrupted.token_valid.float(),
+            "token_target": corrupted.token_target.float(),
             "logit_scale": self.logit_scale,
         }
 

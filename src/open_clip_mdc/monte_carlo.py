@@ -17,7 +17,7 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from .estimators import Likelihood, TokenLogits, token_log_prob
-from .tokens import mask_id, scored_tokens
+from .tokens import mask_id, target_tokens
 
 FIRST_ROUND = 4  # draws per mask count before early stopping looks for the first time; doubled from look to look
 MAX_ENUMERATED = 16  # masks are drawn without replacement where there are at most this many times the draws
@@ -162,7 +162,7 @@ def monte_carlo(
         stop_confidence: e.g. 0.999; None draws all.
         max_tokens: tokens per decoder call.
     """
-    lengths = scored_tokens(text, vocab_size).sum(1).cpu().numpy()
+    lengths = target_tokens(text, vocab_size).sum(1).cpu().numpy()
     values = np.zeros((len(text), num_samples))
     used = np.zeros(len(text), dtype=int)
     score, error, freedom = np.zeros(len(text)), np.zeros(len(text)), np.full(len(text), math.inf)

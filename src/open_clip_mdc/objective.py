@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .tokens import mask_id, scored_tokens
+from .tokens import mask_id, target_tokens
 
 CAPPA_AUTOREGRESSIVE_FRACTION = 0.25
 
@@ -26,7 +26,7 @@ class Corrupted(NamedTuple):
 
     text: Tensor  # long [B, L], mask_id where a token is hidden
     token_weight: Tensor  # float [B, L], 0 where a token is not scored
-    token_valid: Tensor  # bool [B, L], the tokens that a caption's loss is about: after SOT, up to EOT
+    token_target: Tensor  # bool [B, L], the tokens that a caption's loss is about: after SOT, up to EOT
     causal: bool | Tensor  # whether a caption is read left to right; bool [B] where captions of a batch differ
 
 
@@ -96,7 +96,7 @@ def corrupt(
         objective: "mdc" | "arc" | "cappa".
         weight_kind: see `loss_weight`.
     """
-    valid = scored_tokens(text, vocab_size)
+    valid = target_tokens(text, vocab_size)
     if objective == "arc":
         return Corrupted(text, valid.float(), valid, causal=True)
     causal: bool | Tensor = False
@@ -112,7 +112,7 @@ def corrupt(
 
 
 class CaptionLoss(nn.Module):
-    """sum(token_weight * token_nll) / sum(token_valid): stands where OpenCLIP has its contrastive loss.
+    """sum(token_weight * token_nll) / sum(token_target): stands where OpenCLIP has its contrastive loss.
 
     Divided by valid, not by masked tokens: the gradient of a token then does not depend on how many others were
     masked, and micro-batches of an accumulated step add up to the step (the paper leaves the normaliser open).
@@ -122,10 +122,10 @@ class CaptionLoss(nn.Module):
             self,
             token_nll: Tensor,
             token_weight: Tensor,
-            token_valid: Tensor,
+            token_target: Tensor,
             logit_scale: Tensor | None = None,
             output_dict: bool = False,
     ) -> Tensor | dict[str, Tensor]:
         """Args: token_* [B, L] as `Captioner.forward` returns them; logit_scale is only there for upstream's log."""
-        loss = (token_weight * token_nll).sum() / token_valid.sum()
+        loss = (token_weight * token_nll).sum() / token_target.sum()
         return {"caption_loss": loss} if output_dict else loss

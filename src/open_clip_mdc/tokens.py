@@ -89,7 +89,7 @@ def caption_lengths(text: Tensor, vocab_size: int) -> Tensor:
     return valid_tokens(text, vocab_size).sum(-1)
 
 
-def scored_tokens(text: Tensor, vocab_size: int) -> Tensor:
+def target_tokens(text: Tensor, vocab_size: int) -> Tensor:
     """True where a token is learnt and scored: valid, but not the given SOT at position 0. bool [..., L]."""
     scored = valid_tokens(text, vocab_size)
     scored[..., 0] = False

@@ -48,7 +48,7 @@ def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32") ->
         with autocast():
             out = model(image, text, corrupted)
         total += (out["token_weight"] * out["token_nll"]).sum().double()
-        num_tokens += out["token_valid"].sum().double()
+        num_tokens += out["token_target"].sum().double()
         num_samples += len(text)
         if i % 100 == 0:
             logging.info(f"Validation: {num_samples} captions, NELBO {float(total / num_tokens):.4f} nats per token")

@@ -1,0 +1,1 @@
+"""Files: atomic writes, shards, images, vocabularies."""

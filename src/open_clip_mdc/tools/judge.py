@@ -1,0 +1,297 @@
+"""An LLM judge chooses the best of several systems' captions for each picture: the selection rates of Table 3.
+
+    export OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_MODEL=Qwen/Qwen2.5-VL-72B-Instruct OPENAI_API_KEY=...
+    open_clip_mdc judge --captions MDC-10=mdc10.json MDC-15=mdc15.json ARC=arc.json --images photos/ --out judge.jsonl
+
+Any OpenAI-compatible chat endpoint sees the picture, the paper's question and the captions as "A. ...", "B. ...", in an
+order drawn from the seed and the picture's id alone. Captions that are equal are shown once, and a vote for them is
+shared equally by their systems; where all are equal nobody is asked. The answer to every picture goes into --out as it
+comes, and the same command goes on where it was stopped. The rates, over the answers that name one caption, go beside
+it as .json. An answer that does not is malformed: counted, never guessed, and not asked again (temperature 0).
+"""
+import argparse
+import base64
+import hashlib
+import io
+import json
+import os
+import tarfile
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple
+
+import requests
+from PIL import Image
+from requests.adapters import HTTPAdapter, Retry
+from tqdm import tqdm
+from webdataset.tariterators import base_plus_ext
+
+from ..data.files import new_file
+from ..data.pictures import PICTURES, SHARDS, find_pictures
+from .judge_answers import LETTERS, lettered, parse_letter, report, summarise
+
+QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"
+TIMEOUT = (10, 300)  # seconds to connect, and between two bytes: a large model with a queue takes its time
+RETRIES = 7  # waits of 0, 1, 2, 4, ... 32 seconds where the server does not say how long
+
+
+class Place(NamedTuple):
+    """Where the bytes of a picture are: a file, or a stretch of a tar file."""
+
+    path: Path
+    offset: int = 0
+    size: int = -1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--captions", required=True, nargs="+", metavar="NAME=FILE",
+                        help='a system and its captions: JSON with {"captions": {id: caption}}, or the caption '
+                             "tool's .jsonl (id: the file's name without folder and ending, or the shard's key)")
+    parser.add_argument("--images", required=True,
+                        help="folder of pictures named by id, or webdataset shards 'DIR/{0..9}.tar' with ids as keys "
+                             "or as numbers of their samples (0, 1, ...)")
+    parser.add_argument("--out", default="judge.jsonl", help="answers, one a line (default: %(default)s)")
+    parser.add_argument("--url", default=os.environ.get("OPENAI_BASE_URL"),
+                        help="endpoint up to /v1 (default: $OPENAI_BASE_URL; its key: $OPENAI_API_KEY)")
+    parser.add_argument("--model", default=os.environ.get("OPENAI_MODEL"), help="default: $OPENAI_MODEL")
+    parser.add_argument("--question", default=QUESTION, help="default: the paper's")
+    parser.add_argument("--seed", type=int, default=0, help="of the captions' order (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=4, help="requests at a time (default: %(default)s)")
+
+
+def read_captions(path: str) -> dict[str, str]:
+    """{id: caption} of a file, white space in captions made plain, so that none can pass for two.
+
+    Raises:
+        ValueError: the file is not of either kind, or names an id twice.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            if path.endswith(".jsonl"):
+                rows = [json.loads(line) for line in file if line.strip()]
+                pairs = [(row["image"].partition("::")[2] or Path(row["image"]).stem, row["caption"]) for row in rows]
+            else:
+                pairs = list(json.load(file)["captions"].items())
+        captions = {id: " ".join(caption.split()) for id, caption in pairs}
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise ValueError(f'{path} is neither JSON with {{"captions": {{id: caption}}}} nor .jsonl with "image" and '
+                         f'"caption" ({type(problem).__name__}: {problem})') from problem
+    if len(captions) < len(pairs):
+        twice = Counter(id for id, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"{path} has more than one caption for {twice}")
+    return captions
+
+
+def read_systems(arguments: list[str]) -> dict[str, dict[str, str]]:
+    """{system: {id: caption}} of NAME=FILE arguments, with the same ids in all.
+
+    Raises:
+        ValueError: there are fewer than 2 systems or more than letters, or their names or ids do not fit.
+    """
+    pairs = [argument.partition("=")[::2] for argument in arguments]
+    if not all(name and file for name, file in pairs) or len(dict(pairs)) < len(pairs):
+        raise ValueError(f"--captions {' '.join(arguments)}: give each system once, as NAME=FILE")
+    if not 2 <= len(pairs) <= len(LETTERS):
+        raise ValueError(f"--captions names {len(pairs)} systems, not 2 to {len(LETTERS)}")
+    systems = {name: read_captions(file) for name, file in pairs}
+    (first, reference), *others = systems.items()
+    for name, captions in others:
+        unlike = sorted(captions.keys() ^ reference.keys())
+        if unlike:
+            raise ValueError(f"{first} and {name} caption different pictures: {len(unlike)} ids are only in one of "
+                             f"them, such as {unlike[0]}")
+    if not reference:
+        raise ValueError(f"{pairs[0][1]} has no caption")
+    return systems
+
+
+def _shard_pictures(shard: Path) -> dict[str, Place]:
+    """{key: place} of the samples with a picture, in the shard's order."""
+    found: dict[str, Place] = {}
+    try:
+        with tarfile.open(shard, "r:") as archive:
+            for member in archive:
+                key, ending = base_plus_ext(member.name)
+                if member.isreg() and key and f".{ending.lower()}" in PICTURES:
+                    found.setdefault(key, Place(shard, member.offset_data, member.size))
+    except tarfile.TarError as problem:
+        raise ValueError(f"{shard}: not a complete, uncompressed tar file ({problem})") from problem
+    return found
+
+
+def find_images(source: str, ids: set[str]) -> dict[str, Place]:
+    """{id: place} for the ids, which are names in a folder, or keys or else numbers (from 0) in webdataset shards.
+
+    A key that comes again in a later shard is KEY#NUMBER there, as in what clip_benchmark's captioning writes.
+
+    Raises:
+        ValueError: an id has no picture or two, or a shard is damaged.
+        FileNotFoundError: the folder or a shard is not there.
+    """
+    found: list[tuple[str, Place]] = []
+    keys: set[str] = set()
+    for path in find_pictures([source]):
+        shard = path.suffix.lower() in SHARDS
+        pictures = _shard_pictures(path) if shard else {path.stem: Place(path)}
+        for key, place in pictures.items():
+            found.append((f"{key}#{len(found)}" if shard and key in keys else key, place))
+        keys |= pictures.keys()
+    if shard and not ids <= dict(found).keys() and ids == {str(i) for i in range(len(ids))}:
+        found = [(str(i), place) for i, (_, place) in enumerate(found)]
+    counts = Counter(id for id, _ in found)
+    wrong = sorted(id for id in ids if counts[id] != 1)
+    if wrong:
+        raise ValueError(f"--images {source} has {counts[wrong[0]] or 'no'} pictures for the id {wrong[0]} "
+                         f"({len(wrong)} of {len(ids)} ids have none or several)")
+    return {id: place for id, place in found if id in ids}
+
+
+def data_url(place: Place) -> str:
+    """The file's own bytes, base64.
+
+    Raises:
+        ValueError: they are no picture.
+    """
+    with place.path.open("rb") as file:
+        file.seek(place.offset)
+        content = file.read(place.size)
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            kind = image.get_format_mimetype()
+    except (OSError, SyntaxError, Image.DecompressionBombError) as problem:
+        raise ValueError(f"cannot read the picture at byte {place.offset} of {place.path}: {problem}") from problem
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def open_session(workers: int) -> requests.Session:
+    """A session that retries, with the key of the environment if there is one.
+
+    Raises:
+        ValueError: the key cannot be sent.
+    """
+    session = requests.Session()
+    retry = Retry(RETRIES, status_forcelist=(429, *range(500, 600)), allowed_methods=None, backoff_factor=0.5,
+                  raise_on_status=False)
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, HTTPAdapter(pool_maxsize=workers, max_retries=retry))
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("$OPENAI_API_KEY has characters that no key has")
+    if key:
+        def authorise(request):  # not a header of the session, which a ~/.netrc would override
+            request.headers["Authorization"] = f"Bearer {key}"
+            return request
+        session.auth = authorise
+    return session
+
+
+def _excerpt(response: requests.Response) -> str:
+    """The beginning of what a server says, on one line, without the key, which some repeat."""
+    key = response.request.headers.get("Authorization", "").removeprefix("Bearer ")
+    text = " ".join(response.text.split())
+    return (text.replace(key, "***") if key else text)[:300]
+
+
+def ask(session: requests.Session, url: str, model: str, prompt: str, image: str) -> str:
+    """The model's answer to a prompt and an image (a data URL).
+
+    Raises:
+        ValueError: the server refuses, still fails after the retries, or does not speak the protocol.
+        OSError: it cannot be reached.
+    """
+    content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": prompt}]
+    body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": content}]}
+    try:
+        response = session.post(f"{url}/chat/completions", json=body, timeout=TIMEOUT, allow_redirects=False)
+    except requests.RequestException as problem:
+        raise OSError(f"{url} cannot be reached, {RETRIES} times tried again: {problem}") from problem
+    if response.status_code != 200:
+        raise ValueError(f"{url} answers {response.status_code}: {_excerpt(response)}")
+    try:
+        answer = response.json()["choices"][0]["message"]["content"] or ""
+        return answer.strip()
+    except (ValueError, LookupError, TypeError, AttributeError) as problem:
+        raise ValueError(f"{url} gives no chat completion: {_excerpt(response)}") from problem
+
+
+def open_votes(path: Path, settings: dict) -> dict[str, dict]:
+    """{id: vote} of an earlier run, whose half-written last line is cut off; a new file begins with the settings.
+
+    Raises:
+        ValueError: the file has other settings or is none of ours; it stays as it is.
+    """
+    if not path.exists():
+        with new_file(path) as partial:
+            partial.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+    with path.open("r+b") as file:
+        *lines, rest = file.read().split(b"\n")
+        try:
+            earlier, *votes = map(json.loads, lines)
+            votes = {vote["id"]: vote for vote in votes}
+            unlike = [name for name in settings if earlier[name] != settings[name]]
+        except (ValueError, LookupError, TypeError) as problem:
+            raise ValueError(f"{path} is damaged or no file of this tool: give another --out") from problem
+        if unlike:
+            raise ValueError(f"{path} was begun with another {', '.join(unlike)}: give another --out or remove it")
+        file.truncate(file.tell() - len(rest))
+    return votes
+
+
+def run(args: argparse.Namespace) -> None:
+    """Asks about every picture that --out does not hold yet, and writes and prints the rates."""
+    out = Path(args.out)
+    if out.suffix != ".jsonl":
+        raise ValueError(f"--out {out} should end in .jsonl")
+    for value, flag, variable in ((args.url, "--url", "OPENAI_BASE_URL"), (args.model, "--model", "OPENAI_MODEL")):
+        if not value:
+            raise ValueError(f"whom to ask? Give {flag} or ${variable}")
+    if args.workers < 1:
+        raise ValueError("--workers should be at least 1")
+    systems = read_systems(args.captions)
+    ids = list(next(iter(systems.values())))
+    images = find_images(args.images, set(ids))
+    digests = {name: hashlib.sha256(json.dumps(captions, sort_keys=True).encode()).hexdigest()
+               for name, captions in systems.items()}
+    settings = {"question": args.question, "model": args.model, "seed": args.seed, "systems": digests}
+    session = open_session(args.workers)
+    votes = open_votes(out, settings)
+
+    def vote_on(id: str) -> dict:
+        shown = lettered({name: captions[id] for name, captions in systems.items()}, args.seed, id)
+        texts = [text for text, _ in shown]
+        answer, letter = None, "A"
+        if len(shown) > 1:
+            choices = [f"{letter}. {text}" for letter, text in zip(LETTERS, texts, strict=False)]
+            answer = ask(session, args.url.rstrip("/"), args.model, "\n".join([args.question, *choices]),
+                         data_url(images[id]))
+            letter = parse_letter(answer, texts)
+        return {"id": id, "shown": [names for _, names in shown], "answer": answer,
+                "chosen": shown[LETTERS.index(letter)][1] if letter else []}
+
+    with out.open("a", encoding="utf-8") as file, ThreadPoolExecutor(args.workers) as pool:
+        lock, stop = threading.Lock(), threading.Event()
+
+        def record(id: str) -> None:
+            if stop.is_set():
+                return
+            try:
+                vote = vote_on(id)
+            except BaseException:
+                stop.set()
+                raise
+            with lock:
+                file.write(json.dumps(vote) + "\n")
+                file.flush()
+                votes[id] = vote
+
+        futures = [pool.submit(record, id) for id in ids if id not in votes]
+        try:
+            for future in tqdm(as_completed(futures), desc="judge", unit="image", total=len(ids),
+                               initial=len(ids) - len(futures)):
+                future.result()
+        finally:
+            stop.set()  # after a failure or Ctrl-C: answers that are under way are still recorded
+
+    report(out.with_suffix(".json"), settings, summarise(list(votes.values()), list(systems)))

@@ -1,0 +1,104 @@
+"""The ballot of one picture and the count of all: letters to captions, an answer to a letter, votes to selection rates.
+
+Place in the paper: the column LLM of Table 3. judge.py asks the questions.
+"""
+import math
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+from ..data.files import write_json
+
+LETTERS = "ABCDEFGH"  # no further: "I" is also a word
+_CLAUSE = re.compile(r"[.!?;]+(?=\s|$)|\n+|\b(?:because|since|while|whereas|although|though|but|however)\b"
+                     r"|\bas\b(?! the\b| being\b)", re.IGNORECASE)
+_MENTION = re.compile(r"(?<![\w'’&-])([A-H])(?![\w&-]|\.\w)")
+_VERDICT = re.compile(r"(?<!second.)(?<!next.)(?<!at.)\bbest\b|\b(?:answer|choice|choose|pick|winner)\b"
+                      r"|\bselect|\bprefer|\b(?:so|thus|hence|therefore|overall)\W+(?:(?:caption|option)\W+)?$",
+                      re.IGNORECASE)
+_DENIED_BEFORE = re.compile(r"\b(?:not|never|neither|nor|none|except|than|over|worst)\b|n['’]t\b", re.IGNORECASE)
+_DENIED_AFTER = re.compile(r"\W*(?:\w+n['’]t|(?:\w+\s+)?(?:not|never)|cannot)\b", re.IGNORECASE)
+_LETTER_GOES_ON = re.compile(r"\s+(?![a-z])|\s+(?:is|was|has|does|and|or|best|because|since|as|over)\b|\S|$")
+
+
+def lettered(captions: dict[str, str], seed: int, id: str) -> list[tuple[str, list[str]]]:
+    """Distinct captions of {system: caption} in the order of their letters, each with its systems.
+
+    A function of the seed, the id and the captions alone, whatever the order of the systems.
+    """
+    systems: dict[str, list[str]] = {}
+    for name, caption in sorted(captions.items()):
+        systems.setdefault(caption, []).append(name)
+    shown = list(systems.items())
+    random.Random(f"{seed}/{id}").shuffle(shown)
+    return shown
+
+
+def parse_letter(answer: str, captions: list[str]) -> str | None:
+    """The letter of the one caption that an answer chooses; None if it chooses none, several, or cannot be understood.
+
+    Strict by intent. Captions that the answer repeats are ignored. Then it must be a letter ("b", "(B)", "**B**",
+    "Answer: B"), or text that names one letter only ("Caption B, which ..."), or, if it names several, have clauses
+    with a single letter that declare it the best ("The best is B because A ..."), and these must agree. Letters are
+    capitals that stand alone. An "A" that may be the article counts against the others and not for itself.
+    """
+    for caption in sorted(captions, key=len, reverse=True):
+        if " " in caption:
+            answer = re.sub(rf"(?<!\w){re.escape(caption)}(?!\w)", "quoted", answer, flags=re.IGNORECASE)
+    answer = re.sub(r"[*_`#]", "", answer)
+    bare = re.fullmatch(r"\W*(?:(?:caption|option|answer|choice)\W+)*([a-h])\W*", answer, re.IGNORECASE)
+    named, chosen, declared = set(), set(), set()
+    if bare:
+        named = chosen = {bare[1].upper()}
+    else:
+        for clause in _CLAUSE.split(re.sub(r"\b(is|be)\s*:\s*", r"\1 ", answer)):  # "is:" leads on to the next line
+            mentions = list(_MENTION.finditer(clause))
+            letters = {mention[1] for mention in mentions}
+            named |= letters
+            if len(letters) != 1:
+                continue
+            before, after = clause[:mentions[0].start()], clause[mentions[0].end():]
+            article = letters == {"A"} and not re.search(r"\w\s+$", before) and not _LETTER_GOES_ON.match(after)
+            if article or _DENIED_BEFORE.search(before) or _DENIED_AFTER.match(after):
+                continue
+            chosen |= letters
+            if _VERDICT.search(before) or _VERDICT.search(after):
+                declared |= letters
+    choice = chosen if len(named) == 1 else declared
+    letter = choice.pop() if len(choice) == 1 else None
+    return letter if letter and letter in LETTERS[:len(captions)] else None
+
+
+def summarise(votes: list[dict], names: list[str]) -> dict:
+    """Selection rates over well-formed answers with binomial standard errors (too large where votes are shared).
+
+    `letters` counts the answers by letter: a judge that likes a place in the list shows there.
+    """
+    judged = [vote for vote in votes if vote["chosen"]]
+    rates, errors = {}, {}
+    for name in names:
+        shares = [1 / len(vote["chosen"]) for vote in judged if name in vote["chosen"]]
+        rates[name] = rate = math.fsum(shares) / len(judged) if judged else None
+        errors[name] = math.sqrt(rate * (1 - rate) / len(judged)) if judged else None
+    letters = Counter(LETTERS[vote["shown"].index(vote["chosen"])] for vote in judged if len(vote["shown"]) > 1)
+    return {"images": len(votes), "judged": len(judged), "malformed": len(votes) - len(judged),
+            "all_equal": sum(len(vote["shown"]) == 1 for vote in votes), "selection_rate": rates,
+            "standard_error": errors, "letters": dict(sorted(letters.items()))}
+
+
+def report(path: Path, settings: dict, summary: dict) -> None:
+    """Writes the summary as JSON and prints it as a table.
+
+    Raises:
+        ValueError: there is no well-formed answer; the file is written all the same.
+    """
+    write_json(path, {**settings, **summary}, indent=4)
+    if not summary["judged"]:
+        raise ValueError(f"{path}: none of {summary['images']} answers names one caption")
+    width = max(map(len, settings["systems"]))
+    print(f"{'system':<{width}}  selected (%)  standard error")
+    for name, rate in summary["selection_rate"].items():
+        print(f"{name:<{width}}  {100 * rate:>12.1f}  {100 * summary['standard_error'][name]:>14.1f}")
+    print(f"{summary['judged']} of {summary['images']} pictures judged by {settings['model']}, {summary['malformed']} "
+          f"malformed answers, {summary['all_equal']} with equal captions: {path}")

@@ -1,0 +1,138 @@
+"""Caption lengths of webdatasets, as a table and a histogram (Fig. 3 of the paper).
+
+    open_clip_mdc lengths 'cc12m/{00000..01242}.tar' 'recap/{000..099}.tar' --names CC12M Recap --out lengths.png
+
+Lengths are in tokens with SOT and EOT, before truncation. They decide what training costs (the decoder works on real
+tokens) and how much of a caption a context of 77 tokens sees. Only the KEY.txt members are read, no picture is decoded.
+"""
+import argparse
+import os
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import urlparse
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from open_clip import get_model_config
+from open_clip.tokenizer import SimpleTokenizer
+from tqdm import tqdm
+from webdataset.gopen import gopen
+from webdataset.shardlists import expand_urls
+from webdataset.tariterators import base_plus_ext, tar_file_iterator
+
+from .. import get_tokenizer
+from ..data.files import new_file
+from ..tokens import CAPTION_SEPARATOR
+
+PERCENTILES = (5, 25, 50, 75, 95, 99)
+
+
+def find_shards(pattern: str) -> list[str]:
+    """Expand a pattern as OpenCLIP does: "{000..009}" counts, "::" joins, a shard is a path or a URL.
+
+    Raises:
+        FileNotFoundError: if a shard is not there.
+    """
+    shards = expand_urls(pattern)
+    missing = [shard for shard in shards if not os.path.exists(shard) and not urlparse(shard).scheme]
+    if missing:
+        raise FileNotFoundError(f"{missing[0]}: no such shard ({len(missing)} of {len(shards)} of {pattern} missing)")
+    return shards
+
+
+def read_captions(shard: str) -> Iterator[str]:
+    """Stream the texts that webdataset finds in a shard as "txt".
+
+    Raises:
+        ValueError: if the shard is no complete tar file.
+    """
+    try:
+        with gopen(shard) as stream:
+            for member in tar_file_iterator(stream, select_files=_is_caption):
+                yield from member["data"].decode("utf-8", errors="replace").split(CAPTION_SEPARATOR)
+    except tarfile.ReadError as error:
+        raise ValueError(f"{shard}: not a complete tar file; fetch or write it again") from error
+
+
+def _is_caption(member: str) -> bool:
+    return (base_plus_ext(member)[1] or "").lower() == "txt"
+
+
+def caption_lengths(shards: Sequence[str], tokenizer: SimpleTokenizer) -> np.ndarray:
+    """Token counts [N] of all captions in the shards, SOT and EOT included, before truncation.
+
+    Raises:
+        ValueError: if a shard is damaged, or none holds a caption.
+    """
+    lengths = [
+        len(tokenizer.encode(text)) + 2
+        for shard in tqdm(shards, desc=os.path.dirname(shards[0]), unit="shard")
+        for text in read_captions(shard)
+    ]
+    if not lengths:
+        raise ValueError(f"{shards[0]}: no KEY.txt in {len(shards)} shard(s); captions are members that end in .txt")
+    return np.array(lengths)
+
+
+def length_table(names: Sequence[str], lengths: Sequence[np.ndarray], context: int = 77) -> pd.DataFrame:
+    """One row per data set: number, mean, percentiles, longest, and the share (in %) that is longer than `context`."""
+    rows = [
+        {
+            "captions": len(values),
+            "mean": values.mean(),
+            **{f"p{p}": np.percentile(values, p) for p in PERCENTILES},
+            "max": values.max(),
+            f"> {context} (%)": 100 * (values > context).mean(),
+        }
+        for values in lengths
+    ]
+    return pd.DataFrame(rows, index=list(names))
+
+
+def draw_histogram(path: str | Path, names: Sequence[str], lengths: Sequence[np.ndarray], context: int = 77) -> None:
+    """Draw the share of captions of each length, one area per data set, as a PNG; the longest 0.1 % are cut off."""
+    top = max(int(np.percentile(values, 99.9)) for values in lengths) + 2
+    width = max(1, top // 100)
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, values in zip(names, lengths, strict=True):
+        share = np.full(len(values), 100 / len(values) / width)
+        label = f"{name}: mean {values.mean():.1f}, n = {len(values):,}"
+        edges = np.arange(0, top + width, width) - 0.5  # whole numbers lie inside the bins
+        axes.hist(values, edges, weights=share, histtype="stepfilled", alpha=0.4, label=label)
+    if top > context:
+        axes.axvline(context, color="black", linestyle="--", linewidth=1, label=f"context: {context}")
+    axes.set(xlabel="tokens per caption (with SOT and EOT)", ylabel="captions of each length (%)", xlim=(0, top))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    with new_file(path) as partial:
+        figure.savefig(partial, format="png", dpi=150)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `open_clip_mdc lengths`."""
+    parser.add_argument("shards", nargs="+", metavar="SHARDS", help="one data set each: 'DIR/{00000..00009}.tar'")
+    parser.add_argument("--names", nargs="+", help="names of the data sets (default: their folders)")
+    parser.add_argument("--out", default="lengths.png", help="histogram to write (default: %(default)s)")
+    parser.add_argument("--tokenizer", default="ViT-B-32", metavar="MODEL",
+                        help="count with this model's tokenizer (default: %(default)s, CLIP's BPE)")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run `open_clip_mdc lengths`."""
+    sets = [find_shards(pattern) for pattern in args.shards]
+    names = args.names or [os.path.dirname(shards[0]) or shards[0] for shards in sets]
+    if len(names) != len(sets):
+        raise ValueError(f"--names has {len(names)} names for {len(sets)} data sets (quote the patterns)")
+    if not Path(args.out).absolute().parent.is_dir():
+        raise FileNotFoundError(f"--out {args.out}: its folder does not exist")
+    tokenizer = get_tokenizer(args.tokenizer)
+    if get_model_config(args.tokenizer) is None or not isinstance(tokenizer, SimpleTokenizer):
+        raise ValueError(f"--tokenizer {args.tokenizer}: no model of OpenCLIP or MDC with a tokenizer of CLIP's kind")
+    lengths = [caption_lengths(shards, tokenizer) for shards in sets]
+    context = tokenizer.context_length
+    print(length_table(names, lengths, context).round(1).to_string())
+    draw_histogram(args.out, names, lengths, context)
+    print(f"histogram: {args.out}")

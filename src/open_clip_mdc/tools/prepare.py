@@ -1,0 +1,223 @@
+"""Shards to fine-tune and to test captioners on (Table 3), and the paper's subsets of Recap-DataComp.
+
+    open_clip_mdc prepare coco --images coco/ --annotations dataset_coco.json --out coco-wds       (flickr30k, flickr8k)
+    open_clip_mdc prepare shards --train 'flickr8k/train/{00000..00005}.tar' --test flickr8k/test/00000.tar --out f8k
+    open_clip_mdc prepare recap --shards 'recap/{00000..99999}.tar' --pairs 10000000 --out recap-wds        (recap.py)
+
+Annotations are Karpathy's split files (dataset_coco.json, ...); COCO's restval is trained on, as usual. Written are
+
+    OUT/train/{00000..}.tar, OUT/val/{00000..}.tar    all captions of a picture in KEY.txt, set apart by U+001E
+    OUT/test/{0..}.tar                                clip_benchmark's captioning format, a caption a line
+
+Of several captions `open_clip_train` draws one each time it reads the picture, and validates on the first (hooks.py). A
+text without U+001E is what it always was. To plain OpenCLIP U+001E is white space: it would read one long text, which
+is what --join writes on purpose.
+"""
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from ..data.files import new_folder, write_json
+from ..data.shards import (
+    find_picture,
+    picture_suffix,
+    read_metadata,
+    read_samples,
+    shard_pattern,
+    tar_writer,
+)
+from ..tokens import CAPTION_SEPARATOR
+from . import recap
+from .lengths import find_shards
+
+KARPATHY = ("coco", "flickr30k", "flickr8k")
+SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}  # Karpathy's -> ours
+SHARD_SIZE = 1000
+SHOWN = 20  # pictures named on the terminal when they cannot be used
+
+
+class Sample(NamedTuple):
+    name: str  # of the picture, kept in KEY.json
+    picture: bytes
+    captions: object  # a list of texts, or what stood in its place
+
+
+class LeftOut(NamedTuple):
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name!r}: {self.why}"  # quoted: names come from the data
+
+
+def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list[tuple[Path, list]]]:
+    """{split: [(picture file, its captions)]} of one of Karpathy's files.
+
+    A picture is looked for in its folder (`filepath`: COCO's train2014, val2014) and beside the others.
+
+    Raises:
+        ValueError: another file, or another data set's.
+    """
+    rows: dict[str, list] = {}
+    try:
+        content = json.loads(Path(annotations).read_text(encoding="utf-8"))
+        if content.get("dataset", dataset) != dataset:
+            raise ValueError(f"{annotations} is for {content['dataset']!r}, not for {dataset}")
+        for row in content["images"]:
+            place = Path(row.get("filepath", ""), row["filename"])
+            if place.is_absolute() or ".." in place.parts:
+                raise ValueError(f"{annotations} names a picture outside {images}: {str(place)!r}")
+            path = Path(images, place) if Path(images, place).exists() else Path(images, place.name)
+            rows.setdefault(SPLITS[row["split"]], []).append((path, [s["raw"] for s in row["sentences"]]))
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as problem:
+        raise ValueError(f"{annotations} is not Karpathy's dataset_{dataset}.json: {problem!r}") from problem
+    return rows
+
+
+def read_files(rows: list[tuple[Path, list]], left_out: list[LeftOut]) -> Iterator[Sample]:
+    """Reads the pictures one after the other; what cannot be read goes to `left_out`."""
+    for path, captions in tqdm(rows, unit="picture"):
+        try:
+            picture = path.read_bytes()
+        except OSError as problem:
+            left_out.append(LeftOut(path.name, problem.strerror))
+        else:
+            yield Sample(path.name, picture, captions)
+
+
+def read_shards(shards: list[str], captions_key: str) -> Iterator[Sample]:
+    """Streams shards of KEY.jpg and KEY.json, whose `captions_key` holds the captions."""
+    for shard in tqdm(shards, unit="shard"):
+        for sample in read_samples(shard):
+            suffix, metadata = find_picture(sample), read_metadata(sample)
+            name = str(metadata.get("filename", f"{sample['__key__']}.{suffix}"))
+            yield Sample(name, sample.get(suffix, b""), metadata.get(captions_key))
+
+
+def usable(samples: Iterable[Sample], left_out: list[LeftOut]) -> Iterator[tuple[str, Sample]]:
+    """(suffix, sample) of each readable picture with captions; the others go to `left_out`.
+
+    White space in captions becomes a space, so that none contains a line end or U+001E.
+    """
+    for name, picture, captions in samples:
+        texts = captions if isinstance(captions, list) else [captions]
+        texts = [" ".join(text.split()) for text in texts if isinstance(text, str) and text.strip()]
+        try:
+            if not texts:
+                raise ValueError("no captions")
+            yield picture_suffix(picture), Sample(name, picture, texts)
+        except ValueError as problem:
+            left_out.append(LeftOut(name, str(problem)))
+
+
+def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str, separator: str) -> dict[str, int]:
+    """Writes shards of SHARD_SIZE samples, pictures byte for byte.
+
+    Args:
+        shard: name of a shard, for its number.
+        separator: between the captions in KEY.txt.
+
+    Returns:
+        {shard: number of samples}.
+    """
+    sizes = {}
+    for number, group in groupby(enumerate(samples), lambda item: item[0] // SHARD_SIZE):
+        name = shard.format(number)
+        with tar_writer(folder / name) as writer:
+            for index, (suffix, sample) in group:
+                writer.write({
+                    "__key__": f"{index:08d}",
+                    suffix: sample.picture,
+                    "txt": separator.join(sample.captions),
+                    "json": json.dumps({"filename": sample.name, "captions": sample.captions}),
+                })
+                sizes[name] = sizes.get(name, 0) + 1
+    return sizes
+
+
+def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[LeftOut], join: bool, skip: bool) -> None:
+    """Writes train/, val/ and test/ under `out`, which appears only when it is complete, and prints how to use them.
+
+    Args:
+        left_out: pictures that cannot be used; grows while samples are read.
+        join: the captions of a picture make one text in train/ and val/.
+        skip: leave those pictures out, and list them in OUT/left_out.txt.
+
+    Raises:
+        ValueError: there are such pictures and `skip` is false, or a split is empty.
+    """
+    hints = []
+    with new_folder(out) as folder:
+        for split, samples in splits.items():
+            shard = "{}.tar" if split == "test" else "{:05d}.tar"
+            separator = "\n" if split == "test" else " " if join else CAPTION_SEPARATOR
+            sizes = write_split(folder / split, usable(samples, left_out), shard, separator)
+            if not sizes:
+                raise ValueError(f"no usable picture for {split}; {left_out[0] if left_out else 'there is none'}")
+            hints.append(f"{sum(sizes.values())} pictures: ")
+            if split == "test":
+                (folder / "test" / "nshards.txt").write_text(str(len(sizes)))
+                (folder / "dataset_type.txt").write_text("retrieval")  # clip_benchmark's word for captions
+                hints[-1] += f"--dataset wds/{Path(out).name} --dataset_root {out} --task captioning"
+            else:
+                write_json(folder / split / "sizes.json", sizes)  # OpenCLIP reads the number of samples here
+                hints[-1] += f"--{split}-data '{shard_pattern(f'{out}/{split}', len(sizes))}'"
+        if left_out:
+            if not skip:
+                print(*left_out[:SHOWN], sep="\n", file=sys.stderr)
+                raise ValueError(f"{len(left_out)} pictures cannot be used, the first are named above: get them, or "
+                                 f"leave them out by --skip-broken")
+            (folder / "left_out.txt").write_text("".join(f"{row}\n" for row in left_out), encoding="utf-8")
+            hints.append(f"{len(left_out)} pictures left out: {out}/left_out.txt")
+    print("\n".join(hints))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `open_clip_mdc prepare`."""
+    sources = parser.add_subparsers(dest="source", required=True)
+    for source in KARPATHY:
+        karpathy = sources.add_parser(source, help=f"{source} from its pictures and Karpathy's dataset_{source}.json")
+        karpathy.add_argument("--images", required=True, help="folder of the pictures")
+        karpathy.add_argument("--annotations", required=True, metavar="JSON", help=f"dataset_{source}.json")
+        _add_output(karpathy)
+    shards = sources.add_parser("shards", help="webdataset shards whose KEY.json holds several captions")
+    for split in ("train", "val", "test"):
+        shards.add_argument(f"--{split}", metavar="SHARDS", help="such as 'DIR/{00000..00005}.tar'")
+    shards.add_argument("--captions-key", default="captions", help="their name in KEY.json (default: %(default)s)")
+    _add_output(shards)
+    recap.add_arguments(sources.add_parser("recap", help="recaptioned texts of Recap-DataComp, random subsets"))
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", required=True, help="folder to make; must not exist or be empty")
+    parser.add_argument("--join", action="store_true",
+                        help="train and validate on one long text per picture, all its captions")
+    parser.add_argument("--skip-broken", action="store_true",
+                        help="leave out pictures that are missing, unreadable or without caption, and list them")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run `open_clip_mdc prepare`."""
+    if args.source == "recap":
+        return recap.run(args)
+    left_out: list[LeftOut] = []
+    if args.source == "shards":
+        patterns = {split: getattr(args, split) for split in ("train", "val", "test") if getattr(args, split)}
+        if not patterns:
+            raise ValueError("name at least one of --train, --val and --test")
+        splits = {split: read_shards(find_shards(pattern), args.captions_key) for split, pattern in patterns.items()}
+    else:
+        rows = read_karpathy(args.annotations, args.source, args.images)
+        missing = [path for split in rows.values() for path, _ in split if not path.exists()]
+        if missing and not args.skip_broken:  # said at once, not after an hour of copying
+            total = sum(map(len, rows.values()))
+            raise FileNotFoundError(f"{len(missing)} of {total} pictures are missing in {args.images}, the first is "
+                                    f"{missing[0]}: check --images, or leave them out by --skip-broken")
+        splits = {split: read_files(rows[split], left_out) for split in ("train", "val", "test") if split in rows}
+    write(args.out, splits, left_out, args.join, args.skip_broken)

@@ -1,0 +1,105 @@
+"""Shows what a trained captioner makes of hidden captions: a table on the terminal and a contact sheet.
+
+    open_clip_mdc reconstruct --pretrained logs/RUN --data 'scenes/val/00000.tar' --out sheet.png
+
+The loss is the NELBO of validation.py, before training (the same network as it was initialised) and after. A
+reconstruction hides every token of the caption but its length and reveals the most confident one at a time (Eq. 6).
+"""
+import argparse
+from functools import partial
+from itertools import islice
+
+import open_clip
+import torch
+import webdataset as wds
+
+from ..checkpoints import find, load
+from ..data.files import new_file
+from ..decoding import generate, unmask_by_confidence
+from ..integration import is_captioner
+from ..model import Captioner
+from ..tokens import CAPTION_SEPARATOR, decode_captions, mask_id, target_tokens, valid_tokens
+from ..train import missing_files
+from ..validation import nelbo
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pretrained", required=True, help="run folder or checkpoint of open_clip_train")
+    parser.add_argument("--data", required=True, help="webdataset shards with pictures and captions")
+    parser.add_argument("--num-samples", type=int, default=8, help="pictures shown")
+    parser.add_argument("--out", default="reconstructions.png", help="contact sheet to write")
+
+
+def read_samples(shards: str, transform, tokenizer, batch_size: int = 64) -> wds.WebLoader:
+    """Batches of image [B, 3, height, width] and text [B, L], in the order of the shards."""
+    pipeline = wds.DataPipeline(
+        wds.SimpleShardList(shards), wds.tarfile_to_samples(), wds.decode("pilrgb"),
+        wds.to_tuple("jpg;png;jpeg;webp", "txt"),
+        wds.map_tuple(transform, lambda text: tokenizer(text.split(CAPTION_SEPARATOR)[0])[0]),
+        wds.batched(batch_size))
+    return wds.WebLoader(pipeline, batch_size=None)
+
+
+@torch.inference_mode()
+def reconstruct(model: Captioner, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    """Captions [B, L] that the model gives to images when it is told only how many tokens there are.
+
+    A causal model is told nothing and searches with its default beam.
+    """
+    if model.causal:
+        return generate(model, image)
+    image_kv = model.text.project_image(model.encode_image_tokens(image))
+    hidden = text.masked_fill(target_tokens(text, model.vocab_size), mask_id(model.vocab_size))
+    return unmask_by_confidence(
+        partial(model.token_logits, image_kv), hidden, valid_tokens(text, model.vocab_size), model.vocab_size).text
+
+
+def contact_sheet(pictures: list, captions: list[str], said: list[str], path: str) -> None:
+    """PNG of pictures with the true caption and the model's below; green where they agree."""
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    columns = 4
+    rows = -(-len(pictures) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(3.4 * columns, 3.8 * rows), squeeze=False,
+                                layout="constrained")
+    for axis in axes.flat:
+        axis.axis("off")
+    for axis, picture, caption, guess in zip(axes.flat, pictures, captions, said, strict=False):
+        axis.imshow(picture, interpolation="nearest")
+        axis.set_title(f"caption: {caption}\nmodel: {guess}", fontsize=8,
+                       color="darkgreen" if guess == caption else "firebrick")
+    with new_file(path) as partial:
+        figure.savefig(partial, format="png", dpi=100)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Prints the loss before and after training and the reconstructions, and writes the contact sheet."""
+    missing = missing_files(args.data, "webdataset")
+    if missing:
+        raise FileNotFoundError(f"no shard {missing[0]}: see --data")
+    model, transform, tokenizer = load(args.pretrained)
+    name, _, model_args = find(args.pretrained)
+    if not is_captioner(name):
+        raise ValueError(f"{args.pretrained} is a {name}, which is no captioner")
+    torch.manual_seed(0)
+    untrained = open_clip.create_model(name, **{k: v for k, v in model_args.items() if k.startswith("force")})
+    samples = read_samples(args.data, transform, tokenizer)
+    before, after = (nelbo(m, samples, "cpu") for m in (untrained, model))
+
+    images, texts = zip(*islice(samples.unbatched(), args.num_samples), strict=True)
+    image, text = torch.stack(images), torch.stack(texts)
+    captions, said = (decode_captions(x, tokenizer) for x in (text, reconstruct(model, image, text)))
+    mean, std = (torch.tensor(model.visual.preprocess_cfg[k]).view(3, 1, 1) for k in ("mean", "std"))
+    pictures = [(x * std + mean).clamp(0, 1).permute(1, 2, 0).numpy() for x in image]
+    contact_sheet(pictures, captions, said, args.out)
+
+    print(f"\n{name} on {before['num_samples']} held-out captions")
+    print(f"{'loss (NELBO)':<24}{'before':>10}{'after':>10}")
+    for label, key in (("nats per token", "nelbo_per_token"), ("nats per caption", "nelbo_per_caption")):
+        print(f"{label:<24}{before[key]:>10.3f}{after[key]:>10.3f}")
+    print("\nReconstructed from the picture and the number of tokens alone:"
+          if not model.causal else "\nRead off the picture:")
+    for i, (caption, guess) in enumerate(zip(captions, said, strict=True), 1):
+        print(f"{i}. {guess}" + ("" if caption == guess else f"   (true: {caption})"))
+    print(f"\nContact sheet: {args.out}")

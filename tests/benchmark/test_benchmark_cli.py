@@ -1,0 +1,204 @@
+"""Claims about `clip_benchmark` with captioners, by the real command."""
+import csv
+import json
+import shutil
+
+import open_clip
+import pytest
+import torch
+from conftest import needs_shared_data, run, shared_data
+
+import open_clip_mdc
+
+MODELS = {"mdc": "MDC-ViT-Ti-8", "arc": "ARC-ViT-Ti-8"}
+
+
+@pytest.fixture(scope="module")
+def runs(scenes, tmp_path_factory):
+    """Run folders of a tiny MDC and a tiny ARC as open_clip_train leaves them: params.txt and a checkpoint."""
+    folder = tmp_path_factory.mktemp("runs")
+    for alias, name in MODELS.items():
+        run("python", "-m", "open_clip_mdc.train", "--model", name, "--train-data",
+            str(scenes / "train" / "{00000..00007}.tar"), "--dataset-type", "webdataset", "--batch-size", "32",
+            "--epochs", "1", "--precision", "fp32", "--device", "cpu", "--workers", "0", "--warmup", "2", "--lr",
+            "1e-3", "--logs", str(folder), "--name", alias)
+    return folder
+
+
+def clip_benchmark(*flags, launcher=("python", "-m", "clip_benchmark_ext.cli"), check=True):
+    return run(*launcher, *(str(f) for f in flags), check=check)
+
+
+def evaluate(tmp_path, *flags, name="result", launcher=("python", "-m", "clip_benchmark_ext.cli")) -> dict:
+    out = tmp_path / f"{name}.json"
+    clip_benchmark("eval", *flags, "--output", out, "--num_workers", "0", "--no_amp", launcher=launcher)
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("scorer", [(), ("--scorer", "monte_carlo", "--num_samples", "16", "--stop_confidence", ".99")])
+def test_sugar_crepe_by_likelihood(scenes, runs, tmp_path, scorer):
+    result = evaluate(tmp_path, "--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "sugar_crepe/swap_att",
+                      "--dataset_root", scenes / "sugarcrepe", *scorer)
+    assert result["model"] == "MDC-ViT-Ti-8" and result["task"] == "image_caption_selection"
+    metrics = result["metrics"]
+    pairs = json.loads((scenes / "sugarcrepe" / "swap_att.json").read_text())
+    assert metrics["cases"] == len(pairs)
+    assert all(0 <= metrics[k] <= 1 for k in ("text_acc", "text_acc_blind", "text_acc_debiased"))
+    assert metrics["scorer"] == (scorer[1] if scorer else "heuristic")
+
+
+def test_the_captioners_scores_are_those_of_log_likelihood(scenes, runs, tmp_path):
+    """The accuracy of the result file, recomputed from the json and the pictures without clip_benchmark."""
+    from PIL import Image
+
+    from open_clip_mdc.checkpoints import load
+    from open_clip_mdc.scoring import log_likelihood
+    root = scenes / "sugarcrepe"
+    metrics = evaluate(tmp_path, "--model", "arc", "--pretrained", runs / "arc" / "checkpoints" / "epoch_1.pt",
+                       "--dataset", "sugar_crepe/swap_obj", "--dataset_root", root)["metrics"]
+    model, transform, tokenizer = load(str(runs / "arc"))
+    right = []
+    for row in json.loads((root / "swap_obj.json").read_text()).values():
+        with Image.open(root / "images" / row["filename"]) as picture:
+            image = transform(picture)[None]
+        text = tokenizer([row["caption"], row["negative_caption"]])[None]
+        positive, negative = log_likelihood(model, image, text)[0].tolist()
+        right.append(positive > negative)
+    assert metrics["text_acc"] == pytest.approx(sum(right) / len(right))
+
+
+def test_linear_probe_of_gap_features(scenes, runs, tmp_path):
+    flags = ("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "wds/probe", "--dataset_root",
+             scenes / "probe", "--task", "linear_probe", "--feature_root", tmp_path / "features", "--batch_size", "64",
+             "--fewshot_lr", "0.1", "--fewshot_epochs", "10", "--save_probe", tmp_path / "probe.safetensors")
+    metrics = evaluate(tmp_path, *flags)["metrics"]
+    assert metrics["feature"] == "gap" and 1 / 16 < metrics["lp_acc1"] <= 1
+    assert (tmp_path / "probe.safetensors").exists()
+
+
+def test_zero_shot_classification_by_likelihood(scenes, runs, tmp_path):
+    metrics = evaluate(tmp_path, "--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "wds/probe",
+                       "--dataset_root", scenes / "probe", "--task", "zeroshot_classification")["metrics"]
+    assert metrics["scorer"] == "heuristic" and 0 <= metrics["acc1"] <= metrics["acc5"] <= 1
+
+
+def test_two_gloo_processes_give_the_numbers_of_one_to_the_digit(scenes, runs, tmp_path):
+    torchrun = ("python", "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "-m",
+                "clip_benchmark_ext.cli")
+    for name, flags in {
+        "selection": ("--dataset", "sugar_crepe/replace_rel", "--dataset_root", scenes / "sugarcrepe", "--batch_size",
+                      "7"),
+        "probe": ("--dataset", "wds/probe", "--dataset_root", scenes / "probe", "--task", "linear_probe"),
+        "zeroshot": ("--dataset", "wds/probe", "--dataset_root", scenes / "probe", "--task", "zeroshot_classification"),
+    }.items():
+        results = []
+        for kind, launcher, more in (("one", ("python", "-m", "clip_benchmark_ext.cli"), ()),
+                                     ("two", torchrun, ("--distributed",))):
+            results.append(evaluate(tmp_path, "--model", "mdc", "--pretrained", runs / "mdc", *flags, *more,
+                                    "--feature_root", tmp_path / kind, name=f"{name}-{kind}", launcher=launcher))
+        assert results[0] == results[1], name
+
+
+def test_results_of_several_subsets_are_not_overwritten_and_build_makes_a_csv(scenes, runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for scorer in ((), ("--scorer", "monte_carlo", "--num_samples", "4")):
+        clip_benchmark("eval", "--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "sugar_crepe/swap_att",
+                       "sugar_crepe/swap_obj", "--dataset_root", scenes / "sugarcrepe", "--num_workers", "0", *scorer)
+    files = sorted(tmp_path.glob("*.json"))
+    assert len(files) == 4
+    clip_benchmark("build", *files, "--output", "all.csv")
+    rows = list(csv.DictReader((tmp_path / "all.csv").open()))
+    assert len(rows) == 4 and {r["scorer"] for r in rows} == {"heuristic", "monte_carlo"}
+    table = run("python", "-m", "clip_benchmark_ext.table", *map(str, files)).stdout
+    assert "sugar_crepe/swap |" in table and "micro" in table  # the average of the two subsets
+
+
+def test_a_clip_model_through_our_script_gives_upstreams_numbers(scenes, tmp_path):
+    torch.manual_seed(0)
+    checkpoint = tmp_path / "clip.pt"
+    torch.save(open_clip.create_model("ViT-S-32-alt").state_dict(), checkpoint)
+    for name, flags in {
+        "selection": ("--dataset", "sugar_crepe/swap_att", "--dataset_root", scenes / "sugarcrepe"),
+        "zeroshot": ("--dataset", "wds/probe", "--dataset_root", scenes / "probe", "--task", "zeroshot_classification"),
+    }.items():
+        ours, theirs = (evaluate(tmp_path, "--model", "ViT-S-32-alt", "--pretrained", checkpoint, *flags,
+                                 name=f"{name}-{module}", launcher=("python", "-m", module))
+                        for module in ("clip_benchmark_ext.cli", "clip_benchmark.cli"))
+        assert ours == theirs, name
+
+
+def test_bad_checkpoints_are_named_in_one_line(runs, scenes, tmp_path):
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "foreign.pt")
+    shutil.copy(runs / "mdc" / "checkpoints" / "epoch_1.pt", tmp_path / "bare.pt")
+    (tmp_path / "empty").mkdir()
+    cases = {
+        ("mdc", tmp_path / "nowhere"): "no checkpoint at",
+        ("mdc", tmp_path / "bare.pt"): "give the model's name",
+        ("MDC-ViT-Ti-8", tmp_path / "foreign.pt"): "holds no weights of MDC-ViT-Ti-8",
+        ("mdc", tmp_path / "empty"): "no epoch_*.pt",
+        ("arc", runs / "mdc"): "no ARC",
+    }
+    for (model, pretrained), words in cases.items():
+        result = clip_benchmark("eval", "--model", model, "--pretrained", pretrained, "--dataset",
+                                "sugar_crepe/swap_att", "--dataset_root", scenes / "sugarcrepe", check=False)
+        assert result.returncode == 1
+        assert result.stderr.strip().splitlines()[-1].startswith("error: ") and words in result.stderr, result.stderr
+
+
+def test_local_dir_and_schema_ids_are_found(runs, tmp_path):
+    """A folder as OpenCLIP saves models for the hub: its config by its own function, and safetensors."""
+    from open_clip.push_to_hf_hub import HF_SAFE_WEIGHTS_NAME, save_config_for_hf
+    from safetensors.torch import save_file
+
+    from open_clip_mdc.checkpoints import find, load
+    model, _, tokenizer = load(str(runs / "mdc"))
+    save_file(model.state_dict(), tmp_path / HF_SAFE_WEIGHTS_NAME)
+    save_config_for_hf(model, tmp_path / "open_clip_config.json", open_clip.get_model_config("MDC-ViT-Ti-8"))
+    for pretrained in (str(tmp_path), f"local-dir:{tmp_path}"):
+        assert find(pretrained).weights is None
+        again, _, same = load(pretrained)
+        assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(),
+                                                     strict=True))
+        assert torch.equal(tokenizer(["a red circle"]), same(["a red circle"]))
+
+
+@needs_shared_data
+def test_sugar_crepe_and_cifar_on_real_pictures(runs, tmp_path):
+    """End to end at 32 px with the scenes' tiny model: the path, not the number, is what is tested."""
+    root = shared_data()
+    metrics = evaluate(tmp_path, "--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "sugar_crepe/swap_obj",
+                       "--dataset_root", root / "sugarcrepe")["metrics"]
+    assert metrics["cases"] == 23 and metrics["cases_left_out"] == 222
+    metrics = evaluate(tmp_path, "--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "wds/cifar10",
+                       "--dataset_root", root / "probe" / "cifar10", "--task", "linear_probe", "--feature_root",
+                       tmp_path / "features", "--fewshot_epochs", "2")["metrics"]
+    assert 0.1 < metrics["lp_acc1"] < 1
+
+
+def test_registering_the_benchmark_twice_is_once():
+    from importlib import import_module
+
+    from open_clip_mdc.integration import BENCHMARK, register
+    before = {r.target: getattr(import_module(r.target.split(":")[0]), r.target.split(":")[1]) for r in BENCHMARK}
+    register(BENCHMARK)
+    register(BENCHMARK)
+    open_clip_mdc.unregister()
+    for target, upstream in before.items():
+        module, attribute = target.split(":")
+        assert getattr(import_module(module), attribute) is upstream, target
+
+
+@pytest.mark.parametrize("alias", ["mdc", "arc"])
+def test_the_score_tool_writes_a_line_per_picture_and_caption_that_adds_up(scenes, runs, tmp_path, alias):
+    rows = list(json.loads((scenes / "sugarcrepe" / "swap_att.json").read_text()).values())[:2]
+    (tmp_path / "captions.txt").write_text("\n".join(r["caption"] for r in rows) + "\n")
+    pictures = [str(scenes / "sugarcrepe" / "images" / r["filename"]) for r in rows]
+    run("python", "-m", "open_clip_mdc", "score", "--pretrained", str(runs / alias), "--images", *pictures,
+        "--captions", str(tmp_path / "captions.txt"), "--out", str(tmp_path / "scores.jsonl"))
+    lines = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert [(x["image"], x["caption"]) for x in lines] == [(p, r["caption"]) for p in pictures for r in rows]
+    for line in lines:
+        assert line["score"] == pytest.approx(sum(t["log_likelihood"] for t in line["tokens"]), abs=1e-3)
+        assert line["debiased"] == pytest.approx(line["score"] - line["blind"])
+        assert [t["token"] for t in line["tokens"]] == [*line["caption"].split(), "<end>"]
+        assert sorted(t["step"] for t in line["tokens"]) == list(range(len(line["tokens"])))

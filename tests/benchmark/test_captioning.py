@@ -1,0 +1,349 @@
+"""Claims about `clip_benchmark eval --task captioning`, by the real command.
+
+The models are untrained: what they say is noise, as long as asked for, and any bytes at all.
+"""
+import io
+import json
+import os
+import tarfile
+
+import open_clip
+import pytest
+import torch
+from clip_benchmark.datasets import builder
+from conftest import run
+from PIL import Image
+from safetensors.torch import save_file
+
+import open_clip_mdc
+from clip_benchmark_ext import captioning, cli
+from clip_benchmark_ext import run as hooks
+from clip_benchmark_ext.caption_data import unique_ids
+from clip_benchmark_ext.caption_metrics import caption_metrics
+from clip_benchmark_ext.flags import set_options
+from clip_benchmark_ext.table import markdown
+from open_clip_mdc.checkpoints import load
+from open_clip_mdc.model import Captioner
+from open_clip_mdc.tokens import caption_lengths, decode_captions
+
+REFERENCES = [  # of the seven pictures
+    ["a red square", "something red", "red"], ["a café in the rain", "ein Café im Regen"], ["雨の中の猫", "a cat"],
+    ["two dogs", "2 dogs!"], ["🐈 → 🐕", "cats and dogs"], ["it's a \"sign\"\u2028of (three) lines", "a sign"], ["x"],
+]
+PER_SHARD = 4
+
+
+def picture(i: int) -> Image.Image:
+    noise = torch.randint(0, 256, (40, 40, 3), generator=torch.Generator().manual_seed(i), dtype=torch.uint8)
+    return Image.fromarray(noise.numpy())
+
+
+def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    tar.addfile(info, io.BytesIO(data))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A webdataset as clip_benchmark's: two shards, captions a line each."""
+    root = tmp_path_factory.mktemp("wds")
+    (root / "test").mkdir()
+    (root / "dataset_type.txt").write_text("retrieval")
+    (root / "test" / "nshards.txt").write_text("2\n")
+    for shard in range(2):
+        with tarfile.open(root / "test" / f"{shard}.tar", "w") as tar:
+            for i in range(shard * PER_SHARD, min((shard + 1) * PER_SHARD, len(REFERENCES))):
+                stream = io.BytesIO()
+                picture(i).save(stream, "PNG")
+                add(tar, f"key{i}.png", stream.getvalue())
+                add(tar, f"key{i}.txt", "\n".join([*REFERENCES[i], ""]).encode())
+    return root
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Run folders as open_clip_train leaves them, of untrained models."""
+    folder = tmp_path_factory.mktemp("runs")
+    open_clip_mdc.register()
+    for seed, name in enumerate(("MDC-ViT-Ti-8", "ARC-ViT-Ti-8")):
+        torch.manual_seed(seed)
+        model = open_clip.create_model(name)
+        torch.nn.init.normal_(model.text.output.weight, std=0.3)  # opinions
+        path = folder / name[:3].lower()
+        (path / "checkpoints").mkdir(parents=True)
+        (path / "params.txt").write_text(f"model: {name}\n")
+        torch.save({"state_dict": model.state_dict()}, path / "checkpoints" / "epoch_1.pt")
+    open_clip_mdc.unregister()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in; no Java, which takes its time (test_metrics.py)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["clip_benchmark"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    yield
+    open_clip_mdc.unregister()
+    set_options([])
+
+
+def flags(runs, data, alias="mdc", dataset="wds/noise") -> list[str]:
+    return [str(x) for x in ("eval", "--model", alias, "--pretrained", runs / alias, "--dataset", dataset,
+                             "--dataset_root", data, "--task", "captioning", "--batch_size", 2, "--num_workers", 0,
+                             "--no_amp", "--quiet")]
+
+
+def evaluate(tmp_path, *arguments, name="result") -> tuple[dict, dict]:
+    """The metrics, and what is in the file of captions."""
+    cli.main([*map(str, arguments), "--output", str(tmp_path / f"{name}.json")])
+    return (json.loads((tmp_path / f"{name}.json").read_text())["metrics"],
+            json.loads((tmp_path / "captions" / f"{name}.json").read_text()))
+
+
+@pytest.mark.parametrize("alias, given, decoding", [
+    ("mdc", [], {"length": 15, "tokens_per_step": 1}),
+    ("mdc", ["--caption_length", "5", "--tokens_per_step", "2"], {"length": 5, "tokens_per_step": 2}),
+    ("mdc", ["--caption_length", "auto"], {"length": "auto", "tokens_per_step": 1}),
+    ("arc", ["--caption_length", "6"], {"length": 6, "num_beams": 6}),
+    ("arc", ["--num_beams", "2"], {"length": "auto", "num_beams": 2}),
+])
+def test_captions_are_those_that_the_model_generates(runs, data, tmp_path, alias, given, decoding):
+    metrics, saved = evaluate(tmp_path, *flags(runs, data, alias), *given)
+    model, transform, tokenizer = load(str(runs / alias))
+    text = model.generate(torch.stack([transform(picture(i)) for i in range(len(REFERENCES))]), **decoding)
+    assert list(saved["captions"].items()) == [
+        (f"key{i}", caption) for i, caption in enumerate(decode_captions(text, tokenizer))]
+    assert list(saved["references"].values()) == REFERENCES
+    assert saved["decoding"] == decoding and saved["dataset"] == "wds/noise"
+    assert metrics["caption_length"] == decoding["length"] and metrics["images"] == len(REFERENCES)
+
+    expected = caption_metrics(saved["captions"], saved["references"])
+    assert {name: metrics[name] for name in expected} == expected and "Bleu_4" in expected
+    assert "no Java" in metrics["METEOR_missing"] and metrics["word_tokenizer"] == "plain"
+    tokens = [len(tokenizer.encode(r)) for texts in REFERENCES for r in texts]
+    assert metrics["reference_mean_tokens"] == sum(tokens) / len(tokens)
+    assert metrics["mean_tokens"] == (caption_lengths(text, model.vocab_size) - 2).double().mean()
+    if alias == "mdc" and decoding["length"] != "auto":
+        assert metrics["mean_tokens"] == decoding["length"]
+
+
+def test_several_lengths_do_not_overwrite_one_another_and_fill_a_table(runs, data, tmp_path):
+    for length in ("3", "auto"):
+        cli.main([*flags(runs, data), "--caption_length", length])
+    results = sorted(p for p in tmp_path.iterdir() if p.suffix == ".json")
+    captions = sorted((tmp_path / "captions").iterdir())
+    assert [p.name for p in captions] == [p.name for p in results]
+    assert [p.name[-12:] for p in results] == ["length3.json", "gthauto.json"]
+    cli.main(["build", *map(str, tmp_path.glob("*.json")), "--output", "all.csv"])
+    table = markdown([json.loads(p.read_text()) for p in results])
+    assert "| length | B@4 | CIDEr | ROUGE-L | mean length | references |" in table
+    assert "| wds/noise | MDC-ViT-Ti-8 (mdc) |  | 3 | " in table and "|  | auto | " in table
+
+
+def test_the_table_shows_metrics_times_100_and_lengths_as_they_are():
+    result = {"dataset": "d", "model": "m", "pretrained": "p", "metrics": {
+        "Bleu_4": 0.1908, "METEOR": 0.1953, "CIDEr": 0.5998, "ROUGE_L": 0.3963, "SPICE": 0.133, "caption_length": 10,
+        "mean_length": 9.893, "reference_mean_length": 10.416, "CLIPScore": 0.7, "RefCLIPScore": 0.75}}
+    assert markdown([result]).splitlines()[-1] == \
+        "| d | m |  | 10 | 19.1 | 19.5 | 60.0 | 39.6 | 13.3 | 70.0 | 75.0 | 9.9 | 10.4 |"
+
+
+def test_two_processes_give_the_numbers_and_captions_of_one_to_the_digit(runs, data, tmp_path):
+    save_file(tiny_clip().state_dict(), tmp_path / "open_clip_model.safetensors")
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": CLIP_CONFIG, "preprocess_cfg": {}}))
+    arguments = [*flags(runs, data), "--caption_length", "4", "--clipscore_model", f"local-dir:{tmp_path}"]
+    one = evaluate(tmp_path, *arguments, name="one")
+    run("python", "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "-m",
+        "clip_benchmark_ext.cli", *arguments, "--distributed", "--output", str(tmp_path / "two.json"))
+    assert json.loads((tmp_path / "two.json").read_text())["metrics"] == one[0]
+    assert json.loads((tmp_path / "captions" / "two.json").read_text()) == one[1]
+    assert 0 < one[0]["CLIPScore"] < 2.5 and sorted(os.listdir(tmp_path / "captions")) == ["one.json", "two.json"]
+
+
+# ---- what is not lost
+
+
+def test_captions_are_saved_before_they_are_scored_and_used_again(runs, data, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("must not happen")
+    with monkeypatch.context() as patch:
+        patch.setattr(captioning, "score_captions", fail)
+        with pytest.raises(RuntimeError):
+            cli.main([*flags(runs, data), "--save_captions", "{task}-{dataset}.json"])
+    saved = json.loads((tmp_path / "captioning-noise.json").read_text())["captions"]
+    assert len(saved) == len(REFERENCES)
+    with monkeypatch.context() as patch:
+        patch.setattr(Captioner, "generate", fail)
+        cli.main([*flags(runs, data), "--save_captions", "{task}-{dataset}.json"])
+        with pytest.raises(RuntimeError):  # not for another length
+            cli.main([*flags(runs, data), "--save_captions", "{task}-{dataset}.json", "--caption_length", "3"])
+        checkpoint = torch.load(runs / "mdc" / "checkpoints" / "epoch_1.pt")
+        checkpoint["state_dict"]["text.output.weight"][0] += 1
+        torch.save(checkpoint, tmp_path / "epoch_1.pt")
+        changed = [str(tmp_path / "epoch_1.pt") if x == str(runs / "mdc") else x for x in flags(runs, data)]
+        changed[changed.index("mdc")] = "MDC-ViT-Ti-8"
+        with pytest.raises(RuntimeError):  # nor for other weights
+            cli.main([*changed, "--save_captions", "{task}-{dataset}.json"])
+    assert json.loads((tmp_path / "captioning-noise.json").read_text())["captions"] == saved
+
+
+@pytest.mark.parametrize("other_process", [False, True])
+def test_a_decoding_that_was_stopped_goes_on(runs, data, tmp_path, monkeypatch, other_process):
+    generate, calls = Captioner.generate, []
+
+    def interrupted(*arguments, **more):
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.append(1)
+        return generate(*arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Captioner, "generate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(tmp_path, *flags(runs, data))
+    part = tmp_path / "captions" / "result.json.part0"
+    with part.open("a") as file:
+        file.write('{"batch": 3, "ids": ["key6"], "capt')  # broken off
+    if other_process:
+        part.rename(part.with_suffix(".part7"))
+    calls.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(Captioner, "generate", lambda *a, **k: calls.append(1) or generate(*a, **k))
+        resumed = evaluate(tmp_path, *flags(runs, data))
+    assert len(calls) == 2 and os.listdir(part.parent) == ["result.json"]  # of four batches
+    assert evaluate(tmp_path, *flags(runs, data), name="afresh") == resumed
+
+
+def test_unicode_survives_from_the_tokens_to_the_score(runs, data, tmp_path, monkeypatch):
+    """A model that says the first reference of every picture: what it says is saved, read and scored as perfect."""
+    _, _, tokenizer = load(str(runs / "mdc"))
+    said = iter(range(len(REFERENCES)))
+    monkeypatch.setattr(Captioner, "generate", lambda self, images, **_: tokenizer(
+        [REFERENCES[next(said)][0] for _ in images]))
+    metrics, saved = evaluate(tmp_path, *flags(runs, data))
+    for caption, references in zip(saved["captions"].values(), REFERENCES, strict=True):
+        # as the tokenizer cleans texts: lower case, spaces between kinds of characters, one kind of white space
+        assert "".join(caption.split()) == "".join(references[0].lower().split())
+    assert "雨の中の猫" in saved["captions"].values() and "a café in the rain" in saved["captions"].values()
+    assert metrics["Bleu_1"] > 0.9 and metrics["ROUGE_L"] > 0.9
+
+
+# ---- data sets
+
+
+@pytest.mark.parametrize("dataset", ["flickr8k", "flickr30k", "mscoco_captions"])
+def test_clip_benchmarks_own_data_sets_are_captioned_where_their_files_are(runs, tmp_path, dataset):
+    folder = tmp_path / "val2014" if dataset == "mscoco_captions" else tmp_path
+    folder.mkdir(exist_ok=True)
+    for i in range(3):
+        picture(i).save(folder / f"{i}.jpg")
+    lines = [f"{i}.jpg,{caption}" for i in range(3) for caption in REFERENCES[i]]
+    (tmp_path / f"{dataset}_test_karpathy.txt").write_text("\n".join(["image,caption", *lines]))
+    (tmp_path / "coco_test_karpathy.json").write_text(json.dumps({
+        "images": [{"id": i, "file_name": f"{i}.jpg"} for i in range(3)],
+        "annotations": [{"id": 10 * i + j, "image_id": i, "caption": caption}
+                        for i in range(3) for j, caption in enumerate(REFERENCES[i])]}))
+    metrics, saved = evaluate(tmp_path, *flags(runs, tmp_path, dataset=dataset), "--caption_length", 3)
+    assert saved["references"] == {str(i): REFERENCES[i] for i in range(3)} and metrics["images"] == 3
+
+
+def test_a_key_that_comes_again_keeps_its_captions_apart():
+    assert unique_ids(["0", "1", "0", "0", "2"]) == ["0", "1", "0#2", "0#3", "2"]
+
+
+def test_other_models_get_upstreams_data_and_evaluation(data):
+    set_options([])
+    build = hooks.build_dataset(builder.build_dataset)
+    image, captions = next(iter(build("wds/noise", str(data), lambda image: image, task="captioning")))
+    assert image.size == (40, 40) and captions == REFERENCES[0]
+    given = dict(model=torch.nn.Linear(1, 1), dataloader=[], batch_size=2, device="cpu", transform=None, num_workers=0,
+                 amp=False, verbose=True)
+    assert hooks.captioning_evaluate(lambda **arguments: arguments)(**given) == given
+
+
+def test_bad_input_is_named_in_one_line_before_any_decoding(runs, data, tmp_path, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise AssertionError("must not be decoded")
+    labelled, empty = tmp_path / "labelled", tmp_path / "empty"
+    for root in (labelled, empty):
+        (root / "test").mkdir(parents=True)
+        (root / "test" / "nshards.txt").write_text("1")
+        with tarfile.open(root / "test" / "0.tar", "w") as tar:
+            stream = io.BytesIO()
+            picture(0).save(stream, "PNG")
+            add(tar, "a.png", stream.getvalue())
+            add(tar, *(("a.cls", b"1") if root == labelled else ("a.txt", b"\n \n")))
+    mdc, arc = flags(runs, data), flags(runs, data, "arc")
+    cases = {
+        "neither a number of tokens nor auto": [*mdc, "--caption_length", "0"],
+        "--num_beams means nothing to this model, which decodes by unmasking": [*mdc, "--num_beams", "3"],
+        "--tokens_per_step means nothing to this model": [*arc, "--tokens_per_step", "3"],
+        "0.tar, sample a: captioning needs a picture": flags(runs, labelled),
+        "image a has no captions": flags(runs, empty),
+        "nshards.txt": flags(runs, tmp_path / "absent"),
+        "has wrong captions too": flags(runs, data, dataset="sugar_crepe/swap_obj"),
+        "needs --clipscore_pretrained": [*mdc, "--clipscore_model", "ViT-B-32"],
+        "needs --clipscore_model": [*mdc, "--clipscore_pretrained", "x.pt"],
+        "x.pt is no file and no tag of ViT-B-32 (": [*mdc, "--clipscore_model", "ViT-B-32", "--clipscore_pretrained",
+                                                     "x.pt"],
+        "compares no images with texts": [*mdc, "--clipscore_model", "MDC-ViT-Ti-8", "--clipscore_pretrained",
+                                          str(runs / "mdc")],
+    }
+    for words, arguments in cases.items():
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as error:
+            patch.setattr(Captioner, "generate", fail)
+            cli.main(arguments)
+        if error.value.code == 2:  # of argparse
+            assert words in capsys.readouterr().err
+        else:
+            assert words in error.value.code and "\n" not in error.value.code, words
+    with pytest.raises(SystemExit, match="length is 500"):
+        cli.main([*mdc, "--caption_length", "500"])
+    assert os.listdir(tmp_path / "captions") == []
+
+
+# ---- CLIPScore
+
+CLIP_CONFIG = {"embed_dim": 16, "vision_cfg": {"image_size": 48, "layers": 1, "width": 32, "patch_size": 16,
+                                               "head_width": 16},
+               "text_cfg": {"context_length": 32, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}}
+
+
+def tiny_clip():
+    from open_clip.model import CLIP
+    torch.manual_seed(0)
+    model = CLIP(**CLIP_CONFIG)
+    torch.nn.init.normal_(model.visual.proj)
+    torch.nn.init.normal_(model.text_projection)
+    return model.eval()
+
+
+def test_clip_scores_by_name_and_weights_are_those_of_the_published_formula(runs, data, tmp_path):
+    config, weights = tmp_path / "tiny-clip-vit.json", tmp_path / "clip.pt"
+    config.write_text(json.dumps(CLIP_CONFIG))
+    torch.save(tiny_clip().state_dict(), weights)
+    open_clip.add_model_config(config)
+    metrics, saved = evaluate(tmp_path, *flags(runs, data), "--clipscore_model", "tiny-clip-vit",
+                              "--clipscore_pretrained", weights)
+
+    clip, _, transform = open_clip.create_model_and_transforms("tiny-clip-vit", str(weights))
+    tokenizer = open_clip.get_tokenizer("tiny-clip-vit")
+
+    @torch.no_grad()
+    def unit(texts):
+        x = clip.eval().encode_text(tokenizer(["A photo depicts " + text for text in texts]))
+        return x / x.norm(dim=-1, keepdim=True)
+
+    plain, with_references = [], []
+    for i, (caption, references) in enumerate(zip(saved["captions"].values(), REFERENCES, strict=True)):
+        with torch.no_grad():
+            image = clip.encode_image(transform(picture(i))[None])[0]
+        a = 2.5 * max(float(unit([caption])[0] @ image / image.norm()), 0)
+        b = max(max((unit(references) @ unit([caption])[0]).tolist()), 0)
+        plain.append(a)
+        with_references.append(2 * a * b / (a + b) if a + b else 0)
+    assert metrics["CLIPScore"] == pytest.approx(sum(plain) / len(plain), rel=1e-5)
+    assert metrics["RefCLIPScore"] == pytest.approx(sum(with_references) / len(plain), rel=1e-5)
+    assert metrics["clipscore_model"] == f"tiny-clip-vit {weights}"

@@ -1,0 +1,418 @@
+"""Claims about the compositionality data sets: what is read, what is refused, and what the messages say."""
+
+import json
+import os
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision.transforms import Compose, Resize, ToTensor
+
+from clip_benchmark_ext import perturb
+from clip_benchmark_ext.datasets import DATASETS, SUGAR_CREPE_SUBSETS, build_dataset, is_selection_dataset
+
+SHARED = Path(os.environ.get("MDC_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+needs_sugarcrepe = pytest.mark.skipif(not (SHARED / "sugarcrepe" / "swap_obj.json").is_file(),
+                                      reason="the shared SugarCrepe files are not here")
+TRANSFORM = Compose([Resize((8, 8)), ToTensor()])
+TAGS = {"a": "DT", "the": "DT", "big": "JJ", "red": "JJ", "dog": "NN", "cat": "NN", "mats": "NNS", "sees": "VBZ",
+        "on": "IN", "two": "CD"}
+
+
+def tag_by_hand(text):
+    return [(word, TAGS.get(word.lower(), ".")) for word in text.replace(".", " .").split()]
+
+
+def save_json(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def save_image(path, color, mode="RGB", size=(16, 12)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, color).save(path)
+
+
+def sugar_crepe(root, images="val2017", keys=("0", "107", "109"), **overrides):
+    """A folder with rows whose keys have gaps; the last picture is grey."""
+    rows = {}
+    for number, key in enumerate(keys):
+        rows[key] = {"filename": f"{number:012d}.png", "caption": f"a cat on mat {key}",
+                     "negative_caption": f"a mat on cat {key}", **overrides}
+        is_last = number == len(keys) - 1
+        save_image(root / images / f"{number:012d}.png", 60 if is_last else (250, 10 * number, 0),
+                   "L" if is_last else "RGB")
+    save_json(root / "swap_obj.json", rows)
+    return rows
+
+
+@pytest.mark.parametrize("below, images", [("", "val2017"), ("", "images"), ("sugar_crepe", "val2017")])
+def test_sugar_crepe_is_read_in_each_layout_with_gaps_in_its_keys(tmp_path, below, images):
+    rows = sugar_crepe(tmp_path / below, images)
+    dataset = build_dataset("sugar_crepe/swap_obj", tmp_path, TRANSFORM)
+    assert len(dataset) == 3 and [case.key for case in dataset.cases] == list(rows)
+    for case, (_, captions), row in zip(dataset.cases, dataset, rows.values(), strict=False):
+        assert captions == [row["caption"], row["negative_caption"]]  # the right one first
+        assert case.group == "swap_obj" and case.images[0].name == row["filename"]
+    assert dataset.facts == {"cases_left_out": 0}
+
+
+def test_a_repository_checkout_with_its_data_folder_is_read_too(tmp_path):
+    sugar_crepe(tmp_path / "data", "../val2017")
+    assert len(build_dataset("sugar_crepe/swap_obj", tmp_path)) == 3
+
+
+def test_grey_pictures_become_three_equal_channels(tmp_path):
+    sugar_crepe(tmp_path)
+    image, _ = build_dataset("sugar_crepe/swap_obj", tmp_path, TRANSFORM)[2]
+    assert image.shape == (3, 8, 8)
+    assert torch.allclose(image, torch.full((3, 8, 8), 60 / 255))
+
+
+def test_batches_hold_stacked_images_and_lists_of_texts_in_the_order_of_the_cases(tmp_path):
+    rows = list(sugar_crepe(tmp_path).values())
+    dataset = build_dataset("sugar_crepe/swap_obj", tmp_path, TRANSFORM)
+    batches = list(DataLoader(dataset, batch_size=2, collate_fn=dataset.collate_fn))
+    assert [images.shape for images, _ in batches] == [(2, 3, 8, 8), (1, 3, 8, 8)]
+    assert [texts for _, batch in batches for texts in batch] == [[r["caption"], r["negative_caption"]] for r in rows]
+
+
+def test_rows_with_image_restricts_the_set_and_the_number_left_out_is_told(tmp_path, caplog):
+    sugar_crepe(tmp_path, keys=[str(i) for i in range(5)])
+    save_json(tmp_path / "rows_with_image.json", {"swap_obj": ["3", "1"]})
+    (tmp_path / "val2017" / "000000000000.png").unlink()
+    dataset = build_dataset("sugar_crepe/swap_obj", tmp_path)
+    assert [case.key for case in dataset.cases] == ["3", "1"]
+    assert dataset.facts == {"cases_left_out": 3}
+    assert "3 of 5 rows are left out" in caplog.text
+
+
+def test_rows_with_image_may_not_name_rows_that_do_not_exist(tmp_path):
+    sugar_crepe(tmp_path)
+    save_json(tmp_path / "rows_with_image.json", {"swap_obj": ["108"]})
+    with pytest.raises(ValueError, match="'108'"):
+        build_dataset("sugar_crepe/swap_obj", tmp_path)
+
+
+def test_missing_pictures_are_counted_and_the_place_is_named(tmp_path):
+    sugar_crepe(tmp_path)
+    (tmp_path / "val2017" / "000000000001.png").unlink()
+    with pytest.raises(FileNotFoundError) as error:
+        build_dataset("sugar_crepe/swap_obj", tmp_path)
+    message = str(error.value)
+    assert "1 of 3 rows have no picture" in message and str(tmp_path / "val2017") in message
+    assert "000000000001.png" in message and "val2017.zip" in message and "\n" not in message
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_missing_file_says_what_to_fetch_from_where_and_the_layout(tmp_path, name):
+    with pytest.raises(FileNotFoundError) as error:
+        build_dataset(name, tmp_path)
+    message = str(error.value)
+    assert name in message and str(tmp_path) in message and "https://" in message and "ROOT/" in message
+    assert "\n" not in message
+
+
+def test_a_missing_picture_folder_says_so(tmp_path):
+    save_json(tmp_path / "swap_obj.json", {})
+    with pytest.raises(FileNotFoundError, match="no folder of pictures .*val2017.zip"):
+        build_dataset("sugar_crepe/swap_obj", tmp_path)
+
+
+def test_unknown_names_are_refused_with_the_list_of_known_ones(tmp_path):
+    for name in ("sugar_crepe/swap", "aro/../../etc", "valse/../x", "winoground/x", "cifar10"):
+        assert not is_selection_dataset(name)
+        with pytest.raises(ValueError, match="sugar_crepe/swap_obj"):
+            build_dataset(name, tmp_path)
+    assert all(is_selection_dataset(name) for name in DATASETS)
+
+
+@pytest.mark.parametrize("filename", ["../secret.png", "/etc/passwd", "a/../../secret.png", "..", "", "..\\secret.png",
+                                      "C:secret.png", "x\0.png"])
+def test_file_names_that_lead_out_of_the_folder_are_refused(tmp_path, filename):
+    save_image(tmp_path / "secret.png", 0, "L")
+    sugar_crepe(tmp_path, filename=filename)
+    with pytest.raises(ValueError, match="refused the file name"):
+        build_dataset("sugar_crepe/swap_obj", tmp_path)
+
+
+@pytest.mark.parametrize("content, message", [
+    ("{", "is not JSON"),
+    ("[]", "should hold a JSON dict"),
+    ('{"0": {"filename": "x.png", "caption": "a"}}', "row 0: 'negative_caption' is missing"),
+    ('{"0": {"filename": "x.png", "caption": 3, "negative_caption": "b"}}', "row 0: 'caption' is .*wrong kind"),
+    ('{"0": "x"}', "row 0: 'filename'"),
+    ("{}", "has no rows"),
+])
+def test_files_of_another_format_are_refused_with_the_row(tmp_path, content, message):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "swap_obj.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        build_dataset("sugar_crepe/swap_obj", tmp_path)
+
+
+def test_a_broken_picture_is_named(tmp_path):
+    sugar_crepe(tmp_path)
+    (tmp_path / "val2017" / "000000000000.png").write_bytes(b"not a picture")
+    dataset = build_dataset("sugar_crepe/swap_obj", tmp_path)
+    with pytest.raises(ValueError, match="000000000000.png"):
+        dataset[0]
+
+
+def vg_row(**values):
+    return {"image_path": "1.png", "bbox_x": 4, "bbox_y": 2, "bbox_w": 8, "bbox_h": 6, "true_caption": "the dog on a",
+            "false_caption": "a on the dog", "relation_name": "to the left of", "attributes": ["red", "big"], **values}
+
+
+@pytest.mark.parametrize("part, file, group", [
+    ("vg_relation", "visual_genome_relation.json", "to the left of"),
+    ("vg_attribution", "visual_genome_attribution.json", "red_big"),
+])
+def test_aro_visual_genome_cuts_the_box_and_puts_the_true_caption_first(tmp_path, part, file, group):
+    image = Image.new("RGB", (16, 12), (0, 0, 255))
+    image.paste((255, 0, 0), (4, 2, 12, 8))
+    (tmp_path / "images").mkdir()
+    image.save(tmp_path / "images" / "1.png")
+    save_json(tmp_path / file, [vg_row(), vg_row(bbox_x=0.4, bbox_w=3.7)])
+    dataset = build_dataset(f"aro/{part}", tmp_path)
+    picture, captions = dataset[0]
+    assert picture.size == (8, 6) and picture.getcolors() == [(48, (255, 0, 0))]  # the box and nothing else
+    assert captions == ["the dog on a", "a on the dog"]
+    assert [case.group for case in dataset.cases] == [group, group]
+    assert dataset.cases[1].box == (0, 2, 4, 8)
+
+
+@pytest.mark.parametrize("values, message", [
+    ({"bbox_w": 0}, "row 0: an empty box"), ({"bbox_x": "1"}, "row 0: 'bbox_x'"),
+    ({"attributes": ["red"]}, "two entries"), ({"image_path": "../1.png"}, "refused")])
+def test_aro_visual_genome_rows_are_checked(tmp_path, values, message):
+    save_image(tmp_path / "images" / "1.png", 0, "L")
+    save_json(tmp_path / "visual_genome_attribution.json", [vg_row(**values)])
+    with pytest.raises(ValueError, match=message):
+        build_dataset("aro/vg_attribution", tmp_path)
+
+
+def test_winoground_stacks_two_images_and_keeps_captions_in_the_order_of_the_images(tmp_path):
+    for image, color in (("ex_0_img_0", (255, 0, 0)), ("ex_0_img_1", (0, 0, 255))):
+        save_image(tmp_path / "images" / f"{image}.png", color)
+    line = {"id": 0, "image_0": "ex_0_img_0", "image_1": "ex_0_img_1", "caption_0": "red on blue",
+            "caption_1": "blue on red", "collapsed_tag": "Object"}
+    (tmp_path / "examples.jsonl").write_text(json.dumps(line) + "\n\n")
+    dataset = build_dataset("winoground", tmp_path, TRANSFORM)
+    images, captions = dataset[0]
+    assert len(dataset) == 1 and images.shape == (2, 3, 8, 8) and captions == ["red on blue", "blue on red"]
+    assert images[0, 0].eq(1).all() and images[1, 2].eq(1).all() and images[1, 0].eq(0).all()
+    assert dataset.cases[0].group == "Object"
+    (batch, texts), = DataLoader(dataset, collate_fn=dataset.collate_fn)
+    assert batch.shape == (1, 2, 3, 8, 8) and texts == (["red on blue", "blue on red"],)
+    assert [picture.size for picture in build_dataset("winoground", tmp_path)[0][0]] == [(16, 12)] * 2
+    (tmp_path / "examples.jsonl").write_text("{")
+    with pytest.raises(ValueError, match="line 1 is not JSON"):
+        build_dataset("winoground", tmp_path)
+
+
+def test_valse_keeps_rows_that_two_annotators_confirmed(tmp_path):
+    save_image(tmp_path / "images" / "v7w_1.png", 9, "L")
+    rows = {f"row{votes}": {"image_file": "v7w_1.png", "caption": "There are no dogs.", "foil": "There are dogs.",
+                            "mturk": {"caption": votes, "foil": 3 - votes, "other": 0}} for votes in range(4)}
+    save_json(tmp_path / "existence.json", rows)
+    dataset = build_dataset("valse/existence", tmp_path)
+    assert [case.key for case in dataset.cases] == ["row2", "row3"]
+    assert dataset.facts == {"cases_left_out": 0, "rows_not_validated": 2}
+    assert dataset[0][1] == ["There are no dogs.", "There are dogs."] and dataset[0][0].mode == "RGB"
+    rows["row1"]["mturk"] = {}
+    save_json(tmp_path / "existence.json", rows)
+    with pytest.raises(ValueError, match="row1, mturk: 'caption' is missing"):
+        build_dataset("valse/existence", tmp_path)
+
+
+# ---- ARO's orders -------------------------------------------------------------------------------------------------
+
+
+def test_pre_caption_lowers_cuts_and_drops_the_listed_punctuation_only():
+    assert perturb.pre_caption('  A "Big" dog.  (Two!) #3: it\'s, *here*; ~now ') == "a big dog two 3 it's, here now"
+    assert perturb.pre_caption("w " * 31) == " ".join("w" * 30)
+
+
+@pytest.mark.parametrize("text, tokens", [
+    ("A dog's ball, isn't it?", "A dog 's ball , is n't it ?"),
+    ("two cats.", "two cats ."),
+    ('A "stop" sign, 3.5 feet (high)', "A `` stop '' sign , 3.5 feet ( high )"),
+    ("black-and-white dogs' o'clock", "black-and-white dogs ' o'clock"),
+    ("it's 10:30; they cannot", "it 's 10:30 ; they can not"),
+    ("Hi. It runs.", "Hi . It runs ."),
+    ("a sign 'red' here", "a sign ' red ' here"),
+    ("can't WON'T we're", "ca n't WO N'T we 're"),
+    ("", ""),
+])
+def test_captions_are_split_as_the_penn_treebank_does(text, tokens):
+    assert perturb.treebank_tokens(text) == tokens.split()
+
+
+def all_outcomes(function, tokens, count=600):
+    rng = random.Random(0)
+    return {function(tokens, rng) for _ in range(count)}
+
+
+def test_nouns_and_adjectives_are_permuted_among_their_own_places_only():
+    tagged = tag_by_hand("the big dog sees a red cat on mats")
+    adjectives = [("big", "red"), ("red", "big")]
+    nouns = [("dog", "cat", "mats"), ("dog", "mats", "cat"), ("cat", "dog", "mats"), ("cat", "mats", "dog"),
+             ("mats", "dog", "cat"), ("mats", "cat", "dog")]
+    expected = {f"the {j} {x} sees a {k} {y} on {z}" for j, k in adjectives for x, y, z in nouns}
+    assert all_outcomes(perturb.shuffle_nouns_and_adj, tagged) == expected
+
+
+def test_all_but_nouns_and_adjectives_leaves_those_in_place():
+    outcomes = all_outcomes(perturb.shuffle_allbut_nouns_and_adj, tag_by_hand("the big dog sees a cat"))
+    assert outcomes == {f"{x} big dog {y} {z} cat" for x, y, z in [
+        ("the", "sees", "a"), ("the", "a", "sees"), ("sees", "the", "a"), ("sees", "a", "the"), ("a", "the", "sees"),
+        ("a", "sees", "the")]}
+
+
+def test_shuffling_within_trigrams_moves_no_token_to_another_trigram():
+    outcomes = all_outcomes(perturb.shuffle_within_trigrams, "a b c d e".split())
+    assert len(outcomes) == 6 * 2
+    assert all(sorted(outcome.split()[:3]) == ["a", "b", "c"] for outcome in outcomes)
+
+
+def test_shuffling_trigrams_keeps_each_of_them_whole():
+    outcomes = all_outcomes(perturb.shuffle_trigrams, "a b c d e f g".split())
+    blocks = ("a b c", "d e f", "g")
+    assert outcomes == {" ".join(blocks[i] for i in order) for order in [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0),
+                                                                         (2, 0, 1), (2, 1, 0)]}
+
+
+def test_captions_with_one_noun_or_one_trigram_yield_duplicates_of_the_right_caption():
+    shuffled = perturb.perturb("The dog sees.", tag_by_hand, random.Random(0))
+    assert shuffled[0] == perturb.pre_caption("The dog sees.") == "the dog sees"
+    assert perturb.perturb("two red mats", tag_by_hand, random.Random(0))[3] == "two red mats"
+
+
+def order_folder(root, part="coco_order"):
+    file, image = {"coco_order": ("coco_karpathy_test.json", "val2014/COCO_1.png"),
+                   "flickr30k_order": ("flickr30k_test.json", "flickr30k-images/1.png")}[part]
+    save_image(root / image, 7, "L")
+    rows = [{"image": image, "caption": ["The big dog sees a red cat on two mats.", "A cat on the dog."]},
+            {"image": image, "caption": ["Two red mats"]}]
+    save_json(root / file, rows)
+    return root / f"{part}_perturbations.json"
+
+
+@pytest.mark.parametrize("part", ["coco_order", "flickr30k_order"])
+def test_aro_order_has_one_case_per_caption_with_five_orders_of_its_words(tmp_path, part):
+    frozen = order_folder(tmp_path, part)
+    dataset = build_dataset(f"aro/{part}", tmp_path, TRANSFORM, tagger=tag_by_hand)
+    assert len(dataset) == 3 and dataset.cases[1].key.endswith("1.png#1")
+    image, captions = dataset[0]
+    assert image.shape == (3, 8, 8) and len(captions) == 5
+    assert captions[0] == "the big dog sees a red cat on two mats"
+    words = Counter(captions[0].split())
+    assert all(Counter(text.split()) == words for text in captions)
+    assert dataset.facts["perturbations"] == str(frozen) and len(dataset.facts["perturbations_sha256"]) == 64
+
+
+def test_perturbations_are_made_once_and_then_only_read(tmp_path):
+    frozen = order_folder(tmp_path)
+    first = build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
+    written = frozen.read_bytes()
+
+    def not_again(text):
+        raise AssertionError("tagged again")
+
+    again = build_dataset("aro/coco_order", tmp_path, tagger=not_again)
+    assert again.cases == first.cases and again.facts == first.facts and frozen.read_bytes() == written
+    frozen.unlink()
+    build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
+    assert frozen.read_bytes() == written  # the same seed makes the same file
+    assert list(tmp_path.glob(".*")) == []  # no partial file
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda content: content["cases"][0]["perturbed"].__setitem__(0, "an easier negative"), "was changed after"),
+    (lambda content: content.update(seed=2), "was changed after"),
+    (lambda content: content.update(sha256="0" * 64), "was changed after"),
+    (lambda content: content.pop("sha256"), "not a file of frozen perturbations"),
+    (lambda content: content.update(cases=3), "not a file of frozen perturbations"),
+])
+def test_a_changed_perturbation_file_is_refused(tmp_path, change, message):
+    frozen = order_folder(tmp_path)
+    build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
+    content = json.loads(frozen.read_text())
+    change(content)
+    frozen.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
+
+
+def test_a_perturbation_file_of_other_captions_or_another_set_is_refused(tmp_path):
+    frozen = order_folder(tmp_path)
+    build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
+    order_folder(tmp_path, "flickr30k_order")
+    with pytest.raises(ValueError, match="of aro/coco_order, not of aro/flickr30k_order"):
+        build_dataset("aro/flickr30k_order", tmp_path, perturbations=frozen)
+    save_json(tmp_path / "coco_karpathy_test.json", [{"image": "val2014/COCO_1.png", "caption": ["Another dog"]}])
+    with pytest.raises(ValueError, match="made from other captions"):
+        build_dataset("aro/coco_order", tmp_path)
+
+
+def test_perturbations_frozen_elsewhere_need_no_tagger(tmp_path):
+    frozen = order_folder(tmp_path)
+    first = build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
+    elsewhere = tmp_path / "given.json"
+    os.replace(frozen, elsewhere)
+    assert build_dataset("aro/coco_order", tmp_path, perturbations=elsewhere).cases == first.cases
+    assert not frozen.exists()
+
+
+def test_without_file_and_tagger_the_message_names_both_ways_out(tmp_path, monkeypatch):
+    order_folder(tmp_path)
+    monkeypatch.setitem(sys.modules, "spacy", None)  # as if spaCy were not installed
+    with pytest.raises(FileNotFoundError, match="en_core_web_sm.*--perturbations FILE"):
+        build_dataset("aro/coco_order", tmp_path)
+
+
+def test_where_the_file_cannot_be_written_the_message_says_so(tmp_path):
+    order_folder(tmp_path)
+    with pytest.raises(FileNotFoundError, match="cannot write the perturbations .*--perturbations FILE"):
+        build_dataset("aro/coco_order", tmp_path, perturbations=tmp_path / "no" / "such.json", tagger=tag_by_hand)
+
+
+# ---- the real SugarCrepe files ------------------------------------------------------------------------------------
+
+ROWS = {"add_att": (692, 62), "add_obj": (2062, 221), "replace_att": (788, 90), "replace_obj": (1652, 173),
+        "replace_rel": (1406, 139), "swap_att": (666, 56), "swap_obj": (245, 23)}  # all rows, rows with a picture
+
+
+@needs_sugarcrepe
+def test_the_real_sugar_crepe_has_7511_rows_of_which_764_have_a_picture_here(caplog):
+    folder = SHARED / "sugarcrepe"
+    counts, pictures = {}, {}
+    for subset in SUGAR_CREPE_SUBSETS:
+        dataset = build_dataset(f"sugar_crepe/{subset}", folder)
+        rows = json.loads((folder / f"{subset}.json").read_text())
+        counts[subset] = (len(dataset) + dataset.facts["cases_left_out"], len(dataset))
+        for case in dataset.cases:
+            assert case.captions == (rows[case.key]["caption"], rows[case.key]["negative_caption"])
+            pictures.setdefault(case.images[0], (dataset, dataset.cases.index(case)))
+    assert counts == ROWS
+    assert sum(all_rows for all_rows, _ in counts.values()) == 7511
+    assert sum(here for _, here in counts.values()) == 764
+    assert len(pictures) == 147
+    for dataset, index in pictures.values():  # each picture of each case opens, once
+        picture, _ = dataset[index]
+        assert picture.mode == "RGB" and min(picture.size) >= 200
+    assert caplog.text.count("not the full data set") == 7
+
+
+@needs_sugarcrepe
+def test_without_the_list_of_rows_the_real_sugar_crepe_is_an_error_that_counts(tmp_path):
+    (tmp_path / "swap_obj.json").write_bytes((SHARED / "sugarcrepe" / "swap_obj.json").read_bytes())
+    (tmp_path / "images").symlink_to(SHARED / "sugarcrepe" / "images")
+    with pytest.raises(FileNotFoundError, match="222 of 245 rows have no picture"):
+        build_dataset("sugar_crepe/swap_obj", tmp_path)

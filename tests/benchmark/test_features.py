@@ -1,0 +1,348 @@
+"""Features for the probe and their cache. Run: pytest tests/benchmark/test_features.py"""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+import torch.nn.functional as F
+from clip_benchmark.datasets.builder import build_dataset
+from open_clip.model import CLIP
+from safetensors import safe_open
+from torch.utils.data import DataLoader, Dataset, Subset
+from torchvision.transforms import Compose, Lambda, Normalize
+
+from clip_benchmark_ext.features import (
+    cache_key,
+    cached_features,
+    describe_data,
+    extract_features,
+    feature_fn,
+    feature_path,
+    load_features,
+    model_fingerprint,
+    save_features,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = Path(os.environ.get("MDC_SHARED_DATA", ROOT.parent / "shared" / "data"))
+TEXT = dict(context_length=8, vocab_size=32, width=16, heads=2, layers=1)
+VISION = dict(image_size=32, patch_size=8, width=32, layers=2, head_width=16)
+
+
+def tiny_clip(seed=0, quick_gelu=False, **vision):
+    torch.manual_seed(seed)
+    return CLIP(embed_dim=24, vision_cfg=VISION | vision, text_cfg=TEXT, quick_gelu=quick_gelu).eval()
+
+
+def identity(x):
+    return x
+
+
+class Pictures(Dataset):
+    """Random images with a torchvision-like `transform`."""
+
+    def __init__(self, split="train", num_images=10, transform=identity):
+        generator = torch.Generator().manual_seed({"train": 0, "test": 1}[split])
+        self.images = torch.randn(num_images, 3, 32, 32, generator=generator)
+        self.transform = transform
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, i):
+        return self.transform(self.images[i]), i % 3
+
+    def __repr__(self):
+        return "Pictures"
+
+
+@pytest.fixture
+def image():
+    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(7))
+
+
+@torch.no_grad()
+def test_cls_is_what_a_clip_without_projection_gives_and_leaves_the_model_alone(image):
+    model = tiny_clip()
+    bare = copy.deepcopy(model)
+    bare.visual.proj = None
+    before = model_fingerprint(model)
+    features = feature_fn(model, "cls")(image)
+    assert features.shape == (3, 32)
+    assert torch.allclose(features, bare.encode_image(image), atol=1e-6)
+    assert torch.allclose(features @ model.visual.proj, model.encode_image(image), atol=1e-6)
+    assert model_fingerprint(model) == before
+
+
+@torch.no_grad()
+def test_gap_is_the_mean_of_the_normalised_patch_tokens(image):
+    model = tiny_clip()
+    visual = model.visual
+    tokens = visual.ln_post(visual.transformer(visual._embeds(image)))  # class token first
+    assert tokens.shape == (3, 17, 32)
+    assert torch.allclose(feature_fn(model, "gap")(image), tokens[:, 1:].mean(dim=1), atol=1e-6)
+
+
+@torch.no_grad()
+def test_cls_and_gap_do_not_depend_on_how_the_tower_pools(image):
+    model, averaging = tiny_clip(), tiny_clip(pool_type="avg", final_ln_after_pool=True)
+    for kind in ("cls", "gap"):
+        assert torch.equal(feature_fn(model, kind)(image), feature_fn(averaging, kind)(image))
+
+
+@torch.no_grad()
+def test_pooled_is_encode_image(image):
+    model = tiny_clip()
+    assert torch.equal(feature_fn(model, "pooled")(image), model.encode_image(image))
+
+
+@torch.no_grad()
+def test_gap_of_a_captioner_is_its_own_encode_image(image):
+    captioner = tiny_clip()
+    captioner.encode_image_tokens = lambda image: None  # what marks a captioner
+    assert torch.equal(feature_fn(captioner, "gap")(image), captioner.encode_image(image))
+    assert torch.equal(feature_fn(captioner, "pooled")(image), captioner.encode_image(image))
+    assert torch.equal(feature_fn(captioner, "cls")(image), feature_fn(tiny_clip(), "cls")(image))
+
+
+@torch.no_grad()
+def test_gap_of_a_timm_tower_is_the_mean_of_its_patch_tokens():
+    model = CLIP(16, dict(timm_model_name="test_vit", timm_pool="token", image_size=160), TEXT).eval()
+    image = torch.randn(2, 3, 160, 160)
+    tokens = model.visual.trunk.forward_features(image)
+    expected = tokens[:, model.visual.trunk.num_prefix_tokens:].mean(dim=1)
+    assert torch.allclose(feature_fn(model, "gap")(image), expected, atol=1e-5)
+
+
+def test_features_that_a_tower_does_not_have_are_refused():
+    with pytest.raises(ValueError, match="unknown feature 'best': choose one of gap, cls, pooled"):
+        feature_fn(tiny_clip(), "best")
+    timm_clip = CLIP(16, dict(timm_model_name="test_vit", timm_pool="token", image_size=160), TEXT)
+    with pytest.raises(ValueError, match="'cls' needs OpenCLIP's own ViT and its class token, not this TimmModel"):
+        feature_fn(timm_clip, "cls")
+    for kind in ("cls", "gap"):
+        with pytest.raises(ValueError, match="plain tokens"):
+            feature_fn(tiny_clip(attentional_pool=True), kind)
+
+
+def test_fingerprint_follows_weights_and_settings_only():
+    model = tiny_clip()
+    fingerprint = model_fingerprint(model)
+    assert model_fingerprint(copy.deepcopy(model).train()) == fingerprint
+    changed = copy.deepcopy(model)
+    changed.visual.class_embedding.data[-1] += 1e-6
+    others = [changed, tiny_clip(seed=1), copy.deepcopy(model).bfloat16(),
+              tiny_clip(quick_gelu=True), tiny_clip(head_width=8), tiny_clip(pool_type="avg")]  # the same weights
+    assert all(torch.equal(model.visual.proj, other.visual.proj) for other in others[3:])
+    assert len({fingerprint, *map(model_fingerprint, others)}) == 1 + len(others)
+    assert model_fingerprint(torch.nn.Tanh()) != model_fingerprint(torch.nn.Sigmoid())  # no weights, no settings
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_extracted_features_are_in_order_and_complete(num_workers):
+    model, pictures = tiny_clip(), Pictures()
+    loader = DataLoader(pictures, batch_size=4, num_workers=num_workers)
+    features, targets = extract_features(model.encode_image, loader, "cpu", amp=False)
+    assert torch.allclose(features, model.encode_image(pictures.images), atol=1e-6)
+    assert not features.requires_grad
+    assert targets.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+
+
+def test_features_that_are_not_finite_and_empty_data_are_refused():
+    def broken(image):
+        return image.flatten(1) / 0
+
+    with pytest.raises(ValueError, match="NaN or infinity; try --no_amp"):
+        extract_features(broken, DataLoader(Pictures()), "cpu", amp=True)
+    with pytest.raises(ValueError, match="empty"):
+        extract_features(broken, [], "cpu", amp=False)
+
+
+def fetch(folder, model, loader=None, split="train", kind="pooled", normalize=False, amp=False):
+    """Features through the cache, and how often the encoder ran."""
+    loader = loader or DataLoader(Pictures(), batch_size=4)
+    calls, function = [], feature_fn(model, kind)
+
+    def encode(image):
+        calls.append(len(image))
+        return F.normalize(function(image), dim=-1) if normalize else function(image)
+
+    key = cache_key(model_fingerprint(model), loader, split, kind, normalize, "cpu", amp)
+    features, targets = cached_features(str(folder), key, lambda: extract_features(encode, loader, "cpu", amp))
+    return features, targets, len(calls)
+
+
+@pytest.mark.parametrize("amp", [False, True])
+def test_a_second_run_reads_the_same_features_without_the_encoder(tmp_path, amp):
+    features, targets, calls = fetch(tmp_path, tiny_clip(), amp=amp)
+    again, targets_again, calls_again = fetch(tmp_path, tiny_clip(), DataLoader(Pictures(), batch_size=5), amp=amp)
+    assert (calls, calls_again) == (3, 0)
+    assert again.dtype == features.dtype == (torch.bfloat16 if amp else torch.float32)
+    assert torch.equal(features, again) and torch.equal(targets, targets_again)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_whatever_changes_the_features_misses_the_cache(tmp_path):
+    model, loader = tiny_clip(), DataLoader(Pictures(), batch_size=4)
+    fetch(tmp_path, model)
+    half = Normalize([0.0] * 3, [2.0] * 3)
+    changed_weights = tiny_clip()
+    changed_weights.visual.ln_post.bias.data[0] += 1e-3
+    changes = [
+        dict(model=changed_weights),
+        dict(model=tiny_clip(quick_gelu=True)),
+        dict(loader=DataLoader(Pictures(transform=half), batch_size=4)),
+        dict(loader=DataLoader(Pictures(split="test"), batch_size=4)),
+        dict(loader=DataLoader(Pictures(num_images=11), batch_size=4)),
+        dict(loader=DataLoader(Subset(Pictures(), [0, 1, 2, 3, 4, 5, 6, 7, 9]), batch_size=4)),
+        dict(loader=DataLoader(Subset(Pictures(), [0, 2, 1, 3, 4, 5, 6, 7, 9]), batch_size=4)),
+        dict(split="val"),
+        dict(kind="cls"),
+        dict(kind="gap"),
+        dict(normalize=True),
+        dict(amp=True),
+    ]
+    for change in changes:
+        assert fetch(tmp_path, **{"model": model, "loader": loader} | change)[2] == 3, change
+        assert fetch(tmp_path, **{"model": model, "loader": loader} | change)[2] == 0, change
+    assert len(list(tmp_path.iterdir())) == 1 + len(changes)
+
+
+def flip_last_bit(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [
+    lambda path: path.write_bytes(b""),
+    lambda path: path.write_bytes(b"no safetensors at all"),
+    lambda path: path.write_bytes(path.read_bytes()[:-10]),
+    flip_last_bit,
+], ids=["empty", "foreign", "cut short", "one bit"])
+def test_a_damaged_file_is_extracted_again_with_a_warning(tmp_path, damage):
+    features, _, _ = fetch(tmp_path, tiny_clip())
+    damage(next(tmp_path.iterdir()))
+    with pytest.warns(UserWarning, match="damaged.*extracting these features again"):
+        again, _, calls = fetch(tmp_path, tiny_clip())
+    assert calls == 3 and torch.equal(features, again)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fetch(tmp_path, tiny_clip())[2] == 0
+
+
+def test_a_file_under_a_wrong_name_is_not_believed(tmp_path):
+    fetch(tmp_path, tiny_clip(seed=1))
+    key = cache_key(model_fingerprint(tiny_clip()), DataLoader(Pictures()), "train", "pooled", False, "cpu", False)
+    next(tmp_path.iterdir()).rename(feature_path(str(tmp_path), key))
+    with pytest.warns(UserWarning, match="features of something else"):
+        assert fetch(tmp_path, tiny_clip())[2] == 3
+
+
+def test_a_file_tells_a_reader_what_it_is(tmp_path):
+    fetch(tmp_path, tiny_clip(), kind="cls")
+    with safe_open(next(tmp_path.glob("train-*.safetensors")), framework="pt") as file:
+        key = json.loads(file.metadata()["key"])
+    assert (key["split"], key["feature"], key["normalize"]) == ("train", "cls", False)
+    assert key["precision"] == "that of the weights"
+    assert (key["data"]["source"], key["data"]["images"]) == ("Pictures", 10)
+    assert key["model"] == model_fingerprint(tiny_clip())
+
+
+def run_python(code, **popen):
+    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+                            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}, **popen)
+
+
+@pytest.fixture(scope="module")
+def killed_run(tmp_path_factory):
+    """The folder of a run that died between writing its file and giving it its name, and the name it had in mind."""
+    folder = tmp_path_factory.mktemp("killed")
+    run = run_python(f"""
+import os
+os.replace = lambda *names: os._exit(9)
+import test_features as t
+print(t.feature_path({str(folder)!r}, t.tiny_key()), flush=True)
+t.fetch({str(folder)!r}, t.tiny_clip(), t.tiny_loader())
+""", stderr=subprocess.DEVNULL)
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode == 9
+    return folder, output.strip()
+
+
+def tiny_loader():
+    return DataLoader(Pictures(transform=Compose([Lambda(identity)])), batch_size=4)  # prints with a memory address
+
+
+def tiny_key():
+    return cache_key(model_fingerprint(tiny_clip()), tiny_loader(), "train", "pooled", False, "cpu", False)
+
+
+def test_the_key_is_the_same_in_another_process(killed_run):
+    folder, path = killed_run
+    assert feature_path(str(folder), tiny_key()) == path
+
+
+def test_a_run_killed_while_writing_leaves_nothing_that_counts(killed_run):
+    folder, path = killed_run
+    leftover, = folder.iterdir()
+    assert leftover.name.startswith(f".{os.path.basename(path)}.")
+    assert fetch(folder, tiny_clip(), tiny_loader())[2] == 3
+    assert fetch(folder, tiny_clip(), tiny_loader())[2] == 0
+
+
+def test_a_write_that_fails_leaves_no_file(tmp_path):
+    with pytest.raises(TypeError):
+        save_features(str(tmp_path / "x.safetensors"), {"split": "x"}, torch.ones(2), torch.ones(2), note=3)
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_runs_that_write_the_same_file_never_show_half_of_it(tmp_path):
+    key, stop = {"split": "train", "anything": 1}, tmp_path / "stop"
+    path = feature_path(str(tmp_path), key)
+    other = run_python(f"""
+import os, torch
+from clip_benchmark_ext.features import save_features
+print("ready", flush=True)
+while not os.path.exists({str(stop)!r}):
+    save_features({path!r}, {key!r}, torch.full((2000, 8), 2.0), torch.arange(2000))
+""")
+    assert other.stdout.readline() == "ready\n"
+    seen, reads = set(), 0
+    try:
+        while len(seen) < 2 or reads < 30:
+            save_features(path, key, torch.full((2000, 8), 1.0), torch.arange(2000))
+            features, _ = load_features(path, key)  # raises ValueError on half a file, or on halves of two
+            seen.add(tuple(features.unique().tolist()))
+            reads += 2.0 in features  # those that met the other run's file
+            assert other.poll() is None
+    finally:
+        stop.touch()
+        assert other.wait(timeout=60) == 0
+    assert seen == {(1.0,), (2.0,)}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["stop", os.path.basename(path)]
+
+
+CIFAR10 = SHARED / "probe" / "cifar10"
+
+
+@pytest.mark.skipif(not CIFAR10.is_dir(), reason=f"no data in {CIFAR10}")
+def test_webdatasets_differ_by_split_and_transform_but_not_by_batch_size():
+    def about(split="train", size=32, batch_size=8):
+        transform = open_clip.image_transform(size, is_train=False)
+        stream = build_dataset("wds/cifar10", root=str(CIFAR10), transform=transform, split=split)
+        return describe_data(DataLoader(stream.batched(batch_size), batch_size=None))
+
+    assert about() == about(batch_size=16)
+    assert "Resize(size=32" in str(about()["transform"]) and "cifar10/train/0.tar" in str(about()["source"])
+    descriptions = [about(), about(split="test"), about(size=40)]
+    assert len({d["sample"] for d in descriptions}) == 3
+    assert descriptions[0]["source"] != descriptions[1]["source"]
+    assert descriptions[0]["transform"] != descriptions[2]["transform"]

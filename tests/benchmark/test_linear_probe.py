@@ -1,0 +1,265 @@
+"""The linear probe against upstream's training code. Run: pytest tests/benchmark/test_linear_probe.py"""
+
+import inspect
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import clip_benchmark.cli
+import open_clip
+import pytest
+import torch
+from clip_benchmark.metrics import linear_probe as upstream
+from open_clip.model import CLIP
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
+
+from clip_benchmark_ext import linear_probe
+from clip_benchmark_ext.linear_probe import best_weight_decay, choose_rows, evaluate, predict, top_k_accuracy, train
+
+SHARED = Path(os.environ.get("MDC_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+NUM_CLASSES, WIDTH = 8, 16
+
+
+class Vectors(torch.nn.Module):
+    """An encoder whose features are known: its images are the features."""
+
+    def encode_image(self, image):
+        return image.flatten(1)
+
+
+def clusters(num_rows, seed, noise=0.8, num_classes=NUM_CLASSES):
+    """Rows around one point per class; at this noise classes overlap, so that accuracies lie between 50 and 90 %."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(num_classes, WIDTH, generator=torch.Generator().manual_seed(99))
+    targets = torch.arange(num_rows) % num_classes
+    features = centres[targets] + noise * 2 * torch.randn(num_rows, WIDTH, generator=generator)
+    return TensorDataset(features, targets)
+
+
+def loader(dataset, num_workers=0):
+    return DataLoader(dataset, batch_size=32, num_workers=num_workers)
+
+
+TRAIN, VAL, TEST = clusters(310, 1), clusters(90, 2), clusters(170, 3)
+
+
+class PosesAsCuda(str):
+    def __eq__(self, other):
+        return other == "cuda"
+
+    __hash__ = str.__hash__
+
+
+def run_upstream(monkeypatch, arguments, keywords):
+    """Runs clip_benchmark's own code on the CPU: only what asks for a GPU is replaced."""
+    autocast = torch.autocast
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.Module, "cuda", lambda self, *args: self)
+        patch.setattr(torch.Tensor, "cuda", lambda self, *args: self)
+        patch.setattr(torch.cuda, "device_count", lambda: 0)
+        patch.setattr(torch.nn, "DataParallel", lambda module, device_ids: module)
+        patch.setattr(torch, "autocast", lambda device, enabled: autocast("cpu", enabled=enabled))
+        patch.setattr(upstream, "accuracy", top_k_accuracy_by_hand)  # its own breaks from numpy 2.4 on
+        return upstream.evaluate(*arguments, device=PosesAsCuda("cpu"), **keywords)
+
+
+def top_k_accuracy_by_hand(logits, targets, topk):
+    ranked = [row.argsort(descending=True, stable=True).tolist() for row in logits]
+    return [sum(int(t) in r[:k] for t, r in zip(targets, ranked, strict=True)) / len(targets) for k in topk]
+
+
+def both(monkeypatch, tmp_path, fewshot_k=-1, val=False, amp=False, num_workers=0, epochs=3, normalize=True,
+         splits=(TRAIN, VAL, TEST), seed=0):
+    """The results of upstream and of ours, from the same state of the random number generator."""
+    results = []
+    for name, function in (("upstream", run_upstream), ("ours", None)):
+        train_set, val_set, test_set = splits
+        torch.manual_seed(seed)
+        arguments = [Vectors(), loader(train_set, num_workers), loader(test_set, num_workers), fewshot_k, 64,
+                     num_workers, 0.1, epochs, "model", seed, str(tmp_path / name)]
+        keywords = dict(val_dataloader=loader(val_set, num_workers) if val else None, normalize=normalize, amp=amp,
+                        verbose=True)
+        results.append(function(monkeypatch, arguments, keywords) if function else
+                       evaluate(*arguments, device="cpu", **keywords))
+    return results
+
+
+@pytest.mark.parametrize("options", [
+    dict(),
+    dict(epochs=10, normalize=False),
+    dict(amp=True),
+    dict(fewshot_k=3),
+    dict(fewshot_k=3, seed=5),
+    dict(num_workers=2, epochs=2, fewshot_k=5),
+    dict(val=True),
+    dict(val=True, normalize=False, epochs=4),
+    dict(val=True, fewshot_k=4),
+    dict(splits=(clusters(60, 1, num_classes=5), VAL, clusters(50, 3, num_classes=5))),  # no top-5
+], ids=lambda options: " ".join(options) or "default")
+def test_results_equal_upstreams_to_the_last_digit(monkeypatch, tmp_path, options):
+    theirs, ours = both(monkeypatch, tmp_path, **options)
+    assert list(ours) == list(theirs)
+    assert ours == pytest.approx(theirs, rel=0, abs=0, nan_ok=True)
+    assert 0.2 < ours["lp_acc1"] < 0.95
+    assert math.isnan(ours["lp_acc5"]) == ("splits" in options)
+    json.dumps(ours)
+
+
+def test_the_search_changes_the_weight_decay_in_these_data(monkeypatch, tmp_path):
+    theirs, ours = both(monkeypatch, tmp_path, val=True, fewshot_k=4)
+    assert ours["weight_decay"] == theirs["weight_decay"] > 1e-6
+
+
+def test_signature_begins_with_upstreams():
+    theirs = list(inspect.signature(upstream.evaluate).parameters.values())
+    ours = list(inspect.signature(evaluate).parameters.values())[:len(theirs)]
+    assert [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in theirs]
+
+
+def run(folder, fewshot_k=-1, seed=0, splits=(TRAIN, None, TEST), **keywords):
+    torch.manual_seed(seed)
+    train_loader, val_loader, test_loader = (loader(s) if isinstance(s, TensorDataset) else s for s in splits)
+    return evaluate(Vectors(), train_loader, test_loader, fewshot_k, 64, 0, 0.1, 3, "model", seed, str(folder), "cpu",
+                    val_loader, amp=False, **keywords)
+
+
+def test_few_shots_do_not_depend_on_whether_the_features_were_there(monkeypatch, tmp_path):
+    first, second = run(tmp_path, fewshot_k=2), run(tmp_path, fewshot_k=2)
+    assert first == second
+    assert first["lp_acc1"] != run(tmp_path, fewshot_k=2, seed=1)["lp_acc1"]  # it does depend on the draw
+    monkeypatch.setattr(linear_probe, "extract_features", None)
+    assert run(tmp_path, fewshot_k=2) == first
+
+
+class Stream(IterableDataset):
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        return iter(self.dataset)
+
+
+def test_a_validation_share_is_the_one_upstream_takes_also_from_a_stream(monkeypatch, tmp_path):
+    torch.manual_seed(0)
+    train_set, val_set = random_split(TRAIN, [1 - 0.3, 0.3])  # as upstream's command line does, before evaluate
+    arguments = [Vectors(), loader(train_set), loader(TEST), -1, 64, 0, 0.1, 3, "model", 0, str(tmp_path / "upstream")]
+    theirs = run_upstream(monkeypatch, arguments, dict(val_dataloader=loader(val_set), amp=False))
+    assert run(tmp_path / "ours", val_proportion=0.3) == pytest.approx(theirs, rel=0, abs=0)
+    streams = (loader(Stream(TRAIN)), None, loader(Stream(TEST)))
+    assert run(tmp_path / "streams", val_proportion=0.3, splits=streams) == pytest.approx(theirs, rel=0, abs=0)
+    # The whole training split was encoded once: another share, or none, finds it.
+    monkeypatch.setattr(linear_probe, "extract_features", None)
+    assert run(tmp_path / "ours")["weight_decay"] == 0
+
+
+def test_separable_features_are_classified_without_error(tmp_path):
+    splits = (clusters(400, 1, noise=0.02), None, clusters(200, 2, noise=0.02))
+    result = run(tmp_path, splits=splits)
+    assert (result["lp_acc1"], result["lp_acc5"], result["lp_mean_per_class_recall"]) == (1.0, 1.0, 1.0)
+
+
+def test_too_few_images_of_a_class_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"8 of 8 classes have fewer than the 40 .*class 0 has 39.*--fewshot_k"):
+        run(tmp_path, fewshot_k=40)
+
+
+def test_arguments_and_targets_that_cannot_work_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="skip_load"):
+        evaluate(None, None, None, -1, 64, 0, 0.1, 3, "model", 0, str(tmp_path), "cpu")
+    with pytest.raises(ValueError, match="fewshot_k is 0"):
+        run(tmp_path, fewshot_k=0)
+    with pytest.raises(ValueError, match="val_proportion is 1.5"):
+        run(tmp_path, val_proportion=1.5)
+    with pytest.raises(ValueError, match="no val_split"):
+        run(tmp_path, val_proportion=0.5, splits=(TRAIN, VAL, TEST))
+    many_labels = TensorDataset(TRAIN.tensors[0], torch.eye(NUM_CLASSES)[TRAIN.tensors[1]].long())
+    with pytest.raises(ValueError, match="one class id per image"):
+        run(tmp_path, splits=(many_labels, None, TEST))
+
+
+def test_classes_that_only_the_validation_set_has_are_learned(tmp_path):
+    result = run(tmp_path, splits=(clusters(90, 1, 0.02, 6), clusters(400, 2, 0.02), clusters(80, 3, 0.02)))
+    assert result["lp_acc1"] > 0.9  # the final training is on both
+
+
+def test_few_shot_rows_are_k_of_each_class_and_drawn_at_random():
+    targets = TRAIN.tensors[1]
+    torch.manual_seed(0)
+    rows = choose_rows(targets, 3)
+    assert torch.bincount(targets[rows]).tolist() == [3] * NUM_CLASSES
+    assert len(set(rows.tolist())) == 3 * NUM_CLASSES
+    assert rows.tolist() != choose_rows(targets, 3).tolist()
+    assert sorted(choose_rows(targets, -1).tolist()) == list(range(len(targets)))
+
+
+def test_the_search_finds_any_single_peak_with_at_most_15_trainings():
+    candidates = [10 ** (-6 + 8 * i / 96) for i in range(97)]
+    for peak in candidates:
+        tried = []
+
+        def accuracy(weight_decay, peak=peak, tried=tried):
+            tried.append(weight_decay)
+            return 1 / (1 + abs(math.log10(weight_decay / peak)))
+
+        assert best_weight_decay(accuracy) == pytest.approx(peak)
+        assert len(tried) == len(set(tried)) <= 15
+
+
+def test_the_search_prefers_the_smaller_weight_decay_of_equals():
+    assert best_weight_decay(lambda weight_decay: 0.5) == pytest.approx(1e-6)
+    assert best_weight_decay(lambda weight_decay: 0.0) == pytest.approx(1e-6)
+
+
+def test_top_k_accuracy_counts_by_hand():
+    logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 2.0, 3.0], [1.0, 3.0, 2.0]])
+    targets = torch.tensor([0, 1, 0, 1])  # ranks 1, 2, 3, 1
+    assert top_k_accuracy(logits, targets, (1, 2, 3)) == [0.5, 0.75, 1.0]
+
+
+def test_a_saved_probe_gives_the_accuracy_that_was_reported(tmp_path):
+    path = tmp_path / "probes" / "mine.safetensors"
+    result = run(tmp_path / "features", save_probe=str(path))
+    probe = load_file(path)
+    assert {name: tuple(t.shape) for name, t in probe.items()} == {"weight": (8, 16), "bias": (8,)}
+    features, targets = TEST.tensors
+    logits = torch.nn.functional.normalize(features, dim=-1) @ probe["weight"].T + probe["bias"]
+    assert (logits.argmax(dim=1) == targets).float().mean().item() == pytest.approx(result["lp_acc1"])
+    assert [p.name for p in path.parent.iterdir()] == ["mine.safetensors"]
+
+
+def test_predictions_are_the_logits_of_the_rows_in_their_order():
+    features, targets = TRAIN.tensors
+    probe = train(features, targets, NUM_CLASSES, 0.0, 0.1, 2, 64, False, "cpu", 0)
+    with torch.no_grad():
+        assert torch.allclose(predict(probe, features, 64, False, "cpu"), probe(features), atol=1e-5)
+
+
+CIFAR10 = SHARED / "probe" / "cifar10"
+
+
+@pytest.mark.skipif(not CIFAR10.is_dir(), reason=f"no data in {CIFAR10}")
+@pytest.mark.parametrize("feature", ["pooled", "cls"])
+def test_upstreams_command_runs_the_probe_on_real_images_on_the_cpu(monkeypatch, tmp_path, feature):
+    torch.manual_seed(0)
+    model = CLIP(24, dict(image_size=16, patch_size=8, width=32, layers=1, head_width=16),
+                 dict(context_length=8, vocab_size=32, width=16, heads=2, layers=1))
+    transform = open_clip.image_transform(16, is_train=False)
+    build = clip_benchmark.cli.build_dataset
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(clip_benchmark.cli, "load_clip", lambda **_: (model, transform, None))
+    monkeypatch.setattr(clip_benchmark.cli, "build_dataset", lambda **options: build(**options).slice(300))
+    monkeypatch.setattr(
+        upstream, "evaluate", lambda *args, **options: evaluate(*args, feature=feature, **options))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [
+        "clip_benchmark", "eval", "--dataset", "wds/cifar10", "--dataset_root", str(CIFAR10), "--task", "linear_probe",
+        "--num_workers", "0", "--output", "result.json", "--model", "tiny", "--pretrained", "none", "--no_amp",
+        "--quiet"])
+    clip_benchmark.cli.main()
+    result = json.loads(Path("result.json").read_text())["metrics"]
+    assert 0.1 < result["lp_acc1"] < result["lp_acc5"] <= 1  # a random network's features still beat chance
+    assert result["epochs"] == 10 and result["fewshot_k"] == -1
+    assert sorted(p.name.split("-")[0] for p in Path("features").iterdir()) == ["test", "train"]

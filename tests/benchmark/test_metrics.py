@@ -1,0 +1,217 @@
+"""Claims about caption metrics: known answers, hostile captions, what is missing."""
+import json
+import math
+import os
+import shutil
+import socket
+import stat
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import needs_shared_data, shared_data
+
+from clip_benchmark_ext import caption_metrics as metrics
+from clip_benchmark_ext.caption_metrics import caption_metrics, plain_words, ptb_words, score_captions
+from clip_benchmark_ext.clipscore import clip_scores, ref_clip_scores
+
+needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="no Java")
+WITHOUT_JAVA = ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"]
+
+TOKENIZED = {  # by the rules of the Penn Treebank
+    "A man riding a wave on top of a surfboard.": "a man riding a wave on top of a surfboard",
+    "It's a dog's bowl; isn't it?  They've said: \"don't\"!": "it 's a dog 's bowl is n't it they 've said do n't",
+    "Two (2) t-shirts, 3.5 m long -- and 1,000 more...": "two -lrb- 2 -rrb- t-shirts 3.5 m long and 1,000 more",
+    "A clock reads 5:55 in the U.S. Air Force's black/white tower":
+        "a clock reads 5:55 in the u.s. air force 's black/white tower",
+    "Ein Café, 猫 und naïve Hunde": "ein café 猫 und naïve hunde",
+    "a\ndog\r\nruns\u2028fast\x85now": "a dog runs fast now",
+    "": "",
+    " \n": "",
+}
+
+
+@pytest.fixture
+def no_java(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+
+
+@pytest.fixture
+def fake_java(monkeypatch, tmp_path):
+    """Puts a script in place of Java; $REAL is the real one and $@ its arguments."""
+    def make(script: str) -> None:
+        path = tmp_path / "bin" / "java"
+        path.parent.mkdir()
+        path.write_text(f"#!/bin/sh\nREAL={shutil.which('java')}\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
+    return make
+
+
+def children() -> list[str]:
+    return [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+
+
+# ---- known answers
+
+
+@needs_java
+@needs_shared_data
+def test_cocos_example_gets_its_published_scores():
+    folder = shared_data() / "cococaption"
+    candidates = {row["image_id"]: row["caption"]
+                  for row in json.loads((folder / "captions_val2014_fakecap_results.json").read_text())}
+    references = {}
+    for row in json.loads((folder / "captions_val2014_fakecap_references.json").read_text())["annotations"]:
+        references.setdefault(row["image_id"], []).append(row["caption"])
+    published = json.loads((folder / "published_scores.json").read_text())["published"]["scores"]
+    scored = score_captions(candidates, references)
+    assert scored.word_tokenizer == "PTB"
+    for name in [*WITHOUT_JAVA, "METEOR"]:
+        assert round(scored.scores[name], 3) == published[name], name
+    if "SPICE" in scored.scores:
+        assert scored.scores["SPICE"] == published["SPICE"]
+    else:
+        assert "get_stanford_models" in scored.missing["SPICE"]
+
+    captions = [*candidates.values(), *(caption for texts in references.values() for caption in texts)]
+    same = sum(a == plain_words(b) for a, b in zip(ptb_words(captions), captions, strict=True))
+    assert same >= 0.998 * len(captions)  # so that scores without Java are nearly these
+
+
+def test_scores_are_those_computed_by_hand(no_java):
+    candidates = {1: "A dog runs.", "b": "two cats sleep on a mat"}
+    references = {"b": ["Two cats sleep on a mat!"], 1: ["a dog is running fast", "the dog"]}
+    scored = score_captions(candidates, references)
+    # 9 words, 8 of them in a reference; the closest references have 2 (of 3 +- 1, 5 is farther) and 6 words: 9 > 8
+    assert scored.scores["Bleu_1"] == pytest.approx(8 / 9)
+    # image 1: longest common subsequences "a dog" (2 of 3 words, of 5) and "dog" (1 of 3, of 2)
+    precision, recall, beta = 2 / 3, 1 / 2, 1.2
+    rouge = (1 + beta ** 2) * precision * recall / (recall + beta ** 2 * precision)
+    assert scored.scores["ROUGE_L"] == pytest.approx((rouge + 1) / 2)
+    assert scored.mean_length == 9 / 2 and scored.reference_mean_length == (6 + 5 + 2) / 3
+    assert caption_metrics(candidates, references) == scored.scores
+
+
+def test_perfect_captions_get_the_highest_scores(no_java):
+    captions = {i: f"{word} stands near a tall {word} house" for i, word in enumerate(("one", "two", "three"))}
+    scores = caption_metrics(captions, {i: [caption] for i, caption in captions.items()})
+    assert [scores[name] for name in WITHOUT_JAVA] == pytest.approx([1, 1, 1, 1, 1, 10])
+
+
+@needs_java
+def test_words_are_those_of_the_penn_treebank_without_punctuation():
+    assert ptb_words(list(TOKENIZED)) == list(TOKENIZED.values())
+
+
+def test_the_plain_rule_makes_the_same_words():
+    assert {caption: plain_words(caption) for caption in TOKENIZED} == TOKENIZED
+
+
+# ---- what is missing
+
+
+def test_without_java_the_other_metrics_are_reported_and_nothing_is_fetched(no_java, monkeypatch, caplog):
+    def refuse(*_):
+        raise AssertionError("the network was asked")
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    scored = score_captions({"7": "a dog runs"}, {"7": ["a dog is running", "the dog runs fast"]})
+    assert list(scored.scores) == WITHOUT_JAVA and scored.word_tokenizer == "plain"
+    assert scored.missing == {"METEOR": metrics.NO_JAVA, "SPICE": metrics.NO_JAVA}
+    assert "METEOR is missing: there is no Java: install" in caplog.text and "plain rule" in caplog.text
+
+
+@needs_java
+@pytest.mark.parametrize("ails", ["it fails", "it hangs"])
+def test_a_failing_meteor_is_named_and_leaves_no_process(fake_java, monkeypatch, ails):
+    fake_java({"it fails": 'case "$*" in *meteor*) echo "Exception: bad jar" >&2; exit 1;; *) exec $REAL "$@";; esac',
+               "it hangs": 'case "$*" in *meteor*) exec sleep 1000;; *) exit 3;; esac'}[ails])
+    if ails == "it hangs":
+        monkeypatch.setattr(metrics, "START_SECONDS", 0.3)
+        monkeypatch.setattr(metrics, "CAPTION_SECONDS", 0)
+    before, start = children(), time.monotonic()
+    scored = score_captions({"7": "a dog runs"}, {"7": ["a dog is running"]})
+    assert list(scored.scores) == WITHOUT_JAVA and list(scored.missing) == ["METEOR", "SPICE"]
+    if ails == "it fails":
+        assert "bad jar" in scored.missing["METEOR"] and scored.word_tokenizer == "PTB"
+    assert children() == before and time.monotonic() - start < 60
+
+
+def test_spice_without_its_models_says_how_to_get_them(monkeypatch, fake_java, tmp_path):
+    fake_java("exit 1")
+    monkeypatch.setattr(metrics, "SPICE_MODELS", (tmp_path / "absent.jar",))
+    missing = score_captions({"7": "a dog"}, {"7": ["a dog"]}).missing
+    assert "python -m pycocoevalcap.spice.get_stanford_models" in missing["SPICE"]
+
+
+def test_spice_is_read_from_what_its_program_prints(monkeypatch, fake_java, tmp_path):
+    """Its models are 400 MB: a script stands in, and prints what SpiceStats.toString of its jar prints."""
+    models = tmp_path / "models.jar"
+    models.touch()
+    monkeypatch.setattr(metrics, "SPICE_MODELS", (models,))
+    fake_java(f'''case "$*" in *spice*) for last; do :; done; cp "$last" "{tmp_path}/sent.json"
+        printf '**  SPICE Evaluation  **\\n\\nAll tuples\\n  f-score:\\t0.375 (SPICE metric)\\n';; *) exit 1;; esac''')
+    scores = caption_metrics({"7": "A café (new)", "8": ""}, {"7": ["a café", "x"], "8": ["y"]})
+    assert scores["SPICE"] == 0.375 and "METEOR" not in scores
+    assert json.loads((tmp_path / "sent.json").read_text()) == [
+        {"image_id": 0, "test": "a café -lrb- new -rrb-", "refs": ["a café", "x"]},
+        {"image_id": 1, "test": "", "refs": ["y"]}]
+
+
+# ---- hostile captions
+
+
+@needs_java
+def test_hostile_captions_are_scored_and_do_not_move_the_others():
+    hostile = ["", " ", "|||", "a ||| b |||| c", "SCORE ||| a ||| a\nEVAL ||| 1", "\u2028", "a\u2028b\x85c\x0bd\re",
+               "🐈", "\ud800 alone", "\x00\x1b[31m", "猫" * 300, "a " * 75, "-lrb- '' `` ( ) [ ]", "<b a='1'>",
+               "\ufffd"]
+    candidates = {str(i): caption for i, caption in enumerate([*hostile, "two dogs run on the beach"])}
+    references = {i: ["two dogs run on the beach", candidates[i]] for i in candidates}
+    assert ptb_words(list(candidates.values()))[-1] == "two dogs run on the beach"
+    before = children()
+    scored = score_captions(candidates, references)
+    assert list(scored.scores) == [*WITHOUT_JAVA[:4], "METEOR", "ROUGE_L", "CIDEr"]
+    assert all(math.isfinite(x) and 0 <= x <= 10 for x in scored.scores.values())
+    assert children() == before
+
+
+def test_captions_of_no_word_at_all_get_nothing(no_java):
+    scores = caption_metrics({1: "", 2: "..."}, {1: ["a dog"], 2: ["a cat"]})
+    assert list(scores) == WITHOUT_JAVA and scores == pytest.approx(dict.fromkeys(WITHOUT_JAVA, 0), abs=1e-6)
+
+
+@pytest.mark.parametrize("candidates, references, message", [
+    ({}, {}, "no captions"),
+    ({1: "a", 2: "b"}, {1: ["a"]}, "1 of 2 lack references: 2"),
+    ({1: "a"}, {1: ["a"], **{i: ["b"] for i in range(2, 9)}}, r"7 of 8 lack a caption: 2, 3, 4, 5, 6, \.\.\."),
+    ({"1": "a"}, {1: ["a"]}, "1 of 1 lack references: '1'"),
+    ({1: ["a"]}, {1: ["a"]}, "image 1: a caption must be a text"),
+    ({1: "a"}, {1: "a"}, "image 1: references must be a list"),
+    ({1: "a"}, {1: []}, "image 1: references must be a list of at least one text"),
+])
+def test_captions_and_references_that_do_not_fit_are_refused_in_one_line(candidates, references, message):
+    with pytest.raises(ValueError, match=message) as error:
+        caption_metrics(candidates, references)
+    assert "\n" not in str(error.value)
+
+
+# ---- CLIPScore
+
+
+def test_clip_score_is_two_and_a_half_times_the_cosine_and_never_negative():
+    image = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0], [3.0, 4.0]])
+    caption = torch.tensor([[5.0, 0.0], [1.0, 0.0], [-1.0, -1.0], [4.0, 3.0]])
+    assert clip_scores(image, caption).tolist() == pytest.approx([2.5, 0, 0, 2.5 * 24 / 25])
+
+
+def test_ref_clip_score_is_the_harmonic_mean_with_the_best_reference():
+    image = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    caption = torch.tensor([[3.0, 4.0], [3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
+    references = [torch.tensor([[0.0, 1.0], [4.0, 3.0]]), torch.tensor([[-3.0, -4.0]]), torch.tensor([[-1.0, 0.0]]),
+                  torch.tensor([[1.0, 1.0], [0.0, -1.0], [-1.0, 0.0]])]
+    # CLIP-S 2.5 * .6 = 1.5 and cosines .8, .96; 1.5 and a negative one; 0 and a negative one; 2.5 and cos 45 degrees
+    expected = [2 * 1.5 * 0.96 / (1.5 + 0.96), 0, 0, 2 * 2.5 * 0.5 ** 0.5 / (2.5 + 0.5 ** 0.5)]
+    assert ref_clip_scores(image, caption, references).tolist() == pytest.approx(expected)

@@ -1,0 +1,266 @@
+"""Claims about the official metrics: rigged scores whose right answers were counted by hand."""
+
+import csv
+import json
+import math
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from clip_benchmark_ext.datasets import Case
+from clip_benchmark_ext.selection_metrics import (
+    debiased_score,
+    group_accuracies,
+    selection_metrics,
+    sugar_crepe_groups,
+    symmetric_relations,
+)
+
+RIGHT, TIE, WRONG = [2.0, 1.0], [1.0, 1.0], [1.0, 2.0]
+
+
+def pair_cases(groups):
+    """One case with a right and a wrong caption per group name."""
+    return [Case(f"row{i}", (Path("x.png"),), (f"right {i}", f"wrong {i}"), group) for i, group in enumerate(groups)]
+
+
+def order_cases(count):
+    return [Case(f"row{i}", (Path("x.png"),), tuple(f"order {j} of {i}" for j in range(5)), "coco_order")
+            for i in range(count)]
+
+
+def winoground_cases(count):
+    return [Case(f"row{i}", (Path("a.png"), Path("b.png")), (f"x {i}", f"y {i}"), "Object") for i in range(count)]
+
+
+@pytest.mark.parametrize("name", ["sugar_crepe/swap_obj", "valse/existence"])
+def test_pairs_are_right_only_if_the_right_caption_scores_strictly_higher(name):
+    metrics = selection_metrics(name, {"plain": [RIGHT, TIE, WRONG, RIGHT, TIE]}, pair_cases("ggggg"))
+    assert metrics == {"cases": 5, "duplicates": 0, "ties_count_as": "wrong", "text_acc": 0.4, "ties": 2,
+                       "tied_cases": "row1 row4"}
+
+
+def test_every_row_of_scores_gets_its_own_numbers():
+    plain, blind = [RIGHT, RIGHT, WRONG], [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]
+    scores = {"plain": plain, "blind": blind,
+              "debiased": [debiased_score(p, b) for p, b in zip(plain, blind, strict=True)]}
+    metrics = selection_metrics("sugar_crepe/add_obj", scores, pair_cases("ggg"))
+    # debiased: [1, 1] a tie, [2, 0] right, [2, 2] a tie
+    assert [metrics[f"text_acc{row}"] for row in ("", "_blind", "_debiased")] == pytest.approx([2 / 3, 1 / 3, 1 / 3])
+    assert [metrics[f"ties{row}"] for row in ("", "_blind", "_debiased")] == [0, 0, 2]
+    assert metrics["tied_cases_debiased"] == "row0 row2"
+
+
+def test_the_debiased_score_subtracts_alpha_times_the_blind_one():
+    assert debiased_score([-3.0, -5.0], [-1.0, -4.0]).tolist() == [-2.0, -1.0]
+    assert debiased_score([-3.0, -5.0], [-1.0, -4.0], alpha=0.5).tolist() == [-2.5, -3.0]
+    assert debiased_score([-3.0, -5.0], [-1.0, -4.0], alpha=0).tolist() == [-3.0, -5.0]
+    assert debiased_score([[-3.0, -5.0], [-2.0, -7.0]], [-1.0, -4.0]).tolist() == [[-2.0, -1.0], [-1.0, -3.0]]
+    assert debiased_score(torch.tensor([-3.0]), torch.tensor([-1.0])).tolist() == [-2.0]
+
+
+def test_a_bias_of_the_language_model_is_undone_by_debiasing():
+    generator = np.random.default_rng(0)
+    visual = np.stack([np.ones(50), np.zeros(50)], 1)  # the image always speaks for the right caption
+    prior = generator.normal(0, 10, (50, 2))  # but the captions' likelihoods differ far more
+    scores = {"plain": list(visual + prior), "blind": list(prior),
+              "debiased": [debiased_score(c, b) for c, b in zip(visual + prior, prior, strict=True)]}
+    metrics = selection_metrics("sugar_crepe/swap_att", scores, pair_cases("g" * 50))
+    assert metrics["text_acc_debiased"] == 1 and metrics["text_acc"] < 0.7 and metrics["text_acc_blind"] < 0.7
+
+
+def test_equal_texts_tie_whatever_noise_the_scorer_added():
+    cases = [Case("a", (Path("x.png"),), ("same", "same"), "g"), Case("b", (Path("x.png"),), ("one", "other"), "g")]
+    for noise in (1e-6, -1e-6):
+        metrics = selection_metrics("sugar_crepe/add_att", {"plain": [[1.0, 1.0 + noise], RIGHT]}, cases)
+        assert metrics["text_acc"] == 0.5 and metrics["ties"] == 1 and metrics["duplicates"] == 1
+        order = [Case("a", (Path("x.png"),), ("s", "t", "s", "t", "u"), "g")]
+        metrics = selection_metrics("aro/coco_order", {"plain": [[2.0, 1.0, 2.0 + noise, 1.0, 0.0]]}, order)
+        assert metrics["text_acc"] == 1 and metrics["text_acc_strict"] == 0 and metrics["duplicates"] == 1
+
+
+def test_orders_count_a_tie_for_the_right_caption_as_right_and_report_the_strict_number_too():
+    scores = [[5, 4, 3, 2, 1], [5, 5, 3, 2, 1], [4, 5, 3, 2, 1], [4, 4, 5, 2, 1], [1, 1, 1, 1, 1]]
+    metrics = selection_metrics("aro/flickr30k_order", {"plain": scores}, order_cases(5))
+    official = np.mean([np.argmax(row) == 0 for row in scores])  # Precision@1 of the official code
+    assert metrics["text_acc"] == official == 0.6
+    assert metrics["text_acc_strict"] == 0.2
+    assert metrics["ties"] == 2 and metrics["tied_cases"] == "row1 row4" and metrics["ties_count_as"] == "right"
+
+
+def test_only_the_first_ten_tied_cases_are_named_but_all_are_counted():
+    metrics = selection_metrics("valse/plurals", {"plain": [TIE] * 12}, pair_cases("g" * 12))
+    assert metrics["ties"] == 12 and metrics["tied_cases"].split() == [f"row{i}" for i in range(10)]
+
+
+def test_vg_relation_averages_over_relations_without_the_excluded_ones():
+    # "on" 3 of 4, "behind" 0 of 1, and "near", which is excluded, 0 of 2
+    groups = ["on"] * 4 + ["behind", "near", "near"]
+    metrics = selection_metrics("aro/vg_relation", {"plain": [RIGHT, RIGHT, RIGHT, TIE, WRONG, WRONG, TIE]},
+                                pair_cases(groups))
+    assert "near" in symmetric_relations() and not {"on", "behind"} & symmetric_relations()
+    assert metrics["text_acc"] == metrics["text_acc_macro"] == (3 / 4 + 0) / 2
+    assert metrics["text_acc_micro"] == 3 / 5
+    assert (metrics["cases"], metrics["groups"], metrics["cases_in_groups"], metrics["ties"]) == (7, 2, 5, 2)
+
+
+def test_the_list_of_excluded_relations_has_157_names():
+    relations = symmetric_relations()
+    assert len(relations) == 157 and {"adjusting", "next to", "around", "by"} <= relations
+    assert not {"to the left of", "to the right of", "behind", "in front of", "in", "on"} & relations
+
+
+def test_vg_attribution_averages_over_ordered_pairs_with_at_least_25_cases():
+    # white_round 25 rows with 20 right; round_white 24 rows (too few, another pair); red_big 50 rows, all right
+    groups = ["white_round"] * 25 + ["round_white"] * 24 + ["red_big"] * 50
+    scores = [RIGHT] * 20 + [WRONG] * 4 + [TIE] + [WRONG] * 24 + [RIGHT] * 50
+    metrics = selection_metrics("aro/vg_attribution", {"plain": scores}, pair_cases(groups))
+    assert metrics["text_acc"] == (20 / 25 + 1) / 2
+    assert metrics["text_acc_micro"] == 70 / 75
+    assert (metrics["cases"], metrics["groups"], metrics["cases_in_groups"]) == (99, 2, 75)
+
+
+def test_an_official_average_over_nothing_is_nan_and_told(caplog):
+    metrics = selection_metrics("aro/vg_attribution", {"plain": [RIGHT]}, pair_cases(["red_big"]))
+    assert math.isnan(metrics["text_acc"]) and math.isnan(metrics["text_acc_micro"]) and metrics["groups"] == 0
+    assert "keeps none of these 1 cases" in caplog.text
+
+
+def test_group_accuracies_list_every_group_with_its_count():
+    assert group_accuracies([True, False, True], pair_cases(["b", "b", "a"])) == {"a": (1.0, 1), "b": (0.5, 2)}
+
+
+def test_winoground_text_image_and_group_score_are_strict():
+    # scores[image, caption]; text is right if each image prefers its own caption, image if each caption its own image
+    cases = {
+        "both": [[2, 1], [1, 2]],
+        "text only": [[2, 1], [3, 4]],  # image 1 beats image 0 for caption 0
+        "image only": [[1, 2], [0, 3]],  # image 0 prefers caption 1
+        "neither": [[1, 2], [2, 1]],
+        "text tie": [[2, 2], [1, 3]],  # image 0 cannot decide; both captions find their image
+        "image tie": [[2, 1], [2, 3]],  # caption 0 cannot decide
+    }
+    metrics = selection_metrics("winoground", {"plain": list(cases.values())}, winoground_cases(6))
+    assert metrics["text_acc"] == 3 / 6 and metrics["image_acc"] == 3 / 6 and metrics["acc"] == 1 / 6
+    assert metrics["ties"] == 1 and metrics["tied_cases"] == "row4" and metrics["image_ties"] == 1
+    assert metrics["cases"] == 6
+
+
+def test_a_blind_winoground_score_finds_no_image():
+    generator = np.random.default_rng(0)
+    blind = [np.tile(generator.normal(size=2), (2, 1)) for _ in range(20)]  # the same for both images
+    metrics = selection_metrics("winoground", {"blind": blind}, winoground_cases(20))
+    assert metrics["text_acc_blind"] == metrics["image_acc_blind"] == metrics["acc_blind"] == 0
+    # both images prefer the same caption: the other one's own image loses, so no case is left to a tie in its text,
+    # and each caption sees two equal images
+    assert metrics["ties_blind"] == 0 and metrics["image_ties_blind"] == 20
+
+
+def test_winoground_of_chance_scores_gives_the_known_rates():
+    generator = np.random.default_rng(1)
+    scores = list(generator.normal(size=(20000, 2, 2)))
+    metrics = selection_metrics("winoground", {"plain": scores}, winoground_cases(20000))
+    # published chance rates: text 1/4, image 1/4, group 1/6
+    assert metrics["text_acc"] == pytest.approx(1 / 4, abs=0.01)
+    assert metrics["image_acc"] == pytest.approx(1 / 4, abs=0.01)
+    assert metrics["acc"] == pytest.approx(1 / 6, abs=0.01)
+
+
+@pytest.mark.parametrize("scores, message", [
+    ([RIGHT], "1 plain scores for 2 cases"),
+    ([RIGHT, [1.0]], r"case row1: plain scores of shape \(1,\), not \(2,\)"),
+    ([RIGHT, [[1.0, 2.0]]], r"case row1: plain scores of shape \(1, 2\)"),
+    ([[math.nan, 0.0], RIGHT], "case row0: a plain score is NaN"),
+])
+def test_scores_that_do_not_fit_the_cases_are_refused(scores, message):
+    with pytest.raises(ValueError, match=message):
+        selection_metrics("sugar_crepe/swap_obj", {"plain": scores}, pair_cases("gg"))
+
+
+def test_impossible_captions_are_compared_without_nan():
+    infinite = -math.inf
+    metrics = selection_metrics("sugar_crepe/swap_obj", {"plain": [[-1.0, infinite], [infinite, infinite]]},
+                                pair_cases("gg"))
+    assert metrics["text_acc"] == 0.5 and metrics["ties"] == 1
+
+
+def test_tensors_lists_and_arrays_give_the_same_numbers():
+    scores = [RIGHT, TIE, WRONG]
+    expected = selection_metrics("sugar_crepe/swap_obj", {"plain": scores}, pair_cases("ggg"))
+    for convert in (np.array, torch.tensor, lambda rows: [torch.tensor(row) for row in rows]):
+        assert selection_metrics("sugar_crepe/swap_obj", {"plain": convert(scores)}, pair_cases("ggg")) == expected
+
+
+# ---- averages over SugarCrepe's subsets ---------------------------------------------------------------------------
+
+
+def result(subset, right, wrong, tie=0, **extra):
+    """A result file as clip_benchmark writes it, of a subset with these outcomes."""
+    plain = [RIGHT] * right + [WRONG] * wrong + [TIE] * tie
+    scores = {"plain": plain, "blind": [WRONG] * len(plain)}
+    metrics = selection_metrics(f"sugar_crepe/{subset}", scores, pair_cases(subset for _ in plain))
+    return {"dataset": f"sugar_crepe/{subset}", "model": "mdc", "pretrained": "x.pt", "metrics": {**metrics, **extra}}
+
+
+def test_group_averages_are_over_subsets_and_over_cases():
+    results = [result("add_att", 3, 1, cases_left_out=5), result("add_obj", 5, 11, 4, cases_left_out=7),
+               result("replace_att", 1, 1), result("replace_obj", 2, 0), result("replace_rel", 0, 4),
+               result("swap_att", 1, 0), result("swap_obj", 1, 3),
+               {"dataset": "aro/coco_order", "metrics": {"text_acc": 0}}]
+    groups = sugar_crepe_groups(results)
+    assert list(groups) == ["sugar_crepe/add", "sugar_crepe/replace", "sugar_crepe/swap"]
+    add = groups["sugar_crepe/add"]
+    assert add["text_acc_macro"] == (3 / 4 + 5 / 20) / 2 and add["text_acc_micro"] == pytest.approx(8 / 24)
+    assert add["text_acc_macro_blind"] == add["text_acc_micro_blind"] == 0
+    assert (add["cases"], add["ties"], add["ties_blind"], add["duplicates"], add["cases_left_out"]) == (24, 4, 0, 0, 12)
+    assert groups["sugar_crepe/replace"]["text_acc_macro"] == pytest.approx((1 / 2 + 1 + 0) / 3)
+    assert groups["sugar_crepe/replace"]["text_acc_micro"] == pytest.approx(3 / 8)
+    assert groups["sugar_crepe/swap"]["text_acc_micro"] == pytest.approx(2 / 5)
+
+
+def test_the_micro_average_of_published_subset_scores_is_the_published_one():
+    # OpenAI's ViT-B/32 as listed by ytaek-oh/vl_compo, per cent; the averages beside them were computed apart
+    published = {"add_obj": (77.2, 2062), "add_att": (68.8, 692), "replace_obj": (90.9, 1652),
+                 "replace_att": (80.1, 788), "replace_rel": (69.2, 1406), "swap_obj": (61.2, 245),
+                 "swap_att": (64.0, 666)}
+    results = [{"dataset": f"sugar_crepe/{subset}", "metrics": {"text_acc": accuracy, "cases": cases}}
+               for subset, (accuracy, cases) in published.items()]
+    groups = sugar_crepe_groups(results)
+    for name, macro, micro in (("add", 73.0, 75.1), ("replace", 80.1, 80.8), ("swap", 62.6, 63.2)):
+        assert groups[f"sugar_crepe/{name}"]["text_acc_macro"] == pytest.approx(macro, abs=0.051)
+        assert groups[f"sugar_crepe/{name}"]["text_acc_micro"] == pytest.approx(micro, abs=0.051)
+
+
+def test_incomplete_groups_are_not_averaged_and_that_is_told(caplog):
+    assert list(sugar_crepe_groups([result("swap_att", 1, 1), result("swap_obj", 1, 1), result("add_att", 1, 1)])) == [
+        "sugar_crepe/swap"]
+    assert "sugar_crepe/add is not averaged: no result of add_obj" in caplog.text
+    assert "replace" not in caplog.text
+
+
+def test_results_of_two_models_or_of_unlike_scorings_are_not_mixed():
+    with pytest.raises(ValueError, match="swap_att is there twice"):
+        sugar_crepe_groups([result("swap_att", 1, 1), result("swap_att", 2, 0)])
+    unlike = result("swap_obj", 1, 1)
+    del unlike["metrics"]["text_acc_blind"]
+    with pytest.raises(ValueError, match="not scored alike"):
+        sugar_crepe_groups([result("swap_att", 1, 1), unlike])
+
+
+def test_the_metrics_survive_the_result_file_and_the_table_that_clip_benchmark_builds(tmp_path):
+    from clip_benchmark.cli import main_build
+
+    paths = []
+    for subset in ("swap_att", "swap_obj"):
+        content = {**result(subset, 1, 2, 1), "task": "image_caption_selection", "language": "en"}
+        path = tmp_path / f"{subset}.json"
+        path.write_text(json.dumps(content))
+        assert json.loads(path.read_text()) == content
+        paths.append(str(path))
+    main_build(Namespace(files=paths, output=str(tmp_path / "table.csv")))
+    rows = list(csv.DictReader((tmp_path / "table.csv").open()))
+    assert [row["dataset"] for row in rows] == ["sugar_crepe/swap_att", "sugar_crepe/swap_obj"]
+    assert {row["text_acc"] for row in rows} == {"0.25"} and {row["tied_cases"] for row in rows} == {"row3"}

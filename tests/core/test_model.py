@@ -1,0 +1,276 @@
+"""Claims about the captioner: what it computes, what it may see, what it costs.    pytest tests/core/test_model.py"""
+import copy
+import json
+
+import open_clip
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import VOCAB, captions, images, tiny_captioner
+
+import open_clip_mdc
+from open_clip_mdc.model import Captioner
+from open_clip_mdc.objective import CaptionLoss, Corrupted
+from open_clip_mdc.tokens import mask_id, target_tokens, valid_tokens
+
+OBJECTIVES = ["mdc", "arc", "cappa"]
+
+
+def naive_hidden(model: Captioner, image_embs: torch.Tensor, ids: list[int], causal: bool) -> torch.Tensor:
+    """The decoder on one caption without padding, attention written out: [L, W]."""
+    decoder = model.text
+    x = decoder.token_embedding(torch.tensor(ids)) + decoder.positional_embedding[:len(ids)]
+
+    def attend(q, k, v, future_hidden):
+        heads = decoder.blocks[0].heads
+        out = []
+        for qh, kh, vh in zip(q.chunk(heads, -1), k.chunk(heads, -1), v.chunk(heads, -1), strict=True):
+            scores = qh @ kh.T / kh.shape[-1] ** 0.5
+            if future_hidden:
+                scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+            out.append(scores.softmax(-1) @ vh)
+        return torch.cat(out, -1)
+
+    for block in decoder.blocks:
+        x = x + block.self_out(attend(*block.self_qkv(block.ln_1(x)).chunk(3, -1), causal))
+        x = x + block.cross_out(attend(block.cross_q(block.ln_2(x)), *block.cross_kv(image_embs).chunk(2, -1), False))
+        x = x + block.mlp(block.ln_3(x))
+    return decoder.ln_final(x)
+
+
+def naive_nll(model, image, text, corrupted):
+    """-log p of every scored token, one caption at a time: [B, L]."""
+    nll = torch.zeros(text.shape)
+    for b in range(len(text)):
+        n = int(valid_tokens(text, VOCAB)[b].sum())
+        causal = bool(corrupted.causal[b]) if isinstance(corrupted.causal, torch.Tensor) else corrupted.causal
+        embs = model.encode_image_tokens(image[b:b + 1])[0]
+        logits = model.text.output(naive_hidden(model, embs, corrupted.text[b, :n].tolist(), causal))
+        for i in range(n):
+            if corrupted.token_weight[b, i] > 0:
+                nll[b, i] = -logits[i - causal].log_softmax(-1)[text[b, i]]
+    return nll
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("lengths", [[2, 5, 12, 7, 3], [9, 9, 9, 9, 9], [12, 12, 12, 12, 12]])
+def test_packed_forward_equals_one_caption_at_a_time_in_values_and_gradients(objective, lengths):
+    model = tiny_captioner(objective, t_min=0.0)
+    text, image = captions(lengths), images(5)
+    corrupted = model.corrupt(text)
+    out = model(image, text, corrupted)
+    expected = naive_nll(model, image, text, corrupted)
+    torch.testing.assert_close(out["token_nll"], expected, atol=1e-5, rtol=1e-5)
+
+    CaptionLoss()(**out).backward()
+    got = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    CaptionLoss()(expected, out["token_weight"], out["token_target"]).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(got[name], p.grad, atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("objective", ["mdc", "arc"])
+def test_packed_forward_equals_the_plain_logits(objective):
+    model = tiny_captioner(objective)
+    text, image = captions([2, 5, 12, 7, 3]), images(5)
+    corrupted = model.corrupt(text)
+    logp = model.logits(image, corrupted.text, valid_tokens(text, VOCAB)).log_softmax(-1)
+    if objective == "arc":
+        logp, target = logp[:, :-1], text[:, 1:]
+        nll = F.pad(-logp.gather(-1, target[..., None]).squeeze(-1), (1, 0))
+    else:
+        nll = -logp.gather(-1, text[..., None]).squeeze(-1)
+    nll = nll.masked_fill(corrupted.token_weight == 0, 0)
+    torch.testing.assert_close(model(image, text, corrupted)["token_nll"], nll, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_batch_mates_and_padding_change_nothing(objective):
+    model = tiny_captioner(objective)
+    text, image = captions([4, 12, 7, 2]), images(4)
+    corrupted = model.corrupt(text, t=torch.tensor([0.2, 0.9, 0.5, 0.7]))
+    together = model(image, text, corrupted)["token_nll"]
+    for b in range(4):
+        causal = corrupted.causal[b:b + 1] if isinstance(corrupted.causal, torch.Tensor) else corrupted.causal
+        n = int(valid_tokens(text, VOCAB)[b].sum())
+        garbage = text[b:b + 1].clone()
+        garbage[:, n:] = 7  # whatever stands behind EOT
+        noisy = corrupted.text[b:b + 1].clone()
+        noisy[:, n:] = 9
+        alone = model(image[b:b + 1], garbage,
+                      Corrupted(noisy, corrupted.token_weight[b:b + 1], corrupted.token_target[b:b + 1], causal))
+        torch.testing.assert_close(alone["token_nll"][0], together[b], atol=1e-5, rtol=1e-5)
+
+
+def test_arc_cannot_see_the_future_and_mdc_can():
+    text, image = captions([12]), images(1)
+    changed = text.clone()
+    changed[0, 8] = (text[0, 8] + 1) % (VOCAB - 2)
+    for objective, sees in (("arc", False), ("mdc", True)):
+        model = tiny_captioner(objective)
+        before, after = model.logits(image, text)[0], model.logits(image, changed)[0]
+        assert (before[:8] != after[:8]).any().item() is sees
+        assert (before[8:] != after[8:]).any()
+
+
+def test_every_token_depends_on_the_image():
+    for objective in OBJECTIVES:
+        model = tiny_captioner(objective)
+        text = captions([12])
+        a, b = model.logits(images(1), text), model.logits(images(1, seed=1), text)
+        assert (a != b).any(-1).all()
+
+
+def test_the_mask_token_cannot_be_predicted():
+    model = tiny_captioner()
+    text = captions([6]).masked_fill(target_tokens(captions([6]), VOCAB), mask_id(VOCAB))
+    assert model.logits(images(1), text).shape == (1, 12, VOCAB)
+    assert model.text.token_embedding.num_embeddings == VOCAB + 1
+
+
+def test_gap_feature_is_the_mean_of_the_patch_tokens():
+    model = tiny_captioner()
+    tokens = model.encode_image_tokens(images(2))
+    assert tokens.shape == (2, 16, 64)
+    torch.testing.assert_close(model.encode_image(images(2)), tokens.mean(1))
+    torch.testing.assert_close(model.encode_image(images(2), normalize=True).norm(dim=-1), torch.ones(2))
+    torch.testing.assert_close(model.visual(images(2))[0], tokens.mean(1))  # upstream's own pooling agrees
+
+
+def reduced(name: str) -> Captioner:
+    """A packaged config at one layer a tower and 32 or 64 px: the same code path, seconds instead of minutes."""
+    config = copy.deepcopy(open_clip_mdc.packaged_configs()[name])
+    config.pop("custom_text")
+    config["vision_cfg"].update(layers=1, image_size=2 * config["vision_cfg"]["patch_size"])
+    config["text_cfg"].update(layers=1)
+    torch.manual_seed(0)
+    return Captioner(**config)
+
+
+@pytest.mark.parametrize("name", sorted(
+    name for name, config in open_clip_mdc.packaged_configs().items() if "caption_cfg" in config))
+def test_every_parameter_of_every_config_gets_a_gradient(name):
+    model = reduced(name)
+    vocab_size = model.vocab_size
+    text = torch.zeros(8, 77, dtype=torch.long)
+    text[:, :12] = torch.randint(1, 300, (8, 12), generator=torch.Generator().manual_seed(0))
+    text[:, 0], text[:, 11] = vocab_size - 2, vocab_size - 1
+    CaptionLoss()(**model(images(8, model.visual.image_size[0]), text)).backward()
+    for parameter, p in model.named_parameters():
+        assert p.grad is not None and p.grad.abs().sum() > 0, f"no gradient for {parameter}"
+    assert "vit" in name.lower()  # upstream picks Adam's beta2 by it
+
+
+def test_names_do_not_hide_weights_from_weight_decay():
+    for name, p in tiny_captioner().named_parameters():
+        if p.ndim >= 2:
+            assert not any(part in name for part in ("ln", "bn", "bias", "logit_scale")), name
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_one_batch_is_overfitted(objective):
+    model = tiny_captioner(objective).train()
+    image, text = images(8), captions([5, 6, 7, 8, 9, 10, 11, 12])
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    losses = []
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = CaptionLoss()(**model(image, text))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-20:]) / 20 < 0.3 < 2 < losses[0]
+
+
+def test_training_draws_fresh_noise_and_seed_t_repeats_its_times():
+    model = tiny_captioner()
+    text = captions([12] * 4)
+    torch.manual_seed(0)
+    first = [model.corrupt(text).token_weight for _ in range(2)]
+    assert (first[0] != first[1]).any()
+    model.seed_t(0)
+    torch.manual_seed(0)
+    assert (model.corrupt(text).token_weight == first[0]).all()
+
+
+def test_grad_checkpointing_changes_no_number():
+    text, image = captions([4, 12, 7]), images(3)
+    grads = []
+    for enable in (False, True):
+        model = tiny_captioner().train()
+        model.set_grad_checkpointing(enable)
+        CaptionLoss()(**model(image, text, model.corrupt(text, generator=torch.Generator().manual_seed(0)))).backward()
+        grads.append([p.grad for p in model.parameters()])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "pure_bf16", "fp32"])
+def test_low_precision_is_close_to_full(precision):
+    open_clip_mdc.register()
+    torch.manual_seed(0)
+    full = open_clip.create_model("MDC-ViT-Ti-8")
+    torch.manual_seed(0)
+    model = open_clip.create_model("MDC-ViT-Ti-8", precision=precision)
+    vocab_size = full.vocab_size
+    text = torch.randint(1, 300, (4, 77), generator=torch.Generator().manual_seed(0))
+    text[:, 0], text[:, 20:] = vocab_size - 2, vocab_size - 1
+    corrupted = full.corrupt(text)
+    image = images(4).to(open_clip.get_input_dtype(precision))
+    expected = full(images(4), text, corrupted)["token_nll"]
+    got = model(image, text, corrupted)["token_nll"]
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, expected, atol=0.1, rtol=0.02)
+
+
+def test_a_timm_tower_trains_and_gives_normalised_patch_tokens():
+    config = dict(embed_dim=192, vision_cfg=dict(timm_model_name="vit_tiny_patch16_224", image_size=224),
+                  text_cfg=dict(context_length=12, vocab_size=VOCAB, width=32, heads=2, layers=1),
+                  caption_cfg=dict(objective="mdc"))
+    model = Captioner(**config)
+    tokens = model.encode_image_tokens(images(2, 224))
+    assert tokens.shape == (2, 196, 192)
+    CaptionLoss()(**model(images(2, 224), captions([8, 12]))).backward()
+    assert all(p.grad is not None for p in model.parameters())
+    norm = model.visual.trunk.norm  # identity until trained: unit variance over the width shows it was applied
+    assert (norm.weight == 1).all()
+    torch.testing.assert_close(tokens.var(-1, unbiased=False), torch.ones(2, 196), atol=1e-2, rtol=1e-2)
+
+
+def test_lock_image_tower_freezes_as_upstream_counts():
+    model = tiny_captioner()
+    model.lock_image_tower()
+    assert not any(p.requires_grad for p in model.visual.parameters()) and model.visual.proj is None
+    model.lock_image_tower(unlocked_groups=2)  # upstream's last group is the projection, the one before the last block
+    free = {n for n, p in model.visual.named_parameters() if p.requires_grad}
+    assert free == {n for n, _ in model.visual.named_parameters() if "resblocks.1." in n or "ln_post" in n}
+
+
+def test_bad_caption_cfg_is_refused_in_one_line():
+    for wrong in (dict(objective="bert"), dict(t_min=0.9, t_max=0.5), dict(t_min=0.0, t_max=0.0), dict(loss_weight=1)):
+        with pytest.raises(ValueError, match="caption_cfg"):
+            tiny_captioner(**wrong)
+    with pytest.raises(ValueError, match="embed_dim"):
+        Captioner(65, dict(image_size=32, patch_size=8, width=64, head_width=32, layers=1),
+                  dict(vocab_size=VOCAB, width=32, heads=2, layers=1), dict(objective="mdc"))
+
+
+def test_configs_are_the_rows_of_the_paper():
+    configs = open_clip_mdc.packaged_configs()
+    for size, text_width in (("ViT-B-32", 512), ("ViT-B-16", 512), ("ViT-L-14", 768)):
+        for objective in ("mdc", "arc"):
+            config = configs[f"{objective.upper()}-{size}"]
+            assert config["text_cfg"]["layers"] == 12 and config["text_cfg"]["width"] == text_width  # Sec. 4.1
+            assert config["vision_cfg"] == {**open_clip.get_model_config(size)["vision_cfg"]}
+            assert config["caption_cfg"]["objective"] == objective
+    for size in ("ViT-B-32", "ViT-Ti-8"):
+        for low, high in ((0.0, 1.0), (0.3, 0.8), (0.4, 0.9)):  # Table 5
+            assert configs[f"MDC-{size}-t{low}-{high}"]["caption_cfg"] == \
+                dict(objective="mdc", t_min=low, t_max=high, loss_weight="inverse_t")
+        for ratio in (15, 30, 45, 60, 75, 90):  # Figure 4
+            cfg = configs[f"BERT-{size}-r{ratio}"]["caption_cfg"]
+            assert cfg["t_min"] == cfg["t_max"] == ratio / 100
+        assert configs[f"Parallel-{size}"]["caption_cfg"]["t_min"] == 1.0
+        assert configs[f"MDC-{size}-unweighted"]["caption_cfg"]["loss_weight"] == "none"  # Table 4
+        assert json.dumps(configs[f"MDC-{size}"]["caption_cfg"]["t_min"]) == "0.5"

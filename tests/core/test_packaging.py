@@ -1,0 +1,69 @@
+"""Claims about the package as it is installed.    pytest tests/core/test_packaging.py"""
+import json
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from conftest import REPO, run
+
+import open_clip_mdc
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    shutil.copytree(REPO, source, dirs_exist_ok=True, ignore=shutil.ignore_patterns(
+        ".venv", ".git", "build", "*.egg-info", "demo", "__pycache__"))
+    run("python", "-m", "pip", "wheel", str(source), "--no-deps", "--no-build-isolation", "-w", str(out))
+    return next(out.glob("*.whl"))
+
+
+def test_a_wheel_in_a_clean_environment_lists_the_configs(wheel, tmp_path):
+    run("python", "-m", "venv", str(tmp_path / "venv"))
+    python = str(tmp_path / "venv" / "bin" / "python")
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
+    script = "import json, open_clip_mdc; print(json.dumps(open_clip_mdc.packaged_configs()))"
+    listed = subprocess.run([python, "-c", script], check=True, capture_output=True, text=True, cwd=tmp_path).stdout
+    assert json.loads(listed) == open_clip_mdc.packaged_configs()
+    site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
+    assert (site / "open_clip_mdc" / "model_configs" / "scenes_bpe.txt.gz").exists()
+    assert (site / "clip_benchmark_ext" / "aro_symmetric_relations.json").exists()
+    scripts = {p.name for p in (tmp_path / "venv" / "bin").iterdir()}
+    assert {"open_clip_train", "open_clip_mdc", "clip_benchmark"} <= scripts
+
+
+def test_declared_dependencies_are_those_that_are_imported():
+    """Nothing undeclared is imported, nothing that is declared is unused."""
+    import ast
+    distributions = metadata.packages_distributions()
+    imported = set()
+    for path in [*REPO.glob("src/**/*.py"), *REPO.glob("clip_benchmark_ext/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add(node.module.split(".")[0])
+    optional = {"spacy"}  # perturb.py says in one line how to get it
+    third_party = imported - set(sys.stdlib_module_names) - {"open_clip_mdc", "clip_benchmark_ext"} - optional
+    used = {name.lower().replace("-", "_") for module in third_party for name in distributions.get(module, [module])}
+    declared = set()
+    for requirement in metadata.requires("open_clip_mdc"):
+        if "extra ==" not in requirement:
+            name = requirement
+            for mark in "[<>=!;( ":
+                name = name.split(mark)[0]
+            declared.add(name.lower().replace("-", "_"))
+    # What upstream needs for things that are promised here: its undeclared imports (requests, braceexpand), its
+    # encoders, its logger and its caption metrics.
+    indirect = {"requests", "braceexpand", "timm", "tensorboard", "pycocoevalcap"}
+    assert used <= declared, used - declared
+    assert declared - indirect <= used, declared - indirect - used
+
+
+def test_the_files_of_a_release_are_there():
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "Makefile", ".ci/run", "setup.py"):
+        assert (REPO / name).read_text().strip(), name
+    assert open_clip_mdc.__version__ == metadata.version("open_clip_mdc")

@@ -1,0 +1,269 @@
+"""Claims about training by the real command, on the embedded data set.    pytest tests/core/test_train.py"""
+import io
+import json
+import re
+import tarfile
+
+import pandas as pd
+import pytest
+import torch
+from conftest import images, needs_shared_data, run, shared_data
+from PIL import Image
+
+import open_clip_mdc
+from open_clip_mdc import train
+
+
+def open_clip_train(*flags, logs, name="run", data=None, check=True, launcher=("python", "-m", "open_clip_mdc.train"),
+                    model="MDC-ViT-Ti-8", workers="0"):
+    defaults = ["--model", model, "--logs", str(logs), "--name", name, "--precision", "fp32", "--workers", workers,
+                "--warmup", "2", "--lr", "1e-3", "--device", "cpu", "--log-every-n-steps", "1"]
+    if data is not None:
+        defaults += ["--train-data", str(data)]
+    return run(*launcher, *defaults, *(str(f) for f in flags), check=check)
+
+
+def losses(logs, name="run") -> list[float]:
+    log = (logs / name / "out.log").read_text()
+    return [float(x) for x in re.findall(r"Train Epoch.*?Caption_loss: ([\d.]+)", log)]
+
+
+def weights(logs, epoch, name="run") -> dict[str, torch.Tensor]:
+    path = logs / name / "checkpoints" / f"epoch_{epoch}.pt"
+    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    return {k.removeprefix("module."): v for k, v in state.items()}
+
+
+@pytest.fixture(scope="session")
+def csv(scenes, tmp_path_factory):
+    """48 scenes as files and a csv of upstream's format."""
+    folder = tmp_path_factory.mktemp("csv")
+    rows = []
+    with tarfile.open(scenes / "val" / "00000.tar") as tar:
+        captions = [m for m in tar.getmembers() if m.name.endswith(".txt")][:48]
+        for member in captions:
+            picture = folder / f"{len(rows)}.png"
+            picture.write_bytes(tar.extractfile(member.name.removesuffix("txt") + "png").read())
+            rows.append({"filepath": str(picture), "title": tar.extractfile(member).read().decode()})
+    pd.DataFrame(rows).to_csv(folder / "train.csv", sep="\t", index=False)
+    return folder / "train.csv"
+
+
+def test_webdataset_trains_with_falling_loss_validates_and_logs(scenes, tmp_path):
+    shards = str(scenes / "train" / "{00000..00007}.tar")
+    open_clip_train("--dataset-type", "webdataset", "--val-data", scenes / "val" / "00000.tar", "--batch-size", "16",
+                    "--epochs", "2", "--report-to", "tensorboard", "--grad-clip-norm", "1.0", "--train-num-samples",
+                    "480", data=shards, logs=tmp_path, workers="1")
+    values = losses(tmp_path)
+    assert len(values) == 60 and sum(values[-10:]) < 0.8 * sum(values[:10])
+    results = [json.loads(x) for x in (tmp_path / "run" / "checkpoints" / "results.jsonl").read_text().splitlines()]
+    assert [r["epoch"] for r in results] == [1, 2] and results[0]["num_samples"] == 64
+    assert results[1]["nelbo_per_token"] < results[0]["nelbo_per_token"]
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize("flags", [
+    ("--precision", "amp"),
+    ("--precision", "amp_bf16"),
+    ("--precision", "bf16"),
+    ("--precision", "pure_bf16"),
+    ("--accum-freq", "2", "--precision", "fp32"),
+    ("--grad-checkpointing", "--lock-image"),
+    ("--force-image-size", "48", "--force-context-length", "16"),
+], ids=" ".join)
+def test_flags_of_upstream_work(csv, tmp_path, flags):
+    open_clip_train("--batch-size", "12", "--epochs", "1", *flags, data=csv, logs=tmp_path)
+    assert len(losses(tmp_path)) == (2 if "--accum-freq" in flags else 4)
+    assert all(torch.isfinite(w).all() for w in weights(tmp_path, 1).values())
+
+
+@pytest.mark.parametrize("model", ["ARC-ViT-Ti-8", "CapPa-ViT-Ti-8"])
+def test_the_other_objectives_train(csv, tmp_path, model):
+    open_clip_train("--batch-size", "12", "--epochs", "1", "--val-data", csv, data=csv, logs=tmp_path, model=model)
+    assert len(losses(tmp_path)) == 4
+
+
+def test_synthetic_data_and_torch_compile(tmp_path):
+    open_clip_train("--dataset-type", "synthetic", "--train-num-samples", "16", "--batch-size", "8", "--epochs", "1",
+                    "--torchcompile", logs=tmp_path)
+    assert len(losses(tmp_path)) == 2
+
+
+def test_a_clip_model_trains_and_validates_as_before(csv, tmp_path):
+    open_clip_train("--batch-size", "8", "--epochs", "1", "--force-image-size", "64", "--val-data", csv, data=csv,
+                    logs=tmp_path, model="ViT-S-32-alt")
+    result = json.loads((tmp_path / "run" / "checkpoints" / "results.jsonl").read_text())
+    assert "clip_val_loss" in result
+
+
+def test_a_killed_and_resumed_csv_run_equals_an_unbroken_one_bit_for_bit(csv, tmp_path):
+    flags = ("--batch-size", "12", "--epochs", "3", "--val-data", csv)
+    open_clip_train(*flags, data=csv, logs=tmp_path, name="unbroken")
+    kill_after_epoch_1 = """
+import os, sys
+import open_clip_mdc.hooks as hooks
+make = hooks.train_one_epoch
+def train_one_epoch(upstream):
+    train = make(upstream)
+    def killed(model, data, loss, epoch, *args, **kwargs):
+        if epoch == 1:
+            os._exit(9)
+        return train(model, data, loss, epoch, *args, **kwargs)
+    return killed
+hooks.train_one_epoch = train_one_epoch
+from open_clip_mdc.train import main
+main(sys.argv[1:])
+"""
+    result = open_clip_train(*flags, data=csv, logs=tmp_path, name="broken", check=False,
+                             launcher=("python", "-c", kill_after_epoch_1))
+    assert result.returncode == 9
+    open_clip_train(*flags, "--resume", "latest", data=csv, logs=tmp_path, name="broken")
+    unbroken, resumed = weights(tmp_path, 3, "unbroken"), weights(tmp_path, 3, "broken")
+    assert all(torch.equal(unbroken[k], resumed[k]) for k in unbroken)
+
+    path = tmp_path / "unbroken" / "checkpoints" / "epoch_2.pt"
+    open_clip_train(*flags, "--resume", path, data=csv, logs=tmp_path, name="from-path")
+    assert all(torch.equal(unbroken[k], w) for k, w in weights(tmp_path, 3, "from-path").items())
+
+
+def test_two_gloo_processes_train_by_the_real_command_and_hold_equal_weights(scenes, tmp_path):
+    """Each rank saves what it holds at the end of the last epoch; --resume then goes on with two processes."""
+    dump = """
+import sys, torch
+import open_clip_mdc.hooks as hooks
+make = hooks.train_one_epoch
+def train_one_epoch(upstream):
+    train = make(upstream)
+    def dumped(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, **kwargs):
+        train(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, **kwargs)
+        torch.save(hooks.unwrap(model).state_dict(), f"{args.logs}/rank{args.rank}.pt")
+    return dumped
+hooks.train_one_epoch = train_one_epoch
+from open_clip_mdc.train import main
+main(sys.argv[1:])
+"""
+    script = tmp_path / "dump.py"
+    script.write_text(dump)
+    torchrun = ("python", "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone")
+    shards = str(scenes / "train" / "{00000..00007}.tar")
+    flags = ("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-samples", "64", "--accum-freq", "2",
+             "--val-data", scenes / "val" / "00000.tar")
+    open_clip_train("--epochs", "1", *flags, data=shards, logs=tmp_path, launcher=(*torchrun, str(script), "--"))
+    first, second = (torch.load(tmp_path / f"rank{r}.pt", weights_only=True) for r in (0, 1))
+    assert all(torch.equal(first[k], second[k]) for k in first)
+    open_clip_train("--epochs", "2", *flags, "--resume", "latest", data=shards, logs=tmp_path,
+                    launcher=(*torchrun, "-m", "open_clip_mdc.train", "--"))
+    assert (tmp_path / "run" / "checkpoints" / "epoch_2.pt").exists()
+
+
+def test_a_failing_validation_never_loses_the_checkpoint(csv, tmp_path):
+    broken = tmp_path / "broken.csv"
+    broken.write_text("filepath\ttitle\n/does/not/exist.png\ta dog\n")
+    open_clip_train("--batch-size", "12", "--epochs", "1", "--val-data", broken, data=csv, logs=tmp_path)
+    assert (tmp_path / "run" / "checkpoints" / "epoch_1.pt").exists()
+    assert "Validation of epoch 1 failed" in (tmp_path / "run" / "out.log").read_text()
+    alone = open_clip_train("--val-data", broken, "--batch-size", "4", logs=tmp_path, name="alone", check=False)
+    assert alone.returncode != 0
+
+
+@pytest.mark.parametrize("flags, word", [
+    (("--siglip",), "--siglip"),
+    (("--lock-text",), "--lock-text"),
+    (("--distill-model", "ViT-B-32", "--distill-pretrained", "openai"), "--distill-model"),
+    (("--horovod",), "--horovod"),
+    (("--imagenet-val", "/data"), "--imagenet-val"),
+])
+def test_flags_without_meaning_stop_at_once_with_one_line(csv, capsys, flags, word):
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--model", "MDC-ViT-Ti-8", "--train-data", str(csv), *flags])
+    assert word in stop.value.code and "\n" not in stop.value.code
+
+
+def test_bad_input_is_named_in_one_line(csv, tmp_path):
+    for argv, words in (
+        (["--model", "MDC-ViT-B-23", "--train-data", str(csv)], "MDC-ViT-B-32"),
+        (["--model", "MDC-ViT-Ti-8", "--train-data", "/no/{00..03}.tar"], "/no/00.tar"),
+    ):
+        with pytest.raises(SystemExit, match=words):
+            train.main(argv)
+    empty = tmp_path / "empty.csv"
+    empty.write_text(f"filepath\ttitle\n{csv.parent / '0.png'}\ta dog\n{csv.parent / '1.png'}\t\n")
+    with pytest.raises(SystemExit, match="line 3"):
+        train.main(["--model", "MDC-ViT-Ti-8", "--train-data", str(empty)])
+    with pytest.raises(SystemExit, match="no column 'filepath'"):
+        train.main(["--model", "MDC-ViT-Ti-8", "--train-data", str(csv), "--csv-separator", ","])
+
+
+def test_odd_captions_and_pictures_train_or_are_logged(tmp_path):
+    """Grey, RGBA, palette and truncated pictures; empty, punctuation, endless and non-ASCII captions."""
+    scene = Image.effect_noise((40, 40), 60)
+    pictures = {"grey": scene, **{mode: scene.convert(mode) for mode in ("RGBA", "P", "RGB")}}
+    odd = ["", "!!!", "a red circle " * 40, "ein hündchen 犬 🐕"]
+    path = tmp_path / "odd.tar"
+    with tarfile.open(path, "w") as tar:
+        def add(name, data):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+        for i, (kind, caption) in enumerate(zip(pictures, odd, strict=True)):
+            buffer = io.BytesIO()
+            pictures[kind].save(buffer, "png")
+            add(f"{i}.png", buffer.getvalue())
+            add(f"{i}.txt", caption.encode())
+        add("9.png", buffer.getvalue()[:300])
+        add("9.txt", b"a truncated picture")
+    open_clip_train("--dataset-type", "webdataset", "--batch-size", "4", "--train-num-samples", "8", "--epochs", "1",
+                    data=path, logs=tmp_path)
+    log = (tmp_path / "run" / "out.log").read_text()
+    assert len(losses(tmp_path)) == 2
+    assert "Handling webdataset error" in log and "truncated" in log
+
+
+@needs_shared_data
+def test_photographs_train_for_thirty_steps_with_falling_loss(tmp_path):
+    shards = str(shared_data() / "flickr8k" / "train" / "{00000..00005}.tar")
+    config = dict(open_clip_mdc.packaged_configs()["MDC-ViT-Ti-8"])
+    assert config["text_cfg"]["vocab_size"] < 1000  # photographs' captions come in pieces of the scenes' vocabulary
+    open_clip_train("--dataset-type", "webdataset", "--batch-size", "32", "--train-num-samples", "960", "--epochs", "1",
+                    "--force-image-size", "64", data=shards, logs=tmp_path, workers="1")
+    values = losses(tmp_path)
+    assert len(values) == 30 and sum(values[-5:]) < 0.9 * sum(values[:5])
+
+
+def test_masks_differ_between_epochs_and_after_a_resume():
+    """The hook makes all noise a function of seed, rank and epoch."""
+    from types import SimpleNamespace
+
+    from open_clip_mdc.hooks import train_one_epoch
+    open_clip_mdc.register()
+    model, _, _ = open_clip_mdc.create_model_and_transforms("MDC-ViT-Ti-8")
+    text = open_clip_mdc.get_tokenizer("MDC-ViT-Ti-8")(["a red circle above a blue square"] * 8)
+    drawn = {}
+
+    def upstream(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=None):
+        drawn[epoch, args.rank] = model.corrupt(text)
+
+    for epoch in (0, 1):
+        for rank in (0, 1):
+            args = SimpleNamespace(model="MDC-ViT-Ti-8", seed=0, rank=rank)
+            train_one_epoch(upstream)(model, None, None, epoch, None, None, None, None, args)
+    weights_of = [c.token_weight for c in drawn.values()]
+    assert all((a != b).any() for i, a in enumerate(weights_of) for b in weights_of[:i])
+    first = drawn[0, 0].token_weight
+    train_one_epoch(upstream)(model, None, None, 0, None, None, None, None,
+                              SimpleNamespace(model="MDC-ViT-Ti-8", seed=0, rank=0))
+    assert torch.equal(drawn[0, 0].token_weight, first)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_equals_cpu():
+    model, _, _ = open_clip_mdc.create_model_and_transforms("MDC-ViT-Ti-8")
+    text = open_clip_mdc.get_tokenizer("MDC-ViT-Ti-8")(["a red circle", "a blue square above a green star"])
+    corrupted = model.corrupt(text)
+    cpu = model(images(2), text, corrupted)["token_nll"]
+    gpu_corrupted = type(corrupted)(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in corrupted))
+    gpu = model.cuda()(images(2).cuda(), text.cuda(), gpu_corrupted)["token_nll"]
+    torch.testing.assert_close(gpu.cpu(), cpu, atol=1e-4, rtol=1e-4)
+
+

@@ -1,0 +1,481 @@
+"""Claims about the LLM judge, made against a real HTTP server on this machine.    pytest tests/tools/test_judge.py"""
+import base64
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from open_clip_mdc import tools as cli
+from open_clip_mdc.tools import judge
+from open_clip_mdc.tools.judge_answers import lettered, parse_letter, summarise
+
+KEY = "sk-judge-test-1234567890"
+QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet: no waiting for the acknowledgement of the first
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        request = {"path": self.path, "key": self.headers.get("Authorization"), "time": time.monotonic(), **body}
+        with self.server.lock:
+            self.server.requests.append(request)
+            status, headers, answer = self.server.reply(self.server, request)
+        if status == 200 and not isinstance(answer, bytes):
+            answer = {"choices": [{"message": {"role": "assistant", "content": answer}}]}
+        content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": len(content)}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """Its `reply(server, request) -> (status, headers, answer)` is set by the test."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads, server.block_on_close = True, False
+        server.lock, server.requests = threading.Lock(), []
+        server.url = f"http://127.0.0.1:{server.server_port}/v1"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        for name, value in {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": "the-judge", "OPENAI_API_KEY": KEY,
+                            "NO_PROXY": "127.0.0.1"}.items():
+            monkeypatch.setenv(name, value)
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def png(number: int) -> bytes:
+    """A picture unlike that of every other number."""
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4), (number % 256, number // 256, 7)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_captions(path: Path, captions: dict) -> str:
+    path.write_text(json.dumps({"model": "x", "captions": captions}))
+    return f"{path.stem}={path}"
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Pictures and captions of N ids by systems: the arguments of the command."""
+
+    def make(count, *names, caption="{name} {i}"):
+        (tmp_path / "images").mkdir(exist_ok=True)
+        for i in range(count):
+            (tmp_path / "images" / f"{i}.png").write_bytes(png(i))
+        files = [write_captions(tmp_path / f"{name}.json",
+                                {str(i): caption.format(name=name, i=i) for i in range(count)}) for name in names]
+        return ["judge", "--images", str(tmp_path / "images"), "--out", str(tmp_path / "judge.jsonl"),
+                "--captions", *files]
+
+    return make
+
+
+def picture(request: dict) -> bytes:
+    """The bytes that a request shows."""
+    url = request["messages"][0]["content"][0]["image_url"]["url"]
+    head, _, content = url.partition(",")
+    assert head == "data:image/png;base64"
+    return base64.b64decode(content, validate=True)
+
+
+def choices(request: dict) -> dict[str, str]:
+    """{letter: caption} of a request."""
+    return dict(line.split(". ", 1) for line in request["messages"][0]["content"][1]["text"].splitlines()[1:])
+
+
+def choose(text: str):
+    """A judge that takes the caption with this text in it."""
+    return lambda server, request: (200, {}, next(k for k, caption in choices(request).items() if text in caption))
+
+
+def always(answer, status=200, **headers):
+    return lambda server, request: (status, headers, answer)
+
+
+def results(tmp_path) -> dict:
+    return json.loads((tmp_path / "judge.json").read_text())
+
+
+def failure(arguments: list[str]) -> str:
+    """The one line with which the command ends."""
+    with pytest.raises(SystemExit) as exit:
+        cli.main(arguments)
+    message = str(exit.value.code)
+    assert message.startswith("error: ") and "\n" not in message
+    return message
+
+
+# ---- what is asked -------------------------------------------------------------------------------------------------
+
+
+def test_the_request_is_the_papers_question_the_lettered_captions_and_the_file_itself(server, data, tmp_path):
+    arguments = data(6, "ARC", "MDC-10", "MDC-15", "MDC-20", caption="{name} is “two\nwords” é犬 {i}")
+    server.reply = choose("MDC-15")
+    cli.main(arguments)
+    assert len(server.requests) == 6
+    for request in server.requests:
+        assert request["path"] == "/v1/chat/completions" and request["key"] == f"Bearer {KEY}"
+        assert request["model"] == "the-judge" and request["temperature"] == 0
+        (message,) = request["messages"]
+        assert message["role"] == "user" and [part["type"] for part in message["content"]] == ["image_url", "text"]
+        i = next(i for i in range(6) if png(i) == picture(request))  # the file's bytes, not a new encoding of them
+        lines = message["content"][1]["text"].split("\n")
+        assert lines[0] == QUESTION == judge.QUESTION
+        assert [line[:3] for line in lines[1:]] == ["A. ", "B. ", "C. ", "D. "]
+        # a line break in a caption cannot begin another choice
+        assert sorted(line[3:] for line in lines[1:]) == [
+            f"{name} is “two words” é犬 {i}" for name in ("ARC", "MDC-10", "MDC-15", "MDC-20")]
+    assert len({picture(request) for request in server.requests}) == 6
+    assert results(tmp_path)["selection_rate"] == {"ARC": 0, "MDC-10": 0, "MDC-15": 1, "MDC-20": 0}
+
+
+def test_the_order_hangs_on_seed_and_id_alone_and_every_order_comes_equally_often():
+    captions = {"a": "1", "b": "2", "c": "3"}
+    orders = [tuple(caption for caption, _ in lettered(captions, 0, str(i))) for i in range(6000)]
+    backwards = dict(reversed(captions.items()))
+    assert [tuple(c for c, _ in lettered(backwards, 0, str(i))) for i in range(50)] == orders[:50]
+    assert [tuple(c for c, _ in lettered(captions, 1, str(i))) for i in range(50)] != orders[:50]
+    assert set(orders) == set(permutations("123"))
+    chi_squared = sum((n - 1000) ** 2 / 1000 for n in Counter(orders).values())
+    assert chi_squared < 20.5  # 5 degrees of freedom, 99.9 %
+
+
+def test_a_judge_that_always_says_a_selects_every_system_equally_often(server, data, tmp_path):
+    count, names = 320, ("s1", "s2", "s3", "s4")
+    server.reply = always("A")
+    cli.main([*data(count, *names), "--seed", "3"])
+    summary = results(tmp_path)
+    assert summary["letters"] == {"A": count} and summary["judged"] == summary["images"] == count
+    assert sum(summary["selection_rate"].values()) == pytest.approx(1)
+    error = (1 / 4 * 3 / 4 / count) ** 0.5  # of a binomial share: 2.4 %
+    for rate in summary["selection_rate"].values():
+        assert abs(rate - 1 / 4) < 3.5 * error
+
+
+def test_letters_are_mapped_back_for_every_place(server, data, tmp_path, capsys):
+    server.reply = lambda server, request: choose("bad" if picture(request) == png(3) else "good")(server, request)
+    cli.main([*data(8, "good", "bad"), "--question", "Which?"])
+    assert {request["messages"][0]["content"][1]["text"].split("\n")[0] for request in server.requests} == {"Which?"}
+    summary = results(tmp_path)
+    assert summary["selection_rate"] == {"good": 7 / 8, "bad": 1 / 8} and set(summary["letters"]) == {"A", "B"}
+    assert summary["standard_error"]["good"] == pytest.approx((7 / 8 * 1 / 8 / 8) ** 0.5)
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert printed[1:3] == [["good", "87.5", "11.7"], ["bad", "12.5", "11.7"]]
+
+
+def test_equal_captions_are_shown_once_and_share_the_vote(server, tmp_path, data):
+    arguments = data(3, "a", "b", "c")
+    write_captions(tmp_path / "a.json", {"0": "a dog", "1": "a cat", "2": "the sea"})
+    write_captions(tmp_path / "b.json", {"0": "a  dog ", "1": "a bat", "2": "the sea"})
+    write_captions(tmp_path / "c.json", {"0": "a hat", "1": "a cat", "2": "the sea"})
+    answers = {png(0): "a dog", png(1): "a bat"}
+    server.reply = lambda server, request: choose(answers[picture(request)])(server, request)
+    cli.main(arguments)
+    assert sorted(sorted(choices(request).values()) for request in server.requests) == [  # nothing to ask about the sea
+        ["a bat", "a cat"], ["a dog", "a hat"]]
+    summary = results(tmp_path)
+    assert summary["selection_rate"] == pytest.approx(
+        {"a": (1 / 2 + 0 + 1 / 3) / 3, "b": (1 / 2 + 1 + 1 / 3) / 3, "c": (0 + 0 + 1 / 3) / 3})
+    assert (summary["judged"], summary["malformed"], summary["all_equal"]) == (3, 0, 1)
+
+
+# ---- what is answered ----------------------------------------------------------------------------------------------
+
+CAPTIONS = ["a man riding a wave", "a surfer on a board", "surfer surfer", "two dogs run in the snow"]
+
+
+@pytest.mark.parametrize("answer, letter", [
+    # a letter, however dressed
+    ("B", "B"), ("b", "B"), ("a", "A"), ("B.", "B"), ("(B)", "B"), ("**B**", "B"), ("\n`B`\n", "B"),
+    ("\\boxed{D}", "D"), ("Caption B", "B"), ("caption a.", "A"), ("Answer: C", "C"), ("**Answer: Option C**", "C"),
+    ("A", "A"),
+    # with its caption, or one letter in a text
+    ("B. a surfer on a board", "B"), ("B) A surfer on a board.", "B"), ("**A. a man riding a wave**", "A"),
+    ('A: "a man riding a wave"', "A"), ("The image shows a surfer, so caption C.", "C"),
+    ("Caption B best depicts the image and does not contain duplicate words.", "B"),
+    ("Caption A accurately depicts the image.", "A"), ("A is the best caption.", "A"),
+    ("I choose A over the rest", "A"),
+    ("The caption that best depicts the image and is also coherent is:\n\n**D. two dogs run in the snow**\n\nIt has no "
+     "duplicate words.", "D"),
+    # several letters: only where clauses declare one of them the best
+    ("The best is B because A is blurry.", "B"), ("Caption D is the best choice; caption C repeats words.", "D"),
+    ("A: fine\nB: dull\nC: repeats\n\nThe best caption is:\n**A. a man riding a wave**", "A"),
+    ("A) repeats a word.\nB) is awkward.\n\nTherefore, D.", "D"), ("I prefer A. B and C are dull.", "A"),
+    ("B is good. A is second best.", None), ("The best caption is not A but C.", None), ("A or B", None),
+    ("Both A and B are best.", None), ("The best is A. Then again, the best is B.", None),
+    ("Choose the best caption:\nA: fine\nB: dull", None), ("I would choose B over A.", None),
+    ("B. A man rides on it.", None),  # perhaps an article, perhaps the other caption
+    # nothing that can be counted
+    ("", None), ("None of them.", None), ("Not B.", None), ("B is not coherent.", None), ("E", None), ("AB", None),
+    ("A dog in the snow.", None), ("A man riding a wave", None), ("I cannot see the image.", None), ("Vitamin", None),
+    ("I don't think that B is the best", None), ("B-52 bombers", None), ("B and E", None),
+])
+def test_an_answer_is_a_letter_or_malformed(answer, letter):
+    assert parse_letter(answer, CAPTIONS) == letter
+
+
+def test_an_answer_that_only_repeats_a_caption_with_an_article_before_it_chooses_no_letter():
+    assert parse_letter("A man riding a wave", ["man riding a wave", "dog at sea"]) is None
+
+
+def test_malformed_answers_are_counted_and_belong_to_nobody(server, data, tmp_path):
+    server.reply = lambda server, request: (200, {}, {png(0): "A or B", png(1): None, png(2): "Z"}.get(
+        picture(request), next(k for k, v in choices(request).items() if "x" in v)))
+    cli.main(data(5, "x", "y"))
+    summary = results(tmp_path)
+    assert (summary["images"], summary["judged"], summary["malformed"]) == (5, 2, 3)
+    assert summary["selection_rate"] == {"x": 1, "y": 0}
+    requests = len(server.requests)
+    cli.main(data(5, "x", "y"))  # at temperature 0 they would be the same again
+    assert len(server.requests) == requests and results(tmp_path) == summary
+
+
+def test_a_judge_that_never_answers_properly_gives_no_rates(server, data, tmp_path):
+    server.reply = always("I am a teapot")
+    assert "none of 3 answers names one caption" in failure(data(3, "x", "y"))
+    assert results(tmp_path)["malformed"] == 3 and results(tmp_path)["selection_rate"] == {"x": None, "y": None}
+
+
+def test_rates_errors_and_letters_are_those_counted_by_hand():
+    votes = [{"shown": [["a"], ["b", "c"]], "chosen": ["b", "c"]}, {"shown": [["c"], ["a"], ["b"]], "chosen": ["c"]},
+             {"shown": [["a"], ["b"], ["c"]], "chosen": []}, {"shown": [["a", "b", "c"]], "chosen": ["a", "b", "c"]},
+             {"shown": [["b"], ["a", "c"]], "chosen": ["b"]}]
+    summary = summarise(votes, ["a", "b", "c"])
+    rates = {"a": 1 / 12, "b": (1 / 2 + 1 / 3 + 1) / 4, "c": (1 / 2 + 1 + 1 / 3) / 4}
+    assert summary["selection_rate"] == pytest.approx(rates)
+    assert summary["standard_error"] == pytest.approx({k: (p * (1 - p) / 4) ** 0.5 for k, p in rates.items()})
+    assert summary["letters"] == {"A": 2, "B": 1} and summary["malformed"] == summary["all_equal"] == 1
+
+
+# ---- failures ------------------------------------------------------------------------------------------------------
+
+
+def test_too_many_requests_and_server_errors_are_tried_again_after_the_time_they_ask_for(server, data, tmp_path):
+    replies = [(429, {"Retry-After": 1}, {}), (500, {}, {}), (200, {}, "A")]
+    server.reply = lambda server, request: replies[len(server.requests) - 1]
+    cli.main(data(1, "x", "y"))
+    assert results(tmp_path)["judged"] == 1 and len(server.requests) == 3
+    first, second, third = [request.pop("time") for request in server.requests]
+    assert second - first >= 1  # Retry-After
+    assert third - second >= 1  # back-off: the second failure in a row
+    assert server.requests[0] == server.requests[1] == server.requests[2]
+
+
+def test_waits_double_from_failure_to_failure_and_end(server, data, monkeypatch):
+    monkeypatch.setattr(judge, "RETRIES", 3)
+    server.reply = always({"error": "over\nloaded"}, 503)
+    assert '503: {"error": "over\\nloaded"}' in failure(data(1, "x", "y"))
+    times = [request["time"] for request in server.requests]
+    waits = [b - a for a, b in zip(times[:-1], times[1:], strict=True)]
+    assert len(waits) == 3 and waits[1] >= 1 and waits[2] >= 2
+
+
+def test_a_broken_connection_is_tried_again(server, data, tmp_path):
+    def reply(server, request):
+        if len(server.requests) == 1:
+            raise ConnectionAbortedError  # the handler ends without an answer
+        return 200, {}, "B"
+    server.reply, server.handle_error = reply, lambda *args: None
+    cli.main(data(1, "x", "y"))
+    assert results(tmp_path)["judged"] == 1 and len(server.requests) == 2
+
+
+@pytest.mark.parametrize("reply, message", [
+    (always({"error": f"bad key\n{KEY}"}, 401), r'/v1 answers 401: {"error": "bad key\n***"}'),
+    (always({"": 290 * "x" + KEY}, 400), 290 * "x" + "***"),
+    (always({}, 404), "answers 404"),
+    (always({}, 307, Location="http://127.0.0.1:9/"), "answers 307"),  # the key goes nowhere else
+    (always(b"<html>\nwelcome</html>"), "gives no chat completion: <html> welcome</html>"),
+    (always(b'{"choices": []}'), "gives no chat completion"),
+    (always(["B"]), "gives no chat completion"),
+], ids=["wrong key", "long answer", "wrong path", "moved", "a web page", "no choices", "no text"])
+def test_a_refusal_stops_at_once_with_one_line(server, data, reply, message):
+    server.reply = reply
+    assert message in failure([*data(40, "x", "y"), "--workers", "1"])
+    assert len(server.requests) == 1
+
+
+def test_a_server_that_is_not_there_is_named(data, monkeypatch, server, tmp_path):
+    monkeypatch.setattr(judge, "RETRIES", 1)
+    assert "http://127.0.0.1:9/v1 cannot be reached" in failure([*data(1, "x", "y"), "--url", "http://127.0.0.1:9/v1"])
+    assert not (tmp_path / "judge.json").exists()
+
+
+def test_without_a_key_none_is_sent(server, data, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY")
+    server.reply = always("A")
+    cli.main([*data(1, "x", "y"), "--url", server.url + "/"])
+    assert server.requests[0]["key"] is None and server.requests[0]["path"] == "/v1/chat/completions"
+
+
+# ---- stopping and going on -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", ["1", "4"])
+def test_no_answer_is_asked_for_twice_after_a_stop_and_the_result_is_that_of_one_run(server, data, tmp_path, workers):
+    arguments = [*data(20, "x", "y"), "--workers", workers]
+    server.reply = lambda server, request: (
+        choose("x")(server, request) if len(server.requests) <= 9 else (403, {}, {"error": "no more"}))
+    assert "403" in failure(arguments)
+    answered = {picture(request) for request in server.requests[:9]}
+    assert not (tmp_path / "judge.json").exists()
+
+    lines = (tmp_path / "judge.jsonl").read_bytes()
+    assert len(lines.splitlines()) == 1 + 9
+    (tmp_path / "judge.jsonl").write_bytes(lines + b'{"id": "19", "shown": [["x')  # killed while writing
+    server.requests.clear()
+    server.reply = choose("x")
+    cli.main(arguments)
+    asked = [picture(request) for request in server.requests]
+    assert len(asked) == 11 and not answered & set(asked)
+    assert len((tmp_path / "judge.jsonl").read_text().splitlines()) == 1 + 20
+    resumed = results(tmp_path)
+    orders = {picture(r): choices(r) for r in server.requests}
+
+    (tmp_path / "judge.jsonl").unlink()
+    server.requests.clear()
+    cli.main(arguments)
+    assert results(tmp_path) == resumed and resumed["selection_rate"] == {"x": 1, "y": 0}
+    assert orders.items() <= {picture(r): choices(r) for r in server.requests}.items()  # same letters for same pictures
+
+
+def test_the_command_goes_on_after_kill_9_and_the_key_is_in_no_file_and_no_output(server, data, tmp_path):
+    reached, hold = threading.Event(), threading.Event()
+
+    def reply(server, request):
+        if len(server.requests) > 3 and not hold.is_set():
+            reached.set()
+            return 429, {"Retry-After": 600}, {}
+        return choose("y")(server, request)
+
+    server.reply = reply
+    command = [sys.executable, "-m", "open_clip_mdc", *data(6, "x", "y"), "--workers", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ) as process:
+        assert reached.wait(120)
+        process.kill()
+        output = process.communicate()[0].decode()
+    hold.set()
+    done = {picture(request) for request in server.requests[:3]}
+    assert len((tmp_path / "judge.jsonl").read_text().splitlines()) == 1 + 3
+    server.requests.clear()
+    cli.main(command[3:])
+    assert len(server.requests) == 3 and not done & {picture(request) for request in server.requests}
+    assert results(tmp_path)["selection_rate"] == {"x": 0, "y": 1}
+    assert "judge" in output and KEY not in output
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
+    assert {request["key"] for request in server.requests} == {f"Bearer {KEY}"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "images", "judge.json", "judge.jsonl", "x.json", "y.json"]
+
+
+def test_a_run_with_other_settings_is_not_mixed_in(server, data, tmp_path):
+    arguments = data(2, "x", "y")
+    server.reply = always("A")
+    cli.main(arguments)
+    before = (tmp_path / "judge.jsonl").read_bytes()
+    for flag, value in (("question", "Which?"), ("model", "other"), ("seed", "1")):
+        assert f"begun with another {flag}: give another --out" in failure([*arguments, f"--{flag}", value])
+    arguments = data(2, "x", "y", caption="new {name}")
+    assert "begun with another systems" in failure(arguments)
+    assert (tmp_path / "judge.jsonl").read_bytes() == before and len(server.requests) == 2
+
+
+@pytest.mark.parametrize("content", ["", "notes without a line end", "[1]\n", '{"id": 1}\n', "{}\nnot json\n"])
+def test_a_file_of_somebody_else_is_not_touched(server, data, tmp_path, content):
+    (tmp_path / "judge.jsonl").write_text(content)
+    assert "damaged or no file of this tool" in failure(data(1, "x", "y"))
+    assert (tmp_path / "judge.jsonl").read_text() == content and not server.requests
+
+
+# ---- captions and pictures -----------------------------------------------------------------------------------------
+
+
+def write_tar(path: Path, members: dict[str, bytes], mode: str = "w") -> None:
+    with tarfile.open(path, mode) as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+@pytest.mark.parametrize("ids", [["d/k0", "k1", "k2", "k1#3"], ["0", "1", "2"]], ids=["keys", "numbers"])
+def test_pictures_of_shards_are_found_by_key_or_by_number(server, tmp_path, ids):
+    write_tar(tmp_path / "0.tar", {"d/k0.txt": b"no", "d/k0.PNG": png(0), "d/k0.json": b"{}", "x.txt": b"no picture",
+                                   "k1.png": png(1)})
+    write_tar(tmp_path / "1.tar", {"k2.png": png(2), "k1.png": png(3)})
+    files = [write_captions(tmp_path / f"{name}.json", {id: f"{name} {i}" for i, id in enumerate(ids)})
+             for name in ("u", "v")]
+    server.reply = always("B")
+    images, out = f"{tmp_path}/{{0..1}}.tar", str(tmp_path / "j.jsonl")
+    cli.main(["judge", "--images", images, "--out", out, "--captions", *files])
+    assert len(server.requests) == len(ids)
+    for request in server.requests:
+        assert {picture(request)} == {png(int(caption[-1])) for caption in choices(request).values()}
+
+
+def test_the_lines_of_the_caption_tool_are_captions_too(tmp_path):
+    lines = [{"image": "photos/holiday.1.jpg", "caption": "a\u2028dog"}, {"image": "s/0.tar::d/k.7", "caption": "b"}]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines),
+                                      encoding="utf-8")
+    assert judge.read_captions(str(tmp_path / "c.jsonl")) == {"holiday.1": "a dog", "d/k.7": "b"}
+
+
+def test_bad_input_is_named_in_one_line_before_anything_is_asked(server, data, tmp_path, monkeypatch):
+    arguments = data(2, "x", "y")
+    base, x = arguments[:-2], arguments[-2]
+    few, empty = write_captions(tmp_path / "few.json", {"0": "a"}), write_captions(tmp_path / "empty.json", {})
+    extra = [write_captions(tmp_path / f"{n}.json", {"0": "a", "no/such": "b"}) for n in ("e1", "e2")]
+    (tmp_path / "list.json").write_text('{"captions": ["a"]}')
+    (tmp_path / "twice.jsonl").write_text('{"image": "a/0.png", "caption": ""}\n{"image": "b/0.png", "caption": ""}\n')
+    for captions, message in [
+        ([x], "names 1 systems, not 2 to 8"), ([x, x], "each system once"), ([x, "file.json"], "as NAME=FILE"),
+        ([x, few], "x and few caption different pictures: 1 ids are only in one of them, such as 1"),
+        ([f"e={tmp_path}/empty.json", empty], "has no caption"), ([x, "z=nowhere.json"], "nowhere.json"),
+        ([x, f"l={tmp_path}/list.json"], "list.json is neither JSON with"),
+        ([x, f"t={tmp_path}/twice.jsonl"], "twice.jsonl has more than one caption for 0"),
+        (extra, "has no pictures for the id no/such (1 of 2 ids have none or several)"),
+    ]:
+        assert message in failure([*base, *captions])
+    assert "should end in .jsonl" in failure([*arguments, "--out", "judge.json"])
+    assert "--workers" in failure([*arguments, "--workers", "0"])
+    assert "no picture or folder" in failure([*arguments, "--images", str(tmp_path / "0.tar")])
+    write_tar(tmp_path / "packed.tar", {"0.png": png(0)}, "w:gz")
+    assert "not a complete, uncompressed tar file" in failure([*arguments, "--images", str(tmp_path / "packed.tar")])
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-two\nlines")
+    message = failure(arguments)
+    assert "$OPENAI_API_KEY has characters" in message and "sk-two" not in message
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    assert "--url or $OPENAI_BASE_URL" in failure(arguments)
+    (tmp_path / "images" / "1.jpg").write_bytes(png(1))
+    assert "has 2 pictures for the id 1" in failure([*arguments, "--url", server.url])
+    assert not server.requests and not list(tmp_path.glob("judge*"))
+
+
+def test_what_is_no_picture_is_not_sent(server, data, tmp_path):
+    arguments = data(1, "x", "y")
+    (tmp_path / "images" / "0.png").write_bytes(b"secret")
+    assert "cannot read the picture at byte 0 of" in failure(arguments)
+    assert not server.requests

@@ -1,0 +1,118 @@
+"""Claims about the caption-length table and figure."""
+import argparse
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from open_clip.tokenizer import SimpleTokenizer
+from PIL import Image
+
+from open_clip_mdc.tools import lengths
+
+SHARED = Path(os.environ.get("MDC_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+
+
+def write_tar(path, members):
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return str(path)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Captions of 1, 3 and 100 words that are one token each, among members that are none."""
+    write_tar(tmp_path / "0.tar", {"a.jpg": b"no picture" * 999, "a.txt": b"dog", "a.json": b"{}", "a.alt.txt": b"a b"})
+    write_tar(tmp_path / "1.tar", {"x/b.TXT": b"a red dog", "x/c.txt": b"dog " * 100, "__meta__/d.txt": b"no"})
+    return tmp_path
+
+
+def run(*argv):
+    parser = argparse.ArgumentParser()
+    lengths.add_arguments(parser)
+    lengths.run(parser.parse_args(list(map(str, argv))))
+
+
+def test_the_table_is_the_one_worked_out_by_hand(shards):
+    counts = lengths.caption_lengths(lengths.find_shards(f"{shards}/{{0..1}}.tar"), SimpleTokenizer())
+    assert counts.tolist() == [3, 5, 102]  # words + SOT + EOT, nothing cut at 77
+    row = lengths.length_table(["hand"], [counts]).loc["hand"].to_dict()
+    assert row == pytest.approx({
+        "captions": 3, "mean": 110 / 3, "p5": 3.2, "p25": 4, "p50": 5, "p75": 53.5, "p95": 92.3, "p99": 100.06,
+        "max": 102, "> 77 (%)": 100 / 3})
+
+
+def test_a_caption_of_exactly_77_tokens_does_not_exceed_77():
+    table = lengths.length_table(["edge"], [np.array([76, 77, 78, 79])])
+    assert table.loc["edge", "> 77 (%)"] == 50
+
+
+def test_sets_are_joined_by_colons_kept_apart_by_spaces_and_read_from_pipes(shards, capsys):
+    joined, piped = f"{shards}/0.tar::{shards}/1.tar", f"pipe:cat {shards}/1.tar"
+    run(joined, piped, "--names", "joined", "piped", "--out", shards / "l.png")
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert printed[1] == ["joined", "3", "36.7", "3.2", "4.0", "5.0", "53.5", "92.3", "100.1", "102", "33.3"]
+    assert printed[2][:3] == ["piped", "2", "53.5"]
+
+
+def test_the_figure_is_a_png_with_both_sets_and_nothing_half_written_stays(shards):
+    run(f"{shards}/{{0..1}}.tar", f"{shards}/0.tar", "--out", shards / "lengths.png")
+    with Image.open(shards / "lengths.png") as image:
+        assert image.format == "PNG"
+        colours = {colour[:3] for count, colour in image.convert("RGB").getcolors(1 << 24) if count > 500}
+    assert len(colours) >= 3  # paper, and an area for each set
+    assert sorted(path.name for path in shards.iterdir()) == ["0.tar", "1.tar", "lengths.png"]
+
+
+def test_histogram_areas_are_shares_of_captions(tmp_path, monkeypatch):
+    drawn, hist = [], Axes.hist
+    monkeypatch.setattr(Axes, "hist", lambda *args, **kwargs: drawn.append(hist(*args, **kwargs)))
+    rng = np.random.default_rng(0)
+    short, long = rng.integers(5, 30, 5000), rng.integers(5, 900, 5000)
+    lengths.draw_histogram(tmp_path / "l.png", ["short", "long"], [short, long])
+    for (heights, edges, _), values in zip(drawn, (short, long), strict=True):
+        assert (heights * np.diff(edges)).sum() == pytest.approx(100, abs=0.2)  # the longest 0.1 % are cut off
+        assert heights[0] == pytest.approx(100 * (values < edges[1]).mean() / np.diff(edges)[0])
+
+
+def test_the_tokenizer_is_that_of_the_named_model(shards, capsys):
+    run(f"{shards}/0.tar", "--tokenizer", "MDC-ViT-Ti-8", "--out", shards / "l.png")
+    assert capsys.readouterr().out.splitlines()[1].split()[1:3] == ["1", "4.0"]  # "do", "g": no word of the scenes
+    with pytest.raises(ValueError, match="--tokenizer ViT-B-99: no model of"):
+        run(f"{shards}/0.tar", "--tokenizer", "ViT-B-99", "--out", shards / "l.png")
+
+
+def test_bad_input_is_named_in_one_line(shards):
+    whole = (shards / "0.tar").read_bytes()
+    (shards / "cut.tar").write_bytes(whole[:5000])
+    (shards / "text.tar").write_text("captions?")
+    write_tar(shards / "empty.tar", {"a.jpg": b"", "a.json": b"{}"})
+    for pattern, error, message in [
+        ("{0..3}.tar", FileNotFoundError, r"2.tar: no such shard \(2 of 4 of .* missing\)"),
+        ("cut.tar", ValueError, "cut.tar: not a complete tar file"),
+        ("text.tar", ValueError, "text.tar: not a complete tar file"),
+        ("empty.tar", ValueError, r"empty.tar: no KEY.txt in 1 shard"),
+    ]:
+        with pytest.raises(error, match=message) as caught:
+            run(shards / pattern, "--out", shards / "l.png")
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="--names has 1 names for 2 data sets"):
+        run(shards / "0.tar", shards / "1.tar", "--names", "one", "--out", shards / "l.png")
+    with pytest.raises(FileNotFoundError, match="--out .*: its folder does not exist"):
+        run(shards / "0.tar", "--out", shards / "nowhere" / "l.png")
+    assert not (shards / "l.png").exists()
+
+
+@pytest.mark.skipif(not (SHARED / "flickr8k" / "train").is_dir(), reason="the shared Flickr8k shards are not here")
+def test_flickr8k_captions_have_14_tokens_on_average():
+    shards = lengths.find_shards(f"{SHARED}/flickr8k/train/{{00000..00005}}.tar")
+    counts = lengths.caption_lengths(shards, SimpleTokenizer())
+    assert len(counts) == 6000
+    assert counts.mean() == pytest.approx(14, abs=0.5)
+    assert counts.min() > 2

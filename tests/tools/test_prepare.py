@@ -1,0 +1,385 @@
+"""Claims about shards for fine-tuning, and about how they train.    pytest tests/tools/test_prepare.py"""
+import io
+import json
+import random
+import tarfile
+from argparse import Namespace
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from clip_benchmark.datasets.builder import build_dataset
+from conftest import needs_shared_data, run, shared_data
+from open_clip_train.data import get_dataset_size
+from PIL import Image
+from scipy.stats import chisquare
+
+import open_clip_mdc
+from open_clip_mdc import hooks
+from open_clip_mdc import tools as cli
+from open_clip_mdc.tokens import CAPTION_SEPARATOR, decode_captions
+from open_clip_mdc.tools import prepare
+from open_clip_mdc.tools.lengths import read_captions
+
+COLOURS, SHAPES = ("red", "green", "blue", "yellow"), ("circle", "square")
+ENDINGS = ("left of", "right of", "up above", "down below", "in the middle")
+KARPATHY = ["train"] * 5 + ["restval"] * 3 + ["val"] * 2 + ["test"] * 2
+
+
+def texts(i: int) -> list[str]:
+    """The five captions of picture i of eight, in the scenes' words."""
+    return [f"a {COLOURS[i % 4]} {SHAPES[i // 4 % 2]} {ending}" for ending in ENDINGS]
+
+
+@cache
+def picture(i: int, kind: str = "jpeg") -> bytes:
+    buffer = io.BytesIO()
+    Image.effect_noise((40 + i, 40), 60).convert("RGB").save(buffer, kind)
+    return buffer.getvalue()
+
+
+def members(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as tar:
+        return {m.name: tar.extractfile(m).read() for m in tar.getmembers()}
+
+
+def write_tar(path: Path, content: dict[str, bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in content.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def tool(*argv) -> None:
+    cli.main(["prepare", *map(str, argv)])
+
+
+@pytest.fixture
+def coco(tmp_path) -> Path:
+    """COCO's folders and Karpathy's json for twelve pictures: the eighth is a PNG, captions hold odd white space."""
+    images = []
+    for i, split in enumerate(KARPATHY):
+        folder, name = ("train2014" if split == "train" else "val2014"), f"COCO_{i:012d}.jpg"
+        path = tmp_path / "coco" / folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(i, "png" if i == 7 else "jpeg"))
+        raw = [f" {text}\n" for text in texts(i)]
+        raw[1] = raw[1].replace(" a ", "a\n\x1e ")
+        images.append({"filepath": folder, "filename": name, "split": split, "cocoid": i, "imgid": i,
+                       "sentences": [{"raw": text, "tokens": text.split(), "sentid": 0, "imgid": i} for text in raw]})
+    (tmp_path / "dataset_coco.json").write_text(json.dumps({"images": images, "dataset": "coco"}))
+    return tmp_path
+
+
+@pytest.fixture
+def prepared(coco) -> Path:
+    tool("coco", "--images", coco / "coco", "--annotations", coco / "dataset_coco.json", "--out", coco / "out")
+    return coco / "out"
+
+
+def test_every_picture_is_there_byte_for_byte_with_all_its_captions_and_restval_is_trained_on(prepared):
+    assert sorted(p.name for p in prepared.iterdir()) == ["dataset_type.txt", "test", "train", "val"]
+    for folder, indices in (("train", range(8)), ("val", (8, 9))):
+        content = members(prepared / folder / "00000.tar")
+        assert len(content) == 3 * len(indices)
+        for place, i in enumerate(indices):
+            key = f"{place:08d}"
+            assert content[f"{key}.{'png' if i == 7 else 'jpg'}"] == picture(i, "png" if i == 7 else "jpeg")
+            assert content[f"{key}.txt"].decode() == CAPTION_SEPARATOR.join(texts(i))
+            assert json.loads(content[f"{key}.json"]) == {"filename": f"COCO_{i:012d}.jpg", "captions": texts(i)}
+
+
+def test_the_printed_patterns_are_shards_whose_size_openclip_finds(coco, capsys, monkeypatch):
+    monkeypatch.setattr(prepare, "SHARD_SIZE", 3)
+    tool("coco", "--images", coco / "coco", "--annotations", coco / "dataset_coco.json", "--out", coco / "out")
+    flags = dict(x.split(": ")[1].split(" ", 1) for x in capsys.readouterr().out.splitlines() if "-data" in x)
+    assert get_dataset_size(flags["--train-data"].strip("'")) == (8, 3)
+    assert get_dataset_size(flags["--val-data"].strip("'")) == (2, 1)
+
+
+def test_clip_benchmark_reads_the_test_set_with_five_references(prepared, monkeypatch):
+    monkeypatch.setattr(prepare, "SHARD_SIZE", 1)
+    source = prepared / "test" / "0.tar"
+    tool("shards", "--test", source, "--out", prepared.parent / "again")  # two shards of one picture
+    for root in (prepared, prepared.parent / "again"):
+        found = list(build_dataset("wds/coco", root=str(root), transform=lambda image: image.size, split="test",
+                                   task="captioning"))
+        assert found == [((40 + i, 40), texts(i)) for i in (10, 11)]
+
+
+def test_whatever_ends_a_line_is_white_space_so_captions_always_come_apart_again():
+    for c in map(chr, range(0x110000)):
+        assert len(f"a{c}b".splitlines()) == 1 or c.isspace()
+    assert CAPTION_SEPARATOR.isspace()
+
+
+def test_flickr_has_no_subfolders(tmp_path, capsys):
+    (tmp_path / "7.jpg").write_bytes(picture(0))
+    rows = {"dataset": "flickr8k", "images": [{"filename": "7.jpg", "split": "test", "sentences": [{"raw": "a dog"}]}]}
+    (tmp_path / "f.json").write_text(json.dumps(rows))
+    tool("flickr8k", "--images", tmp_path, "--annotations", tmp_path / "f.json", "--out", tmp_path / "out")
+    assert members(tmp_path / "out" / "test" / "0.tar")["00000000.txt"] == b"a dog"
+    assert "--dataset wds/out" in capsys.readouterr().out and not (tmp_path / "out" / "train").exists()
+
+
+def test_pictures_that_cannot_be_used_stop_it_or_are_left_out_and_listed(coco, capsys):
+    flags = ("coco", "--images", coco / "coco", "--annotations", coco / "dataset_coco.json", "--out", coco / "out")
+    broken = coco / "coco" / "train2014" / "COCO_000000000001.jpg"
+    broken.write_bytes(broken.read_bytes()[:300])
+    (coco / "coco" / "train2014" / "COCO_000000000002.jpg").write_text("<html>404</html>")
+    with pytest.raises(SystemExit, match="2 pictures cannot be used.*--skip-broken"):
+        tool(*flags)
+    assert "COCO_000000000001.jpg" in capsys.readouterr().err
+    (coco / "coco" / "val2014" / "COCO_000000000011.jpg").unlink()
+    with pytest.raises(SystemExit, match="1 of 12 pictures are missing.*COCO_000000000011.jpg"):
+        tool(*flags)
+    assert sorted(p.name for p in coco.iterdir()) == ["coco", "dataset_coco.json"]  # nothing half-written
+    tool(*flags, "--skip-broken")
+    assert json.loads((coco / "out" / "train" / "sizes.json").read_text()) == {"00000.tar": 6}
+    listed = (coco / "out" / "left_out.txt").read_text().splitlines()
+    assert [row.split("'")[1] for row in listed] == [f"COCO_{i:012d}.jpg" for i in (1, 2, 11)]
+
+
+def test_bad_input_is_named_in_one_line(coco):
+    json_file = coco / "dataset_coco.json"
+    rows = json.loads(json_file.read_text())
+    outside = json.dumps({"dataset": "coco", "images": [{**rows["images"][0], "filename": "../../dataset_coco.json"}]})
+    bad = {"not json": "Karpathy", "{}": "Karpathy", "[1]": "Karpathy", '{"images": [{"filename": "x"}]}': "Karpathy",
+           '{"dataset": "flickr8k"}': "is for 'flickr8k'", outside: "outside"}
+    for content, words in bad.items():
+        json_file.write_text(content)
+        with pytest.raises(SystemExit, match=words) as stop:
+            tool("coco", "--images", coco / "coco", "--annotations", json_file, "--out", coco / "out")
+        assert "\n" not in stop.value.code
+    for argv, words in ((("--out", coco), "not an empty folder"), (("--out", coco / "out"), "at least one of --train")):
+        with pytest.raises(SystemExit, match=words):
+            tool("shards", *(("--train", json_file) if "not" in words else ()), *argv)
+    cut = write_tar(coco / "cut.tar", {"0.jpg": picture(0) * 20})
+    cut.write_bytes(cut.read_bytes()[:3000])
+    with pytest.raises(SystemExit, match="cut.tar: not a complete tar file"):
+        tool("shards", "--train", cut, "--out", coco / "out")
+    empty = write_tar(coco / "empty.tar", {"0.jpg": picture(0), "0.json": b'{"captions": "'})
+    with pytest.raises(SystemExit, match="no usable picture for train; '0.jpg': no captions"):
+        tool("shards", "--train", empty, "--out", coco / "out")
+    assert not (coco / "out").exists()
+
+
+def test_joined_captions_are_one_text_and_references_stay_apart(prepared):
+    joined = prepared.parent / "joined"
+    tool("shards", "--train", prepared / "train" / "00000.tar", "--val", prepared / "val" / "00000.tar", "--test",
+         prepared / "test" / "0.tar", "--out", joined, "--join")
+    assert members(joined / "train" / "00000.tar")["00000002.txt"].decode() == " ".join(texts(2))
+    assert members(joined / "val" / "00000.tar")["00000001.txt"].decode() == " ".join(texts(9))
+    assert members(joined / "test" / "0.tar") == members(prepared / "test" / "0.tar")
+    assert list(read_captions(str(joined / "val" / "00000.tar"))) == [" ".join(texts(i)) for i in (8, 9)]
+
+
+def test_lengths_are_counted_caption_by_caption(prepared):
+    assert list(read_captions(str(prepared / "val" / "00000.tar"))) == texts(8) + texts(9)
+
+
+@needs_shared_data
+def test_flickr8k_shards_become_a_captioning_set_that_agrees_with_its_coco_file(tmp_path):
+    source = shared_data() / "flickr8k"
+    tool("shards", "--train", source / "val" / "00000.tar", "--test", source / "test" / "00000.tar", "--out",
+         tmp_path / "f8k")
+    reference = json.loads((source / "captions_test.json").read_text())
+    captions = {image["id"]: [] for image in reference["images"]}
+    for row in reference["annotations"]:
+        captions[row["image_id"]].append(" ".join(row["caption"].split()))
+    found = build_dataset("wds/f8k", root=str(tmp_path / "f8k"), transform=lambda image: image.size, split="test",
+                          task="captioning")
+    assert sorted(texts for _, texts in found) == sorted(captions.values())
+    assert get_dataset_size(str(tmp_path / "f8k" / "train" / "00000.tar")) == (1000, 1)
+
+
+# How several captions train
+
+
+def tokenize(is_train: bool):
+    """What the hook makes of a tokenizer that returns its text."""
+    hook = hooks.get_wds_dataset(lambda args, preprocess, is_train, epoch, floor, tokenizer: tokenizer)
+    return hook(None, None, is_train, tokenizer=lambda text: text)
+
+
+def test_training_draws_each_caption_equally_often_and_validation_takes_the_first():
+    random.seed(0)
+    text = CAPTION_SEPARATOR.join(texts(0))
+    drawn = Counter(tokenize(True)(text) for _ in range(5000))
+    assert set(drawn) == set(texts(0)) and chisquare(list(drawn.values())).pvalue > 1e-3
+    assert {tokenize(False)(text) for _ in range(100)} == {texts(0)[0]}
+
+
+def test_an_ordinary_text_passes_as_it_is_and_draws_nothing():
+    state = random.getstate()
+    for text in ("a dog", "", "two lines\nof an alt text\r\n", "a; b | c\ttab"):
+        assert tokenize(True)(text) == tokenize(False)(text) == text
+    assert random.getstate() == state
+
+
+def draws(shards: Path, seed: int, rank: int = 0, epochs: int = 2) -> list[list[int]]:
+    """Which of the five captions each sample of an epoch got, through OpenCLIP's pipeline in a worker process."""
+    open_clip_mdc.register()
+    from open_clip_train import data
+    args = Namespace(train_data=str(shards), train_num_samples=8, train_data_upsampling_factors=None, seed=seed,
+                     world_size=1, workers=1, batch_size=8)
+    torch.manual_seed(seed + rank)  # as upstream's main
+    info = data.get_wds_dataset(args, lambda image: 0, True, tokenizer=lambda text: [
+        next(j for j, ending in enumerate(ENDINGS) if text.endswith(ending))])
+    found = []
+    for epoch in range(epochs):
+        info.set_epoch(epoch)
+        found += [text.tolist() for _, text in info.dataloader]
+    return found
+
+
+def test_draws_repeat_under_a_seed_and_differ_between_epochs_ranks_and_seeds(prepared):
+    shards = prepared / "train" / "00000.tar"
+    first, second = draws(shards, 0)
+    assert draws(shards, 0) == [first, second]
+    others = [draws(shards, 0, rank=1)[0], draws(shards, 5)[0]]
+    assert len({tuple(x) for x in (first, second, *others)}) == 4
+
+
+# Runs open_clip_train and saves the texts that its model is given.
+SPY = """
+import sys, torch
+from open_clip_mdc.train import main
+seen = []
+def note(module, args):
+    if type(module).__name__ in ("Captioner", "CLIP", "CustomTextCLIP"):
+        seen.append((module.training, args[1].clone()))
+torch.nn.modules.module.register_module_forward_pre_hook(note)
+main(sys.argv[2:])
+torch.save(seen, sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("model", ["MDC-ViT-Ti-8", "ViT-Ti-8"])
+def test_fine_tuning_sees_each_picture_once_an_epoch_and_other_captions_in_other_epochs(prepared, tmp_path, model):
+    initial, _, _ = open_clip_mdc.create_model_and_transforms(model)
+    torch.save(initial.state_dict(), tmp_path / "initial.pt")
+    flags = ["--model", model, "--pretrained", tmp_path / "initial.pt", "--lr", "0", "--dataset-type", "webdataset",
+             "--train-data", prepared / "train" / "00000.tar", "--val-data", prepared / "val" / "00000.tar", "--epochs",
+             "6", "--batch-size", "4", "--workers", "1", "--device", "cpu", "--precision", "fp32", "--logs", tmp_path,
+             "--name", "run", "--warmup", "1"]
+    run("python", "-c", SPY, str(tmp_path / "seen.pt"), *map(str, flags))
+    tokenizer = open_clip_mdc.get_tokenizer(model)
+    seen = torch.load(tmp_path / "seen.pt", weights_only=True)
+    trained = [decode_captions(text, tokenizer) for training, text in seen if training]
+    places = {text: (i, j) for i in range(8) for j, text in enumerate(texts(i))}
+    epochs = [[places[text] for text in first + second] for first, second in zip(*[iter(trained)] * 2, strict=True)]
+    assert len(epochs) == 6 and all(sorted(i for i, _ in epoch) == list(range(8)) for epoch in epochs)
+    assert len({place for epoch in epochs for place in epoch}) > 20  # of 40; 30 are expected, 8 without a draw
+    validated = [decode_captions(text, tokenizer) for training, text in seen if not training]
+    assert validated == [[texts(8)[0], texts(9)[0]]] * 6
+    state = torch.load(tmp_path / "run" / "checkpoints" / "epoch_6.pt", weights_only=True)["state_dict"]
+    assert all(torch.equal(weight, initial.state_dict()[name]) for name, weight in state.items())  # --lr 0
+
+
+# Recap-DataComp
+
+
+@pytest.fixture
+def recap(tmp_path) -> Path:
+    """Six shards of four samples as img2dataset writes them; one has no re_caption, one no picture."""
+    for shard in range(6):
+        content = {}
+        for i in range(4):
+            key = f"{shard:05d}{i:04d}"
+            meta = {"key": key, "caption": "alt text", "re_caption": f"A long text\nabout {key}."}
+            if (shard, i) == (2, 1):
+                meta["re_caption"] = None
+            content |= {f"{key}.jpg": picture(i), f"{key}.txt": b"alt text", f"{key}.json": json.dumps(meta).encode()}
+        if shard == 4:
+            del content["000040003.jpg"]
+        write_tar(tmp_path / "recap" / f"{shard:05d}.tar", content)
+    return tmp_path
+
+
+def draw(recap: Path, pairs: int, out: str = "out", *flags) -> Path:
+    tool("recap", "--shards", recap / "recap" / "{00000..00005}.tar", "--pairs", pairs, "--out", recap / out, *flags)
+    return recap / out
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted(folder.glob("*.tar"))}
+
+
+def test_recaptioned_text_stands_in_for_the_alt_text_and_what_has_none_is_counted(recap, capsys):
+    out = draw(recap, 22)
+    printed = capsys.readouterr().out
+    assert "1 samples left out: no re_caption" in printed and "1 samples left out: no picture" in printed
+    assert f"22 pairs: --train-data '{out}/{{00000..00005}}.tar'" in printed
+    assert get_dataset_size(printed.split("'")[1]) == (22, 6)
+    source = {json.loads(data)["key"]: name for name in (recap / "recap").iterdir()
+              for member, data in members(name).items() if member.endswith("json")}
+    for shard in out.glob("*.tar"):
+        content = members(shard)
+        for name in [name for name in content if name.endswith("json")]:
+            key = json.loads(content[name])["key"]
+            original = members(source[key])
+            assert content[name] == original[f"{key}.json"]
+            assert content[name.replace("json", "jpg")] == original[f"{key}.jpg"]
+            assert content[name.replace("json", "txt")].decode() == f"A long text about {key}."
+
+
+def test_smaller_subsets_are_the_first_shards_of_larger_ones_and_the_seed_orders_them(recap):
+    small, large = contents(draw(recap, 5, "small")), contents(draw(recap, 14, "large"))
+    assert list(large) == ["00000.tar", "00001.tar", "00002.tar", "00003.tar"]
+    assert small == {name: large[name] for name in ("00000.tar", "00001.tar")}
+    orders = {tuple(contents(draw(recap, 5, f"seed{seed}", "--seed", seed)).values()) for seed in range(4)}
+    assert len(orders) > 1
+    grown = recap / "small"
+    before = {p: p.stat().st_mtime_ns for p in grown.glob("*.tar")}
+    assert contents(draw(recap, 14, "small")) == large  # grows in place
+    assert all(p.stat().st_mtime_ns == time for p, time in before.items())
+
+
+def test_a_run_goes_on_where_it_was_interrupted_and_several_jobs_write_the_same(recap):
+    whole = contents(draw(recap, 22, "whole"))
+    assert contents(draw(recap, 22, "jobs", "--jobs", "3")) == whole
+    (recap / "whole" / "00003.tar").unlink()
+    kept = {p: p.stat().st_mtime_ns for p in (recap / "whole").glob("*.tar")}
+    assert contents(draw(recap, 22, "whole")) == whole
+    assert all(p.stat().st_mtime_ns == time for p, time in kept.items())
+
+
+def test_what_cannot_be_drawn_is_said_in_one_line(recap):
+    draw(recap, 5)
+    with pytest.raises(SystemExit, match="another --seed need another --out"):
+        draw(recap, 5, "out", "--seed", "1")
+    with pytest.raises(SystemExit, match="hold 22 pairs with a re_caption, fewer than --pairs 23"):
+        draw(recap, 23)
+    with pytest.raises(SystemExit, match="at least 1"):
+        draw(recap, 0)
+    for shard in (recap / "recap").glob("*.tar"):
+        shard.write_bytes(shard.read_bytes()[:2000])
+    with pytest.raises(SystemExit, match="not a complete tar file"):
+        draw(recap, 5, "cut")
+    assert list((recap / "cut").iterdir()) == []
+
+
+def test_hostile_members_leave_no_trace_outside(tmp_path):
+    """Names that climb out, links, deeply nested json: only samples with our own keys come out."""
+    good = json.dumps({"re_caption": "fine", "captions": ["fine"], "filename": "\x1b[31m/etc/passwd"}).encode()
+    path = tmp_path / "in" / "0.tar"
+    write_tar(path, {"../../evil.jpg": picture(0), "../../evil.json": good, "/abs/x.jpg": picture(1),
+                     "/abs/x.json": b"[" * 100_000, "y.jpg": picture(2), "y.json": b"\xff\xfe"})
+    with tarfile.open(path, "a") as tar:
+        link = tarfile.TarInfo("z.jpg")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    before = set(tmp_path.rglob("*"))
+    tool("recap", "--shards", path, "--pairs", 1, "--out", tmp_path / "recap")
+    tool("shards", "--train", path, "--out", tmp_path / "shards", "--skip-broken")
+    for shard, key in (("recap/00000.tar", "00000000000"), ("shards/train/00000.tar", "00000000")):
+        assert set(members(tmp_path / shard)) == {f"{key}.{suffix}" for suffix in ("jpg", "json", "txt")}
+    made = set(tmp_path.rglob("*")) - before
+    assert all(p.relative_to(tmp_path).parts[0] in ("recap", "shards") for p in made)
+    assert "\x1b" not in (tmp_path / "shards" / "left_out.txt").read_text()
