@@ -124,7 +124,8 @@ def sugar_crepe_groups(results: Iterable[dict]) -> dict[str, dict]:
     Returns:
         {"sugar_crepe/add": {"text_acc_macro": mean over subsets, "text_acc_micro": mean over cases, the same with the
         suffixes of other rows, "cases": ..., "ties": ...}, ...}, complete groups only. SugarCrepe's paper averages
-        over cases (issue 3 of its repository); where a paper does not say, give both.
+        over cases (issue 3 of its repository); where a paper does not say, give both. Results that do not say how many
+        cases they have, which upstream's command writes, have no mean over cases.
 
     Raises:
         ValueError: a subset comes twice, or the subsets of a group do not have the same rows of scores.
@@ -147,16 +148,16 @@ def sugar_crepe_groups(results: Iterable[dict]) -> dict[str, dict]:
         rows = [{key.removeprefix("text_acc") for key in part if key.startswith("text_acc")} for part in parts]
         if any(row != rows[0] for row in rows):
             raise ValueError(f"the subsets of sugar_crepe/{group} were not scored alike: {', '.join(members)}")
-        counts = [part["cases"] for part in parts]
-        average: dict = {"cases": sum(counts)}
+        counts = [part.get("cases") for part in parts]
+        groups[f"sugar_crepe/{group}"] = average = {}
         for suffix in sorted(rows[0]):
             accuracies = [part[f"text_acc{suffix}"] for part in parts]
             average[f"text_acc_macro{suffix}"] = float(np.mean(accuracies))
-            average[f"text_acc_micro{suffix}"] = float(np.average(accuracies, weights=counts))
-        for key in parts[0]:
-            if key.startswith("ties") and key != "ties_count_as" or key in ("duplicates", "cases_left_out"):
+            if None not in counts:
+                average[f"text_acc_micro{suffix}"] = float(np.average(accuracies, weights=counts))
+        for key in sorted(set.intersection(*map(set, parts))):
+            if key in ("cases", "duplicates", "cases_left_out") or key.startswith("ties") and key != "ties_count_as":
                 average[key] = sum(part[key] for part in parts)
-        groups[f"sugar_crepe/{group}"] = average
     return groups
 
 

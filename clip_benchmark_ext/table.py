@@ -2,24 +2,25 @@
 
     python -m clip_benchmark_ext.table results/*.json
 
-`clip_benchmark build` makes a CSV of every number; this shows those that the paper's tables show.
+`clip_benchmark build` makes a CSV of every number; this shows those that the paper's tables show. A group of SugarCrepe
+has two rows: "macro", the mean over its subsets, and "micro", the mean over its cases, which is SugarCrepe's own.
 """
+import argparse
 import json
 import logging
 import sys
 from pathlib import Path
 
+from open_clip_mdc.data.markdown import markdown_table
+
 from .selection_metrics import sugar_crepe_groups
 
-# column: the metrics that it shows, the first that a result has; a group's blind and debiased are over its cases
-COLUMNS = {
-    "probe": ("lp_acc1",), "top-1": ("acc1",), "top-5": ("acc5",), "accuracy": ("text_acc",),
-    "macro": ("text_acc_macro",), "micro": ("text_acc_micro",), "blind": ("text_acc_blind", "text_acc_micro_blind"),
-    "debiased": ("text_acc_debiased", "text_acc_micro_debiased"), "image": ("image_acc",), "both": ("acc",),
-    "ties": ("ties",), "cases": ("cases",), "draws": ("mean_draws",),
-    "length": ("caption_length",), "B@4": ("Bleu_4",), "METEOR": ("METEOR",), "CIDEr": ("CIDEr",),
-    "ROUGE-L": ("ROUGE_L",), "SPICE": ("SPICE",), "CLIPScore": ("CLIPScore",), "RefCLIPScore": ("RefCLIPScore",),
-    "mean length": ("mean_length",), "references": ("reference_mean_length",),  # in words
+COLUMNS = {  # column: the metric that it shows
+    "probe": "lp_acc1", "top-1": "acc1", "top-5": "acc5", "accuracy": "text_acc", "macro": "text_acc_macro",
+    "micro": "text_acc_micro", "blind": "text_acc_blind", "debiased": "text_acc_debiased", "image": "image_acc",
+    "both": "acc", "ties": "ties", "cases": "cases", "draws": "mean_draws", "length": "caption_length", "B@4": "Bleu_4",
+    "METEOR": "METEOR", "CIDEr": "CIDEr", "ROUGE-L": "ROUGE_L", "SPICE": "SPICE", "CLIPScore": "CLIPScore",
+    "RefCLIPScore": "RefCLIPScore", "mean length": "mean_length", "references": "reference_mean_length",  # in words
 }
 COUNTS = ("ties", "cases", "draws", "length")
 LENGTHS = ("mean length", "references")
@@ -45,40 +46,39 @@ def read_results(paths: list[str]) -> list[dict]:
             families.setdefault((result["model"], result["pretrained"], scorer), []).append(result)
     for members in families.values():
         for group, metrics in sugar_crepe_groups(members).items():
-            metrics["scorer"] = members[0]["metrics"].get("scorer")
-            results.append({**members[0], "dataset": group, "metrics": metrics})
+            for kind in ("macro", "micro"):
+                average = {name.replace(f"_{kind}", ""): x for name, x in metrics.items() if f"_{kind}" in name}
+                counts = {name: x for name, x in metrics.items() if not name.startswith("text_acc")}
+                if average:
+                    results.append({**members[0], "dataset": f"{group}, {kind}", "metrics": {
+                        **average, **counts, "scorer": members[0]["metrics"].get("scorer")}})
     return results
 
 
 def markdown(results: list[dict]) -> str:
     """One row per result; only columns that some row has. Accuracies and caption metrics times 100."""
-    def value(result: dict, column: str):
-        return next((result["metrics"][m] for m in COLUMNS[column] if result["metrics"].get(m) is not None), None)
-
-    def cell(result: dict, column: str) -> str:
-        number = value(result, column)
+    def cell(result: dict, column: str) -> str | None:
+        number = result["metrics"].get(COLUMNS[column])
         if number is None or isinstance(number, str):  # --caption_length auto
-            return number or ""
+            return number
         return f"{number:.0f}" if column in COUNTS else f"{number if column in LENGTHS else 100 * number:.1f}"
 
-    def row(result: dict) -> list[str]:
+    def name(result: dict) -> list[str]:
         path = Path(result["pretrained"])
         run = f" ({path.parent.parent.name})" if path.parent.name == "checkpoints" else ""
         return [result["dataset"], result["model"] + run, result["metrics"].get("scorer") or ""]
 
-    columns = [c for c in COLUMNS if any(value(r, c) is not None for r in results)]
-    head = ["data set", "model (run)", "scorer", *columns]
-    rows = sorted(row(r) + [cell(r, c) for c in columns] for r in results)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
+    columns = [c for c in COLUMNS if any(r["metrics"].get(COLUMNS[c]) is not None for r in results)]
+    return markdown_table(["data set", "model (run)", "scorer", *columns],
+                          [name(r) + [cell(r, c) for c in columns] for r in sorted(results, key=name)])
 
 
 def main() -> None:
-    paths = sys.argv[1:]
-    if not paths:
-        sys.exit("usage: python -m clip_benchmark_ext.table RESULT.json ...")
+    parser = argparse.ArgumentParser(prog="python -m clip_benchmark_ext.table", description=__doc__.split("\n")[0])
+    parser.add_argument("results", nargs="+", metavar="RESULT.json", help="files that clip_benchmark eval wrote")
     logging.disable(logging.WARNING)  # a group without all of its subsets has no row, which is plain to see
     try:
-        print(markdown(read_results(paths)))
+        print(markdown(read_results(parser.parse_args().results)))
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {problem}")
 

@@ -110,7 +110,7 @@ def test_results_of_several_subsets_are_not_overwritten_and_build_makes_a_csv(sc
     rows = list(csv.DictReader((tmp_path / "all.csv").open()))
     assert len(rows) == 4 and {r["scorer"] for r in rows} == {"heuristic", "monte_carlo"}
     table = run("python", "-m", "clip_benchmark_ext.table", *map(str, files)).stdout
-    assert "sugar_crepe/swap |" in table and "micro" in table  # the average of the two subsets
+    assert "sugar_crepe/swap, macro |" in table and "sugar_crepe/swap, micro |" in table  # of the two subsets
 
 
 def test_a_clip_model_through_our_script_gives_upstreams_numbers(scenes, tmp_path):

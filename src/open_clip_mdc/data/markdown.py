@@ -1,0 +1,16 @@
+"""Markdown tables."""
+from collections.abc import Iterable, Sequence
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Lines of a table; None is an empty cell, and a bar within a cell is escaped.
+
+    Raises:
+        ValueError: a row has another number of cells than the header.
+    """
+    lines = [list(header), ["---"] * len(header), *map(list, rows)]
+    for line in lines:
+        if len(line) != len(header):
+            raise ValueError(f"a table of {len(header)} columns has a row of {len(line)} cells: {line}")
+    cells = ([("" if cell is None else str(cell)).replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)

@@ -1,0 +1,46 @@
+"""Claims about the Markdown tables of result files."""
+import json
+
+import pytest
+from conftest import run
+
+from clip_benchmark_ext.selection_metrics import SUGAR_CREPE_GROUPS
+from clip_benchmark_ext.table import markdown, read_results
+from open_clip_mdc.data.markdown import markdown_table
+
+
+def write(folder, dataset, **metrics):
+    path = folder / f"{dataset.replace('/', '_')}.json"
+    path.write_text(json.dumps({"dataset": dataset, "model": "ViT-B-32", "pretrained": "x.pt", "language": "en",
+                                "task": "image_caption_selection", "metrics": metrics}))
+    return str(path)
+
+
+def test_a_table_has_a_line_per_row_and_empty_cells_where_nothing_is_known():
+    assert markdown_table(["a", "b"], [[1, None], ["x|y", "z"]]).splitlines() == [
+        "| a | b |", "| --- | --- |", "| 1 |  |", "| x\\|y | z |"]
+    with pytest.raises(ValueError, match="2 columns has a row of 1 cells"):
+        markdown_table(["a", "b"], [[1]])
+
+
+def test_groups_of_sugar_crepe_are_shown_over_subsets_and_over_cases_under_these_names(tmp_path):
+    files = [write(tmp_path, f"sugar_crepe/{subset}", text_acc=accuracy, text_acc_blind=0.5, cases=cases, ties=1)
+             for subset, accuracy, cases in (("swap_att", 0.9, 30), ("swap_obj", 0.5, 10))]
+    head, _, *rows = markdown(read_results(files)).splitlines()
+    assert head == "| data set | model (run) | scorer | accuracy | blind | ties | cases |"
+    assert rows[:2] == ["| sugar_crepe/swap, macro | ViT-B-32 |  | 70.0 | 50.0 | 2 | 40 |",
+                        "| sugar_crepe/swap, micro | ViT-B-32 |  | 80.0 | 50.0 | 2 | 40 |"]
+
+
+def test_results_that_upstreams_command_wrote_have_no_number_of_cases_and_no_mean_over_them(tmp_path):
+    files = [write(tmp_path, f"sugar_crepe/{subset}", text_acc=0.25, image_acc=1.0, acc=0.25)
+             for members in SUGAR_CREPE_GROUPS.values() for subset in members]
+    table = run("python", "-m", "clip_benchmark_ext.table", *files).stdout
+    assert "| sugar_crepe/add, macro | ViT-B-32 |  | 25.0 |" in table and "micro" not in table
+
+
+def test_what_is_no_result_file_is_named_in_one_line(tmp_path):
+    (tmp_path / "x.json").write_text("[]")
+    result = run("python", "-m", "clip_benchmark_ext.table", str(tmp_path / "x.json"), check=False)
+    assert result.returncode == 1 and result.stderr.startswith("error: ") and "x.json is no result" in result.stderr
+    assert "usage:" in run("python", "-m", "clip_benchmark_ext.table", "--help").stdout
