@@ -161,12 +161,12 @@ def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
 def _chunk_sizes(model, image_embs: Tensor, captions: Tensor, memory_mib: int) -> tuple[int, int, int]:
     """Images and captions per image of a decoder call, and tokens per call for one image, that fit the budget.
 
-    Counted are, per token, its logits, two float32 copies of them and some 16 vectors of the decoder's width (the MLP's
+    Counted are, per token, its float32 logits, two copies of them and some 16 vectors of the decoder's width (the MLP's
     hidden layer is 4 wide); per image, keys and values of all layers.
     """
     vocab_size, width = model.text.output.weight.shape
     element = image_embs.element_size()
-    token_bytes = vocab_size * (element + 8) + 16 * width * element
+    token_bytes = vocab_size * 12 + 16 * width * element
     image_bytes = 2 * len(model.text.blocks) * image_embs.shape[1] * width * element
     budget = memory_mib * MIB
     candidates, length = captions.shape[1:]

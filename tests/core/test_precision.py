@@ -1,0 +1,75 @@
+"""Claims about autocast: it decides neither the order in which tokens are revealed nor what a caption's score is."""
+import pytest
+import torch
+from conftest import VOCAB, captions, images, tiny_captioner
+
+from open_clip_mdc import scoring
+from open_clip_mdc.beam import beam_search, cached_step_logits
+
+PRECISIONS = [(torch.bfloat16, 0.05), (torch.float16, 0.01)]  # nats by which the hidden states' rounding moves a score
+
+
+def captioner(objective):
+    """All logits of a place have a large part in common: softmax does not see it, but it takes up a 16-bit number.
+
+    The places differ, and context and image matter to them, but less than in an untrained model.
+    """
+    model = tiny_captioner(objective)
+    with torch.no_grad():
+        torch.nn.init.normal_(model.text.positional_embedding)
+        model.text.output.weight[:, 0] += 64
+        model.text.ln_final.bias[0] = 2
+        for block in model.text.blocks:
+            for linear in (block.self_out, block.cross_out, block.mlp.c_proj):
+                linear.weight *= 0.3
+    return model
+
+
+@pytest.mark.parametrize("dtype, tolerance", PRECISIONS)
+@pytest.mark.parametrize("objective, method", [("mdc", "heuristic"), ("mdc", "monte_carlo"), ("arc", "autoregressive")])
+def test_scores_under_autocast_are_those_of_float32(objective, method, dtype, tolerance):
+    model, image, text = captioner(objective), images(8), captions([4, 6, 8, 10, 12] * 8).view(8, 5, -1)
+    expected = scoring.log_likelihood(model, image, text, method, num_samples=64, return_details=True)
+    with torch.autocast("cpu", dtype):
+        found = scoring.log_likelihood(model, image, text, method, num_samples=64, return_details=True)
+    assert found.log_likelihood.dtype == torch.float32
+    assert (found.log_likelihood - expected.log_likelihood).abs().max() < tolerance
+    assert not torch.equal(found.log_likelihood, expected.log_likelihood)  # autocast was on
+    if method == "heuristic":
+        assert (found.order != expected.order).any(-1).sum() <= 1  # of 40 captions
+
+
+@pytest.mark.parametrize("dtype, tolerance", PRECISIONS)
+def test_unmasking_under_autocast_reveals_the_same_tokens_at_the_same_steps(dtype, tolerance):
+    model, image = captioner("mdc"), images(16)
+    expected = model.generate(image, length=8, return_trace=True)
+    with torch.autocast("cpu", dtype):
+        found = model.generate(image, length=8, return_trace=True)
+    assert torch.equal(found.text, expected.text)
+    assert (found.step != expected.step).any(1).sum() <= 1  # of 16 captions
+    assert (found.log_prob - expected.log_prob).sum(1).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("dtype, tolerance", PRECISIONS)
+def test_beam_search_under_autocast_finds_the_same_captions(dtype, tolerance):
+    model, image = captioner("arc"), images(16)
+
+    @torch.no_grad()
+    def search():
+        image_kv = model.text.project_image(model.encode_image_tokens(image))
+        return beam_search(cached_step_logits(model, image_kv), len(image), VOCAB, max_length=8)
+
+    text, score = search()
+    with torch.autocast("cpu", dtype):
+        found_text, found_score = search()
+    assert torch.equal(found_text, text)
+    assert (found_score - score).abs().max() < tolerance
+
+
+def test_only_training_steps_project_in_low_precision():
+    model, hidden = tiny_captioner(), torch.randn(3, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.vocabulary_logits(hidden).dtype == torch.float32
+        assert model.train().vocabulary_logits(hidden).dtype == torch.bfloat16
+        with torch.inference_mode():  # scoring leaves the model in its mode
+            assert model.vocabulary_logits(hidden).dtype == torch.float32
