@@ -15,7 +15,7 @@ from open_clip_mdc.objective import Corrupted
 from open_clip_mdc.tokens import mask_id, target_tokens
 from open_clip_mdc.tools import gradient_noise
 from open_clip_mdc.tools.gradient_noise import GROUPS, MIDDLES, Measurement, Moments, interval_scores, moments
-from open_clip_mdc.tools.schedule_search import per_t, search
+from open_clip_mdc.tools.schedule_search import per_t, report, search
 
 
 def encoder_gradients(model, image, text):
@@ -117,6 +117,42 @@ def test_bias_counts_against_an_interval_and_spread_over_t_as_noise():
     assert whole[["snr", "cosine", "progress"]].tolist() == pytest.approx([0.5 / 3.5, 1, 0.5 / 4])
 
 
+def test_an_interval_whose_gradient_points_away_from_the_aim_makes_no_progress():
+    # Nine bins pull along +1; the last pulls three times as strongly against them, and is much the least noisy.
+    means = np.array([1.0] * 9 + [-3.0])
+    noise = np.array([9.0] * 9 + [0.01])
+    scores = interval_scores(unweighted(np.outer(means, means), noise))
+    assert means.mean() > 0  # the aim
+    away = row(scores, 0.9, 1.0)
+    assert away.cosine == pytest.approx(-1) and away.progress == 0
+    assert row(scores, 0.0, 1.0).progress > 0
+    squared = (means.mean() * means[-1]) ** 2 / (means.mean() ** 2 * (9 + 0.01))  # the rank it must not have
+    assert squared > scores.progress[scores.weight == "inverse_t"].max()
+
+
+def test_scores_of_zero_have_no_finite_error_and_are_never_tied(monkeypatch):
+    left_out = np.array([[1.0, 2.0, 0.0], [1.0, 4.0, 3.0], [2.0, 2.0, 3.0]])
+    with np.errstate(all="raise"):
+        errors = gradient_noise.log_ratio_error(left_out, 0)
+    assert errors[:2] == pytest.approx(gradient_noise.log_ratio_error(left_out[:, :2], 0)) and np.isinf(errors[2])
+    means = np.array([1.0] * 9 + [-3.0])
+    measured = rigged([9.0] * 9 + [0.01])
+    cross = measured.cross * np.outer(means, means)
+    scores = search(measured._replace(cross=cross, products=measured.products * np.outer(means, means)), 0.1)
+    away = row(scores, 0.9, 1.0)
+    assert (away.gain, away.gain_error, away.tied, away.proposed) == (0, np.inf, False, False)
+
+
+def test_the_lowest_t_moves_the_noise_of_the_first_bin_alone_and_little(monkeypatch):
+    exact = unweighted(np.ones((10, 10)), np.full(10, 4.0))
+    noise = gradient_noise.weigh(exact, "inverse_t").noise
+    for factor in (0.5, 2.0):
+        monkeypatch.setattr(gradient_noise, "T_FLOOR", factor / 1024)
+        changed = gradient_noise.weigh(exact, "inverse_t").noise / noise
+        assert changed[1:] == pytest.approx([1] * 9, abs=1e-12)
+        assert changed[0] == pytest.approx(1 - 0.15 * np.log2(factor), abs=0.01)
+
+
 def test_without_the_weight_large_t_counts_more_in_the_mean():
     moments_without = Moments(np.outer(MIDDLES, MIDDLES), np.full(10, 0.5))  # means with the weight are all 1
     found = row(interval_scores(moments_without), 0.5, 1.0, "none")
@@ -148,6 +184,17 @@ def test_the_quietest_interval_of_the_least_width_is_proposed():
     assert whole.gain == 1 and whole.gain_error == 0
     assert row(scores, 0.3, 0.7).gain == pytest.approx((1 + np.mean(noise)) / 2)  # |m|^2 + noise, of [0, 1] over its
     assert (scores.t_max - scores.t_min)[scores.tied].size == 0
+
+
+def test_the_report_says_that_the_width_was_given_and_what_would_win_without_it():
+    measured = rigged([9, 9, 9, 1, 1, 1, 1, 9, 9, 0.1])
+    scores = search(measured, 0.4)
+    assert scores[scores.best_of_any_width][["t_min", "t_max"]].to_numpy().tolist() == [[0.9, 1.0]]
+    text = report(per_t(measured), scores, 0.4)
+    assert "Proposed: t in [0.3, 0.7]" in text
+    said = text[text.index("Only its position was found"):]
+    assert "--min-width 0.4" in said and f"[0.9, 1.0], {row(scores, 0.9, 1.0).gain:.2f} +-" in said
+    assert "[0.9, 1.0]" in text[text.index("with t uniform on an interval"):text.index("Proposed")]
 
 
 def test_intervals_that_differ_less_than_their_error_are_called_tied():
@@ -228,6 +275,21 @@ def test_a_checkpoint_is_measured_without_training(schedule_search, tmp_path):
     torch.save({"state_dict": model.state_dict()}, tmp_path / "epoch_1.pt")
     loaded = schedule_search("--model", "MDC-ViT-Ti-8", "--pretrained", tmp_path / "epoch_1.pt", "--seed", "0")
     assert loaded["per_t"] == untrained["per_t"] and loaded["steps"] == 0
+
+
+def test_no_picture_is_measured_twice_but_training_may_go_round(schedule_search, scenes, tmp_path):
+    few = tmp_path / "few.tar"
+    with tarfile.open(scenes / "val" / "00000.tar") as whole, tarfile.open(few, "w") as tar:
+        members = [m for m in whole.getmembers() if m.name < "val0000020"]
+        for member in members:
+            tar.addfile(member, whole.extractfile(member))
+    model = ("--model", "MDC-ViT-Ti-8", "--steps", "3")  # trains on 6, so that 16 more go round
+    assert schedule_search(*model, data=few)["num_samples"] == 16
+    (tmp_path / "schedule.json").unlink()
+    with pytest.raises(SystemExit, match="^error: --train-data holds 20 pictures, and none is measured twice; lower "
+                                         "--num-samples$"):
+        schedule_search(*model, "--num-samples", "32", data=few)
+    assert not (tmp_path / "schedule.json").exists()
 
 
 def test_bad_input_is_named_in_one_line(schedule_search, scenes, tmp_path):
