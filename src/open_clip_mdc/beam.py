@@ -31,7 +31,7 @@ def cached_step_logits(model: "Captioner", image_kv: ImageKV) -> StepLogits:
         if past is not None:
             past = [(k[parent], v[parent]) for k, v in past]
         hidden, past = model.text.step(text[:, -1], image_kv, past)
-        return model.vocabulary_logits(hidden)
+        return model.text.output(hidden)
 
     return step_logits
 

@@ -117,6 +117,20 @@ class DecoderBlock(nn.Module):
         return x + self.mlp(self.ln_3(x)), (k, v)
 
 
+class VocabularyProjection(nn.Linear):
+    """Logits [M, V] of hidden states [M, W]: in float32 whatever autocast and the weights say, but in a training step.
+
+    Confidences are compared and log-probabilities are added up over a caption, where the 8 bits of a bfloat16 logit
+    decide the order in which tokens are revealed.
+    """
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self.training and torch.is_grad_enabled():
+            return super().forward(hidden)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return F.linear(hidden.float(), self.weight.float())
+
+
 class TextDecoder(nn.Module):
     """Decoder blocks between an input embedding of V + 1 rows (the last is [MASK]) and an untied output of V rows."""
 
@@ -130,7 +144,7 @@ class TextDecoder(nn.Module):
         self.blocks = nn.ModuleList(
             DecoderBlock(width, heads, mlp_ratio, image_width, act_layer, norm_layer) for _ in range(layers))
         self.ln_final = norm_layer(width)
-        self.output = nn.Linear(width, vocab_size, bias=False)
+        self.output = VocabularyProjection(width, vocab_size, bias=False)
         self.grad_checkpointing = False
         self.init_parameters()
 

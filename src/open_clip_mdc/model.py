@@ -181,18 +181,7 @@ class Captioner(nn.Module):
         valid = valid_tokens(text, self.vocab_size) if valid is None else valid
         image_kv = self.text.project_image(self.encode_image_tokens(image))
         hidden = self.text(text, image_kv, valid, self.causal)
-        return self.vocabulary_logits(hidden).view(*text.shape, -1)
-
-    def vocabulary_logits(self, hidden: Tensor) -> Tensor:
-        """Logits [M, V] of hidden states [M, W], in float32 whatever autocast says, but in a training step.
-
-        Confidences are compared and log-probabilities are added up over a caption, where the 8 bits of a bfloat16 logit
-        decide the order in which tokens are revealed.
-        """
-        if self.training and torch.is_grad_enabled():
-            return self.text.output(hidden)
-        with torch.autocast(hidden.device.type, enabled=False):
-            return F.linear(hidden.float(), self.text.output.weight.float())
+        return self.text.output(hidden).view(*text.shape, -1)
 
     def token_logits(self, image_kv: ImageKV, text: Tensor, valid: Tensor, asked: Tensor,
                      causal: bool | Tensor | None = None) -> Tensor:
@@ -212,7 +201,7 @@ class Captioner(nn.Module):
         layout = pack(valid)
         is_key = None if layout.index is None else valid[:, :layout.length]
         hidden = self.text(text[:, :layout.length], image_kv, is_key, causal, layout)
-        return self.vocabulary_logits(hidden[read_positions(asked, valid, causal)])
+        return self.text.output(hidden[read_positions(asked, valid, causal)])
 
     def seed_t(self, seed: int) -> None:
         """Starts the sequence of time offsets u0. It is equal on all ranks, so that their strata interlock."""

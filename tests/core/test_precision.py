@@ -69,7 +69,7 @@ def test_beam_search_under_autocast_finds_the_same_captions(dtype, tolerance):
 def test_only_training_steps_project_in_low_precision():
     model, hidden = tiny_captioner(), torch.randn(3, 32)
     with torch.autocast("cpu", torch.bfloat16):
-        assert model.vocabulary_logits(hidden).dtype == torch.float32
-        assert model.train().vocabulary_logits(hidden).dtype == torch.bfloat16
+        assert model.text.output(hidden).dtype == torch.float32
+        assert model.train().text.output(hidden).dtype == torch.bfloat16
         with torch.inference_mode():  # scoring leaves the model in its mode
-            assert model.vocabulary_logits(hidden).dtype == torch.float32
+            assert model.text.output(hidden).dtype == torch.float32
