@@ -5,17 +5,39 @@ Each hook takes the upstream object and returns its replacement, which does some
 import logging
 import random
 from functools import wraps
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
+import open_clip
 import torch
 
+from . import configs
 from .integration import is_captioner
 from .model import Captioner
 from .objective import CaptionLoss
 from .tokens import CAPTION_SEPARATOR
 from .validation import nelbo
+
+
+def get_model_config(upstream):
+    """`open_clip.get_model_config`: captioners of any base."""
+    @wraps(upstream)
+    def get(model_name):
+        config = upstream(model_name)
+        return config if config is not None or ":" in model_name else configs.captioner(model_name, upstream)
+    return get
+
+
+def get_tokenizer(upstream):
+    """`open_clip.get_tokenizer`: a captioner's is CLIP's BPE, or the part of it that its config names."""
+    @wraps(upstream)
+    def get(model_name="", context_length=None, cache_dir=None, **kwargs):
+        if ":" in model_name or not is_captioner(model_name):
+            return upstream(model_name, context_length=context_length, cache_dir=cache_dir, **kwargs)
+        text_cfg = open_clip.get_model_config(model_name)["text_cfg"]
+        return open_clip.factory.SimpleTokenizer(context_length=context_length or text_cfg.get("context_length", 77),
+                                                 **text_cfg.get("tokenizer_kwargs", {}) | kwargs)
+    return get
 
 
 def model_class(upstream):
@@ -32,7 +54,7 @@ def tokenizer_class(upstream):
     def create(*args, bpe_path=None, **kwargs):
         if bpe_path is None:
             return upstream(*args, **kwargs)
-        packaged = resources.files("open_clip_mdc.model_configs") / Path(bpe_path).name
+        packaged = configs.FOLDER / Path(bpe_path).name
         return upstream(*args, bpe_path=bpe_path if Path(bpe_path).exists() else str(packaged), **kwargs)
     return create
 

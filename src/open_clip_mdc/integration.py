@@ -5,10 +5,12 @@ puts them back. Nothing else in the project assigns to an upstream module (tests
 trees). A replacement is made by a hook that takes the upstream object and falls through to it for every model that is
 no captioner. Targets and hooks are strings: this file imports neither upstream nor the rest of the project.
 """
-import json
 import re
-from importlib import import_module, metadata, resources
+from copy import deepcopy
+from importlib import import_module, metadata
 from typing import NamedTuple
+
+from . import configs
 
 
 class Replacement(NamedTuple):
@@ -17,7 +19,14 @@ class Replacement(NamedTuple):
     reason: str
 
 
+ANY_BASE = "MDC-, ARC- and CapPa- before the name of any config with a ViT image tower are captioners"
+NO_SIGLIP = "upstream gives SigLIP's tokenizer to every name that contains it; a captioner's words are CLIP's BPE"
+
 OPEN_CLIP = (
+    Replacement("open_clip.factory:get_model_config", "open_clip_mdc.hooks:get_model_config", ANY_BASE),
+    Replacement("open_clip:get_model_config", "open_clip_mdc.hooks:get_model_config", ANY_BASE),
+    Replacement("open_clip:get_tokenizer", "open_clip_mdc.hooks:get_tokenizer", NO_SIGLIP),
+    Replacement("open_clip_train.main:get_tokenizer", "open_clip_mdc.hooks:get_tokenizer", NO_SIGLIP),
     Replacement("open_clip.factory:CustomTextCLIP", "open_clip_mdc.hooks:model_class",
                 "create_model picks the class by config key and knows no caption_cfg"),
     Replacement("open_clip.factory:SimpleTokenizer", "open_clip_mdc.hooks:tokenizer_class",
@@ -78,10 +87,11 @@ def check_version(distribution: str) -> None:
 
 
 def packaged_configs() -> dict[str, dict]:
-    """The packaged model configs by name."""
-    folder = resources.files("open_clip_mdc.model_configs")
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
-    return {f.name.removesuffix(".json"): json.loads(f.read_text(encoding="utf-8")) for f in files}
+    """The model configs that `register()` adds to OpenCLIP's list, by name: small towers and the paper's captioners."""
+    known = import_module("open_clip").get_model_config
+    towers = configs.architectures()
+    return towers | {name: configs.captioner(name, lambda base: deepcopy(towers.get(base)) or known(base))
+                     for name in configs.listed()}
 
 
 def register(table: tuple[Replacement, ...] = OPEN_CLIP) -> None:

@@ -5,7 +5,7 @@ the decoder on the real tokens (decoder.TextDecoder), take the cross-entropy whe
 
 Dimensions: B captions and images, P patches, L positions, N real tokens, M scored tokens, D image width, V vocabulary.
 """
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from open_clip.model import CLIPTextCfg, CLIPVisionCfg, _build_vision_tower
+from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 from open_clip.transformer import LayerNorm, LayerNormFp32, QuickGELU
 from torch import Tensor, nn
 
-from . import decoding, scoring
+from . import decoding, encoder, scoring
 from .decoder import ImageKV, Layout, TextDecoder
 from .objective import Corrupted, corrupt, sample_t
 from .tokens import valid_tokens
@@ -83,31 +83,22 @@ class Captioner(nn.Module):
 
     def __init__(
             self,
-            embed_dim: int,
+            embed_dim: int | None,
             vision_cfg: CLIPVisionCfg | dict[str, Any],
             text_cfg: CLIPTextCfg | dict[str, Any],
             caption_cfg: CaptionCfg | dict[str, Any],
             quick_gelu: bool = False,
             cast_dtype: torch.dtype | None = None,
     ):
-        """Args: as OpenCLIP's model classes; `embed_dim` must be the encoder's width, as nothing is projected."""
+        """Args: as OpenCLIP's model classes; `embed_dim` is None or the encoder's width, as nothing is projected."""
         super().__init__()
         vision_cfg = CLIPVisionCfg(**vision_cfg) if isinstance(vision_cfg, dict) else vision_cfg
         text_cfg = CLIPTextCfg(**text_cfg) if isinstance(text_cfg, dict) else text_cfg
         self.caption_cfg = CaptionCfg(**caption_cfg) if isinstance(caption_cfg, dict) else caption_cfg
 
-        self.visual = _build_vision_tower(
-            embed_dim,
-            replace(vision_cfg, output_tokens=True, pool_type="avg", attentional_pool=False, timm_pool="",
-                    timm_proj="none"),
-            quick_gelu,
-            cast_dtype,
-        )
-        self.is_timm = vision_cfg.timm_model_name is not None
-        if not self.is_timm:
-            self.visual.proj = None  # an unused parameter stops DDP at the second step
-        image_width = self.visual.trunk.num_features if self.is_timm else vision_cfg.width
-        if embed_dim != image_width:
+        self.visual = encoder.build(vision_cfg, quick_gelu, cast_dtype)
+        image_width = encoder.width(self.visual)
+        if embed_dim not in (None, image_width):
             raise ValueError(f"embed_dim is {embed_dim}, but this encoder's features have width {image_width}")
 
         norm_layer = LayerNormFp32 if cast_dtype in (torch.float16, torch.bfloat16) else LayerNorm
@@ -129,12 +120,7 @@ class Captioner(nn.Module):
         self.seed_t(0)
 
     def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-        """LiT: freezes the encoder but for its last groups, counted as upstream does for its CLIP towers."""
-        if not self.is_timm:
-            self.visual.proj = nn.Parameter(torch.empty(0))  # upstream's last group, which a captioner has not
-        self.visual.lock(unlocked_groups=unlocked_groups, freeze_bn_stats=freeze_bn_stats)
-        if not self.is_timm:
-            self.visual.proj = None
+        encoder.lock(self.visual, unlocked_groups, freeze_bn_stats)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.visual.set_grad_checkpointing(enable)
@@ -142,17 +128,14 @@ class Captioner(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """For --opt timm/...; upstream's AdamW goes by parameter names and dimensions."""
-        visual = self.visual.trunk if self.is_timm else self.visual
-        prefix = "visual.trunk." if self.is_timm else "visual."
-        return {prefix + n for n in visual.no_weight_decay()} | {"text." + n for n in self.text.no_weight_decay()}
+        towers = {"visual": encoder.no_weight_decay(self.visual), "text": self.text.no_weight_decay()}
+        return {f"{tower}.{name}" for tower, names in towers.items() for name in names}
 
     # ---- image
 
     def encode_image_tokens(self, image: Tensor) -> Tensor:
         """Normalised patch tokens, what the decoder attends to: [B, P, D] from [B, 3, height, width]."""
-        if self.is_timm:
-            return self.visual.trunk.forward_features(image)[:, self.visual.trunk.num_prefix_tokens:]
-        return self.visual(image)[1]
+        return encoder.patch_tokens(self.visual, image)
 
     def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
         """The GAP feature that is probed: mean of the patch tokens, [B, D] (Sec. 4.2)."""

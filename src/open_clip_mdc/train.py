@@ -81,7 +81,10 @@ def main(argv: list[str] | None = None) -> int | None:
     register()
     from open_clip_train.main import main as upstream_main
     from open_clip_train.params import parse_args
-    problem = find_problem(parse_args(argv))
+    try:
+        problem = find_problem(parse_args(argv))
+    except ValueError as error:  # a name that asks for what cannot be
+        problem = error
     if problem:
         sys.exit(f"error: {problem}")
     return upstream_main(argv)

@@ -13,9 +13,9 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import numpy as np
+import open_clip
 import pandas as pd
 from matplotlib.figure import Figure
-from open_clip import get_model_config
 from open_clip.tokenizer import SimpleTokenizer
 from tqdm import tqdm
 from webdataset.gopen import gopen
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> None:
     if not Path(args.out).absolute().parent.is_dir():
         raise FileNotFoundError(f"--out {args.out}: its folder does not exist")
     tokenizer = get_tokenizer(args.tokenizer)
-    if get_model_config(args.tokenizer) is None or not isinstance(tokenizer, SimpleTokenizer):
+    if open_clip.get_model_config(args.tokenizer) is None or not isinstance(tokenizer, SimpleTokenizer):
         raise ValueError(f"--tokenizer {args.tokenizer}: no model of OpenCLIP or MDC with a tokenizer of CLIP's kind")
     lengths = [caption_lengths(shards, tokenizer) for shards in sets]
     context = tokenizer.context_length

@@ -1,0 +1,92 @@
+"""Model configs by name: MDC-, ARC- or CapPa- before any OpenCLIP config with a ViT image tower is a captioner.
+
+`model_configs/objectives.json` is a table of rows: a name pattern, in which * stands for the base config, and the
+`caption_cfg` that it adds. Intervals of t and BERT ratios stand there and nowhere else. The base gives the image tower
+and, where it has one that fits, the text tower's size to the decoder. Needs the standard library only.
+"""
+import json
+from collections.abc import Callable
+from importlib import resources
+
+FOLDER = resources.files("open_clip_mdc.model_configs")
+GROUPS: dict[str, dict] = json.loads((FOLDER / "objectives.json").read_text(encoding="utf-8"))
+ROWS: dict[str, dict] = {pattern: row for group in GROUPS.values() for pattern, row in group["rows"].items()}
+
+CLIP_VOCABULARY = 49408
+PAPER_DECODER = {"context_length": 77, "vocab_size": CLIP_VOCABULARY, "width": 512, "heads": 8, "layers": 12}
+DECODER_KEYS = (*PAPER_DECODER, "mlp_ratio", "norm_kwargs", "tokenizer_kwargs")
+# timm's names of towers that give patch tokens; convnext, swin, fastvit and the like give feature maps.
+TIMM_VITS = ("vit_", "vitamin_", "eva", "deit", "beit")
+
+
+def intervals() -> dict[tuple[float, float], str]:
+    """Table 5: pattern of each interval of t, widest first."""
+    rows = {(row["t_min"], row["t_max"]): pattern for pattern, row in ROWS.items()
+            if pattern.startswith("MDC-") and row["loss_weight"] == "inverse_t"}
+    return dict(sorted(rows.items()))
+
+
+def ratios() -> dict[float, str]:
+    """Figure 4: pattern of each masking ratio at which one model is trained, BERT's way; 1.0 is parallel decoding."""
+    return dict(sorted((row["t_min"], pattern) for pattern, row in ROWS.items()
+                       if "t_min" in row and row["t_min"] == row["t_max"]))
+
+
+def architectures() -> dict[str, dict]:
+    """The packaged configs that are no captioners: small towers for small data, by name."""
+    files = sorted((f for f in FOLDER.iterdir() if f.name.startswith("ViT-")), key=lambda f: f.name)
+    return {f.name.removesuffix(".json"): json.loads(f.read_text(encoding="utf-8")) for f in files}
+
+
+def listed() -> list[str]:
+    """Names that `open_clip.list_models()` shows: the paper's rows. Further bases work without being listed."""
+    return [pattern.replace("*", base) for group in GROUPS.values() for pattern in group["rows"]
+            for base in group["bases"]]
+
+
+def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
+    """The config of a captioner's name; None for a name that no row and base make.
+
+    Args:
+        name: e.g. MDC-ViT-B-32, or ARC-ViT-SO400M-14-SigLIP; "/" is read as "-", as OpenCLIP does.
+        base_config: a new copy of a base's config by its name, None if it is not known.
+
+    Raises:
+        ValueError: the base has no ViT image tower.
+    """
+    name = name.replace("/", "-")
+    for pattern, caption_cfg in ROWS.items():
+        prefix, suffix = pattern.split("*")
+        if not (name.startswith(prefix) and name.endswith(suffix)):
+            continue
+        base = name[len(prefix):len(name) - len(suffix)]
+        config = base_config(base)
+        if config is None or "caption_cfg" in config:
+            continue
+        vision, text = config["vision_cfg"], config["text_cfg"]
+        if not is_vit(vision):
+            raise ValueError(f"{name} cannot be made: the image tower of {base} is no ViT, and a captioner's decoder "
+                             "attends to a ViT's patch tokens; take e.g. MDC-ViT-B-32")
+        return {
+            # The features are not projected, so this is the tower's width; timm knows its own.
+            "embed_dim": None if "timm_model_name" in vision else vision.get("width", 768),
+            "custom_text": True,
+            "vision_cfg": vision,
+            "text_cfg": {k: text[k] for k in DECODER_KEYS if k in text} if fits(text) else dict(PAPER_DECODER),
+            "caption_cfg": dict(caption_cfg),
+            **{key: config[key] for key in ("quick_gelu",) if key in config},
+        }
+    return None
+
+
+def is_vit(vision_cfg: dict) -> bool:
+    """Whether the tower gives patch tokens: OpenCLIP's own ViT, or a timm model named as one."""
+    if vision_cfg.get("timm_model_name"):
+        return vision_cfg["timm_model_name"].startswith(TIMM_VITS)
+    return not isinstance(vision_cfg.get("layers"), list)  # a list is a ResNet's
+
+
+def fits(text_cfg: dict) -> bool:
+    """Whether a text tower's size makes a decoder: SOT and EOT must be the last ids, as in CLIP's BPE and its parts."""
+    own = "hf_model_name" in text_cfg or "hf_tokenizer_name" in text_cfg
+    return not own and (text_cfg["vocab_size"] == CLIP_VOCABULARY or "bpe_path" in text_cfg.get("tokenizer_kwargs", {}))

@@ -1,0 +1,61 @@
+"""Image towers: a picture becomes normalised patch tokens, what the decoder attends to (Sec. 3.2, Fig. 2).
+
+Everything that depends on the kind of tower stands here. `visual` is OpenCLIP's VisionTransformer or its TimmModel, as
+`build` makes it; a checkpoint holds it under that name.
+
+Dimensions: B images, P patches, D width.
+"""
+from dataclasses import replace
+
+import torch
+from open_clip.model import CLIPVisionCfg, _build_vision_tower
+from open_clip.timm_model import TimmModel
+from torch import Tensor, nn
+
+
+def build(vision_cfg: CLIPVisionCfg, quick_gelu: bool = False, cast_dtype: torch.dtype | None = None) -> nn.Module:
+    """A tower that gives all its patch tokens after its last norm and has no parameter beyond what they need.
+
+    Raises:
+        ValueError: the tower is no ViT.
+    """
+    tokens = dict(output_tokens=True, pool_type="avg", attentional_pool=False, final_ln_after_pool=False,
+                  timm_pool="", timm_proj="none")
+    visual = _build_vision_tower(vision_cfg.width, replace(vision_cfg, **tokens), quick_gelu, cast_dtype)
+    if isinstance(visual, TimmModel):
+        if not hasattr(visual.trunk, "num_prefix_tokens"):
+            raise ValueError(f"timm_model_name {vision_cfg.timm_model_name!r} is no ViT: it has no patch tokens")
+    elif not hasattr(visual, "ln_post"):
+        raise ValueError(f"vision_cfg.layers is {vision_cfg.layers}, a ResNet, which has no patch tokens: give a ViT's")
+    else:
+        visual.proj = None  # an unused parameter stops DDP at the second step
+    return visual
+
+
+def width(visual: nn.Module) -> int:
+    """D of the patch tokens."""
+    return visual.trunk.num_features if isinstance(visual, TimmModel) else visual.ln_post.normalized_shape[0]
+
+
+def patch_tokens(visual: nn.Module, image: Tensor) -> Tensor:
+    """Normalised patch tokens [B, P, D] of images [B, 3, height, width], without class and register tokens."""
+    if isinstance(visual, TimmModel):
+        return visual.trunk.forward_features(image)[:, visual.trunk.num_prefix_tokens:].contiguous()
+    return visual(image)[1].contiguous()  # else every layer of the decoder copies it
+
+
+def lock(visual: nn.Module, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
+    """LiT: freezes the tower but for its last groups, counted as upstream does for its CLIP towers."""
+    native = not isinstance(visual, TimmModel)
+    if native:
+        visual.proj = nn.Parameter(torch.empty(0))  # upstream's last group, which a captioner has not
+    visual.lock(unlocked_groups=unlocked_groups, freeze_bn_stats=freeze_bn_stats)
+    if native:
+        visual.proj = None
+
+
+def no_weight_decay(visual: nn.Module) -> set[str]:
+    """Names of parameters, as they are called inside the tower."""
+    if isinstance(visual, TimmModel):
+        return {"trunk." + name for name in visual.trunk.no_weight_decay()}
+    return set(visual.no_weight_decay())

@@ -1,0 +1,126 @@
+"""Claims about model configs by name.    pytest tests/core/test_configs.py"""
+import json
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+from conftest import run
+
+import open_clip_mdc
+from open_clip_mdc import configs
+from open_clip_mdc.model import Captioner
+
+OLD = json.loads((Path(__file__).parent / "fixtures" / "configs_0.1.json").read_text())
+PREFIXES = ("MDC-", "ARC-", "CapPa-")
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    open_clip_mdc.register()
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_a_name_of_version_0_1_means_what_it_meant(name):
+    assert open_clip.get_model_config(name) == OLD[name]
+    assert name in open_clip.list_models() and open_clip_mdc.is_captioner(name)
+
+
+def test_configs_are_the_rows_of_the_paper():
+    listed = open_clip_mdc.packaged_configs()
+    for size, text_width in (("ViT-B-32", 512), ("ViT-B-16", 512), ("ViT-L-14", 768)):
+        for objective in ("mdc", "arc"):
+            config = listed[f"{objective.upper()}-{size}"]
+            assert config["text_cfg"]["layers"] == 12 and config["text_cfg"]["width"] == text_width  # Sec. 4.1
+            assert config["vision_cfg"] == open_clip.get_model_config(size)["vision_cfg"]
+            assert config["caption_cfg"]["objective"] == objective
+    assert configs.intervals() == {(0.0, 1.0): "MDC-*-t0.0-1.0", (0.3, 0.8): "MDC-*-t0.3-0.8",
+                                   (0.4, 0.9): "MDC-*-t0.4-0.9", (0.5, 1.0): "MDC-*"}  # Table 5
+    assert list(configs.ratios()) == [0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0]  # Figure 4
+    for pattern in (*configs.intervals().values(), *configs.ratios().values(), "MDC-*-unweighted"):
+        assert pattern.replace("*", "ViT-B-32") in listed
+    assert listed["MDC-ViT-B-32-unweighted"]["caption_cfg"]["loss_weight"] == "none"  # Table 4
+
+
+def test_every_base_of_openclip_is_a_captioner_or_is_refused_in_one_line():
+    """Refused are the convolutional towers, and nothing else."""
+    convolutional = ("RN", "convnext", "swin", "MobileCLIP-S", "MobileCLIP2-S")
+    for base in open_clip.list_models():
+        if "caption_cfg" in open_clip.get_model_config(base):
+            continue
+        for prefix in PREFIXES:
+            if base.startswith(convolutional):
+                with pytest.raises(ValueError, match=f"{base} is no ViT") as error:
+                    open_clip.get_model_config(prefix + base)
+                assert "\n" not in str(error.value)
+            else:
+                config = open_clip.get_model_config(prefix + base)
+                assert open_clip_mdc.is_captioner(prefix + base)
+                assert config["vision_cfg"] == open_clip.get_model_config(base)["vision_cfg"]
+                text = config["text_cfg"]
+                assert text["vocab_size"] == 49408 or "bpe_path" in text["tokenizer_kwargs"]
+
+
+@pytest.mark.parametrize("base", ["ViT-B-16-plus-240", "ViT-S-32-alt", "ViT-B-16-SigLIP", "ViT-H-14-CLIPA", "coca_base",
+                                  "xlm-roberta-base-ViT-B-32", "PE-Core-T-16-384"])
+def test_the_decoder_has_the_size_of_the_base_text_tower_or_the_papers(base):
+    ours = open_clip.get_model_config("MDC-" + base)["text_cfg"]
+    text = open_clip.get_model_config(base)["text_cfg"]
+    of_its_own = base in ("ViT-B-16-plus-240", "ViT-S-32-alt", "PE-Core-T-16-384")
+    assert ours == ({k: text[k] for k in ours} if of_its_own else configs.PAPER_DECODER)
+    assert {"width", "heads", "layers", "vocab_size"} <= ours.keys()
+
+
+@pytest.mark.parametrize("name", ["MDC-ViT-SO400M-14-SigLIP", "ARC-ViT-B-16-SigLIP2-256", "MDC-ViT-B-32-SigLIP2-256"])
+def test_a_captioner_with_siglip_in_its_name_reads_clips_bpe(name):
+    """Upstream's get_tokenizer would give it SigLIP's vocabulary, whatever its config says."""
+    for tokenizer in (open_clip.get_tokenizer(name), open_clip_mdc.get_tokenizer(name)):
+        assert isinstance(tokenizer, open_clip.tokenizer.SimpleTokenizer)
+        assert tokenizer(["a red circle"]).equal(open_clip.get_tokenizer("ViT-B-32")(["a red circle"]))
+    assert open_clip.get_tokenizer(name, context_length=20)(["a dog"]).shape == (1, 20)
+
+
+def test_a_base_that_a_user_adds_later_is_found(tmp_path):
+    config = open_clip.get_model_config("ViT-Ti-8")
+    (tmp_path / "my-vit.json").write_text(json.dumps(config))
+    before = dict(open_clip.factory._MODEL_CONFIGS)
+    open_clip.add_model_config(tmp_path)
+    try:
+        assert open_clip.get_model_config("ARC-my-vit")["vision_cfg"] == config["vision_cfg"]
+    finally:
+        open_clip.factory._MODEL_CONFIG_PATHS.remove(tmp_path)
+        open_clip.factory._MODEL_CONFIGS = before
+
+
+def test_a_name_that_is_not_listed_is_trained_saved_and_found_again(scenes, tmp_path):
+    """BERT of a base for which the paper has none, through the real command, and back by its run folder."""
+    name = "BERT-ViT-S-32-alt-r45"
+    assert name not in open_clip.list_models()
+    run("python", "-m", "open_clip_mdc.train", "--model", name, "--train-data", f"{scenes}/train/00000.tar",
+        "--train-num-samples", "16", "--dataset-type", "webdataset", "--batch-size", "8", "--epochs", "1",
+        "--force-image-size", "32", "--precision", "fp32", "--workers", "1", "--logs", str(tmp_path), "--name", "run")
+    from open_clip_mdc import checkpoints
+    model, _, tokenizer = checkpoints.load(str(tmp_path / "run"))
+    assert isinstance(model, Captioner) and model.caption_cfg.t_min == model.caption_cfg.t_max == 0.45
+    assert model.visual.image_size == (32, 32) and model.vocab_size == tokenizer.vocab_size
+
+
+@pytest.mark.parametrize("command", [
+    ("open_clip_mdc.train", "--model", "MDC-RN50", "--dataset-type", "synthetic"),
+    ("clip_benchmark_ext.cli", "eval", "--model", "MDC-RN50", "--pretrained", "x.pt", "--dataset", "wds/cifar10"),
+])
+def test_a_base_without_a_vit_ends_a_command_in_one_line(command):
+    result = run("python", "-m", *command, check=False)
+    assert result.returncode != 0 and "Traceback" not in result.stderr
+    assert "the image tower of RN50 is no ViT" in result.stderr.strip().splitlines()[-1]
+
+
+def test_slashes_in_a_name_are_read_as_openclip_reads_them():
+    assert open_clip.get_model_config("MDC-ViT-B/32") == open_clip.get_model_config("MDC-ViT-B-32")
+    assert torch.equal(open_clip.get_tokenizer("MDC-ViT-Ti/8")(["a red circle"]),
+                       open_clip.get_tokenizer("MDC-ViT-Ti-8")(["a red circle"]))
+
+
+def test_unknown_names_stay_unknown():
+    for name in ("MDC-", "MDC-ViT-B-3", "MDC-MDC-ViT-B-32", "XYZ-ViT-B-32", "BERT-ViT-B-32-r50"):
+        assert open_clip.get_model_config(name) is None and not open_clip_mdc.is_captioner(name)
