@@ -18,8 +18,7 @@ from open_clip.tokenizer import SimpleTokenizer
 
 from open_clip_mdc.data import bpe
 from open_clip_mdc.data.files import new_folder
-from open_clip_mdc.data.shards import find_picture, picture_suffix, read_metadata, read_samples
-from open_clip_mdc.tools.lengths import find_shards
+from open_clip_mdc.data.shards import find_picture, find_shards, picture_suffix, read_metadata, read_samples
 
 MIN_COUNT = 5  # rarer words are spelt by pieces
 SEED = 0

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 
+from open_clip_mdc.data.shards import find_shards
 from open_clip_mdc.tools import lengths
 
 SHARED = Path(os.environ.get("MDC_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
@@ -40,7 +41,7 @@ def run(*argv):
 
 
 def test_the_table_is_the_one_worked_out_by_hand(shards):
-    counts = lengths.caption_lengths(lengths.find_shards(f"{shards}/{{0..1}}.tar"), SimpleTokenizer())
+    counts = lengths.caption_lengths(find_shards(f"{shards}/{{0..1}}.tar"), SimpleTokenizer())
     assert counts.tolist() == [3, 5, 102]  # words + SOT + EOT, nothing cut at 77
     row = lengths.length_table(["hand"], [counts]).loc["hand"].to_dict()
     assert row == pytest.approx({
@@ -111,7 +112,7 @@ def test_bad_input_is_named_in_one_line(shards):
 
 @pytest.mark.skipif(not (SHARED / "flickr8k" / "train").is_dir(), reason="the shared Flickr8k shards are not here")
 def test_flickr8k_captions_have_14_tokens_on_average():
-    shards = lengths.find_shards(f"{SHARED}/flickr8k/train/{{00000..00005}}.tar")
+    shards = find_shards(f"{SHARED}/flickr8k/train/{{00000..00005}}.tar")
     counts = lengths.caption_lengths(shards, SimpleTokenizer())
     assert len(counts) == 6000
     assert counts.mean() == pytest.approx(14, abs=0.5)

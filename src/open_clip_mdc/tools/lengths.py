@@ -7,10 +7,8 @@ tokens) and how much of a caption a context of 77 tokens sees. Only the KEY.txt 
 """
 import argparse
 import os
-import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from urllib.parse import urlparse
 
 import numpy as np
 import open_clip
@@ -18,46 +16,19 @@ import pandas as pd
 from matplotlib.figure import Figure
 from open_clip.tokenizer import SimpleTokenizer
 from tqdm import tqdm
-from webdataset.gopen import gopen
-from webdataset.shardlists import expand_urls
-from webdataset.tariterators import base_plus_ext, tar_file_iterator
 
 from .. import get_tokenizer
 from ..data.files import new_file
-from ..tokens import CAPTION_SEPARATOR
+from ..data.shards import find_shards, read_samples
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 
 
-def find_shards(pattern: str) -> list[str]:
-    """Expand a pattern as OpenCLIP does: "{000..009}" counts, "::" joins, a shard is a path or a URL.
-
-    Raises:
-        FileNotFoundError: if a shard is not there.
-    """
-    shards = expand_urls(pattern)
-    missing = [shard for shard in shards if not os.path.exists(shard) and not urlparse(shard).scheme]
-    if missing:
-        raise FileNotFoundError(f"{missing[0]}: no such shard ({len(missing)} of {len(shards)} of {pattern} missing)")
-    return shards
-
-
 def read_captions(shard: str) -> Iterator[str]:
-    """Stream the texts that webdataset finds in a shard as "txt".
-
-    Raises:
-        ValueError: if the shard is no complete tar file.
-    """
-    try:
-        with gopen(shard) as stream:
-            for member in tar_file_iterator(stream, select_files=_is_caption):
-                yield from member["data"].decode("utf-8", errors="replace").split(CAPTION_SEPARATOR)
-    except tarfile.ReadError as error:
-        raise ValueError(f"{shard}: not a complete tar file; fetch or write it again") from error
-
-
-def _is_caption(member: str) -> bool:
-    return (base_plus_ext(member)[1] or "").lower() == "txt"
+    """Streams the texts that webdataset finds in a shard as "txt"."""
+    from ..tokens import CAPTION_SEPARATOR
+    for sample in read_samples(shard, suffixes=("txt",)):
+        yield from sample["txt"].decode("utf-8", errors="replace").split(CAPTION_SEPARATOR)
 
 
 def caption_lengths(shards: Sequence[str], tokenizer: SimpleTokenizer) -> np.ndarray:

@@ -26,6 +26,7 @@ from tqdm import tqdm
 from ..data.files import new_folder, write_json
 from ..data.shards import (
     find_picture,
+    find_shards,
     picture_suffix,
     read_metadata,
     read_samples,
@@ -34,7 +35,6 @@ from ..data.shards import (
 )
 from ..tokens import CAPTION_SEPARATOR
 from . import recap
-from .lengths import find_shards
 
 KARPATHY = ("coco", "flickr30k", "flickr8k")
 SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}  # Karpathy's -> ours

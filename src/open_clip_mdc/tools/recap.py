@@ -18,8 +18,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ..data.files import write_json
-from ..data.shards import find_picture, read_metadata, read_samples, shard_pattern, tar_writer
-from .lengths import find_shards
+from ..data.shards import find_picture, find_shards, read_metadata, read_samples, shard_pattern, tar_writer
 
 
 def recaption(source: str, target: Path) -> dict:

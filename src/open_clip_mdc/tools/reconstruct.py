@@ -7,20 +7,21 @@ reconstruction hides every token of the caption but its length and reveals the m
 """
 import argparse
 from functools import partial
-from itertools import islice
 
 import open_clip
 import torch
-import webdataset as wds
 
 from ..checkpoints import find, load
 from ..data.files import new_file
+from ..data.pictures import batched, read_pairs
+from ..data.shards import find_shards
 from ..decoding import generate, unmask_by_confidence
 from ..integration import is_captioner
 from ..model import Captioner
-from ..tokens import CAPTION_SEPARATOR, decode_captions, mask_id, target_tokens, valid_tokens
-from ..train import missing_files
+from ..tokens import decode_captions, mask_id, target_tokens, valid_tokens
 from ..validation import nelbo
+
+BATCH = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,16 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, help="webdataset shards with pictures and captions")
     parser.add_argument("--num-samples", type=int, default=8, help="pictures shown")
     parser.add_argument("--out", default="reconstructions.png", help="contact sheet to write")
-
-
-def read_samples(shards: str, transform, tokenizer, batch_size: int = 64) -> wds.WebLoader:
-    """Batches of image [B, 3, height, width] and text [B, L], in the order of the shards."""
-    pipeline = wds.DataPipeline(
-        wds.SimpleShardList(shards), wds.tarfile_to_samples(), wds.decode("pilrgb"),
-        wds.to_tuple("jpg;png;jpeg;webp", "txt"),
-        wds.map_tuple(transform, lambda text: tokenizer(text.split(CAPTION_SEPARATOR)[0])[0]),
-        wds.batched(batch_size))
-    return wds.WebLoader(pipeline, batch_size=None)
 
 
 @torch.inference_mode()
@@ -75,20 +66,17 @@ def contact_sheet(pictures: list, captions: list[str], said: list[str], path: st
 
 def run(args: argparse.Namespace) -> None:
     """Prints the loss before and after training and the reconstructions, and writes the contact sheet."""
-    missing = missing_files(args.data, "webdataset")
-    if missing:
-        raise FileNotFoundError(f"no shard {missing[0]}: see --data")
+    shards = find_shards(args.data)
     model, transform, tokenizer = load(args.pretrained)
     name, _, model_args = find(args.pretrained)
     if not is_captioner(name):
         raise ValueError(f"{args.pretrained} is a {name}, which is no captioner")
     torch.manual_seed(0)
     untrained = open_clip.create_model(name, **{k: v for k, v in model_args.items() if k.startswith("force")})
-    samples = read_samples(args.data, transform, tokenizer)
-    before, after = (nelbo(m, samples, "cpu") for m in (untrained, model))
+    before, after = (nelbo(m, batched(read_pairs(shards, transform, tokenizer), BATCH), "cpu")
+                     for m in (untrained, model))
 
-    images, texts = zip(*islice(samples.unbatched(), args.num_samples), strict=True)
-    image, text = torch.stack(images), torch.stack(texts)
+    image, text = next(batched(read_pairs(shards, transform, tokenizer), args.num_samples))
     captions, said = (decode_captions(x, tokenizer) for x in (text, reconstruct(model, image, text)))
     mean, std = (torch.tensor(model.visual.preprocess_cfg[k]).view(3, 1, 1) for k in ("mean", "std"))
     pictures = [(x * std + mean).clamp(0, 1).permute(1, 2, 0).numpy() for x in image]

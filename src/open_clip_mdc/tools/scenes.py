@@ -21,12 +21,12 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
 from tqdm import tqdm
-from webdataset.writer import imageencoder
 
 from ..data.files import new_folder
 from ..data.shards import tar_writer
@@ -152,6 +152,12 @@ def render(scene: Scene, pixels: int, rng: random.Random) -> Image.Image:
     return Image.fromarray(np.clip(smooth + noise, 0, 255).astype(np.uint8))
 
 
+def encode_png(image: Image.Image) -> bytes:
+    buffer = BytesIO()
+    image.save(buffer, "png")
+    return buffer.getvalue()
+
+
 def caption(objects: Sequence[SceneObject], relation: str) -> str:
     """One sentence: "a red circle left of a blue square"."""
     return f" {relation} ".join(f"a {item.noun}" for item in objects)
@@ -225,7 +231,7 @@ def _write_captioned(root: Path, split: str, world: World, count: int, shards: i
                 texts = {"caption": caption(scene.objects, scene.relation), "long_caption": long_caption(scene, rng)}
                 sample = {
                     "__key__": f"{split}{index:07d}",
-                    "png": imageencoder(render(scene, world.pixels, rng), "png"),
+                    "png": encode_png(render(scene, world.pixels, rng)),
                     "json": json.dumps({**asdict(scene), **texts}),
                 }
                 short.write({**sample, "txt": texts["caption"]})
@@ -243,7 +249,7 @@ def _write_probe(root: Path, world: World, count: int, bar: tqdm) -> None:
                 rng = world.rng(f"probe-{split}", index)
                 scene = draw_scene(world, rng, count=1)
                 label = CLASS_NAMES.index(f"{scene.objects[0].colour} {scene.objects[0].shape}")
-                picture = imageencoder(render(scene, world.pixels, rng), "png")
+                picture = encode_png(render(scene, world.pixels, rng))
                 writer.write({"__key__": f"{split}{index:07d}", "png": picture, "cls": str(label)})
                 bar.update()
         (root / split / "nshards.txt").write_text("1")

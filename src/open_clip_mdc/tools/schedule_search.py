@@ -12,7 +12,6 @@ Only the position of the interval is found: its width is --min-width, as the cri
 """
 import argparse
 import json
-import tarfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -28,12 +27,12 @@ from tqdm import tqdm
 
 from .. import checkpoints
 from ..data.files import new_file, write_json
+from ..data.pictures import read_pairs
+from ..data.shards import find_shards
 from ..integration import is_captioner, register
 from ..model import Captioner
 from ..objective import CaptionLoss, corrupt, sample_t
-from ..train import missing_files
 from .gradient_noise import GROUPS, MIDDLES, Measurement, interval_scores, log_ratio_error, measure, moments, weights
-from .reconstruct import read_samples
 
 PAPER = ((0.0, 1.0), (0.3, 0.8), (0.4, 0.9), (0.5, 1.0))  # Table 5
 
@@ -63,9 +62,7 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("give --model NAME to train it shortly, or --pretrained RUN to measure a trained model")
     if args.model and not is_captioner(args.model):
         raise ValueError(f"--model {args.model} is no captioner known here; see model_configs, e.g. MDC-ViT-B-32")
-    missing = missing_files(args.train_data, "webdataset")
-    if missing:
-        raise FileNotFoundError(f"no shard {missing[0]}: see --train-data")
+    find_shards(args.train_data)
     if args.steps < 0 or args.batch_size < 1:
         raise ValueError(f"--steps {args.steps} --batch-size {args.batch_size}: at least 0 steps of at least 1 picture")
     if args.num_samples < GROUPS * args.batch_size:
@@ -91,11 +88,8 @@ def stream(shards: str, transform, tokenizer) -> Iterator[Sample]:
     """
     while True:
         sample = None
-        try:
-            for number, sample in enumerate(read_samples(shards, transform, tokenizer).unbatched()):
-                yield Sample(number, *sample)
-        except (tarfile.ReadError, OSError) as error:
-            raise ValueError(f"{shards}: damaged ({error}); fetch or write it again") from error
+        for number, pair in enumerate(read_pairs(find_shards(shards), transform, tokenizer)):
+            yield (sample := Sample(number, *pair))
         if sample is None:
             raise ValueError(f"{shards}: no picture (KEY.jpg) with a caption (KEY.txt)")
 

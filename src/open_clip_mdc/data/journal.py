@@ -1,0 +1,82 @@
+"""A journal: JSON lines that note work as it is done, so that the same command resumes where it was stopped.
+
+The first line is the key, everything that the rows depend on; the others are rows, objects with an id. A row is in the
+journal once its line is whole: of a run that was killed the last line may not be.
+"""
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+
+class Rows(Mapping):
+    """{id: row} of a journal, read from the file row by row: they may be more than fit into memory.
+
+    Empty where the file does not exist or begins with another key.
+    """
+
+    def __init__(self, path: str | Path, key: dict, id: str = "id"):
+        """
+        Args:
+            key: what the rows depend on.
+            id: the field of a row that names it.
+        """
+        head, self.size, self.places = json.dumps(key).encode() + b"\n", 0, {}
+        self.path, self.id = Path(path), id
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            if file.readline() != head:
+                return
+            self.size = len(head)  # bytes of all whole lines
+            for line in file:
+                try:
+                    row = json.loads(line) if line.endswith(b"\n") else {}
+                    self.places[row[id]] = self.size
+                except (ValueError, LookupError, TypeError):  # this line was broken off
+                    return
+                self.size += len(line)
+
+    def __getitem__(self, id) -> dict:
+        with self.path.open("rb") as file:
+            file.seek(self.places[id])
+            return json.loads(file.readline())
+
+    def __iter__(self) -> Iterator:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+class Journal:
+    """Context manager of the journal that this process writes; without a row it leaves no file.
+
+    Attributes:
+        rows: those of an earlier run with the same key, and those appended since. With another key it starts anew.
+    """
+
+    def __init__(self, path: str | Path, key: dict, id: str = "id"):
+        """Arguments are those of `Rows`."""
+        self.rows, self._head = Rows(path, key, id), json.dumps(key).encode() + b"\n"
+
+    def __enter__(self) -> "Journal":
+        self._file = self.rows.path.open("ab")
+        self._file.truncate(self.rows.size)
+        if not self.rows.size:
+            self._write(self._head)
+        return self
+
+    def append(self, row: dict) -> None:
+        place = self.rows.size
+        self._write(json.dumps(row).encode() + b"\n")
+        self.rows.places[row[self.rows.id]] = place
+
+    def _write(self, line: bytes) -> None:
+        self._file.write(line)
+        self._file.flush()
+        self.rows.size += len(line)
+
+    def __exit__(self, *problem) -> None:
+        self._file.close()
+        if not self.rows:
+            self.rows.path.unlink()

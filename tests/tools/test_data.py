@@ -1,0 +1,83 @@
+"""Claims about the files that tools read and write: journals, shards, pictures.    pytest tests/tools/test_data.py"""
+import io
+import json
+
+import pytest
+from PIL import Image
+
+from open_clip_mdc.data import pictures
+from open_clip_mdc.data.journal import Journal, Rows
+from open_clip_mdc.data.shards import read_samples, tar_writer
+
+KEY = {"model": "m", "length": 15}
+
+
+def note(path, *rows, key=KEY):
+    with Journal(path, key) as journal:
+        for row in rows:
+            journal.append(row)
+
+
+def test_a_journal_resumes_after_every_byte_at_which_it_may_break_off(tmp_path):
+    rows = [{"id": "a", "text": "é \u2028"}, {"id": "b", "text": ""}, {"id": 3}]
+    path = tmp_path / "j"
+    note(path, *rows)
+    whole = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == 10]
+    assert len(ends) == 4
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        with Journal(path, KEY) as journal:
+            kept = sum(end <= size for end in ends[1:])
+            assert [journal.rows[row["id"]] for row in rows[:kept]] == rows[:kept] == list(journal.rows.values())
+            for row in rows[kept:]:
+                assert row["id"] not in journal.rows
+                journal.append(row)
+            assert list(journal.rows.values()) == rows
+        assert path.read_bytes() == whole
+
+
+def test_a_journal_of_another_key_starts_anew_and_one_without_rows_leaves_no_file(tmp_path):
+    note(tmp_path / "j", {"id": "a"})
+    assert not Rows(tmp_path / "j", {**KEY, "length": 10})
+    note(tmp_path / "j", {"id": "b"}, key={**KEY, "length": 10})
+    assert list(Rows(tmp_path / "j", {**KEY, "length": 10})) == ["b"]
+    note(tmp_path / "j")
+    assert not Rows(tmp_path / "nothing", KEY) and not list(tmp_path.iterdir())
+
+
+def test_only_the_members_that_are_asked_for_are_read(tmp_path):
+    with tar_writer(tmp_path / "0.tar") as writer:
+        writer.write({"__key__": "a", "jpg": b"x", "TXT": b"one"})
+        writer.write({"__key__": "b", "txt": b"two", "json": b"{}"})
+    found = [(sample["__key__"], sorted(sample.keys() - {"__key__", "__url__"}))
+             for sample in read_samples(str(tmp_path / "0.tar"), suffixes=("txt",))]
+    assert found == [("a", ["txt"]), ("b", ["txt"])]
+    assert [sorted(sample) for sample in read_samples(str(tmp_path / "0.tar"))] == [
+        ["__key__", "__url__", "jpg", "txt"], ["__key__", "__url__", "json", "txt"]]
+
+
+def test_a_picture_that_would_start_another_program_is_refused(tmp_path, monkeypatch):
+    """An EPS under the name of a JPEG: Pillow would hand it to Ghostscript."""
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *args, **kwargs: pytest.fail("Ghostscript was called"))
+    Image.new("RGB", (8, 8)).save(tmp_path / "holiday.jpg", "EPS")
+    eps = (tmp_path / "holiday.jpg").read_bytes()
+    with pytest.raises(ValueError, match="holiday.jpg: it is no JPEG, PNG, WEBP, BMP, GIF"):
+        pictures.open_picture(tmp_path / "holiday.jpg")
+    with pytest.raises(ValueError, match="in memory: it is no JPEG"):
+        pictures.decode_picture(io.BytesIO(eps), "in memory")
+
+
+def test_pairs_are_pictures_as_stored_and_the_first_of_several_captions(tmp_path):
+    turned = Image.new("RGB", (30, 20))
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    buffer = io.BytesIO()
+    turned.save(buffer, "jpeg", exif=exif)
+    with tar_writer(tmp_path / "0.tar") as writer:
+        writer.write({"__key__": "a", "jpg": buffer.getvalue(), "txt": "one\x1etwo"})
+        writer.write({"__key__": "b", "txt": "no picture"})
+        writer.write({"__key__": "c", "jpg": buffer.getvalue(), "json": json.dumps({})})
+        writer.write({"__key__": "d", "webp": buffer.getvalue(), "txt": "last"})
+    pairs = pictures.read_pairs([str(tmp_path / "0.tar")], lambda image: image.size, lambda text: [text])
+    assert list(pairs) == [((30, 20), "one"), ((30, 20), "last")]  # as OpenCLIP reads them in training
