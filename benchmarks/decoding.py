@@ -23,9 +23,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 import open_clip_mdc
-from open_clip_mdc import beam, decoding
+from open_clip_mdc.beam import beam_search
+from open_clip_mdc.generate import cached_step_logits
+from open_clip_mdc.interface import StepLogits
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.tokens import mask_id, valid_tokens
+from open_clip_mdc.unmask import fully_masked
 
 LENGTH = 15
 TIMED_STEPS = 5
@@ -37,7 +40,7 @@ ARC_IMAGES = 8
 def plain(model: Captioner, image: Tensor, steps: int) -> Tensor:
     """The first `steps` of Eq. 6, everything computed anew at each."""
     vocab_size = model.vocab_size
-    start, _ = decoding.fully_masked(torch.full((len(image),), LENGTH), vocab_size)
+    start = fully_masked(torch.full((len(image),), LENGTH), vocab_size)
     text = F.pad(start, (0, model.context_length - start.shape[1]))
     valid = valid_tokens(text, vocab_size)
     rows = torch.arange(len(image))
@@ -48,8 +51,8 @@ def plain(model: Captioner, image: Tensor, steps: int) -> Tensor:
     return text
 
 
-def uncached_step_logits(model: Captioner, image_kv: list) -> beam.StepLogits:
-    """What `beam.cached_step_logits` gives, by decoding the whole text at each step; logits of the last token only."""
+def uncached_step_logits(model: Captioner, image_kv: list) -> StepLogits:
+    """What `generate.cached_step_logits` gives, by decoding the whole text at each step; its last token's logits."""
     def step_logits(text: Tensor, parent: Tensor) -> Tensor:
         text = F.pad(text, (0, 1))  # the token asked for; a causal model does not look at it
         asked = torch.zeros_like(text, dtype=torch.bool)
@@ -62,9 +65,9 @@ def uncached_step_logits(model: Captioner, image_kv: list) -> beam.StepLogits:
 
 
 @torch.no_grad()
-def beam_search(model: Captioner, image: Tensor, make_step_logits) -> Tensor:
+def search(model: Captioner, image: Tensor, make_step_logits) -> Tensor:
     image_kv = model.text.project_image(model.encode_image_tokens(image))
-    return beam.beam_search(make_step_logits(model, image_kv), len(image), model.vocab_size, ARC_LENGTH)[0]
+    return beam_search(make_step_logits(model, image_kv), len(image), model.vocab_size, ARC_LENGTH).text
 
 
 def seconds(function) -> float:
@@ -78,10 +81,10 @@ def compare(mdc: Captioner, arc: Captioner, batch_size: int, rounds: int) -> lis
     image = torch.randn(batch_size, 3, 224, 224)
     sides = {
         "plain": (partial(plain, mdc, image, TIMED_STEPS), LENGTH / TIMED_STEPS),
-        "one": (partial(decoding.generate, mdc, image, length=LENGTH), 1),
-        "three": (partial(decoding.generate, mdc, image, length=LENGTH, tokens_per_step=3), 1),
-        "uncached": (partial(beam_search, arc, image[:ARC_IMAGES], uncached_step_logits), 1),
-        "cached": (partial(beam_search, arc, image[:ARC_IMAGES], beam.cached_step_logits), 1),
+        "one": (partial(mdc.generate, image, length=LENGTH), 1),
+        "three": (partial(mdc.generate, image, length=LENGTH, tokens_per_step=3), 1),
+        "uncached": (partial(search, arc, image[:ARC_IMAGES], uncached_step_logits), 1),
+        "cached": (partial(search, arc, image[:ARC_IMAGES], cached_step_logits), 1),
     }
     for name in ("one", "cached"):  # warm up
         sides[name][0]()

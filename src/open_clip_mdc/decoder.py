@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-ImageKV = list[tuple[Tensor, Tensor]]  # per layer: keys and values of the image, [I, H, P, D] each
+from .interface import ImageKV
+
 TextKV = list[tuple[Tensor, Tensor]]  # per layer: keys and values of the caption so far, [R, H, L, D] each
 
 

@@ -5,18 +5,14 @@ scored, EOT included: a caption of N words and marks has N + 1 terms. The bound 
 
 Dimensions: R captions (rows), I images, L positions, N scored tokens of a caption, M asked tokens, V vocabulary.
 """
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .interface import TokenLogits
 from .tokens import mask_id, target_tokens, valid_tokens
-
-# (text [R, L], valid [R, L], asked [R, L]) -> logits [M, V] in row-major order of `asked`, as Captioner.token_logits.
-# With the keys and values of I images, R/I consecutive rows belong to each.
-TokenLogits = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Likelihood(NamedTuple):

@@ -17,8 +17,9 @@ from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 from open_clip.transformer import LayerNorm, LayerNormFp32, QuickGELU
 from torch import Tensor, nn
 
-from . import decoding, encoder, scoring
-from .decoder import ImageKV, Layout, TextDecoder
+from . import encoder, generate, scoring
+from .decoder import Layout, TextDecoder
+from .interface import Decoded, ImageKV
 from .objective import Corrupted, corrupt, sample_t
 from .tokens import valid_tokens
 
@@ -235,6 +236,6 @@ class Captioner(nn.Module):
         """`scoring.log_likelihood`: nats of captions [B, L] or candidates [B, C, L], as [B] or [B, C]."""
         return scoring.log_likelihood(self, image, text, method, **options)
 
-    def generate(self, image: Tensor, **options) -> Tensor:
-        """`decoding.generate`: captions as ids from SOT to EOT, then padding, long [B, L]."""
-        return decoding.generate(self, image, **options)
+    def generate(self, image: Tensor, **options) -> Tensor | Decoded:
+        """`generate.generate`: captions as ids from SOT to EOT, then padding, long [B, L]."""
+        return generate.generate(self, image, **options)

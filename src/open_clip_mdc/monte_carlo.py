@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from scipy.special import stdtrit
 from torch import Tensor
 
-from .estimators import Likelihood, TokenLogits, token_log_prob
+from .estimators import Likelihood, token_log_prob
+from .interface import TokenLogits
 from .tokens import mask_id, target_tokens
 
 FIRST_ROUND = 4  # draws per mask count before early stopping looks for the first time; doubled from look to look

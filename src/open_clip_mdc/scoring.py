@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .estimators import Likelihood, TokenLogits, autoregressive, heuristic
+from .estimators import Likelihood, autoregressive, heuristic
+from .interface import CaptionModel, TokenLogits
 from .monte_carlo import monte_carlo
 from .tokens import PAD_ID, eot_id, sot_id, valid_tokens
 
@@ -25,7 +26,7 @@ METHODS = ("autoregressive", "heuristic", "monte_carlo")
 MIB = 2 ** 20
 
 
-def mean_image(model, images: Iterable[Tensor]) -> Tensor:
+def mean_image(model: CaptionModel, images: Iterable[Tensor]) -> Tensor:
     """The image of the blind score: patch tokens averaged over images, place by place, [P, D].
 
     In the image's place they turn p(caption | image) into a guess of p(caption). Without cross-attention the decoder
@@ -52,7 +53,7 @@ def mean_image(model, images: Iterable[Tensor]) -> Tensor:
 
 @torch.inference_mode()
 def log_likelihood(
-        model,
+        model: CaptionModel,
         image: Tensor | None,
         text: Tensor,
         method: str | None = None,
@@ -119,7 +120,7 @@ def log_likelihood(
     return result if return_details else result.log_likelihood
 
 
-def _check_options(model, method: str, num_samples: int, interval: tuple[float, float] | None,
+def _check_options(model: CaptionModel, method: str, num_samples: int, interval: tuple[float, float] | None,
                    stop_confidence: float | None) -> None:
     """Raises ValueError in one line."""
     fitting = METHODS[:1] if model.causal else METHODS[1:]
@@ -158,7 +159,7 @@ def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     return text.masked_fill(repeats[..., None], eot), first
 
 
-def _chunk_sizes(model, image_embs: Tensor, captions: Tensor, memory_mib: int) -> tuple[int, int, int]:
+def _chunk_sizes(model: CaptionModel, image_embs: Tensor, captions: Tensor, memory_mib: int) -> tuple[int, int, int]:
     """Images and captions per image of a decoder call, and tokens per call for one image, that fit the budget.
 
     Counted are, per token, its float32 logits, two copies of them and some 16 vectors of the decoder's width (the MLP's

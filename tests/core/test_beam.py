@@ -6,8 +6,11 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from open_clip_mdc import beam, decoding, scoring
+from open_clip_mdc import scoring
+from open_clip_mdc.beam import beam_search, sample
+from open_clip_mdc.generate import cached_step_logits, generate
 from open_clip_mdc.model import Captioner
+from open_clip_mdc.sampling import Sampling, sample_tokens
 
 VISION = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2)
 TEXT = dict(context_length=16, vocab_size=60, width=32, heads=2, layers=2)
@@ -31,7 +34,13 @@ def image():
 def searched(model, image, **options):
     with torch.no_grad():
         image_kv = model.text.project_image(model.encode_image_tokens(image))
-        return beam.beam_search(beam.cached_step_logits(model, image_kv), len(image), model.vocab_size, **options)
+        return search(cached_step_logits(model, image_kv), len(image), model.vocab_size, **options)
+
+
+def search(*args, **options):
+    """The captions that `beam_search` finds, and their log-likelihoods."""
+    found = beam_search(*args, **options)
+    return found.text, found.log_prob.sum(1)
 
 
 def random_table(seed, vocab_size):
@@ -66,7 +75,7 @@ def test_the_cached_step_computes_what_the_whole_forward_does(model, image):
     rows = torch.randint(0, 58, (6, 9), generator=torch.Generator().manual_seed(2))
     parent = torch.tensor([2, 0, 0, 5, 3, 3])  # rows of image 0 continue rows of image 0, and so on
     with torch.no_grad():
-        step_logits = beam.cached_step_logits(model, model.text.project_image(model.encode_image_tokens(image[:2])))
+        step_logits = cached_step_logits(model, model.text.project_image(model.encode_image_tokens(image[:2])))
         text = rows[:, :1]
         for n in range(2, 10):
             text = torch.cat((text[parent], rows[:, n - 1:n]), dim=1)
@@ -83,7 +92,7 @@ def test_the_cache_does_not_change_what_is_found(model, image):
                             torch.ones_like(text, dtype=torch.bool))[:, -1]
 
     with torch.no_grad():
-        text, score = beam.beam_search(plain, len(image), model.vocab_size, max_length=8, num_beams=3)
+        text, score = search(plain, len(image), model.vocab_size, max_length=8, num_beams=3)
     cached_text, cached_score = searched(model, image, max_length=8, num_beams=3)
     assert torch.equal(cached_text, text)
     torch.testing.assert_close(cached_score, score, rtol=1e-5, atol=1e-5)
@@ -109,10 +118,10 @@ def test_a_wide_beam_finds_the_most_likely_caption_of_all_where_greedy_does_not(
         table = random_table(seed, vocab_size=5)
         likelihood = {c: log_likelihood(table, c, 5) for c in all_captions(5, max_length=3)}
         best = max(likelihood, key=likelihood.get)
-        text, score = beam.beam_search(table, 1, 5, max_length=3, num_beams=27)
+        text, score = search(table, 1, 5, max_length=3, num_beams=27)
         assert words(text[0]) == best
         assert score.item() == pytest.approx(likelihood[best], abs=1e-5)
-        greedy, greedy_score = beam.beam_search(table, 1, 5, max_length=3, num_beams=1)
+        greedy, greedy_score = search(table, 1, 5, max_length=3, num_beams=1)
         assert greedy_score.item() == pytest.approx(likelihood[words(greedy[0])], abs=1e-5)
         greedy_misses += words(greedy[0]) != best
     assert greedy_misses > 0
@@ -121,36 +130,25 @@ def test_a_wide_beam_finds_the_most_likely_caption_of_all_where_greedy_does_not(
 def garden_path(text, parent):
     """Token 0 looks better at first (0.6 to 0.4), but leads to no good end (0.5 and 0.5); 1 ends for certain."""
     first = {2: [0.6, 0.4, 0.0, 0.0], 0: [0.5, 0.0, 0.0, 0.5], 1: [0.0, 0.0, 0.0, 1.0]}
-    return torch.tensor([first[ids[-1]] for ids in text.tolist()]).log()
+    return torch.tensor([first.get(ids[-1], [0.25] * 4) for ids in text.tolist()]).log()
 
 
 def test_two_beams_are_not_led_down_the_garden_path():
-    greedy, greedy_score = beam.beam_search(garden_path, 1, 4, max_length=2, num_beams=1)
-    text, score = beam.beam_search(garden_path, 1, 4, max_length=2, num_beams=2)
+    greedy, greedy_score = search(garden_path, 1, 4, max_length=2, num_beams=1)
+    text, score = search(garden_path, 1, 4, max_length=2, num_beams=2)
     assert (words(text[0]), round(score.exp().item(), 4)) == ((1,), 0.4)
     assert words(greedy[0])[0] == 0 and greedy_score.exp().item() <= 0.3 + 1e-6
 
 
-def test_the_length_penalty_compares_by_the_mean_but_returns_the_sum():
-    """"" has probability 0.3, "0" 0.7 * 0.4 = 0.28: per token sqrt(0.28) > 0.3."""
+def test_a_caption_that_ended_is_kept_while_less_likely_beams_fall_below_it():
+    """First 0: 0.5, EOT: 0.3, 1: 0.2. "" is found at once; "0" goes on to 0.4 and then ends, "00" falls to 0.1."""
     def table(text, parent):
-        return torch.tensor([[0.7, 0.0, 0.0, 0.3] if text.shape[1] == 1 else [0.6, 0.0, 0.0, 0.4]] * len(text)).log()
+        after = {(): [0.5, 0.2, 0.0, 0.3], (0,): [0.2, 0.0, 0.0, 0.8], (0, 0): [0.0, 0.0, 0.0, 1.0]}
+        return torch.tensor([after.get(tuple(ids[1:]), [0.25] * 4) for ids in text.tolist()]).log()
 
-    text, score = beam.beam_search(table, 1, 4, max_length=1, num_beams=2)
-    assert (words(text[0]), round(score.exp().item(), 4)) == ((), 0.3)
-    # The last step's EOT is forced: 0.4 stays its probability.
-    text, score = beam.beam_search(table, 1, 4, max_length=1, num_beams=2, length_penalty=1.0)
-    assert (words(text[0]), round(score.exp().item(), 4)) == ((0,), 0.28)
-
-
-def test_captions_that_end_do_not_take_the_place_of_beams_that_go_on():
-    """First 0: 0.35, EOT: 0.33, 1: 0.32; then 0 ends at 0.5, 1 for certain. Per token "1" is best, sqrt(0.32)."""
-    def table(text, parent):
-        after = {2: [0.35, 0.32, 0.0, 0.33], 0: [0.5, 0.0, 0.0, 0.5], 1: [0.0, 0.0, 0.0, 1.0]}
-        return torch.tensor([after[ids[-1]] for ids in text.tolist()]).log()
-
-    text, score = beam.beam_search(table, 1, 4, max_length=1, num_beams=2, length_penalty=1.0)
-    assert (words(text[0]), round(score.exp().item(), 4)) == ((1,), 0.32)
+    for beams in (1, 2, 5):
+        text, score = search(table, 1, 4, max_length=2, num_beams=beams)
+        assert (words(text[0]), round(score.exp().item(), 4)) == ((0,), 0.4)
 
 
 @pytest.mark.parametrize("num_beams", [1, 6])
@@ -170,16 +168,16 @@ def test_more_beams_find_no_worse_captions_here(model, image):
     assert (scores.diff(dim=0) >= -1e-5).all() and (scores[1] > scores[0]).any()
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 1}, {"length_penalty": 1.0}])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 1}])
 def test_the_batch_does_not_change_an_images_caption(model, image, options):
-    together = decoding.generate(model, image, length=8, **options)
+    together = generate(model, image, length=8, **options)
     for i, row in enumerate(together):
-        alone = decoding.generate(model, image[i:i + 1], length=8, **options)[0]
+        alone = generate(model, image[i:i + 1], length=8, **options)[0]
         assert words(row) == words(alone)
 
 
 def test_captions_run_from_sot_to_eot_and_are_padded(model, image):
-    text = decoding.generate(model, image, length=6)
+    text = generate(model, image, length=6)
     assert text.dtype == torch.long and text.shape[1] <= 8
     for ids in text.tolist():
         end = ids.index(EOT)
@@ -191,7 +189,7 @@ def test_a_cappa_model_is_decoded_left_to_right(image):
     torch.manual_seed(0)
     cappa = Captioner(64, VISION, TEXT, dict(objective="cappa")).eval()
     text, _ = searched(cappa, image, max_length=14)
-    assert torch.equal(decoding.generate(cappa, image), text[:, :(text != 0).sum(1).max()])
+    assert torch.equal(generate(cappa, image), text[:, :(text != 0).sum(1).max()])
 
 
 def test_sampled_captions_come_as_often_as_they_are_likely():
@@ -209,7 +207,8 @@ def test_sampled_captions_come_as_often_as_they_are_likely():
                  for i in range(1, len(ids))]
         probability.append(math.prod(steps))
     assert sum(probability) == pytest.approx(1)
-    text, score = beam.sample(without_sot, 20000, 4, max_length=2, generator=torch.Generator().manual_seed(0))
+    drawn = sample(without_sot, 20000, 4, 2, Sampling(1.0, generator=torch.Generator().manual_seed(0)))
+    text, score = drawn.text, drawn.log_prob.sum(1)
     drawn = [tuple(ids[1:ids.index(3)]) for ids in text.tolist()]
     counts = [drawn.count(caption) for caption in captions]
     assert chisquare(counts, [20000 * p for p in probability]).pvalue > 0.001
@@ -227,7 +226,7 @@ def test_sampled_captions_come_as_often_as_they_are_likely():
 ])
 def test_tokens_are_drawn_as_often_as_temperature_top_k_and_top_p_say(options, expected):
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().expand(20000, 4)
-    token = beam.sample_tokens(logits, generator=torch.Generator().manual_seed(0), **options)
+    token = sample_tokens(logits, Sampling(**options, generator=torch.Generator().manual_seed(0)))
     counts = token.bincount(minlength=4).tolist()
     possible = [i for i, p in enumerate(expected) if p]
     assert sum(counts[i] for i in possible) == 20000
@@ -237,21 +236,22 @@ def test_tokens_are_drawn_as_often_as_temperature_top_k_and_top_p_say(options, e
 
 def test_sampling_repeats_under_the_same_seed(model, image):
     def drawn(seed):
-        return decoding.generate(model, image, length=6, temperature=1.0, top_k=20,
-                                 generator=torch.Generator().manual_seed(seed)).tolist()
+        return generate(model, image, length=6,
+                        sampling=Sampling(1.0, top_k=20, generator=torch.Generator().manual_seed(seed))).tolist()
 
     assert drawn(0) == drawn(0) != drawn(1)
 
 
 def test_what_makes_no_sense_is_refused(model, image):
-    for options in (dict(num_beams=0), dict(length_penalty=-1.0), dict(max_length=-1)):
+    for options in (dict(num_beams=0), dict(max_length=-1)):
         with pytest.raises(ValueError, match="num_beams"):
-            beam.beam_search(garden_path, 1, 4, **{"max_length": 3, **options})
-    for options in (dict(temperature=-1.0), dict(temperature=1.0, top_k=0), dict(temperature=1.0, top_p=0.0)):
-        with pytest.raises(ValueError, match="temperature"):
-            beam.sample_tokens(torch.zeros(1, 4), **options)
+            beam_search(garden_path, 1, 4, **{"max_length": 3, **options})
+    for options, message in ((dict(temperature=-1.0), "temperature is"), (dict(temperature=1.0, top_k=0), "top_k is 0"),
+                             (dict(temperature=1.0, top_p=0.0), "top_p is 0.0"), (dict(top_k=5), "need a temperature")):
+        with pytest.raises(ValueError, match=message):
+            sample_tokens(torch.zeros(1, 4), Sampling(**options))
     for length in (0, 15, "long", (5, 6)):
         with pytest.raises(ValueError, match="from 1 to 14"):
-            decoding.generate(model, image, length=length)
+            generate(model, image, length=length)
     with pytest.raises(TypeError, match="guidance"):
-        decoding.generate(model, image, guidance=1.0)
+        generate(model, image, guidance_scale=2.0)

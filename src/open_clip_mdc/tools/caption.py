@@ -25,10 +25,10 @@ from tqdm import tqdm
 
 from ..checkpoints import find, load
 from ..data.pictures import PICTURES, SHARDS, find_pictures, open_picture, read_pictures
-from ..decoding import Unmasked, tokenize_with_masks
+from ..interface import Decoded
 from ..model import Captioner
-from ..scoring import log_likelihood
-from ..tokens import caption_lengths, decode_captions, decode_tokens, target_tokens
+from ..tokens import caption_lengths, decode_captions, decode_tokens
+from ..unmask import tokenize_with_masks
 from .page import card, data_url, printable, write_page
 
 
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def decoding_options(args: argparse.Namespace, model: Captioner, tokenizer) -> dict:
-    """What was asked for, as options of `decoding.generate`.
+    """What was asked for, as options of `generate.generate`.
 
     Raises:
         ValueError: a flag does not fit the model or another flag.
@@ -77,17 +77,7 @@ def decoding_options(args: argparse.Namespace, model: Captioner, tokenizer) -> d
     return options
 
 
-def generate_traced(model: Captioner, images: torch.Tensor, **options) -> Unmasked:
-    """Captions of images [B, 3, H, W] with the step and log-probability of each token, whatever the model's order."""
-    if not model.causal:
-        return model.generate(images, return_trace=True, **options)
-    text = model.generate(images, **options)
-    step = torch.arange(-1, text.shape[1] - 1, device=text.device).expand_as(text)
-    scores = log_likelihood(model, images, text, return_details=True)
-    return Unmasked(text, step.where(target_tokens(text, model.vocab_size), -1), scores.token_log_likelihood)
-
-
-def traced_captions(decoded: Unmasked, tokenizer) -> list[dict]:
+def traced_captions(decoded: Decoded, tokenizer) -> list[dict]:
     """`caption` and `tokens` of the lines described above."""
     rows = []
     captions = decode_captions(decoded.text, tokenizer)
@@ -147,7 +137,8 @@ def caption_pictures(pictures: Iterable, file: BinaryIO, model: Captioner, trans
         rows = [take_up(file, name) for name in names]
         new = [i for i, row in enumerate(rows) if row is None]
         if new:
-            decoded = generate_traced(model, torch.stack([images[i] for i in new]).to(args.device), **options)
+            new_images = torch.stack([images[i] for i in new]).to(args.device)
+            decoded = model.generate(new_images, return_trace=True, **options)
             for i, row in zip(new, traced_captions(decoded, tokenizer), strict=True):
                 rows[i] = {"image": names[i], **row}
                 file.write(json.dumps(rows[i]).encode() + b"\n")

@@ -15,10 +15,10 @@ from ..checkpoints import find, load
 from ..data.files import new_file
 from ..data.pictures import batched, read_pairs
 from ..data.shards import find_shards
-from ..decoding import generate, unmask_by_confidence
 from ..integration import is_captioner
 from ..model import Captioner
 from ..tokens import decode_captions, mask_id, target_tokens, valid_tokens
+from ..unmask import unmask_by_confidence
 from ..validation import nelbo
 
 BATCH = 64
@@ -38,7 +38,7 @@ def reconstruct(model: Captioner, image: torch.Tensor, text: torch.Tensor) -> to
     A causal model is told nothing and searches with its default beam.
     """
     if model.causal:
-        return generate(model, image)
+        return model.generate(image)
     image_kv = model.text.project_image(model.encode_image_tokens(image))
     hidden = text.masked_fill(target_tokens(text, model.vocab_size), mask_id(model.vocab_size))
     return unmask_by_confidence(

@@ -1,0 +1,151 @@
+"""Captions of images: masked diffusion decoding (Eq. 6) or search from left to right, by the model's order (Sec. 3.2).
+
+The drivers of unmask.py and beam.py: an image is encoded once, and its keys and values are projected once.
+
+Dimensions: B images, L positions, P patches, D image width.
+"""
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .beam import beam_search, sample
+from .interface import CaptionModel, Decoded, ImageKV, StepLogits, TokenLogits
+from .sampling import GREEDY, Sampling
+from .tokens import caption_lengths, eot_id, mask_id, sot_id, valid_tokens
+from .unmask import fully_masked, guided, unmask_by_confidence
+
+AUTO_LENGTHS = range(8, 21)
+
+
+def most_confident_length(token_logits: TokenLogits, lengths: Sequence[int], batch_size: int, vocab_size: int,
+                          forbidden: Sequence[int], device: torch.device | str) -> Tensor:
+    """The length at which the model is most confident of a caption before a word of it stands, long [B]."""
+    forbidden = torch.tensor(forbidden, dtype=torch.long, device=device)
+    confidence = []
+    for length in lengths:
+        text = fully_masked(torch.full((batch_size,), length, device=device), vocab_size)
+        log_probs = token_logits(text, torch.ones_like(text, dtype=torch.bool),
+                                 text == mask_id(vocab_size)).float().log_softmax(1)
+        confidence.append(log_probs.index_fill(1, forbidden, -torch.inf).amax(1).view(batch_size, length).mean(1))
+    return torch.tensor(lengths, device=device)[torch.stack(confidence, dim=1).argmax(1)]
+
+
+def unmask_images(
+        model: CaptionModel,
+        image: Tensor,
+        length: int | str = 15,
+        text: Tensor | None = None,
+        tokens_per_step: int = 1,
+        guidance_scale: float = 1.0,
+        blind: Tensor | None = None,
+        sampling: Sampling = GREEDY,
+) -> Decoded:
+    """Captions of images by masked diffusion decoding.
+
+    Args:
+        image: [B, 3, height, width], preprocessed.
+        length: N' of the paper, how many tokens are generated between SOT and EOT, which are given: the decoder does
+            not see padding and knows where a caption ends. "auto" chooses among `AUTO_LENGTHS` for each image.
+        text: captions to fill in instead, long [B, L] or [1, L] (`tokenize_with_masks`); `length` is then not used.
+        tokens_per_step: see `unmask_by_confidence`.
+        guidance_scale: of classifier-free guidance (`guided`); 1 is the model itself and runs no blind pass.
+        blind: what guidance takes for no image, `scoring.mean_image(...)`, [P, D].
+        sampling: how tokens are chosen.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    vocab_size, longest = model.vocab_size, model.context_length - 2
+    if text is None and length != "auto" and not (isinstance(length, int) and 1 <= length <= longest):
+        raise ValueError(f"length is {length!r}; it must be 'auto' or a number of tokens from 1 to {longest}")
+    if text is not None and len(text) not in (1, len(image)):
+        raise ValueError(f"there are {len(image)} images, but {len(text)} texts to fill in; "
+                         "give one each, or one for all")
+    if text is not None and not (text == eot_id(vocab_size)).any(-1).all():
+        raise ValueError("a text to fill in has no EOT, which tells the model where the caption ends")
+    if guidance_scale != 1 and blind is None:
+        raise ValueError("guidance needs to know what no image is: blind=scoring.mean_image(model, images)")
+
+    image_kv = model.text.project_image(model.encode_image_tokens(image))
+    token_logits = partial(model.token_logits, image_kv)
+    if guidance_scale != 1:
+        blind_kv = model.text.project_image(blind[None])  # of one image, which serves any rows
+        token_logits = guided(token_logits, partial(model.token_logits, blind_kv), guidance_scale)
+    forbidden = (sot_id(vocab_size), eot_id(vocab_size))
+    if text is None:
+        lengths = most_confident_length(
+            token_logits, [n for n in AUTO_LENGTHS if n <= longest], len(image), vocab_size, forbidden, image.device,
+        ) if length == "auto" else torch.full((len(image),), length, device=image.device)
+        text = fully_masked(lengths, vocab_size)
+    text = text.expand(len(image), -1)
+    return unmask_by_confidence(token_logits, text, valid_tokens(text, vocab_size), vocab_size, tokens_per_step,
+                                forbidden, sampling)
+
+
+def cached_step_logits(model: CaptionModel, image_kv: ImageKV) -> StepLogits:
+    """The model's `StepLogits`, for one search: computes the newest token only and remembers the others."""
+    past = None
+
+    def step_logits(text: Tensor, parent: Tensor) -> Tensor:
+        nonlocal past
+        if past is not None:
+            past = [(k[parent], v[parent]) for k, v in past]
+        hidden, past = model.text.step(text[:, -1], image_kv, past)
+        return model.text.output(hidden)
+
+    return step_logits
+
+
+def search_images(
+        model: CaptionModel,
+        image: Tensor,
+        length: int | str = "auto",
+        num_beams: int = 6,
+        sampling: Sampling = GREEDY,
+) -> Decoded:
+    """Captions of images by a causal model.
+
+    Args:
+        image: [B, 3, height, width], preprocessed.
+        length: tokens before EOT at most; "auto" is what the context holds. The model itself ends its captions.
+        num_beams: see `beam_search`; not used when sampling.
+        sampling: a temperature draws tokens instead of searching.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    longest = model.context_length - 2
+    max_length = longest if length == "auto" else length
+    if not isinstance(max_length, int) or not 1 <= max_length <= longest:
+        raise ValueError(f"length is {length!r}; it must be 'auto' or a number of tokens from 1 to {longest}")
+    image_kv = model.text.project_image(model.encode_image_tokens(image))
+    args = (cached_step_logits(model, image_kv), len(image), model.vocab_size, max_length)
+    return sample(*args, sampling, image.device) if sampling.temperature else \
+        beam_search(*args, num_beams, image.device)
+
+
+@torch.no_grad()
+def generate(model: CaptionModel, image: Tensor, return_trace: bool = False, **options) -> Tensor | Decoded:
+    """Captions of images, as ids from SOT to EOT, then padding, long [B, L], like `CoCa.generate`; no mask ids.
+
+    Args:
+        image: [B, 3, height, width], preprocessed.
+        return_trace: return `Decoded`, with the step and the log-probability of every token, rather than ids.
+        options: of `unmask_images` for a masked diffusion captioner, of `search_images` for a causal one. Both know
+            `length` and `sampling`.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    options.get("sampling", GREEDY).check()  # before the image is encoded
+    was_training = model.training
+    model.train(False)
+    try:
+        decoded = (search_images if model.causal else unmask_images)(model, image, **options)
+    finally:
+        model.train(was_training)
+    longest = caption_lengths(decoded.text, model.vocab_size).max()
+    decoded = Decoded(*(part[:, :longest] for part in decoded))
+    return decoded if return_trace else decoded.text

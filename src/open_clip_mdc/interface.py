@@ -1,0 +1,53 @@
+"""What the code that says and scores captions knows of a network, so that none of it imports the model.
+
+The algorithms (unmask.py, beam.py, estimators.py, monte_carlo.py) take a function from tokens to logits and can be run
+on a table written by hand; the drivers (generate.py, scoring.py) take a `CaptionModel`.
+
+Dimensions: B or I images, R captions (rows), L positions, M asked tokens, n tokens so far, P patches, D width, H heads,
+V vocabulary.
+"""
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+ImageKV = list[tuple[Tensor, Tensor]]  # per layer: keys and values of the image, [I, H, P, D/H] each
+
+# (text [R, L], valid [R, L], asked [R, L]) -> logits [M, V] in row-major order of `asked`, as Captioner.token_logits.
+# With the keys and values of I images, R/I consecutive rows belong to each.
+TokenLogits = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+# (text [R, n], parent [R]) -> [R, V]; row r continues row parent[r] of the call before, so that a cache can follow.
+StepLogits = Callable[[Tensor, Tensor], Tensor]
+
+
+class Decoded(NamedTuple):
+    """Decoded captions and how they came about.
+
+    The sum of `log_prob` is the likelihood of what was decoded given what was not. For a causal model that is the
+    caption's (Eq. 7). A masked diffusion model was given where the caption ends, so that it is not the caption's
+    heuristic score, for which EOT is one of the tokens to predict: ask `scoring.log_likelihood`.
+    """
+
+    text: Tensor  # long [R, L], SOT to EOT, then padding; no mask ids
+    step: Tensor  # long [R, L], the step that decoded the token, from 0; -1 where it was given
+    log_prob: Tensor  # float32 [R, L], of the token at that step, temperature 1; 0 where it was given
+
+
+class CaptionModel(Protocol):
+    """`model.Captioner`, as far as it is used here."""
+
+    vocab_size: int
+    context_length: int
+    training: bool
+    causal: bool  # whether captions are read left to right
+    text: Any  # decoder.TextDecoder: project_image, step, output
+
+    def encode_image_tokens(self, image: Tensor) -> Tensor:
+        """[B, P, D] from [B, 3, height, width]."""
+
+    def token_logits(self, image_kv: ImageKV, text: Tensor, valid: Tensor, asked: Tensor) -> Tensor:
+        """A `TokenLogits` once the image is built in."""
+
+    def train(self, mode: bool = True) -> Any:
+        """Sets `training`."""
