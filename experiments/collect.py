@@ -1,17 +1,18 @@
-"""Results of clip_benchmark as the paper's tables: Markdown, CSV and, for a figure, a PNG.
+"""Results of clip_benchmark as the paper's tables and the ledger of its claims: Markdown, CSV and figures.
 
     python experiments/collect.py table1 table5 --scale scenes --out build/scenes --insert experiments/RESULTS.md
 
-A result is recognised by the folder it lies in (commands.variant), its data set and the name of its run; mean and
-standard deviation are over the seeds that are there. What is missing is shown as missing.
+A result is recognised by the folder it lies in (commands.variant), its data set, the name of its run and the epoch of
+its checkpoint; mean and standard deviation are over the seeds that are there. What is missing is shown as missing.
 """
 import argparse
 import json
+import math
 import re
 import statistics
 import sys
 from collections.abc import Iterable
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
@@ -19,16 +20,25 @@ from typing import NamedTuple
 import commands
 from commands import Place, variant
 from scales import RATIOS, SCALES, Scale
-from tables import TABLES, Cell
+from tables import TABLES, Cell, Evaluation, Run, systems
 
 TITLES = {
     "table1": "Table 1: linear probes", "table2": "Table 2: compositionality, accuracy in %",
     "table3": "Table 3: captioning", "table4": "Table 4: the weight 1/t", "table5": "Table 5: intervals of t",
+    "stability": "Section 4.3: stability of the loss",
     "figure3": "Figure 3: caption lengths", "figure4": "Figure 4: fixed masking ratios",
     "figure5": "Figure 5: amount of data", "figure6": "Figure 6: captions of different length",
 }
 PICTURES = 4  # of Figure 6
-Results = dict[tuple[str, str, str], dict[int, dict]]  # (variant, data set, run without seed) -> {seed: metrics}
+LOSS = re.compile(r" Loss: (\S+) \(")  # of a line of training
+
+
+class Result(NamedTuple):
+    metrics: dict
+    path: Path
+
+
+Results = dict[tuple[str, str, str], dict[int, Result]]  # (variant, data set, run without seed) -> by seed
 
 
 class Summary(NamedTuple):
@@ -42,57 +52,118 @@ class Summary(NamedTuple):
         return f"{self.mean:.1f}" + (f" ± {self.std:.1f}" if self.std is not None else "")
 
 
-def read_results(folder: Path) -> Results:
-    """All results below a folder.
+def loss_variation(log: str) -> float:
+    """How much the loss varies from one logged step to the next, as a share of its mean, in training's second half.
+
+    The root mean square of successive differences over sqrt(2): the standard deviation of the noise around any trend
+    that is slow beside the steps. NaN with fewer than two lines.
+    """
+    losses = [float(loss) for loss in LOSS.findall(log)]
+    losses = losses[len(losses) // 2:]
+    if len(losses) < 2:
+        return math.nan
+    squares = statistics.fmean((b - a) ** 2 for a, b in pairwise(losses))
+    return math.sqrt(squares / 2) / statistics.fmean(losses)
+
+
+def read_results(out: Path) -> Results:
+    """All results below an experiment's folder: clip_benchmark's, the judge's, and what trainings logged.
 
     Raises:
-        ValueError: a file that clip_benchmark did not write.
+        ValueError: a file that is none of these, or two results of the same run, data set and settings.
     """
     results: Results = {}
-    for path in sorted(folder.glob("*/*.json")):
+
+    def add(key: tuple[str, str, str], seed: str, metrics: dict, path: Path) -> None:
+        seeds = results.setdefault(key, {})
+        if int(seed) in seeds:
+            raise ValueError(f"{seeds[int(seed)].path} and {path} are results of the same run: remove one")
+        seeds[int(seed)] = Result(metrics, path)
+
+    for path in sorted((out / "results").glob("*/*.json")):
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
-            name = re.search(r"([^/\\]+)--s(\d+)", result["pretrained"])
-            if name:
-                key = (path.parent.name, result["dataset"], name[1])
-                results.setdefault(key, {})[int(name[2])] = result["metrics"]
-        except (ValueError, KeyError, TypeError) as problem:
+            if path.parent.name == "judge":
+                label, _, seed = path.stem.rpartition("--s")
+                add(("judge", label, ""), seed, result["selection_rate"] | {"cases": result["judged"]}, path)
+            elif name := re.search(r"([^/\\]+)--s(\d+)[/\\]checkpoints[/\\](epoch_\d+)\.pt$", result["pretrained"]):
+                add((path.parent.name, result["dataset"], f"{name[1]}/{name[3]}"), name[2], result["metrics"], path)
+        except (KeyError, TypeError, json.JSONDecodeError) as problem:
             raise ValueError(f"{path} is no result of clip_benchmark eval: {problem!r}") from problem
+    for path in sorted((out / "runs").glob("*/out.log")):
+        name, _, seed = path.parent.name.rpartition("--s")
+        for checkpoint in path.parent.glob("checkpoints/epoch_*.pt"):
+            add(("log", "", f"{name}/{checkpoint.stem}"), seed,
+                {"variation": loss_variation(path.read_text(encoding="utf-8", errors="replace"))}, path)
     return results
 
 
-def summarise(results: Results, cell: Cell) -> Summary | None:
-    """Mean and sample standard deviation over the seeds that have all of the cell's data sets; None if none has."""
-    name = cell.run.name(0).rpartition("--s")[0]
-    found = [results.get((variant(cell.evaluation), dataset, name), {}) for dataset in cell.evaluation.datasets]
-    values = []
-    for seed in set.intersection(*(set(seeds) for seeds in found)):
-        numbers = [seeds[seed].get(cell.evaluation.metric) for seeds in found]
-        if None not in numbers:
-            values.append(cell.evaluation.scale * statistics.mean(numbers))
-    if not values:
+def parts(results: Results, scale: Scale, cell: Cell) -> list[dict[int, Result]]:
+    """Results of each of a cell's data sets, by seed."""
+    name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_{commands.last_epoch(scale, cell.run)}"
+    return [results.get((variant(cell.evaluation), dataset, "" if cell.evaluation.task == "judge" else name), {})
+            for dataset in cell.evaluation.datasets]
+
+
+def shares(evaluation: Evaluation, seed_results: list[Result]) -> list[float]:
+    """What each data set counts in the mean over them; the sum is 1."""
+    counts = [result.metrics[evaluation.weight] if evaluation.weight else 1 for result in seed_results]
+    return [count / sum(counts) for count in counts]
+
+
+def values(results: Results, scale: Scale, cell: Cell) -> dict[int, float]:
+    """A cell's number by seed, for the seeds that have all of its data sets."""
+    found, evaluation, numbers = parts(results, scale, cell), cell.evaluation, {}
+    for seed in sorted(set.intersection(*(set(seeds) for seeds in found))):
+        of_seed = [seeds[seed] for seeds in found]
+        metrics = [result.metrics.get(evaluation.metric) for result in of_seed]
+        if None not in metrics:
+            numbers[seed] = evaluation.scale * sum(
+                share * metric for share, metric in zip(shares(evaluation, of_seed), metrics, strict=True))
+    return numbers
+
+
+def summarise(numbers: Iterable[float]) -> Summary | None:
+    """Mean and sample standard deviation; None of nothing."""
+    numbers = list(numbers)
+    if not numbers:
         return None
-    return Summary(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+    return Summary(statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None, len(numbers))
 
 
 def markdown(cells: list[Cell], summaries: list[Summary | None]) -> str:
-    """Rows and columns in the order of the cells; best of a column in bold, the paper's numbers in brackets."""
+    """Rows and columns in the order of the cells; the paper's numbers in brackets.
+
+    Best of a column and block in bold, second in italics, as the paper marks them; columns of which there is nothing
+    are named below.
+    """
+    from open_clip_mdc.data.markdown import markdown_table
     rows, columns = (list(dict.fromkeys(getattr(cell, what) for cell in cells)) for what in ("row", "column"))
-    best = {column: max((s.mean for c, s in zip(cells, summaries, strict=True)
-                         if s and c.column == column and c.competes), default=None) for column in columns}
-    text = {}
+    ranks: dict[tuple[str, str], list[float]] = {}
+    for cell, summary in zip(cells, summaries, strict=True):
+        if summary and cell.competes:
+            ranks.setdefault((cell.block, cell.column), []).append(round(summary.mean, 1))
+    text, empty = {}, set(columns) if any(summaries) else set()
     for cell, summary in zip(cells, summaries, strict=True):
         shown = str(summary) if summary else "missing"
-        if summary and cell.competes and round(summary.mean, 1) == round(best[cell.column], 1):
-            shown = f"**{shown}**"
+        if summary or cell.paper is not None:
+            empty.discard(cell.column)
+        if summary and cell.competes:
+            best = sorted(set(ranks[cell.block, cell.column]), reverse=True)[:2]
+            place = best.index(round(summary.mean, 1)) if round(summary.mean, 1) in best else 2
+            shown = (f"**{shown}**", f"*{shown}*", shown)[place]
         text[cell.row, cell.column] = shown + (f" [{cell.paper}]" if cell.paper is not None else "")
-    lines = [["", *columns], ["---"] * (len(columns) + 1)]
-    lines += [[row, *(text.get((row, column), "") for column in columns)] for row in rows]
+    shown_columns = [column for column in columns if column not in empty]
+    table = markdown_table(["", *shown_columns],
+                           [[row, *(text.get((row, column), "") for column in shown_columns)] for row in rows])
     seeds = sorted({s.seeds for s in summaries if s}) or [0]
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    note = f"\n\nSeeds: {count}" + (", mean ± standard deviation" if seeds[-1] > 1 else "")
-    note += "; in brackets the paper's number." if any(cell.paper is not None for cell in cells) else "."
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + note + "\n"
+    outside = sorted({cell.row.rpartition(", ")[2] for cell in cells} & {"CLIP-LB", "CoCa"})
+    notes = [f"Seeds: {count}" + (", mean ± standard deviation" if seeds[-1] > 1 else ""),
+             *(["in brackets the paper's number"] if any(cell.paper is not None for cell in cells) else []),
+             *([f"{' and '.join(outside)} stands outside the comparison"] if outside else []),
+             *([f"not there: {', '.join(c for c in columns if c in empty)}"] if empty else [])]
+    return f"{table}\n\n{'; '.join(notes)}.\n"
 
 
 def csv(cells: list[Cell], summaries: list[Summary | None]) -> str:
@@ -130,22 +201,20 @@ def plot(name: str, cells: list[Cell], summaries: list[Summary | None], path: Pa
     figure.savefig(path, dpi=100)
 
 
-def captions(scale: Scale, results: Path) -> dict[str, list[dict]]:
-    """Captions of the same pictures by each system of Table 3, those of its first seed: {test set: rows}.
+def captions(scale: Scale, place: Place) -> dict[str, list[dict]]:
+    """Captions of the same pictures by each system of Table 3, those of seed 0: {test set: rows}.
 
     A row has the picture's "image" (its key), a "reference" and a caption by system.
     """
     tables: dict[str, dict[str, dict]] = {}
-    for cell in TABLES["table3"](scale):
-        files = sorted((results / variant(cell.evaluation) / "captions").glob(f"*{cell.run.name(0)[:-1]}*.json"))
-        if not files:
-            continue
-        dataset, _, system = cell.row.partition(", ")
-        saved = json.loads(files[0].read_text(encoding="utf-8"))
-        for image in list(saved["captions"])[:PICTURES]:
-            row = tables.setdefault(dataset, {}).setdefault(
-                image, {"image": image, "reference": saved["references"][image][0]})
-            row[system] = saved["captions"][image]
+    for captioning in scale.captioning:
+        for system in systems(scale, captioning):
+            path = commands.caption_file(scale, captioning, system, 0, place)
+            saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"captions": {}}
+            for image in list(saved["captions"])[:PICTURES]:
+                row = tables.setdefault(captioning.label, {}).setdefault(
+                    image, {"image": image, "reference": saved["references"][image][0]})
+                row[system] = saved["captions"][image]
     return {dataset: list(rows.values()) for dataset, rows in tables.items()}
 
 
@@ -157,7 +226,7 @@ def figure6(scale: Scale, place: Place, path: Path) -> str:
     from PIL import Image
 
     from open_clip_mdc.data.shards import find_picture, read_samples
-    tables, pages = captions(scale, place.out / "results"), []
+    tables, pages = captions(scale, place), []
     for captioning in scale.captioning:
         rows = tables.get(captioning.label, [])
         if not rows:
@@ -183,6 +252,16 @@ def write(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
+def check_runs(scale: Scale, runs: Iterable[Run], results: Results, place: Place) -> None:
+    """Raises ValueError if a run that has results was trained by another recipe than today's."""
+    seeds = {seed for by_seed in results.values() for seed in by_seed}
+    for run in runs:
+        for seed in seeds:
+            if why := commands.changed(scale, run, seed, place):
+                raise ValueError(f"{commands.folder(run, seed, place)} was trained by another command than today's "
+                                 f"({why}): its results do not belong in these tables")
+
+
 def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
     """Makes tables/NAME.md, .csv and figures of what is in results/, both in `place.out`; returns the Markdown by name.
 
@@ -191,7 +270,7 @@ def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
     """
     folder = place.out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
-    results, pages = read_results(place.out / "results"), {}
+    results, pages = read_results(place.out), {}
     for name in names:
         if name == "figure3":
             log = place.out / "logs" / "figure3.out"
@@ -200,7 +279,8 @@ def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
             page = figure6(scale, place, folder / name)
         else:
             cells = list(TABLES[name](scale))
-            summaries = [summarise(results, cell) for cell in cells]
+            check_runs(scale, {cell.run for cell in cells}, results, place)
+            summaries = [summarise(values(results, scale, cell).values()) for cell in cells]
             page = markdown(cells, summaries)
             write(folder / f"{name}.csv", csv(cells, summaries))
             if name.startswith("figure"):

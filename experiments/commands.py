@@ -1,13 +1,15 @@
 """The commands of an experiment: data, training, evaluation. Nothing is run here."""
+import os
+import shlex
 from collections.abc import Iterable
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from scales import Scale
-from tables import Cell, Evaluation, Run
+from scales import Captioning, Scale
+from tables import Cell, Evaluation, Run, systems
 
-FINE_TUNING = ("--lr", "5e-5", "--wd", "0.1", "--warmup", "500", "--epochs", "10")  # ours: the paper does not say
-FINE_TUNING_EPOCHS = 10
+JUDGE = "Qwen/Qwen2.5-VL-72B-Instruct"  # the paper's
 
 
 class Place(NamedTuple):
@@ -30,17 +32,23 @@ def fill(path: str, place: Place) -> str:
 
 
 def start(command: Iterable[str], place: Place) -> list[str]:
-    """A command of scales.py, started from the environment's programs."""
+    """A command of scales.py, started from the environment's programs; FOLDER/*.tar is the folder's one shard."""
     first, *rest = (fill(part, place) for part in command)
+    rest = [str(next(Path(part[:-len("*.tar")]).glob("*.tar"), part)) if part.endswith("/*.tar") else part
+            for part in rest]
     return [f"{place.bin}{first}", *rest]
 
 
-def final_epoch(scale: Scale, run: Run) -> int:
-    return FINE_TUNING_EPOCHS if run.start else scale.epochs
+def folder(run: Run, seed: int, place: Place) -> Path:
+    return place.out / "runs" / run.name(seed)
+
+
+def last_epoch(scale: Scale, run: Run) -> int:
+    return scale.tuning.epochs if run.start else scale.epochs
 
 
 def checkpoint(scale: Scale, run: Run, seed: int, place: Place) -> Path:
-    return place.out / "runs" / run.name(seed) / "checkpoints" / f"epoch_{final_epoch(scale, run)}.pt"
+    return folder(run, seed, place) / "checkpoints" / f"epoch_{last_epoch(scale, run)}.pt"
 
 
 def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
@@ -51,27 +59,56 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
     """
     backbone = next(backbone for name, backbone in scale.backbones.items() if name in run.model)
     data = scale.data[run.data]
-    processes = max(place.gpus, 1) * backbone.accumulate
-    if scale.batch * run.batches % processes:
-        raise ValueError(f"a batch of {scale.batch * run.batches} cannot be shared by GPUS={place.gpus}, "
-                         f"{backbone.accumulate} steps each")
+    lr, decay, batch, epochs = scale.tuning if run.start else (
+        backbone.lr, backbone.weight_decay, scale.batch * run.batches, scale.epochs)
+    processes = max(place.gpus, 1)
+    accumulate = 1 if run.start else backbone.accumulate
+    workers = min(scale.workers, data.count(place.data, place.out) // processes)  # each reads shards of its own
+    if batch % (processes * accumulate):
+        raise ValueError(f"a batch of {batch} cannot be shared by GPUS={place.gpus}, {accumulate} steps each")
+    if not workers:
+        raise ValueError(f"{data.pattern(place.data, place.out)} has fewer shards than GPUS={place.gpus}")
     command = place.launch("open_clip_mdc.train", "open_clip_train")
     command += ["--model", run.model, "--train-data", data.pattern(place.data, place.out),
                 "--dataset-type", "webdataset", "--train-num-samples", str(data.samples),
-                "--batch-size", str(scale.batch * run.batches // processes)]
-    if backbone.accumulate > 1:
-        command += ["--accum-freq", str(backbone.accumulate)]
+                "--batch-size", str(batch // processes // accumulate), "--workers", str(workers),
+                "--lr", str(lr), "--wd", str(decay), "--epochs", str(epochs),
+                "--warmup", str(min(scale.warmup, data.samples // batch * epochs // 10))]
+    if accumulate > 1:
+        command += ["--accum-freq", str(accumulate)]
     if run.start:
-        command += ["--pretrained", str(checkpoint(scale, run.start, seed, place)), *FINE_TUNING]
-    else:
-        command += ["--lr", str(backbone.lr), "--wd", str(backbone.weight_decay), "--warmup", str(scale.warmup),
-                    "--epochs", str(scale.epochs)]
+        command += ["--pretrained", str(checkpoint(scale, run.start, seed, place)
+                                        if isinstance(run.start, Run) else run.start)]
+    if run.model.startswith("coca_"):  # a captioner like the others
+        command += ["--coca-contrastive-loss-weight", "0", "--coca-caption-loss-weight", "1"]
     if run.model == "ARC-ViT-L-14" and run.data == "cc12m":
         command += ["--grad-clip-norm", "1.0"]  # Table 8
     if place.gpus == 0:
         command += ["--device", "cpu"]
     return command + [*scale.train_flags, "--seed", str(seed), "--logs", str(place.out / "runs"),
                       "--name", run.name(seed), "--resume", "latest", "--delete-previous-checkpoint"]
+
+
+def recipe(scale: Scale, run: Run, seed: int) -> str:
+    """What a run was trained by, whatever the machine: its command on one GPU, after that of the run it starts from.
+
+    It is kept beside the run, in command.txt, and compared before the run is used (`changed`).
+    """
+    here = Place(Path("{data}"), Path("{out}"), "", 1)
+    first = recipe(scale, run.start, seed) if isinstance(run.start, Run) else ""
+    return first + shlex.join(train(scale, run, seed, here)) + "\n"
+
+
+def changed(scale: Scale, run: Run, seed: int, place: Place) -> str | None:
+    """What is different in the recipe that a run was trained by; None if nothing is, or there is no such run."""
+    path = folder(run, seed, place) / "command.txt"
+    if not path.parent.exists():
+        return None
+    if not path.exists():
+        return "it has no command.txt"
+    old, new = shlex.split(path.read_text(encoding="utf-8")), shlex.split(recipe(scale, run, seed))
+    unlike = [(before, after) for before, after in zip_longest(old, new, fillvalue="nothing") if before != after]
+    return f"{unlike[0][0]}, now {unlike[0][1]}" if unlike else None
 
 
 def variant(evaluation: Evaluation) -> str:
@@ -93,15 +130,39 @@ def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[Run], seeds: I
 
 
 def evaluations(cells: Iterable[Cell]) -> list[tuple[Evaluation, list[Run]]]:
-    """What is evaluated by which runs: all data sets that lie in one folder and are scored alike in one command."""
+    """What clip_benchmark does for which runs: data sets that lie in one folder and are scored alike in one command."""
     runs: dict[tuple, dict[Run, None]] = {}
     datasets: dict[tuple, dict[str, None]] = {}
     for cell in cells:
         key = (cell.evaluation.task, cell.evaluation.root, cell.evaluation.flags)
-        runs.setdefault(key, {})[cell.run] = None
-        datasets.setdefault(key, {}).update(dict.fromkeys(cell.evaluation.datasets))
+        if key[0] not in ("judge", "log"):
+            runs.setdefault(key, {})[cell.run] = None
+            datasets.setdefault(key, {}).update(dict.fromkeys(cell.evaluation.datasets))
     return [(Evaluation(task, root, tuple(datasets[task, root, flags]), "", flags), list(runs[task, root, flags]))
             for task, root, flags in runs]
+
+
+def caption_file(scale: Scale, captioning: Captioning, system: str, seed: int, place: Place) -> Path:
+    """Where clip_benchmark leaves a system's captions."""
+    run, flags = systems(scale, captioning)[system]
+    name = f"{captioning.dataset.removeprefix('wds/')}-{checkpoint(scale, run, seed, place)}.json".replace("/", "_")
+    return place.out / "results" / variant(Evaluation("captioning", "", (), "", flags)) / "captions" / name
+
+
+def judge_file(captioning: Captioning, seed: int, place: Place) -> Path:
+    return place.out / "results" / "judge" / f"{captioning.label}--s{seed}.json"
+
+
+def judge(scale: Scale, captioning: Captioning, seed: int, place: Place, url: str) -> list[str]:
+    """`open_clip_mdc judge` of Table 3's captions."""
+    tests = Path(fill(captioning.root, place)) / "test"
+    shards = max(1, len(list(tests.glob("*.tar"))))
+    return [f"{place.bin}open_clip_mdc", "judge", "--captions",
+            *(f"{system}={caption_file(scale, captioning, system, seed, place)}"
+              for system in systems(scale, captioning)),
+            "--images", f"{tests}/" + (f"{{0..{shards - 1}}}.tar" if shards > 1 else "0.tar"),
+            "--out", str(judge_file(captioning, seed, place).with_suffix(".jsonl")), "--url", url,
+            "--model", os.environ.get("JUDGE_MODEL", JUDGE)]
 
 
 def lengths(scale: Scale, place: Place) -> list[str]:

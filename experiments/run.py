@@ -3,8 +3,10 @@
     make table5 SCALE=scenes                     # or: python experiments/run.py --tables table5 --scale scenes
     make -n table1 SCALE=paper DATA=/data        # only prints the commands
 
-Interrupted, it goes on where it was: finished runs are kept, half-trained ones resume from their last epoch, and what
-has a result is not evaluated again. Everything is written below --out: runs/, logs/, results/, tables/.
+It begins with a list of all that is missing on the machine (preflight.py). Interrupted, it resumes: finished runs are
+kept, half-trained ones continue from their last epoch, and what has a result is not evaluated again. A run that was
+trained by another recipe than today's is never used: it is named, and nothing is done. Everything is written below
+--out: runs/, logs/, results/, tables/.
 """
 import argparse
 import os
@@ -17,15 +19,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import commands
+import preflight
 from collect import TITLES, collect, show
 from commands import Place
 from scales import PAPER, SCALES, Scale
-from tables import TABLES, Cell
+from tables import TABLES, Cell, Run
 
 
 class Step(NamedTuple):
     label: str
     command: list[str]
+    recipe: str = ""  # of a training: kept in its folder
+    folder: Path | None = None
 
 
 def cells_of(scale: Scale, names: list[str]) -> list[Cell]:
@@ -34,12 +39,33 @@ def cells_of(scale: Scale, names: list[str]) -> list[Cell]:
     return [cell for name in tables for cell in TABLES[name](scale)]
 
 
-def trainings(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -> Iterator[list[Step]]:
-    """The runs that are missing, those that others are fine-tuned from first."""
+def runs_of(cells: list[Cell]) -> list[list[Run]]:
+    """All runs, those that others are fine-tuned from first."""
     runs = dict.fromkeys(cell.run for cell in cells)
-    first = dict.fromkeys([run.start for run in runs if run.start] + [run for run in runs if not run.start])
-    for stage in (first, [run for run in runs if run.start]):
-        yield [Step(run.name(seed), commands.train(scale, run, seed, place)) for seed in seeds for run in stage
+    tuned = [run for run in runs if isinstance(run.start, Run)]
+    return [list(dict.fromkeys([run.start for run in tuned] + [run for run in runs if run not in tuned])), tuned]
+
+
+def check_recipes(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -> None:
+    """Old and new hyperparameters never meet in a table.
+
+    Raises:
+        ValueError: a run is there that was trained by another recipe.
+    """
+    unlike = [(run.name(seed), why) for runs in runs_of(cells) for run in runs for seed in seeds
+              if (why := commands.changed(scale, run, seed, place))]
+    if unlike:
+        name, why = unlike[0]
+        raise ValueError(f"{len(unlike)} runs in {place.out / 'runs'} were trained by other commands than today's, "
+                         f"such as {name} ({why}): remove their folders, and what results/ has of them, or give "
+                         f"another --out")
+
+
+def trainings(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -> Iterator[list[Step]]:
+    """The runs that are missing."""
+    for stage in runs_of(cells):
+        yield [Step(run.name(seed), commands.train(scale, run, seed, place), commands.recipe(scale, run, seed),
+                    commands.folder(run, seed, place)) for seed in seeds for run in stage
                if not commands.checkpoint(scale, run, seed, place).exists()]
 
 
@@ -55,6 +81,9 @@ def plan(scale: Scale, names: list[str], seeds: list[int], place: Place) -> Iter
     yield "evaluation", [Step(f"evaluation-{number}-{commands.variant(evaluation)}",
                               commands.evaluate(scale, evaluation, runs, seeds, place))
                          for number, (evaluation, runs) in enumerate(commands.evaluations(cells), 1)]
+    if "table3" in names and (url := os.environ.get("JUDGE_URL")):
+        yield "judge", [Step(f"judge-{captioning.label}--s{seed}", commands.judge(scale, captioning, seed, place, url))
+                        for captioning in scale.captioning for seed in seeds]
     if "figure3" in names:
         yield "caption lengths", [Step("figure3", commands.lengths(scale, place))]
 
@@ -66,6 +95,9 @@ def run_step(step: Step, place: Place, threads: int) -> Step:
         RuntimeError: in one line, if the command fails.
     """
     log = place.out / "logs" / f"{step.label}.log"
+    if step.folder:
+        step.folder.mkdir(parents=True, exist_ok=True)
+        (step.folder / "command.txt").write_text(step.recipe, encoding="utf-8")
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     with log.open("w") as messages, log.with_suffix(".out").open("w") as output:
         code = subprocess.run(step.command, stdout=output, stderr=messages, env=environment).returncode
@@ -77,7 +109,7 @@ def run_step(step: Step, place: Place, threads: int) -> Step:
 
 def run_stage(title: str, steps: list[Step], place: Place, jobs: int) -> None:
     from tqdm import tqdm
-    for folder in ("logs", "tables"):
+    for folder in ("logs", "tables", "results/judge"):
         (place.out / folder).mkdir(parents=True, exist_ok=True)
     jobs = min(jobs, len(steps))  # a step alone has all cores
     threads = max(1, (os.cpu_count() or 1) // jobs)
@@ -111,6 +143,10 @@ def main(argv: list[str] | None = None) -> None:
     jobs = args.jobs or ((os.cpu_count() or 1) if place.gpus == 0 else 1)
     seeds = args.seeds or ([0] if paper else [0, 1, 2, 3, 4])
     try:
+        cells = cells_of(scale, args.tables)
+        check_recipes(scale, cells, seeds, place)
+        if not args.dry_run:
+            preflight.check(scale, args.tables, cells, seeds, place)
         for title, steps in plan(scale, args.tables, seeds, place):
             if args.dry_run:
                 for step in steps:
@@ -120,7 +156,7 @@ def main(argv: list[str] | None = None) -> None:
     except (RuntimeError, ValueError) as problem:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:
-        sys.exit("interrupted: the same command goes on from here")
+        sys.exit("interrupted: the same command resumes here")
     print(shlex.join(commands.collect(scale, args.tables, place)) if args.dry_run else
           show(collect(scale, place, args.tables)))
 

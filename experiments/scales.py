@@ -14,12 +14,17 @@ class Data(NamedTuple):
     label: str  # in tables
     shards: int  # counted where the folder is there
     samples: int  # of an epoch
+    fetch: str = ""  # the command that makes the folder; nothing where Scale.prepare does
     first: bool = False  # only the folder's first shards
 
-    def pattern(self, data: Path, out: Path) -> str:
+    def count(self, data: Path, out: Path) -> int:
         folder = Path(self.folder.format(data=data, out=out))
-        shards = self.shards if self.first else len(list(folder.glob("*.tar"))) or self.shards
-        return f"{folder}/" + (f"{{00000..{shards - 1:05d}}}.tar" if shards > 1 else "00000.tar")
+        return self.shards if self.first else len(list(folder.glob("*.tar"))) or self.shards
+
+    def pattern(self, data: Path, out: Path) -> str:
+        shards = self.count(data, out)
+        return self.folder.format(data=data, out=out) + (
+            f"/{{00000..{shards - 1:05d}}}.tar" if shards > 1 else "/00000.tar")
 
 
 class Backbone(NamedTuple):
@@ -30,12 +35,20 @@ class Backbone(NamedTuple):
     accumulate: int = 1
 
 
+class Probe(NamedTuple):
+    """A data set of images and classes, in clip_benchmark's layout."""
+
+    dataset: str  # wds/NAME
+    images: int  # of its test split
+
+
 class Selection(NamedTuple):
     """Right captions against wrong ones."""
 
     root: str
     subsets: tuple[str, ...]
     label: str
+    cases: int = 0  # of a subset, where results do not say it
 
 
 class Captioning(NamedTuple):
@@ -46,6 +59,17 @@ class Captioning(NamedTuple):
     label: str
     train: str | None
     lengths: tuple[str, ...]
+    fetch: str = ""
+    coca: str | None = None  # tag of the weights that OpenCLIP's CoCa is fine-tuned from
+
+
+class Tuning(NamedTuple):
+    """Hyperparameters of fine-tuning; ours, the paper does not name its own."""
+
+    lr: float = 5e-5
+    weight_decay: float = 0.1
+    batch: int = 256  # over all processes
+    epochs: int = 10
 
 
 class Scale(NamedTuple):
@@ -53,8 +77,9 @@ class Scale(NamedTuple):
     data: dict[str, Data]
     backbones: dict[str, Backbone]
     batch: int  # over all processes
-    warmup: int
+    warmup: int  # steps, but no more than a tenth of all
     epochs: int
+    workers: int  # of a process, where there are shards enough
     train_flags: tuple[str, ...]
     eval_flags: tuple[str, ...]
     alt: str  # keys of data: short captions, long ones, those of the schedule search, growing subsets
@@ -62,12 +87,13 @@ class Scale(NamedTuple):
     search: str
     amounts: tuple[str, ...]
     ratios: tuple[str, ...]  # keys of data on which BERT's masking ratios are compared
-    probes: dict[str, str]  # label: wds/NAME
+    probes: dict[str, Probe]  # by label
     probe_root: str
     selection: tuple[Selection, ...]
     draws: int  # Monte Carlo, per caption
     captioning: tuple[Captioning, ...]
     prepare: tuple[tuple[str, tuple[str, ...]], ...] = ()  # what is made of the data, and by which command
+    tuning: Tuning = Tuning()
 
     @property
     def backbone(self) -> str:
@@ -75,7 +101,8 @@ class Scale(NamedTuple):
         return next(iter(self.backbones))
 
 
-RATIOS = (15, 30, 45, 60, 75, 90)
+RATIOS = (15, 30, 45, 60, 75, 90)  # in %, of BERT
+INTERVALS = ((0.0, 1.0), (0.3, 0.8), (0.4, 0.9), (0.5, 1.0))  # of t; the last is MDC's
 
 SUGARCREPE = (
     ("add", ("add_att", "add_obj")),
@@ -83,24 +110,33 @@ SUGARCREPE = (
     ("swap", ("swap_att", "swap_obj")),
 )
 
+# Commands that a preflight prints; {{data}} is the user's folder.
+IMG2DATASET = ("img2dataset --url_list {0}.tsv --input_format tsv --url_col url --caption_col caption --output_format "
+               "webdataset --image_size 256 --resize_mode keep_ratio --output_folder {{data}}/{0}")
+KARPATHY = "open_clip_mdc prepare {0} --images {0}-images --annotations dataset_{0}.json --out {{data}}/{0}"
+PROBES = "hf download clip-benchmark/wds_{0} --repo-type dataset --local-dir {1}"
+
 PAPER = Scale(
     name="paper",
     data={
-        "cc3m": Data("{data}/cc3m", "CC3M", 332, 2905954),
-        "cc12m": Data("{data}/cc12m", "CC12M", 1243, 10968539),
-        **{f"recap-{n}m": Data(f"{{data}}/recap-{n}m", f"Recap-{n}M", 100 * n, n * 1_000_000) for n in (5, 10, 20, 30)},
-        "coco": Data("{data}/coco/train", "MSCOCO", 114, 113287),
-        "flickr30k": Data("{data}/flickr30k/train", "Flickr30k", 30, 29000),
+        "cc3m": Data("{data}/cc3m", "CC3M", 332, 2905954, IMG2DATASET.format("cc3m")),
+        "cc12m": Data("{data}/cc12m", "CC12M", 1243, 10968539, IMG2DATASET.format("cc12m")),
+        **{f"recap-{n}m": Data(f"{{data}}/recap-{n}m", f"Recap-{n}M", 100 * n, n * 1_000_000,
+                               "open_clip_mdc prepare recap --shards 'RECAP-DATACOMP/{{00000..99999}}.tar' "
+                               f"--pairs {n}000000 --out {{data}}/recap-{n}m") for n in (5, 10, 20, 30)},
+        "coco": Data("{data}/coco/train", "MSCOCO", 114, 113287, KARPATHY.format("coco")),
+        "flickr30k": Data("{data}/flickr30k/train", "Flickr30k", 29, 29000, KARPATHY.format("flickr30k")),
     },
     backbones={"ViT-B-32": Backbone(5e-4, 0.1), "ViT-B-16": Backbone(5e-4, 0.2), "ViT-L-14": Backbone(4e-4, 0.2, 2)},
-    batch=1024, warmup=10000, epochs=32,
-    train_flags=("--precision", "amp_bf16", "--workers", "8", "--beta1", "0.9", "--beta2", "0.98",
+    batch=1024, warmup=10000, epochs=32, workers=8,
+    train_flags=("--precision", "amp_bf16", "--beta1", "0.9", "--beta2", "0.98",
                  "--lr-scheduler", "cosine"),
     eval_flags=(),
     alt="cc12m", long="recap-10m", search="cc3m", amounts=("recap-5m", "recap-10m", "recap-20m", "recap-30m"),
     ratios=("cc12m", "recap-10m"),
-    probes={"ImageNet": "wds/imagenet1k", "Food101": "wds/food101", "CIFAR-10": "wds/vtab/cifar10",
-            "CIFAR-100": "wds/vtab/cifar100", "Pets": "wds/vtab/pets"},
+    probes={"ImageNet": Probe("wds/imagenet1k", 50000), "Food101": Probe("wds/food101", 25250),
+            "CIFAR-10": Probe("wds/vtab/cifar10", 10000), "CIFAR-100": Probe("wds/vtab/cifar100", 10000),
+            "Pets": Probe("wds/vtab/pets", 3669)},
     probe_root="{data}/probe/{{dataset_cleaned}}",
     selection=(
         Selection("{data}/aro", ("aro/vg_relation",), "ARO relation"),
@@ -111,8 +147,10 @@ PAPER = Scale(
           for group, subsets in SUGARCREPE),
     ),
     draws=1024,
-    captioning=(Captioning("{data}/coco", "wds/coco", "MSCOCO", "coco", ("10", "15", "20")),
-                Captioning("{data}/flickr30k", "wds/flickr30k", "Flickr30k", "flickr30k", ("10", "15", "20"))),
+    captioning=(Captioning("{data}/coco", "wds/coco", "MSCOCO", "coco", ("10", "15", "20"), KARPATHY.format("coco"),
+                           "laion2b_s13b_b90k"),
+                Captioning("{data}/flickr30k", "wds/flickr30k", "Flickr30k", "flickr30k", ("10", "15", "20"),
+                           KARPATHY.format("flickr30k"))),
 )
 
 SCENES = Scale(
@@ -123,13 +161,12 @@ SCENES = Scale(
         **{f"short-{n}of8": Data("{out}/data/scenes/train", f"{n}/8", n, n * 2500, first=True) for n in (1, 2, 4)},
     },
     backbones={"ViT-Ti-8": Backbone(1e-3, 0.1)},
-    batch=32, warmup=50, epochs=1,
-    train_flags=("--precision", "fp32", "--workers", "1"),
+    batch=32, warmup=50, epochs=1, workers=1, train_flags=("--precision", "fp32"),
     eval_flags=("--no_amp", "--num_workers", "0", "--quiet"),
     alt="short", long="long", search="short", amounts=("short-1of8", "short-2of8", "short-4of8", "short"),
     ratios=("short",),
-    probes={"16 classes": "wds/probe"}, probe_root="{out}/data/scenes/probe",
-    selection=tuple(Selection("{out}/data/scenes/sugarcrepe", (f"sugar_crepe/{s}",), s)
+    probes={"16 classes": Probe("wds/probe", 1600)}, probe_root="{out}/data/scenes/probe",
+    selection=tuple(Selection("{out}/data/scenes/sugarcrepe", (f"sugar_crepe/{s}",), s, 400)
                     for s in ("swap_att", "swap_obj", "replace_rel")),
     draws=64,
     captioning=(Captioning("{out}/data/captions", "wds/captions", "scenes", None, ("8", "10", "auto")),),
@@ -149,12 +186,11 @@ FLICKR8K = Scale(
            for n in (1, 2, 4)},
     },
     backbones={"ViT-Ti-16": Backbone(1e-3, 0.1)},
-    batch=32, warmup=100, epochs=1,
-    train_flags=("--precision", "fp32", "--workers", "1"),
+    batch=32, warmup=100, epochs=1, workers=1, train_flags=("--precision", "fp32"),
     eval_flags=("--no_amp", "--num_workers", "0", "--quiet"),
     alt="captions", long="joined", search="captions",
     amounts=("captions-1of6", "captions-2of6", "captions-4of6", "captions"), ratios=("captions",),
-    probes={"CIFAR-10": "wds/cifar10"}, probe_root="{data}/probe/cifar10",
+    probes={"CIFAR-10": Probe("wds/cifar10", 2000)}, probe_root="{data}/probe/cifar10",
     selection=tuple(Selection("{out}/data/pairs", (f"sugar_crepe/{s}",), s)
                     for s in ("swap_att", "swap_obj", "replace_att", "replace_obj", "replace_rel")),
     draws=64,
@@ -162,11 +198,11 @@ FLICKR8K = Scale(
     prepare=(
         ("{out}/data/captions", ("open_clip_mdc", "prepare", "shards", "--train",
                                  "{data}/flickr8k/train/{{00000..00005}}.tar", "--test",
-                                 "{data}/flickr8k/test/00000.tar", "--out", "{out}/data/captions")),
+                                 "{data}/flickr8k/test/*.tar", "--out", "{out}/data/captions")),
         ("{out}/data/joined", ("open_clip_mdc", "prepare", "shards", "--train",
                                "{data}/flickr8k/train/{{00000..00005}}.tar", "--join", "--out", "{out}/data/joined")),
         ("{out}/data/pairs", ("python", "experiments/flickr8k.py", "pairs", "--shards",
-                              "{data}/flickr8k/test/00000.tar", "--out", "{out}/data/pairs")),
+                              "{data}/flickr8k/test/*.tar", "--out", "{out}/data/pairs")),
     ),
 )
 

@@ -1,12 +1,13 @@
 """Every table and figure of the paper as a list of cells: which run, by which evaluation, fills which place.
 
-A cell knows no seed: a run is trained once per seed, and collect.py takes mean and standard deviation over them.
+A cell knows no seed: a run is trained once per seed, and collect.py takes mean and standard deviation over them. The
+paper's number stands only in a cell of the same training data, network and test data.
 """
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import paper
-from scales import RATIOS, Captioning, Scale
+from scales import INTERVALS, RATIOS, Captioning, Scale, Selection
 
 
 class Run(NamedTuple):
@@ -15,17 +16,21 @@ class Run(NamedTuple):
     model: str  # name of a config
     data: str  # key of Scale.data
     batches: int = 1  # multiple of the scale's global batch (CLIP-LB)
-    start: "Run | None" = None  # fine-tuned from
+    start: "Run | str | None" = None  # fine-tuned from a run, or from OpenCLIP's weights of this tag
 
     def name(self, seed: int) -> str:
         """Of the run folder; results are recognised by it."""
         batches = f"-x{self.batches}" if self.batches > 1 else ""
-        start = f"-from-{self.start.data}" if self.start else ""
+        start = f"-from-{self.start.data if isinstance(self.start, Run) else self.start}" if self.start else ""
         return f"{self.model}--{self.data}{batches}{start}--s{seed}"
 
 
 class Evaluation(NamedTuple):
-    """One or several data sets of `clip_benchmark eval`, and the metric that is shown: the mean over them."""
+    """One or several data sets of `clip_benchmark eval`, and the metric that is shown: the mean over them.
+
+    Two tasks are not clip_benchmark's: "judge" (`open_clip_mdc judge`; the metric is the system's name) and "log" (what
+    the training wrote).
+    """
 
     task: str
     root: str  # {data} is the data folder
@@ -33,6 +38,8 @@ class Evaluation(NamedTuple):
     metric: str
     flags: tuple[str, ...] = ()
     scale: float = 100.0
+    weight: str | None = None  # the metric, a count, that data sets are weighted by; None: all alike
+    sizes: tuple[int, ...] = ()  # test images or cases of the data sets, where results do not say it
 
 
 class Cell(NamedTuple):
@@ -41,12 +48,17 @@ class Cell(NamedTuple):
     run: Run
     evaluation: Evaluation
     paper: float | None = None
-    competes: bool = True  # for the best of its column
+    block: str = ""  # the best of a column is marked in each block
+    competes: bool = True  # for the best
 
 
 def probes(scale: Scale) -> dict[str, Evaluation]:
-    return {label: Evaluation("linear_probe", scale.probe_root, (dataset,), "lp_acc1")
-            for label, dataset in scale.probes.items()}
+    """By column; the last is the average, if there are several."""
+    def probe(*chosen) -> Evaluation:
+        return Evaluation("linear_probe", scale.probe_root, tuple(p.dataset for p in chosen), "lp_acc1",
+                          sizes=tuple(p.images for p in chosen))
+    average = {"Average": probe(*scale.probes.values())} if len(scale.probes) > 1 else {}
+    return {label: probe(one) for label, one in scale.probes.items()} | average
 
 
 def probe(scale: Scale) -> Evaluation:
@@ -55,66 +67,97 @@ def probe(scale: Scale) -> Evaluation:
 
 
 def table1(scale: Scale) -> Iterator[Cell]:
-    """Linear probes."""
-    for i, backbone in enumerate(scale.backbones):
+    """Linear probes. A small scale's columns carry the paper's number of ViT-B/32 where the probe is the same."""
+    for backbone, network in zip(scale.backbones, BACKBONES, strict=False):
         for data, captions in ((scale.alt, "CC12M"), (scale.long, "Recap-10M")):
             methods = {"CLIP": Run(backbone, data), "ARC": Run(f"ARC-{backbone}", data),
                        "MDC": Run(f"MDC-{backbone}", data)}
             if data == scale.long:
                 methods = {"CLIP-LB": Run(backbone, data, batches=2), **methods}
+            block = f"{scale.data[data].label}, {backbone}"
             for method, run in methods.items():
-                # A small scale has one backbone, beside which the paper's first stands.
-                known = paper.TABLE1[captions, list(BACKBONES)[i], method]
-                for place, (label, evaluation) in enumerate(probes(scale).items()):
-                    yield Cell(f"{scale.data[data].label}, {backbone}, {method}", label, run, evaluation, known[place])
+                numbers = paper.TABLE1[captions, network, method]
+                known = dict(zip(paper.PROBES, numbers, strict=True))
+                known["Average"] = round(sum(numbers) / len(numbers), 1)
+                for label, evaluation in probes(scale).items():
+                    yield Cell(f"{block}, {method}", label, run, evaluation, known.get(label), block,
+                               method != "CLIP-LB")
 
 
 BACKBONES = ("ViT-B-32", "ViT-B-16", "ViT-L-14")
 
 
-def table2(scale: Scale) -> Iterator[Cell]:
-    """Compositionality: plain accuracy, and for captioners blind (no image) and debiased."""
-    backbone, data = scale.backbone, scale.alt
-    methods = {
-        "CLIP": (Run(backbone, data), ()),
-        "ARC": (Run(f"ARC-{backbone}", data), ()),
-        "MDC (Monte Carlo)": (Run(f"MDC-{backbone}", data),
-                              ("--scorer", "monte_carlo", "--num_samples", str(scale.draws))),
-        "MDC (heuristic)": (Run(f"MDC-{backbone}", data), ()),
+def averages(selection: Selection) -> dict[str, tuple[str, str | None]]:
+    """Columns of a group of cases: (suffix of the metric, weight of subsets) by suffix of the label.
+
+    The first is the data set's own average: macro over relations or attributes in ARO, micro over cases in SugarCrepe.
+    """
+    if selection.subsets[0].startswith("aro/vg_"):
+        return {", macro": ("_macro", None), ", micro": ("_micro", None)}
+    return {", micro": ("", "cases"), ", macro": ("", None)} if len(selection.subsets) > 1 else {"": ("", None)}
+
+
+def scorers(scale: Scale) -> dict[str, tuple[Run, tuple[str, ...]]]:
+    """Rows of Table 2."""
+    mdc = Run(f"MDC-{scale.backbone}", scale.alt)
+    return {
+        "CLIP": (Run(scale.backbone, scale.alt), ()),
+        "ARC": (Run(f"ARC-{scale.backbone}", scale.alt), ()),
+        "MDC (Monte Carlo)": (mdc, ("--scorer", "monte_carlo", "--num_samples", str(scale.draws))),
+        "MDC (heuristic)": (mdc, ()),
     }
-    paper_columns = ("ARO relation", "ARO attribute", "COCO order", "Flickr30k order",
-                     "SugarCrepe add", "SugarCrepe replace", "SugarCrepe swap")
-    for method, (run, flags) in methods.items():
+
+
+def table2(scale: Scale) -> Iterator[Cell]:
+    """Compositionality: plain accuracy, and for captioners blind (no image) and debiased.
+
+    The paper does not say which average of a group it shows; its number stands beside the data set's own.
+    """
+    for method, (run, flags) in scorers(scale).items():
+        known = dict(zip(paper.SELECTIONS, paper.TABLE2[method], strict=True))
         for kind in ("", "_blind", "_debiased") if method != "CLIP" else ("",):
             for selection in scale.selection:
-                known = dict(zip(paper_columns, paper.TABLE2[method], strict=True)) if not kind else {}
-                yield Cell(f"{method}{kind.replace('_', ', ')}", selection.label, run,
-                           Evaluation("image_caption_selection", selection.root, selection.subsets,
-                                      f"text_acc{kind}", flags), known.get(selection.label), not kind)
+                for place, (name, (average, weight)) in enumerate(averages(selection).items()):
+                    evaluation = Evaluation("image_caption_selection", selection.root, selection.subsets,
+                                            f"text_acc{average}{kind}", flags, weight=weight,
+                                            sizes=(selection.cases,) * len(selection.subsets))
+                    yield Cell(f"{method}{kind.replace('_', ', ')}", f"{selection.label}{name}", run, evaluation,
+                               None if kind or place else known.get(selection.label), competes=not kind)
 
 
 CAPTION_METRICS = {"B@4": "Bleu_4", "METEOR": "METEOR", "CIDEr": "CIDEr", "SPICE": "SPICE", "ROUGE-L": "ROUGE_L",
                    "words": "mean_length"}
 
 
-def captioner(scale: Scale, objective: str, captioning: Captioning) -> Run:
-    start = Run(f"{objective}-{scale.backbone}", scale.alt)
-    return start if captioning.train is None else Run(start.model, captioning.train, start=start)
+def systems(scale: Scale, captioning: Captioning) -> dict[str, tuple[Run, tuple[str, ...]]]:
+    """Rows of Table 3 but for CoCa's: those that the judge compares."""
+    def captioner(objective: str) -> Run:
+        start = Run(f"{objective}-{scale.backbone}", scale.alt)
+        return start if captioning.train is None else Run(start.model, captioning.train, start=start)
+    return {"ARC": (captioner("ARC"), ()), **{f"MDC-{length}": (captioner("MDC"), ("--caption_length", length))
+                                              for length in captioning.lengths}}
 
 
 def table3(scale: Scale) -> Iterator[Cell]:
-    """Captioning. The LLM judge needs an endpoint and is a command of its own: `open_clip_mdc judge`."""
+    """Captioning; CoCa, for reference only, is OpenCLIP's, fine-tuned by the same command."""
     for captioning in scale.captioning:
-        systems = {"ARC": (captioner(scale, "ARC", captioning), ()), **{
-            f"MDC-{length}": (captioner(scale, "MDC", captioning), ("--caption_length", length))
-            for length in captioning.lengths}}
-        for system, (run, flags) in systems.items():
-            known = paper.TABLE3.get((captioning.label, system), (None,) * 6)
-            order = dict(zip(("B@4", "METEOR", "CIDEr", "SPICE", "ROUGE-L"), known[:5], strict=True))
+        rows = systems(scale, captioning)
+        if captioning.coca:
+            rows = {"CoCa": (Run(f"coca_{scale.backbone}", captioning.train, start=captioning.coca), ()), **rows}
+        for system, (run, flags) in rows.items():
+            known = dict(zip(paper.CAPTION_METRICS, paper.TABLE3.get((captioning.label, system), ()), strict=False))
             for label, metric in CAPTION_METRICS.items():
                 yield Cell(f"{captioning.label}, {system}", label, run,
                            Evaluation("captioning", captioning.root, (captioning.dataset,), metric, flags,
-                                      1.0 if label == "words" else 100.0), order.get(label), label != "words")
+                                      1.0 if label == "words" else 100.0), known.get(label), captioning.label,
+                           label != "words" and system != "CoCa")
+            if system != "CoCa":
+                yield Cell(f"{captioning.label}, {system}", "LLM", run, judged(captioning, system), known.get("LLM"),
+                           captioning.label)
+
+
+def judged(captioning: Captioning, system: str) -> Evaluation:
+    return Evaluation("judge", "", (captioning.label,), system)
 
 
 def table4(scale: Scale) -> Iterator[Cell]:
@@ -122,15 +165,26 @@ def table4(scale: Scale) -> Iterator[Cell]:
     for method, suffix in (("MDC (w/o t)", "-unweighted"), ("MDC", "")):
         for data, captions in ((scale.alt, "CC12M"), (scale.long, "Recap-10M")):
             yield Cell(method, scale.data[data].label, Run(f"MDC-{scale.backbone}{suffix}", data), probe(scale),
-                       paper.TABLE4[captions, method])
+                       paper.TABLE4[captions, method] if "ImageNet" in scale.probes else None)
+
+
+def interval(scale: Scale, low: float, high: float) -> Run:
+    suffix = "" if (low, high) == INTERVALS[-1] else f"-t{low}-{high}"
+    return Run(f"MDC-{scale.backbone}{suffix}", scale.search)
 
 
 def table5(scale: Scale) -> Iterator[Cell]:
     """Intervals of t."""
-    for low, high in ((0.0, 1.0), (0.3, 0.8), (0.4, 0.9), (0.5, 1.0)):
-        suffix = "" if (low, high) == (0.5, 1.0) else f"-t{low}-{high}"
-        yield Cell(f"[{low}, {high}]", scale.data[scale.search].label,
-                   Run(f"MDC-{scale.backbone}{suffix}", scale.search), probe(scale), paper.TABLE5[f"[{low}, {high}]"])
+    for low, high in INTERVALS:
+        yield Cell(f"[{low}, {high}]", scale.data[scale.search].label, interval(scale, low, high), probe(scale),
+                   paper.TABLE5[f"[{low}, {high}]"] if "ImageNet" in scale.probes else None)
+
+
+def stability(scale: Scale) -> Iterator[Cell]:
+    """Section 4.3: how much the training loss varies from one logged step to the next."""
+    for low, high in INTERVALS:
+        yield Cell(f"[{low}, {high}]", f"{scale.data[scale.search].label}, variation of the loss in %",
+                   interval(scale, low, high), Evaluation("log", "", ("",), "variation"), competes=False)
 
 
 def figure4(scale: Scale) -> Iterator[Cell]:
@@ -149,4 +203,4 @@ def figure5(scale: Scale) -> Iterator[Cell]:
 
 
 TABLES = {"table1": table1, "table2": table2, "table3": table3, "table4": table4, "table5": table5,
-          "figure4": figure4, "figure5": figure5}
+          "stability": stability, "figure4": figure4, "figure5": figure5}

@@ -1,0 +1,126 @@
+"""What an experiment needs and does not find: folders, pictures, programs, models, GPUs, the judge. All of it at once.
+
+Days of training should not end at a missing file. Missing data, models or GPUs end the command; what only leaves a
+column of a table empty (Java, SPICE's models, no judge) is named and the rest is done. Each comes with the command that
+fetches it.
+"""
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import commands
+from commands import Place
+from scales import PROBES, Scale
+from tables import Cell, Evaluation, Run
+
+
+class Missing(NamedTuple):
+    what: str
+    fetch: str
+    fatal: bool = True
+
+
+def training_data(scale: Scale, runs: Iterable[Run], seeds: list[int], place: Place) -> Iterator[Missing]:
+    """Of the runs that are still to be trained, where the data is not made by the experiment itself."""
+    for name in dict.fromkeys(run.data for run in runs
+                              if not all(commands.checkpoint(scale, run, seed, place).exists() for seed in seeds)):
+        folder = Path(commands.fill(scale.data[name].folder, place))
+        if scale.data[name].fetch and not any(folder.glob("*.tar")):
+            yield Missing(f"{folder}/00000.tar, ...: {scale.data[name].label}",
+                          commands.fill(scale.data[name].fetch, place))
+    for made, command in scale.prepare:
+        if not Path(commands.fill(made, place)).exists():
+            for part in command:
+                path = Path(commands.fill(part.split("{{")[0], place))
+                if part.startswith("{data}") and not (path.parent if path.name == "*.tar" else path).exists():
+                    yield Missing(commands.fill(part, place), "see the layout in experiments/README.md")
+
+
+def test_data(scale: Scale, evaluation: Evaluation, place: Place) -> Iterator[Missing]:
+    if not evaluation.root.startswith("{data}"):
+        return
+    for dataset in evaluation.datasets:
+        cleaned = dataset.removeprefix("wds/").replace("/", "-")
+        root = Path(commands.fill(evaluation.root, place).format(dataset=cleaned, dataset_cleaned=cleaned))
+        if evaluation.task == "image_caption_selection":
+            from clip_benchmark_ext.datasets import build_dataset
+            try:
+                build_dataset(dataset, root)
+            except (FileNotFoundError, ValueError) as problem:  # says what to fetch, and from where
+                yield Missing(f"{dataset} in {root}", str(problem))
+        else:
+            splits = ("train", "test") if evaluation.task == "linear_probe" else ("test",)
+            lacking = [f"{root}/{split}/0.tar" for split in splits if not (root / split / "0.tar").exists()]
+            if lacking:
+                fetch = {c.root: c.fetch for c in scale.captioning}.get(evaluation.root) or PROBES.format(cleaned, root)
+                yield Missing(f"{', '.join(lacking)}: {dataset}", commands.fill(fetch, place))
+
+
+def models(runs: Iterable[Run], evaluations: Iterable[Evaluation], place: Place) -> Iterator[Missing]:
+    """Weights that runs start from, and the tagger of ARO's negatives unless these are frozen already."""
+    for run in runs:
+        if isinstance(run.start, str):
+            import open_clip
+            from huggingface_hub import try_to_load_from_cache
+            repository = open_clip.get_pretrained_cfg(run.model, run.start)["hf_hub"].rstrip("/")
+            if not isinstance(try_to_load_from_cache(repository, "open_clip_pytorch_model.bin"), str) and \
+                    not isinstance(try_to_load_from_cache(repository, "open_clip_model.safetensors"), str):
+                yield Missing(f"weights {run.start} of {run.model}", f"{place.bin}python -c "
+                              f"\"import open_clip; open_clip.create_model('{run.model}', '{run.start}')\"")
+    order = {(e.root, d) for e in evaluations for d in e.datasets if d.endswith("_order")}
+    frozen = [Path(commands.fill(root, place), f"{d.partition('/')[2]}_perturbations.json") for root, d in order]
+    if not all(path.exists() for path in frozen) and not (find_spec("spacy") and find_spec("en_core_web_sm")):
+        yield Missing("spaCy's en_core_web_sm, which makes the negatives of ARO Order",
+                      f"{place.bin}python -m pip install spacy && {place.bin}python -m spacy download en_core_web_sm")
+
+
+def programs(names: list[str], place: Place) -> Iterator[Missing]:
+    if place.gpus:
+        import torch
+        if torch.cuda.device_count() < place.gpus:
+            yield Missing(f"{place.gpus} GPUs: PyTorch sees {torch.cuda.device_count()}", "make ... GPUS=N")
+    if "table3" in names:
+        from clip_benchmark_ext.caption_metrics import SPICE_MODELS
+        if shutil.which("java") is None:
+            yield Missing("Java: METEOR and SPICE stay empty", "apt-get install default-jre-headless", fatal=False)
+        if not all(path.exists() for path in SPICE_MODELS):
+            yield Missing("SPICE's language models: SPICE stays empty",
+                          f"{place.bin}python -m pycocoevalcap.spice.get_stanford_models", fatal=False)
+        url = os.environ.get("JUDGE_URL")
+        if not url:
+            yield Missing("a judge: the column LLM stays empty", f"vllm serve {commands.JUDGE}; then "
+                          "make ... JUDGE_URL=http://HOST:8000/v1", fatal=False)
+        else:
+            import requests
+            try:
+                requests.get(f"{url}/models", timeout=10)
+            except requests.RequestException as problem:
+                yield Missing(f"the judge at JUDGE_URL={url} ({type(problem).__name__})",
+                              "start it, or give another URL")
+
+
+def missing(scale: Scale, names: list[str], cells: list[Cell], seeds: list[int], place: Place) -> list[Missing]:
+    runs = {run: None for cell in cells for run in (cell.run.start, cell.run) if isinstance(run, Run)}
+    found = [*training_data(scale, runs, seeds, place)]
+    evaluations = [evaluation for evaluation, _ in commands.evaluations(cells)]
+    for evaluation in evaluations:
+        found += test_data(scale, evaluation, place)
+    return list(dict.fromkeys([*found, *models(runs, evaluations, place), *programs(names, place)]))
+
+
+def check(scale: Scale, names: list[str], cells: list[Cell], seeds: list[int], place: Place) -> None:
+    """Prints what is missing.
+
+    Raises:
+        ValueError: something without which the tables cannot be made.
+    """
+    found = missing(scale, names, cells, seeds, place)
+    for need in sorted(found, key=lambda need: not need.fatal):
+        print(f"{'missing' if need.fatal else 'not there'}: {need.what}\n    {need.fetch}", file=sys.stderr)
+    fatal = sum(need.fatal for need in found)
+    if fatal:
+        raise ValueError(f"{fatal} things are missing, listed above: nothing was run")

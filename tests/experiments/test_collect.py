@@ -1,0 +1,137 @@
+"""Claims about collect.py: hand-made results give the hand-computed tables."""
+import csv
+import json
+import math
+
+import collect
+import commands
+import pytest
+import scales
+from helpers import place, write_result
+from tables import TABLES, Run
+
+
+def test_hand_written_results_give_the_hand_computed_table(tmp_path):
+    for seed, (wide, narrow) in enumerate(((0.50, 0.60), (0.54, 0.62), (0.55, 0.70))):
+        write_result(tmp_path, "linear_probe", f"MDC-ViT-Ti-8-t0.0-1.0--short--s{seed}", "wds/probe", lp_acc1=wide)
+        write_result(tmp_path, "linear_probe", f"MDC-ViT-Ti-8--short--s{seed}", "wds/probe", lp_acc1=narrow)
+    write_result(tmp_path, "linear_probe", "MDC-ViT-Ti-8-t0.4-0.9--short--s0", "wds/probe", lp_acc1=0.58)
+    pages = collect.collect(scales.SCENES, place(tmp_path), ["table5"])
+    page = pages["table5"]
+    # 50, 54, 55: mean 53, squares 9 + 1 + 4 = 14, variance 7; 60, 62, 70: mean 64, squares 16 + 4 + 36, variance 28
+    assert f"| [0.0, 1.0] | 53.0 ± {math.sqrt(7):.1f} |" in page
+    assert "| [0.3, 0.8] | missing |" in page
+    assert "| [0.4, 0.9] | *58.0* |" in page
+    assert f"| [0.5, 1.0] | **64.0 ± {math.sqrt(28):.1f}** |" in page
+    assert "Seeds: 1 to 3" in page and page == (tmp_path / "tables" / "table5.md").read_text()
+    rows = {row["row"]: row for row in csv.DictReader((tmp_path / "tables" / "table5.csv").open())}
+    assert float(rows["[0.0, 1.0]"]["mean"]) == pytest.approx(53) and rows["[0.0, 1.0]"]["seeds"] == "3"
+    assert float(rows["[0.5, 1.0]"]["std"]) == pytest.approx(math.sqrt(28)) and rows["[0.3, 0.8]"]["mean"] == ""
+
+
+def test_best_and_second_are_marked_in_their_block_and_clip_lb_is_outside(tmp_path):
+    accuracies = {"ViT-Ti-8--short": 0.5, "ARC-ViT-Ti-8--short": 0.4, "MDC-ViT-Ti-8--short": 0.45,
+                  "ViT-Ti-8--long-x2": 0.9, "ViT-Ti-8--long": 0.6, "ARC-ViT-Ti-8--long": 0.7,
+                  "MDC-ViT-Ti-8--long": 0.65}
+    for name, accuracy in accuracies.items():
+        write_result(tmp_path, "linear_probe", f"{name}--s0", "wds/probe", lp_acc1=accuracy)
+    page = collect.collect(scales.SCENES, place(tmp_path), ["table1"])["table1"]
+    shown = [line.split(" | ")[1].strip(" |") for line in page.splitlines() if "captions, " in line]
+    assert shown == ["**50.0**", "40.0", "*45.0*", "90.0", "60.0", "**70.0**", "*65.0*"]
+    assert "CLIP-LB stands outside the comparison" in page and "paper" not in page
+
+
+def test_averages_of_a_group_say_which_they_are(tmp_path):
+    kind = "image_caption_selection"
+    for subset, accuracy, cases in (("att", 0.7, 300), ("obj", 0.5, 100)):
+        write_result(tmp_path, kind, "ViT-B-32--cc12m--s0", f"sugar_crepe/swap_{subset}", 32, text_acc=accuracy,
+                     cases=cases)
+    write_result(tmp_path, kind, "ViT-B-32--cc12m--s0", "aro/vg_relation", 32, text_acc=0.6, text_acc_macro=0.6,
+                 text_acc_micro=0.7)
+    page = collect.collect(scales.PAPER, place(tmp_path), ["table2"])["table2"]
+    columns, clip = ([cell.strip() for cell in line.split("|")] for line in page.splitlines()[0:3:2])
+    row = dict(zip(columns, clip, strict=True))
+    assert row["SugarCrepe swap, micro"] == "**65.0** [61.3]" and row["SugarCrepe swap, macro"] == "**60.0**"
+    assert row["ARO relation, macro"] == "**60.0** [53.6]" and row["ARO relation, micro"] == "**70.0**"
+
+
+def test_a_column_of_which_there_is_nothing_is_named_below(tmp_path):
+    write_result(tmp_path, "captioning", "ARC-ViT-Ti-8--short--s0", "wds/captions", Bleu_4=0.5, METEOR=0.4, CIDEr=1.0,
+                 ROUGE_L=0.5, mean_length=8.0)
+    page = collect.collect(scales.SCENES, place(tmp_path), ["table3"])["table3"]
+    assert "not there: SPICE, LLM" in page and "SPICE" not in page.splitlines()[0]
+    (tmp_path / "results" / "judge").mkdir()
+    (tmp_path / "results" / "judge" / "scenes--s0.json").write_text(
+        json.dumps({"selection_rate": {"ARC": 0.75, "MDC-8": 0.25}, "judged": 40}))
+    page = collect.collect(scales.SCENES, place(tmp_path), ["table3"])["table3"]
+    assert "not there: SPICE." in page
+    cells = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
+    assert [row[cells[0].index("LLM")] for row in cells[2:6]] == \
+        ["**75.0**", "*25.0*", "missing", "missing"]
+
+
+def test_another_checkpoint_of_a_run_neither_hides_nor_replaces_its_result(tmp_path):
+    name = "MDC-ViT-Ti-8--short--s0"
+    write_result(tmp_path, "linear_probe", name, "wds/probe", epoch=1, lp_acc1=0.5)
+    other = write_result(tmp_path, "linear_probe", name, "wds/probe", epoch=2, lp_acc1=0.9)
+    assert "| [0.5, 1.0] | **50.0** |" in collect.collect(scales.SCENES, place(tmp_path), ["table5"])["table5"]
+    longer = scales.SCENES._replace(epochs=2)
+    assert "| [0.5, 1.0] | **90.0** |" in collect.collect(longer, place(tmp_path), ["table5"])["table5"]
+    copy = other.with_name("copy.json")
+    copy.write_text(other.read_text())
+    with pytest.raises(ValueError, match="are results of the same run"):
+        collect.collect(scales.SCENES, place(tmp_path), ["table5"])
+
+
+def test_results_of_another_recipe_do_not_enter_a_table(tmp_path):
+    run = Run("MDC-ViT-Ti-8", "short")
+    write_result(tmp_path, "linear_probe", run.name(0), "wds/probe", lp_acc1=0.5)
+    folder = commands.folder(run, 0, place(tmp_path))
+    folder.mkdir(parents=True)
+    (folder / "command.txt").write_text(commands.recipe(scales.SCENES._replace(epochs=3), run, 0))
+    with pytest.raises(ValueError, match=r"trained by another command than today's \(3, now 1\)"):
+        collect.collect(scales.SCENES, place(tmp_path), ["table5"])
+
+
+def test_stability_is_the_noise_of_the_logged_loss_around_a_slow_trend(tmp_path):
+    noise = [1.0, -1.0] * 20
+    lines = [f"... Train Epoch: 0 [1/2 (3%)] Caption_loss: 9 (9) Loss: {20 - 0.01 * i + n:.5f} (7.0)"
+             for i, n in enumerate(noise)]
+    # successive differences are 2 but for the trend: 2 / sqrt(2) = 1.414 of a mean of about 20 - 0.3
+    assert collect.loss_variation("\n".join(lines)) == pytest.approx(math.sqrt(2) / 19.7, rel=0.01)
+    assert math.isnan(collect.loss_variation("no line"))
+    folder = tmp_path / "runs" / "MDC-ViT-Ti-8-t0.0-1.0--short--s0"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "epoch_1.pt").touch()
+    (folder / "out.log").write_text("\n".join(lines))
+    (folder / "command.txt").write_text(commands.recipe(scales.SCENES, Run("MDC-ViT-Ti-8-t0.0-1.0", "short"), 0))
+    page = collect.collect(scales.SCENES, place(tmp_path), ["stability"])["stability"]
+    assert "| [0.0, 1.0] | 7.2 |" in page
+
+
+def test_tables_are_renewed_where_a_page_has_their_place(tmp_path):
+    page = tmp_path / "RESULTS.md"
+    page.write_text("before\n<!-- scenes table5 -->\nold\n<!-- end -->\nafter\n<!-- scenes table4 -->\n<!-- end -->\n")
+    collect.insert({"table5": "| new |\n"}, "scenes", page)
+    assert page.read_text() == ("before\n<!-- scenes table5 -->\n| new |\n<!-- end -->\nafter\n"
+                                "<!-- scenes table4 -->\n<!-- end -->\n")
+    with pytest.raises(ValueError, match="no <!-- paper table5 -->"):
+        collect.insert({"table5": "| new |\n"}, "paper", page)
+
+
+def test_a_mean_over_subsets_needs_all_of_them_from_the_same_seed(tmp_path):
+    name, kind = "MDC-ViT-B-32--cc12m--s{}", "image_caption_selection"
+    for seed, (att, obj) in enumerate(((0.7, 0.5), (0.9, None))):
+        write_result(tmp_path, kind, name.format(seed), "sugar_crepe/swap_att", 32, text_acc=att, cases=10)
+        if obj is not None:
+            write_result(tmp_path, kind, name.format(seed), "sugar_crepe/swap_obj", 32, text_acc=obj, cases=10)
+    cell = next(c for c in TABLES["table2"](scales.PAPER)
+                if (c.row, c.column) == ("MDC (heuristic)", "SugarCrepe swap, micro"))
+    assert collect.values(collect.read_results(tmp_path), scales.PAPER, cell) == {0: pytest.approx(60)}
+
+
+def test_a_file_that_is_no_result_is_named(tmp_path):
+    (tmp_path / "results" / "linear_probe").mkdir(parents=True)
+    (tmp_path / "results" / "linear_probe" / "x.json").write_text("{}")
+    with pytest.raises(ValueError, match="x.json is no result"):
+        collect.collect(scales.SCENES, place(tmp_path), ["table5"])

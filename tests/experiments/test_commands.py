@@ -1,0 +1,285 @@
+"""Claims about the commands of experiments/: the paper's hyperparameters, flags that parse, shards that suffice."""
+import argparse
+import math
+import subprocess
+from pathlib import Path
+
+import commands
+import paper
+import pytest
+import scales
+from braceexpand import braceexpand
+from conftest import REPO
+from helpers import dry_run, place, runner
+from tables import TABLES, Run
+
+from open_clip_mdc.integration import register
+
+NAMES = list(runner.TITLES)
+PAPER_COMMANDS = ("--scale", "paper", "--data", "/data", "--out", "/out", "--tables", *NAMES)
+
+
+def arguments(command: list[str]) -> list[str]:
+    """What a program is given, whoever starts it."""
+    return command[command.index("--") + 1:] if command[0].endswith("torchrun") else command[1:]
+
+
+def is_training(command: list[str]) -> bool:
+    return "open_clip_mdc.train" in command or command[0].endswith("open_clip_train")
+
+
+def parse_training(command: list[str]) -> argparse.Namespace:
+    from open_clip_train.params import parse_args
+    register()
+    return parse_args(arguments(command))
+
+
+@pytest.fixture(scope="module")
+def paper_trainings() -> dict[str, argparse.Namespace]:
+    """Parsed flags by run name, by upstream's own parser."""
+    parsed = {}
+    for command in filter(is_training, dry_run(*PAPER_COMMANDS)):
+        assert command[:3] == ["torchrun", "--nproc_per_node", "8"]
+        args = parse_training(command)
+        parsed[args.name] = args
+    return parsed
+
+
+def upstream_steps(args: argparse.Namespace, processes: int) -> int:
+    """As open_clip_train counts them (data.get_wds_dataset, main)."""
+    workers = max(1, args.workers)
+    batches = math.ceil(args.train_num_samples / (args.batch_size * processes))
+    return math.ceil(batches / workers) * workers // args.accum_freq * args.epochs
+
+
+def test_paper_scale_trains_with_the_hyperparameters_of_tables_6_to_8(paper_trainings):
+    pretrained = {name: a for name, a in paper_trainings.items() if not a.pretrained}
+    assert len(pretrained) == 44
+    for name, a in pretrained.items():
+        large, base16 = "ViT-L-14" in name, "ViT-B-16" in name
+        assert a.opt == "adamw", name
+        assert a.lr == (4e-4 if large else 5e-4), name
+        assert a.warmup == (9_078 if "cc3m" in name else 10_000), name  # the tables are of CC12M and Recap
+        assert a.wd == (0.2 if large or base16 else 0.1), name
+        assert (a.beta1, a.beta2) == (0.9, 0.98), name
+        assert a.lr_scheduler == "cosine", name
+        assert a.epochs == 32, name
+        assert a.batch_size * a.accum_freq * 8 == (2048 if "-x2" in name else 1024), name
+        assert a.accum_freq == (2 if large else 1), name
+        if "-x2" not in name:
+            assert a.batch_size == (64 if large else 128), name
+        assert a.grad_clip_norm == (1.0 if name.startswith("ARC-ViT-L-14--cc12m") else None), name
+        assert a.resume == "latest" and a.dataset_type == "webdataset", name
+
+
+def test_paper_scale_trains_every_row_once_on_its_data(paper_trainings):
+    rows = {name.rpartition("--s")[0] for name in paper_trainings}
+    main = {f"{method}{backbone}--{data}" for backbone in ("ViT-B-32", "ViT-B-16", "ViT-L-14")
+            for method in ("", "ARC-", "MDC-") for data in ("cc12m", "recap-10m")}
+    main |= {f"{backbone}--recap-10m-x2" for backbone in ("ViT-B-32", "ViT-B-16", "ViT-L-14")}
+    ablations = {f"MDC-ViT-B-32-unweighted--{data}" for data in ("cc12m", "recap-10m")}
+    ablations |= {f"MDC-ViT-B-32{t}--cc3m" for t in ("", "-t0.0-1.0", "-t0.3-0.8", "-t0.4-0.9")}
+    ablations |= {f"{model}--{data}" for data in ("cc12m", "recap-10m")
+                  for model in ["Parallel-ViT-B-32", *(f"BERT-ViT-B-32-r{r}" for r in (15, 30, 45, 60, 75, 90))]}
+    ablations |= {f"MDC-ViT-B-32--recap-{n}m" for n in (5, 10, 20, 30)}
+    tuned = {f"{m}-ViT-B-32--{data}-from-cc12m" for m in ("ARC", "MDC") for data in ("coco", "flickr30k")}
+    tuned |= {"coca_ViT-B-32--coco-from-laion2b_s13b_b90k"}
+    assert rows == main | ablations | tuned
+    assert paper_trainings["MDC-ViT-B-32--cc12m--s0"].train_data == "/data/cc12m/{00000..01242}.tar"
+    assert paper_trainings["MDC-ViT-B-32--coco-from-cc12m--s0"].pretrained == \
+        "/out/runs/MDC-ViT-B-32--cc12m--s0/checkpoints/epoch_32.pt"
+    coca = paper_trainings["coca_ViT-B-32--coco-from-laion2b_s13b_b90k--s0"]
+    assert (coca.pretrained, coca.coca_contrastive_loss_weight) == ("laion2b_s13b_b90k", 0)
+
+
+@pytest.mark.parametrize("scale,gpus", [("paper", 8), ("paper", 1), ("scenes", 0), ("flickr8k", 0)])
+def test_every_training_has_shards_for_its_workers_and_warms_up_for_a_tenth_at_most(scale, gpus, tmp_path):
+    commands = dry_run("--scale", scale, "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--tables", *NAMES,
+                       "--gpus", str(gpus), "--seeds", "0")
+    trainings = [parse_training(command) for command in commands if is_training(command)]
+    assert len(trainings) > 15
+    for args in trainings:
+        steps = upstream_steps(args, max(gpus, 1))
+        assert len(list(braceexpand(args.train_data))) >= args.workers * max(gpus, 1), args.name
+        assert args.workers >= 1 and 0 < args.warmup <= steps / 10, (args.name, args.warmup, steps)
+
+
+@pytest.mark.parametrize("scale,gpus", [("paper", 8), ("scenes", 0), ("flickr8k", 0)])
+def test_every_printed_command_parses(scale, gpus, tmp_path, monkeypatch):
+    """By the real parsers of the programs that it starts."""
+    from clip_benchmark.cli import get_parser_args
+
+    from clip_benchmark_ext.flags import make_parser
+    from open_clip_mdc import tools
+    monkeypatch.setenv("JUDGE_URL", "http://localhost:8000/v1")
+    asked = []
+    for tool in tools.TOOLS:
+        module = __import__(f"open_clip_mdc.tools.{tool.replace('-', '_')}", fromlist=["run"])
+        monkeypatch.setattr(module, "run", asked.append)
+    kinds = set()
+    for command in dry_run("--scale", scale, "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--tables",
+                           *NAMES, "--gpus", str(gpus), "--seeds", "0", "1"):
+        words = arguments(command)
+        if is_training(command):
+            kinds.add("train")  # parsed above
+        elif "eval" in words:
+            rest = make_parser().parse_known_args(words)[1]
+            monkeypatch.setattr("sys.argv", ["clip_benchmark", *(word for word in rest if word != "--distributed")])
+            _, args = get_parser_args()
+            assert args.skip_existing and len(args.dataset) >= 1
+            kinds.add(args.task)
+        elif command[0].endswith("open_clip_mdc"):
+            tools.main(words)
+            kinds.add(words[0])
+        else:
+            assert (REPO / words[0]).is_file(), command
+    assert kinds >= {"train", "linear_probe", "image_caption_selection", "captioning", "judge", "lengths"}
+    assert len(asked) == {"paper": 5, "scenes": 5, "flickr8k": 5}[scale]  # judges by test set and seed, lengths, data
+
+
+def test_every_trained_model_has_a_config():
+    register()
+    import open_clip
+    for scale in scales.SCALES.values():
+        for cell in runner.cells_of(scale, list(TABLES)):
+            assert open_clip.get_model_config(cell.run.model) is not None, cell.run.model
+
+
+def test_make_dry_run_prints_the_commands_and_runs_nothing():
+    result = subprocess.run(["make", "-n", "table1", "SCALE=paper", "DATA=/data", "GPUS=4", "SEEDS=0 1"], cwd=REPO,
+                            capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if "open_clip_mdc.train" in line]
+    assert len(lines) == 2 * 21 and all("--nproc_per_node 4" in line for line in lines)
+    assert sum("--batch-size 256" in line for line in lines) == 2 * (12 + 1)
+    assert not (REPO / "build" / "paper").exists()
+
+
+def test_the_papers_numbers_stand_beside_the_row_they_belong_to():
+    cells = {(c.row, c.column): c.paper for c in TABLES["table1"](scales.PAPER)}
+    assert cells["Recap-10M, ViT-B-16, MDC", "CIFAR-100"] == 81.6
+    assert cells["CC12M, ViT-L-14, CLIP", "ImageNet"] == 70.1
+    means = [71.7, 69.5, 68.7, 70.9, 69.7, 76.3, 74.6, 78.5, 77.4, 77.2, 76.2, 74.8, 80.6, 80.2,
+             81.0, 80.2, 80.6, 77.7, 76.3, 83.3, 83.1]  # the paper's column Average
+    assert [number for (_, column), number in cells.items() if column == "Average"] == means
+    captions = {(c.row, c.column): c.paper for c in TABLES["table3"](scales.PAPER)}
+    assert captions["Flickr30k, MDC-20", "CIDEr"] == 20.6 and captions["MSCOCO, ARC", "LLM"] == 33.9
+    assert captions["MSCOCO, CoCa", "ROUGE-L"] == 43.12
+    selection = {(c.row, c.column): c.paper for c in TABLES["table2"](scales.PAPER)}
+    assert selection["MDC (heuristic)", "SugarCrepe add, micro"] == 97.8  # SugarCrepe's own average
+    assert selection["MDC (heuristic)", "SugarCrepe add, macro"] is None
+    assert selection["ARC", "ARO relation, macro"] == 82.7 and selection["ARC, blind", "ARO relation, macro"] is None
+
+
+def test_a_small_scale_carries_no_number_of_another_data_set():
+    for name, table in TABLES.items():
+        assert all(cell.paper is None for cell in table(scales.SCENES)), name
+        if name != "table1":
+            assert all(cell.paper is None for cell in table(scales.FLICKR8K)), name
+    numbers = [c.paper for c in TABLES["table1"](scales.FLICKR8K)]
+    assert numbers == [89.2, 87.5, 88.4, 91.0, 90.5, 94.1, 93.9]  # the paper's CIFAR-10
+
+
+def test_steps_that_run_side_by_side_neither_wait_for_one_another_nor_share_a_log(tmp_path):
+    stages = list(runner.plan(scales.SCENES, NAMES, [0, 1], place(tmp_path)))
+    assert [[step.label for step in steps] for title, steps in stages if title == "data"] == [["scenes"], ["captions"]]
+    for scale in (scales.SCENES, scales.PAPER):
+        for _, steps in runner.plan(scale, NAMES, [0, 1], place(tmp_path)):
+            assert len({step.label for step in steps}) == len(steps)
+            made = {step.command[step.command.index("--name") + 1] for step in steps if "--name" in step.command}
+            assert not made & {Path(flag).parts[-3] for step in steps for flag in step.command if flag.endswith(".pt")}
+
+
+# ---- recipes
+
+
+def trained(folder: Path, scale: scales.Scale, run: Run, seed: int = 0) -> Path:
+    path = commands.checkpoint(scale, run, seed, place(folder))
+    path.parent.mkdir(parents=True)
+    path.touch()
+    (path.parents[1] / "command.txt").write_text(commands.recipe(scale, run, seed))
+    return path.parents[1]
+
+
+def test_a_run_of_other_hyperparameters_is_named_and_nothing_is_done(tmp_path, capsys):
+    run = Run("MDC-ViT-Ti-8", "short")
+    folder = trained(tmp_path, scales.SCENES, run)
+    assert commands.changed(scales.SCENES, run, 0, place(tmp_path)) is None
+    slower = scales.SCENES._replace(warmup=7)
+    assert commands.changed(slower, run, 0, place(tmp_path)) == "50, now 7"
+    with pytest.raises(ValueError, match=r"1 runs .* such as MDC-ViT-Ti-8--short--s0 \(50, now 7\)"):
+        runner.check_recipes(slower, runner.cells_of(slower, ["table5"]), [0], place(tmp_path))
+    (folder / "command.txt").unlink()
+    with pytest.raises(SystemExit, match="it has no command.txt"):
+        runner.main(["--scale", "scenes", "--tables", "table5", "--out", str(tmp_path), "--seeds", "0", "--dry-run"])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_recipe_is_of_the_hyperparameters_not_of_the_machine(tmp_path):
+    start = Run("MDC-ViT-B-32", "cc12m")
+    run = Run("MDC-ViT-B-32", "coco", start=start)
+    recipe = commands.recipe(scales.PAPER, run, 0)
+    assert recipe.count("\n") == 2 and "--batch-size 1024" in recipe and "--nproc" not in recipe
+    assert str(tmp_path) not in recipe
+    longer = scales.PAPER._replace(epochs=33)  # what it starts from counts
+    assert commands.recipe(longer, run, 0) != recipe
+    assert commands.train(scales.PAPER, run, 0, commands.Place(tmp_path, tmp_path, "", 8)) != \
+        commands.train(scales.PAPER, run, 0, commands.Place(tmp_path, tmp_path, "x/", 4))
+
+
+def test_a_batch_or_shards_that_cannot_be_shared_are_one_line(tmp_path):
+    coco = Run("MDC-ViT-B-32", "flickr30k", start=Run("MDC-ViT-B-32", "cc12m"))
+    for gpus, message in ((3, "cannot be shared by GPUS=3"), (32, "fewer shards than GPUS=32")):
+        with pytest.raises(ValueError, match=message):
+            commands.train(scales.PAPER, coco, 0, commands.Place(tmp_path, tmp_path, "", gpus))
+
+
+# ---- preflight
+
+
+def test_preflight_lists_everything_that_is_missing_at_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JUDGE_URL", raising=False)
+    with pytest.raises(SystemExit, match="things are missing, listed above: nothing was run"):
+        runner.main(["--scale", "paper", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--tables", *NAMES])
+    told = capsys.readouterr().err
+    fatal = [line for line in told.splitlines() if line.startswith("missing: ")]
+    for data in ("cc3m", "cc12m", "recap-5m", "recap-10m", "recap-20m", "recap-30m", "coco/train", "flickr30k/train"):
+        assert any(f"{tmp_path}/{data}/00000.tar" in line for line in fatal), data
+    for needed in ("probe/imagenet1k/train/0.tar", "probe/vtab-pets/test/0.tar", "aro/vg_relation", "aro/coco_order",
+                   "sugar_crepe/add_att", "coco/test/0.tar", "8 GPUs", "laion2b_s13b_b90k", "en_core_web_sm"):
+        assert any(needed in line for line in fatal), needed
+    for fetch in ("img2dataset --url_list cc3m.tsv", "prepare recap", "--pairs 30000000", "prepare flickr30k",
+                  "hf download clip-benchmark/wds_food101", "visual_genome_relation.json from https",
+                  "spacy download en_core_web_sm"):
+        assert fetch in told, fetch
+    columns = [line for line in told.splitlines() if line.startswith("not there: ")]
+    assert [line.split()[2].rstrip(":") for line in columns] == ["Java", "SPICE's", "a"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_preflight_asks_for_no_data_that_is_there_or_not_needed(tmp_path, capsys):
+    import preflight
+    (tmp_path / "cc3m").mkdir()
+    (tmp_path / "cc3m" / "00000.tar").touch()
+    for split in ("train", "test"):
+        (tmp_path / "probe" / "imagenet1k" / split).mkdir(parents=True)
+        (tmp_path / "probe" / "imagenet1k" / split / "0.tar").touch()
+    cells = runner.cells_of(scales.PAPER, ["table5"])
+    assert preflight.missing(scales.PAPER, ["table5"], cells, [0], place(tmp_path)) == []
+    cells = runner.cells_of(scales.SCENES, ["table5"])
+    preflight.check(scales.SCENES, ["table5"], cells, [0], place(tmp_path))  # makes its data itself
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ValueError, match="3 things are missing"):
+        preflight.check(scales.FLICKR8K, ["table5"], runner.cells_of(scales.FLICKR8K, ["table5"]), [0],
+                        place(tmp_path / "nothing"))
+
+
+def test_the_layout_of_data_is_described():
+    page = (REPO / "experiments" / "README.md").read_text(encoding="utf-8")
+    roots = {data.folder for data in scales.PAPER.data.values()}
+    roots |= {selection.root for selection in scales.PAPER.selection}
+    roots |= {captioning.root for captioning in scales.PAPER.captioning} | {"{data}/probe/imagenet1k"}
+    for root in roots:
+        assert f"`{root.format(data='DATA')}" in page, root
+    assert paper.PROBES == tuple(scales.PAPER.probes)

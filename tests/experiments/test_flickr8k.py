@@ -1,0 +1,63 @@
+"""Claims about experiments/flickr8k.py: the pairs and the vocabulary of SCALE=flickr8k."""
+import gzip
+import hashlib
+import io
+import json
+import random
+
+import flickr8k
+from conftest import REPO, needs_shared_data, shared_data
+from open_clip.tokenizer import SimpleTokenizer
+from PIL import Image
+
+from open_clip_mdc.data.shards import tar_writer
+
+PAIRS_SHA256 = "abd1bee79e642a443e0b9239310391eaf34d1b4108a962a9dfb80816794e2da1"  # of the five files, in order
+
+
+def test_captions_are_made_false_by_rule():
+    made = flickr8k.negatives("a man in a red shirt jumps over a dog near a blue car .", "a man and a dog",
+                              random.Random(0))
+    assert made["swap_obj"] == "a shirt in a red man jumps over a dog near a blue car ."
+    assert "swap_att" not in made  # "near" stands between the colours: such captions may stay true
+    assert made["replace_rel"] == "a man in a red shirt jumps under a dog near a blue car ."
+    words = "a man in a red shirt jumps over a dog near a blue car .".split()
+    for kind, vocabulary in (("replace_obj", flickr8k.NOUNS), ("replace_att", flickr8k.COLOURS)):
+        changed = [(a, b) for a, b in zip(words, made[kind].split(), strict=True) if a != b]
+        assert len(changed) == 1 and set(changed[0]) <= set(vocabulary) and changed[0][1] not in ("man", "dog")
+    assert flickr8k.swap("a black dog by a white one", flickr8k.COLOURS) == "a white dog by a black one"
+    assert flickr8k.swap("a black and white dog", flickr8k.COLOURS) is None
+    assert flickr8k.negatives("two people talk", "", random.Random(0)) == {}
+
+
+def test_pairs_of_rendered_pictures_are_sugar_crepe_files(tmp_path):
+    from clip_benchmark_ext.datasets import build_dataset
+    texts = ["a black dog runs over a white car", "a girl behind a red table", "nothing of note"]
+    with tar_writer(tmp_path / "0.tar") as tar:
+        for i, text in enumerate(texts):
+            picture = io.BytesIO()
+            Image.new("RGB", (8, 8), (80 * i, 0, 0)).save(picture, "JPEG")
+            tar.write({"__key__": f"../{i}", "jpg": picture.getvalue(), "json": json.dumps({"captions": [text] * 5})})
+    flickr8k.write_pairs([str(tmp_path / "0.tar")], tmp_path / "pairs")
+    dataset = build_dataset("sugar_crepe/swap_att", tmp_path / "pairs")
+    assert [case.captions for case in dataset.cases] == [
+        ("a black dog runs over a white car", "a white dog runs over a black car")]
+    assert dataset[0][0].getpixel((0, 0)) == (0, 0, 0)
+    assert sorted(path.name for path in (tmp_path / "pairs" / "val2017").iterdir()) == [
+        "000000000000.jpg", "000000000001.jpg"]
+    assert {path.name for path in tmp_path.iterdir()} == {"0.tar", "pairs"}
+
+
+@needs_shared_data
+def test_the_pairs_of_flickr8k_are_the_ones_that_results_were_measured_on(tmp_path):
+    flickr8k.write_pairs([str(shared_data() / "flickr8k" / "test" / "00000.tar")], tmp_path / "pairs")
+    content = b"".join(path.read_bytes() for path in sorted((tmp_path / "pairs").glob("*.json")))
+    assert hashlib.sha256(content).hexdigest() == PAIRS_SHA256
+
+
+@needs_shared_data
+def test_the_committed_vocabulary_is_the_one_this_code_makes(tmp_path):
+    flickr8k.write_bpe(sorted(map(str, (shared_data() / "flickr8k" / "train").glob("*.tar"))), tmp_path / "bpe.gz")
+    committed = (REPO / "model_configs" / "flickr8k_bpe.txt.gz").read_bytes()
+    assert gzip.decompress((tmp_path / "bpe.gz").read_bytes()) == gzip.decompress(committed)
+    assert SimpleTokenizer(bpe_path=str(tmp_path / "bpe.gz")).vocab_size == 4508

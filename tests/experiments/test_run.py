@@ -1,0 +1,61 @@
+"""Claims about run.py: a pipeline in miniature, resumed after a kill."""
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import REPO
+from helpers import place, runner
+
+TINY = """
+import sys
+sys.path.insert(0, {experiments!r})
+import run, scales
+from scales import Data, SCENES
+scales.SCALES["scenes"] = SCENES._replace(
+    data={{key: data._replace(folder="{{data}}/train", samples=96) for key, data in SCENES.data.items()}},
+    probe_root="{{data}}/probe", prepare=(), warmup=1)
+run.TABLES["table5"] = lambda scale: list(table5(scale))[2:]
+import tables, collect
+table5 = tables.table5
+collect.TABLES = run.TABLES
+run.main(sys.argv[1:])
+"""
+
+
+def test_two_rows_go_from_nothing_to_the_table_and_a_kill_between_them_costs_no_finished_run(scenes, tmp_path):
+    command = [sys.executable, "-c", TINY.format(experiments=str(REPO / "experiments")), "--scale", "scenes",
+               "--tables", "table5", "--data", str(scenes), "--out", str(tmp_path), "--seeds", "0", "--jobs", "1",
+               "--bin", f"{Path(sys.executable).parent}/"]
+    runs = [tmp_path / "runs" / f"MDC-ViT-Ti-8{t}--short--s0" for t in ("-t0.4-0.9", "")]
+    first, second = (run / "checkpoints" / "epoch_1.pt" for run in runs)
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 240
+    while not runs[1].exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert first.exists() and not second.exists()
+    made = first.stat().st_mtime_ns
+
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert second.exists() and first.stat().st_mtime_ns == made
+    rows = dict(line.split("|")[1:3] for line in result.stdout.splitlines() if line.startswith("| ["))
+    assert len(rows) == 2 and all(0 < float(cell.strip(" *").split()[0].strip("*")) <= 100 for cell in rows.values())
+    assert len(list((tmp_path / "results").glob("*/*.json"))) == 2
+
+    files = [first, second, *sorted((tmp_path / "results").rglob("*.json"))]
+    made = [path.stat().st_mtime_ns for path in files]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert again.returncode == 0 and again.stdout == result.stdout
+    assert [path.stat().st_mtime_ns for path in files] == made, "a finished run or a result was made again"
+
+
+def test_a_step_that_fails_says_where_its_log_is(tmp_path):
+    step = runner.Step("broken", [sys.executable, "-c", "raise SystemExit('no such data')"])
+    with pytest.raises(RuntimeError, match=r"broken failed \(exit status 1\), see .*broken.log: no such data"):
+        runner.run_stage("training", [step], place(tmp_path), 1)
