@@ -2,6 +2,7 @@
 import argparse
 import colorsys
 import gzip
+import hashlib
 import io
 import json
 import re
@@ -17,6 +18,7 @@ from open_clip_train.data import expand_urls, get_wds_dataset
 from PIL import Image
 from torchvision.transforms import ToTensor
 
+from open_clip_mdc import tools as cli
 from open_clip_mdc.data import bpe
 from open_clip_mdc.tools import scenes
 from open_clip_mdc.tools.scenes import World
@@ -101,6 +103,45 @@ def test_a_larger_set_begins_with_the_smaller_one(root, tmp_path):
     assert len(large) == 50 and small == {key: large[key] for key in list(large)[:40]}
 
 
+@pytest.mark.parametrize("world, expected", [(WORLDS[0], "7d89629023a6b6bc"), (WORLDS[3], "c3c75a0327697662")])
+def test_worlds_stay_what_they_were(world, expected):
+    """Published numbers are about these scenes. Pixels are left to Pillow, the random numbers behind them are not."""
+    digest = hashlib.sha256()
+    for scene, rng in drawn(world, 50):
+        facts = as_dicts(scene), scene.relation, scene.background, scenes.long_caption(scene, rng)
+        scenes.render(scene, world.pixels, rng)
+        negatives = scenes.negative_captions(scene, *rng.sample(range(world.objects), 2))
+        digest.update(repr((facts, negatives, rng.random())).encode())
+    assert digest.hexdigest()[:16] == expected
+
+
+def test_a_world_of_one_to_three_objects_has_captions_of_three_lengths_that_are_all_true(tmp_path, capsys):
+    cli.main(["scenes", "--out", str(tmp_path / "s"), "--objects", "1-3", "--size", "48", "--num-train", "90",
+              "--num-val", "30", "--num-probe", "2", "--num-pairs", "9"])
+    tokenizer, counts = SimpleTokenizer(bpe_path=str(COMMITTED_BPE)), Counter()
+    stored = samples(*tmp_path.glob("s/train/*.tar"), *tmp_path.glob("s/val/*.tar"))
+    for sample in stored.values():
+        scene = json.loads(sample["json"])
+        objects, text = scene["objects"], sample["txt"].decode()
+        counts[len(objects)] += 1
+        assert len(tokenizer.encode(text)) == {1: 3, 2: 8, 3: 13}[len(objects)]
+        relation, names = read_scene(objects)
+        assert text == f" {relation} ".join(f"a {name}" for name in names)  # one caption is true, and it is this
+        for sentence in scene["long_caption"].removesuffix(".").split(". "):
+            assert sentence_is_true(sentence, objects, scene["background"]), sentence
+        assert len(tokenizer.encode(scene["long_caption"])) + 2 <= 70
+        image, colour = (f(Image.open(io.BytesIO(sample["png"]))) for f in (np.asarray, coloured))
+        y, x = (np.indices(colour.shape) + 0.5) / 48
+        for item in objects:
+            inside = np.hypot(x - item["x"], y - item["y"]) <= item["radius"] + 1 / 48
+            assert hue_name(image[inside & colour]) == item["colour"]
+            colour[inside] = False
+        assert not colour.any()
+    assert sum(counts.values()) == 120 and min(counts[n] for n in (1, 2, 3)) > 20
+    for pairs in tmp_path.glob("s/sugarcrepe/*.json"):
+        assert all(len(row["caption"].split()) in (8, 13) for row in json.loads(pairs.read_text()).values())
+
+
 def test_no_picture_is_in_two_splits(root):
     members = [m for shard in sorted(root.rglob("*.tar")) if "-long" not in str(shard) for m in samples(shard).values()]
     pictures = [member["png"] for member in members] + [p.read_bytes() for p in (root / "sugarcrepe/images").iterdir()]
@@ -178,8 +219,8 @@ def sentence_is_true(sentence, objects, background):
     relation, names = read_scene(objects)
     in_order = sorted(objects, key=lambda o: o["x" if relation == "left of" else "y"])
     by_name = dict(zip(names, in_order, strict=True))
-    number = {2: "two", 3: "three", 4: "four"}[len(objects)]
-    if f"{number} shapes" in sentence:
+    number = {1: "one", 2: "two", 3: "three", 4: "four"}[len(objects)]
+    if f"{number} shape" in sentence:
         return f"on a {background} background" in sentence
     if "else" in sentence or "no other shape" in sentence:
         return True
@@ -327,7 +368,9 @@ def test_a_folder_in_use_and_impossible_numbers_are_refused(tmp_path):
     for world, numbers, message in [
         (World(), SMALL, "not an empty folder"),
         (World(), {**SMALL, "num_val": 0}, "--num-val"),
-        (World(objects=5), SMALL, "--objects must be one of 2, 3, 4, not 5"),
+        (World(objects=5), SMALL, "--objects must be 2, 3, 4 or a range such as 1-3, not 5"),
+        (World(objects=3, fewest=3), SMALL, "not 3-3"),
+        (World(objects=1), SMALL, "not 1"),
         (World(pixels=16), SMALL, "--size 16 cannot show 2 objects: use 20 or more"),
     ]:
         out = tmp_path if message.startswith("not an") else tmp_path / "out"

@@ -2,12 +2,14 @@
 
     open_clip_mdc scenes --out scenes              # 20,000 training scenes and everything listed in `build`
     open_clip_mdc scenes --out scenes3 --objects 3 --sizes --size 48
+    open_clip_mdc scenes --out lengths --objects 1-3     # captions of three lengths
 
 A scene is a row or a column of objects. Its caption names them in one canonical order, left to right or top to bottom
 ("a red circle left of a blue square"). With a free order two captions are true of a picture, and a small captioner
 learns the bag of words instead of the binding that the paper measures (Table 2, swapped attributes and objects). All
-captions of a world have the same number of tokens: a masked diffusion model is given the length, and would read the
-relation from it instead of from the picture if one took more words than the other.
+captions of as many objects have the same number of tokens: a masked diffusion model is given the length, and would read
+the relation from it instead of from the image if one took more words than the other. In a world of 1 to 3 objects the
+length is that of the one true caption, and a model that chooses it must count.
 
 A draw depends only on (seed, stream, index): the same seed writes the same bytes, a larger set begins with the scenes
 of a smaller one, and no split shares a stream with another.
@@ -55,7 +57,7 @@ BACKGROUNDS = {"light": (150, 180), "dark": (75, 105)}
 RADII = {"": (0.38, 0.48), "small": (0.24, 0.30), "large": (0.40, 0.48)}  # in cells, one cell per object
 JITTER = 0.1  # across the row, in cells: twice this is less than the distance along it, so one relation is true
 
-COUNTS = {2: "two", 3: "three", 4: "four"}
+COUNTS = {1: "one", 2: "two", 3: "three", 4: "four"}
 PLACES = (
     ("near the top left corner", "near the top", "near the top right corner"),
     ("near the left side", "in the middle", "near the right side"),
@@ -68,13 +70,14 @@ SENTENCES = {
         "{count} shapes are on a {background} background.",
         "the picture shows {count} shapes on a {background} background.",
     ),
+    "alone": ("there is one shape on a {background} background.", "one shape is on a {background} background."),
     "forward": ("{caption}.", "there is {caption}.", "one can see {caption}."),
     "backward": ("the {second} is {inverse} the {first}.", "{inverse} the {first} is the {second}."),
     "place": ("the {noun} is {place}.", "the {noun} lies {place}.", "{place} is the {noun}."),
     "comparison": ("the {first} is {comparison} the {second}.",),
     "closing": ("there is nothing else.", "nothing else is in the picture.", "there is no other shape."),
 }
-LONG_TOKENS = (55, 70)  # a long caption's budget, SOT and EOT included, is drawn from this range
+LONG_TOKENS = (55, 70)  # a long caption's budget, SOT and EOT included, is drawn from this range; one object needs less
 CLASS_NAMES = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)
 TEMPLATES = ("a {c}", "a picture of a {c}")
 TRAIN_SHARDS = 8  # upstream refuses fewer training shards than workers x ranks
@@ -83,12 +86,13 @@ SUPERSAMPLING = 4
 
 @dataclass(frozen=True)
 class World:
-    """What is drawn: picture side in pixels, objects per scene, whether nouns carry "small" or "large", random seed."""
+    """What is drawn: image side in pixels, objects per scene, whether nouns carry "small" or "large", random seed."""
 
     pixels: int = 32
     objects: int = 2
     sizes: bool = False
     seed: int = 0
+    fewest: int | None = None  # of objects per scene, where that is drawn: `objects` is then the most
 
     def rng(self, stream: str, index: int) -> random.Random:
         """The random numbers of one scene."""
@@ -121,8 +125,8 @@ class Scene:
 
 
 def draw_scene(world: World, rng: random.Random, count: int | None = None) -> Scene:
-    """Draw a scene of `count` objects (default: the world's), all different, that lie in cells along one axis."""
-    count = count or world.objects
+    """Draws a scene of `count` objects (default: the world's), all different, that lie in cells along one axis."""
+    count = count or (rng.randint(world.fewest, world.objects) if world.fewest else world.objects)
     relation = rng.choice(list(RELATIONS))
     unit = 1 / world.objects
     sizes = [rng.choice(("small", "large")) if world.sizes else "" for _ in range(count)]
@@ -173,13 +177,15 @@ def long_caption(scene: Scene, rng: random.Random) -> str:
     def say(kind: str, **facts: str) -> str:
         return rng.choice(SENTENCES[kind]).format(**facts)
 
-    neighbours = list(zip(scene.objects, scene.objects[1:], strict=False))
-    first, second = rng.choice(neighbours)
+    count, neighbours = len(scene.objects), list(zip(scene.objects, scene.objects[1:], strict=False))
+    if count > 1:
+        first, second = rng.choice(neighbours)
     told = [
-        say("opening", count=COUNTS[len(scene.objects)], background=scene.background),
+        say("opening" if count > 1 else "alone", count=COUNTS[count], background=scene.background),
         say("forward", caption=caption(scene.objects, scene.relation)),
-        say("backward", first=first.noun, second=second.noun, inverse=RELATIONS[scene.relation]),
     ]
+    if count > 1:
+        told.append(say("backward", first=first.noun, second=second.noun, inverse=RELATIONS[scene.relation]))
     further = [say("place", noun=item.noun, place=PLACES[int(item.y * 3)][int(item.x * 3)]) for item in scene.objects]
     for first, second in neighbours:
         ratio = first.radius / second.radius
@@ -267,7 +273,8 @@ def _write_pairs(root: Path, world: World, count: int, bar: tqdm) -> None:
         scene = negatives = None
         while not negatives:
             scene = draw_scene(world, rng)
-            negatives = negative_captions(scene, *rng.sample(range(world.objects), 2))
+            if len(scene.objects) > 1:
+                negatives = negative_captions(scene, *rng.sample(range(len(scene.objects)), 2))
         filename = f"{index:012d}.png"
         render(scene, world.pixels, rng).save(root / "images" / filename)
         true = caption(scene.objects, scene.relation)
@@ -291,8 +298,9 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
     """
     if min(num_train, num_val, num_probe, num_pairs) < 1:
         raise ValueError("--num-train, --num-val, --num-probe and --num-pairs must be at least 1")
-    if world.objects not in COUNTS:
-        raise ValueError(f"--objects must be one of {', '.join(map(str, COUNTS))}, not {world.objects}")
+    if not (1 < world.objects <= max(COUNTS) and (world.fewest is None or 1 <= world.fewest < world.objects)):
+        fewest = "" if world.fewest is None else f"{world.fewest}-"
+        raise ValueError(f"--objects must be 2, 3, 4 or a range such as 1-3, not {fewest}{world.objects}")
     if world.pixels < 10 * world.objects:
         raise ValueError(f"--size {world.pixels} cannot show {world.objects} objects: use {10 * world.objects} or more")
     with new_folder(out) as folder, tqdm(
@@ -310,11 +318,18 @@ def caption_words() -> list[str]:
     return sorted(set(words(re.sub(r"{.*?}", " ", " ".join(texts)))))
 
 
+def objects(value: str) -> tuple[int | None, int]:
+    """The type of --objects: the fewest, None without a range, and the most."""
+    fewest, _, most = value.rpartition("-")
+    return int(fewest) if fewest else None, int(most)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `open_clip_mdc scenes`."""
     parser.add_argument("--out", required=True, help="folder to make; must not exist or be empty")
     parser.add_argument("--size", type=int, default=32, help="side of a picture in pixels (default: %(default)s)")
-    parser.add_argument("--objects", type=int, default=2, help="objects per scene, 2 to 4 (default: %(default)s)")
+    parser.add_argument("--objects", type=objects, default="2", metavar="N|M-N",
+                        help="objects per scene: 2 to 4, or a range such as 1-3 (default: %(default)s)")
     parser.add_argument("--sizes", action="store_true", help='objects are "small" or "large", and captions say so')
     parser.add_argument("--num-train", type=int, default=20000, help="training scenes (default: %(default)s)")
     parser.add_argument("--num-val", type=int, default=1000, help="validation scenes (default: %(default)s)")
@@ -325,7 +340,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run `open_clip_mdc scenes`."""
-    world = World(args.size, args.objects, args.sizes, args.seed)
+    fewest, most = args.objects
+    world = World(args.size, most, args.sizes, args.seed, fewest)
     build(args.out, world, args.num_train, args.num_val, args.num_probe, args.num_pairs)
     last = min(TRAIN_SHARDS, args.num_train) - 1
     print(f"{args.out}: {args.num_train} training scenes, --train-data '{args.out}/train/{{00000..{last:05d}}}.tar' "
