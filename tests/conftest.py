@@ -56,8 +56,11 @@ def images(n: int, size: int = 32, seed: int = 0) -> torch.Tensor:
     return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(seed))
 
 
-def run(*command: str, check: bool = True, timeout: float = 300, **env: str) -> subprocess.CompletedProcess:
-    """Runs a command with this Python's environment; its output is in the assertion when it fails."""
+def run(*command: str, check: bool = True, timeout: float = 3600, **env: str) -> subprocess.CompletedProcess:
+    """Runs a command with this Python's environment; its output is in the assertion when it fails.
+
+    The time-out only ends what hangs: a busy machine may take its time.
+    """
     command = [sys.executable, *command[1:]] if command[0] == "python" else list(command)
     result = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout,

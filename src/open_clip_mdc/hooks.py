@@ -5,14 +5,15 @@ Each hook takes the upstream object and returns its replacement, which does some
 import logging
 import random
 from functools import wraps
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
 import open_clip
-import torch
 
 from . import configs
 from .integration import is_captioner
+from .loading import seed_noise, seed_webdataset
 from .model import Captioner
 from .objective import CaptionLoss
 from .tokens import CAPTION_SEPARATOR
@@ -68,18 +69,20 @@ def create_loss(upstream):
 
 
 def get_wds_dataset(upstream):
-    """`open_clip_train.data.get_wds_dataset`: one of the captions that share a KEY.txt, for every model, CLIP too.
+    """`open_clip_train.data.get_wds_dataset`, for every model: repeatable by --seed, one caption of several.
 
-    Training draws one at each reading, validation takes the first. `random` is seeded in each worker by PyTorch, from
-    --seed, rank, and for captioners the epoch; which picture a draw meets is up to upstream's shuffle, which is seeded
-    by the clock. An ordinary text draws nothing.
+    Of the captions that share a KEY.txt training draws one at each reading, validation takes the first. An ordinary
+    text draws nothing.
     """
     @wraps(upstream)
     def get_dataset(args, preprocess_img, is_train, epoch=0, floor=False, tokenizer=None):
         def tokenize(text: str):
             captions = text.split(CAPTION_SEPARATOR)
             return tokenizer(random.choice(captions) if is_train and len(captions) > 1 else captions[0])
-        return upstream(args, preprocess_img, is_train, epoch=epoch, floor=floor, tokenizer=tokenize)
+        info = upstream(args, preprocess_img, is_train, epoch=epoch, floor=floor, tokenizer=tokenize)
+        if is_train:
+            seed_webdataset(info, args.seed, args.rank)
+        return info
     return get_dataset
 
 
@@ -90,19 +93,15 @@ def unwrap(model):
 
 
 def train_one_epoch(upstream):
-    """`open_clip_train.main.train_one_epoch`: all noise is a function of --seed, rank and epoch.
+    """`open_clip_train.main.train_one_epoch`, for every model: all noise is a function of --seed, rank and epoch.
 
-    Masks and t then differ between epochs also after a resume, and a resumed run repeats what the uninterrupted one
-    would have done, data order and augmentation included.
+    A resumed run then repeats what the uninterrupted one would have done: order, augmentation, masks and t.
     """
     @wraps(upstream)
     def train(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=None):
         if is_captioner(args.model):
             unwrap(model).seed_t(np.random.SeedSequence([args.seed, epoch]))
-            seeds = np.random.SeedSequence([args.seed, epoch, args.rank]).generate_state(3)
-            torch.manual_seed(int(seeds[0]))
-            np.random.seed(int(seeds[1]))
-            random.seed(int(seeds[2]))
+        seed_noise(args.seed, epoch, args.rank)
         return upstream(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=tb_writer)
     return train
 
@@ -140,9 +139,19 @@ def zero_shot_eval(upstream):
 
 
 def distributed_data_parallel(upstream):
-    """`torch.nn.parallel.DistributedDataParallel`, still a class, without `device_ids` for a module on the CPU."""
+    """`torch.nn.parallel.DistributedDataParallel`, still a class: works on the CPU, costs a captioner less."""
+    parameters = signature(upstream)
+    sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in parameters.parameters else "broadcast_buffers"
+
     class DistributedDataParallel(upstream):
-        def __init__(self, module, device_ids=None, **kwargs):
-            on_cpu = next(module.parameters()).device.type == "cpu"
-            super().__init__(module, device_ids=None if on_cpu else device_ids, **kwargs)
+        def __init__(self, *args, **kwargs):
+            call = parameters.bind(*args, **kwargs)
+            module = call.arguments["module"]
+            if "device_ids" in call.arguments and next(module.parameters()).device.type == "cpu":
+                call.arguments["device_ids"] = None
+            if isinstance(module, Captioner):  # its buffers are constants, its gradients need no second copy
+                if not {"broadcast_buffers", "forward_sync_buffers"} & set(call.arguments):
+                    call.arguments[sync_buffers] = False
+                call.arguments.setdefault("gradient_as_bucket_view", True)
+            super().__init__(*call.args, **call.kwargs)
     return DistributedDataParallel

@@ -34,15 +34,15 @@ OPEN_CLIP = (
     Replacement("open_clip_train.main:create_loss", "open_clip_mdc.hooks:create_loss",
                 "the loss of a captioner is CaptionLoss"),
     Replacement("open_clip_train.data:get_wds_dataset", "open_clip_mdc.hooks:get_wds_dataset",
-                "a sample of several captions trains on one of them at a time"),
+                "its sample shuffle is seeded by process id and clock; a sample may have several captions"),
     Replacement("open_clip_train.main:train_one_epoch", "open_clip_mdc.hooks:train_one_epoch",
-                "upstream reseeds with --seed on resume, which would repeat the first epoch's masks and t"),
+                "upstream seeds once a process, so a resumed run would repeat the first epoch's noise"),
     Replacement("open_clip_train.main:evaluate", "open_clip_mdc.hooks:evaluate",
                 "upstream's validation needs encode_text, and a failure there loses the epoch's checkpoint"),
     Replacement("open_clip_train.train:zero_shot_eval", "open_clip_mdc.hooks:zero_shot_eval",
                 "the place whose metrics upstream logs to results.jsonl, tensorboard and wandb"),
     Replacement("torch.nn.parallel:DistributedDataParallel", "open_clip_mdc.hooks:distributed_data_parallel",
-                "upstream passes device_ids, which DDP refuses for a module on the CPU"),
+                "upstream passes device_ids, which DDP refuses for a module on the CPU, and no cheaper options"),
 )
 
 BENCHMARK = (

@@ -1,14 +1,15 @@
 """Claims about the seam to the upstream packages.    pytest tests/core/test_integration.py"""
 import ast
+import inspect
 from importlib import import_module, metadata
 
 import open_clip
 import pytest
 import torch
-from conftest import REPO, run
+from conftest import REPO, run, tiny_captioner
 
 import open_clip_mdc
-from open_clip_mdc import integration
+from open_clip_mdc import hooks, integration
 from open_clip_mdc.model import Captioner
 
 
@@ -96,6 +97,33 @@ def test_an_unsupported_upstream_is_refused_in_one_line(monkeypatch, distributio
     with pytest.raises(ImportError, match=f"{distribution}.*9.0.0") as error:
         integration.check_version(distribution)
     assert "\n" not in str(error.value)
+
+
+def test_ddp_passes_every_argument_through_and_adds_only_what_nobody_chose():
+    """All libraries of a process get this class, with arguments by place as well as by name."""
+    calls = []
+
+    class Upstream:
+        def __init__(self, module, device_ids=None, output_device=None, dim=0, broadcast_buffers=True,
+                     gradient_as_bucket_view=False, static_graph=False):
+            calls.append({name: value for name, value in locals().items() if name not in ("self", "module", "calls")})
+
+    ddp = hooks.distributed_data_parallel(Upstream)
+    on_cpu, on_meta, captioner = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"), tiny_captioner()
+    plain = dict(device_ids=None, output_device=None, dim=0, broadcast_buffers=True, gradient_as_bucket_view=False,
+                 static_graph=False)
+    for given, expected in (
+        (ddp(on_cpu, [0], None, 1), {**plain, "dim": 1}),
+        (ddp(on_cpu, device_ids=["cpu"], static_graph=True), {**plain, "static_graph": True}),
+        (ddp(on_meta, [0], None, 2, False), {**plain, "device_ids": [0], "dim": 2, "broadcast_buffers": False}),
+        (ddp(captioner), {**plain, "broadcast_buffers": False, "gradient_as_bucket_view": True}),
+        (ddp(captioner, None, None, 0, True, False), plain),
+    ):
+        assert calls.pop(0) == expected and isinstance(given, Upstream)
+    real = inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
+    assert set(plain) <= set(real)
+    with pytest.raises(TypeError):
+        ddp(on_cpu, no_such_option=1)
 
 
 def test_nothing_else_assigns_to_an_upstream_module():

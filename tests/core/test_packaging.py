@@ -1,5 +1,6 @@
 """Claims about the package as it is installed.    pytest tests/core/test_packaging.py"""
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,13 @@ def test_declared_dependencies_are_those_that_are_imported():
     indirect = {"requests", "braceexpand", "timm", "tensorboard", "pycocoevalcap"}
     assert used <= declared, used - declared
     assert declared - indirect <= used, declared - indirect - used
+
+
+def test_the_build_asks_for_a_setuptools_that_knows_a_license_expression():
+    """PEP 639 (license = "MIT" and license-files) came with setuptools 77; older ones refuse the file."""
+    text = (REPO / "pyproject.toml").read_text()
+    assert 'license = "MIT"' in text
+    assert int(re.search(r'requires = \["setuptools>=(\d+)', text)[1]) >= 77
 
 
 def test_the_files_of_a_release_are_there():

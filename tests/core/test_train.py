@@ -1,37 +1,17 @@
 """Claims about training by the real command, on the embedded data set.    pytest tests/core/test_train.py"""
 import io
 import json
-import re
 import tarfile
 
 import pandas as pd
 import pytest
 import torch
-from conftest import images, needs_shared_data, run, shared_data
+from conftest import images, needs_shared_data, shared_data
 from PIL import Image
+from training import TORCHRUN, equal, losses, open_clip_train, weights
 
 import open_clip_mdc
 from open_clip_mdc import train
-
-
-def open_clip_train(*flags, logs, name="run", data=None, check=True, launcher=("python", "-m", "open_clip_mdc.train"),
-                    model="MDC-ViT-Ti-8", workers="0"):
-    defaults = ["--model", model, "--logs", str(logs), "--name", name, "--precision", "fp32", "--workers", workers,
-                "--warmup", "2", "--lr", "1e-3", "--device", "cpu", "--log-every-n-steps", "1"]
-    if data is not None:
-        defaults += ["--train-data", str(data)]
-    return run(*launcher, *defaults, *(str(f) for f in flags), check=check)
-
-
-def losses(logs, name="run") -> list[float]:
-    log = (logs / name / "out.log").read_text()
-    return [float(x) for x in re.findall(r"Train Epoch.*?Caption_loss: ([\d.]+)", log)]
-
-
-def weights(logs, epoch, name="run") -> dict[str, torch.Tensor]:
-    path = logs / name / "checkpoints" / f"epoch_{epoch}.pt"
-    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-    return {k.removeprefix("module."): v for k, v in state.items()}
 
 
 @pytest.fixture(scope="session")
@@ -118,12 +98,12 @@ main(sys.argv[1:])
                              launcher=("python", "-c", kill_after_epoch_1))
     assert result.returncode == 9
     open_clip_train(*flags, "--resume", "latest", data=csv, logs=tmp_path, name="broken")
-    unbroken, resumed = weights(tmp_path, 3, "unbroken"), weights(tmp_path, 3, "broken")
-    assert all(torch.equal(unbroken[k], resumed[k]) for k in unbroken)
+    unbroken = weights(tmp_path, 3, "unbroken")
+    assert equal(unbroken, weights(tmp_path, 3, "broken"))
 
     path = tmp_path / "unbroken" / "checkpoints" / "epoch_2.pt"
     open_clip_train(*flags, "--resume", path, data=csv, logs=tmp_path, name="from-path")
-    assert all(torch.equal(unbroken[k], w) for k, w in weights(tmp_path, 3, "from-path").items())
+    assert equal(unbroken, weights(tmp_path, 3, "from-path"))
 
 
 def test_two_gloo_processes_train_by_the_real_command_and_hold_equal_weights(scenes, tmp_path):
@@ -144,15 +124,14 @@ main(sys.argv[1:])
 """
     script = tmp_path / "dump.py"
     script.write_text(dump)
-    torchrun = ("python", "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone")
     shards = str(scenes / "train" / "{00000..00007}.tar")
     flags = ("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-samples", "64", "--accum-freq", "2",
              "--val-data", scenes / "val" / "00000.tar")
-    open_clip_train("--epochs", "1", *flags, data=shards, logs=tmp_path, launcher=(*torchrun, str(script), "--"))
+    open_clip_train("--epochs", "1", *flags, data=shards, logs=tmp_path, launcher=(*TORCHRUN, str(script), "--"))
     first, second = (torch.load(tmp_path / f"rank{r}.pt", weights_only=True) for r in (0, 1))
-    assert all(torch.equal(first[k], second[k]) for k in first)
+    assert equal(first, second)
     open_clip_train("--epochs", "2", *flags, "--resume", "latest", data=shards, logs=tmp_path,
-                    launcher=(*torchrun, "-m", "open_clip_mdc.train", "--"))
+                    launcher=(*TORCHRUN, "-m", "open_clip_mdc.train", "--"))
     assert (tmp_path / "run" / "checkpoints" / "epoch_2.pt").exists()
 
 
