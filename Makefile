@@ -6,7 +6,7 @@ DEMO_EPOCHS ?= 2
 DEMO_SCENES ?= 20000
 SCENES := $(DEMO)/scenes
 SUBSETS := swap_att swap_obj replace_rel
-CAPTIONS ?=
+CAPTIONS ?= $(wildcard ../shared/data/flickr8k/captions_test.json)
 
 # OpenMP threads that spin while they wait steal the core that a data worker, or anything else, needs: 15 times slower
 # on two shared cores.
@@ -19,7 +19,7 @@ export OMP_WAIT_POLICY := PASSIVE
 help:
 	@echo "make demo                  install into .venv, render scenes, train on them, show what was learnt"
 	@echo "make test                  install into .venv, run the tests"
-	@echo "make bench CAPTIONS=FILE   speed and memory against Algorithm 1, CLIP, CoCa and plain scoring loops"
+	@echo "make bench [CAPTIONS=FILE]  speed and memory against Algorithm 1, CLIP, CoCa and plain loops: benchmarks/RESULTS.md"
 	@echo "make table1 ... table5, stability, figure3 ... figure6, or tables for all: the paper's, with SCALE=scenes (default),"
 	@echo "     flickr8k or paper, DATA=folder of the data, GPUS=0 (the CPU) or more, SEEDS='0 1 2'; -n prints commands"
 	@echo "make lint | clean"
@@ -93,11 +93,12 @@ EXPERIMENT := $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) experiments/run.py --scal
 tables $(TABLES): | .venv/installed
 	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@)
 
-bench: export OMP_WAIT_POLICY := ACTIVE
-bench: .venv/installed
-	$(BIN)/python benchmarks/training.py --captions $(CAPTIONS)
-	$(BIN)/python benchmarks/scoring.py --captions $(CAPTIONS)
-	$(BIN)/python benchmarks/decoding.py
+# Writes benchmarks/RESULTS.md. One process at a time has the machine to itself, so its threads may spin.
+BENCH := OMP_WAIT_POLICY=ACTIVE $(BIN)/python -m benchmarks.
+bench: $(DEMO)/mdc/checkpoints/epoch_$(DEMO_EPOCHS).pt
+	$(BENCH)training $(CAPTIONS:%=--captions %)
+	$(BENCH)scoring $(CAPTIONS:%=--captions %) --scenes $(SCENES) --pretrained $(DEMO)/mdc
+	$(BENCH)decoding
 
 # Not build/SCALE: those are hours of training.
 clean:

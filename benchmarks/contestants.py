@@ -1,0 +1,76 @@
+"""What is compared: MDC, the paper's Algorithm 1 to the letter, OpenCLIP's CLIP and its CoCa, each with its own loss.
+
+Dimensions: B images and captions, L = 77 positions, V vocabulary, M masked tokens.
+"""
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import open_clip
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import open_clip_mdc
+from open_clip_mdc.model import Captioner
+from open_clip_mdc.objective import CaptionLoss, sample_t
+from open_clip_mdc.tokens import mask_id, target_tokens, valid_tokens
+
+
+class Contestant(NamedTuple):
+    model: nn.Module
+    loss: Callable[[Tensor, Tensor], Tensor]  # of image [B, 3, height, width] and text [B, L]
+
+    def step(self, image: Tensor, text: Tensor) -> None:
+        """Forward and backward; gradients are left out of the next step's way."""
+        self.model.zero_grad(set_to_none=True)
+        self.loss(image, text).backward()
+
+
+def algorithm_1(model: Captioner, image: Tensor, text: Tensor) -> Tensor:
+    """1/t * cross_entropy(logits[masked], text[masked]), with logits of all 77 positions, as the pseudocode has them.
+
+    The normaliser is `CaptionLoss`'s; the paper leaves it open.
+    """
+    cfg, target = model.caption_cfg, target_tokens(text, model.vocab_size)
+    t = sample_t(len(text), cfg.t_min, cfg.t_max, u0=0.5).to(text.device)
+    masked = target & (torch.rand(text.shape, device=text.device) < t[:, None])
+    noisy = text.masked_fill(masked, mask_id(model.vocab_size))
+    logits = model.logits(image, noisy, valid_tokens(text, model.vocab_size))
+    nll = F.cross_entropy(logits[masked].float(), text[masked], reduction="none")
+    return (nll / t[:, None].expand_as(text)[masked]).sum() / target.sum()
+
+
+def own_loss(model: nn.Module, loss: nn.Module, image: Tensor, text: Tensor) -> Tensor:
+    return sum(loss(**model(image, text), output_dict=True).values())
+
+
+def contestant(name: str, size: str, device: str = "cpu", precision: str = "fp32") -> Contestant:
+    """A model of this name ("MDC", "ARC", "Algorithm 1", "CLIP" or "CoCa") and size ("ViT-B-32") in training mode."""
+    open_clip_mdc.register()
+    torch.manual_seed(0)
+    config = {"Algorithm 1": f"MDC-{size}", "CLIP": size, "CoCa": f"coca_{size}"}.get(name, f"{name}-{size}")
+    model = open_clip.create_model(config, device=device, precision=precision, output_dict=True).train()
+    if name == "Algorithm 1":
+        return Contestant(model, partial(algorithm_1, model))
+    loss = {"CLIP": open_clip.ClipLoss, "CoCa": partial(open_clip.CoCaLoss, caption_loss_weight=2.0,
+                                                        clip_loss_weight=1.0)}.get(name, CaptionLoss)()
+    return Contestant(model, partial(own_loss, model, loss))
+
+
+def tokenize(name: str, size: str, captions: list[str]) -> Tensor:
+    """Captions as the contestant's tokenizer makes them, long [B, L]."""
+    open_clip_mdc.register()
+    return open_clip.get_tokenizer({"CoCa": f"coca_{size}"}.get(name, f"MDC-{size}"))(captions)
+
+
+def random_images(number: int, size: int = 224) -> Tensor:
+    return torch.randn(number, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def count_flops(step: Callable[[], object]) -> int:
+    """Floating-point operations of the matrix products of a step, two per multiplication."""
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
