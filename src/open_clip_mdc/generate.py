@@ -4,32 +4,18 @@ The drivers of unmask.py and beam.py: an image is encoded once, and its keys and
 
 Dimensions: B images, L positions, P patches, D image width.
 """
-from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from .beam import beam_search, sample
-from .interface import CaptionModel, Decoded, ImageKV, StepLogits, TokenLogits
+from .interface import CaptionModel, Decoded, ImageKV, StepLogits
 from .sampling import GREEDY, Sampling
-from .tokens import caption_lengths, eot_id, mask_id, sot_id, valid_tokens
+from .tokens import caption_lengths, eot_id, sot_id, valid_tokens
 from .unmask import fully_masked, guided, unmask_by_confidence
 
-AUTO_LENGTHS = range(8, 21)
-
-
-def most_confident_length(token_logits: TokenLogits, lengths: Sequence[int], batch_size: int, vocab_size: int,
-                          forbidden: Sequence[int], device: torch.device | str) -> Tensor:
-    """The length at which the model is most confident of a caption before a word of it stands, long [B]."""
-    forbidden = torch.tensor(forbidden, dtype=torch.long, device=device)
-    confidence = []
-    for length in lengths:
-        text = fully_masked(torch.full((batch_size,), length, device=device), vocab_size)
-        log_probs = token_logits(text, torch.ones_like(text, dtype=torch.bool),
-                                 text == mask_id(vocab_size)).float().log_softmax(1)
-        confidence.append(log_probs.index_fill(1, forbidden, -torch.inf).amax(1).view(batch_size, length).mean(1))
-    return torch.tensor(lengths, device=device)[torch.stack(confidence, dim=1).argmax(1)]
+CHOSEN = ("auto", "sample")  # lengths that the model chooses
 
 
 def unmask_images(
@@ -47,7 +33,7 @@ def unmask_images(
     Args:
         image: [B, 3, height, width], preprocessed.
         length: N' of the paper, how many tokens are generated between SOT and EOT, which are given: the decoder does
-            not see padding and knows where a caption ends. "auto" chooses among `AUTO_LENGTHS` for each image.
+            not see padding and knows where a caption ends. "auto" and "sample": see `LengthHead.choose`.
         text: captions to fill in instead, long [B, L] or [1, L] (`tokenize_with_masks`); `length` is then not used.
         tokens_per_step: see `unmask_by_confidence`.
         guidance_scale: of classifier-free guidance (`guided`); 1 is the model itself and runs no blind pass.
@@ -58,8 +44,10 @@ def unmask_images(
         ValueError: if an argument is out of range.
     """
     vocab_size, longest = model.vocab_size, model.context_length - 2
-    if text is None and length != "auto" and not (isinstance(length, int) and 1 <= length <= longest):
-        raise ValueError(f"length is {length!r}; it must be 'auto' or a number of tokens from 1 to {longest}")
+    if text is None and length not in CHOSEN and not (isinstance(length, int) and 1 <= length <= longest):
+        raise ValueError(f"length is {length!r}; it must be 'auto', 'sample' or a number of tokens from 1 to {longest}")
+    if text is None and length in CHOSEN and model.length_head is None:
+        raise ValueError(f"length={length!r} needs a model with a length head (caption_cfg.length_head)")
     if text is not None and len(text) not in (1, len(image)):
         raise ValueError(f"there are {len(image)} images, but {len(text)} texts to fill in; "
                          "give one each, or one for all")
@@ -68,16 +56,16 @@ def unmask_images(
     if guidance_scale != 1 and blind is None:
         raise ValueError("guidance needs to know what no image is: blind=scoring.mean_image(model, images)")
 
-    image_kv = model.text.project_image(model.encode_image_tokens(image))
+    image_embs = model.encode_image_tokens(image)
+    image_kv = model.text.project_image(image_embs)
     token_logits = partial(model.token_logits, image_kv)
     if guidance_scale != 1:
         blind_kv = model.text.project_image(blind[None])  # of one image, which serves any rows
         token_logits = guided(token_logits, partial(model.token_logits, blind_kv), guidance_scale)
     forbidden = (sot_id(vocab_size), eot_id(vocab_size))
     if text is None:
-        lengths = most_confident_length(
-            token_logits, [n for n in AUTO_LENGTHS if n <= longest], len(image), vocab_size, forbidden, image.device,
-        ) if length == "auto" else torch.full((len(image),), length, device=image.device)
+        lengths = model.length_head.choose(image_embs.mean(1), length, sampling.generator) if length in CHOSEN else \
+            torch.full((len(image),), length, device=image.device)
         text = fully_masked(lengths, vocab_size)
     text = text.expand(len(image), -1)
     return unmask_by_confidence(token_logits, text, valid_tokens(text, vocab_size), vocab_size, tokens_per_step,

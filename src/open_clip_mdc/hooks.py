@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import open_clip
+import torch
 
 from . import configs
 from .integration import is_captioner
@@ -136,6 +137,15 @@ def zero_shot_eval(upstream):
         metrics = nelbo(unwrap(model), data["captions"].dataloader, args.device, args.precision)
         return {**metrics, "epoch": epoch}
     return captions_eval
+
+
+def clip_grad_norm(upstream):
+    """`torch.nn.utils.clip_grad_norm_`: leaves out parameters that are marked as `unclipped`."""
+    @wraps(upstream)
+    def clip(parameters, *args, **kwargs):
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        return upstream([p for p in parameters if not getattr(p, "unclipped", False)], *args, **kwargs)
+    return clip
 
 
 def distributed_data_parallel(upstream):

@@ -42,6 +42,7 @@ class CaptionModel(Protocol):
     training: bool
     causal: bool  # whether captions are read left to right
     text: Any  # decoder.TextDecoder: project_image, step, output
+    length_head: Any  # length_head.LengthHead or None
 
     def encode_image_tokens(self, image: Tensor) -> Tensor:
         """[B, P, D] from [B, 3, height, width]."""

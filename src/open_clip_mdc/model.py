@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from . import encoder, generate, scoring
 from .decoder import Layout, TextDecoder
 from .interface import Decoded, ImageKV
+from .length_head import LengthHead, length_nll
 from .objective import Corrupted, corrupt, sample_t
 from .tokens import valid_tokens
 
@@ -32,6 +33,7 @@ class CaptionCfg:
     t_min: float = 0.5
     t_max: float = 1.0
     loss_weight: str = "inverse_t"  # "inverse_t" | "none"
+    length_head: bool = True  # learn p(N | image), too; a causal model has none, as it ends its captions itself
 
     def __post_init__(self):
         if self.objective not in ("mdc", "arc", "cappa"):
@@ -116,6 +118,8 @@ class Captioner(nn.Module):
         )
         self.context_length = text_cfg.context_length
         self.vocab_size = text_cfg.vocab_size
+        has_length_head = self.caption_cfg.length_head and not self.causal
+        self.length_head = LengthHead(image_width, self.context_length) if has_length_head else None
         self.register_buffer("logit_scale", torch.ones(()), persistent=False)
         self.logit_bias = None
         self.seed_t(0)
@@ -214,8 +218,10 @@ class Captioner(nn.Module):
             token_weight: float32 [B, L], its weight in the loss, 0 where not scored.
             token_target: float32 [B, L], 1 for the tokens that the loss is normalised by.
             logit_scale: [], for upstream's log.
+            length_nll: float32 [B], of the length head, where there is one.
         """
-        image_kv = self.text.project_image(self.encode_image_tokens(image))
+        image_embs = self.encode_image_tokens(image)
+        image_kv = self.text.project_image(image_embs)
         # After the encoder was launched: packing waits for the device, which then has work to go on with.
         corrupted = self.corrupt(text) if corrupted is None else corrupted
         scored = corrupted.token_weight > 0
@@ -223,12 +229,15 @@ class Captioner(nn.Module):
         logits = self.token_logits(image_kv, corrupted.text, valid, scored, corrupted.causal)
         nll = F.cross_entropy(logits.float(), text[scored], reduction="none")
         token_nll = torch.zeros_like(corrupted.token_weight).masked_scatter(scored, nll)
-        return {
+        output = {
             "token_nll": token_nll,
             "token_weight": corrupted.token_weight,
             "token_target": corrupted.token_target.float(),
             "logit_scale": self.logit_scale,
         }
+        if self.length_head is not None:
+            output["length_nll"] = length_nll(self.length_head(image_embs.mean(dim=1)), text, self.vocab_size)
+        return output
 
     # ---- scoring and decoding
 

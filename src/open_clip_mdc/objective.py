@@ -124,8 +124,15 @@ class CaptionLoss(nn.Module):
             token_weight: Tensor,
             token_target: Tensor,
             logit_scale: Tensor | None = None,
+            length_nll: Tensor | None = None,
             output_dict: bool = False,
     ) -> Tensor | dict[str, Tensor]:
-        """Args: token_* [B, L] as `Captioner.forward` returns them; logit_scale is only there for upstream's log."""
-        loss = (token_weight * token_nll).sum() / token_target.sum()
-        return {"caption_loss": loss} if output_dict else loss
+        """The loss, or with `output_dict` its terms, which upstream adds up and logs.
+
+        Args: token_* [B, L] and length_nll [B] as `Captioner.forward` returns them; logit_scale is only there for
+            upstream's log.
+        """
+        losses = {"caption_loss": (token_weight * token_nll).sum() / token_target.sum()}
+        if length_nll is not None:
+            losses["length_loss"] = length_nll.mean()
+        return losses if output_dict else sum(losses.values())

@@ -1,0 +1,62 @@
+"""How long an image's caption is, p(N | image), which the loss of masked diffusion never learns (Sec. 3.2).
+
+A masked diffusion captioner models captions given their length, so that nothing it says about captions of different
+length compares. A classifier of the length stands beside it, as in DDCap (Zhu et al. 2022): one linear layer on the
+probed feature, detached, so that encoder and decoder are bit for bit what they would be without it.
+
+Dimensions: B images, L positions, D image width, N tokens of a caption between SOT and EOT, S lengths (N = 0 to S - 1).
+"""
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .sampling import GREEDY, Sampling, sample_tokens
+from .tokens import caption_lengths
+
+
+class LengthHead(nn.Linear):
+    """Logits of N. It begins with zeros, that is p(N) uniform, and draws no random numbers."""
+
+    def __init__(self, width: int, context_length: int):
+        super().__init__(width, context_length - 1)
+        self.register_load_state_dict_pre_hook(begin_anew)
+        for parameter in self.parameters():
+            parameter.unclipped = True  # --grad-clip-norm would shorten the others' steps on its account
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Float32 [B, S] whatever autocast says, from GAP features [B, D], to which no gradient passes."""
+        with torch.autocast(features.device.type, enabled=False):
+            return F.linear(features.detach().float(), self.weight.float(), self.bias.float())
+
+    def choose(self, features: Tensor, rule: str, generator: torch.Generator | None = None) -> Tensor:
+        """A length for each image, at least one token: long [B].
+
+        Args:
+            features: [B, D].
+            rule: "auto" takes the most probable length, "sample" draws one.
+            generator: of the features' device; the global one if None.
+
+        Raises:
+            ValueError: the head was never trained.
+        """
+        if not self.weight.any():
+            raise ValueError(f"length={rule!r} needs a model that has learnt how long captions are, and this one's "
+                             "length head was never trained (older checkpoints have none): give a number of tokens")
+        logits = self(features)[:, 1:]
+        return 1 + sample_tokens(logits, GREEDY if rule == "auto" else Sampling(1.0, generator=generator))
+
+
+def begin_anew(head: LengthHead, state_dict: dict, prefix: str, *_) -> None:
+    """Lets a checkpoint load that has no head or one for another context length: the head stays as it is."""
+    for name, own in head.state_dict().items():
+        if prefix + name not in state_dict or state_dict[prefix + name].shape != own.shape:
+            state_dict[prefix + name] = own
+
+
+def length_nll(logits: Tensor, text: Tensor, vocab_size: int) -> Tensor:
+    """-log p(N | image) of the captions' own lengths, float32 [B], from logits [B, S] and text [B, L]."""
+    return F.cross_entropy(logits, caption_lengths(text, vocab_size) - 2, reduction="none")

@@ -1,0 +1,135 @@
+"""Claims about p(length | image): learnt beside the loss, without a trace in anything else.
+
+    pytest tests/core/test_length_head.py
+"""
+import math
+
+import pytest
+import torch
+from conftest import VOCAB, captions, images, run, tiny_captioner
+from PIL import Image
+from scipy.stats import chisquare
+
+from open_clip_mdc.length_head import LengthHead, length_nll
+from open_clip_mdc.objective import CaptionLoss
+from open_clip_mdc.tokens import caption_lengths
+
+WITHOUT_HEAD = """
+import sys
+from open_clip_mdc import configs
+configs.ROWS["MDC-*"]["length_head"] = False
+from open_clip_mdc.train import main
+main(sys.argv[1:])
+"""
+
+
+def opinionated(model):
+    """A model whose head prefers one length or another, image by image."""
+    torch.nn.init.normal_(model.length_head.weight, std=1.0, generator=torch.Generator().manual_seed(0))
+    torch.nn.init.normal_(model.length_head.bias, std=0.5, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+def test_the_head_begins_uniform_and_changes_neither_the_random_numbers_nor_the_other_weights():
+    states, models = [], []
+    for length_head in (True, False):
+        models.append(tiny_captioner(length_head=length_head))
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+    own, other = (model.state_dict() for model in models)
+    assert own.keys() - other.keys() == {"length_head.weight", "length_head.bias"}
+    assert all(torch.equal(own[name], weight) for name, weight in other.items())
+    text = captions([4, 9])
+    nll = length_nll(models[0].length_head(torch.randn(2, 64)), text, VOCAB)
+    assert nll.tolist() == pytest.approx([math.log(11)] * 2)  # 0 to 10 tokens in a context of 12
+
+
+def test_the_loss_is_the_cross_entropy_of_the_true_length_and_reaches_the_head_alone():
+    model, text = opinionated(tiny_captioner()).train(), captions([3, 5, 12])
+    out = model(images(3), text)
+    logits = model.encode_image(images(3)) @ model.length_head.weight.T + model.length_head.bias
+    by_hand = [-logits[i].softmax(0)[n].log().item() for i, n in enumerate((1, 3, 10))]
+    assert out["length_nll"].tolist() == pytest.approx(by_hand, rel=1e-4)
+    terms = CaptionLoss()(**out, output_dict=True)
+    assert terms.keys() == {"caption_loss", "length_loss"}
+    assert CaptionLoss()(**out) == sum(terms.values())
+    terms["length_loss"].backward()
+    assert {name for name, p in model.named_parameters() if p.grad is not None} == {
+        "length_head.weight", "length_head.bias"}
+
+
+def test_training_by_the_real_command_gives_bit_for_bit_the_weights_that_it_gives_without_the_head(tmp_path):
+    """Gradient clipping, accumulation and autocast included."""
+    rows = []
+    for i in range(32):
+        Image.effect_noise((32, 32), 60).convert("RGB").save(tmp_path / f"{i}.png")
+        rows.append(f"{tmp_path / f'{i}.png'}\ta red circle{' left of a blue square' * (i % 3)}")
+    (tmp_path / "train.csv").write_text("\n".join(["filepath\ttitle", *rows]))
+    saved = {}
+    for name, launcher in (("with", ("-m", "open_clip_mdc.train")), ("without", ("-c", WITHOUT_HEAD))):
+        run("python", *launcher, "--model", "MDC-ViT-Ti-8", "--train-data", str(tmp_path / "train.csv"),
+            "--batch-size", "8", "--epochs", "2", "--warmup", "2", "--lr", "1e-3",
+            "--precision", "amp_bf16", "--grad-clip-norm", "0.1", "--accum-freq", "2", "--workers", "0",
+            "--device", "cpu", "--logs", str(tmp_path), "--name", name)
+        path = tmp_path / name / "checkpoints" / "epoch_2.pt"
+        saved[name] = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    head = {name: saved["with"].pop(name) for name in ("length_head.weight", "length_head.bias")}
+    assert all(weight.any() for weight in head.values())
+    assert saved["with"].keys() == saved["without"].keys()
+    assert all(torch.equal(weight, saved["without"][name]) for name, weight in saved["with"].items())
+
+
+def test_auto_takes_the_most_probable_length_and_never_an_empty_caption():
+    model, image = opinionated(tiny_captioner()), images(8)
+    model.length_head.bias.data[0] = 50
+    logits = model.encode_image(image) @ model.length_head.weight.T + model.length_head.bias
+    expected = [max(range(1, 11), key=lambda n, row=row: row[n]) for row in logits.tolist()]
+    assert len(set(expected)) > 2
+    text = model.generate(image, length="auto")
+    assert (caption_lengths(text, VOCAB) - 2).tolist() == expected
+    for i, n in enumerate(expected):
+        alone = model.generate(image[i:i + 1], length=n)[0]
+        assert torch.equal(text[i, :n + 2], alone) and not text[i, n + 2:].any()
+
+
+def test_sample_draws_lengths_as_often_as_the_head_says():
+    head = LengthHead(4, context_length=5)
+    with torch.no_grad():
+        head.weight[:] = torch.eye(4)
+    features = torch.tensor([9.0, math.log(1), math.log(2), math.log(5)]).expand(8000, 4)  # 0 tokens: not drawn
+    drawn = head.choose(features, "sample", torch.Generator().manual_seed(0))
+    assert chisquare(drawn.bincount(minlength=4)[1:], [1000, 2000, 5000]).pvalue > 0.001
+    model = opinionated(tiny_captioner())
+    lengths = {tuple(caption_lengths(model.generate(images(4), length="sample"), VOCAB).tolist()) for _ in range(5)}
+    assert len(lengths) > 1
+
+
+def test_lengths_under_autocast_are_those_of_float32():
+    model = opinionated(tiny_captioner())
+    features = torch.randn(200, 64)
+    expected = model.length_head(features)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model.length_head(features), expected)
+
+
+def test_a_checkpoint_without_the_head_or_of_another_context_loads_and_auto_is_one_clear_line():
+    model = opinionated(tiny_captioner())
+    old = {name: weight for name, weight in model.state_dict().items() if not name.startswith("length_head")}
+    other = dict(model.state_dict(), **{"length_head.weight": torch.ones(5, 64), "length_head.bias": torch.ones(5)})
+    for state in (old, other):
+        loaded = tiny_captioner(seed=1)
+        loaded.load_state_dict(state)
+        assert all(torch.equal(loaded.state_dict()[name], weight) for name, weight in old.items())
+        assert torch.equal(loaded.generate(images(2), length=3), model.generate(images(2), length=3))
+        for length in ("auto", "sample"):
+            with pytest.raises(ValueError, match=f"length='{length}'.*never trained.*give a number") as error:
+                loaded.generate(images(2), length=length)
+            assert "\n" not in str(error.value)
+
+
+def test_a_model_without_a_head_says_so_and_a_causal_one_has_none():
+    with pytest.raises(ValueError, match=r"caption_cfg\.length_head"):
+        tiny_captioner(length_head=False).generate(images(1), length="auto")
+    for objective in ("arc", "cappa"):
+        model = tiny_captioner(objective)
+        assert model.length_head is None and "length_nll" not in model(images(2), captions([4, 5]))
