@@ -1,6 +1,7 @@
 """What stands in for upstream's functions while `register()` is in force (the table is in integration.py).
 
-Each hook takes the upstream object and returns its replacement, which does something only for captioners.
+Each hook takes the upstream object and returns its replacement, which does something only for captioners, except
+that what reads the training data and seeds the random numbers does so for every model.
 """
 import logging
 import random
@@ -108,7 +109,7 @@ def train_one_epoch(upstream):
 
 
 def evaluate(upstream):
-    """`open_clip_train.main.evaluate`: captioners are validated by `zero_shot_eval` below, and logged by upstream."""
+    """`open_clip_train.main.evaluate`: captioners are validated by `validation_metrics`, logged by upstream."""
     @wraps(upstream)
     def evaluate_captioner(model, data, epoch, args, tb_writer=None, tokenizer=None):
         if not is_captioner(args.model):
@@ -120,15 +121,15 @@ def evaluate(upstream):
         except Exception:
             if "train" not in data:
                 raise
-            logging.exception(f"Validation of epoch {epoch} failed. Training goes on and the checkpoint is saved.")
+            logging.exception(f"Validation of epoch {epoch} failed; the checkpoint is saved and training continues.")
             return {}
     return evaluate_captioner
 
 
-def zero_shot_eval(upstream):
-    """`open_clip_train.train.zero_shot_eval`: the NELBO of the validation captions."""
+def validation_metrics(upstream):
+    """`open_clip_train.train.zero_shot_eval`, which upstream logs first: the NELBO of the validation captions."""
     @wraps(upstream)
-    def captions_eval(model, data, epoch, args, tokenizer=None):
+    def metrics_of_captions(model, data, epoch, args, tokenizer=None):
         if not is_captioner(args.model):
             return upstream(model, data, epoch, args, tokenizer=tokenizer)
         due = args.val_frequency and (epoch % args.val_frequency == 0 or epoch == args.epochs)
@@ -136,7 +137,7 @@ def zero_shot_eval(upstream):
             return {}
         metrics = nelbo(unwrap(model), data["captions"].dataloader, args.device, args.precision)
         return {**metrics, "epoch": epoch}
-    return captions_eval
+    return metrics_of_captions
 
 
 def clip_grad_norm(upstream):

@@ -39,7 +39,7 @@ OPEN_CLIP = (
                 "upstream seeds once a process, so a resumed run would repeat the first epoch's noise"),
     Replacement("open_clip_train.main:evaluate", "open_clip_mdc.hooks:evaluate",
                 "upstream's validation needs encode_text, and a failure there loses the epoch's checkpoint"),
-    Replacement("open_clip_train.train:zero_shot_eval", "open_clip_mdc.hooks:zero_shot_eval",
+    Replacement("open_clip_train.train:zero_shot_eval", "open_clip_mdc.hooks:validation_metrics",
                 "the place whose metrics upstream logs to results.jsonl, tensorboard and wandb"),
     Replacement("torch.nn.utils:clip_grad_norm_", "open_clip_mdc.hooks:clip_grad_norm",
                 "--grad-clip-norm would count the length head's gradient, which must not change other steps"),
@@ -67,6 +67,40 @@ BENCHMARK = (
     Replacement("clip_benchmark.metrics.linear_probe:evaluate", "clip_benchmark_ext.run:linear_probe_evaluate",
                 "upstream asserts a CUDA device and finds cached features by path, not by content"),
 )
+
+# What is imported and is no public interface: "module:name", what it is needed for. A new upstream version is tried
+# against this list and the tables above.
+IMPORTED = {
+    "open_clip.factory:SimpleTokenizer": "a captioner's tokenizer, after the replacement above",
+    "open_clip.factory:_MODEL_CONFIGS": "register adds the model configs",
+    "open_clip.model:CLIPTextCfg": "the text_cfg of a captioner",
+    "open_clip.model:CLIPVisionCfg": "the vision_cfg of a captioner",
+    "open_clip.model:_build_vision_tower": "the image encoder is OpenCLIP's",
+    "open_clip.timm_model:TimmModel": "tells a timm encoder from a native one",
+    "open_clip.tokenizer:SimpleTokenizer": "byte_decoder and bpe_ranks, from which smaller vocabularies are cut",
+    "open_clip.transformer:LayerNorm": "the decoder's layers are those of OpenCLIP's text tower",
+    "open_clip.transformer:LayerNormFp32": "the same, under --precision bf16",
+    "open_clip.transformer:QuickGELU": "the same, where a config asks for it",
+    "open_clip.transformer:VisionTransformer": "attn_pool decides which feature of CLIP is probed",
+    "open_clip_train.data:DataInfo": "what upstream's data functions return",
+    "open_clip_train.data:ResampledShards2": "its worker_seed is set, for --dataset-resampled",
+    "open_clip_train.data:SharedEpoch": "tells workers the epoch, by which they are seeded",
+    "open_clip_train.data:get_dataset_size": "refuses an unknown number of samples before the model is built",
+    "open_clip_train.data:group_by_keys_nothrow": "samples of a shard are grouped as in training",
+    "open_clip_train.distributed:world_info_from_env": "shards are counted against processes",
+    "open_clip_train.main:main": "the training command",
+    "open_clip_train.params:parse_args": "flags are checked before anything is built",
+    "open_clip_train.precision:get_autocast": "validation and scoring run under the training's --precision",
+    "webdataset.filters:_shuffle": "finds the sample shuffle, which upstream leaves unseeded",
+    "webdataset.gopen:gopen": "shards are read as a stream, from files and URLs",
+    "webdataset.shardlists:expand_urls": "patterns of shards mean what they mean in training",
+    "webdataset.tariterators:base_plus_ext": "members of a shard are named as in training",
+    "webdataset.tariterators:tar_file_iterator": "shards are read as a stream",
+    "webdataset.writer:TarWriter": "shards are written",
+    "clip_benchmark.cli:main": "the benchmark command",
+    "clip_benchmark.datasets.builder:image_captions_collate_fn": "batches of several captions per image",
+    "clip_benchmark.metrics.zeroshot_classification:accuracy": "top-k accuracy as upstream counts it",
+}
 
 SUPPORTED = {"open_clip_torch": r"3\.3\.", "clip_benchmark": r"1\.6\."}
 

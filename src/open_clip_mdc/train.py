@@ -7,12 +7,15 @@
 This file registers the captioners, refuses at once what cannot work, and calls `open_clip_train.main.main`.
 """
 import difflib
-import logging
+import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr
 
 import torch
 
+from .data.shards import find_shards
 from .integration import is_captioner, register
 
 # What contrasts, distils or reads a text tower has no meaning for a captioner: flag, what to do instead.
@@ -29,64 +32,154 @@ NOT_FOR_CAPTIONERS = {
 }
 
 
-def missing_files(data: str | None, dataset_type: str) -> list[str]:
-    """Local files of --train-data or --val-data that do not exist; upstream waits forever for shards it cannot open."""
-    from open_clip_train.data import expand_urls
-    if not data or dataset_type == "synthetic":
-        return []
-    files = [data] if data.endswith(("csv", "tsv")) or dataset_type == "csv" else expand_urls(data)[0]
-    return [f for f in files if "://" not in f and not f.startswith("pipe:") and not os.path.exists(f)]
+def parse(argv: list[str]):
+    """The flags by upstream's parser; exits with its one line of error, without the usage of 90 flags."""
+    from open_clip_train.params import parse_args
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return parse_args(argv)
+    except (SystemExit, ValueError) as problem:  # ValueError: --aug-cfg without "="
+        if isinstance(problem, SystemExit) and not problem.code:
+            raise  # --help
+        sys.exit((said.getvalue() or f"error: {problem}").strip().splitlines()[-1])
 
 
-def rows_without_caption(args) -> str | None:
-    """Upstream would train on the word "nan" for an empty field of a csv file."""
+def find_model_problem(args) -> str | None:
+    """--model and --pretrained."""
+    import open_clip
+    if open_clip.get_model_config(args.model) is None:
+        close = difflib.get_close_matches(args.model, open_clip.list_models(), n=3, cutoff=0.5)
+        return f"--model {args.model} is not known; close to it: {', '.join(close) or 'nothing'}"
+    if args.pretrained and ":" not in args.model and not os.path.isfile(args.pretrained) \
+            and not open_clip.is_pretrained_cfg(args.model, args.pretrained):
+        tags = ", ".join(open_clip.list_pretrained_tags_by_model(args.model))
+        return f"--pretrained {args.pretrained} is no file" + (f", and no tag of {args.model}: {tags}" if tags else "")
+    if args.resume and args.resume != "latest" and "://" not in args.resume and not os.path.isfile(args.resume):
+        return f"--resume {args.resume} is no file: give a checkpoint or 'latest'"
+    return None
+
+
+def find_value_problem(args) -> str | None:
+    """Values that upstream looks at only after the model is built."""
+    if args.opt.lower() != "adamw" and not args.opt.lower().startswith("timm/"):
+        return f"--opt {args.opt} is not known: adamw or timm/NAME"
+    if args.lr_scheduler not in ("cosine", "const", "const-cooldown"):
+        return f"--lr-scheduler {args.lr_scheduler} is not known: cosine, const or const-cooldown"
+    if args.lr_scheduler == "const-cooldown" and args.epochs_cooldown is None:
+        return "--lr-scheduler const-cooldown needs --epochs-cooldown"
+    return None
+
+
+def is_csv(path: str, args) -> bool:
+    return args.dataset_type == "csv" or args.dataset_type == "auto" and path.endswith((".csv", ".tsv"))
+
+
+def find_csv_problem(path: str, args) -> str | None:
+    """Columns and empty fields: upstream would train on the word "nan"."""
     import pandas as pd
-    for path in (args.train_data, args.val_data):
-        if path and (args.dataset_type == "csv" or path.endswith((".csv", ".tsv"))):
-            frame = pd.read_csv(path, sep=args.csv_separator)
-            for key in (args.csv_img_key, args.csv_caption_key):
-                if key not in frame:
-                    return f"{path} has no column {key!r}, only {list(frame)}: see --csv-caption-key, --csv-separator"
-            empty = frame.index[frame[args.csv_caption_key].isna()]
-            if len(empty):
-                return f"{path} has {len(empty)} rows without a caption, first line {empty[0] + 2}: fill or drop them"
+    if not os.path.isfile(path):
+        return f"{path}: no such file"
+    frame = pd.read_csv(path, sep=args.csv_separator)
+    for key in (args.csv_img_key, args.csv_caption_key):
+        if key not in frame:
+            return f"{path} has no column {key!r}, only {list(frame)}: see --csv-caption-key, --csv-separator"
+    empty = frame.index[frame[args.csv_caption_key].isna()]
+    if len(empty):
+        return f"{path} has {len(empty)} rows without a caption, first line {empty[0] + 2}: fill or drop them"
+    return None
+
+
+def find_shard_problem(path: str, args, is_train: bool) -> str | None:
+    """Shards that are not there; in training too few of them for the workers, or an unknown number of samples."""
+    from open_clip_train.data import get_dataset_size
+    from open_clip_train.distributed import world_info_from_env
+    try:
+        shards = find_shards(path)
+    except FileNotFoundError as problem:
+        return str(problem)
+    if not is_train:
+        return None
+    workers, (_, _, processes) = max(1, args.workers), world_info_from_env()
+    if len(shards) < workers * processes and not args.dataset_resampled:
+        most = len(shards) // processes
+        return (f"{len(shards)} shards are too few for {workers} workers x {processes} processes, each reads its own: "
+                + (f"--workers {most}, " if most else "") + "more shards, or --dataset-resampled")
+    try:
+        if not (args.train_num_samples or get_dataset_size(path)[0]):
+            return f"no sizes.json beside {shards[0]}: give --train-num-samples"
+    except KeyError as missing:
+        return f"sizes.json beside {shards[0]} does not know {missing}: give --train-num-samples"
+    return None
+
+
+def find_data_problem(args) -> str | None:
+    """--train-data and --val-data. Upstream waits forever for shards that it cannot open."""
+    if args.dataset_type == "synthetic":
+        if args.val_data or not args.train_num_samples:
+            return "--dataset-type synthetic needs --train-num-samples and no --val-data"
+        return None
+    if not (args.train_data or args.val_data or args.imagenet_val or args.imagenet_v2):
+        return "no data: give --train-data, --val-data, or --dataset-type synthetic"
+    for flag, path in (("--train-data", args.train_data), ("--val-data", args.val_data)):
+        if not path:
+            continue
+        if os.path.isdir(path):
+            problem = f"{path} is a folder: give its shards, {path.rstrip('/')}/{{00000..00007}}.tar, or a csv file"
+        elif is_csv(path, args):
+            problem = find_csv_problem(path, args)
+        elif args.dataset_type == "auto" and not path.endswith(".tar"):
+            problem = f"{path} ends in neither .tar, .csv nor .tsv: give --dataset-type"
+        else:
+            problem = find_shard_problem(path, args, flag == "--train-data")
+        if problem:
+            return f"{flag}: {problem}"
+    return None
+
+
+def find_captioner_problem(args) -> str | None:
+    """Flags that a captioner has no use for."""
+    if is_captioner(args.model):
+        for flag, instead in NOT_FOR_CAPTIONERS.items():
+            if getattr(args, flag):
+                return f"--{flag.replace('_', '-')} makes no sense for the captioner {args.model}: {instead}"
     return None
 
 
 def find_problem(args) -> str | None:
     """The first thing in the parsed flags that cannot work, in one line that says what to do; None if all is well."""
-    import open_clip
-    if open_clip.get_model_config(args.model) is None:
-        close = difflib.get_close_matches(args.model, open_clip.list_models(), n=3, cutoff=0.5)
-        return f"--model {args.model} is not known; close to it: {', '.join(close) or 'nothing'}"
-    for name in ("train_data", "val_data"):
-        missing = missing_files(getattr(args, name), args.dataset_type)
-        if missing:
-            return f"--{name.replace('_', '-')}: {len(missing)} files do not exist, the first is {missing[0]}"
-    if args.precision == "amp" and not (args.device.startswith("cuda") and torch.cuda.is_available()):
-        logging.warning("--precision amp (the default) is float16, some 50 times slower than --precision fp32 on a CPU")
-    if not is_captioner(args.model):
-        return None
-    for flag, instead in NOT_FOR_CAPTIONERS.items():
-        if getattr(args, flag):
-            return f"--{flag.replace('_', '-')} makes no sense for the captioner {args.model}: {instead}"
-    if "vit" not in args.model.lower() and args.beta2 == 0.999:
-        logging.warning(f"No 'vit' in {args.model}, so upstream set Adam's beta2 to 0.999; the paper's is 0.98")
-    return rows_without_caption(args)
+    try:
+        return (find_model_problem(args) or find_captioner_problem(args) or find_value_problem(args)
+                or find_data_problem(args))
+    except ValueError as problem:  # a name of a model that cannot be
+        return str(problem)
+
+
+def find_warnings(args) -> Iterator[str]:
+    """What works, but is hardly meant."""
+    on_cuda = args.device.startswith("cuda") and torch.cuda.is_available()
+    if args.precision == "amp" and not on_cuda:
+        yield "--precision amp (the default) is float16, some 50 times slower than --precision fp32 on a CPU"
+    if args.precision == "amp" and on_cuda and is_captioner(args.model):
+        yield ("--precision amp (the default) is float16, whose gradient scaler waits for the GPU at every step: "
+               "--precision amp_bf16 --torchcompile is faster")
+    if is_captioner(args.model) and "vit" not in args.model.lower() and args.beta2 == 0.999:
+        yield f"no 'vit' in {args.model}, so upstream set Adam's beta2 to 0.999; the paper's is 0.98"
 
 
 def main(argv: list[str] | None = None) -> int | None:
     """Returns upstream's exit status (None or -1); exits with one line on bad flags."""
     argv = sys.argv[1:] if argv is None else argv
     register()
+    from open_clip_train.distributed import world_info_from_env
     from open_clip_train.main import main as upstream_main
-    from open_clip_train.params import parse_args
-    try:
-        problem = find_problem(parse_args(argv))
-    except ValueError as error:  # a name that asks for what cannot be
-        problem = error
+    args = parse(argv)
+    problem = find_problem(args)
     if problem:
         sys.exit(f"error: {problem}")
+    if world_info_from_env()[1] == 0:  # not by logging: that would make upstream print each line twice
+        for warning in find_warnings(args):
+            print(f"warning: {warning}", file=sys.stderr)
     return upstream_main(argv)
 
 

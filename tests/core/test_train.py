@@ -158,19 +158,60 @@ def test_flags_without_meaning_stop_at_once_with_one_line(csv, capsys, flags, wo
     assert word in stop.value.code and "\n" not in stop.value.code
 
 
-def test_bad_input_is_named_in_one_line(csv, tmp_path):
-    for argv, words in (
-        (["--model", "MDC-ViT-B-23", "--train-data", str(csv)], "MDC-ViT-B-32"),
-        (["--model", "MDC-ViT-Ti-8", "--train-data", "/no/{00..03}.tar"], "/no/00.tar"),
-    ):
-        with pytest.raises(SystemExit, match=words):
-            train.main(argv)
+@pytest.mark.parametrize("flags, words", [
+    (["--model", "MDC-ViT-B-23", "--train-data", "{csv}"], "MDC-ViT-B-32"),
+    (["--model", "MDC-ViT-L-14-336", "--train-data", "/no/{{00..03}}.tar"], "--train-data: /no/00.tar"),
+    (["--val-data", "/no/such.csv"], "--val-data: /no/such.csv"),
+    ([], "no data: give --train-data"),
+    (["--train-data", "{folder}"], "--train-data: {folder} is a folder"),
+    (["--train-data", "{csv}.gz"], "give --dataset-type"),
+    (["--train-data", "{empty}"], "line 3"),
+    (["--train-data", "{csv}", "--csv-separator", ","], "no column 'filepath'"),
+    (["--train-data", "{csv}", "--pretrained", "laion2b"], "--pretrained laion2b is no file"),
+    (["--model", "ViT-B-32", "--train-data", "{csv}", "--pretrained", "laion"], "no tag of ViT-B-32: openai"),
+    (["--train-data", "{csv}", "--resume", "/no/epoch_1.pt"], "--resume /no/epoch_1.pt"),
+    (["--train-data", "{csv}", "--precision", "float"], "argument --precision: invalid choice: 'float'"),
+    (["--train-data", "{csv}", "--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+    (["--train-data", "{csv}", "--aug-cfg", "scale"], "error: "),
+    (["--train-data", "{csv}", "--opt", "sgd"], "--opt sgd"),
+    (["--train-data", "{csv}", "--lr-scheduler", "linear"], "--lr-scheduler linear"),
+    (["--train-data", "{csv}", "--lr-scheduler", "const-cooldown"], "--epochs-cooldown"),
+    (["--dataset-type", "synthetic"], "--train-num-samples"),
+    (["--train-data", "{shards}", "--workers", "3"], "2 shards are too few for 3 workers x 1 processes"),
+    (["--train-data", "{shards}", "--workers", "2"], "no sizes.json"),
+])
+def test_bad_input_is_named_in_one_line_before_anything_is_built(csv, tmp_path, monkeypatch, flags, words):
+    monkeypatch.chdir(tmp_path)
     empty = tmp_path / "empty.csv"
     empty.write_text(f"filepath\ttitle\n{csv.parent / '0.png'}\ta dog\n{csv.parent / '1.png'}\t\n")
-    with pytest.raises(SystemExit, match="line 3"):
-        train.main(["--model", "MDC-ViT-Ti-8", "--train-data", str(empty)])
-    with pytest.raises(SystemExit, match="no column 'filepath'"):
-        train.main(["--model", "MDC-ViT-Ti-8", "--train-data", str(csv), "--csv-separator", ","])
+    for name in ("0.tar", "1.tar"):
+        (tmp_path / name).touch()
+    places = dict(csv=csv, folder=csv.parent, empty=empty, shards=tmp_path / "{0..1}.tar")
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--model", "MDC-ViT-Ti-8", *(flag.format(**places) for flag in flags)])
+    assert words.format(**places) in stop.value.code and "\n" not in stop.value.code
+    assert not (tmp_path / "logs").exists()
+
+
+def test_each_process_needs_a_shard_for_each_of_its_workers(tmp_path, monkeypatch):
+    for i in range(29):
+        (tmp_path / f"{i:02d}.tar").touch()
+    argv = ["--model", "MDC-ViT-Ti-8", "--train-data", f"{tmp_path}/{{00..28}}.tar", "--train-num-samples", "290"]
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    problem = train.find_problem(train.parse([*argv, "--workers", "8"]))
+    assert "29 shards are too few for 8 workers x 8 processes" in problem and "--workers 3" in problem
+    for enough in (["--workers", "3"], ["--workers", "8", "--dataset-resampled"]):
+        assert train.find_problem(train.parse([*argv, *enough])) is None
+
+
+def test_float16_is_warned_of_where_it_is_slow(monkeypatch):
+    def warnings(*flags):
+        return list(train.find_warnings(train.parse(["--train-data", "x.csv", *flags])))
+    assert "fp32" in warnings("--model", "ViT-B-32")[0]  # on this CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    [warning] = warnings("--model", "MDC-ViT-B-32")
+    assert "amp_bf16 --torchcompile" in warning
+    assert not warnings("--model", "ViT-B-32") and not warnings("--model", "MDC-ViT-B-32", "--precision", "amp_bf16")
 
 
 def test_odd_captions_and_pictures_train_or_are_logged(tmp_path):
