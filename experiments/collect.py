@@ -17,9 +17,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
 
+import claims
 import commands
 from commands import Place, variant
-from scales import RATIOS, SCALES, Scale
+from scales import SCALES, Scale
 from tables import TABLES, Cell, Evaluation, Run, systems
 
 TITLES = {
@@ -28,6 +29,7 @@ TITLES = {
     "stability": "Section 4.3: stability of the loss",
     "figure3": "Figure 3: caption lengths", "figure4": "Figure 4: fixed masking ratios",
     "figure5": "Figure 5: amount of data", "figure6": "Figure 6: captions of different length",
+    "claims": "What this shows of the paper's claims",
 }
 PICTURES = 4  # of Figure 6
 LOSS = re.compile(r" Loss: (\S+) \(")  # of a line of training
@@ -149,9 +151,9 @@ def markdown(cells: list[Cell], summaries: list[Summary | None]) -> str:
         if summary or cell.paper is not None:
             empty.discard(cell.column)
         if summary and cell.competes:
-            best = sorted(set(ranks[cell.block, cell.column]), reverse=True)[:2]
-            place = best.index(round(summary.mean, 1)) if round(summary.mean, 1) in best else 2
-            shown = (f"**{shown}**", f"*{shown}*", shown)[place]
+            others = ranks[cell.block, cell.column]
+            place = sorted(set(others), reverse=True).index(round(summary.mean, 1))
+            shown = f"**{shown}**" if place == 0 else f"*{shown}*" if place == 1 and len(others) > 2 else shown
         text[cell.row, cell.column] = shown + (f" [{cell.paper}]" if cell.paper is not None else "")
     shown_columns = [column for column in columns if column not in empty]
     table = markdown_table(["", *shown_columns],
@@ -179,12 +181,11 @@ def plot(name: str, cells: list[Cell], summaries: list[Summary | None], path: Pa
     from matplotlib.figure import Figure
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     axes = figure.add_subplot(ylabel="linear probe, %")
-    ratios = {f"BERT {ratio} %": ratio for ratio in RATIOS} | {"Parallel 100 %": 100}
     for colour, column in enumerate(dict.fromkeys(cell.column for cell in cells)):
         points = [(c.row, s) for c, s in zip(cells, summaries, strict=True) if s and c.column == column]
         style = dict(color=f"C{colour}", capsize=2)
         if name == "figure4":
-            fixed = [(ratios[row], s) for row, s in points if row in ratios]
+            fixed = [(int(row.split()[1]), s) for row, s in points if row.endswith("%")]
             for row, s in points:
                 if row == "MDC":
                     axes.axhline(s.mean, color=f"C{colour}", linestyle="--", label=f"MDC, {column}")
@@ -277,6 +278,9 @@ def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
             page = f"```\n{log.read_text(encoding='utf-8')}```\n" if log.exists() else "missing\n"
         elif name == "figure6":
             page = figure6(scale, place, folder / name)
+        elif name == "claims":
+            check_runs(scale, {cell.run for table in TABLES.values() for cell in table(scale)}, results, place)
+            page = claims.ledger(scale, lambda cells: claims.of_results(results, scale, cells))
         else:
             cells = list(TABLES[name](scale))
             check_runs(scale, {cell.run for cell in cells}, results, place)

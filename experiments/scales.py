@@ -3,8 +3,11 @@
 A scale says where the data is, which backbones are trained how, and what they are evaluated on. Standard library only:
 `make -n table1 SCALE=paper` prints its commands where nothing is installed.
 """
+import json
 from pathlib import Path
 from typing import NamedTuple
+
+OBJECTIVES = Path(__file__).parents[1] / "model_configs" / "objectives.json"
 
 
 class Data(NamedTuple):
@@ -101,8 +104,13 @@ class Scale(NamedTuple):
         return next(iter(self.backbones))
 
 
-RATIOS = (15, 30, 45, 60, 75, 90)  # in %, of BERT
-INTERVALS = ((0.0, 1.0), (0.3, 0.8), (0.4, 0.9), (0.5, 1.0))  # of t; the last is MDC's
+# Names of models, * for the backbone: {(t_min, t_max): name}, MDC's own last, and {masking ratio in %: name}.
+ROWS = {name: row for group in json.loads(OBJECTIVES.read_text(encoding="utf-8")).values()
+        for name, row in group["rows"].items() if row.get("loss_weight") == "inverse_t"}
+INTERVALS = {(row["t_min"], row["t_max"]): name
+             for name, row in sorted(ROWS.items(), key=lambda pair: pair[1]["t_min"]) if name.startswith("MDC-")}
+RATIOS = {round(100 * row["t_min"]): name
+          for name, row in sorted(ROWS.items(), key=lambda pair: pair[1]["t_min"]) if row["t_min"] == row["t_max"]}
 
 SUGARCREPE = (
     ("add", ("add_att", "add_obj")),

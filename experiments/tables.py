@@ -168,32 +168,31 @@ def table4(scale: Scale) -> Iterator[Cell]:
                        paper.TABLE4[captions, method] if "ImageNet" in scale.probes else None)
 
 
-def interval(scale: Scale, low: float, high: float) -> Run:
-    suffix = "" if (low, high) == INTERVALS[-1] else f"-t{low}-{high}"
-    return Run(f"MDC-{scale.backbone}{suffix}", scale.search)
+def intervals(scale: Scale) -> dict[str, Run]:
+    return {f"[{low}, {high}]": Run(name.replace("*", scale.backbone), scale.search)
+            for (low, high), name in INTERVALS.items()}
 
 
 def table5(scale: Scale) -> Iterator[Cell]:
     """Intervals of t."""
-    for low, high in INTERVALS:
-        yield Cell(f"[{low}, {high}]", scale.data[scale.search].label, interval(scale, low, high), probe(scale),
-                   paper.TABLE5[f"[{low}, {high}]"] if "ImageNet" in scale.probes else None)
+    for label, run in intervals(scale).items():
+        yield Cell(label, scale.data[scale.search].label, run, probe(scale),
+                   paper.TABLE5[label] if "ImageNet" in scale.probes else None)
 
 
 def stability(scale: Scale) -> Iterator[Cell]:
     """Section 4.3: how much the training loss varies from one logged step to the next."""
-    for low, high in INTERVALS:
-        yield Cell(f"[{low}, {high}]", f"{scale.data[scale.search].label}, variation of the loss in %",
-                   interval(scale, low, high), Evaluation("log", "", ("",), "variation"), competes=False)
+    for label, run in intervals(scale).items():
+        yield Cell(label, f"{scale.data[scale.search].label}, variation of the loss in %", run,
+                   Evaluation("log", "", ("",), "variation"), competes=False)
 
 
 def figure4(scale: Scale) -> Iterator[Cell]:
     """BERT at fixed masking ratios, all masked (parallel decoding), and MDC."""
-    models = {f"BERT {ratio} %": f"BERT-{scale.backbone}-r{ratio}" for ratio in RATIOS}
-    models |= {"Parallel 100 %": f"Parallel-{scale.backbone}", "MDC": f"MDC-{scale.backbone}"}
+    models = {f"{'Parallel' if ratio == 100 else 'BERT'} {ratio} %": name for ratio, name in RATIOS.items()}
     for data in scale.ratios:
-        for label, model in models.items():
-            yield Cell(label, scale.data[data].label, Run(model, data), probe(scale))
+        for label, name in {**models, "MDC": "MDC-*"}.items():
+            yield Cell(label, scale.data[data].label, Run(name.replace("*", scale.backbone), data), probe(scale))
 
 
 def figure5(scale: Scale) -> Iterator[Cell]:

@@ -1,0 +1,408 @@
+"""The ledger: every claim of the paper that can be tested by numbers, and what our results say of it.
+
+    python experiments/claims.py --scale scenes                  # from build/scenes
+    python experiments/claims.py --scale scenes --page experiments/RESULTS.md    # from means and deviations of tables
+
+A row compares two sides. Each is the mean over some cells of a table (tables.py), and each cell the mean over seeds of
+a number measured on a test set. The claim is "left is above right" or "left is level with right, within a margin".
+
+**The unit.** A claim is about the method, not about one training nor about the images of one test set. Both are
+samples: seeds s of all trainings, images i of all images. With a result y[s, i] the sides are means over both, and so
+their difference D errs by seeds and by images. A side's seeds are independent of the other's; images are shared by all
+seeds and by both sides, so that no number of seeds averages their error away.
+
+**Seeds.** var[s] of a side's mean is std^2 / n over its n seeds (Welch: the two sides need not vary alike), with n - 1
+degrees of freedom. One seed says nothing of it: such a claim is not resolved, whatever the difference.
+
+**Images.** Where the results of single images are kept (items/ beside a result), each image has an influence on D: its
+weighted deviation from the mean on the left, averaged over seeds, minus that on the right. The sum of their squares,
+times C / (C - 1), is the variance of D (images are clusters: all the cases of an image, in whichever subset, stand or
+fall together), with C - 1 degrees of freedom; C is the number of images. What both sides find hard cancels: this is the
+paired test. Where only accuracies are kept, the sides are taken as independent binomials of n cases, (k + 1) of (n + 2)
+right (Agresti and Caffo 2000: with k of n the error of 100 % would be zero). As images that are hard for one model are
+hard for another, that is too large rather than too small, unless an image has many cases. Without items, the error of a
+metric that is no plain share of cases (CIDEr, a macro average) is unknown: not resolved. A quantity that is measured on
+no test set (the loss of training) has none.
+
+**Together.** var[D] = var[left seeds] + var[right seeds] + var[images]. What is left of a seed and an image when both
+main effects are taken out is counted with the seeds and with the images, so that the sum is too large rather than too
+small. D / sqrt(var[D]) is compared with Student's t of Satterthwaite's degrees of freedom, var[D]^2 / sum(var[k]^2 /
+df[k]). Averages over cells of which only deviations are known take them as perfectly correlated, the largest they can
+be. What is assumed: means over seeds are normal; five seeds cannot test that.
+
+**Verdicts.** "Above": p is two-sided for D = 0; *shows* if D > 0, *contradicts* if D < 0. "Level", margin m: *shows* if
+-m < D < m is beyond doubt (two one-sided tests), *contradicts* if |D| > m is; each p is doubled, so that the two
+decisions together err as often as one two-sided test. Holm's correction then holds the chance that a ledger contains
+one false verdict or more at 5 %. *not resolved*: p > 5 %. *not run*: a side has no result. Absence of a verdict is no
+evidence of equality. The interval printed is the claim's own 95 %; the verdict follows the corrected p.
+"""
+import argparse
+import json
+import math
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import paper
+from scales import INTERVALS, SCALES, Scale
+from tables import BACKBONES, TABLES, Cell, Evaluation, averages
+
+LEVEL = 0.05  # of false verdicts, over the ledger
+MARGIN = 1.0  # points within which "comparable" and "close" are called level
+
+
+class Claim(NamedTuple):
+    where: str
+    text: str
+    left: tuple[Cell, ...]  # empty: the scale has no such row
+    right: tuple[Cell, ...]
+    paper: tuple[float, float] | None = None
+    margin: float | None = None  # None: left is above right
+
+
+class Side(NamedTuple):
+    """What was measured of one side, in points."""
+
+    mean: float
+    std: float  # over seeds
+    seeds: int
+    binomial: float | None  # variance of the mean from a finite test set, if only its size is known; None: unknown
+    influence: dict | None = None  # of each image on the mean; its sum is 0
+
+
+class Finding(NamedTuple):
+    difference: float | None = None
+    interval: tuple[float, float] | None = None
+    p: float | None = None
+    supports: bool = False  # the claim, rather than its opposite
+    basis: str = "not run"
+
+
+class Verdict(NamedTuple):
+    finding: Finding
+    p: float | None  # corrected
+    verdict: str
+
+
+# ---- statistics
+
+
+def test_variance(left: Side, right: Side) -> tuple[float, float, str] | None:
+    """Variance of the difference from the images of the test set, its degrees of freedom, and its name."""
+    if left.influence is not None and right.influence is not None:
+        images = left.influence.keys() | right.influence.keys()
+        count = len(images)
+        if count < 2:
+            return None
+        squares = sum((left.influence.get(i, 0.0) - right.influence.get(i, 0.0)) ** 2 for i in images)
+        return squares * count / (count - 1), count - 1, f"{count:,} images, paired"
+    if left.binomial is None or right.binomial is None:
+        return None
+    return left.binomial + right.binomial, math.inf, "test images"
+
+
+def compare(left: Side | None, right: Side | None, margin: float | None = None) -> Finding:
+    """Difference, 95 % interval and two-sided p of one claim, not yet corrected."""
+    if left is None or right is None:
+        return Finding()
+    difference = left.mean - right.mean
+    seeds = f"{left.seeds} + {right.seeds} seeds"
+    tested = test_variance(left, right)
+    if min(left.seeds, right.seeds) < 2 or tested is None:
+        return Finding(difference, basis=seeds + ("" if tested else ", test error unknown"))
+    variances = [(left.std ** 2 / left.seeds, left.seeds - 1), (right.std ** 2 / right.seeds, right.seeds - 1),
+                 tested[:2]]
+    variance = sum(v for v, _ in variances)
+    if variance == 0:
+        return Finding(difference, basis=f"{seeds}, all alike")
+    from scipy.stats import t as student
+    freedom = variance ** 2 / sum(v ** 2 / df for v, df in variances if v)
+    error = math.sqrt(variance)
+    reach = error * float(student.isf(0.025, freedom))
+
+    def tail(distance: float) -> float:
+        return float(student.sf(distance / error, freedom))
+
+    if margin is None:
+        p, supports = 2 * tail(abs(difference)), difference > 0
+    else:
+        supports = abs(difference) < margin
+        p = 2 * tail(margin - abs(difference)) if supports else 2 * tail(abs(difference) - margin)
+        if supports:
+            p = max(p, 2 * tail(margin + abs(difference)))
+    return Finding(difference, (difference - reach, difference + reach), min(p, 1.0), supports,
+                   f"{seeds}, {tested[2]}" if tested[0] else seeds)
+
+
+def holm(values: list[float]) -> list[float]:
+    """Corrected p-values: the k-th smallest of m times m - k + 1, never below that of a smaller one (Holm 1979)."""
+    corrected, largest = [0.0] * len(values), 0.0
+    for rank, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[index]))
+        corrected[index] = largest
+    return corrected
+
+
+def judge(findings: Iterable[Finding]) -> list[Verdict]:
+    """Verdicts of a ledger; claims that cannot be tested take no part in the correction."""
+    findings = list(findings)
+    corrected = iter(holm([finding.p for finding in findings if finding.p is not None]))
+    verdicts = []
+    for finding in findings:
+        p = None if finding.p is None else next(corrected)
+        if finding.difference is None:
+            verdict = "not run"
+        elif p is None or p > LEVEL:
+            verdict = "not resolved"
+        else:
+            verdict = "shows" if finding.supports else "contradicts"
+        verdicts.append(Verdict(finding, p, verdict))
+    return verdicts
+
+
+# ---- the paper's claims
+
+
+def claims(scale: Scale) -> list[Claim]:
+    """One for each row of the ledger.
+
+    A small scale stands in with its own data and its one network: short captions for CC12M and CC3M, long ones for
+    Recap-DataComp-10M, its probe for ImageNet and for the average, its own pairs for SugarCrepe, its captions for COCO.
+    """
+    cells = {name: {(c.row, c.column): c for c in table(scale)} for name, table in TABLES.items()}
+    probes, rows = [*scale.probes, *(["Average"] if len(scale.probes) > 1 else [])], []
+
+    def add(table: str, text: str, left: str, right: str, columns: Iterable[str] | tuple[Iterable[str], Iterable[str]],
+            numbers: tuple[float, float] | None = None, margin: float | None = None) -> None:
+        sides = columns if isinstance(columns, tuple) else (columns, columns)
+        found = [tuple(cells[table][row, column] for column in side if (row, column) in cells[table])
+                 for row, side in zip((left, right), sides, strict=True)]
+        title = {"stability": "Section 4.3"}.get(table, table.replace("table", "Table ").replace("figure", "Figure "))
+        rows.append(Claim(title, text, *found, numbers, margin))
+
+    # Table 1
+    networks = [*scale.backbones, *BACKBONES[len(scale.backbones):]]
+    alt, long = (scale.data[name].label for name in (scale.alt, scale.long))
+
+    def average(captions: str, network: str, method: str) -> float:
+        return round(statistics.fmean(paper.TABLE1[captions, network, method]), 1)
+
+    for network, ours in zip(BACKBONES, networks, strict=True):
+        add("table1", f"{network}, CC12M: MDC level with ARC", f"{alt}, {ours}, MDC", f"{alt}, {ours}, ARC",
+            probes[-1:], (average("CC12M", network, "MDC"), average("CC12M", network, "ARC")), MARGIN)
+        add("table1", f"{network}, Recap: MDC above CLIP-LB", f"{long}, {ours}, MDC", f"{long}, {ours}, CLIP-LB",
+            probes[-1:], (average("Recap-10M", network, "MDC"), average("Recap-10M", network, "CLIP-LB")))
+    first = networks[0]
+    add("table1", "ViT-B-32, CC12M: CLIP above MDC", f"{alt}, {first}, CLIP", f"{alt}, {first}, MDC", probes[-1:],
+        (average("CC12M", "ViT-B-32", "CLIP"), average("CC12M", "ViT-B-32", "MDC")))
+    add("table1", "ViT-B-32, CC12M, ImageNet: MDC above ARC", f"{alt}, {first}, MDC", f"{alt}, {first}, ARC",
+        probes[:1], (54.8, 54.2))
+    add("table1", "ViT-B-32: MDC on Recap above MDC on CC12M", f"{long}, {first}, MDC", f"{alt}, {first}, MDC",
+        probes[-1:], (average("Recap-10M", "ViT-B-32", "MDC"), average("CC12M", "ViT-B-32", "MDC")))
+
+    # Table 2: the mean over a benchmark's columns, each by the data set's own average
+    aro, pairs = [], []
+    for selection in scale.selection:
+        of_aro = selection.subsets[0].startswith("aro/")
+        (aro if of_aro else pairs).append(selection.label + next(iter(averages(selection))))
+    for other in ("ARC", "CLIP", "MDC (Monte Carlo)"):
+        for name, columns, numbers in (("ARO", aro, slice(0, 4)), ("SugarCrepe", pairs, slice(4, 7))):
+            means = tuple(round(statistics.fmean(paper.TABLE2[row][numbers]), 1) for row in ("MDC (heuristic)", other))
+            add("table2", f"{name}: MDC (heuristic) above {other}", "MDC (heuristic)", other, columns, means)
+
+    # Table 3
+    test, short = scale.captioning[0].label, scale.captioning[0].lengths[0]
+    longest = [length for length in scale.captioning[0].lengths if length != "auto"][-1]
+    add("table3", "COCO, CIDEr: MDC-10 above ARC", f"{test}, MDC-{short}", f"{test}, ARC", ["CIDEr"], (64.7, 48.8))
+    add("table3", "COCO, CIDEr: MDC-10 above MDC-20", f"{test}, MDC-{short}", f"{test}, MDC-{longest}", ["CIDEr"],
+        (64.7, 24.1))
+    add("table3", "Flickr30k, CIDEr: MDC-15 above ARC", "Flickr30k, MDC-15", "Flickr30k, ARC", ["CIDEr"], (28.6, 19.3))
+    add("table3", "COCO, judge: ARC above MDC-10", f"{test}, ARC", f"{test}, MDC-{short}", ["LLM"], (33.9, 19.2))
+
+    # Tables 4 and 5, Section 4.3, Figures 4 and 5
+    for captions, ours in (("CC12M", alt), ("Recap-10M", long)):
+        add("table4", f"{captions}: MDC above MDC without 1/t", "MDC", "MDC (w/o t)", [ours],
+            (paper.TABLE4[captions, "MDC"], paper.TABLE4[captions, "MDC (w/o t)"]))
+    *others, best = (f"[{low}, {high}]" for low, high in INTERVALS)
+    search = scale.data[scale.search].label
+    for other in others:
+        add("table5", f"t in {best} above {other}", best, other, [search], (paper.TABLE5[best], paper.TABLE5[other]))
+    add("stability", f"loss less stable for t in {others[0]} than in {best}", others[0], best,
+        [f"{search}, variation of the loss in %"])
+    for captions, data in zip(("CC12M", "Recap-10M"), scale.ratios, strict=False):
+        label = scale.data[data].label
+        add("figure4", f"{captions}: MDC above BERT 15 %", "MDC", "BERT 15 %", [label])
+        add("figure4", f"{captions}: MDC above parallel decoding", "MDC", "Parallel 100 %", [label])
+        add("figure4", f"{captions}: BERT 75 % level with MDC", "BERT 75 %", "MDC", [label], margin=MARGIN)
+    amounts = [f"{scale.data[data].samples:,} pairs" for data in scale.amounts]
+    for names, fewer, more in zip(("10 M above 5 M", "20 M above 10 M", "30 M above 20 M"), amounts, amounts[1:],
+                                  strict=False):
+        add("figure5", f"{names} pairs", more, fewer, ["MDC"])
+    return rows
+
+
+# ---- what was measured
+
+
+def of_results(results: dict, scale: Scale, cells: tuple[Cell, ...]) -> Side | None:
+    """A side from an experiment's results: numbers by seed, and the results of single images where they are kept."""
+    import collect
+    numbers = [collect.values(results, scale, cell) for cell in cells]
+    seeds = sorted(set.intersection(*map(set, numbers))) if cells else []
+    if not seeds:
+        return None
+    means = [statistics.fmean(by_seed[seed] for by_seed in numbers) for seed in seeds]
+    binomials, influences = [], []
+    for cell in cells:
+        evaluation = cell.evaluation
+        parts = [[by_seed[seed] for seed in seeds] for by_seed in collect.parts(results, scale, cell)]
+        shares = collect.shares(evaluation, [part[0] for part in parts])
+        sizes = evaluation.sizes or (0,) * len(parts)
+        for dataset, part, share, size in zip(evaluation.datasets, parts, shares, sizes, strict=True):
+            share *= evaluation.scale / len(cells)
+            binomials.append(binomial(evaluation, part, share, size))
+            influences.append(influence(evaluation, dataset, part, share))
+    of_images: dict | None = None
+    if None not in influences:
+        of_images = {}
+        for image, value in (pair for one in influences for pair in one.items()):
+            of_images[image] = of_images.get(image, 0.0) + value
+    return Side(statistics.fmean(means), statistics.stdev(means) if len(means) > 1 else 0.0, len(means),
+                None if None in binomials else sum(binomials), of_images or None)
+
+
+def binomial(evaluation: Evaluation, part: list, share: float, size: int) -> float | None:
+    """Variance that a data set adds to a side by its size alone; None where its metric is no plain share of cases."""
+    if evaluation.task == "log":
+        return 0.0
+    size = part[0].metrics.get("cases_in_groups") or part[0].metrics.get("cases") or size
+    if evaluation.task in ("captioning", "judge") or "macro" in evaluation.metric or not size:
+        return None
+    return share ** 2 * binomial_variance(statistics.fmean(one.metrics[evaluation.metric] for one in part), size)
+
+
+def influence(evaluation: Evaluation, dataset: str, part: list, share: float) -> dict | None:
+    """{image: what it adds to a side, beyond its weight in the mean}; None where its results were not kept.
+
+    Raises:
+        ValueError: seeds kept the results of other images.
+    """
+    if evaluation.task == "log":
+        return {}
+    items = [read_items(one.path, evaluation) for one in part]
+    if None in items:
+        return None
+    images, weights, _ = items[0]
+    if any(others != images for others, _, _ in items):
+        raise ValueError(f"{part[0].path} and the same of other seeds are of different images")
+    values = [statistics.fmean(column) for column in zip(*(values for _, _, values in items), strict=True)]
+    mean = sum(weight * value for weight, value in zip(weights, values, strict=True))
+    family = evaluation.root if evaluation.task == "image_caption_selection" else dataset  # subsets share images
+    found: dict = {}
+    for image, weight, value in zip(images, weights, values, strict=True):
+        found[family, image] = found.get((family, image), 0.0) + share * weight * (value - mean)
+    return found
+
+
+def binomial_variance(accuracy: float, size: int) -> float:
+    adjusted = (accuracy * size + 1) / (size + 2)
+    return adjusted * (1 - adjusted) / (size + 2)
+
+
+def read_items(path: Path, evaluation: Evaluation) -> tuple[list, list[float], list[float]] | None:
+    """Image, weight in the mean, and value of each item of a result; None where they were not kept.
+
+    clip_benchmark's lie in items/ beside the result; the judge's are its answers.
+    """
+    if evaluation.task == "judge":
+        votes = path.with_suffix(".jsonl")
+        if not votes.exists():
+            return None
+        rows = [row for row in map(json.loads, votes.read_text(encoding="utf-8").splitlines()) if row.get("chosen")]
+        return [row["id"] for row in rows], [1 / len(rows)] * len(rows), \
+            [(evaluation.metric in row["chosen"]) / len(row["chosen"]) for row in rows]
+    items = path.parent / "items" / path.name
+    content = json.loads(items.read_text(encoding="utf-8")) if items.exists() else {"values": {}}
+    values = content["values"].get(evaluation.metric)
+    if values is None:
+        return None
+    weights = content.get("weights", {}).get(evaluation.metric) or [1.0] * len(values)
+    return content["images"], [weight / sum(weights) for weight in weights], values
+
+
+NUMBER = re.compile(r"^\W*(\d+\.\d)(?: ± (\d+\.\d))?")
+
+
+def read_page(text: str, scale: Scale) -> dict[tuple[str, str], tuple[float, float, int]]:
+    """(mean, standard deviation, seeds) by row and column of a scale's tables in a page."""
+    found = {}
+    for table in re.findall(rf"<!-- {scale.name} \w+ -->\n(.*?)<!-- end -->", text, re.DOTALL):
+        seeds = re.search(r"^Seeds: (\d+)", table, re.MULTILINE)
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()
+                if line.startswith("| ")]
+        for row in rows[2:] if seeds else ():
+            for column, cell in zip(rows[0][1:], row[1:], strict=True):
+                if number := NUMBER.match(cell):
+                    found[row[0], column] = float(number[1]), float(number[2] or 0), int(seeds[1])
+    return found
+
+
+def of_page(numbers: dict, cells: tuple[Cell, ...]) -> Side | None:
+    """A side from a page's means and standard deviations, and the sizes of test sets."""
+    found = [numbers.get((cell.row, cell.column)) for cell in cells]
+    if not found or None in found:
+        return None
+    means, deviations, seeds = zip(*found, strict=True)
+    sized = all(cell.evaluation.task == "log" or len(cell.evaluation.sizes) == 1 and cell.evaluation.sizes[0]
+                for cell in cells)
+    binomial = sum(binomial_variance(mean / 100, cell.evaluation.sizes[0]) for mean, cell in zip(
+        means, cells, strict=True) if cell.evaluation.task != "log") * (100 / len(cells)) ** 2 if sized else None
+    return Side(statistics.fmean(means), statistics.fmean(deviations), min(seeds), binomial)
+
+
+# ---- the page
+
+
+def ledger(scale: Scale, measure: Callable[[tuple[Cell, ...]], Side | None]) -> str:
+    """The ledger as Markdown."""
+    from open_clip_mdc.data.markdown import markdown_table
+    rows = claims(scale)
+    verdicts = judge(compare(measure(claim.left), measure(claim.right), claim.margin) for claim in rows)
+    lines = []
+    for claim, (finding, p, verdict) in zip(rows, verdicts, strict=True):
+        numbers = "{:.1f} / {:.1f}".format(*claim.paper) if claim.paper else ""
+        interval = "{:+.1f} to {:+.1f}".format(*finding.interval) if finding.interval else ""
+        lines.append([claim.where, claim.text, numbers,
+                      "" if finding.difference is None else f"{finding.difference:+.1f}", interval,
+                      "" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001",
+                      "" if verdict == "not run" else finding.basis, f"*{verdict}*"])
+    counts = ", ".join(f"{sum(v.verdict == kind for v in verdicts)} {kind}"
+                       for kind in ("shows", "contradicts", "not resolved", "not run"))
+    return markdown_table(["paper", "claim", "its numbers", "here", "95 %", "p (Holm)", "errors of", "verdict"],
+                          lines) + f"\n\n{len(rows)} claims: {counts}.\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", required=True, choices=SCALES)
+    parser.add_argument("--out", type=Path, help="folder of the experiment (default: build/SCALE)")
+    parser.add_argument("--page", type=Path, help="read means and deviations from the tables of this page instead")
+    args = parser.parse_args()
+    scale = SCALES[args.scale]
+    try:
+        if args.page:
+            numbers = read_page(args.page.read_text(encoding="utf-8"), scale)
+            print(ledger(scale, lambda cells: of_page(numbers, cells)))
+        else:
+            import collect
+            results = collect.read_results(args.out or Path("build") / scale.name)
+            print(ledger(scale, lambda cells: of_results(results, scale, cells)))
+    except (ValueError, OSError) as problem:
+        sys.exit(f"error: {problem}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""Claims about claims.py: known verdicts, tests equal to textbook ones, and no more than 5 % of false ledgers."""
+import json
+import math
+from itertools import chain, combinations
+
+import claims
+import collect
+import numpy as np
+import pytest
+import scales
+from claims import Side, compare, holm, judge
+from conftest import REPO
+from helpers import write_result
+from scipy import stats
+from tables import TABLES
+
+LEDGERS, ROWS, SEEDS, IMAGES = 240, 30, 5, 100
+# A procedure that errs in exactly 5 % of ledgers is refused once in a thousand times.
+MOST_FALSE = int(stats.binom.isf(0.001, LEDGERS, claims.LEVEL))
+
+
+def side(numbers, binomial: float | None = 0.0, values=None, images=None, scale: float = 1.0) -> Side:
+    """Of numbers by seed; `values` are those of items, averaged over seeds."""
+    influence = None
+    if values is not None:
+        values = np.asarray(values, dtype=float)
+        influence = {}
+        for image, share in zip(range(len(values)) if images is None else images,
+                                scale * (values - values.mean()) / len(values), strict=True):
+            influence[image] = influence.get(image, 0.0) + share
+    return Side(np.mean(numbers), np.std(numbers, ddof=1) if len(numbers) > 1 else 0.0, len(numbers), binomial,
+                influence)
+
+
+# ---- known verdicts
+
+
+@pytest.mark.parametrize("left,right,margin,verdict", [
+    ([60.0, 61.0, 62.0], [50.0, 51.0, 49.0], None, "shows"),
+    ([50.0, 51.0, 49.0], [60.0, 61.0, 62.0], None, "contradicts"),
+    ([60.0, 61.0, 62.0], [60.5, 61.5, 59.5], None, "not resolved"),
+    ([60.0], [50.0], None, "not resolved"),
+    ([60.0, 61.0, 62.0], [50.0], None, "not resolved"),
+    ([60.0, 60.1, 60.2], [60.0, 60.2, 60.1], 1.0, "shows"),
+    ([60.0, 60.1, 60.2], [55.0, 55.2, 55.1], 1.0, "contradicts"),
+    ([50.0, 50.1, 50.2], [55.0, 55.2, 55.1], 1.0, "contradicts"),
+    ([60.0, 65.0, 55.0], [60.0, 66.0, 54.0], 1.0, "not resolved"),  # no difference seen is no equality shown
+    ([60.0, 60.1, 60.2], [59.0, 59.2, 59.1], 1.0, "not resolved"),  # on the margin
+])
+def test_hand_made_results_have_their_verdicts(left, right, margin, verdict):
+    assert judge([compare(side(left), side(right), margin)])[0].verdict == verdict
+
+
+def test_what_was_not_measured_is_not_run_and_takes_no_part_in_the_correction():
+    clear = compare(side([60.0, 61.0, 62.0]), side([50.0, 51.0, 49.0]))
+    verdicts = judge([compare(None, side([1.0, 2.0])), clear, compare(side([9.0]), side([1.0]))])
+    assert [v.verdict for v in verdicts] == ["not run", "shows", "not resolved"] and verdicts[1].p == clear.p
+
+
+def test_an_unknown_error_of_the_test_set_resolves_nothing():
+    finding = compare(side([60.0, 61.0, 62.0], binomial=None), side([50.0, 51.0, 49.0], binomial=None))
+    assert finding.p is None and finding.difference == pytest.approx(11) and "test error unknown" in finding.basis
+
+
+# ---- the parts are textbook tests
+
+
+def test_without_a_test_set_it_is_welchs_test():
+    left, right = [60.0, 61.5, 64.0, 61.0], [58.0, 58.5, 58.2]
+    finding, expected = compare(side(left), side(right)), stats.ttest_ind(left, right, equal_var=False)
+    assert finding.p == pytest.approx(expected.pvalue)
+    assert finding.interval == pytest.approx(tuple(expected.confidence_interval(0.95)))
+
+
+def test_with_alike_seeds_it_is_the_paired_test_over_images():
+    rng = np.random.default_rng(0)
+    hard = rng.normal(size=50)
+    left, right = hard + rng.normal(0.1, 0.3, 50), hard + rng.normal(0, 0.3, 50)
+    finding = compare(side([left.mean()] * 3, values=left), side([right.mean()] * 3, values=right))
+    expected = stats.ttest_rel(left, right)
+    assert finding.p == pytest.approx(expected.pvalue)
+    assert finding.interval == pytest.approx(tuple(expected.confidence_interval(0.95)))
+
+
+def test_cases_of_one_image_count_once():
+    rng = np.random.default_rng(1)
+    left, right = rng.random(40), rng.random(40)
+    once = compare(side([left.mean()] * 2, values=left), side([right.mean()] * 2, values=right))
+    four = [side([x.mean()] * 2, values=np.repeat(x, 4), images=np.repeat(np.arange(40), 4)) for x in (left, right)]
+    assert compare(*four).p == pytest.approx(once.p)
+
+
+def test_holm_is_bonferroni_on_every_subset():
+    """A claim is resolved if every set of claims that it belongs to is, at |S| times the smallest p (closed test)."""
+    for p in ([0.01, 0.04, 0.03, 0.005], [0.2, 0.2, 0.9], [0.5], [0.001, 0.9, 0.02, 0.02, 0.6]):
+        subsets = list(chain.from_iterable(combinations(range(len(p)), k) for k in range(1, len(p) + 1)))
+        closed = [max(min(1.0, len(s) * min(p[j] for j in s)) for s in subsets if i in s) for i in range(len(p))]
+        assert holm(p) == pytest.approx(closed)
+
+
+def test_the_interval_is_within_the_margin_where_level_shows():
+    """Two one-sided tests at 2.5 % are a 95 % interval within the margin."""
+    for spread in (0.05, 0.2, 0.5, 0.9):
+        finding = compare(side([60.0, 60.0 + spread, 60.0 - spread]), side([60.1, 60.2, 60.0]), 1.0)
+        inside = -1 < finding.interval[0] and finding.interval[1] < 1
+        assert (finding.p <= 0.05) == inside
+
+
+# ---- under the null
+
+
+def null_ledgers(rng: np.random.Generator, kept: bool, margin: float | None = None) -> list[list[tuple[Side, Side]]]:
+    """Ledgers whose claims are all without truth: both methods are equally good in the population of images and seeds.
+
+    Images are drawn anew for each claim. An image is right with a chance that has a part common to both methods and
+    one of each method, so that on this test set the methods differ, for every seed alike; seeds vary too. With a
+    margin, the left is better by just that.
+    """
+    def claim() -> tuple[Side, Side]:
+        hard = rng.normal(size=IMAGES)
+        sides = []
+        for shift in (0.0 if margin is None else margin, 0.0):
+            ability = rng.normal(0, 0.1, (SEEDS, 1)) + hard + rng.normal(0, 1, IMAGES)
+            right = rng.random((SEEDS, IMAGES)) < 1 / (1 + np.exp(-2 * ability))
+            numbers = 100 * right.mean(1) + shift
+            sides.append(side(numbers, 100 ** 2 * claims.binomial_variance(right.mean(), IMAGES),
+                              right.mean(0) if kept else None, scale=100))
+        return tuple(sides)
+    return [[claim() for _ in range(ROWS)] for _ in range(LEDGERS // 4)]
+
+
+def false_ledgers(ledgers: list[list[tuple[Side, Side]]], margin: float | None = None, correct=judge) -> int:
+    return sum(any(v.verdict in ("shows", "contradicts") for v in correct(compare(*sides, margin) for sides in rows))
+               for rows in ledgers)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("margin", [None, 2.0])
+def test_at_most_five_percent_of_null_ledgers_hold_a_false_verdict(kept, margin):
+    rng = np.random.default_rng(2)
+    count = sum(false_ledgers(null_ledgers(rng, kept, margin), margin) for _ in range(4))
+    assert count <= MOST_FALSE, f"{count} of {LEDGERS} ledgers"
+
+
+def test_without_correction_or_without_the_images_error_far_more_ledgers_are_false():
+    """So the bound above can be missed, and each part of the procedure is needed."""
+    ledgers = null_ledgers(np.random.default_rng(3), kept=True)
+    bound = MOST_FALSE / 4
+    assert false_ledgers(ledgers, correct=lambda findings: [judge([f])[0] for f in findings]) > 2 * bound
+    seeds_only = [[tuple(s._replace(influence=None, binomial=0.0) for s in sides) for sides in rows]
+                  for rows in ledgers]
+    assert false_ledgers(seeds_only) > 2 * bound
+
+
+def test_true_differences_are_found():
+    rng = np.random.default_rng(4)
+    base = rng.normal(size=2000)
+    sides = []
+    for gain in (0.5, 0.0):
+        right = rng.random((SEEDS, 2000)) < 1 / (1 + np.exp(-(base + gain)))
+        sides.append(side(100 * right.mean(1), 100 ** 2 * claims.binomial_variance(right.mean(), 2000), right.mean(0),
+                          scale=100))
+    paired = compare(*sides)
+    unpaired = compare(*(s._replace(influence=None) for s in sides))
+    assert judge([paired] * ROWS)[0].verdict == "shows"
+    assert paired.interval[0] > unpaired.interval[0], "pairing narrows the interval"
+
+
+# ---- from files
+
+
+def fill(folder, model: str, accuracies: list[float], items: dict[int, list[int]] | None = None) -> None:
+    for seed, accuracy in enumerate(accuracies):
+        path = write_result(folder, "linear_probe", f"{model}--short--s{seed}", "wds/probe", lp_acc1=accuracy)
+        if items:
+            (path.parent / "items").mkdir(exist_ok=True)
+            (path.parent / "items" / path.name).write_text(json.dumps(
+                {"images": list(range(len(items[seed]))), "values": {"lp_acc1": items[seed]}}))
+
+
+def row_of(page: str, claim: str) -> dict[str, str]:
+    lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if line.startswith("|")]
+    return next(dict(zip(lines[0], line, strict=True)) for line in lines if line[2].startswith(claim))
+
+
+def ledger_of(folder, scale=scales.SCENES) -> str:
+    results = collect.read_results(folder)
+    return claims.ledger(scale, lambda cells: claims.of_results(results, scale, cells))
+
+
+def test_a_ledger_from_results(tmp_path):
+    fill(tmp_path, "MDC-ViT-Ti-8", [0.70, 0.71, 0.72])
+    fill(tmp_path, "MDC-ViT-Ti-8-t0.0-1.0", [0.40, 0.41, 0.42])
+    fill(tmp_path, "MDC-ViT-Ti-8-t0.3-0.8", [0.69])
+    page = ledger_of(tmp_path)
+    wide, narrow = row_of(page, "t in [0.5, 1.0] above [0.0"), row_of(page, "t in [0.5, 1.0] above [0.3")
+    assert (wide["verdict"], wide["here"], wide["its numbers"]) == ("*shows*", "+30.0", "39.2 / 29.3")
+    assert (narrow["verdict"], narrow["here"], narrow["errors of"]) == ("*not resolved*", "+2.0", "3 + 1 seeds")
+    assert row_of(page, "t in [0.5, 1.0] above [0.4")["verdict"] == "*not run*"
+    # by hand: seeds 1 / 3 each; 1,600 test images, (0.71 * 1600 + 1) of 1602 and (0.41 * 1600 + 1) of 1602
+    variance = 2 / 3 + sum(1e4 * p * (1 - p) / 1602 for p in (1137 / 1602, 657 / 1602))
+    freedom = variance ** 2 / (2 * (1 / 3) ** 2 / 2)
+    reach = stats.t.isf(0.025, freedom) * math.sqrt(variance)
+    assert wide["95 %"] == f"{30 - reach:+.1f} to {30 + reach:+.1f}"
+
+
+def test_results_of_single_images_are_paired(tmp_path):
+    rng = np.random.default_rng(5)
+    better = {s: (rng.random(300) < 0.8).astype(int).tolist() for s in range(2)}
+    worse = {s: [value if i % 10 else 0 for i, value in enumerate(values)] for s, values in better.items()}
+    fill(tmp_path, "MDC-ViT-Ti-8", [np.mean(better[s]) for s in range(2)], better)
+    fill(tmp_path, "MDC-ViT-Ti-8-unweighted", [np.mean(worse[s]) for s in range(2)], worse)
+    row = row_of(ledger_of(tmp_path), "CC12M: MDC above MDC without 1/t")
+    assert row["errors of"] == "2 + 2 seeds, 300 images, paired"
+    worse[1] = worse[1][:-1]
+    fill(tmp_path, "MDC-ViT-Ti-8-unweighted", [0.7, 0.7], worse)
+    with pytest.raises(ValueError, match="are of different images"):
+        ledger_of(tmp_path)
+
+
+def test_the_judges_answers_are_its_items(tmp_path):
+    folder = tmp_path / "results" / "judge"
+    folder.mkdir(parents=True)
+    for seed in range(2):
+        chosen = [["ARC"]] * 60 + [["MDC-8"]] * 20 + [["ARC", "MDC-8"]] * 20
+        rows = [{"question": "?"}, *({"id": str(i), "chosen": names} for i, names in enumerate(chosen))]
+        (folder / f"scenes--s{seed}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (folder / f"scenes--s{seed}.json").write_text(
+            json.dumps({"selection_rate": {"ARC": 0.7, "MDC-8": 0.3}, "judged": 100}))
+    row = row_of(ledger_of(tmp_path), "COCO, judge: ARC above MDC-10")
+    # each image gives +1 (60 of them), -1 (20) or 0: mean 0.4, variance (80 - 100 * 0.16) / 99
+    reach = 100 * stats.t.isf(0.025, 99) * math.sqrt((80 - 16) / 99 / 100)
+    assert row["here"] == "+40.0" and row["95 %"] == f"{40 - reach:+.1f} to {40 + reach:+.1f}"
+
+
+def test_weights_of_items_are_those_of_the_metric(tmp_path):
+    """A macro average: two relations of 1 and 3 cases count alike."""
+    path = write_result(tmp_path, "image_caption_selection", "MDC-ViT-B-32--cc12m--s0", "aro/vg_relation", 32,
+                        text_acc_macro=0.5, cases=4)
+    (path.parent / "items").mkdir()
+    (path.parent / "items" / path.name).write_text(json.dumps(
+        {"images": ["a", "b", "b", "c"], "values": {"text_acc_macro": [1, 0, 0, 0]},
+         "weights": {"text_acc_macro": [3, 1, 1, 1]}}))
+    cell = next(c for c in TABLES["table2"](scales.PAPER) if c.row == "MDC (heuristic)" and "macro" in c.column)
+    found = claims.of_results(collect.read_results(tmp_path), scales.PAPER, (cell,))
+    assert list(found.influence.values()) == pytest.approx([25, -100 / 6, -100 / 12])
+    assert found.binomial is None
+
+
+# ---- the ledger itself
+
+
+def test_the_ledger_is_of_the_papers_claims():
+    rows = claims.claims(scales.PAPER)
+    assert 25 <= len(rows) <= 35 and len({claim.text for claim in rows}) == len(rows)
+    assert {claim.where for claim in rows} == {*(f"Table {i}" for i in range(1, 6)), "Figure 4", "Figure 5",
+                                               "Section 4.3"}
+    for claim in rows:
+        assert claim.left and claim.right, claim.text
+        if claim.paper and claim.margin is None:
+            assert claim.paper[0] > claim.paper[1], claim.text
+        elif claim.paper:
+            assert abs(claim.paper[0] - claim.paper[1]) < claim.margin, claim.text
+        for cells, number in zip((claim.left, claim.right), claim.paper or (), strict=False):
+            if all(cell.paper is not None for cell in cells):
+                assert number == pytest.approx(np.mean([cell.paper for cell in cells]), abs=0.051), claim.text
+
+
+@pytest.mark.parametrize("scale", [scales.SCENES, scales.FLICKR8K])
+def test_results_page_prints_the_ledger_of_its_own_tables(scale):
+    page = (REPO / "experiments" / "RESULTS.md").read_text(encoding="utf-8")
+    numbers = claims.read_page(page, scale)
+    assert len(numbers) > 40
+    printed = page.partition(f"<!-- {scale.name} claims -->\n")[2].partition("<!-- end -->")[0]
+    assert printed == claims.ledger(scale, lambda cells: claims.of_page(numbers, cells))
