@@ -48,7 +48,7 @@ def mean_image(model: CaptionModel, images: Iterable[Tensor]) -> Tensor:
             count += len(batch)
     if not count:
         raise ValueError("the mean image needs at least one image")
-    return (total / count).to(image_embs.dtype)
+    return total / count
 
 
 @torch.inference_mode()
@@ -166,7 +166,7 @@ def _chunk_sizes(model: CaptionModel, image_embs: Tensor, captions: Tensor, memo
     hidden layer is 4 wide); per image, keys and values of all layers.
     """
     vocab_size, width = model.text.output.weight.shape
-    element = image_embs.element_size()
+    element = model.text.output.weight.element_size()
     token_bytes = vocab_size * 12 + 16 * width * element
     image_bytes = 2 * len(model.text.blocks) * image_embs.shape[1] * width * element
     budget = memory_mib * MIB

@@ -59,10 +59,18 @@ def test_beam_search_under_autocast_finds_the_same_captions(dtype, tolerance):
     assert (found.log_prob - expected.log_prob).sum(1).abs().max() < tolerance
 
 
-def test_only_training_steps_project_in_low_precision():
-    model, hidden = tiny_captioner(), torch.randn(3, 32)
+def test_only_training_steps_run_the_decoder_in_low_precision():
+    model, image, text = tiny_captioner(), images(2), captions([4, 5])
     with torch.autocast("cpu", torch.bfloat16):
-        assert model.text.output(hidden).dtype == torch.float32
-        assert model.train().text.output(hidden).dtype == torch.bfloat16
+        image_embs = model.encode_image_tokens(image)
+
+        def decode():
+            image_kv = model.text.project_image(image_embs)
+            hidden = model.text(text, image_kv)
+            return image_embs, image_kv[0][0], model.text.blocks[0].self_out(hidden), model.text.output(hidden)
+
+        assert [x.dtype for x in decode()] == [torch.bfloat16, torch.float32, torch.bfloat16, torch.float32]
+        model.train()
+        assert {x.dtype for x in decode()} == {torch.bfloat16}
         with torch.inference_mode():  # scoring leaves the model in its mode
-            assert model.text.output(hidden).dtype == torch.float32
+            assert model.text.output(torch.randn(3, 32)).dtype == torch.float32
