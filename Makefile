@@ -13,7 +13,7 @@ CAPTIONS ?= $(wildcard ../shared/data/flickr8k/captions_test.json)
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-runs test lint bench clean
+.PHONY: help demo test lint bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -36,27 +36,22 @@ help:
 $(SCENES): | .venv/installed
 	$(BIN)/open_clip_mdc scenes --out $@ --num-train $(DEMO_SCENES) --num-pairs 200
 
-# One thread each: the two runs train side by side, and so small a model gains nothing from a second.
-TRAIN := OMP_NUM_THREADS=1 $(BIN)/open_clip_train --logs $(DEMO) --train-data '$(SCENES)/train/{00000..00007}.tar' \
+# The run folders demo/mdc, demo/arc and demo/untrained (the same network before training: one step with learning rate
+# 0). Interrupted, they resume. One thread each: two train side by side, and so small a model gains nothing from a second.
+TRAIN := $(BIN)/open_clip_train --logs $(DEMO) --train-data "$(SCENES)/train/{00000..00007}.tar" --resume latest \
     --dataset-type webdataset --precision fp32 --device cpu --workers 1 --batch-size 64 --warmup 100 --wd 0.1
-
-# The run folders demo/mdc and demo/arc; interrupted, they resume.
-$(DEMO)/%/checkpoints/epoch_$(DEMO_EPOCHS).pt: | $(SCENES)
-	$(TRAIN) --model $(shell echo $* | tr a-z A-Z)-ViT-Ti-8 --name $* --resume latest --lr 1e-3 \
-	    --epochs $(DEMO_EPOCHS) --val-data $(SCENES)/val/00000.tar --log-every-n-steps 50
-
-# The same network untrained, for the probe: one step with learning rate 0.
-$(DEMO)/untrained/checkpoints/epoch_1.pt: | $(SCENES)
-	$(TRAIN) --model MDC-ViT-Ti-8 --name untrained --resume latest --lr 0 --train-num-samples 64 --epochs 1
+LEARN := --lr 1e-3 --epochs $(DEMO_EPOCHS) --val-data $(SCENES)/val/00000.tar --log-every-n-steps 10
+TRAIN_mdc := $(TRAIN) --name mdc --model MDC-ViT-Ti-8 $(LEARN)
+TRAIN_arc := $(TRAIN) --name arc --model ARC-ViT-Ti-8 $(LEARN)
+TRAIN_untrained := $(TRAIN) --name untrained --model MDC-ViT-Ti-8 --lr 0 --train-num-samples 64 --epochs 1
 
 EVAL := $(BIN)/clip_benchmark eval --num_workers 0 --no_amp --quiet --skip_existing
 RESULTS := $(DEMO)/results
 
-demo-runs: $(DEMO)/mdc/checkpoints/epoch_$(DEMO_EPOCHS).pt $(DEMO)/arc/checkpoints/epoch_$(DEMO_EPOCHS).pt \
-           $(DEMO)/untrained/checkpoints/epoch_1.pt
-
 demo: | $(SCENES)
-	$(MAKE) --no-print-directory -j2 demo-runs
+	@OMP_NUM_THREADS=1 $(BIN)/python experiments/progress.py --logs $(DEMO)/logs $(foreach run,mdc arc untrained,\
+	    $(if $(wildcard $(DEMO)/$(run)/checkpoints/epoch_$(if $(filter untrained,$(run)),1,$(DEMO_EPOCHS)).pt),,\
+	        '$(run)=$(TRAIN_$(run))'))
 	@for run in mdc untrained; do \
 	    $(EVAL) --model mdc --pretrained $(DEMO)/$$run --dataset wds/probe --dataset_root $(SCENES)/probe \
 	        --task linear_probe --feature_root $(DEMO)/features --output $(RESULTS)/probe-$$run.json || exit; done

@@ -11,26 +11,17 @@ trained by another recipe than today's is never used: it is named, and nothing i
 import argparse
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import NamedTuple
 
 import commands
 import preflight
 from collect import TITLES, collect, show
 from commands import Place
+from progress import Step, run_steps
 from scales import PAPER, SCALES, Scale
 from tables import TABLES, Cell, Run
-
-
-class Step(NamedTuple):
-    label: str
-    command: list[str]
-    recipe: str = ""  # of a training: kept in its folder
-    folder: Path | None = None
 
 
 def cells_of(scale: Scale, names: list[str]) -> list[Cell]:
@@ -89,42 +80,6 @@ def plan(scale: Scale, names: list[str], seeds: list[int], place: Place) -> Iter
         yield "caption lengths", [Step("figure3", commands.lengths(scale, place))]
 
 
-def run_step(step: Step, place: Place, threads: int) -> Step:
-    """Output goes to logs/LABEL.out, progress and messages to logs/LABEL.log.
-
-    Raises:
-        RuntimeError: in one line, if the command fails.
-    """
-    log = place.out / "logs" / f"{step.label}.log"
-    if step.folder:
-        step.folder.mkdir(parents=True, exist_ok=True)
-        (step.folder / "command.txt").write_text(step.recipe, encoding="utf-8")
-    environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-    with log.open("w") as messages, log.with_suffix(".out").open("w") as output:
-        code = subprocess.run(step.command, stdout=output, stderr=messages, env=environment).returncode
-    if code:
-        lines = log.read_text(errors="replace").splitlines() or [""]
-        raise RuntimeError(f"{step.label} failed (exit status {code}), see {log}: {lines[-1]}")
-    return step
-
-
-def run_stage(title: str, steps: list[Step], place: Place, jobs: int) -> None:
-    from tqdm import tqdm
-    for folder in ("logs", "tables", "results/judge"):
-        (place.out / folder).mkdir(parents=True, exist_ok=True)
-    jobs = min(jobs, len(steps))  # a step alone has all cores
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        futures = [pool.submit(run_step, step, place, threads) for step in steps]
-        with tqdm(total=len(steps), desc=title, unit="step") as bar:
-            for future in as_completed(futures):
-                bar.set_postfix_str(future.result().label)
-                bar.update()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", nargs="+", required=True, choices=TITLES)
@@ -153,7 +108,9 @@ def main(argv: list[str] | None = None) -> None:
                 for step in steps:
                     print(shlex.join(step.command))
             elif steps:
-                run_stage(title, steps, place, jobs)
+                for folder in ("tables", "results/judge"):
+                    (place.out / folder).mkdir(parents=True, exist_ok=True)
+                run_steps(title, steps, place.out / "logs", jobs)
     except (RuntimeError, ValueError) as problem:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:

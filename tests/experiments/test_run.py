@@ -1,5 +1,6 @@
 """Claims about run.py: a pipeline in miniature, resumed after a kill."""
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPO
-from helpers import place, runner
+from progress import Step, run_steps
 
 HOURS = 7200  # seconds; ends a test that hangs, whatever else the machine does
 
@@ -58,6 +59,28 @@ def test_two_rows_go_from_nothing_to_the_table_and_a_kill_between_them_costs_no_
 
 
 def test_a_step_that_fails_says_where_its_log_is(tmp_path):
-    step = runner.Step("broken", [sys.executable, "-c", "raise SystemExit('no such data')"])
+    step = Step("broken", [sys.executable, "-c", "raise SystemExit('no such data')"])
     with pytest.raises(RuntimeError, match=r"broken failed \(exit status 1\), see .*broken.log: no such data"):
-        runner.run_stage("training", [step], place(tmp_path), 1)
+        run_steps("training", [step], tmp_path / "logs", 1)
+
+
+def test_the_terminal_shows_how_far_trainings_are_and_not_what_they_say(tmp_path):
+    """Two of them side by side; each goes on when the bar has shown its progress."""
+    says = ("import sys, time, pathlib; print('2026 | INFO | Train Epoch: 1 [ 640/1280 (50%)] Loss: 9', "
+            "file=sys.stderr, flush=True)\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)")
+    go = tmp_path / "go"
+    commands = [shlex.join([sys.executable, "-c", says, str(go), "--epochs", epochs]) for epochs in ("2", "4")]
+    process = subprocess.Popen(
+        [sys.executable, str(REPO / "experiments" / "progress.py"), "--logs", str(tmp_path / "logs"),
+         f"mdc={commands[0]}", f"arc={commands[1]}"],
+        stderr=subprocess.PIPE, env={**os.environ, "PROGRESS_SECONDS": "0"}, start_new_session=True)
+    shown = b""
+    while b"mdc 75%, arc 38%" not in shown:
+        byte = process.stderr.read(1)
+        assert byte, f"ended without showing its progress: {shown.decode()}"
+        shown += byte
+    go.touch()
+    shown += process.stderr.read()
+    assert process.wait() == 0 and b"Epoch" not in shown and b"100 %" in shown
+    assert f"{tmp_path}/logs/".encode() in shown
+    assert "Train Epoch: 1" in (tmp_path / "logs" / "arc.log").read_text()

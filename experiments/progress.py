@@ -1,0 +1,112 @@
+"""Commands side by side: their output goes to files, the terminal shows how far they are.
+
+    python experiments/progress.py --logs demo/logs 'mdc=open_clip_train --epochs 2 ...' 'arc=open_clip_train ...'
+
+What a command writes goes to LOGS/LABEL.out, its messages to LOGS/LABEL.log, where a training says how far it is.
+"""
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import NamedTuple
+
+EPOCH = re.compile(rb"Train Epoch: (\d+) \[.*?\((\d+)%\)\]")  # OpenCLIP's line
+TAIL = 10_000  # bytes of a log that are looked at
+SECONDS = 2  # between two looks
+QUIET_SECONDS = float(os.environ.get("PROGRESS_SECONDS", 30))  # between two lines where the bar goes to a file
+
+
+class Step(NamedTuple):
+    label: str
+    command: list[str]
+    recipe: str = ""  # of a training: kept in its folder
+    folder: Path | None = None
+
+
+def fraction(step: Step, logs: Path) -> float | None:
+    """How much of a training is done, by its log; None before it says so, and of what is no training."""
+    log = logs / f"{step.label}.log"
+    if "--epochs" not in step.command or not log.exists():
+        return None
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL))
+        lines = EPOCH.findall(file.read())
+    if not lines:
+        return None
+    epoch, percent = map(int, lines[-1])
+    return (epoch + percent / 100) / int(step.command[step.command.index("--epochs") + 1])
+
+
+def run_step(step: Step, logs: Path, threads: int) -> None:
+    """Runs a command to its end.
+
+    Raises:
+        RuntimeError: in one line, if the command fails.
+    """
+    log = logs / f"{step.label}.log"
+    if step.folder:
+        step.folder.mkdir(parents=True, exist_ok=True)
+        (step.folder / "command.txt").write_text(step.recipe, encoding="utf-8")
+    environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    with log.open("w") as messages, log.with_suffix(".out").open("w") as output:
+        code = subprocess.run(step.command, stdout=output, stderr=messages, env=environment).returncode
+    if code:
+        lines = log.read_text(errors="replace").splitlines() or [""]
+        raise RuntimeError(f"{step.label} failed (exit status {code}), see {log}: {lines[-1]}")
+
+
+def run_steps(title: str, steps: list[Step], logs: Path, jobs: int) -> None:
+    """Runs some at a time, with a bar of all.
+
+    Raises:
+        RuntimeError: the first that fails; those under way are waited for, the others not begun.
+    """
+    from tqdm import tqdm
+    logs.mkdir(parents=True, exist_ok=True)
+    for step in steps:  # an old log says nothing of today
+        (logs / f"{step.label}.log").unlink(missing_ok=True)
+    jobs = min(jobs, len(steps))  # a step alone has all cores
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        going = {pool.submit(run_step, step, logs, threads): step for step in steps}
+        with tqdm(total=len(steps), desc=f"{title} (logs: {logs}/)",
+                  mininterval=0.1 if sys.stderr.isatty() else QUIET_SECONDS,
+                  bar_format="{desc} {percentage:3.0f} % |{bar:20}| {elapsed}{postfix}") as bar:
+            while going:
+                done, _ = wait(going, SECONDS, FIRST_COMPLETED)
+                for future in done:
+                    going.pop(future)
+                    future.result()
+                known = {step.label: part for step in going.values()
+                         if (part := fraction(step, logs)) is not None}
+                bar.n = len(steps) - len(going) + sum(known.values())
+                bar.set_postfix_str(", ".join(f"{label} {part:.0%}" for label, part in known.items()), refresh=False)
+                bar.update(0) if going else bar.refresh()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("commands", nargs="*", metavar="LABEL=COMMAND")
+    parser.add_argument("--title", default="training")
+    parser.add_argument("--logs", required=True, type=Path)
+    args = parser.parse_args()
+    pairs = [command.partition("=")[::2] for command in args.commands]
+    try:
+        if pairs:
+            run_steps(args.title, [Step(label, shlex.split(command)) for label, command in pairs], args.logs,
+                      os.cpu_count() or 1)
+    except (RuntimeError, OSError) as problem:
+        sys.exit(f"error: {problem}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command resumes here")
+
+
+if __name__ == "__main__":
+    main()
