@@ -1,0 +1,47 @@
+"""OpenCLIP's CoCa in the captioning task (Table 3's reference row): its decoder, searched by our beam search.
+
+Its own `generate` needs the beam search classes that transformers 5 has dropped. Ours returns the most likely caption
+that the beam finds, whatever its length; OpenCLIP's groups of diverse beams and least length are not imitated.
+
+Dimensions: B images, R rows (R/B consecutive ones per image), n tokens so far, V vocabulary.
+"""
+import torch
+from open_clip.coca_model import CoCa
+from torch import Tensor
+
+from open_clip_mdc.beam import beam_search
+from open_clip_mdc.interface import StepLogits
+from open_clip_mdc.tokens import caption_lengths
+
+
+def step_logits(model: CoCa, image: Tensor) -> StepLogits:
+    """The next token's logits; the images [B, 3, height, width] are encoded once."""
+    latent, embedded = model._encode_image(image)
+
+    def logits(text: Tensor, parent: Tensor) -> Tensor:
+        rows = len(text) // len(image)
+        return model(None, text, latent.repeat_interleave(rows, 0), embedded.repeat_interleave(rows, 0),
+                     output_labels=False)["logits"][:, -1]
+
+    return logits
+
+
+class CoCaCaptioner:
+    """What the captioning task asks of a model."""
+
+    def __init__(self, model: CoCa):
+        self.model = model
+        self.vocab_size = model.text.vocab_size
+
+    @torch.no_grad()
+    def generate(self, image: Tensor, length: int | str = "auto", num_beams: int = 6) -> Tensor:
+        """Ids from SOT to EOT, then padding, long [B, L].
+
+        Args:
+            length: tokens between SOT and EOT at most; "auto" is what the context holds.
+        """
+        longest = self.model.text.context_length - 2
+        self.model.eval()
+        text = beam_search(step_logits(self.model, image), len(image), self.vocab_size,
+                           longest if length == "auto" else min(length, longest), num_beams, image.device).text
+        return text[:, :caption_lengths(text, self.vocab_size).max()]

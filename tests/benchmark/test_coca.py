@@ -1,0 +1,58 @@
+"""Claims about coca.py: the beam search of CoCa finds what a search of all captions finds."""
+from itertools import product
+
+import open_clip
+import torch
+from open_clip.coca_model import CoCa
+
+from clip_benchmark_ext.coca import CoCaCaptioner
+from open_clip_mdc.tokens import eot_id, sot_id
+
+VOCAB, CONTEXT = 7, 5
+
+
+def tiny_coca() -> CoCa:
+    torch.manual_seed(0)
+    tower = dict(context_length=CONTEXT, width=16, heads=2, layers=1)
+    model = CoCa(16, dict(**tower, vocab_size=VOCAB, attn_pooler_heads=2),
+                 dict(**tower, vocab_size=VOCAB, embed_cls=True, output_tokens=True),
+                 dict(image_size=16, layers=1, width=16, patch_size=8, head_width=8, attentional_pool=True,
+                      attn_pooler_heads=2, output_tokens=True))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.4)
+    return model.eval()
+
+
+@torch.no_grad()
+def most_likely(model: CoCa, image: torch.Tensor) -> list[int]:
+    """By scoring every caption there is, with CoCa's own teacher forcing."""
+    sot, eot = sot_id(VOCAB), eot_id(VOCAB)
+    words = [i for i in range(VOCAB) if i not in (sot, eot)]
+    scores = {}
+    for count in range(CONTEXT - 1):
+        for caption in product(words, repeat=count):
+            text = torch.tensor([[sot, *caption, eot]])
+            out = model(image[None], text)
+            log_probs = out["logits"].log_softmax(-1)
+            scores[caption] = float(log_probs.gather(2, out["labels"][..., None]).sum())
+    best = max(scores, key=scores.get)
+    return [sot, *best, eot]
+
+
+def test_a_wide_beam_finds_the_most_likely_caption_of_all():
+    model = tiny_coca()
+    images = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1)) * 3
+    text = CoCaCaptioner(model).generate(images, num_beams=VOCAB ** 3)
+    for row, image in zip(text.tolist(), images, strict=True):
+        expected = most_likely(model, image)
+        assert row[:len(expected)] == expected
+    one = CoCaCaptioner(model).generate(images[:1], length=1, num_beams=4)
+    assert one.shape[1] <= 3
+
+
+def test_the_real_config_is_searched_at_full_context():
+    model = open_clip.create_model("coca_ViT-B-32").eval()
+    captioner = CoCaCaptioner(model)
+    text = captioner.generate(torch.zeros(1, 3, 224, 224), length=3, num_beams=2)
+    assert text[0, 0] == 49406 and 49407 in text[0].tolist() and text.shape[1] <= 5
