@@ -21,7 +21,7 @@ import claims
 import commands
 from commands import Place, variant
 from scales import SCALES, Scale
-from tables import TABLES, Cell, Evaluation, Run, systems
+from tables import TABLES, Cell, Evaluation, systems
 
 TITLES = {
     "table1": "Table 1: linear probes", "table2": "Table 2: compositionality, accuracy in %",
@@ -253,16 +253,6 @@ def write(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def check_runs(scale: Scale, runs: Iterable[Run], results: Results, place: Place) -> None:
-    """Raises ValueError if a run that has results was trained by another recipe than today's."""
-    seeds = {seed for by_seed in results.values() for seed in by_seed}
-    for run in runs:
-        for seed in seeds:
-            if why := commands.changed(scale, run, seed, place):
-                raise ValueError(f"{commands.folder(run, seed, place)} was trained by another command than today's "
-                                 f"({why}): its results do not belong in these tables")
-
-
 def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
     """Makes tables/NAME.md, .csv and figures of what is in results/, both in `place.out`; returns the Markdown by name.
 
@@ -272,6 +262,7 @@ def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
     folder = place.out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     results, pages = read_results(place.out), {}
+    seeds = sorted({seed for by_seed in results.values() for seed in by_seed})
     for name in names:
         if name == "figure3":
             log = place.out / "logs" / "figure3.out"
@@ -279,11 +270,12 @@ def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
         elif name == "figure6":
             page = figure6(scale, place, folder / name)
         elif name == "claims":
-            check_runs(scale, {cell.run for table in TABLES.values() for cell in table(scale)}, results, place)
+            runs = dict.fromkeys(cell.run for table in TABLES.values() for cell in table(scale))
+            commands.check_recipes(scale, runs, seeds, place)
             page = claims.ledger(scale, lambda cells: claims.of_results(results, scale, cells))
         else:
             cells = list(TABLES[name](scale))
-            check_runs(scale, {cell.run for cell in cells}, results, place)
+            commands.check_recipes(scale, dict.fromkeys(cell.run for cell in cells), seeds, place)
             summaries = [summarise(values(results, scale, cell).values()) for cell in cells]
             page = markdown(cells, summaries)
             write(folder / f"{name}.csv", csv(cells, summaries))

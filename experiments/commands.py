@@ -111,6 +111,19 @@ def changed(scale: Scale, run: Run, seed: int, place: Place) -> str | None:
     return f"{unlike[0][0]}, now {unlike[0][1]}" if unlike else None
 
 
+def check_recipes(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place: Place) -> None:
+    """Old and new hyperparameters never meet in a table.
+
+    Raises:
+        ValueError: a run is there that was trained by another recipe.
+    """
+    unlike = [(run.name(seed), why) for run in runs for seed in seeds if (why := changed(scale, run, seed, place))]
+    if unlike:
+        name, why = unlike[0]
+        raise ValueError(f"{len(unlike)} runs in {place.out / 'runs'} were trained by other commands than today's, "
+                         f"such as {name} ({why}): remove their folders or give another --out")
+
+
 def variant(evaluation: Evaluation) -> str:
     """Folder of an evaluation's results, by which they are recognised: the task and what else was asked for."""
     return "-".join([evaluation.task, *(flag.strip("-") for flag in evaluation.flags)])

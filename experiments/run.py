@@ -38,21 +38,6 @@ def runs_of(cells: list[Cell]) -> list[list[Run]]:
     return [list(dict.fromkeys([run.start for run in tuned] + [run for run in runs if run not in tuned])), tuned]
 
 
-def check_recipes(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -> None:
-    """Old and new hyperparameters never meet in a table.
-
-    Raises:
-        ValueError: a run is there that was trained by another recipe.
-    """
-    unlike = [(run.name(seed), why) for runs in runs_of(cells) for run in runs for seed in seeds
-              if (why := commands.changed(scale, run, seed, place))]
-    if unlike:
-        name, why = unlike[0]
-        raise ValueError(f"{len(unlike)} runs in {place.out / 'runs'} were trained by other commands than today's, "
-                         f"such as {name} ({why}): remove their folders, and what results/ has of them, or give "
-                         f"another --out")
-
-
 def trainings(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -> Iterator[list[Step]]:
     """The runs that are missing."""
     for stage in runs_of(cells):
@@ -100,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
     seeds = args.seeds or ([0] if paper else [0, 1, 2, 3, 4])
     try:
         cells = cells_of(scale, args.tables)
-        check_recipes(scale, cells, seeds, place)
+        commands.check_recipes(scale, [run for stage in runs_of(cells) for run in stage], seeds, place)
         if not args.dry_run:
             preflight.check(scale, args.tables, cells, seeds, place)
         for title, steps in plan(scale, args.tables, seeds, place):

@@ -208,7 +208,7 @@ def test_a_run_of_other_hyperparameters_is_named_and_nothing_is_done(tmp_path, c
     slower = scales.SCENES._replace(warmup=7)
     assert commands.changed(slower, run, 0, place(tmp_path)) == "50, now 7"
     with pytest.raises(ValueError, match=r"1 runs .* such as MDC-ViT-Ti-8--short--s0 \(50, now 7\)"):
-        runner.check_recipes(slower, runner.cells_of(slower, ["table5"]), [0], place(tmp_path))
+        commands.check_recipes(slower, [run], [0, 1], place(tmp_path))
     (folder / "command.txt").unlink()
     with pytest.raises(SystemExit, match="it has no command.txt"):
         runner.main(["--scale", "scenes", "--tables", "table5", "--out", str(tmp_path), "--seeds", "0", "--dry-run"])
