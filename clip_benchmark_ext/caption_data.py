@@ -14,6 +14,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from open_clip_mdc.data.pictures import decode_picture
+
 PICTURES = ("webp", "png", "jpg", "jpeg")  # in the order in which clip_benchmark looks for them
 
 
@@ -27,11 +29,10 @@ def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tup
     picture = next((sample[kind] for kind in PICTURES if kind in sample), None)
     if picture is None or "txt" not in sample:
         raise ValueError(f"{name}: captioning needs a picture ({', '.join(PICTURES)}) and a .txt, a caption a line")
+    image = decode_picture(BytesIO(picture), name)
     try:
-        with Image.open(BytesIO(picture)) as image:
-            image = image.convert("RGB")
         captions = sample["txt"].decode()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
+    except UnicodeDecodeError as problem:
         raise ValueError(f"{name}: {problem}") from problem
     return transform(image), captions.split("\n"), sample["__key__"]
 

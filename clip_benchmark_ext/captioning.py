@@ -22,6 +22,7 @@ from typing import TextIO
 import torch
 from torch.utils.data import DataLoader
 
+from open_clip_mdc.checkpoints import fingerprint
 from open_clip_mdc.data.files import write_json
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.tokens import caption_lengths, decode_captions
@@ -30,7 +31,7 @@ from . import clipscore
 from .caption_data import make_loader, read_batch, unique_ids
 from .caption_metrics import score_captions
 from .distributed import merge, own_batches, rank_and_size
-from .features import describe_data, model_fingerprint
+from .features import describe_data
 from .flags import options
 
 MDC_LENGTH = 15  # tokens, one of the paper's; a left-to-right model ends its captions by itself
@@ -144,7 +145,7 @@ def load_or_decode(model: Captioner, dataloader: DataLoader, tokenizer, device: 
     Args:
         facts: what the file should say about the run.
     """
-    key = {"model": model_fingerprint(model), "data": describe_data(dataloader), "decoding": arguments,
+    key = {"model": fingerprint(model), "data": describe_data(dataloader), "decoding": arguments,
            "precision": f"autocast on {torch.device(device).type}" if amp else "that of the weights"}
     first = rank_and_size()[0] == 0
     saved = merge([(0, read_captions(path, key))] if first else [])[0]

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch.utils.data import IterableDataset, Subset
 
+from open_clip_mdc.checkpoints import hash_tensor
 from open_clip_mdc.data.files import new_file
 
 from .distributed import everywhere, merge, own_batches
@@ -122,7 +123,7 @@ def cache_key(
     """Returns all that the features of one split depend on, as plain values.
 
     Args:
-        fingerprint: `model_fingerprint` of the model.
+        fingerprint: `checkpoints.fingerprint` of the model.
         dataloader: The loader of this split.
         split: "train", "val" or "test".
         kind: The kind of feature.
@@ -139,23 +140,6 @@ def cache_key(
         "precision": precision,
         "data": describe_data(dataloader),
     }
-
-
-def model_fingerprint(model: torch.nn.Module) -> str:
-    """Returns the SHA-256 of a model's weights and settings.
-
-    The weights alone do not decide the features: those of ViT-B-32 fit ViT-B-32-quickgelu. So the kinds of modules
-    and their plain attributes (number of heads, pooling) count as well.
-    """
-    digest = hashlib.sha256()
-    for name, module in model.named_modules():
-        settings = {k: v for k, v in vars(module).items() if k != "training" and _is_plain(v)}
-        digest.update(f"{name} {type(module).__name__} {sorted(settings.items())}".encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        if isinstance(tensor, torch.Tensor):
-            digest.update(name.encode())
-            _hash_tensor(digest, tensor)
-    return digest.hexdigest()
 
 
 def describe_data(dataloader: Iterable) -> dict:
@@ -271,12 +255,6 @@ def _text(value: object) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
-def _is_plain(value: object) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(_is_plain(v) for v in value)
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
 def _describe_file(url: str) -> str:
     if not os.path.exists(url):
         return url  # a web address or a pipe
@@ -284,18 +262,12 @@ def _describe_file(url: str) -> str:
     return f"{os.path.abspath(url)}, {status.st_size} bytes, {status.st_mtime_ns}"
 
 
-def _hash_tensor(digest, tensor: torch.Tensor) -> None:
-    flat = tensor.detach().cpu().contiguous()
-    digest.update(f"{flat.dtype}{tuple(flat.shape)}".encode())
-    digest.update(flat.reshape(-1).view(torch.uint8).numpy())
-
-
 def _hash_sample(digest, sample: object) -> None:
     if isinstance(sample, (tuple, list)):
         for part in sample:
             _hash_sample(digest, part)
     elif isinstance(sample, torch.Tensor):
-        _hash_tensor(digest, sample)
+        hash_tensor(digest, sample)
     else:
         digest.update(_text(sample).encode())
 
@@ -303,5 +275,5 @@ def _hash_sample(digest, sample: object) -> None:
 def _checksum(tensors: dict[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        _hash_tensor(digest, tensors[name])
+        hash_tensor(digest, tensors[name])
     return digest.hexdigest()

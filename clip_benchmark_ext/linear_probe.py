@@ -29,12 +29,13 @@ from sklearn.metrics import balanced_accuracy_score, classification_report
 from torch.utils.data import DataLoader, random_split
 from tqdm import tqdm
 
+from open_clip_mdc.checkpoints import fingerprint
+
 from .features import (
     cache_key,
     cached_features,
     extract_features,
     feature_fn,
-    model_fingerprint,
     save_tensors,
 )
 
@@ -172,10 +173,10 @@ def _load_splits(
     """Returns the features [N, D] and targets [N] of each split, from their files where these exist."""
     model.eval().to(device)
     encode = feature_fn(model, kind)
-    fingerprint = model_fingerprint(model)
+    model_key = fingerprint(model)
     data = {}
     for split, loader in loaders.items():
-        key = cache_key(fingerprint, loader, split, kind, normalize, device, amp)
+        key = cache_key(model_key, loader, split, kind, normalize, device, amp)
 
         def extract(split: str = split, loader: Iterable = loader) -> tuple[torch.Tensor, torch.Tensor]:
             scale = (lambda image: F.normalize(encode(image), dim=-1)) if normalize else encode

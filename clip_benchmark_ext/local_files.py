@@ -9,6 +9,8 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from PIL import Image
 
+from open_clip_mdc.data.pictures import decode_picture
+
 
 @dataclass(frozen=True)
 class Source:
@@ -30,11 +32,7 @@ def open_rgb(path: Path, box: tuple[int, int, int, int] | None = None) -> Image.
     Raises:
         ValueError: it cannot be decoded.
     """
-    try:
-        with Image.open(path) as image:
-            image = image.convert("RGB")
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # all that Pillow raises on bad files
-        raise ValueError(f"cannot read the picture {path}: {error}") from error
+    image = decode_picture(path)
     return image if box is None else image.crop(box)
 
 

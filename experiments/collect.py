@@ -224,8 +224,8 @@ def figure6(scale: Scale, place: Place, path: Path) -> str:
     from io import BytesIO
 
     from matplotlib.figure import Figure
-    from PIL import Image
 
+    from open_clip_mdc.data.pictures import decode_picture
     from open_clip_mdc.data.shards import find_picture, read_samples
     tables, pages = captions(scale, place), []
     for captioning in scale.captioning:
@@ -237,7 +237,7 @@ def figure6(scale: Scale, place: Place, path: Path) -> str:
         pictures = {sample["__key__"]: sample[find_picture(sample)] for sample in samples}
         figure = Figure(figsize=(3.2 * len(rows), 3.2))  # the text below is added by bbox_inches
         for axes, row in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
-            axes.imshow(Image.open(BytesIO(pictures[row["image"]])).convert("RGB"))
+            axes.imshow(decode_picture(BytesIO(pictures[row["image"]])))
             axes.axis("off")
             text = [fill(f"{system}: {caption}", 38) for system, caption in row.items() if system != "image"]
             axes.set_title("\n".join(text), y=-0.05, va="top", loc="left", fontsize=8)

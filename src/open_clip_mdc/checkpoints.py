@@ -4,9 +4,13 @@ A run of `open_clip_train` leaves RUN/params.txt and RUN/checkpoints/epoch_N.pt:
 checkpoints, `load` makes the model as it was trained. `local-dir:` and `hf-hub:` ids work as in OpenCLIP.
 """
 import ast
+import hashlib
 import re
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import NamedTuple
+
+import torch
 
 from .integration import register
 
@@ -96,8 +100,40 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
     try:
         model, _, transform = open_clip.create_model_and_transforms(
             name, weights, device=device, precision=precision, output_dict=True, **args)
-    except (RuntimeError, KeyError, AttributeError, TypeError) as problem:
-        raise ValueError(f"{pretrained} holds no weights of {name}: {str(problem).splitlines()[0]}") from problem
+    except (RuntimeError, KeyError, AttributeError, TypeError, EOFError, UnpicklingError) as problem:
+        reason = (str(problem).splitlines() or ["it is empty"])[0]
+        raise ValueError(f"{pretrained} holds no weights of {name}: {reason}") from problem
     tokenizer = open_clip.get_tokenizer(name, context_length=args.get("force_context_length"))
     return model.eval(), transform, tokenizer
 
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """The SHA-256 of a model's weights and settings.
+
+    The weights alone do not decide what a model says: those of ViT-B-32 fit ViT-B-32-quickgelu. So the kinds of modules
+    and their plain attributes (number of heads, pooling, the images' mean and size) count as well.
+    """
+    digest = hashlib.sha256()
+    for name, module in model.named_modules():
+        settings = {k: v for k, v in vars(module).items() if k != "training" and _is_plain(v)}
+        digest.update(f"{name} {type(module).__name__} {sorted(settings.items())}".encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        if isinstance(tensor, torch.Tensor):
+            digest.update(name.encode())
+            hash_tensor(digest, tensor)
+    return digest.hexdigest()
+
+
+def hash_tensor(digest, tensor: torch.Tensor) -> None:
+    """Adds type, shape and bytes."""
+    flat = tensor.detach().cpu().contiguous()
+    digest.update(f"{flat.dtype}{tuple(flat.shape)}".encode())
+    digest.update(flat.reshape(-1).view(torch.uint8).numpy())
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))

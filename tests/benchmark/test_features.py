@@ -26,9 +26,9 @@ from clip_benchmark_ext.features import (
     feature_fn,
     feature_path,
     load_features,
-    model_fingerprint,
     save_features,
 )
+from open_clip_mdc.checkpoints import fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("MDC_SHARED_DATA", ROOT.parent / "shared" / "data"))
@@ -73,12 +73,12 @@ def test_cls_is_what_a_clip_without_projection_gives_and_leaves_the_model_alone(
     model = tiny_clip()
     bare = copy.deepcopy(model)
     bare.visual.proj = None
-    before = model_fingerprint(model)
+    before = fingerprint(model)
     features = feature_fn(model, "cls")(image)
     assert features.shape == (3, 32)
     assert torch.allclose(features, bare.encode_image(image), atol=1e-6)
     assert torch.allclose(features @ model.visual.proj, model.encode_image(image), atol=1e-6)
-    assert model_fingerprint(model) == before
+    assert fingerprint(model) == before
 
 
 @torch.no_grad()
@@ -134,15 +134,17 @@ def test_features_that_a_tower_does_not_have_are_refused():
 
 def test_fingerprint_follows_weights_and_settings_only():
     model = tiny_clip()
-    fingerprint = model_fingerprint(model)
-    assert model_fingerprint(copy.deepcopy(model).train()) == fingerprint
+    expected = fingerprint(model)
+    assert fingerprint(copy.deepcopy(model).train()) == expected
     changed = copy.deepcopy(model)
     changed.visual.class_embedding.data[-1] += 1e-6
     others = [changed, tiny_clip(seed=1), copy.deepcopy(model).bfloat16(),
               tiny_clip(quick_gelu=True), tiny_clip(head_width=8), tiny_clip(pool_type="avg")]  # the same weights
+    others.append(copy.deepcopy(model))
+    others[-1].visual.preprocess_cfg = {"mean": (0.5, 0.5, 0.5)}
     assert all(torch.equal(model.visual.proj, other.visual.proj) for other in others[3:])
-    assert len({fingerprint, *map(model_fingerprint, others)}) == 1 + len(others)
-    assert model_fingerprint(torch.nn.Tanh()) != model_fingerprint(torch.nn.Sigmoid())  # no weights, no settings
+    assert len({expected, *map(fingerprint, others)}) == 1 + len(others)
+    assert fingerprint(torch.nn.Tanh()) != fingerprint(torch.nn.Sigmoid())  # no weights, no settings
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -174,7 +176,7 @@ def fetch(folder, model, loader=None, split="train", kind="pooled", normalize=Fa
         calls.append(len(image))
         return F.normalize(function(image), dim=-1) if normalize else function(image)
 
-    key = cache_key(model_fingerprint(model), loader, split, kind, normalize, "cpu", amp)
+    key = cache_key(fingerprint(model), loader, split, kind, normalize, "cpu", amp)
     features, targets = cached_features(str(folder), key, lambda: extract_features(encode, loader, "cpu", amp))
     return features, targets, len(calls)
 
@@ -240,7 +242,7 @@ def test_a_damaged_file_is_extracted_again_with_a_warning(tmp_path, damage):
 
 def test_a_file_under_a_wrong_name_is_not_believed(tmp_path):
     fetch(tmp_path, tiny_clip(seed=1))
-    key = cache_key(model_fingerprint(tiny_clip()), DataLoader(Pictures()), "train", "pooled", False, "cpu", False)
+    key = cache_key(fingerprint(tiny_clip()), DataLoader(Pictures()), "train", "pooled", False, "cpu", False)
     next(tmp_path.iterdir()).rename(feature_path(str(tmp_path), key))
     with pytest.warns(UserWarning, match="features of something else"):
         assert fetch(tmp_path, tiny_clip())[2] == 3
@@ -253,7 +255,7 @@ def test_a_file_tells_a_reader_what_it_is(tmp_path):
     assert (key["split"], key["feature"], key["normalize"]) == ("train", "cls", False)
     assert key["precision"] == "that of the weights"
     assert (key["data"]["source"], key["data"]["images"]) == ("Pictures", 10)
-    assert key["model"] == model_fingerprint(tiny_clip())
+    assert key["model"] == fingerprint(tiny_clip())
 
 
 def run_python(code, **popen):
@@ -282,7 +284,7 @@ def tiny_loader():
 
 
 def tiny_key():
-    return cache_key(model_fingerprint(tiny_clip()), tiny_loader(), "train", "pooled", False, "cpu", False)
+    return cache_key(fingerprint(tiny_clip()), tiny_loader(), "train", "pooled", False, "cpu", False)
 
 
 def test_the_key_is_the_same_in_another_process(killed_run):

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tarfile
 import threading
-from contextlib import suppress
+import time
 from html.parser import HTMLParser
 from math import log
 from pathlib import Path
@@ -27,8 +27,8 @@ from PIL import Image
 from open_clip_mdc import checkpoints, register
 from open_clip_mdc import tools as cli
 from open_clip_mdc.data import pictures
+from open_clip_mdc.model import Captioner
 from open_clip_mdc.tokens import decode_captions, decode_tokens, eot_id, mask_id, sot_id
-from open_clip_mdc.tools import caption
 from open_clip_mdc.tools import page as report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -234,8 +234,11 @@ def test_pictures_stand_the_way_up_that_the_camera_noted(tmp_path):
     (("x1.png", "--length", "900"), "length is 900"),
     (("x1.png", "--text", "a cat"), "no [MASK]"),
     (("x1.png", "--text", "[MASK]", "--length", "3"), "leave out --length"),
-    (("x1.png", "--text", "a [MASK]", "--pretrained", "arc"), "left to right"),
-    (("x1.png", "--tokens-per-step", "2", "--pretrained", "arc"), "left to right"),
+    (("x1.png", "--text", "a [MASK]", "--pretrained", "arc"), "autoregressive"),
+    (("x1.png", "--tokens-per-step", "2", "--pretrained", "arc"), "autoregressive"),
+    (("x1.png", "--top-p", "0.9"), "top_k and top_p need a temperature"),
+    (("x1.png", "--guidance-scale", "2", "--pretrained", "arc"), "autoregressive"),
+    (("x1.png", "--guidance-scale", "2"), "the mean of 1 images"),
     (("x1.png", "--pretrained", "gone"), "gone"),
 ])
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(runs, folder, argv, words):
@@ -247,56 +250,112 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(runs, folder, argv, wor
     assert sorted(os.listdir()) == before
 
 
-# ---- going on ------------------------------------------------------------------------------------------------------
+# ---- resuming ------------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_run_goes_on_with_the_same_options_and_no_others(runs, folder):
+def test_an_interrupted_run_resumes_with_the_same_options_and_no_others(runs, folder):
     command = ("--pretrained", runs / "mdc", *PATHS, "--length", "4")
     run(*command, "--out", "whole.jsonl")
     whole = Path("whole.jsonl").read_text().splitlines(keepends=True)
-    args = caption.argparse.Namespace(length=4, tokens_per_step=None, text=None)
-    part = caption.partial_path("captions.jsonl", loaded(runs / "mdc")[0], args)
-    kept = json.dumps({**json.loads(whole[0]), "caption": "kept"}) + "\n"
-    left = kept + whole[1] + whole[2] + whole[3][:50]  # killed while it wrote the fourth line
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_after(patch, 2)
+        assert "interrupted" in run(*command, "--batch-size", "2")
+    part = Path("captions.jsonl.part")
+    head, *kept = part.read_text().splitlines(keepends=True)
+    assert [json.loads(line)["image"] for line in kept] == list(NAMES[:4])
+    marked = json.dumps({**json.loads(kept[0]), "caption": "kept"}) + "\n"
+    left = head + marked + "".join(kept[1:3]) + kept[3][:50]  # killed while it wrote the fourth line
 
     part.write_text(left)
-    run(*command[:-1], "5")
-    assert lines()[0]["caption"] != "kept" and part.exists()
     run(*command, "--html", "page.html", "--batch-size", "2")
-    assert Path("captions.jsonl").read_text().startswith(kept + whole[1] + whole[2]) and not part.exists()
+    assert Path("captions.jsonl").read_text().startswith(marked + kept[1] + kept[2]) and not part.exists()
     for got, expected in zip(lines()[3:], map(json.loads, whole[3:]), strict=True):
         assert (got["image"], got["caption"]) == (expected["image"], expected["caption"])
     assert Path("page.html").read_text().count("<article>") == 7
 
     part.write_text(left)
-    run("--pretrained", runs / "mdc", "deep/a.png", "x1.png", "--length", "4")  # the second picture is another
-    assert lines()[0]["caption"] == "kept" and lines()[1]["caption"] == json.loads(whole[2])["caption"]
-    assert [row["image"] for row in lines()] == ["deep/a.png", "x1.png"]
+    run("--pretrained", runs / "mdc", "x1.png", "deep/a.png", "--length", "4")  # other images, in another order
+    assert [row["image"] for row in lines()] == ["x1.png", "deep/a.png"]
+    assert lines()[1]["caption"] == "kept" and lines()[0]["caption"] == json.loads(whole[2])["caption"]
+
+    for other in (("--length", "5"), ("--precision", "bf16"), ("--tokens-per-step", "2"), ("--temperature", "1")):
+        part.write_text(left)
+        run(*command, *other)
+        assert lines()[0]["caption"] != "kept"
+
+
+def test_a_resumed_run_knows_a_model_of_the_same_weights_with_another_activation(runs, folder):
+    """The weights of ViT-...-quickgelu fit the plain model: they are not what tells captions apart."""
+    shutil.copytree(runs / "mdc", "quick")
+    Path("quick/params.txt").write_text("model: MDC-ViT-Ti-8\nforce_quick_gelu: True\n")
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_after(patch, 1)
+        run("--pretrained", runs / "mdc", *PATHS, "--batch-size", "1")
+    (kept,) = [json.loads(line) for line in Path("captions.jsonl.part").read_text().splitlines()[1:]]
+    run("--pretrained", "quick", *PATHS)
+    rows = lines()
+    run("--pretrained", "quick", *PATHS, "--out", "alone.jsonl")
+    assert rows == lines("alone.jsonl") and rows[0]["tokens"] != kept["tokens"]
+
+
+def interrupt_after(patch, batches: int) -> None:
+    """The model is interrupted, as by Ctrl-C, when it is given one more batch."""
+    count, generate = 0, Captioner.generate
+
+    def interrupted(*args, **kwargs):
+        nonlocal count
+        count += 1
+        if count > batches:
+            raise KeyboardInterrupt
+        return generate(*args, **kwargs)
+
+    patch.setattr(Captioner, "generate", interrupted)
+
+
+def test_what_is_captioned_is_not_opened_again(runs, folder):
+    command = ("--pretrained", runs / "mdc", *PATHS, "--batch-size", "1", "--workers", "0")
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_after(patch, 6)
+        run(*command)
+    opened, open_picture = [], pictures.open_picture
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "open_picture", lambda *args: opened.append(args[1]) or open_picture(*args))
+        assert run(*command) is None
+    assert opened == [NAMES[6]] and [row["image"] for row in lines()] == list(NAMES)
+
+
+@pytest.mark.parametrize("workers", ["0", "1", "3"])
+def test_any_number_of_workers_gives_the_same_lines_in_the_same_order(runs, folder, workers):
+    Path("empty.png").write_bytes(b"")
+    paths = ("deep", "empty.png", *PATHS[1:])
+    complaint = run("--pretrained", runs / "mdc", *paths, "--batch-size", "2", "--workers", workers, "--limit", "7")
+    assert "1 skipped" in complaint and [row["image"] for row in lines()] == list(NAMES[:6])
 
 
 def test_ctrl_c_keeps_what_is_done(runs, folder):
-    """The second picture is a pipe that nobody writes to, so that the signal comes after the first caption."""
+    """The second image is a pipe that nobody writes to: when the first line is there, all there is to do is wait."""
     os.mkfifo("waits.png")
     command = [sys.executable, "-m", "open_clip_mdc", "caption", "--pretrained", str(runs / "mdc"), "x1.png",
-               "waits.png", "--length", "3", "--batch-size", "1"]
+               "waits.png", "--length", "3", "--batch-size", "1", "--device", "cpu"]
     # What a shell starts in the background ignores Ctrl-C, and so would what these tests start.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-    first = process.stdout.readline()
-    for patience in (10, 10, 60):  # a signal just before the pipe is opened does not wake it: users press again
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            _, complaint = process.communicate(timeout=patience)
-            break
-    process.kill()  # nothing is left behind if all of them were in vain
-    assert process.returncode == 1 and "interrupted: the same command goes on" in complaint
+    part = Path("captions.jsonl.part")
+    try:
+        while process.poll() is None and not (part.exists() and part.read_bytes().count(b"\n") == 2):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)  # a worker waits for the pipe, this process for the worker
+        printed, complaint = process.communicate()
+    finally:
+        process.kill()
+    assert process.returncode == 1 and complaint.endswith("resume when the same command is given again\n")
     assert "Traceback" not in complaint
-    (part,) = Path().glob("*.part")
-    assert [row["image"] for row in lines(part)] == ["x1.png"] and f"x1.png: {lines(part)[0]['caption']}\n" == first
+    (row,) = lines(part)[1:]
+    assert row["image"] == "x1.png" and printed == f"x1.png: {row['caption']}\n"
     os.remove("waits.png")
     scene(1).save("waits.png")
     assert run(*command[4:]) is None
-    assert [row["image"] for row in lines()] == ["x1.png", "waits.png"] and not list(Path().glob("*.part"))
+    assert [row["image"] for row in lines()] == ["x1.png", "waits.png"] and not part.exists()
 
 
 # ---- the page ------------------------------------------------------------------------------------------------------
@@ -339,7 +398,7 @@ class Page(HTMLParser):
 
 
 def write(path, *rows, skipped=()) -> Path:
-    thumbnails = [report.data_url(scene(i).resize((200, 150)) if i else scene(i)) for i in range(len(rows))]
+    thumbnails = [report.thumbnail(scene(i).resize((200, 150)) if i else scene(i)) for i in range(len(rows))]
     cards = [report.card(*pair) for pair in zip(rows, thumbnails, strict=True)]
     report.write_page(path, f"Captions by {HOSTILE}", {"Checkpoint": HOSTILE}, cards, list(skipped))
     return path
@@ -362,7 +421,7 @@ def test_a_grid_shows_what_stood_after_every_step(tmp_path):
         ["%", "", "4", "90", "30", "100"]]
     colours = [[name for name in names if re.fullmatch(r"p\d|given", name)] for names, _ in rows[4][1:]]
     assert colours == [["given"], ["p0"], ["p5"], ["p2"], ["p5"]]
-    joined = [("open" in names, "goes-on" in names) for names, _ in rows[0][1:]]
+    joined = [("open" in names, "continued" in names) for names, _ in rows[0][1:]]
     assert joined == [(False, False), (True, False), (False, True), (False, False), (False, False)]
 
 

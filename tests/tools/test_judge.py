@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from open_clip_mdc import tools as cli
-from open_clip_mdc.tools import judge
-from open_clip_mdc.tools.judge_answers import lettered, parse_letter, summarise
+from open_clip_mdc.tools import flags, judge
+from open_clip_mdc.tools.judge_answers import assign_letters, parse_letter, summarise
 
 KEY = "sk-judge-test-1234567890"
 QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"
@@ -142,7 +142,7 @@ def test_the_request_is_the_papers_question_the_lettered_captions_and_the_file_i
         assert message["role"] == "user" and [part["type"] for part in message["content"]] == ["image_url", "text"]
         i = next(i for i in range(6) if png(i) == picture(request))  # the file's bytes, not a new encoding of them
         lines = message["content"][1]["text"].split("\n")
-        assert lines[0] == QUESTION == judge.QUESTION
+        assert lines[0] == QUESTION == flags.QUESTION
         assert [line[:3] for line in lines[1:]] == ["A. ", "B. ", "C. ", "D. "]
         # a line break in a caption cannot begin another choice
         assert sorted(line[3:] for line in lines[1:]) == [
@@ -153,10 +153,10 @@ def test_the_request_is_the_papers_question_the_lettered_captions_and_the_file_i
 
 def test_the_order_hangs_on_seed_and_id_alone_and_every_order_comes_equally_often():
     captions = {"a": "1", "b": "2", "c": "3"}
-    orders = [tuple(caption for caption, _ in lettered(captions, 0, str(i))) for i in range(6000)]
+    orders = [tuple(caption for caption, _ in assign_letters(captions, 0, str(i))) for i in range(6000)]
     backwards = dict(reversed(captions.items()))
-    assert [tuple(c for c, _ in lettered(backwards, 0, str(i))) for i in range(50)] == orders[:50]
-    assert [tuple(c for c, _ in lettered(captions, 1, str(i))) for i in range(50)] != orders[:50]
+    assert [tuple(c for c, _ in assign_letters(backwards, 0, str(i))) for i in range(50)] == orders[:50]
+    assert [tuple(c for c, _ in assign_letters(captions, 1, str(i))) for i in range(50)] != orders[:50]
     assert set(orders) == set(permutations("123"))
     chi_squared = sum((n - 1000) ** 2 / 1000 for n in Counter(orders).values())
     assert chi_squared < 20.5  # 5 degrees of freedom, 99.9 %
@@ -443,7 +443,7 @@ def test_the_lines_of_the_caption_tool_are_captions_too(tmp_path):
     assert judge.read_captions(str(tmp_path / "c.jsonl")) == {"holiday.1": "a dog", "d/k.7": "b"}
 
 
-def test_bad_input_is_named_in_one_line_before_anything_is_asked(server, data, tmp_path, monkeypatch):
+def test_bad_input_is_named_in_one_line_before_anything_is_asked(server, data, tmp_path, monkeypatch, capsys):
     arguments = data(2, "x", "y")
     base, x = arguments[:-2], arguments[-2]
     few, empty = write_captions(tmp_path / "few.json", {"0": "a"}), write_captions(tmp_path / "empty.json", {})
@@ -460,7 +460,9 @@ def test_bad_input_is_named_in_one_line_before_anything_is_asked(server, data, t
     ]:
         assert message in failure([*base, *captions])
     assert "should end in .jsonl" in failure([*arguments, "--out", "judge.json"])
-    assert "--workers" in failure([*arguments, "--workers", "0"])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([*arguments, "--workers", "0"])
+    assert "--workers: 0 should be at least 1" in capsys.readouterr().err
     assert "no picture or folder" in failure([*arguments, "--images", str(tmp_path / "0.tar")])
     write_tar(tmp_path / "packed.tar", {"0.png": png(0)}, "w:gz")
     assert "not a complete, uncompressed tar file" in failure([*arguments, "--images", str(tmp_path / "packed.tar")])

@@ -1,5 +1,4 @@
 """Claims about the caption-length table and figure."""
-import argparse
 import io
 import os
 import tarfile
@@ -11,6 +10,7 @@ from matplotlib.axes import Axes
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 
+from open_clip_mdc import tools as cli
 from open_clip_mdc.data.shards import find_shards
 from open_clip_mdc.tools import lengths
 
@@ -35,9 +35,7 @@ def shards(tmp_path):
 
 
 def run(*argv):
-    parser = argparse.ArgumentParser()
-    lengths.add_arguments(parser)
-    lengths.run(parser.parse_args(list(map(str, argv))))
+    lengths.run(cli.parse(["lengths", *map(str, argv)]))
 
 
 def test_the_table_is_the_one_worked_out_by_hand(shards):

@@ -203,8 +203,10 @@ def test_flickr8k_shards_become_a_captioning_set_that_agrees_with_its_coco_file(
 
 def tokenize(is_train: bool):
     """What the hook makes of a tokenizer that returns its text."""
-    hook = hooks.get_wds_dataset(lambda args, preprocess, is_train, epoch, floor, tokenizer: tokenizer)
-    return hook(None, None, is_train, tokenizer=lambda text: text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hooks, "seed_webdataset", lambda *args: None)
+        hook = hooks.get_wds_dataset(lambda args, preprocess, is_train, epoch, floor, tokenizer: tokenizer)
+        return hook(Namespace(seed=0, rank=0), None, is_train, tokenizer=lambda text: text)
 
 
 def test_training_draws_each_caption_equally_often_and_validation_takes_the_first():
@@ -227,7 +229,7 @@ def draws(shards: Path, seed: int, rank: int = 0, epochs: int = 2) -> list[list[
     open_clip_mdc.register()
     from open_clip_train import data
     args = Namespace(train_data=str(shards), train_num_samples=8, train_data_upsampling_factors=None, seed=seed,
-                     world_size=1, workers=1, batch_size=8)
+                     world_size=1, rank=rank, workers=1, batch_size=8)
     torch.manual_seed(seed + rank)  # as upstream's main
     info = data.get_wds_dataset(args, lambda image: 0, True, tokenizer=lambda text: [
         next(j for j, ending in enumerate(ENDINGS) if text.endswith(ending))])
@@ -341,6 +343,13 @@ def test_smaller_subsets_are_the_first_shards_of_larger_ones_and_the_seed_orders
     assert all(p.stat().st_mtime_ns == time for p, time in before.items())
 
 
+def test_fewer_pairs_afterwards_leave_the_larger_subset_usable(recap):
+    out = draw(recap, 14)
+    draw(recap, 5)
+    assert get_dataset_size(str(out / "{00000..00003}.tar")) == (sum(
+        len(members(shard)) // 3 for shard in out.glob("*.tar")), 4)
+
+
 def test_a_run_goes_on_where_it_was_interrupted_and_several_jobs_write_the_same(recap):
     whole = contents(draw(recap, 22, "whole"))
     assert contents(draw(recap, 22, "jobs", "--jobs", "3")) == whole
@@ -350,14 +359,15 @@ def test_a_run_goes_on_where_it_was_interrupted_and_several_jobs_write_the_same(
     assert all(p.stat().st_mtime_ns == time for p, time in kept.items())
 
 
-def test_what_cannot_be_drawn_is_said_in_one_line(recap):
+def test_what_cannot_be_drawn_is_said_in_one_line(recap, capsys):
     draw(recap, 5)
     with pytest.raises(SystemExit, match="another --seed need another --out"):
         draw(recap, 5, "out", "--seed", "1")
     with pytest.raises(SystemExit, match="hold 22 pairs with a re_caption, fewer than --pairs 23"):
         draw(recap, 23)
-    with pytest.raises(SystemExit, match="at least 1"):
+    with pytest.raises(SystemExit, match="2"):
         draw(recap, 0)
+    assert "--pairs: 0 should be at least 1" in capsys.readouterr().err
     for shard in (recap / "recap").glob("*.tar"):
         shard.write_bytes(shard.read_bytes()[:2000])
     with pytest.raises(SystemExit, match="not a complete tar file"):

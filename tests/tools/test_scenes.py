@@ -1,5 +1,4 @@
 """Claims about the embedded data set: captions are true, negatives are false, upstream reads it, and bytes repeat."""
-import argparse
 import colorsys
 import gzip
 import hashlib
@@ -7,6 +6,7 @@ import io
 import json
 import re
 import tarfile
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
@@ -322,7 +322,7 @@ def test_clip_benchmark_reads_the_pairs_as_sugarcrepe(root, task):
 
 def test_open_clip_trains_on_the_shards(root):
     pattern = str(root / "train" / "{00000..00007}.tar")
-    args = argparse.Namespace(
+    args = Namespace(
         train_data=pattern, train_num_samples=None, dataset_resampled=False, train_data_upsampling_factors=None, seed=0,
         batch_size=10, workers=0, world_size=1)
     info = get_wds_dataset(args, ToTensor(), is_train=True, tokenizer=SimpleTokenizer())
@@ -380,12 +380,10 @@ def test_a_folder_in_use_and_impossible_numbers_are_refused(tmp_path):
 
 
 def test_the_command_prints_a_pattern_that_upstream_expands_to_its_shards(tmp_path, capsys):
-    parser = argparse.ArgumentParser()
-    scenes.add_arguments(parser)
     out = tmp_path / "deeper" / "scenes"
-    scenes.run(parser.parse_args([
-        "--out", str(out), "--size", "40", "--objects", "3", "--sizes", "--seed", "7", "--num-train", "20",
-        "--num-val", "3", "--num-probe", "2", "--num-pairs", "2"]))
+    cli.main([
+        "scenes", "--out", str(out), "--size", "40", "--objects", "3", "--sizes", "--seed", "7", "--num-train", "20",
+        "--num-val", "3", "--num-probe", "2", "--num-pairs", "2"])
     pattern = re.search("--train-data '(.+?)'", capsys.readouterr().out)[1]
     shards = expand_urls(pattern)[0]
     assert shards == sorted(map(str, out.glob("train/*.tar")))

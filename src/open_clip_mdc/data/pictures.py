@@ -1,29 +1,32 @@
 """Images of files, folders, patterns and webdataset shards, for the tools that read other people's files.
 
-Dimensions: H and W pixels, L positions.
+Dimensions: B images, H and W pixels, L positions.
 """
+import base64
 import glob
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from webdataset.shardlists import expand_urls
 
+from ..tokens import CAPTION_SEPARATOR
 from .shards import find_picture, read_samples
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
+IMAGE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")  # named to Pillow: left to choose, it runs Ghostscript on an EPS
 SHARDS = (".tar",)
 MAX_ASPECT = 100  # resized to a model's height, what is narrower fills the memory
 
 
-def find_pictures(paths: list[str], kinds: tuple[str, ...] = PICTURES) -> list[Path]:
+def find_pictures(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[Path]:
     """Files as given, what patterns ("*.jpg", "{000..009}.tar") match, and the files in folders; each sorted.
 
     Args:
@@ -32,7 +35,6 @@ def find_pictures(paths: list[str], kinds: tuple[str, ...] = PICTURES) -> list[P
     Raises:
         FileNotFoundError: a path does not exist, a pattern matches nothing, or a folder holds nothing of these kinds.
     """
-    from webdataset.shardlists import expand_urls  # imports torch
     found = []
     for path in paths:
         # What is there by that very name is no pattern: "holiday[1].jpg".
@@ -52,17 +54,21 @@ def find_pictures(paths: list[str], kinds: tuple[str, ...] = PICTURES) -> list[P
 def read_pictures(paths: list[Path]) -> Iterator[tuple[str, Path | BytesIO | ValueError]]:
     """Names of pictures, and what `open_picture` takes: files as they are, shards picture by picture.
 
-    The pictures of a shard are called SHARD::KEY. A shard that breaks off is followed by a ValueError that says so.
+    The pictures of a shard are called SHARD::KEY, or SHARD::KEY#NUMBER where a key comes again, by the sample's number.
+    A shard that breaks off is followed by a ValueError that says so.
     """
     for path in paths:
         if path.suffix.lower() not in SHARDS:
             yield str(path), path
             continue
+        keys: set[str] = set()
         try:
-            for sample in read_samples(str(path.absolute())):  # absolute: a file may be called "pipe:COMMAND.tar"
-                suffix = find_picture(sample)
+            # Absolute: a file may be called "pipe:COMMAND.tar".
+            for number, sample in enumerate(read_samples(str(path.absolute()))):
+                key, suffix = sample["__key__"], find_picture(sample)
                 if suffix:
-                    yield f"{path}::{sample['__key__']}", BytesIO(sample[suffix])
+                    yield f"{path}::{key}" + f"#{number}" * (key in keys), BytesIO(sample[suffix])
+                    keys.add(key)
         except (ValueError, OSError) as problem:
             yield str(path), ValueError(str(problem))
 
@@ -100,13 +106,69 @@ def open_picture(source: Path | BytesIO | ValueError, name: str | None = None) -
     return picture
 
 
-def read_pairs(shards: list[str], transform: Callable, tokenizer: Callable) -> Iterator[tuple["Tensor", "Tensor"]]:
+class Batch(NamedTuple):
+    names: list[str]  # of the images that can be read
+    image: Tensor | None  # [B, 3, H, W], of those whose names are in `new`; None where there are none
+    new: list[str]
+    thumbnails: list[str | None]  # one for each name
+    problems: list[str]  # why others cannot be read
+
+
+class Pictures(IterableDataset):
+    """Batches of images in the order of `read_pictures`; of a DataLoader's N workers each decodes every N-th batch."""
+
+    def __init__(self, paths: list[Path], transform: Callable, batch_size: int, limit: int | None = None,
+                 known: Container[str] = (), thumbnail: Callable[[Image.Image], str] | None = None):
+        """
+        Args:
+            transform: of the model, from an RGB image to [3, H, W].
+            limit: only the first so many images.
+            known: names of images that are not needed any more; they are not opened, unless for a thumbnail.
+            thumbnail: makes the small image for a page.
+        """
+        self.paths, self.transform, self.batch_size, self.limit = paths, transform, batch_size, limit
+        self.known, self.thumbnail = known, thumbnail
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        pictures = islice(read_pictures(self.paths), self.limit)
+        for number, rows in enumerate(iter(lambda: list(islice(pictures, self.batch_size)), [])):
+            if number % step == first:
+                yield self.decode(rows)
+
+    def decode(self, rows: list[tuple[str, Path | BytesIO | ValueError]]) -> Batch:
+        names, images, new, thumbnails, problems = [], [], [], [], []
+        for name, source in rows:
+            thumbnail = None
+            try:
+                if name not in self.known or self.thumbnail:
+                    picture = open_picture(source, name)
+                    thumbnail = self.thumbnail and self.thumbnail(picture)
+                    if name not in self.known:
+                        images.append(self.transform(picture))
+                        new.append(name)
+            except ValueError as problem:
+                problems.append(str(problem))
+                continue
+            names.append(name)
+            thumbnails.append(thumbnail)
+        return Batch(names, torch.stack(images) if images else None, new, thumbnails, problems)
+
+    def loader(self, workers: int) -> DataLoader:
+        return DataLoader(self, batch_size=None, num_workers=workers, pin_memory=torch.cuda.is_available())
+
+
+def data_url(content: bytes, mime: str) -> str:
+    return f"data:{mime};base64,{base64.b64encode(content).decode()}"
+
+
+def read_pairs(shards: list[str], transform: Callable, tokenizer: Callable) -> Iterator[tuple[Tensor, Tensor]]:
     """Image [3, H, W] and caption [L], the first of several, of each sample that has both, in the shards' order.
 
     Raises:
         ValueError: a shard or an image is damaged.
     """
-    from ..tokens import CAPTION_SEPARATOR
     for shard in shards:
         for sample in read_samples(shard):
             suffix = find_picture(sample)
@@ -116,8 +178,7 @@ def read_pairs(shards: list[str], transform: Callable, tokenizer: Callable) -> I
                 yield transform(image), tokenizer(caption)[0]
 
 
-def batched(pairs: Iterator[tuple["Tensor", "Tensor"]], size: int) -> Iterator[tuple["Tensor", "Tensor"]]:
+def batched(pairs: Iterator[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Image [size, 3, H, W] and text [size, L]; the last batch may be smaller."""
-    import torch
     while rows := list(islice(pairs, size)):
         yield tuple(map(torch.stack, zip(*rows, strict=True)))

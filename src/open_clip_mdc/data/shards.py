@@ -1,7 +1,7 @@
 """Webdataset shards of captioned images: the one reader, the one writer. Read as a stream, written whole or not at all.
 
 A sample is KEY.jpg (png, webp), KEY.txt and KEY.json. Names and contents of members are not to be trusted: what is
-written gets keys of our own. webdataset is imported where it is needed: it imports torch.
+written gets keys of our own.
 """
 import io
 import json
@@ -9,15 +9,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
+from open_clip_train.data import group_by_keys_nothrow
 from PIL import Image
+from webdataset.gopen import gopen
+from webdataset.shardlists import expand_urls
+from webdataset.tariterators import base_plus_ext, tar_file_iterator
+from webdataset.writer import TarWriter
 
 from .files import new_file
-
-if TYPE_CHECKING:
-    from webdataset.writer import TarWriter
 
 PICTURES = ("jpg", "jpeg", "png", "webp")  # the members that OpenCLIP and clip_benchmark look for
 SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # by Pillow's format; some JPEGs are an MPO
@@ -29,7 +30,6 @@ def find_shards(pattern: str) -> list[str]:
     Raises:
         FileNotFoundError: a shard is not there.
     """
-    from webdataset.shardlists import expand_urls
     shards = expand_urls(pattern)
     missing = [shard for shard in shards if not os.path.exists(shard) and not urlparse(shard).scheme]
     if missing:
@@ -38,9 +38,8 @@ def find_shards(pattern: str) -> list[str]:
 
 
 @contextmanager
-def tar_writer(path: Path) -> Iterator["TarWriter"]:
+def tar_writer(path: Path) -> Iterator[TarWriter]:
     """Writes a shard that appears as `path` when the block ends without an error; same samples, same bytes."""
-    from webdataset.writer import TarWriter
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as partial, partial.open("wb") as stream, \
             TarWriter(stream, user="", group="", mtime=0) as writer:
@@ -56,9 +55,6 @@ def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterato
     Raises:
         ValueError: the shard is no complete tar file.
     """
-    from open_clip_train.data import group_by_keys_nothrow
-    from webdataset.gopen import gopen
-    from webdataset.tariterators import base_plus_ext, tar_file_iterator
     wanted = None if suffixes is None else lambda name: (base_plus_ext(name)[1] or "").lower() in suffixes
     try:
         with gopen(shard) as stream:

@@ -10,7 +10,6 @@ comes, and the same command goes on where it was stopped. The rates, over the an
 it as .json. An answer that does not is malformed: counted, never guessed, and not asked again (temperature 0).
 """
 import argparse
-import base64
 import hashlib
 import io
 import json
@@ -28,12 +27,11 @@ from requests.adapters import HTTPAdapter, Retry
 from tqdm import tqdm
 from webdataset.tariterators import base_plus_ext
 
-from ..data.files import new_file
-from ..data.pictures import PICTURES, SHARDS, find_pictures
-from .judge_answers import LETTERS, lettered, parse_letter, report, summarise
+from ..data.journal import Journal
+from ..data.pictures import FORMATS, IMAGE_FILES, SHARDS, data_url, find_pictures
+from .judge_answers import LETTERS, assign_letters, parse_letter, report, summarise
 
-QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"
-TIMEOUT = (10, 300)  # seconds to connect, and between two bytes: a large model with a queue takes its time
+TIMEOUT_SECONDS = (10, 300)  # to connect, and between two bytes: a large model with a queue takes its time
 RETRIES = 7  # waits of 0, 1, 2, 4, ... 32 seconds where the server does not say how long
 
 
@@ -43,22 +41,6 @@ class Place(NamedTuple):
     path: Path
     offset: int = 0
     size: int = -1
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--captions", required=True, nargs="+", metavar="NAME=FILE",
-                        help='a system and its captions: JSON with {"captions": {id: caption}}, or the caption '
-                             "tool's .jsonl (id: the file's name without folder and ending, or the shard's key)")
-    parser.add_argument("--images", required=True,
-                        help="folder of pictures named by id, or webdataset shards 'DIR/{0..9}.tar' with ids as keys "
-                             "or as numbers of their samples (0, 1, ...)")
-    parser.add_argument("--out", default="judge.jsonl", help="answers, one a line (default: %(default)s)")
-    parser.add_argument("--url", default=os.environ.get("OPENAI_BASE_URL"),
-                        help="endpoint up to /v1 (default: $OPENAI_BASE_URL; its key: $OPENAI_API_KEY)")
-    parser.add_argument("--model", default=os.environ.get("OPENAI_MODEL"), help="default: $OPENAI_MODEL")
-    parser.add_argument("--question", default=QUESTION, help="default: the paper's")
-    parser.add_argument("--seed", type=int, default=0, help="of the captions' order (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=4, help="requests at a time (default: %(default)s)")
 
 
 def read_captions(path: str) -> dict[str, str]:
@@ -114,7 +96,7 @@ def _shard_pictures(shard: Path) -> dict[str, Place]:
         with tarfile.open(shard, "r:") as archive:
             for member in archive:
                 key, ending = base_plus_ext(member.name)
-                if member.isreg() and key and f".{ending.lower()}" in PICTURES:
+                if member.isreg() and key and f".{ending.lower()}" in IMAGE_FILES:
                     found.setdefault(key, Place(shard, member.offset_data, member.size))
     except tarfile.TarError as problem:
         raise ValueError(f"{shard}: not a complete, uncompressed tar file ({problem})") from problem
@@ -148,21 +130,20 @@ def find_images(source: str, ids: set[str]) -> dict[str, Place]:
     return {id: place for id, place in found if id in ids}
 
 
-def data_url(place: Place) -> str:
-    """The file's own bytes, base64.
+def read_url(place: Place) -> str:
+    """The file's own bytes as a data URL.
 
     Raises:
-        ValueError: they are no picture.
+        ValueError: they are no image.
     """
     with place.path.open("rb") as file:
         file.seek(place.offset)
         content = file.read(place.size)
     try:
-        with Image.open(io.BytesIO(content)) as image:
-            kind = image.get_format_mimetype()
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            return data_url(content, image.get_format_mimetype())
     except (OSError, SyntaxError, Image.DecompressionBombError) as problem:
         raise ValueError(f"cannot read the picture at byte {place.offset} of {place.path}: {problem}") from problem
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def open_session(workers: int) -> requests.Session:
@@ -204,7 +185,7 @@ def ask(session: requests.Session, url: str, model: str, prompt: str, image: str
     content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": prompt}]
     body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": content}]}
     try:
-        response = session.post(f"{url}/chat/completions", json=body, timeout=TIMEOUT, allow_redirects=False)
+        response = session.post(f"{url}/chat/completions", json=body, timeout=TIMEOUT_SECONDS, allow_redirects=False)
     except requests.RequestException as problem:
         raise OSError(f"{url} cannot be reached, {RETRIES} times tried again: {problem}") from problem
     if response.status_code != 200:
@@ -216,27 +197,18 @@ def ask(session: requests.Session, url: str, model: str, prompt: str, image: str
         raise ValueError(f"{url} gives no chat completion: {_excerpt(response)}") from problem
 
 
-def open_votes(path: Path, settings: dict) -> dict[str, dict]:
-    """{id: vote} of an earlier run, whose half-written last line is cut off; a new file begins with the settings.
-
-    Raises:
-        ValueError: the file has other settings or is none of ours; it stays as it is.
-    """
+def check_journal(path: Path, settings: dict) -> None:
+    """Raises ValueError for a file with other settings or none of ours. It stays as it is: answers cost money."""
     if not path.exists():
-        with new_file(path) as partial:
-            partial.write_text(json.dumps(settings) + "\n", encoding="utf-8")
-    with path.open("r+b") as file:
-        *lines, rest = file.read().split(b"\n")
-        try:
-            earlier, *votes = map(json.loads, lines)
-            votes = {vote["id"]: vote for vote in votes}
-            unlike = [name for name in settings if earlier[name] != settings[name]]
-        except (ValueError, LookupError, TypeError) as problem:
-            raise ValueError(f"{path} is damaged or no file of this tool: give another --out") from problem
-        if unlike:
-            raise ValueError(f"{path} was begun with another {', '.join(unlike)}: give another --out or remove it")
-        file.truncate(file.tell() - len(rest))
-    return votes
+        return
+    try:
+        with path.open("rb") as file:
+            earlier = json.loads(file.readline())
+        unlike = [name for name in settings if earlier[name] != settings[name]]
+    except (ValueError, LookupError, TypeError) as problem:
+        raise ValueError(f"{path} is damaged or no file of this tool: give another --out") from problem
+    if unlike:
+        raise ValueError(f"{path} was begun with another {', '.join(unlike)}: give another --out or remove it")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -247,8 +219,6 @@ def run(args: argparse.Namespace) -> None:
     for value, flag, variable in ((args.url, "--url", "OPENAI_BASE_URL"), (args.model, "--model", "OPENAI_MODEL")):
         if not value:
             raise ValueError(f"whom to ask? Give {flag} or ${variable}")
-    if args.workers < 1:
-        raise ValueError("--workers should be at least 1")
     systems = read_systems(args.captions)
     ids = list(next(iter(systems.values())))
     images = find_images(args.images, set(ids))
@@ -256,21 +226,21 @@ def run(args: argparse.Namespace) -> None:
                for name, captions in systems.items()}
     settings = {"question": args.question, "model": args.model, "seed": args.seed, "systems": digests}
     session = open_session(args.workers)
-    votes = open_votes(out, settings)
+    check_journal(out, settings)
 
     def vote_on(id: str) -> dict:
-        shown = lettered({name: captions[id] for name, captions in systems.items()}, args.seed, id)
-        texts = [text for text, _ in shown]
+        choices = assign_letters({name: captions[id] for name, captions in systems.items()}, args.seed, id)
+        texts = [text for text, _ in choices]
         answer, letter = None, "A"
-        if len(shown) > 1:
-            choices = [f"{letter}. {text}" for letter, text in zip(LETTERS, texts, strict=False)]
-            answer = ask(session, args.url.rstrip("/"), args.model, "\n".join([args.question, *choices]),
-                         data_url(images[id]))
+        if len(choices) > 1:
+            lines = [f"{letter}. {text}" for letter, text in zip(LETTERS, texts, strict=False)]
+            answer = ask(session, args.url.rstrip("/"), args.model, "\n".join([args.question, *lines]),
+                         read_url(images[id]))
             letter = parse_letter(answer, texts)
-        return {"id": id, "shown": [names for _, names in shown], "answer": answer,
-                "chosen": shown[LETTERS.index(letter)][1] if letter else []}
+        return {"id": id, "shown": [names for _, names in choices], "answer": answer,
+                "chosen": choices[LETTERS.index(letter)][1] if letter else []}
 
-    with out.open("a", encoding="utf-8") as file, ThreadPoolExecutor(args.workers) as pool:
+    with Journal(out, settings) as journal, ThreadPoolExecutor(args.workers) as pool:
         lock, stop = threading.Lock(), threading.Event()
 
         def record(id: str) -> None:
@@ -282,11 +252,9 @@ def run(args: argparse.Namespace) -> None:
                 stop.set()
                 raise
             with lock:
-                file.write(json.dumps(vote) + "\n")
-                file.flush()
-                votes[id] = vote
+                journal.append(vote)
 
-        futures = [pool.submit(record, id) for id in ids if id not in votes]
+        futures = [pool.submit(record, id) for id in ids if id not in journal.rows]
         try:
             for future in tqdm(as_completed(futures), desc="judge", unit="image", total=len(ids),
                                initial=len(ids) - len(futures)):
@@ -294,4 +262,4 @@ def run(args: argparse.Namespace) -> None:
         finally:
             stop.set()  # after a failure or Ctrl-C: answers that are under way are still recorded
 
-    report(out.with_suffix(".json"), settings, summarise(list(votes.values()), list(systems)))
+    report(out.with_suffix(".json"), settings, summarise(list(journal.rows.values()), list(systems)))

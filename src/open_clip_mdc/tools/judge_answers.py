@@ -19,10 +19,10 @@ _VERDICT = re.compile(r"(?<!second.)(?<!next.)(?<!at.)\bbest\b|\b(?:answer|choic
                       re.IGNORECASE)
 _DENIED_BEFORE = re.compile(r"\b(?:not|never|neither|nor|none|except|than|over|worst)\b|n['’]t\b", re.IGNORECASE)
 _DENIED_AFTER = re.compile(r"\W*(?:\w+n['’]t|(?:\w+\s+)?(?:not|never)|cannot)\b", re.IGNORECASE)
-_LETTER_GOES_ON = re.compile(r"\s+(?![a-z])|\s+(?:is|was|has|does|and|or|best|because|since|as|over)\b|\S|$")
+_LETTER_CONTINUES = re.compile(r"\s+(?![a-z])|\s+(?:is|was|has|does|and|or|best|because|since|as|over)\b|\S|$")
 
 
-def lettered(captions: dict[str, str], seed: int, id: str) -> list[tuple[str, list[str]]]:
+def assign_letters(captions: dict[str, str], seed: int, id: str) -> list[tuple[str, list[str]]]:
     """Distinct captions of {system: caption} in the order of their letters, each with its systems.
 
     A function of the seed, the id and the captions alone, whatever the order of the systems.
@@ -30,9 +30,9 @@ def lettered(captions: dict[str, str], seed: int, id: str) -> list[tuple[str, li
     systems: dict[str, list[str]] = {}
     for name, caption in sorted(captions.items()):
         systems.setdefault(caption, []).append(name)
-    shown = list(systems.items())
-    random.Random(f"{seed}/{id}").shuffle(shown)
-    return shown
+    choices = list(systems.items())
+    random.Random(f"{seed}/{id}").shuffle(choices)
+    return choices
 
 
 def parse_letter(answer: str, captions: list[str]) -> str | None:
@@ -59,7 +59,7 @@ def parse_letter(answer: str, captions: list[str]) -> str | None:
             if len(letters) != 1:
                 continue
             before, after = clause[:mentions[0].start()], clause[mentions[0].end():]
-            article = letters == {"A"} and not re.search(r"\w\s+$", before) and not _LETTER_GOES_ON.match(after)
+            article = letters == {"A"} and not re.search(r"\w\s+$", before) and not _LETTER_CONTINUES.match(after)
             if article or _DENIED_BEFORE.search(before) or _DENIED_AFTER.match(after):
                 continue
             chosen |= letters

@@ -82,15 +82,6 @@ def draw_histogram(path: str | Path, names: Sequence[str], lengths: Sequence[np.
         figure.savefig(partial, format="png", dpi=150)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `open_clip_mdc lengths`."""
-    parser.add_argument("shards", nargs="+", metavar="SHARDS", help="one data set each: 'DIR/{00000..00009}.tar'")
-    parser.add_argument("--names", nargs="+", help="names of the data sets (default: their folders)")
-    parser.add_argument("--out", default="lengths.png", help="histogram to write (default: %(default)s)")
-    parser.add_argument("--tokenizer", default="ViT-B-32", metavar="MODEL",
-                        help="count with this model's tokenizer (default: %(default)s, CLIP's BPE)")
-
-
 def run(args: argparse.Namespace) -> None:
     """Run `open_clip_mdc lengths`."""
     sets = [find_shards(pattern) for pattern in args.shards]

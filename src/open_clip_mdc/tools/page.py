@@ -1,9 +1,8 @@
-"""The page of `open_clip_mdc caption`: pictures, captions, and a grid each that shows the denoising (Eq. 6, Fig. 2).
+"""The page of `open_clip_mdc caption`: images, captions, and a grid each that shows the denoising (Eq. 6, Fig. 2).
 
 One file without script and without anything from elsewhere; its Content-Security-Policy forbids both. Names and
 captions come from other people: all is escaped, and what a terminal or page would act on, not show, is written out.
 """
-import base64
 from html import escape
 from io import BytesIO
 from math import exp
@@ -12,8 +11,9 @@ from pathlib import Path
 from PIL import Image
 
 from ..data.files import new_file
+from ..data.pictures import data_url
 
-SIDE = 480  # pixels of an embedded picture
+SIDE = 480  # pixels of an embedded image
 BINS = (0.1, 0.25, 0.5, 0.75, 0.9)  # of probability: class p0 below the first, p5 from the last on
 LEGEND = ("under 10 %", "10 to 25", "25 to 50", "50 to 75", "75 to 90", "90 and more")
 
@@ -23,14 +23,14 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def data_url(picture: Image.Image) -> str:
-    """A picture (RGB) as a small JPEG, or a PNG where it is small already, in a data: URL."""
+def thumbnail(picture: Image.Image) -> str:
+    """An image (RGB) as a small JPEG, or a PNG where it is small already, in a data: URL."""
     small = picture.copy()
     small.thumbnail((SIDE, SIDE))
     kind = "png" if max(picture.size) <= 128 else "jpeg"
     buffer = BytesIO()
     small.save(buffer, kind, quality=80)
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return data_url(buffer.getvalue(), f"image/{kind}")
 
 
 def percent(log_prob: float) -> str:
@@ -40,14 +40,14 @@ def percent(log_prob: float) -> str:
 
 
 def word_classes(tokens: list[dict]) -> list[str]:
-    """CSS classes of the tokens' columns: probability p0 to p5, or "given"; "open" and "goes-on" between its pieces."""
+    """CSS classes of the tokens' columns: probability p0 to p5, or "given"; "open", "continued" between pieces."""
     classes = []
     inside = False
     for token in tokens:
         kind = "given" if token["step"] is None else f"p{sum(exp(token['log_prob']) >= edge for edge in BINS)}"
-        goes_on = not token["token"].endswith(" ") and token is not tokens[-1] and token["token"] != "<end>"
-        classes.append(kind + " open" * goes_on + " goes-on" * inside)
-        inside = goes_on
+        continues = not token["token"].endswith(" ") and token is not tokens[-1] and token["token"] != "<end>"
+        classes.append(kind + " open" * continues + " continued" * inside)
+        inside = continues
     return classes
 
 
@@ -68,7 +68,7 @@ def grid(tokens: list[dict]) -> str:
     return f'<table>{"".join(rows)}<tr class="odds"><th>%{odds}</table>'
 
 
-def told(tokens: list[dict]) -> str:
+def describe_steps(tokens: list[dict]) -> str:
     """The grid in words, for who does not see it."""
     found = sorted((token for token in tokens if token["step"] is not None), key=lambda token: token["step"])
     return "; ".join(f"step {token['step'] + 1}: {printable(token['token'].strip())}, {percent(token['log_prob'])} %"
@@ -76,17 +76,17 @@ def told(tokens: list[dict]) -> str:
 
 
 def card(row: dict, picture: str) -> str:
-    """A picture with its caption and its grid.
+    """An image with its caption and its grid.
 
     Args:
         row: a line of the JSONL file.
-        picture: `data_url(...)`.
+        picture: `thumbnail(...)`.
     """
     name, caption = (escape(printable(row[key])) for key in ("image", "caption"))
     small = ' class="small"' if picture.startswith("data:image/png") else ""
     return (f'<article><img{small} src="{picture}" alt="">'
             f'<div><h2 dir="auto">{caption or "(no words)"}</h2><p class="name" dir="auto">{name}</p>'
-            f'<div class="steps" tabindex="0" role="img" aria-label="{escape(told(row["tokens"]))}">'
+            f'<div class="steps" tabindex="0" role="img" aria-label="{escape(describe_steps(row["tokens"]))}">'
             f'{grid(row["tokens"])}</div></div></article>')
 
 
@@ -96,13 +96,13 @@ def write_page(path: str | Path, title: str, facts: dict[str, str], cards: list[
     Args:
         facts: what its head says: name, value.
         cards: of `card`.
-        skipped: lines on pictures that could not be read.
+        skipped: lines on images that could not be read.
     """
     title = escape(printable(title))
     head = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(printable(v))}</dd></div>" for k, v in facts.items())
     legend = "".join(f'<li><i class="p{i}"></i>{text}' for i, text in enumerate(LEGEND))
-    lost = "".join(f"<li>{escape(line)}" for line in skipped)
-    lost = f'<section class="lost"><h2>Skipped</h2><ul>{lost}</ul></section>' if skipped else ""
+    lines = "".join(f"<li>{escape(line)}" for line in skipped)
+    footer = f'<section class="skipped"><h2>Skipped</h2><ul>{lines}</ul></section>' if skipped else ""
     html = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -113,7 +113,7 @@ def write_page(path: str | Path, title: str, facts: dict[str, str], cards: list[
 step fills in what it shows in colour, and the colour is how probable the model found it at that moment: the number
 below, in per cent.</p>
 <ul class="legend"><li><i class="mask"></i>hidden{legend}</ul></header>
-<main>{"".join(cards)}</main>{lost}</body></html>
+<main>{"".join(cards)}</main>{footer}</body></html>
 """
     with new_file(path) as partial:
         partial.write_text(html, encoding="utf-8")
@@ -155,7 +155,7 @@ td { padding: 1px 0.5em; border-right: 3px solid transparent; border-radius: 6px
   text-align: center; white-space: nowrap; }
 td.open { padding-right: 0; border-right-width: 0; border-top-right-radius: 0; border-bottom-right-radius: 0;
   text-align: right; }
-td.goes-on { padding-left: 0; text-align: left; border-top-left-radius: 0; border-bottom-left-radius: 0; }
+td.continued { padding-left: 0; text-align: left; border-top-left-radius: 0; border-bottom-left-radius: 0; }
 .mask { background-color: var(--mask); }
 .p0 { --c: var(--p0); --on: var(--on-low); } .p1 { --c: var(--p1); --on: var(--on-low); }
 .p2 { --c: var(--p2); --on: var(--on-low); } .p3 { --c: var(--p3); --on: var(--on-low); }
@@ -166,7 +166,7 @@ td.goes-on { padding-left: 0; text-align: left; border-top-left-radius: 0; borde
 .odds td, .odds th { position: sticky; bottom: 0; background: var(--page); color: var(--soft); font-size: 0.6875rem;
   font-variant-numeric: tabular-nums; }
 .odds td { padding: 1px 2px; text-align: center; border-radius: 0; background-clip: border-box; }
-.lost { border-top: 1px solid var(--line); padding: 2rem 0; overflow-wrap: anywhere; }
+.skipped { border-top: 1px solid var(--line); padding: 2rem 0; overflow-wrap: anywhere; }
 @media (max-width: 44rem) { article { grid-template-columns: minmax(0, 1fr); } img { max-width: 26rem; }
   body { padding-top: 1.5rem; } table { font-size: 0.75rem; } td { padding: 1px 0.35em; border-right-width: 2px; } }
 @media print { .steps { max-height: none; overflow: visible; } }

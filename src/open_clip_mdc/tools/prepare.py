@@ -36,7 +36,6 @@ from ..data.shards import (
 from ..tokens import CAPTION_SEPARATOR
 from . import recap
 
-KARPATHY = ("coco", "flickr30k", "flickr8k")
 SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}  # Karpathy's -> ours
 SHARD_SIZE = 1000
 SHOWN = 20  # pictures named on the terminal when they cannot be used
@@ -176,30 +175,6 @@ def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[LeftOut]
             (folder / "left_out.txt").write_text("".join(f"{row}\n" for row in left_out), encoding="utf-8")
             hints.append(f"{len(left_out)} pictures left out: {out}/left_out.txt")
     print("\n".join(hints))
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `open_clip_mdc prepare`."""
-    sources = parser.add_subparsers(dest="source", required=True)
-    for source in KARPATHY:
-        karpathy = sources.add_parser(source, help=f"{source} from its pictures and Karpathy's dataset_{source}.json")
-        karpathy.add_argument("--images", required=True, help="folder of the pictures")
-        karpathy.add_argument("--annotations", required=True, metavar="JSON", help=f"dataset_{source}.json")
-        _add_output(karpathy)
-    shards = sources.add_parser("shards", help="webdataset shards whose KEY.json holds several captions")
-    for split in ("train", "val", "test"):
-        shards.add_argument(f"--{split}", metavar="SHARDS", help="such as 'DIR/{00000..00005}.tar'")
-    shards.add_argument("--captions-key", default="captions", help="their name in KEY.json (default: %(default)s)")
-    _add_output(shards)
-    recap.add_arguments(sources.add_parser("recap", help="recaptioned texts of Recap-DataComp, random subsets"))
-
-
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", required=True, help="folder to make; must not exist or be empty")
-    parser.add_argument("--join", action="store_true",
-                        help="train and validate on one long text per picture, all its captions")
-    parser.add_argument("--skip-broken", action="store_true",
-                        help="leave out pictures that are missing, unreadable or without caption, and list them")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ Reads shards as img2dataset writes them with --save_additional_columns '["re_cap
 orders the shards at random; they are written in that order as OUT/00000.tar, 00001.tar, ... until there are as many
 pairs as asked for, to the end of the shard. So 5 million pairs are the first shards of 10 million in the same folder:
 the paper's 5, 10, 20 and 30 million are nested, and asking for more adds shards to what is there. Whatever is there is
-not written again; an interrupted run goes on, and several may share a folder.
+not written again; an interrupted run resumes, and several may share a folder.
 """
 import argparse
 import json
@@ -52,19 +52,15 @@ def recaption(source: str, target: Path) -> dict:
     return stats
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `open_clip_mdc prepare recap`."""
-    parser.add_argument("--shards", required=True, help="shards of Recap-DataComp: 'DIR/{00000..99999}.tar'")
-    parser.add_argument("--out", required=True, help="folder to write to, or to go on with")
-    parser.add_argument("--pairs", type=int, required=True, help="at least so many, to the end of a shard")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of shards (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="shards written at a time (default: %(default)s)")
+def write_sizes(out: Path) -> None:
+    """sizes.json, where OpenCLIP reads the numbers of pairs, of all shards that are there, whoever wrote them."""
+    records = {path.name: json.loads(path.with_name(f"{path.stem}_stats.json").read_text())
+               for path in sorted(out.glob("*.tar"))}
+    write_json(out / "sizes.json", {name: stats["pairs"] for name, stats in records.items()})
 
 
 def run(args: argparse.Namespace) -> None:
     """Run `open_clip_mdc prepare recap`."""
-    if min(args.pairs, args.jobs) < 1:
-        raise ValueError("--pairs and --jobs must be at least 1")
     sources, out = find_shards(args.shards), Path(args.out)
     sources = random.Random(args.seed).sample(sources, len(sources))
     targets = [out / f"{number:05d}.tar" for number in range(len(sources))]
@@ -75,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
             for stats in pool.map(recaption, sources[some], targets[some]):
                 done.append(stats)
                 bar.update(stats["pairs"])
-    write_json(out / "sizes.json", {path.name: stats["pairs"] for path, stats in zip(targets, done, strict=False)})
+    write_sizes(out)
     totals = list(accumulate(stats["pairs"] for stats in done))
     if totals[-1] < args.pairs:
         raise ValueError(f"all {len(sources)} shards hold {totals[-1]} pairs with a re_caption, fewer than --pairs "

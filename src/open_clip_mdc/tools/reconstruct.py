@@ -2,8 +2,11 @@
 
     open_clip_mdc reconstruct --pretrained logs/RUN --data 'scenes/val/00000.tar' --out sheet.png
 
-The loss is the NELBO of validation.py, before training (the same network as it was initialised) and after. A
-reconstruction hides every token of the caption but its length and reveals the most confident one at a time (Eq. 6).
+The loss is the NELBO of validation.py, of the trained network and of an untrained one: the one that a run from scratch
+with --seed 0 began with. A reconstruction hides every token of the caption but its length and reveals the most
+confident one at a time (Eq. 6).
+
+Dimensions: B images, L positions.
 """
 import argparse
 from functools import partial
@@ -11,24 +14,17 @@ from functools import partial
 import open_clip
 import torch
 
-from ..checkpoints import find, load
+from ..checkpoints import find
 from ..data.files import new_file
 from ..data.pictures import batched, read_pairs
 from ..data.shards import find_shards
-from ..integration import is_captioner
 from ..model import Captioner
 from ..tokens import decode_captions, mask_id, target_tokens, valid_tokens
 from ..unmask import unmask_by_confidence
 from ..validation import nelbo
+from .common import load_captioner, need_folder
 
 BATCH = 64
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pretrained", required=True, help="run folder or checkpoint of open_clip_train")
-    parser.add_argument("--data", required=True, help="webdataset shards with pictures and captions")
-    parser.add_argument("--num-samples", type=int, default=8, help="pictures shown")
-    parser.add_argument("--out", default="reconstructions.png", help="contact sheet to write")
 
 
 @torch.inference_mode()
@@ -45,8 +41,8 @@ def reconstruct(model: Captioner, image: torch.Tensor, text: torch.Tensor) -> to
         partial(model.token_logits, image_kv), hidden, valid_tokens(text, model.vocab_size), model.vocab_size).text
 
 
-def contact_sheet(pictures: list, captions: list[str], said: list[str], path: str) -> None:
-    """PNG of pictures with the true caption and the model's below; green where they agree."""
+def contact_sheet(pictures: list, captions: list[str], predictions: list[str], path: str) -> None:
+    """PNG of images with the true caption and the model's below; green where they agree."""
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
@@ -56,10 +52,10 @@ def contact_sheet(pictures: list, captions: list[str], said: list[str], path: st
                                 layout="constrained")
     for axis in axes.flat:
         axis.axis("off")
-    for axis, picture, caption, guess in zip(axes.flat, pictures, captions, said, strict=False):
+    for axis, picture, caption, prediction in zip(axes.flat, pictures, captions, predictions, strict=False):
         axis.imshow(picture, interpolation="nearest")
-        axis.set_title(f"caption: {caption}\nmodel: {guess}", fontsize=8,
-                       color="darkgreen" if guess == caption else "firebrick")
+        axis.set_title(f"caption: {caption}\nmodel: {prediction}", fontsize=8,
+                       color="darkgreen" if prediction == caption else "firebrick")
     with new_file(path) as partial:
         figure.savefig(partial, format="png", dpi=100)
 
@@ -67,27 +63,28 @@ def contact_sheet(pictures: list, captions: list[str], said: list[str], path: st
 def run(args: argparse.Namespace) -> None:
     """Prints the loss before and after training and the reconstructions, and writes the contact sheet."""
     shards = find_shards(args.data)
-    model, transform, tokenizer = load(args.pretrained)
-    name, _, model_args = find(args.pretrained)
-    if not is_captioner(name):
-        raise ValueError(f"{args.pretrained} is a {name}, which is no captioner")
+    need_folder("--out", args.out)
+    model, transform, tokenizer, device, _ = load_captioner(args)
+    name, _, model_args = find(args.pretrained, args.model)
     torch.manual_seed(0)
-    untrained = open_clip.create_model(name, **{k: v for k, v in model_args.items() if k.startswith("force")})
-    before, after = (nelbo(m, batched(read_pairs(shards, transform, tokenizer), BATCH), "cpu")
+    untrained = open_clip.create_model(
+        name, device=device, **{k: v for k, v in model_args.items() if k.startswith("force")})
+    before, after = (nelbo(m, batched(read_pairs(shards, transform, tokenizer), BATCH), device)
                      for m in (untrained, model))
 
     image, text = next(batched(read_pairs(shards, transform, tokenizer), args.num_samples))
-    captions, said = (decode_captions(x, tokenizer) for x in (text, reconstruct(model, image, text)))
+    predicted = reconstruct(model, image.to(device), text.to(device)).cpu()
+    captions, predictions = (decode_captions(x, tokenizer) for x in (text, predicted))
     mean, std = (torch.tensor(model.visual.preprocess_cfg[k]).view(3, 1, 1) for k in ("mean", "std"))
     pictures = [(x * std + mean).clamp(0, 1).permute(1, 2, 0).numpy() for x in image]
-    contact_sheet(pictures, captions, said, args.out)
+    contact_sheet(pictures, captions, predictions, args.out)
 
     print(f"\n{name} on {before['num_samples']} held-out captions")
-    print(f"{'loss (NELBO)':<24}{'before':>10}{'after':>10}")
+    print(f"{'loss (NELBO)':<24}{'untrained':>10}{'trained':>10}")
     for label, key in (("nats per token", "nelbo_per_token"), ("nats per caption", "nelbo_per_caption")):
         print(f"{label:<24}{before[key]:>10.3f}{after[key]:>10.3f}")
-    print("\nReconstructed from the picture and the number of tokens alone:"
-          if not model.causal else "\nRead off the picture:")
-    for i, (caption, guess) in enumerate(zip(captions, said, strict=True), 1):
-        print(f"{i}. {guess}" + ("" if caption == guess else f"   (true: {caption})"))
+    print("\nReconstructed from the image and the number of tokens alone:"
+          if not model.causal else "\nCaptioned from the image alone:")
+    for i, (caption, prediction) in enumerate(zip(captions, predictions, strict=True), 1):
+        print(f"{i}. {prediction}" + ("" if caption == prediction else f"   (true: {caption})"))
     print(f"\nContact sheet: {args.out}")

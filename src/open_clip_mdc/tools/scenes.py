@@ -318,26 +318,6 @@ def caption_words() -> list[str]:
     return sorted(set(words(re.sub(r"{.*?}", " ", " ".join(texts)))))
 
 
-def objects(value: str) -> tuple[int | None, int]:
-    """The type of --objects: the fewest, None without a range, and the most."""
-    fewest, _, most = value.rpartition("-")
-    return int(fewest) if fewest else None, int(most)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `open_clip_mdc scenes`."""
-    parser.add_argument("--out", required=True, help="folder to make; must not exist or be empty")
-    parser.add_argument("--size", type=int, default=32, help="side of a picture in pixels (default: %(default)s)")
-    parser.add_argument("--objects", type=objects, default="2", metavar="N|M-N",
-                        help="objects per scene: 2 to 4, or a range such as 1-3 (default: %(default)s)")
-    parser.add_argument("--sizes", action="store_true", help='objects are "small" or "large", and captions say so')
-    parser.add_argument("--num-train", type=int, default=20000, help="training scenes (default: %(default)s)")
-    parser.add_argument("--num-val", type=int, default=1000, help="validation scenes (default: %(default)s)")
-    parser.add_argument("--num-probe", type=int, default=1600, help="labelled scenes per split (default: %(default)s)")
-    parser.add_argument("--num-pairs", type=int, default=1000, help="caption pairs per task (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes (default: %(default)s)")
-
-
 def run(args: argparse.Namespace) -> None:
     """Run `open_clip_mdc scenes`."""
     fewest, most = args.objects

@@ -32,28 +32,10 @@ from ..data.shards import find_shards
 from ..integration import is_captioner, register
 from ..model import Captioner
 from ..objective import CaptionLoss, corrupt, sample_t
+from .common import default_device
 from .gradient_noise import GROUPS, MIDDLES, Measurement, interval_scores, log_ratio_error, measure, moments, weights
 
 PAPER = ((0.0, 1.0), (0.3, 0.8), (0.4, 0.9), (0.5, 1.0))  # Table 5
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--train-data", required=True, help="webdataset shards: 'DIR/{00000..00009}.tar'")
-    parser.add_argument("--model", help="architecture that is trained shortly, whatever its own interval of t")
-    parser.add_argument("--pretrained", help="measure this checkpoint or run folder instead, without training")
-    parser.add_argument("--steps", type=int, default=300, help="of the short training (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=32,
-                        help="of the short training and of each gradient measured (default: %(default)s)")
-    parser.add_argument("--lr", type=float, default=1e-3, help="of the short training (default: %(default)s)")
-    parser.add_argument("--num-samples", type=int, default=1536,
-                        help="pictures measured, each once (default: %(default)s)")
-    parser.add_argument("--min-width", type=float, default=0.5,
-                        help="of the interval proposed, which is chosen here and not found: the criterion favours "
-                             "narrow ones (default: %(default)s, the width of the paper's)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", default="schedule.json", help="every number (default: %(default)s)")
-    parser.add_argument("--plot", default="schedule.png", help="curves over t and intervals (default: %(default)s)")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -252,20 +234,21 @@ def run(args: argparse.Namespace) -> None:
     """Trains or loads, measures, prints the tables and writes --out and --plot."""
     register()
     check(args)
+    device = default_device(args.device)
     torch.manual_seed(args.seed)
     if args.pretrained:
-        model, transform, tokenizer = checkpoints.load(args.pretrained, args.model, args.device)
+        model, transform, tokenizer = checkpoints.load(args.pretrained, args.model, device)
     else:
-        model, _, transform = open_clip.create_model_and_transforms(args.model, device=args.device)
+        model, _, transform = open_clip.create_model_and_transforms(args.model, device=device)
         tokenizer = open_clip.get_tokenizer(args.model)
     if not isinstance(model, Captioner) or model.caption_cfg.objective != "mdc":
         raise ValueError(f"{args.pretrained or args.model} has no interval of t: it is no masked diffusion captioner")
     samples = stream(args.train_data, transform, tokenizer)
     steps = 0 if args.pretrained else args.steps
     if steps:
-        train(model, batches(samples, args.batch_size, args.device), steps, args.lr, args.seed)
+        train(model, batches(samples, args.batch_size, device), steps, args.lr, args.seed)
     num_batches = args.num_samples // (GROUPS * args.batch_size)
-    measured = measure(model, batches(different(samples), args.batch_size, args.device), num_batches, args.seed)
+    measured = measure(model, batches(different(samples), args.batch_size, device), num_batches, args.seed)
     table, scores = per_t(measured), search(measured, args.min_width)
 
     print(report(table, scores, args.min_width))

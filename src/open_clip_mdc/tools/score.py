@@ -1,54 +1,76 @@
-"""Scores image-text pairs by a captioner's likelihood: a CSV or JSONL file with a line per picture and caption.
+"""Scores image-text pairs by a captioner's likelihood: a CSV or JSONL file with a line per image and caption.
 
     open_clip_mdc score --pretrained RUN --images cat.jpg photos/ --captions captions.txt --out scores.csv
 
-Every caption of the file (one a line) is scored for every picture. Columns: image, caption, score = log p(c | i),
+Every caption of the file (one a line) is scored for every image. Columns: image, caption, score = log p(c | i),
 blind = log p(c), debiased = score - alpha * blind, and tokens: the per-token log-likelihoods in reading order, with the
-step at which the heuristic revealed each. The blind score sees the mean of all pictures given.
+step at which the heuristic revealed each. The blind score sees the mean of many images: --blind-images, or all given.
+
+Place in the paper: Eq. 7 and the heuristic of Sec. 4.2. Dimensions: B images, C captions, L positions, P patches,
+D image width.
 """
 import argparse
 import csv
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from ..checkpoints import load
 from ..data.files import new_file
-from ..data.pictures import find_pictures, open_picture
+from ..data.pictures import Pictures, find_pictures
 from ..model import Captioner
-from ..scoring import log_likelihood, mean_image
+from ..scoring import log_likelihood
 from ..tokens import decode_captions, target_tokens
-
-BATCH = 16
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pretrained", required=True, help="checkpoint, run folder, local-dir: or hf-hub: id")
-    parser.add_argument("--model", help="architecture, for a checkpoint outside a run folder")
-    parser.add_argument("--images", required=True, nargs="+", help="picture files, folders or patterns")
-    parser.add_argument("--captions", required=True, help="text file, one caption a line")
-    parser.add_argument("--out", default="scores.csv", help="a .csv or .jsonl file")
-    parser.add_argument("--alpha", type=float, default=1.0, help="debiased = score - alpha * blind")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+from .common import blind_image, load_captioner, need_folder
 
 
-def score_pairs(model: Captioner, images: torch.Tensor, captions: list[str], tokenizer, blind: torch.Tensor,
-                alpha: float) -> list[list[dict]]:
-    """Columns for each of B images [B, 3, H, W] and each of C captions."""
-    tokens = tokenizer(captions).to(images.device)
-    scores = log_likelihood(model, images, tokens.expand(len(images), -1, -1), return_details=True)
-    prior = log_likelihood(model, None, tokens[None], blind=blind)[0].tolist()
-    scored = target_tokens(tokens, model.vocab_size)
+def read_captions(path: str) -> list[str]:
+    """The lines of a file that are not empty.
+
+    Raises:
+        ValueError: there is none.
+    """
+    captions = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not captions:
+        raise ValueError(f"{path} has no caption")
+    return captions
+
+
+def tokenize_whole(captions: Iterable[str], tokenizer, context_length: int) -> torch.Tensor:
+    """Ids [C, L].
+
+    Raises:
+        ValueError: a caption is longer than the context; the tokenizer would cut it and say nothing.
+    """
+    for number, caption in enumerate(captions, 1):
+        count = len(tokenizer.encode(caption)) + 2
+        if count > context_length:
+            raise ValueError(f"caption {number} has {count} tokens with SOT and EOT, and the model reads "
+                             f"{context_length}: shorten it ({caption[:40]!r}...)")
+    return tokenizer(captions)
+
+
+def score_pairs(model: Captioner, image: torch.Tensor, captions: list[str], text: torch.Tensor, tokenizer,
+                prior: list[float], alpha: float) -> list[list[dict]]:
+    """Columns for each of B images and each of C captions.
+
+    Args:
+        image: [B, 3, height, width].
+        text: the captions' ids, [C, L].
+        prior: the captions' blind scores.
+    """
+    scores = log_likelihood(model, image, text.expand(len(image), -1, -1), return_details=True)
+    target = target_tokens(text, model.vocab_size)
     rows = []
-    for i in range(len(images)):
+    for i in range(len(image)):
         rows.append([])
         for c, caption in enumerate(captions):
-            places = scored[c].nonzero().flatten().tolist()
+            places = target[c].nonzero().flatten().tolist()
             likelihoods = scores.token_log_likelihood[i, c].tolist()
             order = scores.order[i, c].tolist() if scores.order is not None else range(-1, len(likelihoods))
-            words = decode_captions(tokens[c, places][:, None], tokenizer)
+            words = decode_captions(text[c, places][:, None], tokenizer)
             score = float(scores.log_likelihood[i, c])
             rows[-1].append({
                 "caption": caption, "score": score, "blind": prior[c], "debiased": score - alpha * prior[c],
@@ -62,31 +84,29 @@ def run(args: argparse.Namespace) -> None:
     out = Path(args.out)
     if out.suffix not in (".csv", ".jsonl"):
         raise ValueError(f"--out {out} should end in .csv or .jsonl")
-    captions = [line.strip() for line in Path(args.captions).read_text(encoding="utf-8").splitlines() if line.strip()]
-    if not captions:
-        raise ValueError(f"{args.captions} has no caption")
-    pictures = find_pictures(args.images)
-    model, transform, tokenizer = load(args.pretrained, args.model, args.device)
-    if not isinstance(model, Captioner):
-        raise ValueError(f"{args.pretrained} is no captioner")
-
-    def batches(description: str):
-        for i in tqdm(range(0, len(pictures), BATCH), desc=description, unit="batch"):
-            batch = pictures[i:i + BATCH]
-            yield batch, torch.stack([transform(open_picture(p)) for p in batch]).to(args.device)
-
-    blind = mean_image(model, (images for _, images in batches("mean image")))
+    need_folder("--out", args.out)
+    captions, paths = read_captions(args.captions), find_pictures(args.images)
+    loaded = load_captioner(args)
+    model = loaded.model
+    text = tokenize_whole(captions, loaded.tokenizer, model.context_length).to(loaded.device)
+    blind = blind_image(loaded, paths, args)
+    with loaded.autocast():
+        prior = log_likelihood(model, None, text[None], blind=blind)[0].tolist()
     with new_file(out) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["image", "caption", "score", "blind", "debiased", "tokens"])
         if out.suffix == ".csv":
             writer.writeheader()
-        for paths, images in batches("scores"):
-            scored = score_pairs(model, images, captions, tokenizer, blind, args.alpha)
-            for path, rows in zip(paths, scored, strict=True):
+        pictures = Pictures(paths, loaded.transform, args.batch_size)
+        for batch in tqdm(pictures.loader(args.workers), desc="scores", unit="batch"):
+            if batch.problems:
+                raise ValueError(batch.problems[0])
+            with loaded.autocast():
+                scored = score_pairs(model, batch.image.to(loaded.device), captions, text, loaded.tokenizer, prior,
+                                     args.alpha)
+            for name, rows in zip(batch.names, scored, strict=True):
                 for row in rows:
-                    row = {"image": str(path), **row}
                     if out.suffix == ".csv":
-                        writer.writerow({**row, "tokens": json.dumps(row["tokens"])})
+                        writer.writerow({"image": name, **row, "tokens": json.dumps(row["tokens"])})
                     else:
-                        file.write(json.dumps(row) + "\n")
-    print(f"{len(pictures)} pictures x {len(captions)} captions: {out}")
+                        file.write(json.dumps({"image": name, **row}) + "\n")
+    print(f"{len(paths)} images x {len(captions)} captions: {out}")

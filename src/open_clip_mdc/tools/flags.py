@@ -1,0 +1,138 @@
+"""The flags of each tool: a function named after it adds them to a parser. Imports no torch: `--help` is quick."""
+import argparse
+import os
+
+from .common import add_images, add_model, positive
+
+KARPATHY = ("coco", "flickr30k", "flickr8k")
+QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"
+
+
+def objects(value: str) -> tuple[int | None, int]:
+    """The type of --objects: the fewest, None without a range, and the most."""
+    fewest, _, most = value.rpartition("-")
+    return int(fewest) if fewest else None, int(most)
+
+
+def length(value: str) -> int | str:
+    """The type of --length."""
+    return value if value in ("auto", "sample") else positive(value)
+
+
+def scenes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", required=True, help="folder to make; must not exist or be empty")
+    parser.add_argument("--size", type=int, default=32, help="side of an image in pixels (default: %(default)s)")
+    parser.add_argument("--objects", type=objects, default="2", metavar="N|M-N",
+                        help="objects per scene: 2 to 4, or a range such as 1-3 (default: %(default)s)")
+    parser.add_argument("--sizes", action="store_true", help='objects are "small" or "large", and captions say so')
+    parser.add_argument("--num-train", type=int, default=20000, help="training scenes (default: %(default)s)")
+    parser.add_argument("--num-val", type=int, default=1000, help="validation scenes (default: %(default)s)")
+    parser.add_argument("--num-probe", type=int, default=1600, help="labelled scenes per split (default: %(default)s)")
+    parser.add_argument("--num-pairs", type=int, default=1000, help="caption pairs per task (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes (default: %(default)s)")
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    sources = parser.add_subparsers(dest="source", required=True)
+    for source in KARPATHY:
+        karpathy = sources.add_parser(source, help=f"{source} from its images and Karpathy's dataset_{source}.json")
+        karpathy.add_argument("--images", required=True, help="folder of the images")
+        karpathy.add_argument("--annotations", required=True, metavar="JSON", help=f"dataset_{source}.json")
+        _add_output(karpathy)
+    shards = sources.add_parser("shards", help="webdataset shards whose KEY.json holds several captions")
+    for split in ("train", "val", "test"):
+        shards.add_argument(f"--{split}", metavar="SHARDS", help="such as 'DIR/{00000..00005}.tar'")
+    shards.add_argument("--captions-key", default="captions", help="their name in KEY.json (default: %(default)s)")
+    _add_output(shards)
+    recap = sources.add_parser("recap", help="recaptioned texts of Recap-DataComp, random subsets")
+    recap.add_argument("--shards", required=True, help="shards of Recap-DataComp: 'DIR/{00000..99999}.tar'")
+    recap.add_argument("--out", required=True, help="folder to write to, or to resume")
+    recap.add_argument("--pairs", type=positive, required=True, help="at least so many, to the end of a shard")
+    recap.add_argument("--seed", type=int, default=0, help="of the order of shards (default: %(default)s)")
+    recap.add_argument("--jobs", type=positive, default=1, help="shards written at a time (default: %(default)s)")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", required=True, help="folder to make; must not exist or be empty")
+    parser.add_argument("--join", action="store_true",
+                        help="train and validate on one long text per image, all its captions")
+    parser.add_argument("--skip-broken", action="store_true",
+                        help="leave out images that are missing, unreadable or without caption, and list them")
+
+
+def lengths(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shards", nargs="+", metavar="SHARDS", help="one data set each: 'DIR/{00000..00009}.tar'")
+    parser.add_argument("--names", nargs="+", help="names of the data sets (default: their folders)")
+    parser.add_argument("--out", default="lengths.png", help="histogram to write (default: %(default)s)")
+    parser.add_argument("--tokenizer", default="ViT-B-32", metavar="MODEL",
+                        help="count with this model's tokenizer (default: %(default)s, CLIP's BPE)")
+
+
+def caption(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", nargs="+", metavar="PATHS", help="images, folders, webdataset shards, patterns")
+    add_model(parser)
+    add_images(parser)
+    parser.add_argument("--limit", type=positive, help="only the first so many images")
+    parser.add_argument("--out", default="captions.jsonl", help="JSONL file to write (default: %(default)s)")
+    parser.add_argument("--html", help="page to write, one file with the images in it; for hundreds, not millions")
+    parser.add_argument("--length", type=length, metavar="N|auto|sample",
+                        help="tokens of a caption (default: 15), the model's choice or its draw; of ARC, at most")
+    parser.add_argument("--tokens-per-step", type=positive, metavar="K", help="tokens revealed at a time (default: 1)")
+    parser.add_argument("--text", help="caption to fill in, e.g. 'a [MASK] dog on a [MASK]', a token each")
+    parser.add_argument("--temperature", type=float, default=0.0,
+                        help="draw tokens at this temperature (default: %(default)s, the most probable ones)")
+    parser.add_argument("--top-k", type=int, metavar="K", help="draw among the K most probable tokens")
+    parser.add_argument("--top-p", type=float, metavar="P", help="draw among the fewest tokens that have probability P")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default: %(default)s)")
+    parser.add_argument("--guidance-scale", type=float, default=1.0, metavar="S",
+                        help="more than 1 leans towards what only the image explains (default: %(default)s)")
+
+
+def score(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_images(parser)
+    parser.add_argument("--images", required=True, nargs="+", help="images, folders or patterns")
+    parser.add_argument("--captions", required=True, help="text file, one caption a line")
+    parser.add_argument("--out", default="scores.csv", help="a .csv or .jsonl file (default: %(default)s)")
+    parser.add_argument("--alpha", type=float, default=1.0,
+                        help="debiased = score - alpha * blind (default: %(default)s)")
+
+
+def judge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--captions", required=True, nargs="+", metavar="NAME=FILE",
+                        help='a system and its captions: JSON with {"captions": {id: caption}}, or the caption '
+                             "tool's .jsonl (id: the file's name without folder and ending, or the shard's key)")
+    parser.add_argument("--images", required=True,
+                        help="folder of images named by id, or webdataset shards 'DIR/{0..9}.tar' with ids as keys "
+                             "or as numbers of their samples (0, 1, ...)")
+    parser.add_argument("--out", default="judge.jsonl", help="answers, one a line (default: %(default)s)")
+    parser.add_argument("--url", default=os.environ.get("OPENAI_BASE_URL"),
+                        help="endpoint up to /v1 (default: $OPENAI_BASE_URL; its key: $OPENAI_API_KEY)")
+    parser.add_argument("--model", default=os.environ.get("OPENAI_MODEL"), help="default: $OPENAI_MODEL")
+    parser.add_argument("--question", default=QUESTION, help="default: the paper's")
+    parser.add_argument("--seed", type=int, default=0, help="of the captions' order (default: %(default)s)")
+    parser.add_argument("--workers", type=positive, default=4, help="requests at a time (default: %(default)s)")
+
+
+def reconstruct(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("--data", required=True, help="webdataset shards with images and captions")
+    parser.add_argument("--num-samples", type=positive, default=8, help="images shown (default: %(default)s)")
+    parser.add_argument("--out", default="reconstructions.png", help="contact sheet to write (default: %(default)s)")
+
+
+def schedule_search(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, required=False)
+    parser.add_argument("--train-data", required=True, help="webdataset shards: 'DIR/{00000..00009}.tar'")
+    parser.add_argument("--steps", type=int, default=300, help="of the short training (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=32,
+                        help="of the short training and of each gradient measured (default: %(default)s)")
+    parser.add_argument("--lr", type=float, default=1e-3, help="of the short training (default: %(default)s)")
+    parser.add_argument("--num-samples", type=int, default=1536,
+                        help="images measured, each once (default: %(default)s)")
+    parser.add_argument("--min-width", type=float, default=0.5,
+                        help="of the interval proposed, which is chosen here and not found: the criterion favours "
+                             "narrow ones (default: %(default)s, the width of the paper's)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--out", default="schedule.json", help="every number (default: %(default)s)")
+    parser.add_argument("--plot", default="schedule.png", help="curves over t and intervals (default: %(default)s)")

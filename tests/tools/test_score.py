@@ -1,0 +1,120 @@
+"""Claims about `open_clip_mdc score`, with a real model that is not trained.    pytest tests/tools/test_score.py"""
+import csv
+import json
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+from PIL import Image
+
+from open_clip_mdc import checkpoints, register
+from open_clip_mdc import tools as cli
+from open_clip_mdc.scoring import mean_image
+
+CAPTIONS = ["a red circle left of a blue square", "a star", "a blue square up above a red star"]
+
+
+@pytest.fixture(scope="module", params=["MDC-ViT-Ti-8", "ARC-ViT-Ti-8"])
+def place(tmp_path_factory, request):
+    """A run, a folder of 40 images, another of 5, and a file of captions."""
+    register()
+    folder = tmp_path_factory.mktemp("score")
+    torch.manual_seed(1)
+    model = open_clip.create_model(request.param)
+    torch.nn.init.normal_(model.text.output.weight, std=0.3)
+    (folder / "run" / "checkpoints").mkdir(parents=True)
+    (folder / "run" / "params.txt").write_text(f"model: {request.param}\n")
+    torch.save({"state_dict": model.state_dict()}, folder / "run" / "checkpoints" / "epoch_1.pt")
+    for name, count in (("many", 40), ("few", 5)):
+        (folder / name).mkdir()
+        for i in range(count):
+            noise = torch.randint(0, 256, (32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(i))
+            Image.fromarray(noise.numpy()).save(folder / name / f"{i:02d}.png")
+    (folder / "captions.txt").write_text("\n".join(CAPTIONS) + "\n\n")
+    return folder
+
+
+def score(place, *argv) -> str | None:
+    """The tool's complaint, None if it has none."""
+    try:
+        cli.main(["score", "--pretrained", str(place / "run"), "--captions", str(place / "captions.txt"), "--device",
+                  "cpu", *map(str, argv)])
+    except SystemExit as end:
+        return end.code
+    return None
+
+
+@pytest.mark.parametrize("flags", [(), ("--workers", "0", "--batch-size", "3")], ids=["default", "small batches"])
+def test_every_column_is_the_models(place, tmp_path, flags):
+    out = tmp_path / "scores.jsonl"
+    assert score(place, "--images", place / "many", "--out", out, "--alpha", "0.5", *flags) is None
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(Path(row["image"]).stem, row["caption"]) for row in rows] == [
+        (f"{i:02d}", caption) for i in range(40) for caption in CAPTIONS]
+    model, transform, tokenizer = checkpoints.load(str(place / "run"))
+    image = torch.stack([transform(Image.open(path)) for path in sorted((place / "many").iterdir())])
+    text, blind = tokenizer(CAPTIONS), mean_image(model, [image])
+    for i in (0, 7, 39):
+        for c, caption in enumerate(CAPTIONS):
+            row = rows[3 * i + c]
+            assert row["score"] == pytest.approx(float(model.log_likelihood(image[i:i + 1], text[c:c + 1])), abs=1e-3)
+            prior = float(model.log_likelihood(None, text[c][None, None], blind=blind))
+            assert row["blind"] == pytest.approx(prior, abs=1e-3)
+            assert row["debiased"] == pytest.approx(row["score"] - 0.5 * prior, abs=2e-3)
+            assert sum(token["log_likelihood"] for token in row["tokens"]) == pytest.approx(row["score"], abs=1e-3)
+            assert " ".join(token["token"] for token in row["tokens"]) == f"{caption} <end>"
+
+
+def test_csv_and_jsonl_say_the_same_and_blind_images_may_be_others(place, tmp_path):
+    for name in ("s.csv", "s.jsonl"):
+        out = tmp_path / name
+        assert score(place, "--images", place / "few", "--blind-images", place / "many", "--out", out) is None
+    with (tmp_path / "s.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    rows = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
+    assert len(table) == len(rows) == 15
+    for line, row in zip(table, rows, strict=True):
+        assert json.loads(line["tokens"]) == row["tokens"]
+        assert all(float(line[name]) == row[name] for name in ("score", "blind", "debiased"))
+        assert row["debiased"] != 0
+
+
+@pytest.mark.parametrize("images", ["few", "few/00.png"])
+def test_the_mean_of_few_images_is_refused(place, tmp_path, images):
+    """Of one image the mean is the image: blind was the score, and debiased 0, without a word."""
+    complaint = score(place, "--images", place / images, "--out", tmp_path / "s.csv")
+    assert complaint.startswith("error: the mean of ") and "--blind-images" in complaint and "\n" not in complaint
+    assert "32 or more" in score(place, "--images", place / "many", "--blind-images", place / "few", "--out",
+                                 tmp_path / "s.csv")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_caption_longer_than_the_context_is_refused(place, tmp_path):
+    """The tokenizer cuts it: captions of 96 and of 112 words had the same score."""
+    long = tmp_path / "long.txt"
+    long.write_text("a star\n" + "a red star " * 40)
+    complaint = score(place, "--images", place / "many", "--captions", long, "--out", tmp_path / "s.csv")
+    assert complaint.startswith("error: caption 2 has 122 tokens with SOT and EOT") and "\n" not in complaint
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["long.txt"]
+
+
+def test_bad_input_is_named_in_one_line(place, tmp_path):
+    (tmp_path / "none.txt").write_text("\n \n")
+    (tmp_path / "broken").mkdir()
+    for i in range(3):
+        (tmp_path / "broken" / f"{i}.png").write_bytes(b"no image")
+    (tmp_path / "empty.pt").write_bytes(b"")
+    (tmp_path / "text.pt").write_text("weights, honestly")
+    images = ("--images", place / "many")
+    for argv, words in [
+        ((*images, "--out", tmp_path / "s.txt"), "should end in .csv or .jsonl"),
+        ((*images, "--out", tmp_path / "no" / "s.csv"), "its folder does not exist"),
+        ((*images, "--captions", tmp_path / "none.txt"), "none.txt has no caption"),
+        (("--images", tmp_path / "broken"), "cannot read the picture"),
+        ((*images, "--pretrained", tmp_path / "empty.pt", "--model", "MDC-ViT-Ti-8"), "empty.pt holds no weights of"),
+        ((*images, "--pretrained", tmp_path / "text.pt", "--model", "MDC-ViT-Ti-8"), "text.pt holds no weights of"),
+    ]:
+        complaint = score(place, "--out", tmp_path / "s.csv", *argv)
+        assert complaint.startswith("error: ") and words in complaint and "\n" not in complaint, complaint
+    assert not list(tmp_path.glob("*.csv"))
