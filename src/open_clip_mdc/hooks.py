@@ -15,7 +15,7 @@ import torch
 
 from . import configs
 from .integration import is_captioner
-from .loading import seed_noise, seed_webdataset
+from .loading import Batches, seed_noise, seed_webdataset, split_normalization
 from .model import Captioner
 from .objective import CaptionLoss
 from .tokens import CAPTION_SEPARATOR
@@ -71,7 +71,7 @@ def create_loss(upstream):
 
 
 def get_wds_dataset(upstream):
-    """`open_clip_train.data.get_wds_dataset`, for every model: repeatable by --seed, one caption of several.
+    """`open_clip_train.data.get_wds_dataset`, for every model: repeatable by --seed, pinned, one caption of several.
 
     Of the captions that share a KEY.txt training draws one at each reading, validation takes the first. An ordinary
     text draws nothing.
@@ -82,10 +82,24 @@ def get_wds_dataset(upstream):
             captions = text.split(CAPTION_SEPARATOR)
             return tokenizer(random.choice(captions) if is_train and len(captions) > 1 else captions[0])
         info = upstream(args, preprocess_img, is_train, epoch=epoch, floor=floor, tokenizer=tokenize)
+        info.dataloader.pipeline[0].pin_memory = args.device.startswith("cuda")
         if is_train:
             seed_webdataset(info, args.seed, args.rank)
         return info
     return get_dataset
+
+
+def get_data(upstream):
+    """`open_clip_train.main.get_data`, for every model: training images reach the device as bytes, one batch ahead."""
+    @wraps(upstream)
+    def get(args, preprocess_fns, epoch=0, tokenizer=None):
+        train, validate = preprocess_fns
+        train, normalize = split_normalization(train)
+        data = upstream(args, (train, validate), epoch=epoch, tokenizer=tokenizer)
+        if "train" in data:
+            data["train"].dataloader = Batches(data["train"].dataloader, args.device, normalize)
+        return data
+    return get
 
 
 def unwrap(model):

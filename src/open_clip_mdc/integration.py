@@ -35,6 +35,8 @@ OPEN_CLIP = (
                 "the loss of a captioner is CaptionLoss"),
     Replacement("open_clip_train.data:get_wds_dataset", "open_clip_mdc.hooks:get_wds_dataset",
                 "its sample shuffle is seeded by process id and clock; a sample may have several captions"),
+    Replacement("open_clip_train.main:get_data", "open_clip_mdc.hooks:get_data",
+                "upstream's images travel as floats, from pageable memory, while the device waits"),
     Replacement("open_clip_train.main:train_one_epoch", "open_clip_mdc.hooks:train_one_epoch",
                 "upstream seeds once a process, so a resumed run would repeat the first epoch's noise"),
     Replacement("open_clip_train.main:evaluate", "open_clip_mdc.hooks:evaluate",

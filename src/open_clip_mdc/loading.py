@@ -1,16 +1,26 @@
-"""A seed is a seed: all random numbers of a training run are a function of --seed, epoch, rank and worker.
+"""The way of a training batch from upstream's data pipeline to the device, for CLIP models too.
 
-Upstream seeds a process once, when it starts, and its webdataset shuffle by process id and clock: no two runs of one
-seed are equal, and a resumed run repeats the noise of its first epoch. Here each epoch is seeded anew: `seed_noise` in
-the process that trains, `SeedEachPass` where samples are read, which is in the workers, if there are any.
+A seed is a seed: all random numbers are a function of --seed, epoch, rank and worker. Upstream seeds a process once,
+when it starts, and its webdataset shuffle by process id and clock: no two runs of one seed are equal, and a resumed run
+repeats the noise of its first epoch. Here each epoch is seeded anew: `seed_noise` in the process that trains,
+`SeedEachPass` where samples are read, which is in the workers, if there are any.
+
+The last metre: images travel as bytes in pinned memory, a batch ahead of the step, and are normalised on the device.
+
+Dimensions: B images.
 """
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 
 import numpy as np
 import torch
 from open_clip_train.data import DataInfo, ResampledShards2, SharedEpoch
+from PIL import Image
+from torch import Tensor
 from torch.utils.data import get_worker_info
+from torchvision.transforms import Compose, Normalize, ToTensor
+from torchvision.transforms.functional import pil_to_tensor
 from webdataset.filters import _shuffle
 
 
@@ -64,3 +74,81 @@ def seed_webdataset(info: DataInfo, seed: int, rank: int) -> None:
         raise RuntimeError(f"the webdataset pipeline has {len(places)} sample shuffles, not 1: {stages}")
     stages[places[0]].kw["rng"] = random  # by default a generator of its own, seeded by process id and clock
     stages.insert(places[0], SeedEachPass(seed, rank, info.shared_epoch))
+
+
+def to_bytes(image: Image.Image) -> Tensor:
+    """uint8 [3, height, width]; contiguous, as `ToTensor` makes it: convolutions round by layout."""
+    return pil_to_tensor(image).contiguous()
+
+
+def split_normalization(transform: Callable) -> tuple[Callable, Normalize | None]:
+    """Takes the conversion to normalised floats off the end of a transform, if it is there.
+
+    Returns:
+        a transform that ends in `to_bytes`, and what is to be done to its result divided by 255; or the transform as it
+        was, and None.
+    """
+    stages = getattr(transform, "transforms", [])
+    if len(stages) > 1 and isinstance(stages[-2], ToTensor) and isinstance(stages[-1], Normalize):
+        return Compose([*stages[:-2], to_bytes]), stages[-1]
+    return transform, None
+
+
+def one_ahead(items: Iterable, start: Callable) -> Iterator:
+    """start(item) of each item, started before the one before it is taken."""
+    ahead = []
+    for item in items:
+        ahead.append(start(item))
+        if len(ahead) > 1:
+            yield ahead.pop(0)
+    yield from ahead
+
+
+class Batches:
+    """Upstream's training loader, whose batches are on the device, normalised and prepared."""
+
+    def __init__(self, loader: Iterable, device: str, normalize: Normalize | None):
+        """Args: `normalize` as `split_normalization` returns it."""
+        self.loader, self.device = loader, torch.device(device)
+        self.prepare: Callable = lambda text: text  # a captioner's is `Captioner.prepare`, on the CPU
+        self.mean, self.std = None, None
+        if normalize is not None:
+            self.mean, self.std = (torch.as_tensor(x, dtype=torch.float32).view(-1, 1, 1).to(self.device)
+                                   for x in (normalize.mean, normalize.std))
+
+    def __getattr__(self, name: str):
+        return getattr(self.loader, name)  # num_batches, num_samples
+
+    def __iter__(self) -> Iterator[tuple]:
+        if self.device.type == "cuda":
+            yield from map(self.finish, one_ahead(self.loader, self.start))
+            return
+        for image, text in self.loader:
+            yield self.normalized(image.to(self.device)), self.prepare(text).to(self.device)
+
+    def start(self, batch: tuple) -> tuple:
+        """Sends a batch on its way, on a stream of its own."""
+        image, text = batch
+        text = self.prepare(text).pin_memory()
+        with torch.cuda.stream(self.stream):
+            batch = tuple(x.to(self.device, non_blocking=True) for x in (image, text))
+            return batch, self.stream.record_event()
+
+    def finish(self, started: tuple) -> tuple:
+        """Makes the present stream wait for a batch, and its memory wait for the present stream."""
+        (image, text), arrived = started
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(arrived)
+        image.record_stream(stream)
+        text.record_stream(stream)
+        return self.normalized(image), text
+
+    @cached_property
+    def stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device)
+
+    def normalized(self, image: Tensor) -> Tensor:
+        """What the end of the transform would have made of it: float [B, 3, height, width], to the last bit."""
+        if self.mean is None:
+            return image
+        return image.float().div_(255).sub_(self.mean).div_(self.std)

@@ -4,11 +4,14 @@ from types import SimpleNamespace
 import open_clip_train.data
 import pandas as pd
 import pytest
+import torch
+from conftest import run
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 from training import equal, open_clip_train_each, train_flags, weights
 
 import open_clip_mdc
+from open_clip_mdc import loading
 from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.tokens import CAPTION_SEPARATOR
 
@@ -76,7 +79,8 @@ def order(data, seed=0, rank=0, epochs=(0,)) -> list[list[tuple[int, str]]]:
     """What a training loader of upstream's reads per epoch: (picture, colour in the caption that was drawn)."""
     open_clip_mdc.register()
     args = SimpleNamespace(train_data=str(data / f"{{0..{SHARDS - 1}}}.tar"), train_num_samples=96, batch_size=12,
-                           train_data_upsampling_factors=None, world_size=1, rank=rank, seed=seed, workers=0)
+                           train_data_upsampling_factors=None, world_size=1, rank=rank, seed=seed, workers=0,
+                           device="cpu")
     info = open_clip_train.data.get_wds_dataset(args, pil_to_tensor, is_train=True, tokenizer=lambda caption: [caption])
     read = []
     for epoch in epochs:
@@ -94,3 +98,85 @@ def test_order_and_captions_differ_between_passes_epochs_seeds_and_ranks_and_rep
     assert all(a != b and [i for i, _ in a] != [i for i, _ in b] and dict(a) != dict(b)
                for n, a in enumerate(reads) for b in reads[:n])
     assert order(data, epochs=(1,)) == [one]
+
+
+def test_webdataset_batches_are_pinned_where_there_is_a_gpu(data):
+    open_clip_mdc.register()
+    for device in ("cpu", "cuda:0"):
+        for is_train in (True, False):
+            args = SimpleNamespace(train_data=str(data / "0.tar"), val_data=str(data / "1.tar"), train_num_samples=12,
+                                   val_num_samples=12, batch_size=4, train_data_upsampling_factors=None, world_size=1,
+                                   rank=0, seed=0, workers=1, device=device)
+            info = open_clip_train.data.get_wds_dataset(args, pil_to_tensor, is_train, tokenizer=len)
+            assert info.dataloader.pipeline[0].pin_memory is (device == "cuda:0")
+
+
+JITTER = {"color_jitter_prob": 0.8, "color_jitter": (0.4, 0.4, 0.4, 0.1), "gray_scale_prob": 0.2}
+TIMM = {"use_timm": True, "scale": (0.4, 1.0), "color_jitter": 0.4}
+
+
+@pytest.mark.parametrize("aug_cfg, mode", [
+    *(({}, mode) for mode in ("RGB", "L", "RGBA", "P", "1")), (JITTER, "RGB"), (JITTER, "L"), (TIMM, "RGB"),
+])
+def test_images_normalised_on_the_device_equal_upstreams_to_the_last_bit(aug_cfg, mode):
+    _, transform, _ = open_clip_mdc.create_model_and_transforms("ViT-Ti-8", aug_cfg=aug_cfg)
+    as_bytes, normalize = loading.split_normalization(transform)
+    image = Image.effect_noise((50, 40), 80).convert(mode)
+    made = []
+    for function in (transform, as_bytes):
+        loading.seed_noise(0)
+        made.append(function(image))
+    assert made[1].dtype == torch.uint8 and made[1].is_contiguous()
+    [(batch, text)] = loading.Batches([(made[1][None], torch.ones(1))], "cpu", normalize)
+    assert torch.equal(batch[0], made[0]) and torch.equal(text, torch.ones(1))
+
+
+def test_a_transform_that_does_not_end_in_normalisation_stays_as_it_is():
+    _, transform, validate = open_clip_mdc.create_model_and_transforms(
+        "ViT-Ti-8", aug_cfg={"use_timm": True, "scale": (0.4, 1.0), "re_prob": 0.5})  # erases after normalising
+    assert loading.split_normalization(transform) == (transform, None)
+    assert loading.split_normalization(len) == (len, None)
+    [(image, _)] = loading.Batches([(torch.randn(1, 3, 4, 4), torch.ones(1))], "cpu", None)
+    assert image.dtype == torch.float32
+
+
+def test_a_run_equals_that_of_upstreams_float_images_bit_for_bit(data, runs, tmp_path):
+    argv = train_flags("--batch-size", "8", "--lr-scheduler", "const", "--dataset-type", "csv", "--epochs", "1",
+                       data=data / "train.csv", logs=tmp_path, model="ViT-Ti-8", workers="2")
+    run("python", "-c", f"""
+from open_clip_mdc import integration
+integration.register(tuple(r for r in integration.OPEN_CLIP if r.target != "open_clip_train.main:get_data"))
+from open_clip_train.main import main
+main({argv!r})
+""")
+    assert equal(weights(tmp_path, 1), weights(runs, 1, "unbroken-csv-2-ViT-Ti-8"))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_each_batch_is_sent_before_the_one_before_it_is_used(count):
+    events = []
+    for batch in loading.one_ahead(range(count), lambda i: events.append(("sent", i)) or i):
+        events.append(("used", batch))
+    expected = [("sent", 0)][:count]
+    for i in range(count):
+        expected += [("sent", i + 1)] * (i + 1 < count) + [("used", i)]
+    assert events == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_batches_on_a_gpu_equal_those_on_the_cpu():
+    model, transform, _ = open_clip_mdc.create_model_and_transforms("MDC-ViT-Ti-8")
+    _, normalize = loading.split_normalization(transform)
+    text = open_clip_mdc.get_tokenizer("MDC-ViT-Ti-8")(["a red circle"] * 4)
+    loader = [(torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8), text) for _ in range(5)]
+    made = []
+    for device in ("cpu", "cuda"):
+        loading.seed_noise(0)
+        model.seed_t(0)
+        batches = loading.Batches(loader, device, normalize)
+        batches.prepare = model.prepare
+        made.append([(image.cpu(), captions.to("cpu")) for image, captions in batches])
+    for (image, captions), (image_gpu, captions_gpu) in zip(*made, strict=True):
+        torch.testing.assert_close(image, image_gpu, atol=1e-6, rtol=0)
+        assert torch.equal(captions.packed.token, captions_gpu.packed.token)
