@@ -73,6 +73,7 @@ BENCHMARK = (
 # What is imported and is no public interface: "module:name", what it is needed for. A new upstream version is tried
 # against this list and the tables above.
 IMPORTED = {
+    "open_clip.coca_model:CoCa": "tells a CoCa, which our beam search decodes",
     "open_clip.factory:SimpleTokenizer": "a captioner's tokenizer, after the replacement above",
     "open_clip.factory:_MODEL_CONFIGS": "register adds the model configs",
     "open_clip.model:CLIPTextCfg": "the text_cfg of a captioner",
