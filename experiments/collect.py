@@ -32,7 +32,7 @@ TITLES = {
     "claims": "What this shows of the paper's claims",
 }
 PICTURES = 4  # of Figure 6
-LOSS = re.compile(r" Loss: (\S+) \(")  # of a line of training
+LOSS = re.compile(r"Caption_loss: (\S+) \(")  # of a line of training; a length head's loss is none of the objective
 
 
 class Result(NamedTuple):

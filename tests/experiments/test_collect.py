@@ -95,7 +95,7 @@ def test_results_of_another_recipe_do_not_enter_a_table(tmp_path):
 
 def test_stability_is_the_noise_of_the_logged_loss_around_a_slow_trend(tmp_path):
     noise = [1.0, -1.0] * 20
-    lines = [f"... Train Epoch: 0 [1/2 (3%)] Caption_loss: 9 (9) Loss: {20 - 0.01 * i + n:.5f} (7.0)"
+    lines = [f"... Train Epoch: 0 [1/2 (3%)] Caption_loss: {20 - 0.01 * i + n:.5f} (7.0) Loss: 99 (9)"
              for i, n in enumerate(noise)]
     # successive differences are 2 but for the trend: 2 / sqrt(2) = 1.414 of a mean of about 20 - 0.3
     assert collect.loss_variation("\n".join(lines)) == pytest.approx(math.sqrt(2) / 19.7, rel=0.01)
