@@ -285,25 +285,21 @@ def binomial(evaluation: Evaluation, part: list, share: float, size: int) -> flo
 
 
 def influence(evaluation: Evaluation, dataset: str, part: list, share: float) -> dict | None:
-    """{image: what it adds to a side, beyond its weight in the mean}; None where its results were not kept.
+    """{image: what it adds to a side beyond its weight in the mean, averaged over seeds}; None where items are missing.
 
-    Raises:
-        ValueError: seeds kept the results of other images.
+    Seeds may have judged other images: the judge's malformed answers are left out.
     """
     if evaluation.task == "log":
         return {}
-    items = [read_items(one.path, evaluation) for one in part]
-    if None in items:
-        return None
-    images, weights, _ = items[0]
-    if any(others != images for others, _, _ in items):
-        raise ValueError(f"{part[0].path} and the same of other seeds are of different images")
-    values = [statistics.fmean(column) for column in zip(*(values for _, _, values in items), strict=True)]
-    mean = sum(weight * value for weight, value in zip(weights, values, strict=True))
-    family = evaluation.root if evaluation.task == "image_caption_selection" else dataset  # subsets share images
     found: dict = {}
-    for image, weight, value in zip(images, weights, values, strict=True):
-        found[family, image] = found.get((family, image), 0.0) + share * weight * (value - mean)
+    family = evaluation.root if evaluation.task == "image_caption_selection" else dataset  # subsets share images
+    for result in part:
+        items = read_items(result.path, evaluation)
+        if items is None:
+            return None
+        mean = sum(weight * value for _, weight, value in items)
+        for image, weight, value in items:
+            found[family, image] = found.get((family, image), 0.0) + share * weight * (value - mean) / len(part)
     return found
 
 
@@ -312,7 +308,7 @@ def binomial_variance(accuracy: float, size: int) -> float:
     return adjusted * (1 - adjusted) / (size + 2)
 
 
-def read_items(path: Path, evaluation: Evaluation) -> tuple[list, list[float], list[float]] | None:
+def read_items(path: Path, evaluation: Evaluation) -> list[tuple[str, float, float]] | None:
     """Image, weight in the mean, and value of each item of a result; None where they were not kept.
 
     clip_benchmark's lie in items/ beside the result; the judge's are its answers.
@@ -322,15 +318,14 @@ def read_items(path: Path, evaluation: Evaluation) -> tuple[list, list[float], l
         if not votes.exists():
             return None
         rows = [row for row in map(json.loads, votes.read_text(encoding="utf-8").splitlines()) if row.get("chosen")]
-        return [row["id"] for row in rows], [1 / len(rows)] * len(rows), \
-            [(evaluation.metric in row["chosen"]) / len(row["chosen"]) for row in rows]
+        return [(row["id"], 1 / len(rows), (evaluation.metric in row["chosen"]) / len(row["chosen"])) for row in rows]
     items = path.parent / "items" / path.name
     content = json.loads(items.read_text(encoding="utf-8")) if items.exists() else {"values": {}}
     values = content["values"].get(evaluation.metric)
     if values is None:
         return None
     weights = content.get("weights", {}).get(evaluation.metric) or [1.0] * len(values)
-    return content["images"], [weight / sum(weights) for weight in weights], values
+    return list(zip(content["images"], (weight / sum(weights) for weight in weights), values, strict=True))
 
 
 NUMBER = re.compile(r"^\W*(\d+\.\d)(?: ± (\d+\.\d))?")
