@@ -169,6 +169,7 @@ def monte_carlo(
     score, error, freedom = np.zeros(len(text)), np.zeros(len(text)), np.full(len(text), math.inf)
     draws = {n: draw_masks(n, num_samples, seed, interval) for n in np.unique(lengths[lengths > 0]).tolist()}
     running = lengths > 0
+    dropped = []  # (rows, the leader they fell behind, gaps, errors of the gaps), in order
     rivals = int(running.sum()) - 1
     most = max((d.repeat[-1] + 1 for d in draws.values()), default=0)
     looks = [most]
@@ -195,9 +196,16 @@ def monte_carlo(
         gap[paired], gap_error[paired], gap_freedom[paired] = estimate(difference, draws[lengths[leader]])
         error_probability = (1 - stop_confidence) / (rivals * len(looks))
         behind = gap > stdtrit(np.minimum(gap_freedom, 1e6), 1 - error_probability) * gap_error
+        behind &= running
+        dropped.append((behind, leader, gap[behind], gap_error[behind]))
         running &= ~behind
         if running.sum() == 1:
             break
+
+    score = score.astype(np.float32)
+    for behind, leader, gap, gap_error in reversed(dropped):  # leaders that dropped out themselves come first
+        score[behind] = np.minimum(score[leader] - gap, np.nextafter(score[leader], np.float32(-math.inf)))
+        error[behind] = np.hypot(error[leader], gap_error)
 
     def to_tensor(x, dtype=torch.float32):
         return torch.as_tensor(x, dtype=dtype).to(text.device)

@@ -90,6 +90,9 @@ def log_likelihood(
     """
     method = method or ("autoregressive" if model.causal else "heuristic")
     _check_options(model, method, num_samples, interval, stop_confidence)
+    if blind is not None and stop_confidence is not None:
+        raise ValueError("stop_confidence stops once it is certain which caption fits its image best; "
+                         "blind scores are subtracted from others and need all draws")
     image_embs = model.encode_image_tokens(image) if blind is None else blind.expand(len(text), -1, -1)
     if len(image_embs) != len(text):
         raise ValueError(f"text holds the captions of {len(text)} images, but there are {len(image_embs)}")

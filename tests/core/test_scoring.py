@@ -321,6 +321,34 @@ def test_early_stopping_of_equal_captions_never_claims_a_winner(mdc):
     assert (found.draws == len(monte_carlo.draw_masks(7, 64).hidden)).all()
 
 
+@pytest.mark.parametrize("lengths", [(8, 8, 8), (8, 8, 8, 8, 8), (8, 8, 6, 7)])
+def test_the_winner_of_the_race_has_the_highest_score(lengths):
+    # A mask moves the scores of all captions by much more than captions differ: the first masks may be lucky ones. The
+    # first two are hard to tell apart and need more draws than the others, which are clearly worse and drop out early.
+    text = torch.tensor([caption(*[word] * n, length=10) for word, n in enumerate(lengths, 1)])
+    offset = torch.tensor([0.0, 0.01, *(4 - 33.5 / n for n in lengths[2:])])  # of a word: 1.5 nats worse, all in all
+    early = 0
+    for seed in range(40):
+        of_mask = torch.from_numpy(np.random.default_rng(seed).uniform(-2, 2, 512))
+
+        def token_logits(text, valid, asked, of_mask=of_mask):
+            code = (asked[:, 1:] * 2 ** torch.arange(asked.shape[1] - 1)).sum(1)
+            value = (of_mask[code] - 4)[:, None] + offset + 0.3 * torch.sin(code[:, None] * torch.arange(len(offset)))
+            logp = torch.full((len(text), V), -torch.inf)
+            logp[:, 1:1 + len(lengths)] = value.float()
+            logp[:, EOT] = -4
+            logp[:, 0] = (1 - logp.exp().sum(1)).log()  # a word that no caption has takes the rest
+            return logp[asked.nonzero()[:, 0]]
+
+        found = monte_carlo.monte_carlo(token_logits, text, V, 256, seed, stop_confidence=0.999)
+        truth = monte_carlo.monte_carlo(token_logits, text, V, 1024, seed).log_likelihood  # of all masks there are
+        assert truth[found.log_likelihood.argmax()] > truth.max() - 0.5  # one of the two, which may be confused
+        error = found.standard_error
+        assert ((found.log_likelihood - truth).abs() < 6 * error + 1e-3).all()
+        early += int(found.draws[2:].max() < found.draws.max())
+    assert early > 10
+
+
 def test_certainty_is_wrong_no_more_often_than_promised():
     # Each mask has its own difference between "1 1 ... 1" and "2 2 ... 2": mostly one value, seldom a much larger one,
     # as with swapped words. They are nearly balanced, so that early looks may well be deceived.
@@ -468,6 +496,12 @@ def test_the_blind_score_is_that_of_the_mean_image_whatever_the_image(mdc):
     one = scoring.mean_image(mdc, [seen[:1]])  # the mean of one picture is that picture
     assert close(scoring.log_likelihood(mdc, None, text, blind=one),
                  scoring.log_likelihood(mdc, seen[:1].expand(2, -1, -1, -1), text))
+
+
+def test_a_blind_score_is_no_race(mdc):
+    with pytest.raises(ValueError, match="need all draws"):
+        scoring.log_likelihood(mdc, None, random_captions(3)[None], "monte_carlo", stop_confidence=0.9,
+                               blind=torch.zeros(16, 64))
 
 
 def test_a_mean_of_no_images_is_refused(mdc):
