@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import open_clip_mdc
 from open_clip_mdc.model import Captioner
-from open_clip_mdc.objective import CaptionLoss, sample_t
+from open_clip_mdc.objective import CaptionLoss, sample_t, systematic
 from open_clip_mdc.tokens import mask_id, target_tokens, valid_tokens
 
 
@@ -34,7 +34,7 @@ def algorithm_1(model: Captioner, image: Tensor, text: Tensor) -> Tensor:
     The normaliser is `CaptionLoss`'s; the paper leaves it open.
     """
     cfg, target = model.caption_cfg, target_tokens(text, model.vocab_size)
-    t = sample_t(len(text), cfg.t_min, cfg.t_max, u0=0.5).to(text.device)
+    t = sample_t(systematic(len(text), u0=0.5), cfg.t_min, cfg.t_max).to(text.device)
     masked = target & (torch.rand(text.shape, device=text.device) < t[:, None])
     noisy = text.masked_fill(masked, mask_id(model.vocab_size))
     logits = model.logits(image, noisy, valid_tokens(text, model.vocab_size))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from open_clip_mdc.decoder import ImageKV
 from open_clip_mdc.model import Captioner
+from open_clip_mdc.packing import Packed
 from open_clip_mdc.tokens import eot_id, mask_id, sot_id, target_tokens, valid_tokens
 
 
@@ -21,7 +22,8 @@ def encode(model: Captioner, image: Tensor) -> ImageKV:
 def log_probs(model: Captioner, image_kv: ImageKV, text: Tensor, valid: Tensor) -> Tensor:
     """[R, L, V] for captions [R, L] of one image, or of one image each."""
     image_kv = [(k.expand(len(text), -1, -1, -1), v.expand(len(text), -1, -1, -1)) for k, v in image_kv]
-    hidden = model.text(text, image_kv, valid, model.causal)
+    position = torch.arange(text.shape[1], device=text.device).repeat(len(text))
+    hidden = model.text(Packed(text.flatten(), position, None, valid, True, model.causal), image_kv)
     return model.text.output(hidden).view(*text.shape, -1).log_softmax(-1)
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from open_clip_mdc import checkpoints
 from open_clip_mdc.integration import is_captioner
 from open_clip_mdc.model import Captioner
+from open_clip_mdc.objective import OBJECTIVES
 
 from . import caption_data, captioning, datasets, likelihood_tasks, linear_probe
 from .distributed import everywhere, rank_and_size
 from .features import default_feature
 from .flags import options
 
-ALIASES = ("mdc", "arc")  # --model mdc|arc takes the architecture from the checkpoint
+ALIASES = tuple(OBJECTIVES)  # --model mdc|arc|cappa takes the architecture from the checkpoint
 DEFAULT_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
 
 
@@ -32,7 +33,7 @@ def resolve(model: str, pretrained: str) -> tuple[str, str]:
     if not is_captioner(name):
         raise ValueError(f"{pretrained} is a checkpoint of {name}, which is no captioner; give --model {name}")
     objective = checkpoints.objective(name)
-    if alias and (alias == "arc") != (objective == "arc"):
+    if alias not in (None, objective):
         raise ValueError(f"{pretrained} is a checkpoint of {name}, no {alias.upper()}; give --model {name}")
     return name, weights or name
 

@@ -83,7 +83,9 @@ def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
 def objective(model_name: str) -> str:
     """The `caption_cfg.objective` of a captioner's config."""
     import open_clip
-    return open_clip.get_model_config(model_name)["caption_cfg"].get("objective", "mdc")
+
+    from .objective import CaptionCfg
+    return CaptionCfg(**open_clip.get_model_config(model_name)["caption_cfg"]).objective
 
 
 def load(pretrained: str, model_name: str | None = None, device: str = "cpu", precision: str = "fp32"):

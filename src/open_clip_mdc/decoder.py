@@ -9,7 +9,6 @@ rows, W width, H heads, D = W/H, V vocabulary.
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import wraps
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,44 +16,27 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .interface import ImageKV
+from .packing import Packed
 
 TextKV = list[tuple[Tensor, Tensor]]  # per layer: keys and values of the caption so far, [R, H, L, D] each
 
 
-class Layout(NamedTuple):
-    """Where the packed tokens stand in the padded batch."""
+def attention_mask(packed: Packed, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
+    """The arguments `attn_mask` and `is_causal` of scaled_dot_product_attention, made once for all layers.
 
-    rows: int
-    length: int
-    index: Tensor | None  # long [N] into R*L; None when nothing is padded, so that pad and unpad are views
+    Valid tokens come first in a row, so a causal row never sees its padding and needs no mask of its own.
 
-    def pad(self, x: Tensor) -> Tensor:
-        """[N, W] -> [R, L, W], zero where there is no token."""
-        if self.index is not None:
-            x = x.new_zeros(self.rows * self.length, x.shape[-1]).index_copy(0, self.index, x)
-        return x.view(self.rows, self.length, x.shape[-1])
-
-    def unpad(self, x: Tensor) -> Tensor:
-        """[R, L, ...] -> [N, ...]."""
-        x = x.flatten(0, 1)
-        return x if self.index is None else x.index_select(0, self.index)
-
-
-def attention_mask(valid: Tensor | None, length: int, causal: bool | Tensor) -> tuple[Tensor | None, bool]:
-    """The arguments `attn_mask` and `is_causal` of scaled_dot_product_attention.
-
-    Args:
-        valid: bool [R, L], True for a real token; None when all are. Valid tokens come first in a row, so a causal
-            row never sees its padding and needs no mask of its own.
-        causal: for all rows, or bool [R].
+    Returns:
+        0 where a token may look and -inf elsewhere, [R, 1, 1 or L, L], or None; and whether attention is causal.
     """
+    valid, causal = packed.valid, packed.causal
+    may_look = valid[:, None, None, :]
     if isinstance(causal, Tensor):
-        may_look_ahead = ~causal[:, None, None, None]
-        mask = torch.ones(length, length, dtype=torch.bool, device=causal.device).tril() | may_look_ahead
-        return (mask if valid is None else mask & valid[:, None, None, :]), False
-    if causal:
-        return None, True
-    return (None if valid is None else valid[:, None, None, :]), False
+        square = torch.ones(valid.shape[1], valid.shape[1], dtype=torch.bool, device=valid.device)
+        may_look = (square.tril() | ~causal[:, None, None, None]) & may_look
+    elif causal or not packed.padded:
+        return None, bool(causal)
+    return torch.zeros_like(may_look, dtype=dtype).masked_fill(~may_look, float("-inf")), False
 
 
 class DecoderBlock(nn.Module):
@@ -84,18 +66,18 @@ class DecoderBlock(nn.Module):
         """Keys and values of the image, [I, H, P, D] each, from [I, P, image_width]."""
         return self.split_heads(self.cross_kv(image_embs), 2)
 
-    def forward(self, x: Tensor, layout: Layout, image_k: Tensor, image_v: Tensor, mask: Tensor | None,
+    def forward(self, x: Tensor, packed: Packed, image_k: Tensor, image_v: Tensor, mask: Tensor | None,
                 is_causal: bool) -> Tensor:
         """[N, W] -> [N, W]."""
-        q, k, v = self.split_heads(layout.pad(self.self_qkv(self.ln_1(x))), 3)
+        q, k, v = self.split_heads(packed.pad(self.self_qkv(self.ln_1(x))), 3)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
-        x = x + self.self_out(layout.unpad(y.transpose(1, 2).flatten(2)))
+        x = x + self.self_out(packed.unpad(y.transpose(1, 2).flatten(2)))
 
         # All rows of an image ask its one set of keys and values, as one long row of queries: [I, H, (R/I)*L, D].
-        q = layout.pad(self.cross_q(self.ln_2(x))).reshape(image_k.shape[0], -1, x.shape[-1])
+        q = packed.pad(self.cross_q(self.ln_2(x))).reshape(image_k.shape[0], -1, x.shape[-1])
         y = F.scaled_dot_product_attention(*self.split_heads(q, 1), image_k, image_v)
-        y = y.transpose(1, 2).reshape(layout.rows, layout.length, -1)
-        x = x + self.cross_out(layout.unpad(y))
+        y = y.transpose(1, 2).reshape(*packed.valid.shape, -1)
+        x = x + self.cross_out(packed.unpad(y))
         return x + self.mlp(self.ln_3(x))
 
     def step(self, x: Tensor, image_k: Tensor, image_v: Tensor,
@@ -193,27 +175,20 @@ class TextDecoder(nn.Module):
         return [block.project_image(image_embs) for block in self.blocks]
 
     @in_float32
-    def forward(self, text: Tensor, image_kv: ImageKV, valid: Tensor | None = None, causal: bool | Tensor = False,
-                layout: Layout | None = None) -> Tensor:
-        """Hidden states after the last norm; `output` turns those that are asked for into logits.
+    def forward(self, packed: Packed, image_kv: ImageKV) -> Tensor:
+        """Hidden states after the last norm, [N, W]; `output` turns those that are asked for into logits.
 
         Args:
-            text: ids in [0, V], long [R, L].
+            packed: of R rows, ids in [0, V].
             image_kv: of I images; rows r*(R/I) to (r+1)*(R/I) belong to image r.
-            valid: bool [R, L], True first and False after; None when all tokens are real.
-            causal: see `attention_mask`.
-            layout: of `pack(valid)`. None computes the padding too: the plain path.
-
-        Returns:
-            [N, W] for the packed tokens; without layout [R*L, W].
         """
-        layout = layout or Layout(*text.shape, index=None)
-        mask, is_causal = attention_mask(valid, layout.length, causal)
-        position = torch.arange(layout.length, device=text.device).expand_as(text)
-        x = self.token_embedding(layout.unpad(text)) + self.positional_embedding[layout.unpad(position)]
+        x = self.token_embedding(packed.token) + self.positional_embedding[packed.position]
         x = x.to(self.output.weight.dtype)  # parameters that are no nn.Linear stay float32 under --precision bf16
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        mask, is_causal = attention_mask(packed, dtype)
         for block, (image_k, image_v) in zip(self.blocks, image_kv, strict=True):
-            args = (x, layout, image_k, image_v, mask, is_causal)
+            args = (x, packed, image_k, image_v, mask, is_causal)
             x = checkpoint(block, *args, use_reentrant=False) if self.grad_checkpointing and self.training \
                 else block(*args)
         return self.ln_final(x)

@@ -111,12 +111,14 @@ def unwrap(model):
 def train_one_epoch(upstream):
     """`open_clip_train.main.train_one_epoch`, for every model: all noise is a function of --seed, rank and epoch.
 
-    A resumed run then repeats what the uninterrupted one would have done: order, augmentation, masks and t.
+    A captioner's texts are prepared before they go to the device, once for both passes of --accum-freq. A resumed run
+    then repeats what the uninterrupted one would have done: order, augmentation, masks and t.
     """
     @wraps(upstream)
     def train(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=None):
         if is_captioner(args.model):
             unwrap(model).seed_t(np.random.SeedSequence([args.seed, epoch]))
+            data["train"].dataloader.prepare = unwrap(model).prepare
         seed_noise(args.seed, epoch, args.rank)
         return upstream(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=tb_writer)
     return train

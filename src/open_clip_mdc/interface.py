@@ -41,6 +41,7 @@ class CaptionModel(Protocol):
     context_length: int
     training: bool
     causal: bool  # whether captions are read left to right
+    objective: Any  # objective.Objective: scorers
     text: Any  # decoder.TextDecoder: project_image, step, output
     length_head: Any  # length_head.LengthHead or None
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .sampling import GREEDY, Sampling, sample_tokens
-from .tokens import caption_lengths
 
 
 class LengthHead(nn.Linear):
@@ -57,6 +56,6 @@ def begin_anew(head: LengthHead, state_dict: dict, prefix: str, *_) -> None:
             state_dict[prefix + name] = own
 
 
-def length_nll(logits: Tensor, text: Tensor, vocab_size: int) -> Tensor:
-    """-log p(N | image) of the captions' own lengths, float32 [B], from logits [B, S] and text [B, L]."""
-    return F.cross_entropy(logits, caption_lengths(text, vocab_size) - 2, reduction="none")
+def length_nll(logits: Tensor, num_target: Tensor) -> Tensor:
+    """-log p(N | image) of the captions' own lengths, float32 [B], from logits [B, S] and N + 1 [B], as EOT counts."""
+    return F.cross_entropy(logits, num_target.long() - 1, reduction="none")

@@ -1,11 +1,11 @@
 """`Captioner`: an OpenCLIP image encoder and a text decoder that reconstructs the caption (Fig. 2, Sec. 3.2).
 
-The path of a batch from pixels to loss is `Captioner.forward`: encode the image, hide tokens (objective.corrupt), run
-the decoder on the real tokens (decoder.TextDecoder), take the cross-entropy where a token was hidden.
+The path of a batch to its loss: hide tokens (the objective's `corrupt`), drop the padding (packing.pack), both on the
+CPU; encode the image, run the decoder on the valid tokens, take the objective's loss where it is asked.
 
-Dimensions: B captions and images, P patches, L positions, N real tokens, M scored tokens, D image width, V vocabulary.
+Dimensions: B captions and images, R rows, P patches, L positions, N valid tokens, M asked tokens, D image width, W
+decoder width, V vocabulary.
 """
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,61 +16,17 @@ import torch.nn.functional as F
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 from open_clip.transformer import LayerNorm, LayerNormFp32, QuickGELU
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from . import encoder, generate, scoring
-from .decoder import Layout, TextDecoder
+from .decoder import TextDecoder
 from .interface import Decoded, ImageKV
 from .length_head import LengthHead, length_nll
-from .objective import Corrupted, corrupt, sample_t
-from .tokens import valid_tokens
+from .objective import OBJECTIVES, CaptionCfg, systematic
+from .packing import Asked, Captions, Corrupted, Packed, asked_index, pack, pack_tokens
+from .tokens import PAD_ID, valid_tokens
 
-
-@dataclass
-class CaptionCfg:
-    """What makes a model config a captioner: its objective. BERT is t_min == t_max; parallel decoding is 1.0, 1.0."""
-
-    objective: str = "mdc"  # "mdc" | "arc" | "cappa"
-    t_min: float = 0.5
-    t_max: float = 1.0
-    loss_weight: str = "inverse_t"  # "inverse_t" | "none"
-    length_head: bool = True  # learn p(N | image), too; a causal model has none, as it ends its captions itself
-
-    def __post_init__(self):
-        if self.objective not in ("mdc", "arc", "cappa"):
-            raise ValueError(f"caption_cfg.objective is {self.objective!r}; it must be 'mdc', 'arc' or 'cappa'")
-        if self.loss_weight not in ("inverse_t", "none"):
-            raise ValueError(f"caption_cfg.loss_weight is {self.loss_weight!r}; it must be 'inverse_t' or 'none'")
-        if not (0 <= self.t_min <= self.t_max <= 1 and self.t_max > 0):
-            raise ValueError(f"caption_cfg needs 0 <= t_min <= t_max <= 1, t_max > 0; not {self.t_min}, {self.t_max}")
-
-
-@torch.compiler.disable  # shapes depend on the data: one graph break here instead of many
-def pack(valid: Tensor) -> Layout:
-    """Layout of the real tokens, trimmed to the longest caption. Waits for the device.
-
-    Args:
-        valid: bool [B, L], True first and False after.
-    """
-    length = int(valid.sum(1).max())
-    index = valid[:, :length].flatten().nonzero().squeeze(1)
-    return Layout(len(valid), length, None if len(index) == len(valid) * length else index)
-
-
-@torch.compiler.disable
-def read_positions(asked: Tensor, valid: Tensor, causal: bool | Tensor) -> Tensor:
-    """Which packed token speaks of each asked one: itself, or the one before where captions are read left to right.
-
-    Args:
-        asked: bool [B, L].
-        valid: bool [B, L].
-
-    Returns:
-        long [M] into the N packed tokens, in row-major order of `asked`.
-    """
-    row, position = asked.nonzero().unbind(1)
-    lengths = valid.sum(1)
-    back = causal[row].long() if isinstance(causal, Tensor) else int(causal)
-    return (lengths.cumsum(0) - lengths)[row] + position - back
+LOSS_ROWS = 4096  # logits of so many tokens are held at a time; more and smaller chunks take longer
 
 
 class Captioner(nn.Module):
@@ -80,8 +36,8 @@ class Captioner(nn.Module):
         `visual` (with `image_size`), `text` (with `positional_embedding`: resized by --force-context-length),
         `logit_scale`, a buffer that is not saved: upstream logs and clamps it (an unused parameter would stop DDP),
         `logit_bias = None`, `lock_image_tower`, `set_grad_checkpointing`, `no_weight_decay`,
-        `forward`, returning only batch-first tensors of fixed width besides `logit_scale`: upstream concatenates them
-        over the micro-batches of an accumulated step.
+        `forward`, returning only tensors besides `logit_scale` that can be concatenated: upstream does that over the
+        micro-batches of an accumulated step.
     """
 
     def __init__(
@@ -98,6 +54,7 @@ class Captioner(nn.Module):
         vision_cfg = CLIPVisionCfg(**vision_cfg) if isinstance(vision_cfg, dict) else vision_cfg
         text_cfg = CLIPTextCfg(**text_cfg) if isinstance(text_cfg, dict) else text_cfg
         self.caption_cfg = CaptionCfg(**caption_cfg) if isinstance(caption_cfg, dict) else caption_cfg
+        self.objective = OBJECTIVES[self.caption_cfg.objective]
 
         self.visual = encoder.build(vision_cfg, quick_gelu, cast_dtype)
         image_width = encoder.width(self.visual)
@@ -151,13 +108,13 @@ class Captioner(nn.Module):
 
     @property
     def causal(self) -> bool:
-        """Whether captions are read left to right when they are scored or decoded (CapPa's model is)."""
-        return self.caption_cfg.objective != "mdc"
+        """Whether captions are read from left to right when they are scored or decoded."""
+        return self.objective.order == "causal"
 
     def logits(self, image: Tensor, text: Tensor, valid: Tensor | None = None) -> Tensor:
         """Logits for every position of the text as it stands: plain, unpacked, slow, for tests and notebooks.
 
-        A bidirectional model's position i speaks of token i; a causal model's of token i + 1.
+        A bidirectional model's position i predicts token i; a causal model's token i + 1.
 
         Args:
             text: long [B, L], mask ids included.
@@ -165,79 +122,93 @@ class Captioner(nn.Module):
 
         Returns:
             [B, L, V].
+
+        Raises:
+            ValueError: without `valid`, a caption has no EOT and ends in padding, so that its end cannot be told.
         """
-        valid = valid_tokens(text, self.vocab_size) if valid is None else valid
+        if valid is None:
+            valid = valid_tokens(text, self.vocab_size)
+            endless = (valid.all(-1) & (text[:, -1] == PAD_ID)).nonzero()
+            if len(endless):
+                raise ValueError(f"text {int(endless[0])} has no EOT and ends in padding: give `valid` [B, L] too")
+        position = torch.arange(text.shape[1], device=text.device).repeat(len(text))
         image_kv = self.text.project_image(self.encode_image_tokens(image))
-        hidden = self.text(text, image_kv, valid, self.causal)
+        hidden = self.text(Packed(text.flatten(), position, None, valid, True, self.causal), image_kv)
         return self.text.output(hidden).view(*text.shape, -1)
 
-    def token_logits(self, image_kv: ImageKV, text: Tensor, valid: Tensor, asked: Tensor,
-                     causal: bool | Tensor | None = None) -> Tensor:
-        """Logits of the asked tokens only, at the cost of the valid ones: what training, scoring and decoding run.
+    def token_logits(self, image_kv: ImageKV, text: Tensor, valid: Tensor, asked: Tensor) -> Tensor:
+        """Logits of the asked tokens only, at the cost of the valid ones: what scoring and decoding run.
 
         Args:
             image_kv: `self.text.project_image(...)` of I images; R/I consecutive rows belong to each.
             text: long [R, L], mask ids included.
             valid: bool [R, L], True first and False after, at least one per row.
             asked: bool [R, L], the tokens whose logits are wanted (not position 0 of a causal row).
-            causal: this model's own direction if None.
 
         Returns:
             [M, V] in row-major order of `asked`.
         """
-        causal = self.causal if causal is None else causal
-        layout = pack(valid)
-        is_key = None if layout.index is None else valid[:, :layout.length]
-        hidden = self.text(text[:, :layout.length], image_kv, is_key, causal, layout)
-        return self.text.output(hidden[read_positions(asked, valid, causal)])
+        hidden = self.text(pack_tokens(text, valid, self.causal), image_kv)
+        return self.text.output(hidden[asked_index(asked, valid, self.causal)])
+
+    # ---- training
 
     def seed_t(self, seed: int) -> None:
         """Starts the sequence of time offsets u0. It is equal on all ranks, so that their strata interlock."""
         self._t_rng = np.random.default_rng(seed)
 
-    @torch.compiler.disable
-    def corrupt(self, text: Tensor, t: Tensor | None = None, generator: torch.Generator | None = None) -> Corrupted:
-        """`objective.corrupt` by this model's config; t is drawn systematically over the ranks unless given."""
-        cfg = self.caption_cfg
-        if t is None:
+    def corrupt(self, text: Tensor, u: Tensor | None = None, generator: torch.Generator | None = None) -> Corrupted:
+        """`text` as this model's objective hides it; u [B] is drawn systematically over the ranks unless given."""
+        if u is None:
             ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else ()
-            interval = (0.0, 1.0) if cfg.objective == "cappa" else (cfg.t_min, cfg.t_max)
-            t = sample_t(len(text), *interval, self._t_rng.random(), *ranks)
-        return corrupt(text, self.vocab_size, t.to(text.device), cfg.objective, cfg.loss_weight, generator)
+            u = systematic(len(text), self._t_rng.random(), *ranks)
+        return self.objective.corrupt(text, self.vocab_size, self.caption_cfg, u, generator)
 
-    def forward(self, image: Tensor, text: Tensor, corrupted: Corrupted | None = None) -> dict[str, Tensor]:
-        """Cross-entropy of the hidden tokens, at the cost of the real ones.
+    def prepare(self, text: Tensor) -> Captions:
+        """A batch [B, L] on the CPU, corrupted and packed: what `forward` runs on once it is on the model's device."""
+        return pack(text, self.corrupt(text), self.vocab_size)
+
+    def forward(self, image: Tensor, text: Tensor | Captions) -> dict[str, Tensor]:
+        """The loss of each asked token, at the cost of the valid ones. Nothing waits for the device.
 
         Args:
             image: [B, 3, height, width].
-            text: long [B, L] as the tokenizer makes it: SOT, tokens, EOT, padding.
-            corrupted: what is hidden; drawn anew by `corrupt` if None.
+            text: what `prepare` gives; or long [B, L] as the tokenizer makes it, which is prepared here, on the CPU.
 
         Returns:
-            token_nll: float32 [B, L], -log p(token), 0 where not scored.
-            token_weight: float32 [B, L], its weight in the loss, 0 where not scored.
-            token_target: float32 [B, L], 1 for the tokens that the loss is normalised by.
+            token_nll: float32 [M], e.g. -log p(token).
+            token_weight: float32 [M], its weight in the loss.
+            num_target: float32 [B], the number of tokens that the loss is divided by.
             logit_scale: [], for upstream's log.
             length_nll: float32 [B], of the length head, where there is one.
         """
+        captions = text if isinstance(text, Captions) else self.prepare(text.cpu()).to(image.device)
         image_embs = self.encode_image_tokens(image)
         image_kv = self.text.project_image(image_embs)
-        # After the encoder was launched: packing waits for the device, which then has work to go on with.
-        corrupted = self.corrupt(text) if corrupted is None else corrupted
-        scored = corrupted.token_weight > 0
-        valid = valid_tokens(text, self.vocab_size)
-        logits = self.token_logits(image_kv, corrupted.text, valid, scored, corrupted.causal)
-        nll = F.cross_entropy(logits.float(), text[scored], reduction="none")
-        token_nll = torch.zeros_like(corrupted.token_weight).masked_scatter(scored, nll)
+        hidden = self.text(captions.packed, image_kv).index_select(0, captions.asked.index)
         output = {
-            "token_nll": token_nll,
-            "token_weight": corrupted.token_weight,
-            "token_target": corrupted.token_target.float(),
+            "token_nll": self.token_loss(hidden, captions.asked),
+            "token_weight": captions.asked.weight,
+            "num_target": captions.num_target,
             "logit_scale": self.logit_scale,
         }
         if self.length_head is not None:
-            output["length_nll"] = length_nll(self.length_head(image_embs.mean(dim=1)), text, self.vocab_size)
+            output["length_nll"] = length_nll(self.length_head(image_embs.mean(dim=1)), captions.num_target)
         return output
+
+    def token_loss(self, hidden: Tensor, asked: Asked) -> Tensor:
+        """The objective's loss of each asked token, float32 [M], of hidden states [M, W].
+
+        Logits are made chunk by chunk and made again for the gradient, so that never all [M, V] are held. Compiled code
+        holds them in 16 bit only, and a loop would be compiled anew for each number of chunks.
+        """
+        def loss(hidden: Tensor, *asked: Tensor) -> Tensor:
+            return self.objective.token_loss(self.text.output(hidden), Asked(*asked))
+
+        if torch.compiler.is_compiling() or len(hidden) <= LOSS_ROWS:
+            return loss(hidden, *asked)
+        chunks = zip(*(x.split(LOSS_ROWS) for x in (hidden, *asked)), strict=True)
+        return torch.cat([checkpoint(loss, *c, use_reentrant=False, preserve_rng_state=False) for c in chunks])
 
     # ---- scoring and decoding
 

@@ -1,33 +1,46 @@
-"""The training objective: forward process, time, loss weights and loss (Eqs. 1, 4, 5 and Algorithm 1).
+"""The training objectives: forward process, time, loss weights and loss (Eqs. 1, 4, 5 and Algorithm 1).
 
-Every objective of the paper is one call of `corrupt`, which says what the decoder reads, which tokens are scored and
-with what weight:
+An objective is a row of OBJECTIVES: how it corrupts a caption, what an asked token costs, in which order the model can
+read, and which scores fit it. Whoever needs to know asks the row, and nobody asks for an objective's name.
 
     mdc    each token is masked with probability t, t in (t_min, t_max]; weight 1/t (Eq. 5) or 1 (Table 4)
-    BERT   mdc with t_min = t_max (Eq. 1, which divides by the masked count; here by the valid count, a constant factor)
+    BERT   mdc with t_min = t_max: Eq. 1 but for its normaliser. Eq. 1 divides by the number of masked tokens of a
+           caption or batch, which is random; here the divisor is the number of target tokens, and the weight 1/t makes
+           up for it on average only
     parallel decoding      mdc with t_min = t_max = 1
     arc    nothing is masked, the decoder is causal, every token has weight 1 (the negative of Eq. 7)
     cappa  CapPa's mix: 75 % of the samples in parallel, 25 % autoregressive (Tschannen et al. 2023, Sec. 3)
 
-Dimensions: B captions of one process, L positions. SOT is given; EOT is a token like any other; padding is nowhere.
+The continuous-time bound and its weight are those of MDLM (Sahoo et al. 2024) and MD4 (Shi et al. 2024).
+
+Valid tokens are SOT to EOT, target tokens those after SOT, asked tokens those whose logits are wanted now. SOT is
+given; EOT is a token like any other; padding is nowhere.
+
+Dimensions: B captions of one process, L positions, M asked tokens, V vocabulary.
 """
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .packing import Asked, Corrupted
 from .tokens import mask_id, target_tokens
 
 CAPPA_AUTOREGRESSIVE_FRACTION = 0.25
+GOLDEN_RATIO = (5 ** 0.5 - 1) / 2
 
 
-class Corrupted(NamedTuple):
-    """What the decoder reads and what it is asked."""
+class Objective(NamedTuple):
+    """A way to train; what follows from it for decoding and scoring."""
 
-    text: Tensor  # long [B, L], mask_id where a token is hidden
-    token_weight: Tensor  # float [B, L], 0 where a token is not scored
-    token_target: Tensor  # bool [B, L], the tokens that a caption's loss is about: after SOT, up to EOT
-    causal: bool | Tensor  # whether a caption is read left to right; bool [B] where captions of a batch differ
+    corrupt: Callable  # (text [B, L], V, cfg, u [B], generator) -> Corrupted, u uniform on (0, 1] over a global batch
+    bound: Callable  # the same but for cfg: its weighted loss is the NELBO on average, whatever interval is trained
+    token_loss: Callable  # (logits [M, V], Asked) -> float32 [M]
+    order: str  # "any" | "causal": which decoders and estimators fit
+    scorers: tuple[str, ...]  # methods of scoring.log_likelihood that fit, the first by default
 
 
 def alpha(t: Tensor) -> Tensor:
@@ -40,20 +53,32 @@ def loss_weight(t: Tensor, kind: str = "inverse_t") -> Tensor:
     return 1 / (1 - alpha(t)) if kind == "inverse_t" else torch.ones_like(t)
 
 
-def sample_t(batch_size: int, t_min: float, t_max: float, u0: float, rank: int = 0, world_size: int = 1) -> Tensor:
-    """One t per sample by systematic sampling over the global batch: one sample in each of its equal strata.
+def systematic(batch_size: int, u0: float, rank: int = 0, world_size: int = 1) -> Tensor:
+    """Uniform numbers by systematic sampling over the global batch: one sample in each of its equal strata.
 
-    Sample i of rank r takes stratum i * world_size + r, so that every rank alone covers the interval too. The interval
-    is open at t_min: t = 0 has no masked token and an infinite weight.
+    Sample i of rank r takes stratum i * world_size + r, so that every rank alone covers the interval too.
 
     Args:
         u0: the one random number, uniform on [0, 1), equal on all ranks.
 
     Returns:
-        float32 [B] in (t_min, t_max].
+        float64 [B] in (0, 1], also after rounding.
     """
     stratum = torch.arange(batch_size, dtype=torch.float64) * world_size + rank
-    u = (stratum + (1 - u0)) / (batch_size * world_size)  # in (0, 1], also after rounding
+    return (stratum + (1 - u0)) / (batch_size * world_size)
+
+
+def spread(first: int, batch_size: int) -> Tensor:
+    """Fixed numbers that cover (0, 1] evenly, one for each index of a data set: float64 [B] from index `first`.
+
+    The golden ratio's multiples modulo 1: any run of them is even, so they depend on neither batches nor their number.
+    """
+    index = torch.arange(first, first + batch_size, dtype=torch.float64)
+    return 1 - (0.5 + index * GOLDEN_RATIO) % 1
+
+
+def sample_t(u: Tensor, t_min: float, t_max: float) -> Tensor:
+    """The time of each sample, float32 [B] in (t_min, t_max]: t = 0 would hide nothing, at an infinite weight."""
     return (t_min + (t_max - t_min) * u).float()
 
 
@@ -80,41 +105,78 @@ def forward_process(
     return text.masked_fill(masked, mask_id(vocab_size)), masked
 
 
-def corrupt(
-        text: Tensor,
-        vocab_size: int,
-        t: Tensor,
-        objective: str = "mdc",
-        weight_kind: str = "inverse_t",
-        generator: torch.Generator | None = None,
-) -> Corrupted:
-    """One training (or validation) example per caption, for the objective named.
+def masked_diffusion(text: Tensor, vocab_size: int, cfg: "CaptionCfg", u: Tensor,
+                     generator: torch.Generator | None = None) -> Corrupted:
+    """Algorithm 1: a caption's tokens are masked with probability t and weighted by 1/t."""
+    target = target_tokens(text, vocab_size)
+    t = sample_t(u, cfg.t_min, cfg.t_max).to(text.device)
+    noisy, masked = forward_process(text, target, t, vocab_size, generator)
+    # Not masked * weight: the weight of t < 2^-25 is infinite in float32, where nothing is masked.
+    weight = torch.where(masked, loss_weight(t, cfg.loss_weight)[:, None], 0)
+    return Corrupted(noisy, masked, weight, target, False, t)
 
-    Args:
-        text: long [B, L] from SOT to EOT, then padding.
-        t: float [B] in (0, 1]. "arc" ignores it; "cappa" reads it as the uniform number that picks the sample's half.
-        objective: "mdc" | "arc" | "cappa".
-        weight_kind: see `loss_weight`.
-    """
-    valid = target_tokens(text, vocab_size)
-    if objective == "arc":
-        return Corrupted(text, valid.float(), valid, causal=True)
-    causal: bool | Tensor = False
-    if objective == "cappa":
-        causal = t <= CAPPA_AUTOREGRESSIVE_FRACTION
-        t = torch.ones_like(t)
-    maskable = valid if causal is False else valid & ~causal[:, None]
-    noisy, masked = forward_process(text, maskable, t, vocab_size, generator)
-    token_weight = masked * loss_weight(t, weight_kind)[:, None]
-    if causal is not False:
-        token_weight = torch.where(causal[:, None], valid.float(), token_weight)
-    return Corrupted(noisy, token_weight, valid, causal)
+
+def autoregressive(text: Tensor, vocab_size: int, cfg: "CaptionCfg", u: Tensor,
+                   generator: torch.Generator | None = None) -> Corrupted:
+    """The negative of Eq. 7: every token is predicted from those before it."""
+    target = target_tokens(text, vocab_size)
+    return Corrupted(text, target, target.float(), target, True, torch.zeros(len(text), device=text.device))
+
+
+def captioning_with_parallel(text: Tensor, vocab_size: int, cfg: "CaptionCfg", u: Tensor,
+                             generator: torch.Generator | None = None) -> Corrupted:
+    """CapPa: u picks the captions that are read left to right; of the others every token is masked."""
+    target = target_tokens(text, vocab_size)
+    causal = u.to(text.device, torch.float32) <= CAPPA_AUTOREGRESSIVE_FRACTION
+    noisy = text.masked_fill(target & ~causal[:, None], mask_id(vocab_size))
+    return Corrupted(noisy, target, target.float(), target, causal, (~causal).float())
+
+
+def whole_interval(text: Tensor, vocab_size: int, u: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+    """Eq. 5 with t in (0, 1] and weight 1/t: an unbiased draw of the NELBO."""
+    return masked_diffusion(text, vocab_size, CaptionCfg(t_min=0.0, t_max=1.0), u, generator)
+
+
+def exact(text: Tensor, vocab_size: int, u: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+    """A causal model has no noise: its NELBO is its NLL (Eq. 7)."""
+    return autoregressive(text, vocab_size, CaptionCfg(), u)
+
+
+def cross_entropy(logits: Tensor, asked: Asked) -> Tensor:
+    """-log p(token) of each asked token, float32 [M]."""
+    return F.cross_entropy(logits.float(), asked.token, reduction="none")
+
+
+OBJECTIVES = {
+    "mdc": Objective(masked_diffusion, whole_interval, cross_entropy, "any", ("heuristic", "monte_carlo")),
+    "arc": Objective(autoregressive, exact, cross_entropy, "causal", ("autoregressive",)),
+    "cappa": Objective(captioning_with_parallel, exact, cross_entropy, "causal", ("autoregressive",)),
+}
+
+
+@dataclass
+class CaptionCfg:
+    """What makes a model config a captioner: its objective. BERT is t_min == t_max; parallel decoding is 1.0, 1.0."""
+
+    objective: str = "mdc"  # a key of OBJECTIVES
+    t_min: float = 0.5
+    t_max: float = 1.0
+    loss_weight: str = "inverse_t"  # "inverse_t" | "none"
+    length_head: bool = True  # learn p(N | image), too; a causal model has none, as it ends its captions itself
+
+    def __post_init__(self):
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"caption_cfg.objective is {self.objective!r}; it must be one of {', '.join(OBJECTIVES)}")
+        if self.loss_weight not in ("inverse_t", "none"):
+            raise ValueError(f"caption_cfg.loss_weight is {self.loss_weight!r}; it must be 'inverse_t' or 'none'")
+        if not (0 <= self.t_min <= self.t_max <= 1 and self.t_max > 0):
+            raise ValueError(f"caption_cfg needs 0 <= t_min <= t_max <= 1, t_max > 0; not {self.t_min}, {self.t_max}")
 
 
 class CaptionLoss(nn.Module):
-    """sum(token_weight * token_nll) / sum(token_target): stands where OpenCLIP has its contrastive loss.
+    """sum(token_weight * token_loss) / sum(num_target): stands where OpenCLIP has its contrastive loss.
 
-    Divided by valid, not by masked tokens: the gradient of a token then does not depend on how many others were
+    Divided by target, not by asked tokens: the gradient of a token then does not depend on how many others were
     masked, and micro-batches of an accumulated step add up to the step (the paper leaves the normaliser open).
     """
 
@@ -122,17 +184,16 @@ class CaptionLoss(nn.Module):
             self,
             token_nll: Tensor,
             token_weight: Tensor,
-            token_target: Tensor,
+            num_target: Tensor,
             logit_scale: Tensor | None = None,
             length_nll: Tensor | None = None,
             output_dict: bool = False,
     ) -> Tensor | dict[str, Tensor]:
         """The loss, or with `output_dict` its terms, which upstream adds up and logs.
 
-        Args: token_* [B, L] and length_nll [B] as `Captioner.forward` returns them; logit_scale is only there for
-            upstream's log.
+        Args: [M], [M], [B] and [B] as `Captioner.forward` returns them; logit_scale is only there for upstream's log.
         """
-        losses = {"caption_loss": (token_weight * token_nll).sum() / token_target.sum()}
+        losses = {"caption_loss": (token_weight * token_nll).sum() / num_target.sum()}
         if length_nll is not None:
             losses["length_loss"] = length_nll.mean()
         return losses if output_dict else sum(losses.values())

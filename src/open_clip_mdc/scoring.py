@@ -22,7 +22,6 @@ from .interface import CaptionModel, TokenLogits
 from .monte_carlo import monte_carlo
 from .tokens import PAD_ID, eot_id, sot_id, valid_tokens
 
-METHODS = ("autoregressive", "heuristic", "monte_carlo")
 MIB = 2 ** 20
 
 
@@ -74,8 +73,8 @@ def log_likelihood(
         model: a Captioner; it stays in the mode it is in (use `model.eval()`).
         image: [B, 3, height, width]; ignored, and may be None, with `blind`.
         text: long [B, L] or [B, C, L] as the tokenizer makes it: SOT, tokens, EOT, anything.
-        method: "autoregressive" for causal models (Eq. 7), "heuristic" or "monte_carlo" (Eq. 8) for the others;
-            None is "autoregressive" or "heuristic".
+        method: "autoregressive" for causal models (Eq. 7), "heuristic" or "monte_carlo" (Eq. 8) for the others; None
+            is the first that fits the model's objective.
         num_samples, seed, interval, stop_confidence: see `monte_carlo`.
         blind: `mean_image(...)`, [P, D], stands for all images: the text prior, for log p(c | i) - alpha * log p(c).
         memory_mib: what decoding may take beyond the weights, the encoder's share and the result; less is slower.
@@ -88,7 +87,7 @@ def log_likelihood(
         ValueError: the method or one of its options does not fit the model, a caption does not run from SOT to EOT,
             or the memory is too little for one caption.
     """
-    method = method or ("autoregressive" if model.causal else "heuristic")
+    method = method or model.objective.scorers[0]
     _check_options(model, method, num_samples, interval, stop_confidence)
     if blind is not None and stop_confidence is not None:
         raise ValueError("stop_confidence stops once it is certain which caption fits its image best; "
@@ -126,7 +125,7 @@ def log_likelihood(
 def _check_options(model: CaptionModel, method: str, num_samples: int, interval: tuple[float, float] | None,
                    stop_confidence: float | None) -> None:
     """Raises ValueError in one line."""
-    fitting = METHODS[:1] if model.causal else METHODS[1:]
+    fitting = model.objective.scorers
     if method not in fitting:
         kind = "from left to right" if model.causal else "in both directions"
         raise ValueError(f"method {method!r} does not fit: this model reads captions {kind}; "

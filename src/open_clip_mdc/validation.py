@@ -13,7 +13,8 @@ from open_clip import get_input_dtype
 from open_clip_train.precision import get_autocast
 
 from .model import Captioner
-from .objective import corrupt, sample_t
+from .objective import spread
+from .packing import pack
 
 NOISE_SEED = 0
 
@@ -22,7 +23,8 @@ NOISE_SEED = 0
 def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32") -> dict[str, float]:
     """One draw of the NELBO per caption, with weight 1/t.
 
-    t runs over the midpoints of a batch's equal strata of (0, 1], the same every time; masks come from a fixed seed.
+    A caption's t is a function of its index in the data, its masks come from a fixed seed: neither the batch size nor
+    the epoch changes the result.
 
     Args:
         dataloader: yields image [B, 3, height, width] and text [B, L], in a fixed order.
@@ -36,19 +38,17 @@ def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32") ->
     """
     device = torch.device(device)
     autocast = get_autocast(precision, device_type=device.type)
-    generator = torch.Generator(device).manual_seed(NOISE_SEED)
-    objective = "arc" if model.causal else "mdc"
+    generator = torch.Generator().manual_seed(NOISE_SEED)
     total, num_tokens, num_samples = 0.0, 0.0, 0
     model.eval()
     for i, (image, text) in enumerate(dataloader):
         image = image.to(device=device, dtype=get_input_dtype(precision), non_blocking=True)
-        text = text.to(device=device, non_blocking=True)
-        t = sample_t(len(text), 0.0, 1.0, u0=0.5).to(device)
-        corrupted = corrupt(text, model.vocab_size, t, objective, "inverse_t", generator)
+        corrupted = model.objective.bound(text, model.vocab_size, spread(num_samples, len(text)), generator)
+        captions = pack(text, corrupted, model.vocab_size).to(device, non_blocking=True)
         with autocast():
-            out = model(image, text, corrupted)
+            out = model(image, captions)
         total += (out["token_weight"] * out["token_nll"]).sum().double()
-        num_tokens += out["token_target"].sum().double()
+        num_tokens += out["num_target"].sum().double()
         num_samples += len(text)
         if i % 100 == 0:
             logging.info(f"Validation: {num_samples} captions, NELBO {float(total / num_tokens):.4f} nats per token")

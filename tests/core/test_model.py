@@ -9,7 +9,8 @@ from conftest import VOCAB, captions, images, tiny_captioner
 
 import open_clip_mdc
 from open_clip_mdc.model import Captioner
-from open_clip_mdc.objective import CaptionLoss, Corrupted
+from open_clip_mdc.objective import CaptionLoss
+from open_clip_mdc.packing import Corrupted, pack
 from open_clip_mdc.tokens import mask_id, target_tokens, valid_tokens
 
 OBJECTIVES = ["mdc", "arc", "cappa"]
@@ -38,7 +39,7 @@ def naive_hidden(model: Captioner, image_embs: torch.Tensor, ids: list[int], cau
 
 
 def naive_nll(model, image, text, corrupted):
-    """-log p of every scored token, one caption at a time: [B, L]."""
+    """-log p of every asked token, one caption at a time: [B, L]."""
     nll = torch.zeros(text.shape)
     for b in range(len(text)):
         n = int(valid_tokens(text, VOCAB)[b].sum())
@@ -46,7 +47,7 @@ def naive_nll(model, image, text, corrupted):
         embs = model.encode_image_tokens(image[b:b + 1])[0]
         logits = model.text.output(naive_hidden(model, embs, corrupted.text[b, :n].tolist(), causal))
         for i in range(n):
-            if corrupted.token_weight[b, i] > 0:
+            if corrupted.asked[b, i]:
                 nll[b, i] = -logits[i - causal].log_softmax(-1)[text[b, i]]
     return nll
 
@@ -57,14 +58,15 @@ def test_packed_forward_equals_one_caption_at_a_time_in_values_and_gradients(obj
     model = tiny_captioner(objective, t_min=0.0)
     text, image = captions(lengths), images(5)
     corrupted = model.corrupt(text)
-    out = model(image, text, corrupted)
+    out = model(image, pack(text, corrupted, VOCAB))
     expected = naive_nll(model, image, text, corrupted)
-    torch.testing.assert_close(out["token_nll"], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out["token_nll"], expected[corrupted.asked], atol=1e-5, rtol=1e-5)
 
     CaptionLoss()(**out).backward()
     got = {n: p.grad.clone() for n, p in model.named_parameters()}
     model.zero_grad()
-    CaptionLoss()(**{**model(image, text, corrupted), "token_nll": expected}).backward()
+    again = model(image, pack(text, corrupted, VOCAB))
+    CaptionLoss()(**{**again, "token_nll": expected[corrupted.asked]}).backward()
     for name, p in model.named_parameters():
         torch.testing.assert_close(got[name], p.grad, atol=1e-5, rtol=1e-4, msg=name)
 
@@ -80,16 +82,17 @@ def test_packed_forward_equals_the_plain_logits(objective):
         nll = F.pad(-logp.gather(-1, target[..., None]).squeeze(-1), (1, 0))
     else:
         nll = -logp.gather(-1, text[..., None]).squeeze(-1)
-    nll = nll.masked_fill(corrupted.token_weight == 0, 0)
-    torch.testing.assert_close(model(image, text, corrupted)["token_nll"], nll, atol=1e-5, rtol=1e-5)
+    got = model(image, pack(text, corrupted, VOCAB))["token_nll"]
+    torch.testing.assert_close(got, nll[corrupted.asked], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_batch_mates_and_padding_change_nothing(objective):
     model = tiny_captioner(objective)
     text, image = captions([4, 12, 7, 2]), images(4)
-    corrupted = model.corrupt(text, t=torch.tensor([0.2, 0.9, 0.5, 0.7]))
-    together = model(image, text, corrupted)["token_nll"]
+    corrupted = model.corrupt(text, torch.tensor([0.2, 0.9, 0.5, 0.7]))
+    prepared = pack(text, corrupted, VOCAB)
+    together = model(image, prepared)["token_nll"]
     for b in range(4):
         causal = corrupted.causal[b:b + 1] if isinstance(corrupted.causal, torch.Tensor) else corrupted.causal
         n = int(valid_tokens(text, VOCAB)[b].sum())
@@ -97,9 +100,9 @@ def test_batch_mates_and_padding_change_nothing(objective):
         garbage[:, n:] = 7  # whatever stands behind EOT
         noisy = corrupted.text[b:b + 1].clone()
         noisy[:, n:] = 9
-        alone = model(image[b:b + 1], garbage,
-                      Corrupted(noisy, corrupted.token_weight[b:b + 1], corrupted.token_target[b:b + 1], causal))
-        torch.testing.assert_close(alone["token_nll"][0], together[b], atol=1e-5, rtol=1e-5)
+        rows = {name: getattr(corrupted, name)[b:b + 1] for name in ("asked", "weight", "target", "t")}
+        alone = model(image[b:b + 1], pack(garbage, Corrupted(noisy, causal=causal, **rows), VOCAB))
+        torch.testing.assert_close(alone["token_nll"], together[prepared.asked.row == b], atol=1e-5, rtol=1e-5)
 
 
 def test_arc_cannot_see_the_future_and_mdc_can():
@@ -123,9 +126,24 @@ def test_every_token_depends_on_the_image():
 
 def test_the_mask_token_cannot_be_predicted():
     model = tiny_captioner()
+    valid = valid_tokens(captions([6]), VOCAB)
     text = captions([6]).masked_fill(target_tokens(captions([6]), VOCAB), mask_id(VOCAB))
-    assert model.logits(images(1), text).shape == (1, 12, VOCAB)
+    assert model.logits(images(1), text, valid).shape == (1, 12, VOCAB)
     assert model.text.token_embedding.num_embeddings == VOCAB + 1
+
+
+def test_logits_of_a_text_whose_end_cannot_be_told_are_refused():
+    """A masked EOT and padding behind it: attending the padding would change every logit without a word."""
+    model = tiny_captioner()
+    text, valid = captions([6, 12]), valid_tokens(captions([6, 12]), VOCAB)
+    masked = text.clone()
+    masked[0, 5] = mask_id(VOCAB)
+    with pytest.raises(ValueError, match="text 0 has no EOT and ends in padding"):
+        model.logits(images(2), masked)
+    model.logits(images(2), masked, valid)
+    masked = text.clone()
+    masked[1, 11] = mask_id(VOCAB)  # full width: nothing is ambiguous
+    torch.testing.assert_close(model.logits(images(2), masked), model.logits(images(2), masked, valid))
 
 
 def test_gap_feature_is_the_mean_of_the_patch_tokens():
@@ -186,11 +204,11 @@ def test_training_draws_fresh_noise_and_seed_t_repeats_its_times():
     model = tiny_captioner()
     text = captions([12] * 4)
     torch.manual_seed(0)
-    first = [model.corrupt(text).token_weight for _ in range(2)]
+    first = [model.corrupt(text).weight for _ in range(2)]
     assert (first[0] != first[1]).any()
     model.seed_t(0)
     torch.manual_seed(0)
-    assert (model.corrupt(text).token_weight == first[0]).all()
+    assert (model.corrupt(text).weight == first[0]).all()
 
 
 def test_grad_checkpointing_changes_no_number():
@@ -199,7 +217,8 @@ def test_grad_checkpointing_changes_no_number():
     for enable in (False, True):
         model = tiny_captioner().train()
         model.set_grad_checkpointing(enable)
-        CaptionLoss()(**model(image, text, model.corrupt(text, generator=torch.Generator().manual_seed(0)))).backward()
+        corrupted = model.corrupt(text, generator=torch.Generator().manual_seed(0))
+        CaptionLoss()(**model(image, pack(text, corrupted, VOCAB))).backward()
         grads.append([p.grad for p in model.parameters()])
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b)
@@ -215,10 +234,10 @@ def test_low_precision_is_close_to_full(precision):
     vocab_size = full.vocab_size
     text = torch.randint(1, 300, (4, 77), generator=torch.Generator().manual_seed(0))
     text[:, 0], text[:, 20:] = vocab_size - 2, vocab_size - 1
-    corrupted = full.corrupt(text)
+    prepared = full.prepare(text)
     image = images(4).to(open_clip.get_input_dtype(precision))
-    expected = full(images(4), text, corrupted)["token_nll"]
-    got = model(image, text, corrupted)["token_nll"]
+    expected = full(images(4), prepared)["token_nll"]
+    got = model(image, prepared)["token_nll"]
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, expected, atol=0.1, rtol=0.02)
 

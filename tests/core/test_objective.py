@@ -1,14 +1,27 @@
 """Claims about the forward process, time and the loss (Eqs. 1, 4, 5, Algorithm 1)."""
+import ast
 import itertools
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import VOCAB, captions, images, tiny_captioner
+from conftest import REPO, VOCAB, captions, images, tiny_captioner
 
-from open_clip_mdc.objective import CaptionLoss, Corrupted, corrupt, forward_process, loss_weight, sample_t
+from open_clip_mdc.objective import (
+    OBJECTIVES,
+    CaptionCfg,
+    CaptionLoss,
+    Objective,
+    forward_process,
+    loss_weight,
+    sample_t,
+    spread,
+    systematic,
+)
+from open_clip_mdc.packing import Corrupted, pack
 from open_clip_mdc.tokens import mask_id, target_tokens, valid_tokens
+from open_clip_mdc.validation import nelbo
 
 INTERVALS = [(0.0, 1.0), (0.3, 0.8), (0.4, 0.9), (0.5, 1.0), (0.15, 0.15), (1.0, 1.0)]
 
@@ -17,12 +30,20 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def corrupt(text, u, objective="mdc", seed=0, **cfg) -> Corrupted:
+    return OBJECTIVES[objective].corrupt(text, VOCAB, CaptionCfg(objective, **cfg), u, generator(seed))
+
+
+def shuffled_u(n: int, u0: float = 0.5, seed: int = 1) -> torch.Tensor:
+    return systematic(n, u0)[torch.randperm(n, generator=generator(seed))]
+
+
 @pytest.mark.parametrize("interval", INTERVALS)
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_t_is_systematic_over_the_ranks(interval, world_size):
     t_min, t_max = interval
     batch, u0 = 8, 0.37
-    t = torch.cat([sample_t(batch, t_min, t_max, u0, rank, world_size) for rank in range(world_size)])
+    t = torch.cat([sample_t(systematic(batch, u0, rank, world_size), t_min, t_max) for rank in range(world_size)])
     n = batch * world_size
     assert t.dtype == torch.float32 and (t >= t_min).all() and (t <= t_max).all()
     if t_min < t_max:
@@ -33,19 +54,38 @@ def test_t_is_systematic_over_the_ranks(interval, world_size):
             assert sorted(own.tolist()) == list(range(batch))
 
 
-def test_t_never_reaches_zero():
-    for u0 in (0.0, 0.5, 1 - 2 ** -53):
-        assert (sample_t(4, 0.0, 1.0, u0) > 0).all()
+@pytest.mark.parametrize("u0", [0.0, 0.5, 1 - 2 ** -24, 1 - 2 ** -30, 1 - 2 ** -53])
+def test_t_never_reaches_zero_and_no_weight_is_infinite_or_nan(u0):
+    """1 - alpha(t) is 0 in float32 for t < 2^-25: an infinite weight of a token that is not masked."""
+    u = systematic(4, u0)
+    assert (sample_t(u, 0.0, 1.0) > 0).all()
+    out = corrupt(captions([5, 6, 7, 8]), u, t_min=0.0)
+    assert out.weight.isfinite().all() and (out.weight[~out.asked] == 0).all() and (out.weight[out.asked] >= 1).all()
+
+
+def test_the_loss_of_the_smallest_t_is_finite():
+    model = tiny_captioner(t_min=0.0)
+    text = captions([5, 6])
+    out = model(images(2), pack(text, model.corrupt(text, systematic(2, 1 - 2 ** -53)), VOCAB))
+    assert CaptionLoss()(**out).isfinite()
+
+
+@pytest.mark.parametrize("first", [0, 1000, 10 ** 7])
+def test_fixed_times_cover_the_interval_evenly_from_any_index_on(first):
+    u = spread(first, 100)
+    assert ((u > 0) & (u <= 1)).all()
+    counts = torch.histc(u, bins=10, min=0, max=1)
+    assert counts.min() >= 9 and counts.max() <= 11
+    assert torch.equal(torch.cat([spread(first, 37), spread(first + 37, 63)]), u)
 
 
 @pytest.mark.parametrize("interval", INTERVALS)
 def test_expected_weight_is_the_valid_mask(interval):
-    """E[1{u < t} / t] = 1 for every t > 0, whatever the law of t."""
+    """E[1{u < t} / t] = 1 for every t > 0, whatever the distribution of t."""
     text = captions([2, 5, 12, 7])
     draws = 4000
-    t = sample_t(draws * len(text), *interval, u0=0.5)[torch.randperm(draws * len(text), generator=generator(1))]
-    out = corrupt(text.repeat(draws, 1), VOCAB, t, "mdc", "inverse_t", generator(2))
-    mean = out.token_weight.view(draws, *text.shape).mean(0)
+    out = corrupt(text.repeat(draws, 1), shuffled_u(draws * len(text)), seed=2, t_min=interval[0], t_max=interval[1])
+    mean = out.weight.view(draws, *text.shape).mean(0)
     # The weight has mean 1 and, given t, variance 1/t - 1; averaged over uniform t the variance of one draw is
     # log(t_max/t_min)/(t_max-t_min) - 1. For t_min = 0 that diverges: the tail is cut where 1 draw in 10^4 falls.
     low = max(interval[0], 1e-4)
@@ -66,31 +106,30 @@ def test_forward_process_masks_each_token_with_probability_t():
 @pytest.mark.parametrize("objective", ["mdc", "arc", "cappa"])
 def test_sot_is_given_eot_is_learnt_padding_is_nowhere(objective):
     text = captions([2, 5, 9] * 200)
-    t = sample_t(len(text), 0.0, 1.0, 0.1)[torch.randperm(len(text), generator=generator(3))]
-    out = corrupt(text, VOCAB, t, objective, "inverse_t", generator(4))
+    out = corrupt(text, shuffled_u(len(text), 0.1, 3), objective, seed=4, t_min=0.0)
     valid = valid_tokens(text, VOCAB)
-    assert (out.text[:, 0] == text[:, 0]).all() and (out.token_weight[:, 0] == 0).all()
-    assert (out.text[~valid] == text[~valid]).all() and (out.token_weight[~valid] == 0).all()
+    assert (out.text[:, 0] == text[:, 0]).all() and (out.weight[:, 0] == 0).all()
+    assert (out.text[~valid] == text[~valid]).all() and (out.weight[~valid] == 0).all()
     at_eot = valid & ~F.pad(valid[:, 1:], (0, 1))
-    assert (out.token_weight[at_eot] > 0).any()
-    assert (out.token_target == target_tokens(text, VOCAB)).all()
+    assert (out.weight[at_eot] > 0).any()
+    assert (out.target == target_tokens(text, VOCAB)).all() and ((out.weight > 0) == out.asked).all()
 
 
 def test_interval_one_is_parallel_decoding():
     text = captions([4, 9, 12])
-    out = corrupt(text, VOCAB, sample_t(3, 1.0, 1.0, 0.3), "mdc", "inverse_t", generator(0))
-    scored = target_tokens(text, VOCAB)
-    assert (out.text == text.masked_fill(scored, mask_id(VOCAB))).all()
-    assert (out.token_weight == scored.float()).all()
+    out = corrupt(text, systematic(3, 0.3), t_min=1.0)
+    target = target_tokens(text, VOCAB)
+    assert (out.text == text.masked_fill(target, mask_id(VOCAB))).all()
+    assert (out.weight == target.float()).all()
 
 
 def test_cappa_reads_one_sample_in_four_left_to_right():
     text = captions([9] * 16)
-    out = corrupt(text, VOCAB, sample_t(16, 0.0, 1.0, 0.5), "cappa", "inverse_t", generator(0))
+    out = corrupt(text, systematic(16, 0.5), "cappa")
     assert out.causal.sum() == 4
     assert (out.text[out.causal] == text[out.causal]).all()
     assert (out.text[~out.causal][:, 1:9] == mask_id(VOCAB)).all()
-    assert (out.token_weight == target_tokens(text, VOCAB).float()).all()
+    assert (out.weight == target_tokens(text, VOCAB).float()).all()
 
 
 def test_weights_of_the_table():
@@ -103,22 +142,19 @@ def test_loss_is_the_hand_computed_sum():
     loss = CaptionLoss()
     nll = torch.tensor([[0.0, 2.0, 3.0], [0.0, 5.0, 0.0]])
     weight = torch.tensor([[0.0, 2.0, 0.0], [0.0, 4.0, 0.0]])
-    valid = torch.tensor([[0.0, 1.0, 1.0], [0.0, 1.0, 0.0]])
-    assert loss(nll, weight, valid).item() == pytest.approx((2 * 2 + 4 * 5) / 3)
-    assert loss(nll, weight, valid, output_dict=True).keys() == {"caption_loss"}
+    num_target = torch.tensor([2.0, 1.0])
+    assert loss(nll, weight, num_target).item() == pytest.approx((2 * 2 + 4 * 5) / 3)
+    assert loss(nll, weight, num_target, output_dict=True).keys() == {"caption_loss"}
 
 
-def test_loss_is_an_unbiased_estimate_of_the_exact_nelbo():
-    """Every mask of a 4-token caption, weighted as Eq. 5 with t in (0, 1] weights it, by a real tiny model.
+def exact_nelbo(model, image, text) -> float:
+    """Every mask of a caption, weighted as Eq. 5 with t in (0, 1] weights it.
 
     The NELBO of N tokens is the integral over t of 1/t * sum over masks M of t^|M| (1-t)^(N-|M|) * NLL(M), and
     int t^(m-1) (1-t)^(N-m) dt = (m-1)! (N-m)! / N!.
     """
-    model = tiny_captioner()
-    text, image = captions([5]), images(1)  # SOT and 4 scored tokens
     positions = target_tokens(text, VOCAB)[0].nonzero().flatten().tolist()
-    n = len(positions)
-    exact = 0.0
+    n, exact = len(positions), 0.0
     with torch.no_grad():
         for m in range(1, n + 1):
             beta = math.factorial(m - 1) * math.factorial(n - m) / math.factorial(n)
@@ -127,16 +163,67 @@ def test_loss_is_an_unbiased_estimate_of_the_exact_nelbo():
                 noisy[0, list(hidden)] = mask_id(VOCAB)
                 logp = model.logits(image, noisy, valid_tokens(text, VOCAB))[0].log_softmax(-1)
                 exact -= beta * sum(logp[p, text[0, p]].item() for p in hidden)
-        draws = 12000
-        t = sample_t(draws, 0.0, 1.0, 0.5)[torch.randperm(draws, generator=generator(5))]
-        out = corrupt(text.expand(draws, -1), VOCAB, t, "mdc", "inverse_t", generator(6))
-        estimates = []
-        for chunk in torch.arange(draws).split(2000):
-            part = Corrupted(out.text[chunk], out.token_weight[chunk], out.token_target[chunk], False)
-            got = model(image.expand(len(chunk), -1, -1, -1), text.expand(len(chunk), -1), part)
-            estimates.append((got["token_weight"] * got["token_nll"]).sum(1))
-    estimates = torch.cat(estimates)
+    return exact
+
+
+def test_loss_is_an_unbiased_estimate_of_the_exact_nelbo():
+    model = tiny_captioner(t_min=0.0)
+    text, image = captions([5]), images(1)  # SOT and 4 target tokens
+    draws, estimates = 12000, []
+    with torch.no_grad():
+        for u in shuffled_u(draws, seed=5).split(2000):
+            many = text.expand(len(u), -1)
+            prepared = pack(many, model.corrupt(many, u, generator(int(u[0] * 1e6))), VOCAB)
+            got = model(image.expand(len(u), -1, -1, -1), prepared)
+            estimates.append(prepared.sum_rows(got["token_weight"] * got["token_nll"]))
+    estimates, exact = torch.cat(estimates), exact_nelbo(model, image, text)
     # t is stratified, so the error is below that of independent draws, which the sample variance measures.
     standard_error = estimates.std() / math.sqrt(draws)
     assert abs(estimates.mean() - exact) < 4 * standard_error
     assert standard_error < 0.04 * exact  # tight enough to notice a wrong weight
+
+
+@pytest.mark.parametrize("objective", ["mdc", "arc", "cappa"])
+def test_validation_is_the_nelbo_whatever_the_batch_size_and_the_interval_trained(objective):
+    """Against enumeration (mdc) and the exact likelihood (the others); the same number for every batch size."""
+    model = tiny_captioner(objective)
+    text, image = captions([5]), images(1)
+    data = [(image.expand(1000, -1, -1, -1), text.expand(1000, -1))] * 12
+    exact = exact_nelbo(model, image, text) if objective == "mdc" else \
+        -model.log_likelihood(image, text, "autoregressive").item()
+    tolerance = 0.03 if objective == "mdc" else 1e-5
+    assert nelbo(model, data, "cpu")["nelbo_per_caption"] == pytest.approx(exact, rel=tolerance)
+
+    text, image = captions([5, 9, 12, 4, 7, 3, 8]), images(7)
+    results = [nelbo(model, zip(image.split(size), text.split(size), strict=True), "cpu") for size in (1, 2, 3, 7)]
+    for result in results[1:]:
+        assert result == pytest.approx(results[0], rel=1e-5)
+
+
+def test_an_objective_is_one_row(monkeypatch):
+    """Whoever decodes, scores, validates and trains asks the row: masking exactly n tokens is a model without more."""
+    def mask_count(text, vocab_size, cfg, u, generator=None) -> Corrupted:
+        target = target_tokens(text, vocab_size)
+        n = (u * target.sum(1)).ceil()
+        noise = torch.rand(text.shape, generator=generator).masked_fill(~target, 2.0)
+        masked = target & (noise.argsort(1).argsort(1) < n[:, None])
+        weight = torch.where(masked, (target.sum(1) / n)[:, None].float(), 0)
+        return Corrupted(text.masked_fill(masked, mask_id(vocab_size)), masked, weight, target, False, u.float())
+
+    mdc = OBJECTIVES["mdc"]
+    monkeypatch.setitem(OBJECTIVES, "count", Objective(mask_count, mdc.bound, mdc.token_loss, "any", mdc.scorers))
+    model, text, image = tiny_captioner("count"), captions([5, 9, 12]), images(3)
+    CaptionLoss()(**model(image, text)).backward()
+    assert not model.causal and (model.corrupt(text).weight.sum(1) > 0).all()
+    assert model.generate(image, length=4).shape[0] == 3 and model.log_likelihood(image, text).isfinite().all()
+    assert nelbo(model, [(image, text)], "cpu")["nelbo_per_token"] > 0
+
+
+def test_nobody_else_compares_the_name_of_an_objective():
+    """The row says what follows from an objective; a name in another file is a place that a new one would miss."""
+    folders = ("src/open_clip_mdc", "clip_benchmark_ext", "benchmarks", "experiments")
+    for path in (path for folder in folders for path in sorted((REPO / folder).rglob("*.py"))):
+        if path.name not in ("objective.py", "configs.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                named = isinstance(node, ast.Constant) and node.value in OBJECTIVES
+                assert not named, f"{path.relative_to(REPO)}:{node.lineno} names {node.value!r}"

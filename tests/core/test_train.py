@@ -254,25 +254,28 @@ def test_masks_differ_between_epochs_and_after_a_resume():
     """The hook makes all noise a function of seed, rank and epoch."""
     from types import SimpleNamespace
 
+    from open_clip_train.data import DataInfo
+
     from open_clip_mdc.hooks import train_one_epoch
+    from open_clip_mdc.loading import Batches
     open_clip_mdc.register()
     model, _, _ = open_clip_mdc.create_model_and_transforms("MDC-ViT-Ti-8")
     text = open_clip_mdc.get_tokenizer("MDC-ViT-Ti-8")(["a red circle above a blue square"] * 8)
-    drawn = {}
+    drawn, data = {}, {"train": DataInfo(Batches([(images(8), text)], "cpu", None))}
 
     def upstream(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=None):
-        drawn[epoch, args.rank] = model.corrupt(text)
+        (_, drawn[epoch, args.rank]), = data["train"].dataloader
 
     for epoch in (0, 1):
         for rank in (0, 1):
             args = SimpleNamespace(model="MDC-ViT-Ti-8", seed=0, rank=rank)
-            train_one_epoch(upstream)(model, None, None, epoch, None, None, None, None, args)
-    weights_of = [c.token_weight for c in drawn.values()]
+            train_one_epoch(upstream)(model, data, None, epoch, None, None, None, None, args)
+    weights_of = [c.packed.token for c in drawn.values()]
     assert all((a != b).any() for i, a in enumerate(weights_of) for b in weights_of[:i])
-    first = drawn[0, 0].token_weight
-    train_one_epoch(upstream)(model, None, None, 0, None, None, None, None,
+    first = drawn[0, 0].packed.token
+    train_one_epoch(upstream)(model, data, None, 0, None, None, None, None,
                               SimpleNamespace(model="MDC-ViT-Ti-8", seed=0, rank=0))
-    assert torch.equal(drawn[0, 0].token_weight, first)
+    assert torch.equal(drawn[0, 0].packed.token, first)
 
 
 @pytest.mark.gpu
@@ -280,10 +283,9 @@ def test_masks_differ_between_epochs_and_after_a_resume():
 def test_cuda_equals_cpu():
     model, _, _ = open_clip_mdc.create_model_and_transforms("MDC-ViT-Ti-8")
     text = open_clip_mdc.get_tokenizer("MDC-ViT-Ti-8")(["a red circle", "a blue square above a green star"])
-    corrupted = model.corrupt(text)
-    cpu = model(images(2), text, corrupted)["token_nll"]
-    gpu_corrupted = type(corrupted)(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in corrupted))
-    gpu = model.cuda()(images(2).cuda(), text.cuda(), gpu_corrupted)["token_nll"]
+    prepared = model.prepare(text)
+    cpu = model(images(2), prepared)["token_nll"]
+    gpu = model.cuda()(images(2).cuda(), prepared.to("cuda"))["token_nll"]
     torch.testing.assert_close(gpu.cpu(), cpu, atol=1e-4, rtol=1e-4)
 
 

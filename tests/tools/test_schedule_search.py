@@ -11,7 +11,7 @@ from conftest import VOCAB, captions, images, tiny_captioner
 from PIL import Image
 
 from open_clip_mdc import tools as cli
-from open_clip_mdc.objective import Corrupted
+from open_clip_mdc.packing import Corrupted, pack
 from open_clip_mdc.tokens import mask_id, target_tokens
 from open_clip_mdc.tools import gradient_noise
 from open_clip_mdc.tools.gradient_noise import GROUPS, MIDDLES, Measurement, Moments, interval_scores, moments
@@ -26,7 +26,9 @@ def encoder_gradients(model, image, text):
     for bits in itertools.product((False, True), repeat=len(positions)):
         masked = torch.zeros_like(valid)
         masked[0, positions] = torch.tensor(bits)
-        out = model(image, text, Corrupted(text.masked_fill(masked, mask_id(VOCAB)), masked.float(), valid, False))
+        corrupted = Corrupted(text.masked_fill(masked, mask_id(VOCAB)), masked, masked.float(), valid, False,
+                              torch.ones(1))
+        out = model(image, pack(text, corrupted, VOCAB))
         parts = torch.autograd.grad(out["token_nll"].sum(), list(model.visual.parameters()), allow_unused=True,
                                     materialize_grads=True)
         gradients.append(torch.cat([part.flatten() for part in parts]))

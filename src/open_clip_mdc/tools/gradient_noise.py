@@ -27,7 +27,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..model import Captioner
-from ..objective import corrupt, loss_weight
+from ..objective import CaptionCfg, loss_weight, masked_diffusion
+from ..packing import pack
 from ..tokens import target_tokens
 
 EDGES = np.linspace(0, 1, 11).round(1)
@@ -71,13 +72,14 @@ def measure(model: Captioner, data: Iterable[tuple[Tensor, Tensor]], num_batches
     that many are drawn: inner products are sums over coordinates, so all of them shrink by one factor.
 
     Args:
-        data: yields image [B, 3, height, width] and text [B, L] on the model's device, of one B throughout.
+        data: yields image [B, 3, height, width] on the model's device and text [B, L] on the CPU, of one B throughout.
         num_batches: per group, so that GROUPS * num_batches are taken.
     """
     model.eval()
     encoder = [p for p in model.visual.parameters() if p.requires_grad]
     device, size = encoder[0].device, sum(p.numel() for p in encoder)
-    generator = torch.Generator(device)
+    generator = torch.Generator()
+    whole = CaptionCfg(t_min=0.0, t_max=1.0, loss_weight="none")
     coordinates = None
     if size > MAX_COORDINATES:
         coordinates = torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:MAX_COORDINATES].to(device)
@@ -90,10 +92,11 @@ def measure(model: Captioner, data: Iterable[tuple[Tensor, Tensor]], num_batches
         caption_nll, caption_masked = [], []
         for i, t in enumerate(times):
             generator.manual_seed(seed * total + k)
-            t = torch.full((len(text),), float(t), device=device)
-            out = model(image, text, corrupt(text, model.vocab_size, t, "mdc", "none", generator))
-            caption_nll.append(out["token_nll"].sum(1))
-            caption_masked.append(out["token_weight"].sum(1))
+            corrupted = masked_diffusion(text, model.vocab_size, whole, torch.full((len(text),), float(t)), generator)
+            captions = pack(text, corrupted, model.vocab_size).to(device)
+            out = model(image, captions)
+            caption_nll.append(captions.sum_rows(out["token_nll"]))
+            caption_masked.append(captions.sum_rows(out["token_weight"]))
             parts = torch.autograd.grad(caption_nll[-1].mean(), encoder, allow_unused=True, materialize_grads=True)
             flat = torch.cat([part.flatten() for part in parts])
             gradient[i] = flat if coordinates is None else flat[coordinates]

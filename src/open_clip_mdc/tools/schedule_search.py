@@ -25,17 +25,18 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
-from .. import checkpoints
+from .. import checkpoints, configs
 from ..data.files import new_file, write_json
 from ..data.pictures import read_pairs
 from ..data.shards import find_shards
 from ..integration import is_captioner, register
 from ..model import Captioner
-from ..objective import CaptionLoss, corrupt, sample_t
+from ..objective import CaptionLoss, systematic
+from ..packing import pack
 from .common import default_device
 from .gradient_noise import GROUPS, MIDDLES, Measurement, interval_scores, log_ratio_error, measure, moments, weights
 
-PAPER = ((0.0, 1.0), (0.3, 0.8), (0.4, 0.9), (0.5, 1.0))  # Table 5
+PAPER = tuple(configs.intervals())  # Table 5
 
 
 def check(args: argparse.Namespace) -> None:
@@ -92,10 +93,10 @@ def different(samples: Iterator[Sample]) -> Iterator[Sample]:
 
 
 def batches(samples: Iterator[Sample], size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Image [size, 3, height, width] and text [size, L] on the device."""
+    """Image [size, 3, height, width] on the device and text [size, L] on the CPU."""
     while True:
         _, image, text = zip(*islice(samples, size), strict=True)
-        yield torch.stack(image).to(device), torch.stack(text).to(device)
+        yield torch.stack(image).to(device), torch.stack(text)
 
 
 def train(model: Captioner, data: Iterator[tuple[Tensor, Tensor]], steps: int, lr: float, seed: int) -> None:
@@ -105,14 +106,14 @@ def train(model: Captioner, data: Iterator[tuple[Tensor, Tensor]], steps: int, l
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=lr, betas=(0.9, 0.98))
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(1.0, steps / 10)))
-    rng, generator = np.random.default_rng(seed), torch.Generator(decayed[0].device).manual_seed(seed)
+    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     caption_loss = CaptionLoss()
     model.train()
     progress = tqdm(islice(data, steps), total=steps, desc="training", unit="step")
     for image, text in progress:
-        t = sample_t(len(text), 0.0, 1.0, rng.random()).to(text.device)
-        out = model(image, text, corrupt(text, model.vocab_size, t, generator=generator))
-        loss = caption_loss(out["token_nll"], out["token_weight"], out["token_target"])
+        corrupted = model.objective.bound(text, model.vocab_size, systematic(len(text), rng.random()), generator)
+        out = model(image, pack(text, corrupted, model.vocab_size).to(image.device))
+        loss = caption_loss(out["token_nll"], out["token_weight"], out["num_target"])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -241,7 +242,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         model, _, transform = open_clip.create_model_and_transforms(args.model, device=device)
         tokenizer = open_clip.get_tokenizer(args.model)
-    if not isinstance(model, Captioner) or model.caption_cfg.objective != "mdc":
+    if not isinstance(model, Captioner) or model.causal:
         raise ValueError(f"{args.pretrained or args.model} has no interval of t: it is no masked diffusion captioner")
     samples = stream(args.train_data, transform, tokenizer)
     steps = 0 if args.pretrained else args.steps
