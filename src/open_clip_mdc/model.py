@@ -111,6 +111,12 @@ class Captioner(nn.Module):
         """Whether captions are read from left to right when they are scored or decoded."""
         return self.objective.order == "causal"
 
+    def check_length(self, tokens: int) -> None:
+        """Raises ValueError if they are too many. (An index out of range would end a CUDA process.)"""
+        if tokens > self.context_length:
+            raise ValueError(f"a text of {tokens} tokens, SOT and EOT included, is longer than this model's context "
+                             f"of {self.context_length}")
+
     def logits(self, image: Tensor, text: Tensor, valid: Tensor | None = None) -> Tensor:
         """Logits for every position of the text as it stands: plain, unpacked, slow, for tests and notebooks.
 
@@ -124,8 +130,10 @@ class Captioner(nn.Module):
             [B, L, V].
 
         Raises:
-            ValueError: without `valid`, a caption has no EOT and ends in padding, so that its end cannot be told.
+            ValueError: without `valid`, a caption has no EOT and ends in padding, so that its end cannot be told; or
+                the text is longer than the context.
         """
+        self.check_length(text.shape[1])
         if valid is None:
             valid = valid_tokens(text, self.vocab_size)
             endless = (valid.all(-1) & (text[:, -1] == PAD_ID)).nonzero()
@@ -147,8 +155,13 @@ class Captioner(nn.Module):
 
         Returns:
             [M, V] in row-major order of `asked`.
+
+        Raises:
+            ValueError: a text is longer than the context.
         """
-        hidden = self.text(pack_tokens(text, valid, self.causal), image_kv)
+        packed = pack_tokens(text, valid, self.causal)
+        self.check_length(packed.valid.shape[1])
+        hidden = self.text(packed, image_kv)
         return self.text.output(hidden[asked_index(asked, valid, self.causal)])
 
     # ---- training
@@ -166,7 +179,9 @@ class Captioner(nn.Module):
 
     def prepare(self, text: Tensor) -> Captions:
         """A batch [B, L] on the CPU, corrupted and packed: what `forward` runs on once it is on the model's device."""
-        return pack(text, self.corrupt(text), self.vocab_size)
+        captions = pack(text, self.corrupt(text), self.vocab_size)
+        self.check_length(int(captions.packed.position.max()) + 1)
+        return captions
 
     def forward(self, image: Tensor, text: Tensor | Captions) -> dict[str, Tensor]:
         """The loss of each asked token, at the cost of the valid ones. Nothing waits for the device.

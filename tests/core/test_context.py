@@ -1,0 +1,34 @@
+"""Claims about captions that the model's context cannot hold.    pytest tests/core/test_context.py"""
+import pytest
+import torch
+from conftest import LENGTH, VOCAB, captions, images, tiny_captioner
+
+from open_clip_mdc.tokens import mask_id
+
+
+@pytest.mark.parametrize("objective, enter", [
+    ("mdc", lambda model, image, text: model(image, text)),
+    ("arc", lambda model, image, text: model(image, text)),
+    ("mdc", lambda model, image, text: model.logits(image, text)),
+    ("mdc", lambda model, image, text: model.log_likelihood(image, text)),
+    ("arc", lambda model, image, text: model.log_likelihood(image, text)),
+    ("mdc", lambda model, image, text: model.log_likelihood(image, text[:, None].repeat(1, 3, 1))),
+    ("mdc", lambda model, image, text: model.log_likelihood(image, text, "monte_carlo", num_samples=4)),
+    ("mdc", lambda model, image, text: model.generate(
+        image, text=text.index_fill(1, torch.tensor([2]), mask_id(VOCAB)))),
+])
+def test_a_caption_longer_than_the_context_is_one_clear_line_wherever_it_enters(objective, enter):
+    model, image = tiny_captioner(objective), images(2)
+    with pytest.raises(ValueError, match="13 tokens.*context of 12") as error:
+        enter(model, image, captions([5, LENGTH + 1], width=LENGTH + 1))
+    assert "\n" not in str(error.value)
+    enter(model, image, captions([5, LENGTH]))
+
+
+def test_padding_beyond_the_context_is_no_caption():
+    model, image, text = tiny_captioner(), images(2), captions([5, 9])
+    wide = torch.nn.functional.pad(text, (0, 20))
+    assert torch.equal(model.log_likelihood(image, wide), model.log_likelihood(image, text))
+    masked = text.masked_fill(text == text[0, 2], mask_id(VOCAB))
+    assert torch.equal(model.generate(image, text=torch.nn.functional.pad(masked, (0, 20))),
+                       model.generate(image, text=masked))
