@@ -168,6 +168,20 @@ def test_more_beams_find_no_worse_captions_here(model, image):
     assert (scores.diff(dim=0) >= -1e-5).all() and (scores[1] > scores[0]).any()
 
 
+@pytest.mark.parametrize("options", [{}, {"num_beams": 1}, {"sampling": Sampling(1.0)}], ids=str)
+def test_the_trace_has_every_tokens_place_and_log_likelihood_and_costs_one_look_at_the_image(model, image, options):
+    looks = []
+    hook = model.visual.register_forward_hook(lambda *_: looks.append(1))
+    decoded = generate(model, image, length=8, return_trace=True, **options)
+    hook.remove()
+    assert len(looks) == 1
+    scores = scoring.log_likelihood(model, image, decoded.text, return_details=True)
+    torch.testing.assert_close(decoded.log_prob, scores.token_log_likelihood, rtol=1e-4, atol=1e-5)
+    for ids, step in zip(decoded.text.tolist(), decoded.step.tolist(), strict=True):
+        end = ids.index(EOT)
+        assert step == [-1, *range(end), *[-1] * (len(ids) - end - 1)]
+
+
 @pytest.mark.parametrize("options", [{}, {"num_beams": 1}])
 def test_the_batch_does_not_change_an_images_caption(model, image, options):
     together = generate(model, image, length=8, **options)
