@@ -6,6 +6,7 @@ checkpoints, `load` makes the model as it was trained. `local-dir:` and `hf-hub:
 import ast
 import hashlib
 import re
+from dataclasses import is_dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import NamedTuple
@@ -134,6 +135,8 @@ def hash_tensor(digest, tensor: torch.Tensor) -> None:
 
 
 def _is_plain(value: object) -> bool:
+    if is_dataclass(value):  # caption_cfg
+        return all(map(_is_plain, vars(value).values()))
     if isinstance(value, dict):
         return all(map(_is_plain, value.values()))
     if isinstance(value, (tuple, list)):

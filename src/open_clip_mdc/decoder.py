@@ -8,6 +8,7 @@ rows, W width, H heads, D = W/H, V vocabulary.
 """
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 
 import torch
@@ -101,6 +102,17 @@ class DecoderBlock(nn.Module):
         return x + self.mlp(self.ln_3(x)), (k, v)
 
 
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """What autocast computes in on this kind of device; None where it is off."""
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if on else None
+
+
+def without_autocast(device: str) -> AbstractContextManager:
+    """In which autocast is off on this kind of device; one that knows none (meta) needs nothing."""
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
 def in_float32(method: Callable) -> Callable:
     """Takes a decoder's method out of autocast, but in a training step.
 
@@ -112,7 +124,7 @@ def in_float32(method: Callable) -> Callable:
     def outside_autocast(self: nn.Module, *args, **kwargs):
         if self.training and torch.is_grad_enabled():
             return method(self, *args, **kwargs)
-        with torch.autocast(next(self.parameters()).device.type, enabled=False):
+        with without_autocast(next(self.parameters()).device.type):
             return method(self, *args, **kwargs)
 
     return outside_autocast
@@ -170,7 +182,7 @@ class TextDecoder(nn.Module):
     @in_float32
     def project_image(self, image_embs: Tensor) -> ImageKV:
         """What the decoder needs of an image, once for any number of captions, draws and denoising steps."""
-        if not torch.is_autocast_enabled(image_embs.device.type):
+        if autocast_dtype(image_embs.device.type) is None:
             image_embs = image_embs.to(self.output.weight.dtype)  # from an encoder under autocast
         return [block.project_image(image_embs) for block in self.blocks]
 
@@ -184,9 +196,7 @@ class TextDecoder(nn.Module):
         """
         x = self.token_embedding(packed.token) + self.positional_embedding[packed.position]
         x = x.to(self.output.weight.dtype)  # parameters that are no nn.Linear stay float32 under --precision bf16
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        mask, is_causal = attention_mask(packed, dtype)
+        mask, is_causal = attention_mask(packed, autocast_dtype(x.device.type) or x.dtype)
         for block, (image_k, image_v) in zip(self.blocks, image_kv, strict=True):
             args = (x, packed, image_k, image_v, mask, is_causal)
             x = checkpoint(block, *args, use_reentrant=False) if self.grad_checkpointing and self.training \

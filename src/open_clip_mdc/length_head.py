@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .decoder import without_autocast
 from .sampling import GREEDY, Sampling, sample_tokens
 
 
@@ -28,7 +29,7 @@ class LengthHead(nn.Linear):
 
     def forward(self, features: Tensor) -> Tensor:
         """Float32 [B, S] whatever autocast says, from GAP features [B, D], to which no gradient passes."""
-        with torch.autocast(features.device.type, enabled=False):
+        with without_autocast(features.device.type):
             return F.linear(features.detach().float(), self.weight.float(), self.bias.float())
 
     def choose(self, features: Tensor, rule: str, generator: torch.Generator | None = None) -> Tensor:

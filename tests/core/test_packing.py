@@ -1,0 +1,233 @@
+"""Claims about packed batches, and what the training path asks of a device.    pytest tests/core/test_packing.py
+
+There is no GPU here: that nothing waits for one is shown by running on the meta device, which has no values to wait
+for, and by forbidding the operators that would.
+"""
+import copy
+
+import open_clip
+import pytest
+import torch
+from conftest import VOCAB, captions, images, tiny_captioner
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import open_clip_mdc
+from open_clip_mdc import model as model_module
+from open_clip_mdc.model import Captioner
+from open_clip_mdc.objective import CaptionLoss, systematic
+from open_clip_mdc.packing import Captions, Packed, asked_index, pack, pack_tokens
+from open_clip_mdc.tokens import target_tokens, valid_tokens
+
+OBJECTIVES = ["mdc", "arc", "cappa"]
+
+
+class Waits(TorchDispatchMode):
+    """Notes operators that make the host wait for a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        name = operator.overloadpacket.__name__
+        index = args[1] if name.startswith("index") and len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
+        if name in ("nonzero", "_local_scalar_dense", "masked_select", "masked_scatter", "masked_scatter_backward") or \
+                any(isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in index) or \
+                (name == "_to_copy" and (kwargs or {}).get("device") not in (None, args[0].device)):
+            self.seen.append(name)
+        return operator(*args, **(kwargs or {}))
+
+
+def training_step(model: Captioner, image: torch.Tensor, text: Captions | torch.Tensor) -> None:
+    sum(CaptionLoss()(**model(image, text), output_dict=True).values()).backward()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_nothing_waits_for_the_device_in_forward_and_backward(objective):
+    model = tiny_captioner(objective).train()
+    prepared = model.prepare(captions([2, 5, 12, 7, 3]))
+    with Waits() as waits:
+        training_step(model, images(5), prepared)
+    assert not waits.seen
+    with Waits() as waits:  # the net is no sieve
+        model.prepare(captions([2, 5]))
+    assert {"nonzero", "_local_scalar_dense"} <= set(waits.seen)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_no_size_depends_on_values_on_the_device(objective):
+    """Meta tensors have none: .item(), nonzero and boolean indexing raise."""
+    with torch.device("meta"):
+        model = tiny_captioner(objective).train()
+    prepared = model.prepare(captions([2, 5, 12, 7, 3])).to("meta")
+    training_step(model, images(5).to("meta"), prepared)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_one_graph_serves_captions_of_all_lengths(objective):
+    """fullgraph: nothing breaks it. Two compilations: the first batch's sizes, then any."""
+    model, compiled = tiny_captioner(objective).train(), []
+    torch._dynamo.reset()
+
+    def count(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    compiled_model = torch.compile(model, backend=count, fullgraph=True)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(25):
+        lengths = torch.randint(3, 13, (16,), generator=generator).tolist()
+        text, image = captions(lengths), images(16)
+        prepared = model.prepare(text)
+        training_step(compiled_model, image, prepared)
+        torch.testing.assert_close(compiled_model(image, prepared)["token_nll"], model(image, prepared)["token_nll"])
+    assert len(compiled) <= 2
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_chunks_of_the_vocabulary_loss_change_nothing(objective, monkeypatch):
+    model = tiny_captioner(objective).train()
+    prepared, image = model.prepare(captions([2, 5, 12, 7, 3, 12, 12])), images(7)
+    results = []
+    for rows in (4096, 5, 1):
+        monkeypatch.setattr(model_module, "LOSS_ROWS", rows)
+        model.zero_grad()
+        out = model(image, prepared)
+        CaptionLoss()(**out).backward()
+        results.append((out["token_nll"], [p.grad.clone() for p in model.parameters()]))
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0])
+
+
+def test_chunks_hold_the_logits_of_one_chunk_only(monkeypatch):
+    monkeypatch.setattr(model_module, "LOSS_ROWS", 4)
+    model, rows = tiny_captioner("arc").train(), []
+    model.text.output.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    training_step(model, images(5), model.prepare(captions([12] * 5)))
+    assert max(rows) == 4 and sum(rows) == 2 * 5 * 11  # once forward, once more for the gradient
+
+
+def test_a_packed_batch_moves_as_a_tensor_does():
+    """Upstream's loop calls `.to(device=..., non_blocking=True)`, DDP and pinning walk through named tuples."""
+    for objective in OBJECTIVES:
+        prepared = tiny_captioner(objective).prepare(captions([4, 9]))
+        moved = prepared.to(device="meta", non_blocking=True)
+        assert type(moved) is Captions and type(moved.packed) is Packed
+        assert all(x.device.type == "meta" for x in (*moved.asked, moved.num_target, moved.t, moved.packed.token))
+        assert moved.packed.padded is True and prepared.packed.token.device.type == "cpu"
+
+
+def test_both_passes_of_an_accumulated_step_see_the_same_masks():
+    """Upstream runs a micro-batch twice with the very texts it was given: without gradients, then with them."""
+    model = tiny_captioner().train()
+    prepared, image = model.prepare(captions([12] * 8)), images(8)
+    with torch.no_grad():
+        first = model(image, prepared)
+    second = model(image, prepared)
+    assert torch.equal(first["token_weight"], second["token_weight"])
+    torch.testing.assert_close(first["token_nll"], second["token_nll"])
+
+
+def test_a_text_prepared_beforehand_or_by_forward_gives_the_same_loss():
+    model = tiny_captioner()
+    text, image, losses = captions([4, 9, 12]), images(3), []
+    for prepare in (lambda x: x, model.prepare):
+        model.seed_t(0)
+        torch.manual_seed(0)
+        losses.append(CaptionLoss()(**model(image, prepare(text))))
+    assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize("lengths", [[2, 5, 12, 7], [12, 12], [3], [2, 2]])
+def test_packing_is_undone_by_padding(lengths):
+    text = captions(lengths)
+    valid = valid_tokens(text, VOCAB)
+    for multiple in (None, 16):
+        packed = pack_tokens(text, valid, False, multiple)
+        longest = max(lengths) if multiple is None else 16
+        assert packed.valid.shape == (len(lengths), longest) and packed.token.shape == (sum(lengths),)
+        padded = packed.pad(packed.token[:, None].float()).squeeze(-1).long()
+        expected = text.masked_fill(~valid, 0)
+        assert (padded[:, :max(lengths)] == expected[:, :max(lengths)]).all() and (padded[:, max(lengths):] == 0).all()
+        assert torch.equal(packed.unpad(padded[..., None]).squeeze(-1), packed.token)
+        assert packed.position.tolist() == [i for n in lengths for i in range(n)]
+
+
+def test_an_asked_token_is_predicted_by_itself_or_by_the_one_before():
+    text = captions([3, 5])
+    valid, asked = valid_tokens(text, VOCAB), target_tokens(text, VOCAB)
+    assert asked_index(asked, valid, False).tolist() == [1, 2, 4, 5, 6, 7]
+    assert asked_index(asked, valid, True).tolist() == [0, 1, 3, 4, 5, 6]
+    assert asked_index(asked, valid, torch.tensor([True, False])).tolist() == [0, 1, 4, 5, 6, 7]
+
+
+def test_sums_over_captions_are_those_of_the_padded_batch():
+    model, text = tiny_captioner(), captions([5, 9, 2, 12])
+    corrupted = model.corrupt(text, systematic(4, 0.3))
+    prepared = pack(text, corrupted, VOCAB)
+    torch.testing.assert_close(prepared.sum_rows(prepared.asked.weight), corrupted.weight.sum(1))
+    assert prepared.num_target.tolist() == [4, 8, 1, 11]
+
+
+def one_layer(name: str) -> dict:
+    """A real config at one layer a tower: the parts that scale with tokens, without twelve times the wait."""
+    open_clip_mdc.register()
+    config = copy.deepcopy(open_clip.get_model_config(name))
+    config.pop("custom_text", None)
+    config["vision_cfg"]["layers"] = config["text_cfg"]["layers"] = 1
+    return config
+
+
+def step_flops(config: dict, lengths: list[int]) -> int:
+    with torch.device("meta"):
+        model = Captioner(**config).train()
+    text = torch.zeros(len(lengths), 77, dtype=torch.long)
+    for row, length in zip(text, lengths, strict=True):
+        row[:length] = 5
+        row[0], row[length - 1] = model.vocab_size - 2, model.vocab_size - 1
+    prepared = model.prepare(text).to("meta")
+    with FlopCounterMode(display=False) as counter:
+        training_step(model, torch.empty(len(lengths), 3, 224, 224, device="meta"), prepared)
+    return counter.get_total_flops()
+
+
+def test_multiplications_grow_with_the_real_tokens_and_not_with_the_longest_caption():
+    """Parallel decoding, so that all target tokens are asked and chance has no say."""
+    config = one_layer("Parallel-ViT-B-32")
+    even, uneven = step_flops(config, [16] * 8), step_flops(config, [8] * 7 + [72])
+    assert uneven == pytest.approx(even, rel=0.02)  # as many tokens; attention alone pads to the longest
+    steps = [step_flops(config, [n] * 8) for n in (16, 32, 48)]
+    assert steps[2] - steps[1] == pytest.approx(steps[1] - steps[0], rel=0.05)
+
+
+def test_a_step_of_b_16_takes_no_more_multiplications_than_clips():
+    """At CC12M's 17 tokens, whole models."""
+    open_clip_mdc.register()
+    config = open_clip.get_model_config("MDC-ViT-B-16")
+    config.pop("custom_text")
+    ours = step_flops(config, [17] * 4)
+    with torch.device("meta"):
+        clip = open_clip.model.CLIP(**open_clip.get_model_config("ViT-B-16"), output_dict=True).train()
+        with FlopCounterMode(display=False) as counter:
+            out = clip(torch.empty(4, 3, 224, 224), torch.zeros(4, 77, dtype=torch.long))
+            (out["image_features"] @ out["text_features"].T).sum().backward()
+    assert ours <= 1.02 * counter.get_total_flops()
+
+
+def test_projecting_the_image_copies_nothing_it_need_not():
+    """Non-contiguous patch tokens would be copied, and the bias added apart, in each of the layers."""
+    class Count(TorchDispatchMode):
+        kernels = 0
+
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            out = operator(*args, **(kwargs or {}))
+            self.kernels += operator.overloadpacket.__name__ in ("addmm", "mm", "clone", "copy_", "add", "_to_copy")
+            return out
+
+    model = tiny_captioner(layers=12)
+    image_embs = model.encode_image_tokens(images(2))
+    with torch.no_grad(), Count() as count:
+        model.text.project_image(image_embs)
+    assert count.kernels <= 12
