@@ -26,12 +26,6 @@ def intervals() -> dict[tuple[float, float], str]:
     return dict(sorted(rows.items()))
 
 
-def ratios() -> dict[float, str]:
-    """Figure 4: pattern of each masking ratio at which one model is trained, BERT's way; 1.0 is parallel decoding."""
-    return dict(sorted((row["t_min"], pattern) for pattern, row in ROWS.items()
-                       if "t_min" in row and row["t_min"] == row["t_max"]))
-
-
 def architectures() -> dict[str, dict]:
     """The packaged configs that are no captioners: small towers for small data, by name."""
     files = sorted((f for f in FOLDER.iterdir() if f.name.startswith("ViT-")), key=lambda f: f.name)
