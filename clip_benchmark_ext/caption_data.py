@@ -12,7 +12,7 @@ from io import BytesIO
 
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from open_clip_mdc.data.pictures import decode_picture
 
@@ -37,20 +37,12 @@ def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tup
     return transform(image), captions.split("\n"), sample["__key__"]
 
 
-def build_dataset(upstream: Callable, dataset_name: str, root: str, kwargs: dict, transform: Callable) -> Dataset:
-    """clip_benchmark's data set; the samples of a webdataset are (image, captions, key)."""
-    dataset = upstream(dataset_name=dataset_name, root=root, transform=transform, **kwargs)
-    if dataset_name.startswith("wds/"):
-        dataset.pipeline = dataset.pipeline[:-3]  # upstream's last stages: decode, pick two members, transform
-        dataset = dataset.map(partial(read_sample, transform=transform))
-    return dataset
-
-
-def make_loader(dataset: Dataset, like: DataLoader, batch_size: int) -> DataLoader:
-    """Batches of another build of the same data set, in the same order."""
-    if isinstance(dataset, IterableDataset):
-        return DataLoader(dataset.batched(batch_size), batch_size=None, num_workers=like.num_workers)
-    return DataLoader(dataset, batch_size=batch_size, num_workers=like.num_workers, collate_fn=like.collate_fn)
+def with_keys(dataset: Dataset, transform: Callable) -> Dataset:
+    """clip_benchmark's data set; the samples of a webdataset become (image, captions, key)."""
+    if not hasattr(dataset, "pipeline"):
+        return dataset
+    dataset.pipeline = dataset.pipeline[:-3]  # upstream's last stages: decode, pick two members, transform
+    return dataset.map(partial(read_sample, transform=transform))
 
 
 def read_batch(number: int, batch: Sequence, dataloader: DataLoader) -> tuple[list[str], Tensor, list[list[str]]]:

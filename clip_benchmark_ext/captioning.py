@@ -1,63 +1,63 @@
 """The captioning task: every image's caption is decoded, saved, and compared with its references (Table 3).
 
     clip_benchmark eval --model mdc --pretrained RUN --dataset wds/flickr8k --dataset_root DIR --task captioning \\
-        --caption_length 10|15|20|auto
+        --caption_length 10|15|20|auto|sample
 
 Captions are saved before they are scored, beside the result in captions/:
 
     {"captions": {id: caption}, "tokens": {id: number}, "references": {id: [captions]}, "decoding": {...}, ...}
 
 The same command takes them from there, whatever ailed the scoring, as long as weights, data and settings are the same;
-a decoding that was stopped goes on, from the batches that each process notes in a file FILE.partN as it goes.
+a decoding that was stopped resumes, from the batches that each process notes in its journal FILE.partN.
 """
 import glob
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TextIO
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from open_clip_mdc.checkpoints import fingerprint
 from open_clip_mdc.data.files import write_json
-from open_clip_mdc.model import Captioner
+from open_clip_mdc.data.journal import Journal, Rows
+from open_clip_mdc.sampling import Sampling
 from open_clip_mdc.tokens import caption_lengths, decode_captions
 
-from . import clipscore
-from .caption_data import make_loader, read_batch, unique_ids
+from . import clipscore as clip_model
+from .caption_data import read_batch, unique_ids
 from .caption_metrics import score_captions
 from .distributed import merge, own_batches, rank_and_size
 from .features import describe_data
-from .flags import options
-
-MDC_LENGTH = 15  # tokens, one of the paper's; a left-to-right model ends its captions by itself
-NUM_BEAMS = 6  # the paper's
+from .results import precision
+from .selection import blind_image
 
 
-def decoding_arguments(model: Captioner) -> dict:
-    """What the flags ask of `model.generate`.
+def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mapping, blind: Tensor | None) -> Tensor:
+    """Token ids [B, L] of a batch; what is drawn depends on the seed and the batch's number alone.
 
-    Raises:
-        ValueError: a flag of the other kind of model.
+    Args:
+        options: see `flags.decoding_options`.
     """
-    default = {"length": "auto", "num_beams": NUM_BEAMS} if model.causal else \
-        {"length": MDC_LENGTH, "tokens_per_step": 1}
-    flags = {"length": options.caption_length, "num_beams": options.num_beams,
-             "tokens_per_step": options.tokens_per_step}
-    given = {name: value for name, value in flags.items() if value is not None}
-    for name in given.keys() - default.keys():
-        kind = "from left to right" if model.causal else "by unmasking"
-        raise ValueError(f"--{name} means nothing to this model, which decodes {kind}")
-    return default | given
+    options = {name: value for name, value in options.items() if name != "batch_size"}
+    sampling = {name: options.pop(name) for name in Sampling._fields if name in options}
+    if "seed" in options:
+        seed = options.pop("seed")
+        state = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+        generator = torch.Generator(images.device).manual_seed(state)
+        options["sampling"] = Sampling(**sampling, generator=generator)
+    return model.generate(images, **options, **({} if blind is None else {"blind": blind}))
 
 
-def decode(model: Captioner, dataloader: DataLoader, tokenizer, device: str, amp: bool, arguments: dict,
-           key: dict, path: Path) -> dict[str, dict]:
-    """Notes every batch beside `path` as it goes, and goes on where another time it was stopped.
+def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool, options: dict,
+           key: dict, file: Path) -> dict[str, dict]:
+    """Notes every batch in this process's journal beside `file`; what all processes noted before is not done again.
 
     Returns:
         on every process captions, their numbers of tokens (without SOT and EOT) and references, each by image.
@@ -65,20 +65,22 @@ def decode(model: Captioner, dataloader: DataLoader, tokenizer, device: str, amp
     Raises:
         ValueError: the data set is empty or has no captions; the length does not fit the model.
     """
-    rows, done = [], read_parts(path, key)
+    done = ChainMap(*(Rows(part, key, "batch") for part in journals(file)))
     if done and rank_and_size()[0] == 0:
-        logging.warning("going on with a decoding that was stopped: %d batches are done", len(done))
-    with open_part(path, key) as part:
+        logging.warning("a decoding that was stopped resumes: %d batches are done", len(done))
+    rows, autocast = [], partial(torch.autocast, torch.device(device).type, enabled=amp)
+    with autocast():
+        blind = blind_image(model, dataloader, device) if options.get("guidance_scale", 1) != 1 else None
+    with Journal(file.with_name(f"{file.name}.part{rank_and_size()[0]}"), key, "batch") as journal:
         for i, batch in own_batches(dataloader, "captions"):
             ids, images, references = read_batch(i, batch, dataloader)
             row = done.get(i)
             if row is None or row["ids"] != ids:
-                with torch.autocast(torch.device(device).type, enabled=amp):
-                    text = model.generate(images.to(device), **arguments)
+                with autocast():
+                    text = generate(model, images.to(device), i, options, blind)
                 row = {"batch": i, "ids": ids, "captions": decode_captions(text.cpu(), tokenizer),
-                       "tokens": (caption_lengths(text, model.vocab_size) - 2).tolist(), "references": references}
-                part.write(json.dumps(row) + "\n")
-                part.flush()
+                       "tokens": (caption_lengths(text, tokenizer.vocab_size) - 2).tolist(), "references": references}
+                journal.append(row)
             rows.append((i, row))
     rows = merge(rows)
     if not rows:
@@ -88,99 +90,67 @@ def decode(model: Captioner, dataloader: DataLoader, tokenizer, device: str, amp
             for name in ("captions", "tokens", "references")}
 
 
-# ---- files
+def journals(file: Path) -> list[Path]:
+    """Those of all processes."""
+    return sorted(file.parent.glob(f"{glob.escape(file.name)}.part*"))
 
 
-def read_captions(path: Path, key: dict) -> dict | None:
+def read_captions(file: Path, key: dict) -> dict | None:
     """What was saved for this very key; None if there is no such file."""
     try:
-        saved = json.loads(path.read_text())
+        saved = json.loads(file.read_text())
         return saved if saved["key"] == key and saved["captions"].keys() == saved["references"].keys() else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-@contextmanager
-def open_part(path: Path, key: dict) -> Iterator[TextIO]:
-    """This process's notes: a line with the key, then a line per batch."""
-    part = path.with_name(f"{path.name}.part{rank_and_size()[0]}")
-    head = json.dumps(key) + "\n"
-    goes_on = part.exists() and part.read_text(errors="replace").startswith(head)
-    with part.open("a" if goes_on else "w") as file:
-        file.write("\n" if goes_on else head)  # after a line that was broken off
-        try:
-            yield file
-        finally:
-            if not goes_on and file.tell() == len(head):  # there was nothing to note
-                part.unlink()
-
-
-def parts(path: Path) -> list[Path]:
-    return sorted(path.parent.glob(f"{glob.escape(path.name)}.part*"))
-
-
-def read_parts(path: Path, key: dict) -> dict[int, dict]:
-    """Rows of all processes' notes, by batch number; those of another key and broken lines are passed over."""
-    rows = {}
-    for part in parts(path):
-        head, *lines = part.read_text(errors="replace").split("\n")
-        if head != json.dumps(key):
-            continue
-        for line in filter(None, lines):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            rows[row["batch"]] = row
-    return rows
-
-
-# ---- the task
-
-
-def load_or_decode(model: Captioner, dataloader: DataLoader, tokenizer, device: str, amp: bool, arguments: dict,
-                   path: Path, facts: Mapping[str, str]) -> dict:
+def load_or_decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool,
+                   options: dict, file: Path, facts: Mapping[str, str]) -> dict:
     """What the file of captions holds; it is made if it is not there or was made of something else.
 
     Args:
         facts: what the file should say about the run.
     """
-    key = {"model": fingerprint(model), "data": describe_data(dataloader), "decoding": arguments,
-           "precision": f"autocast on {torch.device(device).type}" if amp else "that of the weights"}
+    key = {"model": fingerprint(getattr(model, "model", model)), "data": describe_data(dataloader), "decoding": options,
+           "precision": precision(device, amp)}
     first = rank_and_size()[0] == 0
-    saved = merge([(0, read_captions(path, key))] if first else [])[0]
+    saved = merge([(0, read_captions(file, key))] if first else [])[0]
     if saved is not None:
-        logging.warning("captions are those of %s: same weights, data and settings", path)
+        logging.warning("captions are those of %s: same weights, data and settings", file)
         return saved
-    path.parent.mkdir(parents=True, exist_ok=True)  # before the long work, so that it fails early
-    saved = {**decode(model, dataloader, tokenizer, device, amp, arguments, key, path), "decoding": arguments,
-             **facts, "key": key}
+    file.parent.mkdir(parents=True, exist_ok=True)  # before the long work, so that it fails early
+    saved = {**decode(model, dataloader, tokenizer, device, amp, options, key, file), "decoding": options, **facts,
+             "key": key}
     if first:
-        write_json(path, saved)
-        for part in parts(path):
+        write_json(file, saved)
+        for part in journals(file):
             part.unlink()
     return saved
 
 
-def evaluate(model: Captioner, dataloader: DataLoader, batch_size: int, device: str, amp: bool = True,
-             verbose: bool = False) -> dict:
+def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, file: Path,
+             facts: Mapping[str, str], options: dict, load: Callable[[Callable], DataLoader], device: str,
+             amp: bool = True, clipscore: tuple[str | None, str | None] = (None, None), verbose: bool = False) -> dict:
     """Decodes, saves and scores; on all but the first of several processes the result is not complete.
+
+    Args:
+        file: of the captions.
+        facts: what it should say about the run.
+        options: see `flags.decoding_options`.
+        load: the same batches with another transform.
+        clipscore: model and weights for CLIPScore.
 
     Returns:
         the metrics, `NAME_missing` with the reason for one that could not be computed, the mean lengths of captions and
         of references, in words and in the model's tokens, and how the captions were made.
     """
-    tokenizer, arguments = options.tokenizer, decoding_arguments(model)
-    clip = None
-    if options.clipscore_model or options.clipscore_pretrained:  # before the long work, so that it fails early
-        clip = clipscore.load(options.clipscore_model, options.clipscore_pretrained, device)
-    saved = load_or_decode(model, dataloader, tokenizer, device, amp, arguments, options.captions_file, options.facts)
+    clip = clip_model.load(*clipscore, device) if any(clipscore) else None  # before the long work: fails early
+    saved = load_or_decode(model, dataloader, tokenizer, device, amp, options, file, facts)
     captions, references = saved["captions"], saved["references"]
     metrics = {}
     if clip is not None:
-        images = make_loader(options.build_dataset(clip.transform), dataloader, batch_size)
-        metrics |= clipscore.evaluate(clip, images, captions, references, device)
-        metrics["clipscore_model"] = f"{options.clipscore_model} {options.clipscore_pretrained or ''}".strip()
+        metrics |= clip_model.evaluate(clip, load(clip.transform), captions, references, device)
+        metrics["clipscore_model"] = " ".join(filter(None, clipscore))
     if rank_and_size()[0] > 0:
         return metrics
     scored = score_captions(captions, references)
@@ -190,9 +160,9 @@ def evaluate(model: Captioner, dataloader: DataLoader, batch_size: int, device: 
         "mean_tokens": fmean(saved["tokens"].values()),
         "reference_mean_tokens": fmean(len(tokenizer.encode(r)) for texts in references.values() for r in texts),
         "images": len(captions), "word_tokenizer": scored.word_tokenizer,
-        **{f"caption_{name}" if name == "length" else name: value for name, value in arguments.items()},
+        **{f"caption_{name}" if name == "length" else name: value for name, value in options.items()},
     }
     if verbose:
-        print(f"Captions: {options.captions_file}")
+        print(f"Captions: {file}")
         print("\n".join(f"{name}: {value:.3f}" for name, value in metrics.items() if isinstance(value, float)))
     return metrics

@@ -5,7 +5,8 @@
     torchrun --nproc_per_node 8 -m clip_benchmark_ext.cli eval --distributed --model mdc ...
     clip_benchmark build *.json
 
-This file reads our flags (options.py), joins the processes of torchrun, and calls `clip_benchmark.cli.main`.
+Upstream's parser reads its flags, ours (flags.py) travel beside them as `args.flags`; its loop over models, data sets
+and languages then calls what stands in for its `run` (run.py).
 """
 import sys
 
@@ -13,26 +14,31 @@ import torch
 
 from open_clip_mdc.integration import BENCHMARK, register
 
-from .flags import make_parser, set_options
+from .flags import make_parser, read_flags
 
 
 def main(argv: list[str] | None = None) -> int | None:
     """Exits with one line on bad input."""
-    argv = sys.argv[1:] if argv is None else argv
     register()
     register(BENCHMARK)
     from clip_benchmark import cli as upstream
 
     from . import distributed
-    rest = set_options(argv)
+    flags, rest = read_flags(sys.argv[1:] if argv is None else argv)
     if "eval" in rest and {"-h", "--help"} & set(rest):
         make_parser().print_help()
-    if "--distributed" in rest:  # upstream's would deal out whole data sets; ours shares each
-        rest.remove("--distributed")
-        distributed.start("cuda" if torch.cuda.is_available() else "cpu")
-    sys.argv = [sys.argv[0], *rest]  # upstream's parser reads it
+    sys.argv = [sys.argv[0], *rest]
+    parser, args = upstream.get_parser_args()
+    if not hasattr(args, "which"):
+        return parser.print_help()
     try:
-        return upstream.main()
+        if args.which == "build":
+            return upstream.main_build(args)
+        args.flags = flags
+        if args.distributed:  # upstream would deal out whole data sets; ours shares each
+            args.distributed = False
+            distributed.start("cuda" if torch.cuda.is_available() else "cpu")
+        return upstream.main_eval(args)
     except (ValueError, FileNotFoundError) as problem:
         sys.exit(f"error: {problem}")
 

@@ -25,6 +25,7 @@ from open_clip_mdc.checkpoints import hash_tensor
 from open_clip_mdc.data.files import new_file
 
 from .distributed import everywhere, merge, own_batches
+from .results import precision
 
 FEATURE_KINDS = ("gap", "cls", "pooled")
 
@@ -131,13 +132,12 @@ def cache_key(
         device: Where they are computed; it decides autocast's precision.
         amp: Whether they are computed under autocast.
     """
-    precision = f"autocast on {torch.device(device).type}" if amp else "that of the weights"
     return {
         "model": fingerprint,
         "split": split,
         "feature": kind,
         "normalize": bool(normalize),
-        "precision": precision,
+        "precision": precision(device, amp),
         "data": describe_data(dataloader),
     }
 

@@ -1,14 +1,40 @@
-"""The flags that captioners add to `clip_benchmark eval`. Upstream's parser never sees them."""
+"""The flags that this package adds to `clip_benchmark eval`, and what they ask of a captioner."""
 import argparse
+from collections.abc import Sequence
+from typing import NamedTuple
 
-options = argparse.Namespace()  # of this command; hooks read it, as upstream passes them nothing but its own arguments
+MDC_LENGTH = 15  # tokens, one of the paper's; an autoregressive model ends its captions by itself
+NUM_BEAMS = 6  # the paper's
+
+
+class Flags(NamedTuple):
+    """Our flags with their defaults; upstream's are in the Namespace that its parser makes."""
+
+    scorer: str | None = None
+    num_samples: int = 1024
+    stop_confidence: float | None = None
+    trained_interval: bool = False
+    alpha: float = 1.0
+    perturbations: str | None = None
+    feature: str | None = None
+    save_probe: str | None = None
+    caption_length: int | str | None = None
+    tokens_per_step: int | None = None
+    num_beams: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    guidance_scale: float | None = None
+    save_captions: str | None = None
+    clipscore_model: str | None = None
+    clipscore_pretrained: str | None = None
 
 
 def caption_length(text: str) -> int | str:
-    if text == "auto":
+    if text in ("auto", "sample"):
         return text
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of tokens nor auto")
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of tokens nor auto or sample")
     return int(text)
 
 
@@ -17,35 +43,79 @@ def make_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("captioners (MDC, ARC), beside the options above")
     group.add_argument("--scorer", choices=["heuristic", "monte_carlo", "autoregressive"],
                        help="likelihood of a caption; default: heuristic for MDC, autoregressive for ARC")
-    group.add_argument("--num_samples", type=int, default=1024, help="draws per caption of monte_carlo (paper: 1024)")
+    group.add_argument("--num_samples", type=int, help="draws per caption of monte_carlo (default and paper: 1024)")
     group.add_argument("--stop_confidence", type=float,
-                       help="monte_carlo: stop drawing once the leader is this certain, e.g. 0.999")
+                       help="monte_carlo: stop drawing once the leader is this certain, e.g. 0.999; for plain scores "
+                            "of one image's captions, without a debiased row")
     group.add_argument("--trained_interval", action="store_true",
                        help="monte_carlo: only mask counts of the interval of t that the model was trained on")
-    group.add_argument("--alpha", type=float, default=1.0, help="debiased score: log p(c|image) - alpha * log p(c)")
+    group.add_argument("--alpha", type=float, help="debiased score: log p(c|image) - alpha * log p(c) (default: 1)")
     group.add_argument("--perturbations", help="ARO Order: frozen negatives (made at first use if absent)")
     group.add_argument("--feature", choices=["gap", "cls", "pooled"],
                        help="linear probe; default: gap for captioners, cls before the projection for CLIP (the "
                             "paper's); pooled is what clip_benchmark itself probes")
     group.add_argument("--save_probe", help="linear probe: write the classifier to this safetensors file")
     group.add_argument("--caption_length", type=caption_length,
-                       help="captioning: tokens of a caption, or auto; default: 15 for MDC; ARC ends its captions by "
-                            "itself and takes this as the most")
+                       help="captioning: tokens of a caption (default for MDC: 15), or auto, the model's most likely "
+                            "length, or sample, a drawn one; ARC ends captions by itself and takes this as the most")
     group.add_argument("--tokens_per_step", type=int, help="captioning, MDC: tokens revealed at a time (default: 1)")
     group.add_argument("--num_beams", type=int, help="captioning, ARC: width of the beam (default: 6)")
+    group.add_argument("--temperature", type=float, help="captioning: draw tokens, with --seed (default: 0, greedy)")
+    group.add_argument("--top_k", type=int, help="captioning: draw from the k most probable tokens")
+    group.add_argument("--top_p", type=float, help="captioning: draw from the fewest tokens of this probability")
+    group.add_argument("--guidance_scale", type=float,
+                       help="captioning, MDC: classifier-free guidance by the mean image (default: 1, none)")
     group.add_argument("--save_captions",
                        help="captioning: file of the captions, a template like --output; default: captions/ beside it")
     group.add_argument("--clipscore_model", help="captioning: CLIPScore by this model, e.g. ViT-B-32-quickgelu")
     group.add_argument("--clipscore_pretrained", help="its weights: a file, or a tag of OpenCLIP, which is downloaded")
+    parser.set_defaults(**Flags()._asdict())
     return parser
 
 
-def set_options(argv: list[str]) -> list[str]:
-    """Reads our flags and returns the others."""
+def read_flags(argv: Sequence[str]) -> tuple[Flags, list[str]]:
+    """Our flags, and the arguments that are not ours."""
     parsed, rest = make_parser().parse_known_args(argv)
-    vars(options).clear()
-    vars(options).update(vars(parsed), captioning=False)
-    return rest
+    return Flags(**vars(parsed)), rest
 
 
-set_options([])
+def scoring_options(flags: Flags, scorers: Sequence[str], interval: tuple[float, float]) -> dict:
+    """The estimator that the flags ask for, as arguments of `scoring.log_likelihood`.
+
+    Args:
+        scorers: those that fit the model; the first is its default.
+        interval: of t, that the model was trained on.
+
+    Raises:
+        ValueError: the estimator does not fit the model, or an option does not fit the estimator.
+    """
+    method = flags.scorer or scorers[0]
+    if method not in scorers:
+        raise ValueError(f"--scorer {method} does not fit this model: choose {' or '.join(scorers)}")
+    if method == "monte_carlo":
+        return dict(method=method, num_samples=flags.num_samples, stop_confidence=flags.stop_confidence,
+                    interval=tuple(interval) if flags.trained_interval else None)
+    if flags.stop_confidence is not None or flags.trained_interval:
+        raise ValueError(f"--stop_confidence and --trained_interval are options of --scorer monte_carlo, not {method}")
+    return dict(method=method)
+
+
+def decoding_options(flags: Flags, causal: bool, seed: int, batch_size: int) -> dict:
+    """What the flags ask of `Captioner.generate`, with the fields of `Sampling` beside them, as plain values.
+
+    Where something is drawn, the seed and the batch size are among them: they decide what.
+
+    Raises:
+        ValueError: a flag of the other kind of model.
+    """
+    default = {"length": "auto", "num_beams": NUM_BEAMS} if causal else {"length": MDC_LENGTH, "tokens_per_step": 1}
+    known = {*default, "temperature", "top_k", "top_p", *(() if causal else ("guidance_scale",))}
+    asked = {"length": flags.caption_length} | {name: getattr(flags, name) for name in (
+        "num_beams", "tokens_per_step", "temperature", "top_k", "top_p", "guidance_scale")}
+    given = {name: value for name, value in asked.items() if value is not None}
+    for name in given.keys() - known:
+        kind = "from left to right" if causal else "by unmasking"
+        raise ValueError(f"--{name} means nothing to this model, which decodes {kind}")
+    options = default | given
+    drawn = options.get("temperature") or options["length"] == "sample"
+    return options | ({"seed": seed, "batch_size": batch_size} if drawn else {})

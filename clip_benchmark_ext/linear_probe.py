@@ -1,11 +1,10 @@
-"""Linear probe of image features (the paper's section 4.1 and Table 1), on CPU and GPU.
+"""Linear probe of image features (Sec. 4.1 and Table 1), on CPU and GPU.
 
-`evaluate` takes the place of `clip_benchmark.metrics.linear_probe.evaluate`: same arguments, same result, and on the
-same features the same accuracy, because every random number is drawn in upstream's order. The paper's protocol is
-clip_benchmark's default: AdamW, learning rate 0.1, batch 64, 10 epochs, cosine schedule, no weight decay. With a
-validation split the weight decay is searched for, as upstream does after CLIP (arXiv 2103.00020, A.3).
+On the same features the accuracy is clip_benchmark's to the last digit. The paper's protocol is clip_benchmark's
+default: AdamW, learning rate 0.1, batch 64, 10 epochs, cosine schedule, no weight decay. With a validation split the
+weight decay is searched for, as clip_benchmark does after CLIP (arXiv 2103.00020, A.3).
 
-Where this departs from upstream:
+Where this departs from clip_benchmark's code:
 - any device; one of them (upstream spreads a single linear layer over all visible GPUs);
 - features are found again by content, and batches are gathered from memory, not by worker processes;
 - the few-shot subset is the same whether the features were already there or not (upstream's differs);
@@ -13,14 +12,14 @@ Where this departs from upstream:
 - a validation set with classes that the training set lacks works;
 - trainings that the search would repeat with the same weight decay are done once.
 
-N images, B batch, D width, C classes.
+Dimensions: N images, B batch, D width, C classes.
 """
 
 import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -42,82 +41,70 @@ from .features import (
 
 def evaluate(
         model: torch.nn.Module,
-        train_dataloader: Iterable,
-        dataloader: Iterable,
+        loaders: dict[str, DataLoader],
+        feature: str,
+        feature_root: str,
         fewshot_k: int,
         batch_size: int,
-        num_workers: int,
         lr: float,
         epochs: int,
-        model_id: str,
         seed: int,
-        feature_root: str,
         device: str | torch.device,
-        val_dataloader: Iterable | None = None,
         normalize: bool = True,
         amp: bool = True,
-        verbose: bool = False,
-        feature: str = "pooled",
         val_proportion: float | None = None,
+        verbose: bool = False,
         save_probe: str | None = None,
+        note: str = "",
 ) -> dict:
     """Trains a linear classifier on a model's image features and measures it on the test split.
 
     Args:
-        model: A captioner or any model of clip_benchmark; put into evaluation mode.
-        train_dataloader: Images and class ids to train on.
-        dataloader: Images and class ids of the test split.
-        fewshot_k: Training images per class, drawn at random; -1 for all.
-        batch_size: Rows per training step.
-        num_workers: Not used (rows are gathered from memory); upstream's caller passes it.
-        lr: Learning rate at the start of the cosine schedule.
-        epochs: Passes over the training rows.
-        model_id: Names the run in the metadata of the feature files.
-        seed: Seed of the classifier's weights and of the order of its batches.
-        feature_root: Folder of the feature files.
-        device: Where to encode and to train.
-        val_dataloader: Images and class ids on which to choose the weight decay.
-        normalize: Whether features are scaled to length 1.
-        amp: Encode and train under autocast.
-        verbose: Print the accuracy of every weight decay and the report by class.
-        feature: "gap", "cls" or "pooled", upstream's (see `feature_fn`; `default_feature` is the paper's).
-        val_proportion: Instead of a val_dataloader, the share of the training rows to set aside; the rows are those
-            that upstream sets aside. Works for a stream (WebDataset) too, which upstream cannot split.
-        save_probe: Where to write the classifier: a safetensors file with `weight` [C, D] and `bias` [C], so that the
+        model: a captioner or any model of clip_benchmark; put into evaluation mode.
+        loaders: images and class ids to train on ("train"), on which to choose the weight decay ("val", if at all) and
+            of the test split ("test").
+        feature: "gap", "cls" or "pooled" (see `feature_fn`; `default_feature` is the paper's).
+        feature_root: folder of the feature files.
+        fewshot_k: training images per class, drawn at random; -1 for all.
+        batch_size: rows per training step.
+        lr: learning rate at the start of the cosine schedule.
+        epochs: passes over the training rows.
+        seed: of the classifier's weights and the order of its batches.
+        device: where to encode and to train.
+        normalize: whether features are scaled to length 1.
+        amp: encode and train under autocast.
+        val_proportion: instead of a "val" loader, the share of the training rows to set aside; the rows are those that
+            upstream sets aside. Works for a stream (WebDataset) too, which upstream cannot split.
+        verbose: print the accuracy of every weight decay and the report by class.
+        save_probe: where to write the classifier: a safetensors file with `weight` [C, D] and `bias` [C], so that the
             logits are `features @ weight.T + bias`.
+        note: names the run in the metadata of the files.
 
     Returns:
-        lp_acc1, lp_acc5 (NaN with five or fewer classes), lp_mean_per_class_recall, weight_decay, epochs, seed,
-        fewshot_k, normalized.
+        lp_acc1, lp_acc5 (None, with the reason, for five or fewer classes), lp_mean_per_class_recall, weight_decay,
+        epochs, seed, fewshot_k, normalized, feature.
 
     Raises:
-        ValueError: A class has fewer than fewshot_k images, the targets are no class ids, or an argument is unusable.
+        ValueError: a class has fewer than fewshot_k images, the targets are no class ids, or an argument is unusable.
     """
-    if model is None:
-        raise ValueError("the linear probe needs the model to find its features: run without --skip_load")
     if fewshot_k == 0 or epochs < 1:
         raise ValueError(f"fewshot_k is {fewshot_k} and epochs is {epochs}: give -1 or at least 1, and at least 1")
-    if val_proportion is not None and (val_dataloader is not None or not 0 < val_proportion < 1):
+    if val_proportion is not None and ("val" in loaders or not 0 < val_proportion < 1):
         raise ValueError(f"val_proportion is {val_proportion}: give a share between 0 and 1, and no val_split")
-
     if save_probe is not None:
         os.makedirs(os.path.dirname(save_probe) or ".", exist_ok=True)  # fails before the long work, if at all
 
-    loaders = {"train": train_dataloader, "val": val_dataloader, "test": dataloader}
-    loaders = {split: loader for split, loader in loaders.items() if loader is not None}
     rng_state = torch.get_rng_state()
-    data = _load_splits(model, loaders, feature, normalize, amp, device, feature_root, model_id)
+    data = _load_splits(model, loaders, feature, normalize, amp, device, feature_root, note)
     torch.set_rng_state(rng_state)
-    # From here on every draw is upstream's: the split into train and val, then one number by each loader that it
-    # starts to extract features (drawn also if ours were on disk already), then the order of the training rows.
+    # Upstream draws the order of the training rows after its split and a seed for each loader that it reads: so does
+    # this, whether features were there already or not.
     if val_proportion is not None:
         features, targets = data["train"]
         for split, part in zip(
                 ("train", "val"), random_split(range(len(targets)), [1 - val_proportion, val_proportion]), strict=True):
             data[split] = features[part.indices], targets[part.indices]
-    for split in data:
-        if isinstance(loaders.get(split, train_dataloader), DataLoader):
-            torch.empty((), dtype=torch.int64).random_()
+    torch.empty(len(data), dtype=torch.int64).random_()
 
     rows = choose_rows(data["train"][1], fewshot_k)
     train_data = tuple(tensor[rows] for tensor in data["train"])
@@ -143,10 +130,9 @@ def evaluate(
     features, targets = data["test"]
     logits = predict(probe, features, batch_size, amp, device)
     predicted = logits.argmax(dim=1)
-    if min(num_classes, int(targets.max()) + 1) > 5:
-        acc1, acc5 = top_k_accuracy(logits, targets, (1, 5))
-    else:
-        acc1, acc5 = top_k_accuracy(logits, targets, (1,))[0], float("nan")
+    classes = min(num_classes, int(targets.max()) + 1)
+    acc1, acc5 = top_k_accuracy(logits, targets, (1, 5)) if classes > 5 else \
+        (*top_k_accuracy(logits, targets, (1,)), None)
     if verbose:
         print(classification_report(targets.numpy(), predicted.numpy(), digits=3))
         print(f"Test acc1: {acc1} with weight_decay: {weight_decay}")
@@ -159,15 +145,18 @@ def evaluate(
         "seed": seed,
         "fewshot_k": fewshot_k,
         "normalized": normalize,
+        "feature": feature,
     }
+    if acc5 is None:
+        result["lp_acc5_missing"] = f"there are only {classes} classes"
     if save_probe is not None:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in probe.state_dict().items()}
-        save_tensors(save_probe, tensors, {"model": model_id, "feature": feature, "result": json.dumps(result)})
+        save_tensors(save_probe, tensors, {"note": note, "result": json.dumps(result)})
     return result
 
 
 def _load_splits(
-        model: torch.nn.Module, loaders: dict[str, Iterable], kind: str, normalize: bool, amp: bool,
+        model: torch.nn.Module, loaders: dict[str, DataLoader], kind: str, normalize: bool, amp: bool,
         device: str | torch.device, folder: str, note: str,
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Returns the features [N, D] and targets [N] of each split, from their files where these exist."""
@@ -178,7 +167,7 @@ def _load_splits(
     for split, loader in loaders.items():
         key = cache_key(model_key, loader, split, kind, normalize, device, amp)
 
-        def extract(split: str = split, loader: Iterable = loader) -> tuple[torch.Tensor, torch.Tensor]:
+        def extract(split: str = split, loader: DataLoader = loader) -> tuple[torch.Tensor, torch.Tensor]:
             scale = (lambda image: F.normalize(encode(image), dim=-1)) if normalize else encode
             return extract_features(scale, loader, device, amp, desc=f"{split} features")
 
@@ -219,15 +208,6 @@ def choose_rows(targets: torch.Tensor, fewshot_k: int) -> torch.Tensor:
     return torch.tensor(rows)
 
 
-def _row_batches(num_rows: int, batch_size: int) -> DataLoader:
-    """Gives shuffled batches of row numbers: exactly those that upstream's shuffling DataLoader gives of the rows.
-
-    It is the same class, over numbers only, so it draws the same random numbers; and rows gathered by index from a
-    tensor are much faster than rows fetched one by one by worker processes and stacked.
-    """
-    return DataLoader(range(num_rows), batch_size=batch_size, shuffle=True)
-
-
 def train(
         features: torch.Tensor, targets: torch.Tensor, num_classes: int, weight_decay: float, lr: float, epochs: int,
         batch_size: int, amp: bool, device: str | torch.device, seed: int,
@@ -253,7 +233,8 @@ def train(
     device = torch.device(device)
     probe = torch.nn.Linear(features.shape[1], num_classes).to(device)
     optimizer = torch.optim.AdamW(probe.parameters(), lr=lr, weight_decay=weight_decay)
-    batches = _row_batches(len(features), batch_size)
+    # Row numbers, not rows: gathering by index is much faster than worker processes that fetch rows one by one.
+    batches = DataLoader(range(len(features)), batch_size=batch_size, shuffle=True)
     steps = epochs * len(batches)
     row_batches = itertools.chain.from_iterable(itertools.repeat(batches, epochs))  # each pass shuffles anew
     progress = tqdm(row_batches, desc=f"probe, weight decay {weight_decay:.3g}", total=steps, unit="step", leave=False)
@@ -272,17 +253,10 @@ def train(
 def predict(
         probe: torch.nn.Linear, features: torch.Tensor, batch_size: int, amp: bool, device: str | torch.device,
 ) -> torch.Tensor:
-    """Returns the logits [N, C], float32 on the CPU, of features [N, D].
-
-    The rows go through in upstream's (shuffled) batches: bfloat16 logits can tie, and which of them do may depend on
-    the shape of the batch.
-    """
+    """Returns the logits [N, C], float32 on the CPU, of features [N, D]."""
     device = torch.device(device)
-    logits = torch.empty(len(features), probe.out_features)
-    for rows in _row_batches(len(features), batch_size):
-        with torch.autocast(device.type, enabled=amp):
-            logits[rows] = probe(features[rows].to(device, torch.float32)).float().cpu()
-    return logits
+    with torch.autocast(device.type, enabled=amp):
+        return torch.cat([probe(rows.to(device, torch.float32)).float().cpu() for rows in features.split(batch_size)])
 
 
 def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:

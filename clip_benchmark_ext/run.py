@@ -1,25 +1,177 @@
-"""What stands in for clip_benchmark's functions while `register(BENCHMARK)` is in force (open_clip_mdc.integration).
+"""`clip_benchmark eval` of one model on one data set: load, build the data, do the task, write the result file.
 
-Each hook takes the upstream object and falls through to it for what is no captioner and none of our data sets.
+`run` stands in for clip_benchmark's function of that name (open_clip_mdc.integration), for every model. What is no
+captioner and none of our data sets is loaded, read and, where the task is not ours, evaluated by upstream's functions.
 """
-import os
-import tempfile
+from argparse import Namespace
+from collections.abc import Callable
 from copy import copy
 from functools import partial, wraps
 from pathlib import Path
+from typing import NamedTuple
+
+import open_clip
+import torch
+from clip_benchmark import models as upstream_models
+from clip_benchmark.datasets import builder
+from clip_benchmark.metrics import zeroshot_retrieval
+from open_clip.coca_model import CoCa
+from torch.utils.data import DataLoader
 
 from open_clip_mdc import checkpoints
 from open_clip_mdc.integration import is_captioner
-from open_clip_mdc.model import Captioner
-from open_clip_mdc.objective import OBJECTIVES
+from open_clip_mdc.objective import OBJECTIVES, CaptionCfg
 
-from . import caption_data, captioning, datasets, likelihood_tasks, linear_probe
+from . import caption_data, captioning, datasets, linear_probe, results, selection, zeroshot
+from .coca import CoCaCaptioner
 from .distributed import everywhere, rank_and_size
 from .features import default_feature
-from .flags import options
+from .flags import Flags, decoding_options, scoring_options
 
 ALIASES = tuple(OBJECTIVES)  # --model mdc|arc|cappa takes the architecture from the checkpoint
-DEFAULT_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
+NOBODYS_PRETRAINED = "laion400m_e32"  # upstream's default
+
+
+class Job(NamedTuple):
+    """One model and one data set. `args` are upstream's, with the names, the task and the device resolved."""
+
+    args: Namespace
+    flags: Flags
+    options: dict  # what our flags ask of the model, the defaults filled in
+    output: Path
+    model: torch.nn.Module = None
+    transform: Callable = None
+    tokenizer: Callable = None
+
+    @property
+    def common(self) -> dict:
+        return {"device": self.args.device, "amp": self.args.amp}
+
+    def build(self, split: str, transform: Callable | None = None):
+        """The data set; images by the model's transform unless another is given.
+
+        Raises:
+            FileNotFoundError, ValueError: see `datasets.build_dataset`; no webdataset where one should be.
+        """
+        args = self.args
+        root = args.dataset_root.format(dataset=args.dataset.removeprefix("wds/"),
+                                        dataset_cleaned=args.dataset.removeprefix("wds/").replace("/", "-"))
+        transform = transform or self.transform
+        if datasets.find_row(args.dataset):
+            return datasets.build_dataset(args.dataset, root, transform, perturbations=self.flags.perturbations)
+        try:
+            dataset = builder.build_dataset(
+                args.dataset, root, transform, split, annotation_file=args.annotation_file, language=args.language,
+                task=args.task, custom_template_file=args.custom_template_file, wds_cache_dir=args.wds_cache_dir,
+                custom_classname_file=args.custom_classname_file)
+        except FileNotFoundError as problem:
+            if not args.dataset.startswith("wds/"):
+                raise
+            raise FileNotFoundError(
+                f"no webdataset in {root}: it should hold {split}/nshards.txt and {split}/0.tar, ...; --dataset_root "
+                "takes such a folder or https://huggingface.co/datasets/clip-benchmark/wds_NAME/tree/main") from problem
+        return caption_data.with_keys(dataset, transform) if args.task == "captioning" else dataset
+
+    def load(self, split: str, transform: Callable | None = None) -> DataLoader:
+        """Batches of `build`, in the order of the data set."""
+        dataset, args = self.build(split, transform), self.args
+        if args.dataset.startswith("wds/"):
+            return DataLoader(dataset.batched(args.batch_size), batch_size=None, num_workers=args.num_workers)
+        collate = getattr(dataset, "collate_fn", None) or builder.get_dataset_collate_fn(args.dataset)
+        return DataLoader(dataset, args.batch_size, num_workers=args.num_workers, collate_fn=collate)
+
+
+# ---- tasks: a Job and the batches of its split -> metrics
+
+
+def select_captions(job: Job, batches: DataLoader) -> dict:
+    options = dict(job.options)
+    return selection.evaluate(job.model, batches, job.tokenizer, **job.common, alpha=options.pop("alpha", 1.0),
+                              options=options)
+
+
+def classify(job: Job, batches: DataLoader) -> dict:
+    args, dataset = job.args, batches.dataset
+    if not getattr(dataset, "classes", None) or not getattr(dataset, "templates", None):
+        raise ValueError(f"{args.dataset} has no class names or no templates, which zero-shot classification needs")
+    return zeroshot.evaluate(job.model, batches, job.tokenizer, dataset.classes, dataset.templates, **job.common,
+                             verbose=args.verbose, options=job.options, save_clf=args.save_clf,
+                             load_clfs=args.load_clfs)
+
+
+def probe(job: Job, batches: DataLoader) -> dict:
+    args, flags = job.args, job.flags
+    splits = {"train": job.load(args.train_split)}
+    if args.val_split is not None:
+        splits["val"] = job.load(args.val_split)
+    return linear_probe.evaluate(
+        job.model, {**splits, "test": batches}, flags.feature or default_feature(job.model), args.feature_root,
+        args.fewshot_k, args.batch_size, args.fewshot_lr, args.fewshot_epochs, args.seed, **job.common,
+        normalize=args.normalize, val_proportion=args.val_proportion, verbose=args.verbose,
+        save_probe=flags.save_probe, note=f"{args.model} {args.pretrained} {args.dataset}")
+
+
+def retrieve(job: Job, batches: DataLoader) -> dict:
+    if not hasattr(job.model, "encode_text"):
+        raise ValueError(f"{job.args.model} embeds no texts, which retrieval compares: give another --task")
+    return zeroshot_retrieval.evaluate(job.model, batches, job.tokenizer, recall_k_list=job.args.recall_k,
+                                       **job.common)
+
+
+def caption(job: Job, batches: DataLoader) -> dict:
+    args, flags = job.args, job.flags
+    model = CoCaCaptioner(job.model) if isinstance(job.model, CoCa) else job.model
+    if not hasattr(model, "generate"):
+        raise ValueError(f"{args.model} writes no captions: give another --task")
+    # In a folder of their own: `clip_benchmark build *.json` takes every file for a result.
+    file = Path(results.file_name(flags.save_captions, args)) if flags.save_captions else \
+        job.output.parent / "captions" / job.output.name
+    about = {name: getattr(args, name) for name in ("dataset", "split", "model", "pretrained")}
+    return captioning.evaluate(
+        model, batches, job.tokenizer, file, about, job.options, partial(job.load, args.split), **job.common,
+        clipscore=(flags.clipscore_model, flags.clipscore_pretrained), verbose=args.verbose)
+
+
+def scoring(args: Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
+    """Of `log_likelihood`; nothing of a model that has none."""
+    return {} if cfg is None else scoring_options(flags, OBJECTIVES[cfg.objective].scorers, (cfg.t_min, cfg.t_max))
+
+
+def debiased_scoring(args: Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
+    return {} if cfg is None else scoring(args, flags, cfg) | {"alpha": flags.alpha}
+
+
+def decoding(args: Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
+    """Of `generate`; what is no captioner of ours, CoCa, is autoregressive."""
+    causal = cfg is None or OBJECTIVES[cfg.objective].order == "causal"
+    return decoding_options(flags, causal, args.seed, args.batch_size)
+
+
+class Task(NamedTuple):
+    evaluate: Callable[[Job, DataLoader], dict]
+    arguments: tuple[str, ...] = ()  # of upstream's, those that decide this task's numbers
+    flags: tuple[str, ...] = ()  # of ours, for any model
+    captioner_flags: tuple[str, ...] = ()  # of ours, for captioners
+    # Upstream's arguments, our flags and the model's caption_cfg -> arguments of the method that the task calls.
+    options: Callable[[Namespace, Flags, CaptionCfg | None], dict] = lambda *_: {}
+
+
+DECODER = ("caption_length", "tokens_per_step", "num_beams", "temperature", "top_k", "top_p", "guidance_scale")
+SCORER = ("scorer", "num_samples", "stop_confidence", "trained_interval")
+TASKS = {
+    "image_caption_selection": Task(
+        select_captions, (), ("perturbations",), (*SCORER, "alpha"), debiased_scoring),
+    "zeroshot_classification": Task(
+        classify, ("custom_classname_file", "custom_template_file", "load_clfs"), (), SCORER, scoring),
+    "zeroshot_retrieval": Task(retrieve, ("annotation_file", "recall_k")),
+    "linear_probe": Task(probe, ("train_split", "val_split", "val_proportion", "fewshot_k", "fewshot_lr",
+                                 "fewshot_epochs", "batch_size", "seed", "normalize"), ("feature",)),
+    "captioning": Task(
+        caption, ("annotation_file",), (*DECODER, "clipscore_model", "clipscore_pretrained"), (), decoding),
+}
+
+
+# ---- the model
 
 
 def resolve(model: str, pretrained: str) -> tuple[str, str]:
@@ -29,6 +181,10 @@ def resolve(model: str, pretrained: str) -> tuple[str, str]:
         FileNotFoundError, ValueError: see `checkpoints.find`; ValueError too if the checkpoint is no such captioner.
     """
     alias = model.lower() if model.lower() in ALIASES else None
+    if alias and pretrained == NOBODYS_PRETRAINED:
+        raise ValueError(f"--model {model} needs --pretrained: a checkpoint, a run folder, local-dir:DIR or hf-hub:ID")
+    if not alias and not is_captioner(model):
+        return model, pretrained
     name, weights, _ = checkpoints.find(pretrained, None if alias else model)
     if not is_captioner(name):
         raise ValueError(f"{pretrained} is a checkpoint of {name}, which is no captioner; give --model {name}")
@@ -38,139 +194,70 @@ def resolve(model: str, pretrained: str) -> tuple[str, str]:
     return name, weights or name
 
 
+def load_model(args: Namespace) -> tuple:
+    """Model, transform and tokenizer: a captioner as it was trained, any other as upstream loads it.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no such model or checkpoint.
+    """
+    if args.skip_load:
+        raise ValueError("--skip_load finds no features here, which are kept by the model's content: leave it out")
+    if is_captioner(args.model):
+        return checkpoints.load(args.pretrained, None if ":" in args.model else args.model, device=args.device)
+    if args.model_type == "open_clip" and ":" not in args.model and open_clip.get_model_config(args.model) is None:
+        raise ValueError(f"--model {args.model} is no model known here")
+    model, transform, tokenizer = upstream_models.load_clip(
+        args.model_type, args.model, args.pretrained, args.model_cache_dir, device=args.device)
+    if "nllb-clip" in args.model:
+        from clip_benchmark.models.nllb_clip import set_language
+        set_language(tokenizer, args.language)
+    return model.eval(), transform, tokenizer
+
+
+# ---- the run
+
+
 def run(upstream):
-    """`clip_benchmark.cli.run`: finds the architecture, names result files apart, writes them on one process only."""
+    """`clip_benchmark.cli.run`."""
     @wraps(upstream)
     def run_one(args):
-        args = copy(args)
-        captioner = args.model.lower() in ALIASES or is_captioner(args.model)
-        if captioner:
-            args.model, args.pretrained = resolve(args.model, args.pretrained)
-            if args.output == DEFAULT_OUTPUT:  # two runs' epoch_32.pt, or two scorers, must not overwrite each other
-                args.output = args.output.replace("{pretrained}", "{pretrained_full_path}").replace(
-                    ".json", f"{settings_suffix(args.task)}.json")
-        options.captioning = captioner and args.task == "captioning"
-        options.val_proportion = None
-        if args.dataset.startswith("wds/") and args.val_proportion is not None:
-            options.val_proportion, args.val_proportion = args.val_proportion, None  # upstream cannot split a stream
-        if rank_and_size()[0] > 0:
-            args.verbose = False
-            with tempfile.TemporaryDirectory() as folder:
-                return upstream_unless_skipped(upstream, args, os.path.join(folder, "result.json"))
-        return upstream_unless_skipped(upstream, args, None)
+        return evaluate(args, getattr(args, "flags", Flags()))
     return run_one
 
 
-def settings_suffix(task: str) -> str:
-    """The flags, as they were given, of which each value has a result of its own."""
-    flags = {"length": options.caption_length, "step": options.tokens_per_step, "beams": options.num_beams}
-    if task != "captioning":
-        flags = {"": options.scorer}
-    return "".join(f"_{name}{value}" for name, value in flags.items() if value is not None)
+def evaluate(args: Namespace, flags: Flags) -> int:
+    """One result file, unless it is there and may be kept."""
+    args = copy(args)
+    args.device = "cuda" if torch.cuda.is_available() else "cpu"
+    args.verbose = args.verbose and rank_and_size()[0] == 0
+    args.model, args.pretrained = resolve(args.model, args.pretrained)
+    selects = datasets.find_row(args.dataset) is not None
+    if args.task == "auto":
+        args.task = "image_caption_selection" if selects else builder.get_dataset_default_task(
+            args.dataset.removeprefix("wds/"))
+    if selects != (args.task == "image_caption_selection"):
+        raise ValueError(f"{args.dataset} has wrong captions too: give --task image_caption_selection" if selects else
+                         f"{args.dataset} has no wrong captions to select from: give another --task")
+    task, captioner = TASKS[args.task], is_captioner(args.model)
+    cfg = CaptionCfg(**open_clip.get_model_config(args.model)["caption_cfg"]) if captioner else None
+    options = task.options(args, flags, cfg)
+    output = results.output_file(args, flags, task.flags + task.captioner_flags if captioner else task.flags, captioner)
+    about = results.describe(args, task.arguments, {**{name: getattr(flags, name) for name in task.flags}, **options})
+    if args.skip_existing and everywhere(results.is_there(output, about)):
+        if args.verbose:
+            print(f"Skip {output}: it is there, of the same settings.")
+        return 0
 
-
-def upstream_unless_skipped(upstream, args, output: str | None):
-    """All processes skip an existing result, or none does. `output` replaces the result file where it is not None."""
-    slug = args.pretrained if not os.path.isfile(args.pretrained) else os.path.basename(args.pretrained)
-    names = dict(
-        model=args.model, pretrained=slug, pretrained_full_path=args.pretrained.replace("/", "_"), task=args.task,
-        dataset=args.dataset.removeprefix("wds/").replace("/", "_"), language=args.language)
-    path = args.output.format(**names)
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    # In a folder of their own: `clip_benchmark build *.json` takes every file for a result.
-    options.captions_file = Path(options.save_captions.format(**names)) if options.save_captions else \
-        Path(path).parent / "captions" / Path(path).name
-    options.facts = {name: getattr(args, name) for name in ("dataset", "split", "model", "pretrained")}
-    if args.skip_existing and not everywhere(os.path.exists(path)):
-        args.skip_existing = False
-    if output is not None and not args.skip_existing:
-        args.output = output
-    return upstream(args)
-
-
-def load_clip(upstream):
-    """`clip_benchmark.cli.load_clip`: captioners are made as they were trained."""
-    @wraps(upstream)
-    def load(model_type, model_name, pretrained, cache_dir=None, device="cpu"):
-        if not is_captioner(model_name):
-            return upstream(model_type=model_type, model_name=model_name, pretrained=pretrained, cache_dir=cache_dir,
-                            device=device)
-        loaded = checkpoints.load(pretrained, None if ":" in model_name else model_name, device=device)
-        options.tokenizer = loaded[-1]  # upstream's captioning passes none on
-        return loaded
-    return load
-
-
-def build_dataset(upstream):
-    """`clip_benchmark.cli.build_dataset`: SugarCrepe, ARO, Winoground and VALSE from local folders; keys of samples."""
-    @wraps(upstream)
-    def build(dataset_name, root="root", transform=None, **kwargs):
-        selection = datasets.is_selection_dataset(dataset_name)
-        if options.captioning:
-            if selection:
-                raise ValueError(f"{dataset_name} has wrong captions too: give --task image_caption_selection")
-            # CLIPScore builds it again, with its model's transform.
-            options.build_dataset = partial(caption_data.build_dataset, upstream, dataset_name, root, kwargs)
-            return options.build_dataset(transform)
-        if not selection:
-            return upstream(dataset_name=dataset_name, root=root, transform=transform, **kwargs)
-        return datasets.build_dataset(dataset_name, root, transform, perturbations=options.perturbations)
-    return build
-
-
-def get_dataset_collate_fn(upstream):
-    """`clip_benchmark.cli.get_dataset_collate_fn`."""
-    @wraps(upstream)
-    def collate_fn(dataset_name):
-        ours = datasets.is_selection_dataset(dataset_name)
-        return datasets.SelectionDataset.collate_fn if ours else upstream(dataset_name)
-    return collate_fn
-
-
-def get_dataset_default_task(upstream):
-    """`clip_benchmark.cli.get_dataset_default_task`."""
-    @wraps(upstream)
-    def task(dataset):
-        return "image_caption_selection" if datasets.is_selection_dataset(dataset) else upstream(dataset)
-    return task
-
-
-def image_caption_selection(upstream):
-    """`clip_benchmark.metrics.image_caption_selection.evaluate`: captioners score by likelihood."""
-    @wraps(upstream)
-    def evaluate(model, dataloader, tokenizer, device, amp=True):
-        if not isinstance(model, Captioner):
-            return upstream(model, dataloader, tokenizer, device, amp=amp)
-        return likelihood_tasks.evaluate_selection(model, dataloader, tokenizer, device, amp)
-    return evaluate
-
-
-def zeroshot_classification(upstream):
-    """`clip_benchmark.metrics.zeroshot_classification.evaluate`: captioners score by likelihood."""
-    @wraps(upstream)
-    def evaluate(model, *args, **kwargs):
-        score = likelihood_tasks.evaluate_zeroshot if isinstance(model, Captioner) else upstream
-        return score(model, *args, **kwargs)
-    return evaluate
-
-
-def captioning_evaluate(upstream):
-    """`clip_benchmark.metrics.captioning.evaluate`: saves captions before it scores them."""
-    @wraps(upstream)
-    def evaluate(model, dataloader, batch_size, device, transform, num_workers=None, amp=True, verbose=False):
-        if not isinstance(model, Captioner):
-            return upstream(model=model, dataloader=dataloader, batch_size=batch_size, device=device,
-                            transform=transform, num_workers=num_workers, amp=amp, verbose=verbose)
-        return captioning.evaluate(model, dataloader, batch_size, device, amp, verbose)
-    return evaluate
-
-
-def linear_probe_evaluate(upstream):
-    """`clip_benchmark.metrics.linear_probe.evaluate`: any device; GAP for captioners, [CLS] for CLIP (Sec. 4.2)."""
-    @wraps(upstream)
-    def evaluate(model, *args, **kwargs):
-        feature = options.feature or default_feature(model)
-        metrics = linear_probe.evaluate(model, *args, **kwargs, feature=feature, save_probe=options.save_probe,
-                                        val_proportion=options.val_proportion)
-        return {**metrics, "feature": feature}
-    return evaluate
+    if args.verbose:
+        print(f"{args.task} of {args.model} {args.pretrained} on {args.dataset}, language {args.language}")
+    torch.manual_seed(args.seed)
+    job = Job(args, flags, options, output, *load_model(args))
+    batches = job.load(args.split)
+    metrics = task.evaluate(job, batches)
+    if rank_and_size()[0] == 0:
+        names = {"classnames": args.dump_classnames and getattr(batches.dataset, "classes", None),
+                 "templates": args.dump_templates and getattr(batches.dataset, "templates", None)}
+        results.write(output, about, metrics, **{name: value for name, value in names.items() if value})
+        if args.verbose:
+            print(f"Results: {output}")
+    return 0

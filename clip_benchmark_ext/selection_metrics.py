@@ -1,9 +1,10 @@
 """The official metrics of the compositionality data sets, from scores alone: no model, no pictures.
 
-Place in the paper: every column of the compositionality table. The caller scores each case's candidates and hands over
+Place in the paper: every column of Table 2, for captioners and CLIP models alike. The caller scores each case's
+candidates and hands over
 
     scores = {"plain": [...], "blind": [...], "debiased": [...]}       # any rows, one array per case, dataset order
-    metrics = selection_metrics(dataset.name, scores, dataset.cases)   # {"text_acc": ..., "text_acc_blind": ...}
+    metrics = selection_metrics(dataset.metric, scores, dataset.cases) # {"text_acc": ..., "text_acc_blind": ...}
 
 An array is [C], the score of each candidate (the right one first), or for Winoground [I, C] = [2, 2], the score of
 image i with caption c. Higher is better. Row "plain" has no suffix in the metrics' names, any other row has its own.
@@ -33,19 +34,29 @@ Equal texts within a case get equal scores here, whatever noise the scorer added
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from .datasets import SUGAR_CREPE_SUBSETS, Case
+from .readers import Case
 
 TIES_NAMED = 10
 MIN_PAIR_CASES = 25  # VG-Attribution: pairs of attributes with fewer cases are left out, as officially
 SUGAR_CREPE_GROUPS = {
-    group: tuple(subset for subset in SUGAR_CREPE_SUBSETS if subset.startswith(group))
-    for group in ("add", "replace", "swap")
-}
+    "add": ("add_att", "add_obj"), "replace": ("replace_att", "replace_obj", "replace_rel"),
+    "swap": ("swap_att", "swap_obj")}
+OF_ALL_ROWS = ("groups", "cases_in_groups", "text_acc_missing")  # have no suffix
+
+Outcomes = np.ndarray  # int [N]: 1 right, 0 a tie at the top, -1 wrong
+
+
+class Metric(NamedTuple):
+    """A data set's official number."""
+
+    accuracies: Callable[[Outcomes, Outcomes, Sequence[Case]], dict]  # of outcomes by caption and by image, and cases
+    ties_count_as: str = "wrong"
 
 
 def debiased_score(conditional: np.ndarray, blind: np.ndarray, alpha: float = 1.0) -> np.ndarray:
@@ -67,11 +78,11 @@ def symmetric_relations() -> frozenset[str]:
     return frozenset(json.loads(path.read_text(encoding="utf-8")))
 
 
-def selection_metrics(dataset_name: str, scores: Mapping[str, Sequence], cases: Sequence[Case]) -> dict:
+def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Sequence[Case]) -> dict:
     """The metrics of one data set; names and rules are at the head of this file.
 
     Args:
-        dataset_name: as in datasets.py.
+        metric: of the data set's row in datasets.py.
         scores: per row ("plain", "blind", "debiased", ...) one array [C] or [I, C] per case, in the order of `cases`.
         cases: the cases scored.
 
@@ -81,29 +92,73 @@ def selection_metrics(dataset_name: str, scores: Mapping[str, Sequence], cases: 
     Raises:
         ValueError: a row has another number of cases, an array another shape, or a score is NaN.
     """
-    order = dataset_name.endswith("_order")
     metrics: dict = {
         "cases": len(cases),
         "duplicates": sum(case.captions[0] in case.captions[1:] for case in cases),
-        "ties_count_as": "right" if order else "wrong",
+        "ties_count_as": metric.ties_count_as,
     }
     for row, values in scores.items():
         suffix = "" if row == "plain" else f"_{row}"
         arrays = _checked(values, cases, row)
         text = np.array([_outcome(array) for array in arrays], dtype=int)
-        if dataset_name.startswith("aro/vg_"):
-            metrics |= _group_metrics(dataset_name, text == 1, cases, suffix)
-        elif order:
-            metrics |= {f"text_acc{suffix}": _mean(text >= 0), f"text_acc_strict{suffix}": _mean(text == 1)}
-        else:
-            metrics[f"text_acc{suffix}"] = _mean(text == 1)
-        if dataset_name == "winoground":
-            image = np.array([_outcome(array.T) for array in arrays], dtype=int)
-            metrics |= {f"image_acc{suffix}": _mean(image == 1), f"acc{suffix}": _mean((text == 1) & (image == 1)),
-                        f"image_ties{suffix}": int((image == 0).sum())}
+        image = np.array([_outcome(array.T) if array.ndim == 2 else 1 for array in arrays], dtype=int)
+        for name, number in metric.accuracies(text, image, cases).items():
+            metrics[name if name in OF_ALL_ROWS else f"{name}{suffix}"] = number
         tied = [case.key for case, outcome in zip(cases, text, strict=True) if outcome == 0]
         metrics |= {f"ties{suffix}": len(tied), f"tied_cases{suffix}": " ".join(tied[:TIES_NAMED])}
+        if any(array.ndim == 2 for array in arrays):
+            metrics[f"image_ties{suffix}"] = int((image == 0).sum())
     return metrics
+
+
+def clip_benchmarks_metrics(scores: Sequence[np.ndarray]) -> dict[str, float]:
+    """What clip_benchmark itself reports, to compare with its tables: other numbers under other names.
+
+    It is the mean over all cases, whatever the official average leaves out, and of equal scores the first counts,
+    which is the right caption's.
+
+    Args:
+        scores: [C] or [I, C] of each case.
+    """
+    right = []
+    for array in map(np.atleast_2d, scores):
+        truth = np.arange(len(array))
+        right.append(((array.argmax(1) == truth).all(), (array.argmax(0)[:len(array)] == truth).all()))
+    text, image = np.array(right).T
+    metrics = {"clip_benchmark_text_acc": _mean(text)}
+    if any(array.ndim == 2 for array in scores):  # otherwise an image has no rival
+        metrics |= {"clip_benchmark_image_acc": _mean(image), "clip_benchmark_acc": _mean(text & image)}
+    return metrics
+
+
+# ---- what the official numbers are
+
+
+def _pairs(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
+    return {"text_acc": _mean(text == 1)}
+
+
+def _orders(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
+    return {"text_acc": _mean(text >= 0), "text_acc_strict": _mean(text == 1)}
+
+
+def _winoground(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
+    return {"text_acc": _mean(text == 1), "image_acc": _mean(image == 1), "acc": _mean((text == 1) & (image == 1))}
+
+
+def _relations(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
+    left_out = symmetric_relations()
+    return _group_means([group for name, group in group_accuracies(text == 1, cases).items() if name not in left_out],
+                        len(cases))
+
+
+def _attributes(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
+    groups = group_accuracies(text == 1, cases).values()
+    return _group_means([(accuracy, count) for accuracy, count in groups if count >= MIN_PAIR_CASES], len(cases))
+
+
+PAIRS, WINOGROUND = Metric(_pairs), Metric(_winoground)
+RELATIONS, ATTRIBUTES, ORDERS = Metric(_relations), Metric(_attributes), Metric(_orders, ties_count_as="right")
 
 
 def group_accuracies(correct: Sequence[bool], cases: Sequence[Case]) -> dict[str, tuple[float, int]]:
@@ -112,6 +167,19 @@ def group_accuracies(correct: Sequence[bool], cases: Sequence[Case]) -> dict[str
     for case, is_correct in zip(cases, correct, strict=True):
         groups[case.group].append(bool(is_correct))
     return {group: (_mean(values), len(values)) for group, values in sorted(groups.items())}
+
+
+def _group_means(groups: Sequence[tuple[float, int]], cases: int) -> dict:
+    """Mean over the groups that the official metric keeps, and over their cases."""
+    metrics = {"groups": len(groups), "cases_in_groups": sum(count for _, count in groups)}
+    if not groups:
+        reason = f"the official average keeps none of these {cases} cases"
+        logging.warning("text_acc is missing: %s", reason)
+        return {"text_acc": None, "text_acc_macro": None, "text_acc_micro": None, "text_acc_missing": reason, **metrics}
+    accuracies, counts = zip(*groups, strict=True)
+    macro = _mean(accuracies)
+    return {"text_acc": macro, "text_acc_macro": macro,
+            "text_acc_micro": float(np.average(accuracies, weights=counts)), **metrics}
 
 
 def sugar_crepe_groups(results: Iterable[dict]) -> dict[str, dict]:
@@ -133,7 +201,7 @@ def sugar_crepe_groups(results: Iterable[dict]) -> dict[str, dict]:
     subsets = {}
     for result in results:
         family, _, subset = result["dataset"].partition("/")
-        if family == "sugar_crepe" and subset in SUGAR_CREPE_SUBSETS:
+        if family == "sugar_crepe" and any(subset in members for members in SUGAR_CREPE_GROUPS.values()):
             if subset in subsets:
                 raise ValueError(f"sugar_crepe/{subset} is there twice; give the results of one model and one scorer")
             subsets[subset] = result["metrics"]
@@ -159,23 +227,6 @@ def sugar_crepe_groups(results: Iterable[dict]) -> dict[str, dict]:
             if key in ("cases", "duplicates", "cases_left_out") or key.startswith("ties") and key != "ties_count_as":
                 average[key] = sum(part[key] for part in parts)
     return groups
-
-
-def _group_metrics(dataset_name: str, correct: np.ndarray, cases: Sequence[Case], suffix: str) -> dict:
-    """Mean over the groups that the official metric keeps, and over their cases."""
-    groups = group_accuracies(correct, cases)
-    if dataset_name == "aro/vg_relation":
-        left_out = symmetric_relations()
-        kept = [values for relation, values in groups.items() if relation not in left_out]
-    else:
-        kept = [(accuracy, count) for accuracy, count in groups.values() if count >= MIN_PAIR_CASES]
-    if not kept:
-        logging.warning("%s: the official average keeps none of these %d cases, so text_acc is NaN",
-                        dataset_name, len(cases))
-    accuracies, counts = [accuracy for accuracy, _ in kept], [count for _, count in kept]
-    macro, micro = _mean(accuracies), float(np.average(accuracies, weights=counts)) if kept else float("nan")
-    return {f"text_acc{suffix}": macro, f"text_acc_macro{suffix}": macro, f"text_acc_micro{suffix}": micro,
-            "groups": len(kept), "cases_in_groups": sum(counts)}
 
 
 def _outcome(array: np.ndarray) -> int:
@@ -208,5 +259,5 @@ def _checked(values: Sequence, cases: Sequence[Case], row: str) -> list[np.ndarr
 
 
 def _mean(values: Sequence) -> float:
-    """Mean as a Python float; NaN of nothing."""
-    return float(np.mean(values)) if len(values) else float("nan")
+    """Mean as a Python float."""
+    return float(np.mean(values))

@@ -51,23 +51,8 @@ OPEN_CLIP = (
 
 BENCHMARK = (
     Replacement("clip_benchmark.cli:run", "clip_benchmark_ext.run:run",
-                "--model mdc|arc stands for the checkpoint's architecture; one of many processes writes the result"),
-    Replacement("clip_benchmark.cli:load_clip", "clip_benchmark_ext.run:load_clip",
-                "a run is loaded with the image size and context it was trained with"),
-    Replacement("clip_benchmark.cli:build_dataset", "clip_benchmark_ext.run:build_dataset",
-                "ARO, VALSE and local SugarCrepe and Winoground"),
-    Replacement("clip_benchmark.cli:get_dataset_collate_fn", "clip_benchmark_ext.run:get_dataset_collate_fn",
-                "the same data sets"),
-    Replacement("clip_benchmark.cli:get_dataset_default_task", "clip_benchmark_ext.run:get_dataset_default_task",
-                "the same data sets"),
-    Replacement("clip_benchmark.metrics.image_caption_selection:evaluate",
-                "clip_benchmark_ext.run:image_caption_selection", "upstream needs encode_text"),
-    Replacement("clip_benchmark.metrics.zeroshot_classification:evaluate",
-                "clip_benchmark_ext.run:zeroshot_classification", "upstream needs encode_text"),
-    Replacement("clip_benchmark.metrics.captioning:evaluate", "clip_benchmark_ext.run:captioning_evaluate",
-                "upstream decodes with CLIP's BPE, saves no captions, and without SPICE's models loses every score"),
-    Replacement("clip_benchmark.metrics.linear_probe:evaluate", "clip_benchmark_ext.run:linear_probe_evaluate",
-                "upstream asserts a CUDA device and finds cached features by path, not by content"),
+                "one model on one data set, done anew: captioners, ARO and VALSE, official metrics, probes of features "
+                "kept by content, captions saved before they are scored, result files that say what they are of"),
 )
 
 # What is imported and is no public interface: "module:name", what it is needed for. A new upstream version is tried
@@ -100,9 +85,19 @@ IMPORTED = {
     "webdataset.tariterators:base_plus_ext": "members of a shard are named as in training",
     "webdataset.tariterators:tar_file_iterator": "shards are read as a stream",
     "webdataset.writer:TarWriter": "shards are written",
-    "clip_benchmark.cli:main": "the benchmark command",
+    "clip_benchmark.cli:get_parser_args": "upstream's flags, beside ours",
+    "clip_benchmark.cli:main_build": "the CSV of all results",
+    "clip_benchmark.cli:main_eval": "the loop over models, data sets and languages",
+    "clip_benchmark.datasets.builder:build_dataset": "the data sets that are not ours",
+    "clip_benchmark.datasets.builder:get_dataset_collate_fn": "their batches",
+    "clip_benchmark.datasets.builder:get_dataset_default_task": "their tasks, for --task auto",
     "clip_benchmark.datasets.builder:image_captions_collate_fn": "batches of several captions per image",
-    "clip_benchmark.metrics.zeroshot_classification:accuracy": "top-k accuracy as upstream counts it",
+    "clip_benchmark.metrics.zeroshot_classification:average_precision_per_class": "images of several classes",
+    "clip_benchmark.metrics.zeroshot_classification:run_classification": "a CLIP model's logits are upstream's",
+    "clip_benchmark.metrics.zeroshot_classification:zero_shot_classifier": "the same",
+    "clip_benchmark.metrics.zeroshot_retrieval:evaluate": "retrieval is upstream's",
+    "clip_benchmark.models:load_clip": "models that are no captioners",
+    "clip_benchmark.models.nllb_clip:set_language": "as upstream does for these models",
 }
 
 SUPPORTED = {"open_clip_torch": r"3\.3\.", "clip_benchmark": r"1\.6\."}

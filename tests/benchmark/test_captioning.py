@@ -2,28 +2,29 @@
 
 The models are untrained: what they say is noise, as long as asked for, and any bytes at all.
 """
-import io
 import json
 import os
 import tarfile
 
+import numpy as np
 import open_clip
 import pytest
 import torch
-from clip_benchmark.datasets import builder
 from conftest import run
-from PIL import Image
+from models import CLIP_CONFIG, add, make_runs, picture, png, save_clip, tiny_clip
 from safetensors.torch import save_file
+from test_coca import tiny_coca
 
 import open_clip_mdc
 from clip_benchmark_ext import captioning, cli
-from clip_benchmark_ext import run as hooks
+from clip_benchmark_ext import run as run_module
 from clip_benchmark_ext.caption_data import unique_ids
 from clip_benchmark_ext.caption_metrics import caption_metrics
-from clip_benchmark_ext.flags import set_options
 from clip_benchmark_ext.table import markdown
 from open_clip_mdc.checkpoints import load
 from open_clip_mdc.model import Captioner
+from open_clip_mdc.sampling import Sampling
+from open_clip_mdc.scoring import mean_image
 from open_clip_mdc.tokens import caption_lengths, decode_captions
 
 REFERENCES = [  # of the seven pictures
@@ -31,17 +32,6 @@ REFERENCES = [  # of the seven pictures
     ["two dogs", "2 dogs!"], ["🐈 → 🐕", "cats and dogs"], ["it's a \"sign\"\u2028of (three) lines", "a sign"], ["x"],
 ]
 PER_SHARD = 4
-
-
-def picture(i: int) -> Image.Image:
-    noise = torch.randint(0, 256, (40, 40, 3), generator=torch.Generator().manual_seed(i), dtype=torch.uint8)
-    return Image.fromarray(noise.numpy())
-
-
-def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    tar.addfile(info, io.BytesIO(data))
 
 
 @pytest.fixture(scope="module")
@@ -54,30 +44,14 @@ def data(tmp_path_factory):
     for shard in range(2):
         with tarfile.open(root / "test" / f"{shard}.tar", "w") as tar:
             for i in range(shard * PER_SHARD, min((shard + 1) * PER_SHARD, len(REFERENCES))):
-                stream = io.BytesIO()
-                picture(i).save(stream, "PNG")
-                add(tar, f"key{i}.png", stream.getvalue())
+                add(tar, f"key{i}.png", png(i))
                 add(tar, f"key{i}.txt", "\n".join([*REFERENCES[i], ""]).encode())
     return root
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Run folders as open_clip_train leaves them, of untrained models."""
-    folder = tmp_path_factory.mktemp("runs")
-    open_clip_mdc.register()
-    for seed, name in enumerate(("MDC-ViT-Ti-8", "ARC-ViT-Ti-8")):
-        torch.manual_seed(seed)
-        model = open_clip.create_model(name)
-        torch.nn.init.normal_(model.text.output.weight, std=0.3)  # opinions
-        if model.length_head is not None:
-            torch.nn.init.normal_(model.length_head.weight.data[3:9])
-        path = folder / name[:3].lower()
-        (path / "checkpoints").mkdir(parents=True)
-        (path / "params.txt").write_text(f"model: {name}\n")
-        torch.save({"state_dict": model.state_dict()}, path / "checkpoints" / "epoch_1.pt")
-    open_clip_mdc.unregister()
-    return folder
+    return make_runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +62,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     yield
     open_clip_mdc.unregister()
-    set_options([])
 
 
 def flags(runs, data, alias="mdc", dataset="wds/noise") -> list[str]:
@@ -131,13 +104,55 @@ def test_captions_are_those_that_the_model_generates(runs, data, tmp_path, alias
         assert metrics["mean_tokens"] == decoding["length"]
 
 
+def test_drawn_captions_are_those_of_the_seed_on_any_number_of_processes(runs, data, tmp_path):
+    drawing = [*flags(runs, data), "--caption_length", "4", "--temperature", "0.8", "--top_k", "50", "--top_p", "0.9"]
+    one = evaluate(tmp_path, *drawing, name="one")
+    assert one[1]["decoding"] == {"length": 4, "tokens_per_step": 1, "temperature": 0.8, "top_k": 50, "top_p": 0.9,
+                                  "seed": 0, "batch_size": 2}
+    assert evaluate(tmp_path, *drawing, name="again")[1]["captions"] == one[1]["captions"]
+    other = evaluate(tmp_path, *drawing, "--seed", "1", name="seed")[1]["captions"]
+    greedy = evaluate(tmp_path, *flags(runs, data), "--caption_length", "4", name="greedy")[1]["captions"]
+    assert one[1]["captions"] != other != greedy != one[1]["captions"]
+    model, transform, tokenizer = load(str(runs / "mdc"))
+    state = int(np.random.SeedSequence([0, 1]).generate_state(1)[0])  # of the second batch
+    text = model.generate(torch.stack([transform(picture(i)) for i in (2, 3)]), length=4, sampling=Sampling(
+        0.8, 50, 0.9, torch.Generator().manual_seed(state)))
+    assert list(one[1]["captions"].values())[2:4] == decode_captions(text, tokenizer)
+    lengths = {evaluate(tmp_path, *flags(runs, data), "--caption_length", "sample", "--seed", str(seed),
+                        name=f"length{seed}")[0]["mean_tokens"] for seed in range(3)}
+    assert len(lengths) > 1
+
+
+def test_guidance_is_by_the_mean_image_and_one_is_none(runs, data, tmp_path):
+    plain, one, two = (evaluate(tmp_path, *flags(runs, data), "--caption_length", "5", *more, name=name)[1]["captions"]
+                       for name, more in (("plain", ()), ("one", ("--guidance_scale", "1")),
+                                          ("two", ("--guidance_scale", "2"))))
+    model, transform, tokenizer = load(str(runs / "mdc"))
+    images = torch.stack([transform(picture(i)) for i in range(len(REFERENCES))])
+    text = model.generate(images, length=5, guidance_scale=2.0, blind=mean_image(model, [images]))
+    assert one == plain != two and list(two.values()) == decode_captions(text, tokenizer)
+
+
+def test_coca_is_captioned_by_the_same_task(data, tmp_path, monkeypatch):
+    coca = tiny_coca(vocab_size=49408, context_length=8, image_size=32)
+    transform, tokenizer = open_clip.image_transform(32, is_train=False), open_clip.get_tokenizer("ViT-B-32")
+    monkeypatch.setattr(run_module, "load_model", lambda args: (coca, transform, tokenizer))
+    arguments = ["eval", "--model", "coca_ViT-B-32", "--pretrained", "x", "--dataset", "wds/noise", "--dataset_root",
+                 data, "--task", "captioning", "--batch_size", 3, "--num_workers", 0, "--no_amp", "--quiet",
+                 "--num_beams", "2", "--caption_length", "3"]
+    metrics, saved = evaluate(tmp_path, *arguments)
+    assert len(saved["captions"]) == len(REFERENCES) and saved["decoding"] == {"length": 3, "num_beams": 2}
+    assert 0 < metrics["mean_tokens"] <= 3 and json.loads((tmp_path / "result.json").read_text())["settings"]["length"]
+
+
 def test_several_lengths_do_not_overwrite_one_another_and_fill_a_table(runs, data, tmp_path):
     for length in ("3", "auto"):
         cli.main([*flags(runs, data), "--caption_length", length])
     results = sorted(p for p in tmp_path.iterdir() if p.suffix == ".json")
     captions = sorted((tmp_path / "captions").iterdir())
     assert [p.name for p in captions] == [p.name for p in results]
-    assert [p.name[-12:] for p in results] == ["length3.json", "gthauto.json"]
+    assert [p.name.partition("captioning")[2] for p in results] == ["_caption_length-3.json",
+                                                                    "_caption_length-auto.json"]
     cli.main(["build", *map(str, tmp_path.glob("*.json")), "--output", "all.csv"])
     table = markdown([json.loads(p.read_text()) for p in results])
     assert "| length | B@4 | CIDEr | ROUGE-L | mean length | references |" in table
@@ -255,16 +270,6 @@ def test_a_key_that_comes_again_keeps_its_captions_apart():
     assert unique_ids(["0", "1", "0", "0", "2"]) == ["0", "1", "0#2", "0#3", "2"]
 
 
-def test_other_models_get_upstreams_data_and_evaluation(data):
-    set_options([])
-    build = hooks.build_dataset(builder.build_dataset)
-    image, captions = next(iter(build("wds/noise", str(data), lambda image: image, task="captioning")))
-    assert image.size == (40, 40) and captions == REFERENCES[0]
-    given = dict(model=torch.nn.Linear(1, 1), dataloader=[], batch_size=2, device="cpu", transform=None, num_workers=0,
-                 amp=False, verbose=True)
-    assert hooks.captioning_evaluate(lambda **arguments: arguments)(**given) == given
-
-
 def test_bad_input_is_named_in_one_line_before_any_decoding(runs, data, tmp_path, monkeypatch, capsys):
     def fail(*_, **__):
         raise AssertionError("must not be decoded")
@@ -273,9 +278,7 @@ def test_bad_input_is_named_in_one_line_before_any_decoding(runs, data, tmp_path
         (root / "test").mkdir(parents=True)
         (root / "test" / "nshards.txt").write_text("1")
         with tarfile.open(root / "test" / "0.tar", "w") as tar:
-            stream = io.BytesIO()
-            picture(0).save(stream, "PNG")
-            add(tar, "a.png", stream.getvalue())
+            add(tar, "a.png", png(0))
             add(tar, *(("a.cls", b"1") if root == labelled else ("a.txt", b"\n \n")))
     mdc, arc = flags(runs, data), flags(runs, data, "arc")
     cases = {
@@ -308,29 +311,12 @@ def test_bad_input_is_named_in_one_line_before_any_decoding(runs, data, tmp_path
 
 # ---- CLIPScore
 
-CLIP_CONFIG = {"embed_dim": 16, "vision_cfg": {"image_size": 48, "layers": 1, "width": 32, "patch_size": 16,
-                                               "head_width": 16},
-               "text_cfg": {"context_length": 32, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}}
-
-
-def tiny_clip():
-    from open_clip.model import CLIP
-    torch.manual_seed(0)
-    model = CLIP(**CLIP_CONFIG)
-    torch.nn.init.normal_(model.visual.proj)
-    torch.nn.init.normal_(model.text_projection)
-    return model.eval()
-
-
 def test_clip_scores_by_name_and_weights_are_those_of_the_published_formula(runs, data, tmp_path):
-    config, weights = tmp_path / "tiny-clip-vit.json", tmp_path / "clip.pt"
-    config.write_text(json.dumps(CLIP_CONFIG))
-    torch.save(tiny_clip().state_dict(), weights)
-    open_clip.add_model_config(config)
+    _, weights = save_clip(tmp_path)
     metrics, saved = evaluate(tmp_path, *flags(runs, data), "--clipscore_model", "tiny-clip-vit",
                               "--clipscore_pretrained", weights)
 
-    clip, _, transform = open_clip.create_model_and_transforms("tiny-clip-vit", str(weights))
+    clip, _, transform = open_clip.create_model_and_transforms("tiny-clip-vit", weights)
     tokenizer = open_clip.get_tokenizer("tiny-clip-vit")
 
     @torch.no_grad()

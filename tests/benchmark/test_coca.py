@@ -11,12 +11,11 @@ from open_clip_mdc.tokens import eot_id, sot_id
 VOCAB, CONTEXT = 7, 5
 
 
-def tiny_coca() -> CoCa:
+def tiny_coca(vocab_size: int = VOCAB, context_length: int = CONTEXT, image_size: int = 16) -> CoCa:
     torch.manual_seed(0)
-    tower = dict(context_length=CONTEXT, width=16, heads=2, layers=1)
-    model = CoCa(16, dict(**tower, vocab_size=VOCAB, attn_pooler_heads=2),
-                 dict(**tower, vocab_size=VOCAB, embed_cls=True, output_tokens=True),
-                 dict(image_size=16, layers=1, width=16, patch_size=8, head_width=8, attentional_pool=True,
+    tower = dict(context_length=context_length, vocab_size=vocab_size, width=16, heads=2, layers=1)
+    model = CoCa(16, dict(**tower, attn_pooler_heads=2), dict(**tower, embed_cls=True, output_tokens=True),
+                 dict(image_size=image_size, layers=1, width=16, patch_size=8, head_width=8, attentional_pool=True,
                       attn_pooler_heads=2, output_tokens=True))
     for parameter in model.parameters():
         if parameter.ndim > 1:

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import Compose, Resize, ToTensor
 
 from clip_benchmark_ext import perturb
-from clip_benchmark_ext.datasets import DATASETS, SUGAR_CREPE_SUBSETS, build_dataset, is_selection_dataset
+from clip_benchmark_ext.datasets import ROWS as DATASETS
+from clip_benchmark_ext.datasets import build_dataset, find_row
 
 SHARED = Path(os.environ.get("MDC_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 needs_sugarcrepe = pytest.mark.skipif(not (SHARED / "sugarcrepe" / "swap_obj.json").is_file(),
@@ -125,11 +126,13 @@ def test_a_missing_picture_folder_says_so(tmp_path):
 
 
 def test_unknown_names_are_refused_with_the_list_of_known_ones(tmp_path):
-    for name in ("sugar_crepe/swap", "aro/../../etc", "valse/../x", "winoground/x", "cifar10"):
-        assert not is_selection_dataset(name)
+    for name in ("sugar_crepe/swap", "sugar_crepes", "aro/../../etc", "valse/../x", "winoground/x"):
         with pytest.raises(ValueError, match="sugar_crepe/swap_obj"):
-            build_dataset(name, tmp_path)
-    assert all(is_selection_dataset(name) for name in DATASETS)
+            find_row(name)
+    with pytest.raises(ValueError, match="sugar_crepe/swap_obj"):
+        build_dataset("cifar10", tmp_path)
+    assert find_row("cifar10") is find_row("wds/cifar10") is None
+    assert all(find_row(name) for name in (*DATASETS, "valse/my-own"))
 
 
 @pytest.mark.parametrize("filename", ["../secret.png", "/etc/passwd", "a/../../secret.png", "..", "", "..\\secret.png",
@@ -393,7 +396,7 @@ ROWS = {"add_att": (692, 62), "add_obj": (2062, 221), "replace_att": (788, 90), 
 def test_the_real_sugar_crepe_has_7511_rows_of_which_764_have_a_picture_here(caplog):
     folder = SHARED / "sugarcrepe"
     counts, pictures = {}, {}
-    for subset in SUGAR_CREPE_SUBSETS:
+    for subset in ROWS:
         dataset = build_dataset(f"sugar_crepe/{subset}", folder)
         rows = json.loads((folder / f"{subset}.json").read_text())
         counts[subset] = (len(dataset) + dataset.facts["cases_left_out"], len(dataset))

@@ -259,8 +259,9 @@ def test_a_file_tells_a_reader_what_it_is(tmp_path):
 
 
 def run_python(code, **popen):
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True,
-                            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}, **popen)
+                            env=os.environ | {"PYTHONPATH": path}, **popen)
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from clip_benchmark_ext.datasets import Case
+from clip_benchmark_ext import selection_metrics as metrics_of_scores
+from clip_benchmark_ext.datasets import find_row
+from clip_benchmark_ext.readers import Case
 from clip_benchmark_ext.selection_metrics import (
+    clip_benchmarks_metrics,
     debiased_score,
     group_accuracies,
-    selection_metrics,
     sugar_crepe_groups,
     symmetric_relations,
 )
+
+
+def selection_metrics(name, scores, cases):
+    return metrics_of_scores.selection_metrics(find_row(name).metric, scores, cases)
+
 
 RIGHT, TIE, WRONG = [2.0, 1.0], [1.0, 1.0], [1.0, 2.0]
 
@@ -123,10 +130,44 @@ def test_vg_attribution_averages_over_ordered_pairs_with_at_least_25_cases():
     assert (metrics["cases"], metrics["groups"], metrics["cases_in_groups"]) == (99, 2, 75)
 
 
-def test_an_official_average_over_nothing_is_nan_and_told(caplog):
-    metrics = selection_metrics("aro/vg_attribution", {"plain": [RIGHT]}, pair_cases(["red_big"]))
-    assert math.isnan(metrics["text_acc"]) and math.isnan(metrics["text_acc_micro"]) and metrics["groups"] == 0
+def test_an_official_average_over_nothing_is_missing_and_says_why(caplog):
+    metrics = selection_metrics("aro/vg_attribution", {"plain": [RIGHT], "blind": [TIE]}, pair_cases(["red_big"]))
+    assert metrics["text_acc"] is metrics["text_acc_micro"] is metrics["text_acc_blind"] is None
+    assert metrics["groups"] == 0 and "keeps none of these 1 cases" in metrics["text_acc_missing"]
     assert "keeps none of these 1 cases" in caplog.text
+
+
+def test_clip_benchmarks_own_numbers_are_over_all_cases_and_give_the_first_of_a_tie(monkeypatch):
+    """On the same scores upstream's own code gives the same."""
+    generator = np.random.default_rng(0)
+    for shape in ((2,), (5,), (2, 2)):
+        scores = [np.round(generator.normal(size=shape), 1 if i % 2 else 0) for i in range(60)]
+        theirs = upstream_accuracies([np.atleast_2d(array) for array in scores])
+        ours = clip_benchmarks_metrics(scores)
+        assert ours == {f"clip_benchmark_{name}": pytest.approx(theirs[name], abs=1e-7)
+                        for name in (("text_acc",) if len(shape) == 1 else ("text_acc", "image_acc", "acc"))}
+        assert 0 < ours["clip_benchmark_text_acc"] < 1
+
+
+def upstream_accuracies(scores):
+    """clip_benchmark's evaluation of a model whose similarities are these: image i is row i, caption c the unit c."""
+    from clip_benchmark.metrics import image_caption_selection
+
+    class Table(torch.nn.Module):
+        def encode_image(self, images):
+            # Upstream makes rows length 1: a common further entry keeps their order.
+            rows = torch.nn.functional.pad(images.flatten(1), (0, 1))
+            rows[:, -1] = (100 - rows.square().sum(1)).sqrt()
+            return rows
+
+        def encode_text(self, tokens):
+            return torch.nn.functional.one_hot(tokens, count + 1).float()
+
+    count = scores[0].shape[1]
+    batches = [(torch.tensor(array, dtype=torch.float32)[None, :, None, None], [list(map(str, range(count)))])
+               for array in scores]
+    return image_caption_selection.evaluate(Table(), batches, lambda texts: torch.tensor(list(map(int, texts))), "cpu",
+                                            amp=False)
 
 
 def test_group_accuracies_list_every_group_with_its_count():

@@ -1,0 +1,188 @@
+"""Readers of the compositionality data sets' official files: SugarCrepe, ARO, Winoground, VALSE.
+
+Place in the paper: the data of Table 2 (ARO and SugarCrepe; Winoground and VALSE beside them). A reader takes a data
+set's name and the folder that the user fetched, and returns its cases, with facts for the result file. Nothing is ever
+downloaded; a missing file says where to get it. The table of data sets is datasets.py.
+"""
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from .local_files import Source, find, image_folder, inside, need_images, read_json, texts, value
+from .perturb import Tagger, frozen_options
+
+VALSE_PIECES = ("existence", "plurals", "counting-hard", "counting-small-quant", "counting-adversarial", "relations",
+                "action-replacement", "actant-swap", "coreference-standard", "coreference-hard", "foil-it")
+
+_DRIVE = "https://drive.google.com/uc?id="
+_VG_IMAGES = f"vgr_vga_images.zip from {_DRIVE}1qaPlrwhGNMrR3a11iopZUT_GPP_LrgP9 (pictures)"
+_KARPATHY = "https://storage.googleapis.com/sfr-vision-language-research/datasets"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One decision: which of `captions` fits the image; the first one does (Winoground: caption i fits image i).
+
+    `group` is what the official metric averages over: the relation, the pair of attributes, the subset, the piece.
+    `box` is (left, upper, right, lower) in pixels of the picture, or None for the whole of it.
+    """
+
+    key: str
+    images: tuple[Path, ...]
+    captions: tuple[str, ...]
+    group: str
+    box: tuple[int, int, int, int] | None = None
+
+
+Read = tuple[list[Case], dict]  # cases, and facts about them: numbers and texts
+
+
+def sugar_crepe(name: str, root: Path, **_) -> Read:
+    """A dict from keys (with gaps) to filename, caption, negative_caption. Official: github.com/RAIVNLab/sugar-crepe.
+
+    A file `rows_with_image.json` ({subset: [keys]}) beside it restricts the set to those rows.
+    """
+    subset = name.partition("/")[2]
+    source = Source(
+        file=f"{subset}.json",
+        folders=("", "sugar_crepe", "data"),
+        images=("val2017", "images", "../val2017"),
+        fetch=f"https://raw.githubusercontent.com/RAIVNLab/sugar-crepe/main/data/{subset}.json and "
+              "http://images.cocodataset.org/zips/val2017.zip (pictures)",
+        layout=f"ROOT/{subset}.json, ROOT/val2017/*.jpg",
+    )
+    path = find(source, name, root)
+    rows = read_json(path, dict)
+    left_out = 0
+    selection = path.with_name("rows_with_image.json")
+    if selection.is_file():
+        keys = value(read_json(selection, dict), subset, list, selection, "the file")
+        unknown = [key for key in keys if key not in rows]
+        if unknown:
+            raise ValueError(f"{selection} names rows that {path} does not have, such as {unknown[0]!r}")
+        left_out, rows = len(rows) - len(set(keys)), {key: rows[key] for key in dict.fromkeys(keys)}
+        if left_out:
+            logging.warning("%s: %d of %d rows are left out, because %s names only %d; this is not the full data set",
+                            name, left_out, left_out + len(rows), selection, len(rows))
+    folder = image_folder(source, name, path)
+    cases = []
+    for key, row in rows.items():
+        filename, caption, negative = texts(row, ("filename", "caption", "negative_caption"), path, key)
+        cases.append(Case(key, (inside(folder, filename, path, key),), (caption, negative), subset))
+    need_images(source, name, folder, [case.images for case in cases])
+    return cases, {"cases_left_out": left_out}
+
+
+def visual_genome(name: str, root: Path, **_) -> Read:
+    """ARO's VG-Relation and VG-Attribution: a list of crops with a true and a false caption."""
+    part = name.partition("/")[2]
+    file, drive_id = {
+        "vg_relation": ("visual_genome_relation.json", "1kX2iCHEv0CADL8dSO1nMdW-V0NqIAiP3"),
+        "vg_attribution": ("visual_genome_attribution.json", "13tWvOrNOLHxl3Rm9cR3geAdHx2qR3-Tw"),
+    }[part]
+    source = Source(file, ("", "aro"), ("images",), f"{file} from {_DRIVE}{drive_id} and {_VG_IMAGES}",
+                    f"ROOT/{file}, ROOT/images/*.jpg")
+    path = find(source, name, root)
+    folder = image_folder(source, name, path)
+    cases = []
+    for index, row in enumerate(read_json(path, list)):
+        image, true, false = texts(row, ("image_path", "true_caption", "false_caption"), path, index)
+        left, upper, width, height = (
+            round(value(row, key, (int, float), path, index)) for key in ("bbox_x", "bbox_y", "bbox_w", "bbox_h"))
+        if width <= 0 or height <= 0:
+            raise ValueError(f"{path}, row {index}: an empty box, {width} x {height} pixels")
+        if part == "vg_relation":
+            (group,) = texts(row, ("relation_name",), path, index)
+        else:
+            attributes = value(row, "attributes", list, path, index)
+            if len(attributes) != 2:
+                raise ValueError(f"{path}, row {index}: 'attributes' should have two entries, not {len(attributes)}")
+            group = f"{attributes[0]}_{attributes[1]}"
+        cases.append(Case(str(index), (inside(folder, image, path, index),), (true, false), group,
+                          (left, upper, left + width, upper + height)))
+    need_images(source, name, folder, [case.images for case in cases])
+    return cases, {"cases_left_out": 0}
+
+
+def order(name: str, root: Path, perturbations: str | Path | None = None, tagger: Tagger | None = None) -> Read:
+    """ARO's COCO-Order and Flickr30k-Order: one case per caption of Karpathy's test split, five word orders each."""
+    part = name.partition("/")[2]
+    file, pictures, layout = {
+        "coco_order": ("coco_karpathy_test.json", "http://images.cocodataset.org/zips/val2014.zip", "val2014/*.jpg"),
+        "flickr30k_order": ("flickr30k_test.json", "https://forms.illinois.edu/sec/229675", "flickr30k-images/*.jpg"),
+    }[part]
+    source = Source(file, ("", "aro", part.partition("_")[0]), (),
+                    f"{_KARPATHY}/{file} and {pictures} (pictures)", f"ROOT/{file}, ROOT/{layout}")
+    path = find(source, name, root)
+    keys, images, captions = [], [], []
+    for index, row in enumerate(read_json(path, list)):
+        (image,) = texts(row, ("image",), path, index)
+        for number, caption in enumerate(value(row, "caption", list, path, index)):
+            keys.append(f"{image}#{number}")
+            images.append(inside(path.parent, image, path, index))
+            captions.append(caption)
+            if not isinstance(caption, str):
+                raise ValueError(f"{path}, row {index}: a caption is {caption!r}, not a text")
+    frozen = path.with_name(f"{part}_perturbations.json") if perturbations is None else Path(perturbations)
+    cases = [Case(key, (image,), (), part) for key, image in zip(keys, images, strict=True)]
+    need_images(source, name, path.parent, [case.images for case in cases])  # before the minutes that tagging may take
+    options, sha256 = frozen_options(frozen, name, captions, tagger)
+    cases = [Case(case.key, case.images, tuple(texts), part) for case, texts in zip(cases, options, strict=True)]
+    return cases, {"cases_left_out": 0, "perturbations": str(frozen), "perturbations_sha256": sha256}
+
+
+def winoground(name: str, root: Path, **_) -> Read:
+    """Two images, two captions of the same words. Official: huggingface.co/datasets/facebook/winoground (gated)."""
+    source = Source(
+        file="examples.jsonl",
+        folders=("", "data", "winoground", "winoground/data"),
+        images=("images", "../images"),
+        fetch="data/examples.jsonl and data/images.zip from https://huggingface.co/datasets/facebook/winoground "
+              "(needs an account that accepted its terms)",
+        layout="ROOT/examples.jsonl, ROOT/images/ex_0_img_0.png, ...",
+    )
+    path = find(source, name, root)
+    folder = image_folder(source, name, path)
+    cases = []
+    for index, line in enumerate(path.read_text(encoding="utf-8").split("\n")):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {index + 1} is not JSON: {error}") from error
+        first, second, caption_0, caption_1 = texts(
+            row, ("image_0", "image_1", "caption_0", "caption_1"), path, index)
+        images = tuple(  # the official file names pictures without ".png"
+            inside(folder, image if PurePosixPath(image).suffix else f"{image}.png", path, index)
+            for image in (first, second))
+        cases.append(Case(str(row.get("id", index)), images, (caption_0, caption_1),
+                          str(row.get("collapsed_tag", "winoground"))))
+    need_images(source, name, folder, [case.images for case in cases])
+    return cases, {"cases_left_out": 0}
+
+
+def valse(name: str, root: Path, **_) -> Read:
+    """A caption and a foil; rows that at least two of three annotators confirmed, as the official README asks."""
+    piece = name.partition("/")[2]
+    source = Source(
+        file=f"{piece}.json",
+        folders=("", "data", "valse"),
+        images=("images", "../images"),
+        fetch=f"https://raw.githubusercontent.com/Heidelberg-NLP/VALSE/main/data/{piece}.json (pieces: "
+              f"{', '.join(VALSE_PIECES)}), and the pictures from the data set that its field 'dataset' names",
+        layout=f"ROOT/{piece}.json, ROOT/images/*.jpg (of all source data sets together)",
+    )
+    path = find(source, name, root)
+    folder = image_folder(source, name, path)
+    cases, not_validated = [], 0
+    for key, row in read_json(path, dict).items():
+        votes = value(row, "mturk", dict, path, key)
+        if value(votes, "caption", int, path, f"{key}, mturk") < 2:
+            not_validated += 1
+            continue
+        image, caption, foil = texts(row, ("image_file", "caption", "foil"), path, key)
+        cases.append(Case(key, (inside(folder, image, path, key),), (caption, foil), piece))
+    need_images(source, name, folder, [case.images for case in cases])
+    return cases, {"cases_left_out": 0, "rows_not_validated": not_validated}

@@ -1,0 +1,119 @@
+"""Result files: where they are, which settings their numbers belong to, and strict JSON in them.
+
+A result says in "settings" all that decides its numbers beside model, data set and task, the weights' SHA-256 included.
+`--skip_existing` keeps a result of the very same settings and no other.
+"""
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+from argparse import Namespace
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from open_clip_mdc.data.files import new_file
+
+from .flags import Flags
+
+DEFAULT_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
+OF_EVERY_TASK = ("dataset_root", "split", "model_type")
+
+
+def precision(device: str, amp: bool) -> str:
+    """Autocast's depends on the device."""
+    return f"autocast on {torch.device(device).type}" if amp else "that of the weights"
+
+
+def file_name(template: str, args: Namespace) -> str:
+    """A template such as --output, filled in."""
+    names = dict(
+        model=args.model, pretrained=args.pretrained, pretrained_full_path=args.pretrained, task=args.task,
+        dataset=args.dataset.removeprefix("wds/"), language=args.language)
+    if os.path.isfile(args.pretrained):
+        names["pretrained"] = os.path.basename(args.pretrained)
+    return template.format(**{name: value.replace("/", "_") for name, value in names.items()})
+
+
+def output_file(args: Namespace, flags: Flags, names: tuple[str, ...], captioner: bool) -> Path:
+    """The result file; by default its name tells apart two runs' epoch_32.pt and the flags that were given.
+
+    Args:
+        names: our flags that this task knows.
+    """
+    template = args.output
+    if template == DEFAULT_OUTPUT:
+        template = template.removesuffix(".json")
+        if captioner:
+            template = template.replace("{pretrained}", "{pretrained_full_path}")
+        for name in names:
+            if (value := getattr(flags, name)) != getattr(Flags(), name):
+                template += f"_{name}-" + re.sub(r"[^\w.-]+", "_", str(value))
+        template += ".json"
+    return Path(file_name(template, args))
+
+
+@lru_cache
+def _sha256(path: str, size: int, changed: int) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(1 << 24):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, object]) -> dict:
+    """What a result is of, as plain JSON values.
+
+    Args:
+        arguments: names of upstream's arguments that decide this task's numbers.
+        options: what our flags ask for.
+    """
+    settings = {name: getattr(args, name) for name in (*OF_EVERY_TASK, *arguments)} | dict(options)
+    settings["precision"] = precision(args.device, args.amp)
+    if os.path.isfile(args.pretrained):
+        about = os.stat(args.pretrained)
+        settings["weights_sha256"] = _sha256(args.pretrained, about.st_size, about.st_mtime_ns)
+    about = {name: getattr(args, name) for name in ("dataset", "model", "pretrained", "task", "language")}
+    return json.loads(json.dumps({**about, "settings": settings}))
+
+
+def is_there(path: Path, about: dict) -> bool:
+    """Whether the file holds a result of just this; says so where it is one of something else."""
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    except ValueError:
+        saved = None
+    if isinstance(saved, dict) and all(saved.get(name) == value for name, value in about.items()):
+        return True
+    logging.warning("%s is the result of something else, or does not say of what: it is made again", path)
+    return False
+
+
+def without_nan(values: Mapping[str, object]) -> dict:
+    """The same with None for numbers that are none, which JSON has not, and the reason as NAME_missing."""
+    clean = {}
+    for name, value in values.items():
+        missing = isinstance(value, float) and not math.isfinite(value)
+        clean[name] = None if missing else value
+        if missing:
+            clean[f"{name}_missing"] = f"it came out as {value}"
+    return clean
+
+
+def write(path: Path, about: dict, metrics: Mapping[str, object], **more: object) -> None:
+    """Writes a result file, whole or not at all.
+
+    Raises:
+        ValueError: a value is not finite, or no JSON.
+    """
+    text = json.dumps({**about, "metrics": without_nan(metrics), **more}, allow_nan=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")

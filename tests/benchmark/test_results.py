@@ -1,0 +1,250 @@
+"""Claims about result files: their names, when they are kept, strict JSON; and a CLIP model's official numbers."""
+import json
+import os
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+from models import labelled_webdataset, make_runs, order_data, picture, save_clip
+
+import open_clip_mdc
+from clip_benchmark_ext import cli, results
+from clip_benchmark_ext import run as run_module
+from clip_benchmark_ext.selection_metrics import MIN_PAIR_CASES, symmetric_relations
+
+
+class Loaded(Exception):
+    """The model was about to be loaded: nothing was skipped."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return make_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root = order_data(tmp_path_factory.mktemp("data"), pictures=4)
+    return labelled_webdataset(root, ["red", "blue"], ["a {c}"], per_split=8)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["clip_benchmark"])
+    yield
+    open_clip_mdc.unregister()
+
+
+def strict(path) -> dict:
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+    return json.loads(Path(path).read_text(), parse_constant=refuse)
+
+
+def evaluate(*flags):
+    cli.main(["eval", *map(str, flags), "--num_workers", "0", "--quiet"])
+
+
+SELECTION = ("--dataset", "aro/coco_order")
+PROBE = ("--dataset", "wds/tiny", "--task", "linear_probe")
+MONTE_CARLO = ("--scorer", "monte_carlo", "--num_samples", "4")
+CHANGES = [  # what was done, and what is asked for now
+    (SELECTION, (), MONTE_CARLO),
+    (SELECTION, MONTE_CARLO, ("--scorer", "monte_carlo", "--num_samples", "8")),
+    (SELECTION, MONTE_CARLO, (*MONTE_CARLO, "--trained_interval")),
+    (SELECTION, MONTE_CARLO, (*MONTE_CARLO, "--stop_confidence", "0.9")),
+    (SELECTION, (), ("--alpha", "0.5")),
+    (SELECTION, (), ("--no_amp",)),
+    (PROBE, (), ("--feature", "cls")),
+    (PROBE, (), ("--seed", "1")),
+    (PROBE, (), ("--fewshot_epochs", "3")),
+    (("--dataset", "wds/tiny"), (), MONTE_CARLO),
+]
+
+
+@pytest.mark.parametrize("task, before, after", CHANGES, ids=lambda value: " ".join(value))
+def test_a_result_is_kept_for_the_very_same_settings_and_no_other(runs, data, monkeypatch, caplog, task, before, after):
+    command = ("--model", "mdc", "--pretrained", runs / "mdc", "--dataset_root", data, *task, "--output", "result.json",
+               "--skip_existing")
+    evaluate(*command, *before)
+    first = Path("result.json").read_bytes()
+
+    def fail(args):
+        raise Loaded
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "load_model", fail)
+        evaluate(*command, *before)
+        with pytest.raises(Loaded):
+            evaluate(*command, *after)
+        assert "result of something else" in caplog.text
+    assert Path("result.json").read_bytes() == first
+    evaluate(*command, *after)
+    settings = [json.loads(first)["settings"], strict("result.json")["settings"]]
+    assert settings[0] != settings[1]
+
+
+def test_our_flags_are_in_the_default_name_so_that_nothing_is_overwritten(runs, data):
+    flags = [(), MONTE_CARLO, (*MONTE_CARLO, "--trained_interval"), ("--alpha", "0.5"),
+             ("--scorer", "monte_carlo", "--num_samples", "8"), (*MONTE_CARLO, "--stop_confidence", "0.9")]
+    for more in flags:
+        evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset_root", data, *SELECTION, *more)
+    for more in ((), ("--feature", "pooled")):
+        evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset_root", data, *PROBE, *more)
+    names = sorted(path.name for path in Path().glob("*.json"))
+    assert len(names) == len(flags) + 2
+    assert any(name.endswith("_num_samples-4_trained_interval-True.json") for name in names)
+    assert all("epoch_1.pt" in name and "/" not in name for name in names)
+
+
+def test_a_result_of_other_weights_under_the_same_path_or_without_settings_is_made_again(runs, data, tmp_path,
+                                                                                         monkeypatch):
+    weights = tmp_path / "epoch_1.pt"
+    checkpoint = torch.load(runs / "mdc" / "checkpoints" / "epoch_1.pt")
+    torch.save(checkpoint, weights)
+    command = ("--model", "MDC-ViT-Ti-8", "--pretrained", weights, "--dataset_root", data, *SELECTION, "--output",
+               "result.json", "--skip_existing")
+    evaluate(*command)
+    kept = Path("result.json").read_text()
+
+    def fail(args):
+        raise Loaded
+    monkeypatch.setattr(run_module, "load_model", fail)
+    evaluate(*command)
+    for broken in (json.dumps({k: v for k, v in json.loads(kept).items() if k != "settings"}), kept[:50]):
+        Path("result.json").write_text(broken)
+        with pytest.raises(Loaded):
+            evaluate(*command)
+    Path("result.json").write_text(kept)
+    checkpoint["state_dict"]["text.output.weight"][0] += 1
+    torch.save(checkpoint, weights)
+    with pytest.raises(Loaded):
+        evaluate(*command)
+
+
+def test_skipping_works_for_clip_models_with_the_task_left_to_the_data_set(data, tmp_path, monkeypatch):
+    model, weights = save_clip(tmp_path)
+    for dataset in ("aro/coco_order", "wds/tiny"):
+        command = ("--model", model, "--pretrained", weights, "--dataset", dataset, "--dataset_root", data,
+                   "--skip_existing")
+        evaluate(*command)
+
+        def fail(args):
+            raise Loaded
+        with monkeypatch.context() as patch:
+            patch.setattr(run_module, "load_model", fail)
+            evaluate(*command)
+            evaluate(*command, "--scorer", "monte_carlo")  # which means nothing to a CLIP model
+            with pytest.raises(Loaded):
+                evaluate(*command, "--no_amp")
+    assert len(list(tmp_path.glob("*_tiny-clip-vit.pt_*.json"))) == 2  # the names that upstream gives
+
+
+def test_numbers_that_are_none_are_null_with_a_reason(runs, data):
+    for task in ("linear_probe", "zeroshot_classification"):
+        evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "wds/tiny", "--dataset_root", data,
+                 "--task", task, "--output", f"{task}.json")
+    probe, zeroshot = (strict(f"{task}.json")["metrics"] for task in ("linear_probe", "zeroshot_classification"))
+    assert probe["lp_acc5"] is None and probe["lp_acc5_missing"] == "there are only 2 classes"
+    assert zeroshot["acc5"] is None and zeroshot["acc5_missing"] == "only 2 classes"
+    results.write(Path("nan.json"), {}, {"recall": float("nan"), "loss": float("inf"), "acc": 1.0, "name": "x"})
+    assert strict("nan.json")["metrics"] == {
+        "recall": None, "recall_missing": "it came out as nan", "loss": None, "loss_missing": "it came out as inf",
+        "acc": 1.0, "name": "x"}
+    cli.main(["build", "linear_probe.json", "zeroshot_classification.json", "--output", "all.csv"])
+    assert "nan" not in Path("all.csv").read_text().lower()
+
+
+def test_a_write_that_fails_leaves_the_old_result(tmp_path):
+    results.write(tmp_path / "x.json", {}, {"acc": 1.0})
+    with pytest.raises(TypeError):
+        results.write(tmp_path / "x.json", {}, {"acc": object()})
+    assert strict("x.json") == {"metrics": {"acc": 1.0}} and os.listdir() == ["x.json"]
+
+
+def test_bad_input_is_named_in_one_line(runs, data, tmp_path):
+    mdc = ("--model", "mdc", "--pretrained", runs / "mdc")
+    cases = {
+        "unknown data set 'sugar_crepes'": (*mdc, "--dataset", "sugar_crepes"),
+        "--model mdc needs --pretrained": ("--model", "mdc", *SELECTION),
+        "no model known here": ("--model", "ViT-B-33", *SELECTION),
+        "no webdataset in": (*mdc, "--dataset", "wds/tiny", "--dataset_root", tmp_path),
+        "has wrong captions too": (*mdc, *SELECTION, "--task", "linear_probe"),
+        "no wrong captions to select": (*mdc, "--dataset", "wds/tiny", "--task", "image_caption_selection"),
+        "embeds no texts": (*mdc, "--dataset", "wds/tiny", "--task", "zeroshot_retrieval"),
+        "leave it out": (*mdc, *PROBE, "--skip_load"),
+    }
+    for words, flags in cases.items():
+        with pytest.raises(SystemExit) as error:
+            evaluate("--dataset_root", data, *flags)
+        assert words in error.value.code and "\n" not in error.value.code, (words, error.value.code)
+
+
+# ---- a CLIP model's numbers are the official ones
+
+
+def vg_row(image, true, false, **group):
+    return {"image_path": image, "bbox_x": 0, "bbox_y": 0, "bbox_w": 40, "bbox_h": 40, "true_caption": true,
+            "false_caption": false, **group}
+
+
+def visual_genome(root, part, groups):
+    """A file of ARO with a row of each group; every seventh pair of captions differs only beyond a context of 8."""
+    (root / "images").mkdir()
+    rows = []
+    for i, group in enumerate(groups):
+        picture(i).save(root / "images" / f"{i}.png")
+        same = "a b c d e f g h " if i % 7 == 0 else ""
+        names = {"relation_name": group} if part == "relation" else {"attributes": group.split("_")}
+        rows.append(vg_row(f"{i}.png", f"{same}dog {i}", f"{same}{i} cat", **names))
+    (root / f"visual_genome_{part}.json").write_text(json.dumps(rows))
+    return rows
+
+
+@pytest.mark.parametrize("part, groups", [
+    ("relation", ["on"] * 9 + ["behind"] * 2 + ["near"] * 8 + ["in"] * 4),  # "near" is left out
+    ("attribution", ["white_round"] * 25 + ["round_white"] * 24 + ["red_big"] * 31),  # the second is too rare
+])
+def test_aro_of_a_clip_model_is_the_official_macro_average(tmp_path, part, groups):
+    rows = visual_genome(tmp_path, part, groups)
+    name, weights = save_clip(tmp_path, f"tiny-vit-{part}", context_length=8)
+    evaluate("--model", name, "--pretrained", weights, "--dataset", f"aro/vg_{part}", "--dataset_root", tmp_path,
+             "--output", "result.json", "--no_amp", "--batch_size", "7")
+    metrics = strict("result.json")["metrics"]
+
+    model, _, transform = open_clip.create_model_and_transforms(name, weights)
+    tokenizer = open_clip.get_tokenizer(name)
+    right, ties = {}, 0
+    for i, (row, group) in enumerate(zip(rows, groups, strict=True)):
+        with torch.no_grad():
+            image = model.eval().encode_image(transform(picture(i))[None])[0]
+            true, false = (text / text.norm() for text in model.encode_text(
+                tokenizer([row["true_caption"], row["false_caption"]])))
+        right.setdefault(group, []).append(bool(true @ image > false @ image))
+        ties += bool(true @ image == false @ image)
+    kept = [sum(x) / len(x) for group, x in right.items() if (
+        group not in symmetric_relations() if part == "relation" else len(x) >= MIN_PAIR_CASES)]
+    everything = sum(right.values(), [])
+    assert len(kept) < len(right) and ties >= len(groups) // 7
+    assert metrics["text_acc"] == metrics["text_acc_macro"] == pytest.approx(sum(kept) / len(kept))
+    assert metrics["clip_benchmark_text_acc"] == pytest.approx((sum(everything) + ties) / len(everything))
+    assert metrics["text_acc"] != pytest.approx(metrics["clip_benchmark_text_acc"], abs=0.01)
+    assert metrics["ties"] == ties and metrics["groups"] == len(kept) and "text_acc_blind" not in metrics
+
+
+def test_winoground_of_a_clip_model_has_three_numbers_of_each_kind(tmp_path):
+    (tmp_path / "images").mkdir()
+    lines = []
+    for i in range(6):
+        for side in range(2):
+            picture(2 * i + side).save(tmp_path / "images" / f"{i}_{side}.png")
+        lines.append({"id": i, "image_0": f"{i}_0", "image_1": f"{i}_1", "caption_0": f"dog {i}",
+                      "caption_1": f"{i} cat"})
+    (tmp_path / "examples.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    name, weights = save_clip(tmp_path)
+    evaluate("--model", name, "--pretrained", weights, "--dataset", "winoground", "--dataset_root", tmp_path,
+             "--output", "result.json")
+    metrics = strict("result.json")["metrics"]
+    for prefix in ("", "clip_benchmark_"):
+        assert metrics[f"{prefix}acc"] <= min(metrics[f"{prefix}text_acc"], metrics[f"{prefix}image_acc"]) <= 1

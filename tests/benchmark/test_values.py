@@ -1,0 +1,188 @@
+"""Claims about the numbers of likelihood tasks: derived again from `model.logits`, token by token and mask by mask.
+
+All runs as users run it, under autocast: the same network call of another shape then differs in bfloat16's last digit,
+likelihoods by some hundredths of a nat, and a case is certain if its margin is larger than that.
+"""
+import json
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from models import labelled_webdataset, make_runs, order_data, picture
+from torch.utils.data import DataLoader
+
+import open_clip_mdc
+from clip_benchmark_ext import cli
+from clip_benchmark_ext.datasets import build_dataset
+from clip_benchmark_ext.selection import blind_image, likelihood_scorer
+from open_clip_mdc.checkpoints import load
+
+TOLERANCE = 0.25  # nats
+SCORERS = {  # flags, arguments of log_likelihood, alias of the model, interval of t
+    "heuristic": ([], dict(method="heuristic"), "mdc"),
+    "monte_carlo": (["--scorer", "monte_carlo"], dict(method="monte_carlo", num_samples=1024), "mdc"),
+    "trained interval": (["--scorer", "monte_carlo", "--trained_interval"],
+                         dict(method="monte_carlo", num_samples=1024, interval=(0.5, 1.0)), "mdc"),
+    "autoregressive": ([], dict(method="autoregressive"), "arc"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return make_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def order(tmp_path_factory):
+    return order_data(tmp_path_factory.mktemp("order"))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["clip_benchmark"])
+    yield
+    open_clip_mdc.unregister()
+
+
+def evaluate(tmp_path, *arguments) -> dict:
+    cli.main(["eval", *map(str, arguments), "--num_workers", "0", "--quiet", "--output", str(tmp_path / "result.json")])
+    return json.loads((tmp_path / "result.json").read_text())["metrics"]
+
+
+@torch.no_grad()
+def log_probs(model, patches, text):
+    """log p [n, V] at each position of a text without padding, given patch tokens [P, D]."""
+    model.encode_image_tokens = lambda image: patches[None]
+    try:
+        valid = torch.ones(1, len(text), dtype=torch.bool)
+        with torch.autocast("cpu"):
+            return model.logits(torch.zeros(1), text[None], valid)[0].double().log_softmax(-1)
+    finally:
+        del model.encode_image_tokens
+
+
+def score_by_hand(model, patches, text, method, interval=(0, 1), **_):
+    """log p(text | patches), or its bound, one network call after the other."""
+    positions = range(1, len(text))
+    if method == "autoregressive":
+        table = log_probs(model, patches, text)
+        return sum(table[i - 1, text[i]].item() for i in positions)
+
+    def masked(hidden):
+        noisy = text.clone()
+        noisy[list(hidden)] = model.vocab_size  # [MASK]
+        return log_probs(model, patches, noisy)
+
+    if method == "heuristic":
+        hidden, total = set(positions), 0.0
+        while hidden:
+            table = masked(hidden)
+            surest = max(sorted(hidden), key=lambda i: table[i].max())
+            total += table[surest, text[surest]].item()
+            hidden.remove(surest)
+        return total
+    by_count = []
+    for count in range(1, len(text)):
+        if interval[0] * len(positions) <= count <= interval[1] * len(positions):
+            by_count.append(np.mean([
+                np.mean([table[i, text[i]].item() for i in hidden])
+                for hidden in combinations(positions, count) for table in [masked(hidden)]]))
+    return len(positions) * np.mean(by_count)
+
+
+def trim(text, vocab_size):
+    return text[:text.tolist().index(vocab_size - 1) + 1]
+
+
+def rows_by_hand(model, tokenizer, images, captions, options):
+    """Plain and blind scores [N, C] of images [N, 3, H, W] and N lists of captions."""
+    with torch.no_grad(), torch.autocast("cpu"):
+        patches = model.encode_image_tokens(images)
+    mean = patches.mean(0)
+    rows = {"plain": [], "blind": []}
+    for own, texts in zip(patches, captions, strict=True):
+        ids = [trim(text, model.vocab_size) for text in tokenizer(texts)]
+        rows["plain"].append([score_by_hand(model, own, text, **options) for text in ids])
+        rows["blind"].append([score_by_hand(model, mean, text, **options) for text in ids])
+    return {name: np.array(row) for name, row in rows.items()}
+
+
+def check_accuracy(accuracy, scores, tolerance):
+    """The share of cases whose first score is no lower than any other; those without a clear margin may be either."""
+    margin = scores[:, 0] - scores[:, 1:].max(1)
+    certain, unclear = (margin > tolerance).sum(), (abs(margin) <= tolerance).sum()
+    assert unclear <= len(scores) / 4, margin
+    assert certain <= round(accuracy * len(scores)) <= certain + unclear, (accuracy, margin)
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_plain_blind_and_debiased_accuracy_of_five_candidates_are_those_derived_by_hand(runs, order, tmp_path, name):
+    flags, options, alias = SCORERS[name]
+    metrics = evaluate(tmp_path, "--model", alias, "--pretrained", runs / alias, "--dataset", "aro/coco_order",
+                       "--dataset_root", order, "--alpha", "0.5", "--batch_size", "5", *flags)
+    model, transform, tokenizer = load(str(runs / alias))
+    dataset = build_dataset("aro/coco_order", order, transform)
+    loader = DataLoader(dataset, batch_size=5, collate_fn=dataset.collate_fn)
+    images = torch.stack([dataset[i][0] for i in range(len(dataset))])
+    captions = [list(case.captions) for case in dataset.cases]
+    rows = rows_by_hand(model, tokenizer, images, captions, options)
+    rows["debiased"] = rows["plain"] - 0.5 * rows["blind"]
+
+    with torch.autocast("cpu"):
+        score = likelihood_scorer(model, tokenizer, "cpu", blind_image(model, loader, "cpu"), options, alpha=0.5)
+        cases = [case for batch in loader for case in score(*batch)]
+    for row, expected in rows.items():
+        assert expected.shape == (len(dataset), 5)
+        assert np.array([case[row] for case in cases]) == pytest.approx(expected, abs=TOLERANCE), row
+        rivals = np.array([[text != texts[0] for text in texts] for texts in captions])  # an equal text ties: right
+        check_accuracy(metrics[f"text_acc_{row}".removesuffix("_plain")],
+                       np.where(rivals | (np.arange(5) == 0), expected, -np.inf), TOLERANCE)
+    assert metrics["scorer"] == options["method"] and metrics["alpha"] == 0.5 and metrics["blind"] == "mean image"
+    if name == "trained interval":
+        assert metrics["interval"] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_zero_shot_takes_the_class_of_the_highest_mean_over_templates(runs, tmp_path, name):
+    flags, options, alias = SCORERS[name]
+    classes = ["red", "green star", "blue square", "yellow", "circle", "red triangle"]
+    templates = ["a {c}", "{c} of a star"]
+    root = labelled_webdataset(tmp_path / "wds", classes, templates, per_split=12)
+    metrics = evaluate(tmp_path, "--model", alias, "--pretrained", runs / alias, "--dataset", "wds/tiny",
+                       "--dataset_root", root, "--batch_size", "5", *flags)
+    model, transform, tokenizer = load(str(runs / alias))
+    with torch.no_grad(), torch.autocast("cpu"):
+        patches = model.encode_image_tokens(torch.stack([transform(picture(i)) for i in range(12)]))
+    tokens = [[trim(text, model.vocab_size) for text in tokenizer([template.format(c=c) for template in templates])]
+              for c in classes]
+    logits = np.array([[np.mean([score_by_hand(model, own, text, **options) for text in texts]) for texts in tokens]
+                       for own in patches])
+    targets = np.arange(12) % len(classes)
+    for k in (1, 5):
+        others = np.array([np.sort(np.delete(row, target))[-k] for row, target in zip(logits, targets, strict=True)])
+        check_accuracy(metrics[f"acc{k}"], np.stack([logits[np.arange(12), targets], others], 1), TOLERANCE)
+    assert metrics["scorer"] == options["method"]
+
+
+def test_a_race_is_refused_where_the_score_is_not_that_of_one_images_captions(runs, order, tmp_path):
+    race = ("--scorer", "monte_carlo", "--stop_confidence", "0.99", "--num_samples", "64")
+    mdc = ("--model", "mdc", "--pretrained", runs / "mdc")
+    metrics = evaluate(tmp_path, *mdc, "--dataset", "aro/coco_order", "--dataset_root", order, *race)
+    assert "text_acc_debiased" not in metrics and "plain score" in metrics["debiased_missing"]
+    assert metrics["text_acc"] is not None and metrics["text_acc_blind"] is not None
+    root = labelled_webdataset(tmp_path / "wds", ["red", "blue"], ["a {c}"])
+    with pytest.raises(SystemExit, match="zero-shot"):
+        evaluate(tmp_path, *mdc, "--dataset", "wds/tiny", "--dataset_root", root, *race)
+    (tmp_path / "images").mkdir()
+    for i in range(2):
+        picture(i).save(tmp_path / "images" / f"{i}.png")
+    (tmp_path / "examples.jsonl").write_text(json.dumps(
+        {"id": 0, "image_0": "0", "image_1": "1", "caption_0": "a red star", "caption_1": "a star red"}))
+    with pytest.raises(SystemExit, match="winoground also compares images"):
+        evaluate(tmp_path, *mdc, "--dataset", "winoground", "--dataset_root", tmp_path, *race)
+    for flags, words in ((["--stop_confidence", "0.9"], "options of --scorer monte_carlo"),
+                         (["--scorer", "autoregressive"], "does not fit this model")):
+        with pytest.raises(SystemExit, match=words):
+            evaluate(tmp_path, *mdc, "--dataset", "aro/coco_order", "--dataset_root", order, *flags)
