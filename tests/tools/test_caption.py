@@ -345,13 +345,12 @@ def test_ctrl_c_keeps_what_is_done(runs, folder):
         while process.poll() is None and not (part.exists() and part.read_bytes().count(b"\n") == 2):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)  # a worker waits for the pipe, this process for the worker
-        printed, complaint = process.communicate()
+        _, complaint = process.communicate()
     finally:
         process.kill()
-    assert process.returncode == 1 and complaint.endswith("resume when the same command is given again\n")
+    assert process.returncode == 1 and "resume when the same command is given again\n" in complaint
     assert "Traceback" not in complaint
-    (row,) = lines(part)[1:]
-    assert row["image"] == "x1.png" and printed == f"x1.png: {row['caption']}\n"
+    assert [row["image"] for row in lines(part)[1:]] == ["x1.png"]
     os.remove("waits.png")
     scene(1).save("waits.png")
     assert run(*command[4:]) is None

@@ -46,6 +46,16 @@ def test_a_journal_of_another_key_starts_anew_and_one_without_rows_leaves_no_fil
     assert not Rows(tmp_path / "nothing", KEY) and not list(tmp_path.iterdir())
 
 
+def test_ctrl_c_between_a_line_and_its_entry_loses_nothing(tmp_path):
+    class Interrupted(dict):
+        def __setitem__(self, *item):
+            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt), Journal(tmp_path / "j", KEY) as journal:
+        journal.rows.places = Interrupted()
+        journal.append({"id": "a"})
+    assert list(Rows(tmp_path / "j", KEY)) == ["a"]
+
+
 def test_only_the_members_that_are_asked_for_are_read(tmp_path):
     with tar_writer(tmp_path / "0.tar") as writer:
         writer.write({"__key__": "a", "jpg": b"x", "TXT": b"one"})

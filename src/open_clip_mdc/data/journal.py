@@ -77,6 +77,7 @@ class Journal:
         self.rows.size += len(line)
 
     def __exit__(self, *problem) -> None:
+        empty = self._file.tell() == len(self._head)  # not by `rows`: Ctrl-C may fall between line and entry
         self._file.close()
-        if not self.rows:
+        if empty:
             self.rows.path.unlink()
