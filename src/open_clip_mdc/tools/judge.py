@@ -1,12 +1,12 @@
-"""An LLM judge chooses the best of several systems' captions for each picture: the selection rates of Table 3.
+"""An LLM judge chooses the best of several systems' captions for each image: the selection rates of Table 3.
 
     export OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_MODEL=Qwen/Qwen2.5-VL-72B-Instruct OPENAI_API_KEY=...
     open_clip_mdc judge --captions MDC-10=mdc10.json MDC-15=mdc15.json ARC=arc.json --images photos/ --out judge.jsonl
 
-Any OpenAI-compatible chat endpoint sees the picture, the paper's question and the captions as "A. ...", "B. ...", in an
-order drawn from the seed and the picture's id alone. Captions that are equal are shown once, and a vote for them is
-shared equally by their systems; where all are equal nobody is asked. The answer to every picture goes into --out as it
-comes, and the same command goes on where it was stopped. The rates, over the answers that name one caption, go beside
+Any OpenAI-compatible chat endpoint sees the image, the paper's question and the captions as "A. ...", "B. ...", in an
+order drawn from the seed and the image's id alone. Captions that are equal are shown once, and a vote for them is
+shared equally by their systems; where all are equal nobody is asked. The answer to every image goes into --out as it
+comes, and the same command resumes where it was stopped. The rates, over the answers that name one caption, go beside
 it as .json. An answer that does not is malformed: counted, never guessed, and not asked again (temperature 0).
 """
 import argparse
@@ -36,7 +36,7 @@ RETRIES = 7  # waits of 0, 1, 2, 4, ... 32 seconds where the server does not say
 
 
 class Place(NamedTuple):
-    """Where the bytes of a picture are: a file, or a stretch of a tar file."""
+    """Where the bytes of an image are: a file, or a stretch of a tar file."""
 
     path: Path
     offset: int = 0
@@ -212,7 +212,7 @@ def check_journal(path: Path, settings: dict) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Asks about every picture that --out does not hold yet, and writes and prints the rates."""
+    """Asks about every image that --out does not hold yet, and writes and prints the rates."""
     out = Path(args.out)
     if out.suffix != ".jsonl":
         raise ValueError(f"--out {out} should end in .jsonl")

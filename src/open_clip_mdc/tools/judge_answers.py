@@ -1,4 +1,4 @@
-"""The ballot of one picture and the count of all: letters to captions, an answer to a letter, votes to selection rates.
+"""The ballot of one image and the count of all: letters to captions, an answer to a letter, votes to selection rates.
 
 Place in the paper: the column LLM of Table 3. judge.py asks the questions.
 """

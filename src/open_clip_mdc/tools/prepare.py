@@ -6,10 +6,10 @@
 
 Annotations are Karpathy's split files (dataset_coco.json, ...); COCO's restval is trained on, as usual. Written are
 
-    OUT/train/{00000..}.tar, OUT/val/{00000..}.tar    all captions of a picture in KEY.txt, set apart by U+001E
+    OUT/train/{00000..}.tar, OUT/val/{00000..}.tar    all captions of an image in KEY.txt, set apart by U+001E
     OUT/test/{0..}.tar                                clip_benchmark's captioning format, a caption a line
 
-Of several captions `open_clip_train` draws one each time it reads the picture, and validates on the first (hooks.py). A
+Of several captions `open_clip_train` draws one each time it reads the image, and validates on the first (hooks.py). A
 text without U+001E is what it always was. To plain OpenCLIP U+001E is white space: it would read one long text, which
 is what --join writes on purpose.
 """
@@ -38,7 +38,7 @@ from . import recap
 
 SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}  # Karpathy's -> ours
 SHARD_SIZE = 1000
-SHOWN = 20  # pictures named on the terminal when they cannot be used
+SHOWN = 20  # images named on the terminal when they cannot be used
 
 
 class Sample(NamedTuple):

@@ -1,11 +1,11 @@
-"""The embedded data set: rendered scenes of coloured shapes with true captions, so that nothing has to be downloaded.
+"""The built-in synthetic data set: scenes of coloured shapes with true captions. Nothing has to be downloaded.
 
     open_clip_mdc scenes --out scenes              # 20,000 training scenes and everything listed in `build`
     open_clip_mdc scenes --out scenes3 --objects 3 --sizes --size 48
     open_clip_mdc scenes --out lengths --objects 1-3     # captions of three lengths
 
 A scene is a row or a column of objects. Its caption names them in one canonical order, left to right or top to bottom
-("a red circle left of a blue square"). With a free order two captions are true of a picture, and a small captioner
+("a red circle left of a blue square"). With a free order two captions are true of an image, and a small captioner
 learns the bag of words instead of the binding that the paper measures (Table 2, swapped attributes and objects). All
 captions of as many objects have the same number of tokens: a masked diffusion model is given the length, and would read
 the relation from it instead of from the image if one took more words than the other. In a world of 1 to 3 objects the
@@ -101,7 +101,7 @@ class World:
 
 @dataclass(frozen=True)
 class SceneObject:
-    """One object; centre and outer radius are fractions of the picture's side, y points down."""
+    """One object; centre and outer radius are fractions of the image's side, y points down."""
 
     colour: str
     shape: str
@@ -143,7 +143,7 @@ def draw_scene(world: World, rng: random.Random, count: int | None = None) -> Sc
 
 
 def render(scene: Scene, pixels: int, rng: random.Random) -> Image.Image:
-    """Draw the scene as an RGB picture, anti-aliased, with slightly varying colours and noise of +-6 grey levels."""
+    """Draws the scene as an RGB image, anti-aliased, with slightly varying colours and noise of +-6 grey levels."""
     side = pixels * SUPERSAMPLING
     image = Image.new("RGB", (side, side), (rng.randint(*BACKGROUNDS[scene.background]),) * 3)
     draw = ImageDraw.Draw(image)
@@ -180,12 +180,12 @@ def long_caption(scene: Scene, rng: random.Random) -> str:
     count, neighbours = len(scene.objects), list(zip(scene.objects, scene.objects[1:], strict=False))
     if count > 1:
         first, second = rng.choice(neighbours)
-    told = [
+    sentences = [
         say("opening" if count > 1 else "alone", count=COUNTS[count], background=scene.background),
         say("forward", caption=caption(scene.objects, scene.relation)),
     ]
     if count > 1:
-        told.append(say("backward", first=first.noun, second=second.noun, inverse=RELATIONS[scene.relation]))
+        sentences.append(say("backward", first=first.noun, second=second.noun, inverse=RELATIONS[scene.relation]))
     further = [say("place", noun=item.noun, place=PLACES[int(item.y * 3)][int(item.x * 3)]) for item in scene.objects]
     for first, second in neighbours:
         ratio = first.radius / second.radius
@@ -193,12 +193,12 @@ def long_caption(scene: Scene, rng: random.Random) -> str:
         further.append(say("comparison", first=first.noun, second=second.noun, comparison=verdict))
     further.append(say("closing"))
     rng.shuffle(further)
-    left = rng.randint(*LONG_TOKENS) - 2 - sum(len(words(sentence)) for sentence in told)
+    left = rng.randint(*LONG_TOKENS) - 2 - sum(len(words(sentence)) for sentence in sentences)
     for sentence in further:
         if len(words(sentence)) <= left:
-            told.append(sentence)
+            sentences.append(sentence)
             left -= len(words(sentence))
-    return " ".join(told)
+    return " ".join(sentences)
 
 
 def negative_captions(scene: Scene, i: int, j: int) -> dict[str, str] | None:
@@ -206,7 +206,7 @@ def negative_captions(scene: Scene, i: int, j: int) -> dict[str, str] | None:
 
     They cannot where the swap would name an object that is there: the colours or the shapes are equal, so that swapping
     attributes is nothing or the same as swapping objects; or a third object is named twice, as no true caption does.
-    The relation gives way to the other one that captions use: no false caption can be told without the picture.
+    The relation gives way to the other one that captions use: no false caption is visible as such without the image.
     """
     a, b = scene.objects[i], scene.objects[j]
     named = {(item.colour, item.shape) for item in scene.objects}
