@@ -13,13 +13,14 @@ CAPTIONS ?= $(wildcard ../shared/data/flickr8k/captions_test.json)
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench bench-gpu clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo                  install into .venv, render scenes, train on them, show what was learnt"
 	@echo "make test                  install into .venv, run the tests"
 	@echo "make bench [CAPTIONS=FILE]  speed and memory against Algorithm 1, CLIP, CoCa and plain loops: benchmarks/RESULTS.md"
+	@echo "make bench-gpu             the same of a GPU, MDC and CLIP on one card: benchmarks/GPU.md"
 	@echo "make table1 ... table5, figure3 ... figure6, stability, claims, or tables for all: the paper's, with"
 	@echo "     SCALE=scenes (default), flickr8k or paper, DATA=folder of the data, GPUS=0 (the CPU) or more,"
 	@echo "     SEEDS='0 1 2', JUDGE_URL=endpoint of Table 3's judge; -n prints commands"
@@ -95,6 +96,11 @@ bench: $(DEMO)/mdc/checkpoints/epoch_$(DEMO_EPOCHS).pt
 	$(BENCH)training $(CAPTIONS:%=--captions %)
 	$(BENCH)scoring $(CAPTIONS:%=--captions %) --scenes $(SCENES) --pretrained $(DEMO)/mdc
 	$(BENCH)decoding
+
+# The same on a GPU, each part within 10 minutes; writes benchmarks/GPU.md.
+bench-gpu: .venv/installed
+	$(BENCH)gpu --parts ceilings,copies,losses,attentions,syncs,decoding,scoring
+	for size in ViT-B-16 ViT-B-32 ViT-L-14; do $(BENCH)gpu --parts steps --sizes $$size || exit; done
 
 # Not build/SCALE: those are hours of training.
 clean:

@@ -3,17 +3,39 @@ import json
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
+
+from open_clip_mdc.tokens import eot_id, sot_id
 
 WORDS = ("a the an in on with of and two dog man girl boy child woman people ball water snow grass street red black "
          "white brown blue running jumping standing playing sitting wearing holding at near through large").split()
+MEAN, SPREAD = 14.1, 0.28  # of the tokens of Flickr8k's test captions: the mean, and the log's standard deviation
 LONG = 12  # captions joined: more than 77 tokens
 
 
+def lengths(number: int, mean: float = MEAN, seed: int = 0) -> np.ndarray:
+    """Numbers of tokens, SOT and EOT included, spread as Flickr8k's are: log-normal, within 4 to 77."""
+    tokens = np.exp(np.random.default_rng(seed).normal(np.log(mean), SPREAD, number))
+    for _ in range(20):  # until those that are cut no longer move the mean
+        tokens = (tokens * mean / tokens.mean()).clip(4, 77)
+    return tokens.round().astype(int)
+
+
 def rendered_captions(number: int = 5000, seed: int = 0) -> list[str]:
-    """Words in a row, as many as Flickr8k's captions have (log-normal, 12 on average, 4 to 37 tokens)."""
+    """Words of one token each in a row, as many as Flickr8k's captions have."""
     rng = np.random.default_rng(seed)
-    lengths = np.exp(rng.normal(2.42, 0.335, number)).round().clip(2, 35).astype(int)
-    return [" ".join(rng.choice(WORDS, length)) for length in lengths]
+    return [" ".join(rng.choice(WORDS, length - 2)) for length in lengths(number, seed=seed)]
+
+
+def random_text(number: int, vocab_size: int, mean: float = MEAN, seed: int = 0) -> Tensor:
+    """Captions of random ids from SOT to EOT, then padding, long [number, 77]."""
+    rng = np.random.default_rng(seed)
+    text = torch.zeros(number, 77, dtype=torch.long)
+    for row, length in zip(text, lengths(number, mean, seed), strict=True):
+        row[:length] = torch.from_numpy(rng.integers(1, vocab_size - 2, length))
+        row[0], row[length - 1] = sot_id(vocab_size), eot_id(vocab_size)
+    return text
 
 
 def read_captions(path: str | None) -> list[str]:

@@ -14,13 +14,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import open_clip_mdc
 from open_clip_mdc.model import Captioner
-from open_clip_mdc.objective import CaptionLoss, sample_t, systematic
+from open_clip_mdc.objective import CaptionLoss
+from open_clip_mdc.packing import Captions
 from open_clip_mdc.tokens import mask_id, target_tokens, valid_tokens
 
 
 class Contestant(NamedTuple):
     model: nn.Module
-    loss: Callable[[Tensor, Tensor], Tensor]  # of image [B, 3, height, width] and text [B, L]
+    loss: Callable[[Tensor, Tensor], Tensor]  # of image [B, 3, height, width] and text [B, L] or `prepare`'s
+
+    def prepare(self, text: Tensor) -> Tensor | Captions:
+        """What the training loop hands to the model: captioners' batches are corrupted and packed on the CPU."""
+        return self.model.prepare(text) if isinstance(self.model, Captioner) else text
 
     def step(self, image: Tensor, text: Tensor) -> None:
         """Forward and backward; gradients are left out of the next step's way."""
@@ -34,7 +39,7 @@ def algorithm_1(model: Captioner, image: Tensor, text: Tensor) -> Tensor:
     The normaliser is `CaptionLoss`'s; the paper leaves it open.
     """
     cfg, target = model.caption_cfg, target_tokens(text, model.vocab_size)
-    t = sample_t(systematic(len(text), u0=0.5), cfg.t_min, cfg.t_max).to(text.device)
+    t = torch.linspace(cfg.t_min, cfg.t_max, len(text), device=text.device)
     masked = target & (torch.rand(text.shape, device=text.device) < t[:, None])
     noisy = text.masked_fill(masked, mask_id(model.vocab_size))
     logits = model.logits(image, noisy, valid_tokens(text, model.vocab_size))
@@ -42,21 +47,30 @@ def algorithm_1(model: Captioner, image: Tensor, text: Tensor) -> Tensor:
     return (nll / t[:, None].expand_as(text)[masked]).sum() / target.sum()
 
 
+def vocab_size(model: nn.Module) -> int:
+    return model.vocab_size if hasattr(model, "vocab_size") else model.text.vocab_size
+
+
 def own_loss(model: nn.Module, loss: nn.Module, image: Tensor, text: Tensor) -> Tensor:
     return sum(loss(**model(image, text), output_dict=True).values())
 
 
-def contestant(name: str, size: str, device: str = "cpu", precision: str = "fp32") -> Contestant:
-    """A model of this name ("MDC", "ARC", "Algorithm 1", "CLIP" or "CoCa") and size ("ViT-B-32") in training mode."""
+def contestant(name: str, size: str, device: str = "cpu", compile_with: str | None = None) -> Contestant:
+    """A model of this name ("MDC", "ARC", "Algorithm 1", "CLIP" or "CoCa") and size ("ViT-B-32") in training mode.
+
+    Args:
+        compile_with: backend of torch.compile.
+    """
     open_clip_mdc.register()
     torch.manual_seed(0)
     config = {"Algorithm 1": f"MDC-{size}", "CLIP": size, "CoCa": f"coca_{size}"}.get(name, f"{name}-{size}")
-    model = open_clip.create_model(config, device=device, precision=precision, output_dict=True).train()
+    model = open_clip.create_model(config, device=device, output_dict=True).train()
     if name == "Algorithm 1":
         return Contestant(model, partial(algorithm_1, model))
     loss = {"CLIP": open_clip.ClipLoss, "CoCa": partial(open_clip.CoCaLoss, caption_loss_weight=2.0,
                                                         clip_loss_weight=1.0)}.get(name, CaptionLoss)()
-    return Contestant(model, partial(own_loss, model, loss))
+    network = torch.compile(model, backend=compile_with) if compile_with else model
+    return Contestant(model, partial(own_loss, network, loss))
 
 
 def tokenize(name: str, size: str, captions: list[str]) -> Tensor:
