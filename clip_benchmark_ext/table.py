@@ -27,7 +27,7 @@ LENGTHS = ("mean length", "references")
 
 
 def read_results(paths: list[str]) -> list[dict]:
-    """Contents of result files, and SugarCrepe's averages for each model and scorer that has all of a group's subsets.
+    """Contents of result files, and SugarCrepe's averages, of each model and settings, of complete groups.
 
     Raises:
         ValueError: a file that `clip_benchmark eval` did not write.
@@ -36,14 +36,15 @@ def read_results(paths: list[str]) -> list[dict]:
     for path in paths:
         try:
             result = json.loads(Path(path).read_text(encoding="utf-8"))
-            results.append({k: result[k] for k in ("dataset", "model", "pretrained", "task", "metrics")})
+            results.append({**{k: result[k] for k in ("dataset", "model", "pretrained", "task", "metrics")},
+                            "settings": {**result.get("settings", {}), "dataset_root": None}})
         except (ValueError, KeyError, TypeError) as problem:
             raise ValueError(f"{path} is no result file of clip_benchmark eval: {problem!r}") from problem
     families: dict[tuple, list[dict]] = {}
     for result in results:
         if result["dataset"].startswith("sugar_crepe/"):
-            scorer = (result["metrics"].get("scorer"), result["metrics"].get("mean_draws") is None)
-            families.setdefault((result["model"], result["pretrained"], scorer), []).append(result)
+            settings = json.dumps([result["metrics"].get("scorer"), result["settings"]], sort_keys=True)
+            families.setdefault((result["model"], result["pretrained"], settings), []).append(result)
     for members in families.values():
         for group, metrics in sugar_crepe_groups(members).items():
             for kind in ("macro", "micro"):

@@ -1,5 +1,6 @@
 """Claims about the Markdown tables of result files."""
 import json
+from pathlib import Path
 
 import pytest
 from conftest import run
@@ -30,6 +31,19 @@ def test_groups_of_sugar_crepe_are_shown_over_subsets_and_over_cases_under_these
     assert head == "| data set | model (run) | scorer | accuracy | blind | ties | cases |"
     assert rows[:2] == ["| sugar_crepe/swap, macro | ViT-B-32 |  | 70.0 | 50.0 | 2 | 40 |",
                         "| sugar_crepe/swap, micro | ViT-B-32 |  | 80.0 | 50.0 | 2 | 40 |"]
+
+
+def test_results_of_other_settings_are_averaged_apart(tmp_path):
+    files = []
+    for draws, accuracy in ((4, 0.5), (8, 0.75)):
+        (tmp_path / str(draws)).mkdir()
+        for subset in SUGAR_CREPE_GROUPS["swap"]:
+            files.append(write(tmp_path / str(draws), f"sugar_crepe/{subset}", text_acc=accuracy, cases=4))
+            result = json.loads(Path(files[-1]).read_text())
+            settings = {"num_samples": draws, "dataset_root": subset}
+            Path(files[-1]).write_text(json.dumps(result | {"settings": settings}))
+    rows = markdown(read_results(files)).splitlines()[2:]
+    assert sorted(row.split("|")[4].strip() for row in rows if "macro" in row) == ["50.0", "75.0"]
 
 
 def test_results_that_upstreams_command_wrote_have_no_number_of_cases_and_no_mean_over_them(tmp_path):
