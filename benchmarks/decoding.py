@@ -33,11 +33,9 @@ def uncached_step_logits(model: Captioner, image_kv: list) -> StepLogits:
     """What `generate.cached_step_logits` gives, by decoding the whole text at each step; logits of the last token."""
     def step_logits(text: Tensor, parent: Tensor) -> Tensor:
         text = F.pad(text, (0, 1))  # the token asked for; a causal model does not look at it
-        asked = torch.zeros_like(text, dtype=torch.bool)
-        asked[:, -1] = True
-        valid = torch.ones_like(asked)
-        valid[:, -1] = False
-        return model.token_logits(image_kv, text, valid, asked)
+        rows, length = text.shape
+        last = torch.arange(1, rows + 1, device=text.device) * length - 1
+        return model.token_logits(image_kv, [length] * rows)(text, last)
 
     return step_logits
 

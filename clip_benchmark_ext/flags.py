@@ -19,7 +19,7 @@ class Flags(NamedTuple):
     feature: str | None = None
     save_probe: str | None = None
     caption_length: int | str | None = None
-    tokens_per_step: int | None = None
+    tokens_per_step: int | float | None = None
     num_beams: int | None = None
     temperature: float | None = None
     top_k: int | None = None
@@ -36,6 +36,11 @@ def caption_length(text: str) -> int | str:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of tokens nor auto or sample")
     return int(text)
+
+
+def tokens_per_step(text: str) -> int | float:
+    """2 is two tokens, 0.9 is what is that probable."""
+    return float(text) if "." in text else int(text)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -58,7 +63,9 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--caption_length", type=caption_length,
                        help="captioning: tokens of a caption (default for MDC: 15), or auto, the model's most likely "
                             "length, or sample, a drawn one; ARC ends captions by itself and takes this as the most")
-    group.add_argument("--tokens_per_step", type=int, help="captioning, MDC: tokens revealed at a time (default: 1)")
+    group.add_argument("--tokens_per_step", type=tokens_per_step,
+                       help="captioning, MDC: tokens revealed at a time; or, as 0.9, all that are so probable "
+                            "(default: 1)")
     group.add_argument("--num_beams", type=int, help="captioning, ARC: width of the beam (default: 6)")
     group.add_argument("--temperature", type=float, help="captioning: draw tokens, with --seed (default: 0, greedy)")
     group.add_argument("--top_k", type=int, help="captioning: draw from the k most probable tokens")

@@ -23,7 +23,7 @@ def unmask_images(
         image: Tensor,
         length: int | str = 15,
         text: Tensor | None = None,
-        tokens_per_step: int = 1,
+        tokens_per_step: int | float = 1,
         guidance_scale: float = 1.0,
         blind: Tensor | None = None,
         sampling: Sampling = GREEDY,
@@ -58,18 +58,18 @@ def unmask_images(
 
     image_embs = model.encode_image_tokens(image)
     image_kv = model.text.project_image(image_embs)
-    token_logits = partial(model.token_logits, image_kv)
+    network = partial(model.token_logits, image_kv)
     if guidance_scale != 1:
         blind_kv = model.text.project_image(blind[None])  # of one image, which serves any rows
-        token_logits = guided(token_logits, partial(model.token_logits, blind_kv), guidance_scale)
+        network = guided(network, partial(model.token_logits, blind_kv), guidance_scale)
     forbidden = (sot_id(vocab_size), eot_id(vocab_size))
     if text is None:
         lengths = model.length_head.choose(image_embs.mean(1), length, sampling.generator) if length in CHOSEN else \
             torch.full((len(image),), length, device=image.device)
         text = fully_masked(lengths, vocab_size)
     text = text.expand(len(image), -1)
-    return unmask_by_confidence(token_logits, text, valid_tokens(text, vocab_size), vocab_size, tokens_per_step,
-                                forbidden, sampling)
+    return unmask_by_confidence(network, text, valid_tokens(text, vocab_size), vocab_size, tokens_per_step, forbidden,
+                                sampling)
 
 
 def cached_step_logits(model: CaptionModel, image_kv: ImageKV) -> StepLogits:

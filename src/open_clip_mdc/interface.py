@@ -6,16 +6,20 @@ on a table written by hand; the drivers (generate.py, scoring.py) take a `Captio
 Dimensions: B or I images, R captions (rows), L positions, M asked tokens, n tokens so far, P patches, D width, H heads,
 V vocabulary.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 ImageKV = list[tuple[Tensor, Tensor]]  # per layer: keys and values of the image, [I, H, P, D/H] each
 
-# (text [R, L], valid [R, L], asked [R, L]) -> logits [M, V] in row-major order of `asked`, as Captioner.token_logits.
-# With the keys and values of I images, R/I consecutive rows belong to each.
-TokenLogits = Callable[[Tensor, Tensor, Tensor], Tensor]
+# (text [R, L], asked, long [M] into R*L) -> float32 logits [M, V] of the tokens at the asked places.
+TokenLogits = Callable[[Tensor, Tensor], Tensor]
+
+# The numbers of tokens of R captions, the longest of which is L -> their `TokenLogits`; as `Captioner.token_logits`
+# with the keys and values of I images, of which each has R/I consecutive rows. The lengths are on the CPU, and so is
+# the number M of asked tokens, so that no step of an algorithm waits for the device.
+Network = Callable[[Sequence[int]], TokenLogits]
 
 # (text [R, n], parent [R]) -> [R, V]; row r continues row parent[r] of the call before, so that a cache can follow.
 StepLogits = Callable[[Tensor, Tensor], Tensor]
@@ -48,8 +52,8 @@ class CaptionModel(Protocol):
     def encode_image_tokens(self, image: Tensor) -> Tensor:
         """[B, P, D] from [B, 3, height, width]."""
 
-    def token_logits(self, image_kv: ImageKV, text: Tensor, valid: Tensor, asked: Tensor) -> Tensor:
-        """A `TokenLogits` once the image is built in."""
+    def token_logits(self, image_kv: ImageKV, lengths: Sequence[int]) -> TokenLogits:
+        """A `Network` once the image is built in."""
 
     def train(self, mode: bool = True) -> Any:
         """Sets `training`."""

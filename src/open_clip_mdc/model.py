@@ -6,6 +6,7 @@ CPU; encode the image, run the decoder on the valid tokens, take the objective's
 Dimensions: B captions and images, R rows, P patches, L positions, N valid tokens, M asked tokens, D image width, W
 decoder width, V vocabulary.
 """
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,10 +21,10 @@ from torch.utils.checkpoint import checkpoint
 
 from . import encoder, generate, scoring
 from .decoder import TextDecoder
-from .interface import Decoded, ImageKV
+from .interface import Decoded, ImageKV, TokenLogits
 from .length_head import LengthHead, length_nll
 from .objective import OBJECTIVES, CaptionCfg, systematic
-from .packing import Asked, Captions, Corrupted, Packed, asked_index, pack, pack_tokens
+from .packing import Asked, Captions, Corrupted, Packed, pack, pack_lengths
 from .tokens import PAD_ID, valid_tokens
 
 LOSS_ROWS = 4096  # logits of so many tokens are held at a time; more and smaller chunks take longer
@@ -144,25 +145,28 @@ class Captioner(nn.Module):
         hidden = self.text(Packed(text.flatten(), position, None, valid, True, self.causal), image_kv)
         return self.text.output(hidden).view(*text.shape, -1)
 
-    def token_logits(self, image_kv: ImageKV, text: Tensor, valid: Tensor, asked: Tensor) -> Tensor:
-        """Logits of the asked tokens only, at the cost of the valid ones: what scoring and decoding run.
+    def token_logits(self, image_kv: ImageKV, lengths: Sequence[int]) -> TokenLogits:
+        """Logits of the asked tokens only, at the cost of the real ones: what scoring and decoding run.
 
         Args:
             image_kv: `self.text.project_image(...)` of I images; R/I consecutive rows belong to each.
-            text: long [R, L], mask ids included.
-            valid: bool [R, L], True first and False after, at least one per row.
-            asked: bool [R, L], the tokens whose logits are wanted (not position 0 of a causal row).
+            lengths: the numbers of tokens of the R rows, at least one each.
 
         Returns:
-            [M, V] in row-major order of `asked`.
+            a function of the text, long [R, L] with mask ids and L the longest row's length, and of the asked places,
+            long [M] into R*L (never position 0 of a causal row): logits [M, V].
 
         Raises:
             ValueError: a text is longer than the context.
         """
-        packed = pack_tokens(text, valid, self.causal)
-        self.check_length(packed.valid.shape[1])
-        hidden = self.text(packed, image_kv)
-        return self.text.output(hidden[asked_index(asked, valid, self.causal)])
+        self.check_length(max(lengths))
+        places = pack_lengths(lengths, self.causal, image_kv[0][0].device)
+
+        def token_logits(text: Tensor, asked: Tensor) -> Tensor:
+            hidden = self.text(places.fill(text), image_kv)
+            return self.text.output(hidden.index_select(0, places.index.index_select(0, asked)))
+
+        return token_logits
 
     # ---- training
 

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from scipy.special import stdtrit
 from torch import Tensor
 
 from .estimators import Likelihood, token_log_prob
-from .interface import TokenLogits
+from .interface import Network
+from .packing import put
 from .tokens import mask_id, target_tokens
 
 FIRST_ROUND = 4  # draws per mask count before early stopping looks for the first time; doubled from look to look
@@ -114,24 +114,26 @@ def estimate(values: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray, 
     return num_tokens * mean.mean(1), num_tokens * np.sqrt(total), freedom
 
 
-def _hidden_log_likelihood(token_logits: TokenLogits, text: Tensor, hidden: Tensor, vocab_size: int,
+def _hidden_log_likelihood(network: Network, text: Tensor, hidden: np.ndarray, vocab_size: int,
                            max_tokens: int) -> np.ndarray:
     """Mean log-likelihood of the hidden tokens, float64 [R, K], for captions [R, N + 1] and masks [K, N]."""
     rows, length = text.shape
-    values = []
-    for index in torch.arange(rows * len(hidden), device=text.device).split(max(1, max_tokens // length)):
-        truth = text[index // len(hidden)]
-        asked = F.pad(hidden[index % len(hidden)], (1, 0))
-        logits = token_logits(truth.masked_fill(asked, mask_id(vocab_size)), torch.ones_like(asked), asked)
-        log_prob = torch.zeros(asked.shape, device=text.device)
-        log_prob[asked] = token_log_prob(logits, truth[asked])
-        values.append((log_prob.sum(1) / asked.sum(1)).cpu())
-        del logits
-    return torch.cat(values).double().numpy().reshape(rows, -1)
+    asked = np.pad(hidden, ((0, 0), (1, 0)))
+    values, token_logits, packed_rows = [], None, 0
+    rows_per_call = max(1, max_tokens // length)
+    for index in np.split(np.arange(rows * len(hidden)), range(rows_per_call, rows * len(hidden), rows_per_call)):
+        if len(index) != packed_rows:
+            token_logits, packed_rows = network([length] * len(index)), len(index)
+        places = torch.from_numpy(asked[index % len(hidden)].ravel().nonzero()[0]).to(text.device)
+        truth = text.index_select(0, torch.from_numpy(index // len(hidden)).to(text.device))
+        noisy = truth.flatten().index_fill(0, places, mask_id(vocab_size)).view_as(truth)
+        log_prob = token_log_prob(token_logits(noisy, places), truth.take(places))
+        values.append(put(torch.zeros(truth.shape, device=text.device), places, log_prob).sum(1))
+    return torch.cat(values).cpu().numpy().reshape(rows, -1) / hidden.sum(1).astype(np.float32)
 
 
 def monte_carlo(
-        token_logits: TokenLogits,
+        network: Network,
         text: Tensor,
         vocab_size: int,
         num_samples: int = 1024,
@@ -156,7 +158,7 @@ def monte_carlo(
     error says.
 
     Args:
-        token_logits: of a bidirectional model and one image.
+        network: bidirectional, of one image.
         text: long [R, L], the image's candidates; without scored tokens a row gets 0 and takes no part.
         num_samples: draws per caption, at most.
         interval: (t_min, t_max).
@@ -181,9 +183,8 @@ def monte_carlo(
             start, stop = used[rows[0]], int(np.searchsorted(draws[n].repeat, look))
             if start < stop:
                 captions = text[torch.from_numpy(rows).to(text.device), :n + 1]
-                hidden = torch.from_numpy(draws[n].hidden[start:stop]).to(text.device)
                 values[rows, start:stop] = _hidden_log_likelihood(
-                    token_logits, captions, hidden, vocab_size, max_tokens)
+                    network, captions, draws[n].hidden[start:stop], vocab_size, max_tokens)
                 used[rows] = stop
                 score[rows], error[rows], freedom[rows] = estimate(values[rows, :stop], draws[n])
         if look == most:

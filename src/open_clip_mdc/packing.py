@@ -5,7 +5,7 @@ training path waits for the device. Upstream's loop takes `Captions` for its bat
 
 Dimensions: R captions (rows), L positions, N valid tokens of all rows, M asked tokens, W width.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -123,6 +123,40 @@ def asked_index(asked: Tensor, valid: Tensor, causal: bool | Tensor) -> Tensor:
     lengths = valid.sum(1)
     back = causal[row].long() if isinstance(causal, Tensor) else int(causal)
     return (lengths.cumsum(0) - lengths)[row] + position - back
+
+
+class Places(NamedTuple):
+    """Where the tokens of captions stand: packed once for any number of decoder calls."""
+
+    packed: Packed  # without tokens: its `token` means nothing
+    index: Tensor  # long [R*L], the packed token that predicts the token of a place
+
+    def fill(self, text: Tensor) -> Packed:
+        """With the tokens of `text`, long [R, L]."""
+        place = self.packed.place
+        return self.packed._replace(token=text.flatten() if place is None else text.flatten().index_select(0, place))
+
+
+def pack_lengths(lengths: Sequence[int], causal: bool, device: torch.device) -> Places:
+    """Captions of the given numbers of tokens, SOT and EOT included; L is the longest."""
+    lengths = torch.as_tensor(lengths)
+    valid = torch.arange(int(lengths.max())) < lengths[:, None]
+    places = Places(pack_tokens(valid.long(), valid, causal), valid.flatten().cumsum(0) - 1 - int(causal))
+    return each_tensor(places, lambda x: x.to(device, non_blocking=True))
+
+
+def split_places(mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Where a mask [...] is True and where not, long [count] and the rest into the flattened mask, both ascending.
+
+    `nonzero` would wait for the device to count.
+    """
+    places = mask.flatten().int().argsort(descending=True, stable=True)
+    return places[:count], places[count:]
+
+
+def put(x: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """x [R, L] with other values [M] at some places, long [M] into R*L."""
+    return x.flatten().scatter(0, places, values).view_as(x)
 
 
 def pack(text: Tensor, corrupted: Corrupted, vocab_size: int) -> Captions:

@@ -7,21 +7,24 @@ Dimensions: B captions, R rows, L positions, M masked tokens, V vocabulary.
 """
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .interface import Decoded, TokenLogits
+from .interface import Decoded, Network, TokenLogits
+from .packing import put, split_places
 from .sampling import GREEDY, Sampling, sample_tokens
 from .tokens import PAD_ID, eot_id, mask_id, sot_id
 
 
 @torch.no_grad()
 def unmask_by_confidence(
-        token_logits: TokenLogits,
+        network: Network,
         text: Tensor,
         valid: Tensor,
         vocab_size: int,
-        tokens_per_step: int = 1,
+        tokens_per_step: int | float = 1,
         forbidden: Sequence[int] = (),
         sampling: Sampling = GREEDY,
 ) -> Decoded:
@@ -30,14 +33,18 @@ def unmask_by_confidence(
     Each step asks for the logits of the masked positions only, and reveals the k of each row whose most probable token
     has the highest probability, the leftmost of equals. The paper's decoding is k = 1, greedy.
 
+    With a probability p instead of k, a step reveals the most confident position and every other one that is at least
+    so confident: fewer steps where much is certain (Fast-dLLM, Wu et al. 2025). Each step waits for the device then, to
+    know how many masks are left.
+
     The order looks at distributions, not at drawn tokens: with k = 1 and temperature 1 this samples from the model.
     (To draw everywhere and keep the most probable draw, as MaskGIT and LLaDA do, favours probable tokens.)
 
     Args:
-        token_logits: the network.
+        network: bidirectional.
         text: ids, mask_id where a token is to be found, long [R, L].
         valid: bool [R, L], what is no padding.
-        tokens_per_step: k.
+        tokens_per_step: k, an int; or p, a float.
         forbidden: ids that may not be chosen. Probabilities are not renormalised without them, so that a position whose
             most probable token is forbidden is not confident.
         sampling: how the revealed tokens are chosen.
@@ -45,27 +52,45 @@ def unmask_by_confidence(
     Raises:
         ValueError: if an argument is out of range, or padding is masked.
     """
-    if tokens_per_step < 1:
-        raise ValueError(f"tokens_per_step is {tokens_per_step}; every step must reveal at least one token")
+    by_probability = isinstance(tokens_per_step, float)
+    if not tokens_per_step >= (0 if by_probability else 1):
+        raise ValueError(f"tokens_per_step is {tokens_per_step}; it must be a number of tokens, 1 or more, or a "
+                         "probability from which on tokens are revealed, 0.0 or more")
     masked = text == mask_id(vocab_size)
-    if (masked & ~valid).any():
+    lengths, left, misplaced = torch.stack((valid.sum(1), masked.sum(1), (masked & ~valid).sum(1))).cpu().numpy()
+    if misplaced.any():
         raise ValueError("a [MASK] stands in the padding, after the caption's end")
 
+    token_logits = network(lengths.tolist())
+    text, padding = text.tensor_split([int(lengths.max())], dim=1)
+    asked, _ = split_places(masked[:, :text.shape[1]], int(left.sum()))
+    forbidden = torch.tensor(forbidden, dtype=torch.long, device=text.device)
     step = torch.full_like(text, -1)
     log_prob = torch.zeros(text.shape, device=text.device)
-    for number in range(-(-int(masked.sum(1).max()) // tokens_per_step)):
-        allowed = token_logits(text, valid, masked).float().log_softmax(1)  # [M, V]
-        allowed = allowed.index_fill(1, torch.tensor(forbidden, dtype=torch.long, device=text.device), -torch.inf)
-        confidence = torch.full_like(log_prob, -torch.inf).masked_scatter(masked, allowed.amax(1))
-        best = confidence.argsort(dim=1, descending=True, stable=True)[:, :tokens_per_step]
-        chosen = torch.zeros_like(masked).scatter(1, best, True) & masked
-        allowed = allowed[chosen[masked]]
+    unknown, nowhere = torch.full_like(log_prob, -torch.inf), torch.zeros_like(text, dtype=torch.bool)
+    number = 0
+    while len(asked):
+        allowed = token_logits(text, asked).log_softmax(1).index_fill(1, forbidden, -torch.inf)
+        confidence = put(unknown, asked, allowed.amax(1))
+        best = confidence.argsort(dim=1, descending=True, stable=True)[:, :1 if by_probability else tokens_per_step]
+        chosen = nowhere.scatter(1, best, True)
+        if by_probability:
+            chosen = chosen | (confidence.exp() >= tokens_per_step)
+        chosen = chosen.take(asked)  # [M]; in a row that is finished nothing is asked
+        if by_probability:
+            count = int(chosen.sum())
+        else:
+            count, left = int(np.minimum(left, tokens_per_step).sum()), np.maximum(left - tokens_per_step, 0)
+        which, rest = split_places(chosen, count)
+        places, asked = asked.index_select(0, which), asked.index_select(0, rest)
+        allowed = allowed.index_select(0, which)
         token = sample_tokens(allowed, sampling)
-        text = text.masked_scatter(chosen, token)
-        log_prob = log_prob.masked_scatter(chosen, allowed.gather(1, token[:, None]))
-        step = step.masked_fill(chosen, number)
-        masked = masked & ~chosen
-    return Decoded(text, step, log_prob)
+        text = put(text, places, token)
+        log_prob = put(log_prob, places, allowed.gather(1, token[:, None]).squeeze(1))
+        step = step.flatten().index_fill(0, places, number).view_as(step)
+        number += 1
+    extra = (0, padding.shape[1])
+    return Decoded(torch.cat((text, padding), 1), F.pad(step, extra, value=-1), F.pad(log_prob, extra))
 
 
 def fully_masked(lengths: Tensor, vocab_size: int) -> Tensor:
@@ -105,14 +130,18 @@ def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context
     return text
 
 
-def guided(conditional: TokenLogits, blind: TokenLogits, scale: float) -> TokenLogits:
+def guided(conditional: Network, blind: Network, scale: float) -> Network:
     """Classifier-free guidance (Ho & Salimans 2022) on log-probabilities: blind + scale * (conditional - blind).
 
     Scale 1 is the conditional model, and more leans towards what only the image explains.
     """
-    def token_logits(text: Tensor, valid: Tensor, asked: Tensor) -> Tensor:
-        with_image = conditional(text, valid, asked).float().log_softmax(1)
-        without = blind(text, valid, asked).float().log_softmax(1)
-        return without + scale * (with_image - without)
+    def network(lengths: Sequence[int]) -> TokenLogits:
+        see, guess = conditional(lengths), blind(lengths)
 
-    return token_logits
+        def token_logits(text: Tensor, asked: Tensor) -> Tensor:
+            with_image, without = see(text, asked).log_softmax(1), guess(text, asked).log_softmax(1)
+            return without + scale * (with_image - without)
+
+        return token_logits
+
+    return network

@@ -119,11 +119,12 @@ def test_heuristic_equals_a_naive_loop_over_logits(mdc):
 
 
 def table_of(probabilities):
-    """TokenLogits from a function (visible words of a row, position) -> probabilities of the ids."""
-    def token_logits(text, valid, asked):
-        rows = [torch.tensor(probabilities(tuple(text[r].tolist()), i)) for r, i in asked.nonzero().tolist()]
+    """A network from a function (visible words of a row, position) -> probabilities of the ids."""
+    def token_logits(text, asked):
+        places = [divmod(place, text.shape[1]) for place in asked.tolist()]
+        rows = [torch.tensor(probabilities(tuple(text[r].tolist()), i)) for r, i in places]
         return torch.stack(rows).log() + 7.0  # logits are log-probabilities up to a constant
-    return token_logits
+    return lambda lengths: token_logits
 
 
 def test_the_heuristic_score_and_order_of_a_table_are_those_computed_by_hand():
@@ -168,10 +169,10 @@ def test_finished_rows_leave_the_batch(mdc):
     image_kv = mdc.text.project_image(mdc.encode_image_tokens(images(1)))
     tokens, asked_for = [], []
 
-    def count(text, valid, asked):
-        tokens.append(int(valid.sum()))
-        asked_for.append(int(asked.sum()))
-        return mdc.token_logits(image_kv, text, valid, asked)
+    def count(lengths):
+        token_logits = mdc.token_logits(image_kv, lengths)
+        return lambda text, asked: tokens.append(sum(lengths)) or asked_for.append(len(asked)) or \
+            token_logits(text, asked)
 
     with torch.no_grad():
         estimators.heuristic(count, torch.tensor([caption(1, 2), caption(1, 2, 3, 4)]), V)  # 4 and 6 tokens with SOT
@@ -277,9 +278,9 @@ def test_candidates_of_equal_length_share_their_masks(mdc):
     image_kv = mdc.text.project_image(mdc.encode_image_tokens(images(1)))
     seen = []
 
-    def record(text, valid, asked):
-        seen.append(asked)
-        return mdc.token_logits(image_kv, text, valid, asked)
+    def record(lengths):
+        token_logits = mdc.token_logits(image_kv, lengths)
+        return lambda text, asked: seen.append(text == MASK) or token_logits(text, asked)
 
     with torch.no_grad():
         monte_carlo.monte_carlo(record, random_captions(3, [6]), V, num_samples=20, seed=5)
@@ -331,17 +332,18 @@ def test_the_winner_of_the_race_has_the_highest_score(lengths):
     for seed in range(40):
         of_mask = torch.from_numpy(np.random.default_rng(seed).uniform(-2, 2, 512))
 
-        def token_logits(text, valid, asked, of_mask=of_mask):
-            code = (asked[:, 1:] * 2 ** torch.arange(asked.shape[1] - 1)).sum(1)
+        def token_logits(text, asked, of_mask=of_mask):
+            code = ((text == MASK)[:, 1:] * 2 ** torch.arange(text.shape[1] - 1)).sum(1)
             value = (of_mask[code] - 4)[:, None] + offset + 0.3 * torch.sin(code[:, None] * torch.arange(len(offset)))
             logp = torch.full((len(text), V), -torch.inf)
             logp[:, 1:1 + len(lengths)] = value.float()
             logp[:, EOT] = -4
             logp[:, 0] = (1 - logp.exp().sum(1)).log()  # a word that no caption has takes the rest
-            return logp[asked.nonzero()[:, 0]]
+            return logp[asked // text.shape[1]]
 
-        found = monte_carlo.monte_carlo(token_logits, text, V, 256, seed, stop_confidence=0.999)
-        truth = monte_carlo.monte_carlo(token_logits, text, V, 1024, seed).log_likelihood  # of all masks there are
+        found = monte_carlo.monte_carlo(lambda lengths: token_logits, text, V, 256, seed, stop_confidence=0.999)
+        all_masks = monte_carlo.monte_carlo(lambda lengths: token_logits, text, V, 1024, seed)
+        truth = all_masks.log_likelihood
         assert truth[found.log_likelihood.argmax()] > truth.max() - 0.5  # one of the two, which may be confused
         error = found.standard_error
         assert ((found.log_likelihood - truth).abs() < 6 * error + 1e-3).all()
@@ -360,16 +362,16 @@ def test_certainty_is_wrong_no_more_often_than_promised():
         rng = np.random.default_rng(seed)
         of_mask = rng.exponential(4, 512) * (rng.random(512) < 0.15) - 0.55
 
-        def token_logits(text, valid, asked, of_mask=of_mask):
-            code = (asked[:, 1:] * 2 ** torch.arange(9)).sum(1)
-            logits = torch.zeros(int(asked.sum()), V)
-            logits[:, 2] = torch.from_numpy(of_mask)[code].float()[asked.nonzero()[:, 0]]
+        def token_logits(text, asked, of_mask=of_mask):
+            code = ((text == MASK)[:, 1:] * 2 ** torch.arange(9)).sum(1)
+            logits = torch.zeros(len(asked), V)
+            logits[:, 2] = torch.from_numpy(of_mask)[code].float()[asked // text.shape[1]]
             return logits
 
         # The last token is EOT for both and says nothing, so a mask of n tokens counts by its share of words.
         share = (num_hidden - (codes >= 256)) / num_hidden
         gap = sum((share * of_mask[1:])[num_hidden == n].mean() for n in range(1, 10))
-        found = monte_carlo.monte_carlo(token_logits, text, V, 256, seed, stop_confidence=0.95)
+        found = monte_carlo.monte_carlo(lambda lengths: token_logits, text, V, 256, seed, stop_confidence=0.95)
         if found.draws.max() < len(monte_carlo.draw_masks(9, 256, seed).hidden):
             stopped += 1
             wrong += int(found.log_likelihood.argmax() != int(gap > 0))
@@ -416,9 +418,9 @@ def test_decoder_calls_stay_within_the_budget_and_change_no_score(objective, met
     calls = []
     original = Captioner.token_logits
 
-    def record(self, image_kv, text, valid, asked):
-        calls.append((len(image_kv[0][0]), text.numel()))
-        return original(self, image_kv, text, valid, asked)
+    def record(self, image_kv, lengths):
+        token_logits = original(self, image_kv, lengths)
+        return lambda text, asked: calls.append((len(image_kv[0][0]), text.numel())) or token_logits(text, asked)
 
     monkeypatch.setattr(Captioner, "token_logits", record)
     image_bytes, token_bytes = 2 * 2 * 16 * 32 * 4, V * 12 + 16 * 32 * 4  # keys and values; logits and hidden states
@@ -448,8 +450,12 @@ def test_equal_candidates_get_equal_scores_and_are_scored_once(objective, method
     text[0, 5, text[0, 5].tolist().index(EOT) + 1:] = 7  # other padding, same caption
     asked_for = []
     original = Captioner.token_logits
-    monkeypatch.setattr(Captioner, "token_logits", lambda self, kv, text, valid, asked: (
-        asked_for.append(int(asked.sum())) or original(self, kv, text, valid, asked)))
+
+    def record(self, image_kv, lengths):
+        token_logits = original(self, image_kv, lengths)
+        return lambda text, asked: asked_for.append(len(asked)) or token_logits(text, asked)
+
+    monkeypatch.setattr(Captioner, "token_logits", record)
     found = scoring.log_likelihood(model, images(1), text, method, **options, return_details=True)
     work = sum(asked_for)
     for field in found:

@@ -46,15 +46,15 @@ def network(model, image):
 
 def table(logits):
     """A network that sees nothing: the logits of a position are a row of the table [L, V]."""
-    def token_logits(text, valid, asked):
-        return torch.as_tensor(logits, dtype=torch.float32).expand(*text.shape, -1)[asked]
+    def token_logits(text, asked):
+        return torch.as_tensor(logits, dtype=torch.float32).expand(*text.shape, -1).flatten(0, 1)[asked]
 
-    return token_logits
+    return lambda lengths: token_logits
 
 
-def unmask(token_logits, text, vocab_size=60, **options):
+def unmask(network, text, vocab_size=60, **options):
     text = torch.tensor(text) if isinstance(text, list) else text
-    return unmask_by_confidence(token_logits, text, valid_tokens(text, vocab_size), vocab_size, **options)
+    return unmask_by_confidence(network, text, valid_tokens(text, vocab_size), vocab_size, **options)
 
 
 def log(*rows):
@@ -75,14 +75,17 @@ def test_a_table_of_logits_gives_the_caption_and_the_order_worked_out_by_hand():
 
 def test_what_was_revealed_changes_the_rest():
     """The first position is sure of 0; the second says 1 alone, and 2 once it stands beside 0."""
-    def token_logits(text, valid, asked):
+    def token_logits(text, asked):
         after = log([0.1, 0.1, 0.8, 0, 0]) if text[0, 1] == 0 else log([0.3, 0.6, 0.1, 0, 0])
-        return torch.cat((log([0, 0, 0, 1.0, 0]), log([0.9, 0.1, 0, 0, 0]), after))[asked[0]]
+        return torch.cat((log([0, 0, 0, 1.0, 0]), log([0.9, 0.1, 0, 0, 0]), after))[asked]
 
-    decoded = unmask(token_logits, [[3, 5, 5]], 5)
+    def network(lengths):
+        return token_logits
+
+    decoded = unmask(network, [[3, 5, 5]], 5)
     assert decoded.text.tolist() == [[3, 0, 2]]
     assert decoded.log_prob.exp().tolist()[0][1:] == pytest.approx([0.9, 0.8])
-    assert unmask(token_logits, [[3, 5, 5]], 5, tokens_per_step=2).text.tolist() == [[3, 0, 1]]
+    assert unmask(network, [[3, 5, 5]], 5, tokens_per_step=2).text.tolist() == [[3, 0, 1]]
 
 
 def test_forbidden_tokens_are_not_chosen_and_cost_their_position_confidence():
@@ -106,14 +109,18 @@ def test_every_step_reveals_exactly_k_asks_for_masks_only_and_never_changes_a_to
         model, image, tokens_per_step, expected, temperature):
     seen = []
 
-    def token_logits(text, valid, asked):
-        assert torch.equal(asked, text == MASK)
-        seen.append(text)
-        return inner(text, valid, asked)
+    def recording(lengths):
+        inner = network(model, image)(lengths)
 
-    inner = network(model, image)
+        def token_logits(text, asked):
+            assert torch.equal(asked, (text == MASK).flatten().nonzero()[:, 0])
+            seen.append(text)
+            return inner(text, asked)
+
+        return token_logits
+
     start = torch.tensor([[SOT] + [MASK] * 7 + [EOT]]).repeat(len(image), 1)
-    decoded = unmask(token_logits, start, tokens_per_step=tokens_per_step, sampling=Sampling(temperature))
+    decoded = unmask(recording, start, tokens_per_step=tokens_per_step, sampling=Sampling(temperature))
     assert len(seen) == len(expected)
     for number, (before, after, count) in enumerate(zip(seen, [*seen[1:], decoded.text], expected, strict=True)):
         revealed = (before == MASK) & (after != MASK)
@@ -268,12 +275,13 @@ def test_whole_captions_come_as_often_as_the_model_says():
     """Two positions: the first is always surer, and the second depends on it."""
     first, second = [0.8, 0.2], {0: [0.3, 0.7], 1: [0.6, 0.4], 4: [0.5, 0.5]}
 
-    def token_logits(text, valid, asked):
+    def token_logits(text, asked):
         tables = [[[0] * 4, first + [0, 0], second[ids[1]] + [0, 0], [0] * 4] for ids in text.tolist()]
-        return torch.tensor(tables).log()[asked]
+        return torch.tensor(tables).log().flatten(0, 1)[asked]
 
     start = torch.tensor([[2, 4, 4, 3]]).repeat(20000, 1)
-    text = unmask(token_logits, start, 4, sampling=Sampling(1.0, generator=torch.Generator().manual_seed(0))).text
+    drawn = Sampling(1.0, generator=torch.Generator().manual_seed(0))
+    text = unmask(lambda lengths: token_logits, start, 4, sampling=drawn).text
     counts = (2 * text[:, 1] + text[:, 2]).bincount(minlength=4)
     assert chisquare(counts, [20000 * p for p in (0.24, 0.56, 0.12, 0.08)]).pvalue > 0.001
 

@@ -19,6 +19,11 @@ def length(value: str) -> int | str:
     return value if value in ("auto", "sample") else positive(value)
 
 
+def tokens_per_step(value: str) -> int | float:
+    """The type of --tokens-per-step: 2 is two tokens, 0.9 is what is that probable."""
+    return float(value) if "." in value else positive(value)
+
+
 def scenes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help="folder to make; must not exist or be empty")
     parser.add_argument("--size", type=int, default=32, help="side of an image in pixels (default: %(default)s)")
@@ -77,7 +82,8 @@ def caption(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", help="page to write, one file with the images in it; for hundreds, not millions")
     parser.add_argument("--length", type=length, metavar="N|auto|sample",
                         help="tokens of a caption (default: 15), the model's choice or its draw; of ARC, at most")
-    parser.add_argument("--tokens-per-step", type=positive, metavar="K", help="tokens revealed at a time (default: 1)")
+    parser.add_argument("--tokens-per-step", type=tokens_per_step, metavar="K|P",
+                        help="tokens revealed at a time; or, as 0.9, all that are so probable (default: 1)")
     parser.add_argument("--text", help="caption to fill in, e.g. 'a [MASK] dog on a [MASK]', a token each")
     parser.add_argument("--temperature", type=float, default=0.0,
                         help="draw tokens at this temperature (default: %(default)s, the most probable ones)")

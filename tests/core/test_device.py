@@ -1,0 +1,190 @@
+"""Claims about decoding and scoring on a device that works behind the host's back: no step asks it for a number."""
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import VOCAB, captions, images, tiny_captioner
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from open_clip_mdc import scoring
+from open_clip_mdc.estimators import autoregressive, heuristic
+from open_clip_mdc.model import Captioner
+from open_clip_mdc.monte_carlo import monte_carlo
+from open_clip_mdc.sampling import Sampling, sample_tokens
+from open_clip_mdc.tokens import mask_id, target_tokens, valid_tokens
+from open_clip_mdc.unmask import fully_masked, unmask_by_confidence
+
+MASK = mask_id(VOCAB)
+ASKS_FOR_A_NUMBER = ("nonzero", "_local_scalar_dense", "masked_select", "masked_scatter", "is_nonzero", "equal")
+NO_KERNEL = ("detach", "lift_fresh", "empty", "new_empty", "empty_like", "_unsafe_view")
+
+
+class Watch(TorchDispatchMode):
+    """Counts the operators that run, and notes those whose result has a size that only the device knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernels, self.asks = 0, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        index = args[1] if name.startswith("index") and len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
+        if name in ASKS_FOR_A_NUMBER or any(i is not None and i.dtype == torch.bool for i in index):
+            self.asks.append(name)
+        self.kernels += not function.is_view and name not in NO_KERNEL
+        return function(*args, **(kwargs or {}))
+
+
+def watched(network):
+    """The network, and a Watch of the algorithm and the decoder; packing happens on the host and is left out."""
+    watch = Watch()
+
+    def packing(lengths):
+        with torch.utils._python_dispatch._disable_current_modes():
+            return network(lengths)
+
+    return packing, watch
+
+
+def network(model, image):
+    with torch.no_grad():
+        image_kv = model.text.project_image(model.encode_image_tokens(image))
+    return lambda lengths: model.token_logits(image_kv, lengths)
+
+
+def naive_heuristic(model, image, text):
+    """In order of confidence, by boolean indexing: one padded call a step, for all positions."""
+    with torch.no_grad():
+        valid, masked = valid_tokens(text, VOCAB), target_tokens(text, VOCAB)
+        noisy, score, order = text.masked_fill(masked, MASK), torch.zeros(text.shape), torch.full_like(text, -1)
+        for step in range(int(masked.sum(1).max())):
+            log_probs = model.logits(image, noisy, valid).log_softmax(-1)
+            confidence = log_probs.amax(-1).masked_fill(~masked, -torch.inf)
+            revealed = F.one_hot(confidence.argmax(1), text.shape[1]).bool() & masked
+            score[revealed] = log_probs[revealed].gather(1, text[revealed][:, None]).squeeze(1)
+            order[revealed] = step
+            noisy[revealed] = text[revealed]
+            masked = masked & ~revealed
+    return score, order
+
+
+def naive_unmask(token_logits, text, tokens_per_step, forbidden, sampling):
+    """The most confident first, by boolean indexing, with as many calls and the same logits as the algorithm."""
+    step, log_prob, number = torch.full_like(text, -1), torch.zeros(text.shape), 0
+    while (masked := text == MASK).any():
+        allowed = token_logits(text, masked.flatten().nonzero()[:, 0]).log_softmax(1)
+        allowed[:, forbidden] = -torch.inf
+        confidence = torch.full(text.shape, -torch.inf)
+        confidence[masked] = allowed.amax(1)
+        chosen = torch.zeros_like(masked)
+        for row, values in enumerate(confidence):
+            if isinstance(tokens_per_step, int):
+                ranked = sorted(masked[row].nonzero()[:, 0].tolist(), key=lambda i, v=values: -v[i].item())
+                chosen[row, ranked[:tokens_per_step]] = True
+            elif masked[row].any():
+                chosen[row] = masked[row] & (values.exp() >= tokens_per_step)
+                chosen[row, values.argmax()] = True
+        token = sample_tokens(allowed[chosen[masked]], sampling)
+        log_prob[chosen] = allowed[chosen[masked]].gather(1, token[:, None]).squeeze(1)
+        text = text.masked_scatter(chosen, token)
+        step[chosen] = number
+        number += 1
+    return text, step, log_prob
+
+
+def test_the_heuristic_by_index_is_the_naive_loop():
+    model, image, text = tiny_captioner(), images(12), captions([2, 3, 5, 5, 8, 12] * 2)
+    score, order = naive_heuristic(model, image, text)
+    with torch.no_grad():
+        found = heuristic(network(model, image), F.pad(text, (0, 4)), VOCAB)
+    assert torch.equal(found.order, F.pad(order, (0, 4), value=-1))
+    torch.testing.assert_close(found.token_log_likelihood, F.pad(score, (0, 4)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 20, 0.0, 0.2, 0.4, 1.5])
+@pytest.mark.parametrize("lengths", [[8] * 6, [1, 3, 8, 8, 6, 2]])
+def test_unmasking_by_index_is_the_naive_loop_to_the_last_bit(lengths, tokens_per_step, temperature):
+    model, image = tiny_captioner(), images(6)
+    with torch.no_grad():
+        torch.nn.init.normal_(model.text.positional_embedding, std=0.5)
+        text = fully_masked(torch.tensor(lengths), VOCAB)
+        text[0, 1] = 7  # a word that is given; the caption of one is finished then
+        valid = valid_tokens(text, VOCAB)
+
+        def sampling():
+            return Sampling(temperature, generator=torch.Generator().manual_seed(0))
+
+        token_logits = network(model, image)(valid.sum(1).tolist())
+        expected = naive_unmask(token_logits, text, tokens_per_step, (VOCAB - 2, VOCAB - 1), sampling())
+        found = unmask_by_confidence(network(model, image), F.pad(text, (0, 3)), F.pad(valid, (0, 3)), VOCAB,
+                                     tokens_per_step, (VOCAB - 2, VOCAB - 1), sampling())
+    for x, y, padding in zip(found, expected, (0, -1, 0), strict=True):
+        assert torch.equal(x, F.pad(y, (0, 3), value=padding))
+    steps = int(found.step.max()) + 1
+    if tokens_per_step == 0.0:
+        assert steps == 1  # all at once
+    elif tokens_per_step in (1, 1.5):
+        assert steps == 8  # one at a time
+    elif isinstance(tokens_per_step, float):
+        assert steps <= 8
+
+
+@pytest.mark.parametrize("tokens_per_step", [0, -1, -0.5, float("nan")])
+def test_a_step_reveals_a_number_of_tokens_or_from_a_probability_on(tokens_per_step):
+    text = fully_masked(torch.tensor([3]), VOCAB)
+    with pytest.raises(ValueError, match="a number of tokens, 1 or more, or a probability"):
+        unmask_by_confidence(None, text, valid_tokens(text, VOCAB), VOCAB, tokens_per_step)
+
+
+def kernels(algorithm, model, image, text):
+    packing, watch = watched(network(model, image))
+    with torch.no_grad(), watch:
+        algorithm(packing, text)
+    assert not watch.asks
+    return watch.kernels
+
+
+@pytest.fixture(scope="module")
+def base_decoder():
+    """The decoder of the B models: 12 layers, width 512, CLIP's vocabulary; what they read the image with is tiny."""
+    return Captioner(64, dict(image_size=32, patch_size=8, width=64, head_width=32, layers=1),
+                     dict(context_length=77, vocab_size=49408, width=512, heads=8, layers=12), {}).eval()
+
+
+def test_a_denoising_step_is_205_kernels_that_nobody_waits_for(base_decoder):
+    def unmask(packing, text):
+        unmask_by_confidence(packing, text, valid_tokens(text, 49408), 49408, forbidden=(49406, 49407))
+
+    few, many = (kernels(unmask, base_decoder, images(2), fully_masked(torch.full((2,), n), 49408)) for n in (4, 8))
+    assert (many - few) / 4 <= 205
+
+
+def test_scoring_waits_for_the_device_at_its_ends_alone():
+    model, image = tiny_captioner(), images(1)
+    text = captions([5, 9, 12, 12])
+    assert kernels(lambda packing, text: heuristic(packing, text, VOCAB), model, image, text)
+    assert kernels(lambda packing, text: monte_carlo(packing, text, VOCAB, num_samples=32, max_tokens=100), model,
+                   image, text)
+    assert kernels(lambda packing, text: autoregressive(packing, text, VOCAB), tiny_captioner("arc"), image, text)
+
+
+def test_the_watch_sees_who_waits():
+    with Watch() as watch:
+        mask = torch.tensor([True, False])
+        torch.arange(2)[mask]
+        mask.nonzero()
+        int(mask.sum())
+    assert watch.asks == ["index", "nonzero", "_local_scalar_dense"]
+
+
+def test_scoring_takes_a_quarter_of_the_free_memory_of_a_cuda_device(monkeypatch):
+    model, text = tiny_captioner(), captions([8] * 6)[None]
+
+    class Embeddings:
+        device = torch.device("cuda")
+        shape = (1, 16, 64)
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 ** 30, 2 ** 33))
+    assert scoring._chunk_sizes(model, Embeddings, text, None) == scoring._chunk_sizes(model, Embeddings, text, 256)
+    Embeddings.device = torch.device("cpu")
+    assert scoring._chunk_sizes(model, Embeddings, text, None) == scoring._chunk_sizes(model, Embeddings, text, 512)
