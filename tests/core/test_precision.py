@@ -1,9 +1,11 @@
 """Claims about autocast: it decides neither the order in which tokens are revealed nor what a caption's score is."""
 import pytest
 import torch
-from conftest import captions, images, tiny_captioner
+from conftest import VOCAB, captions, images, tiny_captioner
 
 from open_clip_mdc import scoring
+from open_clip_mdc.packing import pack_tokens
+from open_clip_mdc.tokens import valid_tokens
 
 PRECISIONS = [(torch.bfloat16, 0.05), (torch.float16, 0.01)]  # nats by which the hidden states' rounding moves a score
 
@@ -66,7 +68,7 @@ def test_only_training_steps_run_the_decoder_in_low_precision():
 
         def decode():
             image_kv = model.text.project_image(image_embs)
-            hidden = model.text(text, image_kv)
+            hidden = model.text(pack_tokens(text, valid_tokens(text, VOCAB), False), image_kv)
             return image_embs, image_kv[0][0], model.text.blocks[0].self_out(hidden), model.text.output(hidden)
 
         assert [x.dtype for x in decode()] == [torch.bfloat16, torch.float32, torch.bfloat16, torch.float32]
