@@ -5,6 +5,7 @@ that what reads the training data and seeds the random numbers does so for every
 """
 import logging
 import random
+from contextlib import nullcontext
 from functools import wraps
 from inspect import signature
 from pathlib import Path
@@ -120,7 +121,12 @@ def train_one_epoch(upstream):
             unwrap(model).seed_t(np.random.SeedSequence([args.seed, epoch]))
             data["train"].dataloader.prepare = unwrap(model).prepare
         seed_noise(args.seed, epoch, args.rank)
-        return upstream(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=tb_writer)
+        # Captions change in length. Where DDP splits a compiled graph, each part is compiled for several of them; older
+        # PyTorch fails at it.
+        whole_graphs = args.torchcompile and is_captioner(args.model)
+        with torch._dynamo.config.patch(optimize_ddp=False) if whole_graphs else nullcontext():
+            return upstream(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args,
+                            tb_writer=tb_writer)
     return train
 
 
