@@ -50,6 +50,7 @@ class CaptionScores(NamedTuple):
     word_tokenizer: str  # "PTB", the COCO evaluation's; "plain" where Java is missing
     mean_length: float  # words of a candidate
     reference_mean_length: float  # words of a reference
+    of_images: dict[str, list[float]]  # of metrics that are means over images: each image's
 
 
 def caption_metrics(
@@ -78,11 +79,18 @@ def score_captions(
     targets = [[next(rest) for _ in range(count)] for count in counts]
     gts, res = dict(enumerate(targets)), {i: [caption] for i, caption in enumerate(hypotheses)}
 
+    of_images: dict[str, list[float]] = {}
+
+    def mean_of(name: str, scorer) -> list[float]:
+        mean, values = scorer.compute_score(gts, res)
+        of_images[name] = [float(value) for value in values]
+        return [mean]
+
     metrics: dict[tuple[str, ...], Callable[[], Sequence[float]]] = {
         ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4"): lambda: Bleu(4).compute_score(gts, res, verbose=0)[0],
         ("METEOR",): lambda: [meteor(hypotheses, targets)],
-        ("ROUGE_L",): lambda: [Rouge().compute_score(gts, res)[0]],
-        ("CIDEr",): lambda: [Cider().compute_score(gts, res)[0]],
+        ("ROUGE_L",): lambda: mean_of("ROUGE_L", Rouge()),
+        ("CIDEr",): lambda: mean_of("CIDEr", Cider()),
         ("SPICE",): lambda: [spice(hypotheses, targets)],
     }
     scores, missing = {}, {}
@@ -97,7 +105,7 @@ def score_captions(
     for name, reason in missing.items():
         logging.warning("%s is missing: %s", name, reason)
     return CaptionScores(scores, missing, word_tokenizer, mean_words(hypotheses),
-                         mean_words([r for captions in targets for r in captions]))
+                         mean_words([r for captions in targets for r in captions]), of_images)
 
 
 def check(candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> None:

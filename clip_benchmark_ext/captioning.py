@@ -160,6 +160,7 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
         "mean_tokens": fmean(saved["tokens"].values()),
         "reference_mean_tokens": fmean(len(tokenizer.encode(r)) for texts in references.values() for r in texts),
         "images": len(captions), "word_tokenizer": scored.word_tokenizer,
+        "items": {"images": list(captions), "values": scored.of_images},
         **{f"caption_{name}" if name == "length" else name: value for name, value in options.items()},
     }
     if verbose:

@@ -152,7 +152,8 @@ def evaluate(
     if save_probe is not None:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in probe.state_dict().items()}
         save_tensors(save_probe, tensors, {"note": note, "result": json.dumps(result)})
-    return result
+    right = predicted.eq(targets).int().tolist()
+    return {**result, "items": {"images": list(range(len(right))), "values": {"lp_acc1": right}}}
 
 
 def _load_splits(

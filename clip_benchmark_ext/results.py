@@ -107,6 +107,19 @@ def without_nan(values: Mapping[str, object]) -> dict:
     return clean
 
 
+def write_items(path: Path, items: Mapping[str, object]) -> None:
+    """Writes what single images gave, into items/ beside the result: comparisons of models are paired by it.
+
+    Args:
+        items: "images", the image of each case; "values", by metric the value of each; "weights", by metric the weight
+            of each in the metric, which is their mean, where they do not all count alike.
+    """
+    folder = path.parent / "items"  # `clip_benchmark build *.json` takes every file for a result
+    folder.mkdir(parents=True, exist_ok=True)
+    with new_file(folder / path.name) as partial:
+        partial.write_text(json.dumps(items, allow_nan=False), encoding="utf-8")
+
+
 def write(path: Path, about: dict, metrics: Mapping[str, object], **more: object) -> None:
     """Writes a result file, whole or not at all.
 

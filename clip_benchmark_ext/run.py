@@ -255,6 +255,8 @@ def evaluate(args: Namespace, flags: Flags) -> int:
     batches = job.load(args.split)
     metrics = task.evaluate(job, batches)
     if rank_and_size()[0] == 0:
+        if items := metrics.pop("items", None):
+            results.write_items(output, items)
         names = {"classnames": args.dump_classnames and getattr(batches.dataset, "classes", None),
                  "templates": args.dump_templates and getattr(batches.dataset, "templates", None)}
         results.write(output, about, metrics, **{name: value for name, value in names.items() if value})

@@ -33,7 +33,7 @@ Equal texts within a case get equal scores here, whatever noise the scorer added
 
 import json
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -57,6 +57,7 @@ class Metric(NamedTuple):
 
     accuracies: Callable[[Outcomes, Outcomes, Sequence[Case]], dict]  # of outcomes by caption and by image, and cases
     ties_count_as: str = "wrong"
+    groups: Callable[[Mapping[str, int]], set[str]] | None = None  # of the numbers of cases: those that the mean keeps
 
 
 def debiased_score(conditional: np.ndarray, blind: np.ndarray, alpha: float = 1.0) -> np.ndarray:
@@ -111,6 +112,29 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
     return metrics
 
 
+def case_results(metric: Metric, scores: Mapping[str, Sequence], cases: Sequence[Case]) -> dict:
+    """What each case adds to the accuracies by caption, as `results.write_items` takes it.
+
+    Args: as of `selection_metrics`.
+    """
+    least = 0 if metric.ties_count_as == "right" else 1
+    right = {"" if row == "plain" else f"_{row}": [int(_outcome(array) >= least) for array in _checked(
+        values, cases, row)] for row, values in scores.items()}
+    items = {"images": [case.images[0].name for case in cases], "values": {}, "weights": {}}
+    sizes = Counter(case.group for case in cases)
+    kept = metric.groups(sizes) if metric.groups else None
+    averages = {"": None} if kept is None else {
+        "": [(case.group in kept) / sizes[case.group] for case in cases],
+        "_micro": [float(case.group in kept) for case in cases]}
+    averages |= {"_macro": averages[""]} if kept is not None else {}
+    for suffix, values in right.items():
+        for average, weights in averages.items():
+            items["values"][f"text_acc{average}{suffix}"] = values
+            if weights is not None:
+                items["weights"][f"text_acc{average}{suffix}"] = weights
+    return items
+
+
 def clip_benchmarks_metrics(scores: Sequence[np.ndarray]) -> dict[str, float]:
     """What clip_benchmark itself reports, to compare with its tables: other numbers under other names.
 
@@ -146,19 +170,24 @@ def _winoground(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
     return {"text_acc": _mean(text == 1), "image_acc": _mean(image == 1), "acc": _mean((text == 1) & (image == 1))}
 
 
-def _relations(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
-    left_out = symmetric_relations()
-    return _group_means([group for name, group in group_accuracies(text == 1, cases).items() if name not in left_out],
-                        len(cases))
+def _relations(sizes: Mapping[str, int]) -> set[str]:
+    return set(sizes) - symmetric_relations()
 
 
-def _attributes(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
-    groups = group_accuracies(text == 1, cases).values()
-    return _group_means([(accuracy, count) for accuracy, count in groups if count >= MIN_PAIR_CASES], len(cases))
+def _attributes(sizes: Mapping[str, int]) -> set[str]:
+    return {group for group, count in sizes.items() if count >= MIN_PAIR_CASES}
+
+
+def _grouped(groups: Callable[[Mapping[str, int]], set[str]]) -> Metric:
+    def accuracies(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
+        found = group_accuracies(text == 1, cases)
+        kept = groups({group: count for group, (_, count) in found.items()})
+        return _group_means([found[group] for group in found if group in kept], len(cases))
+    return Metric(accuracies, groups=groups)
 
 
 PAIRS, WINOGROUND = Metric(_pairs), Metric(_winoground)
-RELATIONS, ATTRIBUTES, ORDERS = Metric(_relations), Metric(_attributes), Metric(_orders, ties_count_as="right")
+RELATIONS, ATTRIBUTES, ORDERS = _grouped(_relations), _grouped(_attributes), Metric(_orders, ties_count_as="right")
 
 
 def group_accuracies(correct: Sequence[bool], cases: Sequence[Case]) -> dict[str, tuple[float, int]]:

@@ -1,0 +1,54 @@
+"""Claims about the results of single images that are kept beside a result: their weighted mean is the metric."""
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clip_benchmark_ext import results
+from clip_benchmark_ext.caption_metrics import score_captions
+from clip_benchmark_ext.readers import Case
+from clip_benchmark_ext.selection_metrics import (
+    ATTRIBUTES,
+    ORDERS,
+    PAIRS,
+    RELATIONS,
+    case_results,
+    selection_metrics,
+)
+
+
+@pytest.mark.parametrize("metric,groups,names", [
+    (PAIRS, ["swap"], {"text_acc"}),
+    (ORDERS, ["coco_order"], {"text_acc"}),
+    (RELATIONS, ["on", "on", "on", "under", "next to"], {"text_acc", "text_acc_macro", "text_acc_micro"}),
+    (ATTRIBUTES, ["a_b"] * 3 + ["b_a", "rare_pair"], {"text_acc", "text_acc_macro", "text_acc_micro"}),
+])
+def test_the_weighted_mean_of_cases_is_the_accuracy(metric, groups, names):
+    rng = np.random.default_rng(0)
+    cases = [Case(str(i), (Path(f"{i // 2}.jpg"),), ("right", "wrong"), groups[i % len(groups)]) for i in range(130)]
+    cases = [case for i, case in enumerate(cases) if case.group != "rare_pair" or i < 100]  # 20 of them
+    scores = {row: rng.integers(0, 3, (len(cases), 2)).astype(float) for row in ("plain", "blind")}  # with ties
+    metrics, items = selection_metrics(metric, scores, cases), case_results(metric, scores, cases)
+    assert items["images"][:3] == ["0.jpg", "0.jpg", "1.jpg"]
+    assert items["values"].keys() == {name + suffix for name in names for suffix in ("", "_blind")}
+    for name, values in items["values"].items():
+        weights = items["weights"].get(name, np.ones(len(cases)))
+        assert np.average(values, weights=weights) == pytest.approx(metrics[name]), name
+    if metric in (RELATIONS, ATTRIBUTES):
+        assert metrics["text_acc_macro"] != metrics["text_acc_micro"] and min(items["weights"]["text_acc"]) == 0
+
+
+def test_the_mean_over_images_is_the_caption_metric():
+    captions = {"7": "a dog runs on the grass", "8": "a man rides a red bike", "9": "two birds"}
+    references = {"7": ["a dog is running on grass"], "8": ["a man on a bike", "a red bike"], "9": ["three fish swim"]}
+    scored = score_captions(captions, references)
+    assert scored.of_images.keys() == {"CIDEr", "ROUGE_L"}
+    for name, values in scored.of_images.items():
+        assert len(values) == 3 and np.mean(values) == pytest.approx(scored.scores[name]) and values[2] < values[1]
+
+
+def test_items_lie_in_a_folder_beside_the_result(tmp_path):
+    results.write_items(tmp_path / "result.json", {"images": ["a"], "values": {"x": [1]}})
+    assert json.loads((tmp_path / "items" / "result.json").read_text())["values"] == {"x": [1]}
+    assert not (tmp_path / "result.json").exists()
