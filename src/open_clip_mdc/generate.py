@@ -4,6 +4,7 @@ The drivers of unmask.py and beam.py: an image is encoded once, and its keys and
 
 Dimensions: B images, L positions, P patches, D image width.
 """
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -11,11 +12,36 @@ from torch import Tensor
 
 from .beam import beam_search, sample
 from .interface import CaptionModel, Decoded, ImageKV, StepLogits
-from .sampling import GREEDY, Sampling
+from .sampling import GREEDY, Sampling, sample_tokens
 from .tokens import caption_lengths, eot_id, sot_id, valid_tokens
 from .unmask import fully_masked, guided, unmask_by_confidence
 
 CHOSEN = ("auto", "sample")  # lengths that the model chooses
+TRIED = 5  # lengths per image, at most, that "auto" decodes
+
+
+def best_of_lengths(decode: Callable[[Tensor], Decoded], log_prob: Tensor) -> Decoded:
+    """The caption of each image that maximises log p(N | image) + the mean of its tokens' log-probabilities.
+
+    That is p(N | image) times the caption's probability per token, which unlike its probability compares over N. The
+    most probable lengths are tried, in that order, until none left can win for any image: no caption adds above 0.
+
+    Args:
+        decode: captions [B, L] of the lengths that it is given, long [B]; L does not depend on them.
+        log_prob: of each length, float [B, S].
+    """
+    log_prob, lengths = log_prob.topk(min(TRIED, log_prob.shape[1]))
+    best = decode(lengths[:, 0])
+    value = log_prob[:, 0] + best.log_prob.sum(1) / lengths[:, 0]
+    for prior, length in zip(log_prob.T[1:], lengths.T[1:], strict=True):
+        if (prior <= value).all():
+            break
+        found = decode(length)
+        found_value = prior + found.log_prob.sum(1) / length
+        better = found_value > value
+        best = Decoded(*(torch.where(better[:, None], *parts) for parts in zip(found, best, strict=True)))
+        value = torch.where(better, found_value, value)
+    return best
 
 
 def unmask_images(
@@ -33,7 +59,8 @@ def unmask_images(
     Args:
         image: [B, 3, height, width], preprocessed.
         length: N' of the paper, how many tokens are generated between SOT and EOT, which are given: the decoder does
-            not see padding and knows where a caption ends. "auto" and "sample": see `LengthHead.choose`.
+            not see padding and knows where a caption ends. "auto" is the model's choice for each image
+            (`best_of_lengths`), "sample" is drawn from p(N | image).
         text: captions to fill in instead, long [B, L] or [1, L] (`tokenize_with_masks`); `length` is then not used.
         tokens_per_step: see `unmask_by_confidence`.
         guidance_scale: of classifier-free guidance (`guided`); 1 is the model itself and runs no blind pass.
@@ -63,13 +90,22 @@ def unmask_images(
         blind_kv = model.text.project_image(blind[None])  # of one image, which serves any rows
         network = guided(network, partial(model.token_logits, blind_kv), guidance_scale)
     forbidden = (sot_id(vocab_size), eot_id(vocab_size))
-    if text is None:
-        lengths = model.length_head.choose(image_embs.mean(1), length, sampling.generator) if length in CHOSEN else \
-            torch.full((len(image),), length, device=image.device)
-        text = fully_masked(lengths, vocab_size)
-    text = text.expand(len(image), -1)
-    return unmask_by_confidence(network, text, valid_tokens(text, vocab_size), vocab_size, tokens_per_step, forbidden,
-                                sampling)
+
+    def decode(text: Tensor) -> Decoded:
+        text = text.expand(len(image), -1)
+        return unmask_by_confidence(network, text, valid_tokens(text, vocab_size), vocab_size, tokens_per_step,
+                                    forbidden, sampling)
+
+    if text is not None:
+        return decode(text)
+    if length in CHOSEN:
+        log_prob = model.length_head.log_prob(image_embs.mean(1))
+        if length == "auto":
+            return best_of_lengths(lambda lengths: decode(fully_masked(lengths, vocab_size, longest)), log_prob)
+        lengths = sample_tokens(log_prob, Sampling(1.0, generator=sampling.generator))
+    else:
+        lengths = torch.full((len(image),), length, device=image.device)
+    return decode(fully_masked(lengths, vocab_size))
 
 
 def cached_step_logits(model: CaptionModel, image_kv: ImageKV) -> StepLogits:

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .decoder import without_autocast
-from .sampling import GREEDY, Sampling, sample_tokens
 
 
 class LengthHead(nn.Linear):
@@ -32,22 +31,18 @@ class LengthHead(nn.Linear):
         with without_autocast(features.device.type):
             return F.linear(features.detach().float(), self.weight.float(), self.bias.float())
 
-    def choose(self, features: Tensor, rule: str, generator: torch.Generator | None = None) -> Tensor:
-        """A length for each image, at least one token: long [B].
-
-        Args:
-            features: [B, D].
-            rule: "auto" takes the most probable length, "sample" draws one.
-            generator: of the features' device; the global one if None.
+    def log_prob(self, features: Tensor) -> Tensor:
+        """log p(N | image) of captions with at least one token, float32 [B, S], -inf for N = 0, from features [B, D].
 
         Raises:
             ValueError: the head was never trained.
         """
         if not self.weight.any():
-            raise ValueError(f"length={rule!r} needs a model that has learnt how long captions are, and this one's "
-                             "length head was never trained (older checkpoints have none): give a number of tokens")
-        logits = self(features)[:, 1:]
-        return 1 + sample_tokens(logits, GREEDY if rule == "auto" else Sampling(1.0, generator=generator))
+            raise ValueError("a length that the model chooses needs one that has learnt how long captions are; this "
+                             "one's length head was never trained (older checkpoints have none): give a number")
+        empty = torch.zeros(self.out_features, dtype=torch.bool, device=features.device)
+        empty[0] = True
+        return self(features).masked_fill(empty, -torch.inf).log_softmax(1)
 
 
 def begin_anew(head: LengthHead, state_dict: dict, prefix: str, *_) -> None:

@@ -93,9 +93,13 @@ def unmask_by_confidence(
     return Decoded(torch.cat((text, padding), 1), F.pad(step, extra, value=-1), F.pad(log_prob, extra))
 
 
-def fully_masked(lengths: Tensor, vocab_size: int) -> Tensor:
-    """SOT, as many masks as asked for, EOT, then padding: long [B, L] from long [B]."""
-    position = torch.arange(int(lengths.max()) + 2, device=lengths.device)
+def fully_masked(lengths: Tensor, vocab_size: int, longest: int | None = None) -> Tensor:
+    """SOT, as many masks as asked for, EOT, then padding: long [B, L] from long [B].
+
+    Args:
+        longest: L - 2; by default the longest of `lengths`.
+    """
+    position = torch.arange((int(lengths.max()) if longest is None else longest) + 2, device=lengths.device)
     end = lengths[:, None] + 1
     text = torch.full((len(lengths), len(position)), PAD_ID, device=lengths.device)
     text = text.masked_fill(position < end, mask_id(vocab_size)).masked_fill(position == end, eot_id(vocab_size))

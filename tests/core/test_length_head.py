@@ -10,8 +10,11 @@ from conftest import VOCAB, captions, images, run, tiny_captioner
 from PIL import Image
 from scipy.stats import chisquare
 
-from open_clip_mdc.length_head import LengthHead, length_nll
+from open_clip_mdc import generate
+from open_clip_mdc.interface import Decoded
+from open_clip_mdc.length_head import length_nll
 from open_clip_mdc.objective import CaptionLoss
+from open_clip_mdc.sampling import Sampling
 from open_clip_mdc.tokens import caption_lengths
 
 WITHOUT_HEAD = """
@@ -78,29 +81,57 @@ def test_training_by_the_real_command_gives_bit_for_bit_the_weights_that_it_give
     assert all(torch.equal(weight, saved["without"][name]) for name, weight in saved["with"].items())
 
 
-def test_auto_takes_the_most_probable_length_and_never_an_empty_caption():
+def test_auto_is_the_caption_of_highest_length_probability_times_probability_per_token(monkeypatch):
+    """Against captions of every length, one at a time; no empty caption, however probable."""
+    monkeypatch.setattr(generate, "TRIED", 99)
     model, image = opinionated(tiny_captioner()), images(8)
     model.length_head.bias.data[0] = 50
     logits = model.encode_image(image) @ model.length_head.weight.T + model.length_head.bias
-    expected = [max(range(1, 11), key=lambda n, row=row: row[n]) for row in logits.tolist()]
-    assert len(set(expected)) > 2
-    text = model.generate(image, length="auto")
-    assert (caption_lengths(text, VOCAB) - 2).tolist() == expected
-    for i, n in enumerate(expected):
-        alone = model.generate(image[i:i + 1], length=n)[0]
-        assert torch.equal(text[i, :n + 2], alone) and not text[i, n + 2:].any()
+    expected, most_probable = [], []
+    for i in range(8):
+        log_prob = {n: logits[i, n].item() - logits[i, 1:].logsumexp(0).item() for n in range(1, 11)}
+        alone = {n: model.generate(image[i:i + 1], length=n, return_trace=True) for n in log_prob}
+        value = {n: log_prob[n] + sum(alone[n].log_prob[0].tolist()) / n for n in log_prob}
+        expected.append(alone[max(value, key=value.get)].text[0])
+        most_probable.append(max(log_prob, key=log_prob.get) + 2)
+    assert len({len(text) for text in expected}) > 2 and [len(text) for text in expected] != most_probable
+    found = model.generate(image, length="auto")
+    for text, row in zip(expected, found, strict=True):
+        assert torch.equal(row[:len(text)], text) and not row[len(text):].any()
+
+
+def test_auto_decodes_no_more_lengths_than_can_win(monkeypatch):
+    """p(2) = 0.7 with tokens at 0.5 makes 0.35, which p(4) = 0.2 cannot reach whatever its tokens are."""
+    def best(probability, per_token):
+        tried = []
+
+        def decode(lengths):
+            tried.append(lengths.tolist())
+            text = torch.arange(6) < lengths[:, None]
+            return Decoded(text.long() * lengths[:, None], text.long(), text * per_token.gather(1, lengths[:, None]))
+
+        found = generate.best_of_lengths(decode, torch.tensor(probability).log())
+        return found.text.amax(1).tolist(), tried
+
+    tokens = torch.tensor([[1.0, 0.8, 0.5, 0.8, 0.9]]).log()
+    assert best([[0.0, 0.04, 0.7, 0.06, 0.2]], tokens) == ([2], [[2]])
+    assert best([[0.0, 0.06, 0.4, 0.14, 0.4]], tokens) == ([4], [[2], [4]])
+    two = tokens.repeat(2, 1)
+    assert best([[0.0, 0.04, 0.7, 0.06, 0.2], [0.0, 0.1, 0.3, 0.4, 0.2]], two) == ([2, 3], [[2, 3]])
+    monkeypatch.setattr(generate, "TRIED", 2)
+    assert best([[0.0, 0.25, 0.26, 0.25, 0.24]], tokens)[1] == [[2], [1]]
 
 
 def test_sample_draws_lengths_as_often_as_the_head_says():
-    head = LengthHead(4, context_length=5)
+    model, image = tiny_captioner(), images(1)
     with torch.no_grad():
-        head.weight[:] = torch.eye(4)
-    features = torch.tensor([9.0, math.log(1), math.log(2), math.log(5)]).expand(8000, 4)  # 0 tokens: not drawn
-    drawn = head.choose(features, "sample", torch.Generator().manual_seed(0))
-    assert chisquare(drawn.bincount(minlength=4)[1:], [1000, 2000, 5000]).pvalue > 0.001
-    model = opinionated(tiny_captioner())
-    lengths = {tuple(caption_lengths(model.generate(images(4), length="sample"), VOCAB).tolist()) for _ in range(5)}
-    assert len(lengths) > 1
+        model.length_head.weight[0] = 1e-9  # trained, as it were
+        model.length_head.bias[:4] = torch.tensor([9.0, math.log(1), math.log(2), math.log(5)])  # 0: not drawn
+        model.length_head.bias[4:] = -99
+    text = model.generate(image.expand(800, -1, -1, -1), length="sample",
+                          sampling=Sampling(generator=torch.Generator().manual_seed(0)))
+    drawn = (caption_lengths(text, VOCAB) - 2).bincount(minlength=4)
+    assert drawn[0] == 0 and chisquare(drawn[1:], [100, 200, 500]).pvalue > 0.001
 
 
 def test_lengths_under_autocast_are_those_of_float32():
@@ -121,7 +152,7 @@ def test_a_checkpoint_without_the_head_or_of_another_context_loads_and_auto_is_o
         assert all(torch.equal(loaded.state_dict()[name], weight) for name, weight in old.items())
         assert torch.equal(loaded.generate(images(2), length=3), model.generate(images(2), length=3))
         for length in ("auto", "sample"):
-            with pytest.raises(ValueError, match=f"length='{length}'.*never trained.*give a number") as error:
+            with pytest.raises(ValueError, match="never trained.*give a number") as error:
                 loaded.generate(images(2), length=length)
             assert "\n" not in str(error.value)
 
