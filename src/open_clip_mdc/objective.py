@@ -10,6 +10,7 @@ read, and which scores fit it. Whoever needs to know asks the row, and nobody as
     parallel decoding      mdc with t_min = t_max = 1
     arc    nothing is masked, the decoder is causal, every token has weight 1 (the negative of Eq. 7)
     cappa  CapPa's mix: 75 % of the samples in parallel, 25 % autoregressive (Tschannen et al. 2023, Sec. 3)
+    mcd    mask-and-replace diffusion in 100 steps, MC-Diffusion's (mask_replace.py); a row per schedule
 
 The continuous-time bound and its weight are those of MDLM (Sahoo et al. 2024) and MD4 (Shi et al. 2024).
 
@@ -26,11 +27,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .mask_replace import bound_terms, make_schedule, noise
 from .packing import Asked, Corrupted
 from .tokens import mask_id, target_tokens
 
 CAPPA_AUTOREGRESSIVE_FRACTION = 0.25
 GOLDEN_RATIO = (5 ** 0.5 - 1) / 2
+STEPS = 100  # of mask-and-replace diffusion, VQ-Diffusion's
 
 
 class Objective(NamedTuple):
@@ -147,10 +150,40 @@ def cross_entropy(logits: Tensor, asked: Asked) -> Tensor:
     return F.cross_entropy(logits.float(), asked.token, reduction="none")
 
 
+def mask_and_replace(preset: str) -> Objective:
+    """Mask-and-replace diffusion by a schedule of mask_replace.py: T times the bound at every token that has one.
+
+    Where nothing is ever replaced those are the masked tokens, and this is "mdc" with t on the grid 1/T, ..., 1. The
+    bound lacks the constant KL of the prior, at most 1e-4 nats per token (`mask_replace.prior_kl`).
+    """
+    def corrupt(text: Tensor, vocab_size: int, cfg: "CaptionCfg", u: Tensor,
+                generator: torch.Generator | None = None) -> Corrupted:
+        schedule = make_schedule(vocab_size, STEPS, preset, text.device)
+        target = target_tokens(text, vocab_size)
+        t = cfg.t_min + (cfg.t_max - cfg.t_min) * u.double()
+        step = (STEPS * t - 1e-9).ceil().long().clamp(min=1).to(text.device)
+        x_t = noise(text, target, step, schedule, generator)
+        asked = target & (x_t == mask_id(vocab_size)) if schedule.absorbing else target
+        return Corrupted(x_t, asked, STEPS * asked.float(), target, False, step / STEPS)
+
+    def bound(text: Tensor, vocab_size: int, u: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+        return corrupt(text, vocab_size, CaptionCfg(t_min=0.0, t_max=1.0), u, generator)
+
+    def token_loss(logits: Tensor, asked: Asked) -> Tensor:
+        schedule = make_schedule(logits.shape[-1], STEPS, preset, logits.device)
+        step = (STEPS * asked.t).round().long()
+        return bound_terms(logits.float().log_softmax(1), asked.token, asked.read, step, schedule)
+
+    return Objective(corrupt, bound, token_loss, "any", ("heuristic", "monte_carlo"))
+
+
 OBJECTIVES = {
     "mdc": Objective(masked_diffusion, whole_interval, cross_entropy, "any", ("heuristic", "monte_carlo")),
     "arc": Objective(autoregressive, exact, cross_entropy, "causal", ("autoregressive",)),
     "cappa": Objective(captioning_with_parallel, exact, cross_entropy, "causal", ("autoregressive",)),
+    "mcd": mask_and_replace("code"),
+    "mcd-absorbing": mask_and_replace("absorbing"),
+    "mcd-replace": mask_and_replace("replace"),
 }
 
 

@@ -56,6 +56,8 @@ class Asked(NamedTuple):
     index: Tensor  # long [M], the packed token that predicts it
     row: Tensor  # long [M], the caption that it belongs to
     token: Tensor  # long [M], what it is
+    read: Tensor  # long [M], what the decoder reads in its place
+    t: Tensor  # float [M], how much of its caption is hidden
     weight: Tensor  # float [M], in the loss
 
 
@@ -171,7 +173,7 @@ def pack(text: Tensor, corrupted: Corrupted, vocab_size: int) -> Captions:
     return Captions(
         pack_tokens(corrupted.text, valid, corrupted.causal, LENGTH_MULTIPLE),
         Asked(asked_index(corrupted.asked, valid, corrupted.causal), row, text[row, position],
-              corrupted.weight[row, position]),
+              corrupted.text[row, position], corrupted.t[row], corrupted.weight[row, position]),
         corrupted.target.sum(1).float(),
         corrupted.t,
     )

@@ -1,0 +1,182 @@
+"""Mask-and-replace diffusion of token ids in closed form: forward noise, bridge, posterior, bound (MC-Diffusion).
+
+The forward process of VQ-Diffusion (Gu et al. 2022, arXiv 2111.14822, Eqs. 7, 8; discrete diffusion is D3PM's, Austin
+et al. 2021, arXiv 2107.03006), applied to captions by MC-Diffusion. At each step a token stays, becomes [MASK], or
+becomes any id, all with equal probability; [MASK] stays [MASK]. Everything costs O(V) per token: no [V, V] matrix.
+
+Cumulative over t steps, of V ids and m = [MASK]:
+
+    q(x_t = j | x_0 = i) = keep_t [i = j] + replace_t,   q(x_t = m | x_0 = i) = mask_t,   keep + V replace + mask = 1
+
+From s to t > s the same with the numbers of `Schedule.bridge`. With replace = 0 this is MDC's process in T steps: T
+times the bound's term is -log p / t at a masked token and 0 elsewhere.
+
+Dimensions: R captions, L positions, M asked tokens, V vocabulary, T steps.
+"""
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .tokens import mask_id
+
+# keep and mask at t = 1 and t = T, linear between.
+# "code": the numbers of VQ-Diffusion's release, by which 1e-6 of the tokens are replaced; "replace": its paper's, 10 %.
+PRESETS = {
+    "code": ((0.99999, 9e-6), (9e-6, 0.99999)),
+    "replace": ((0.99999, 0.0), (9e-6, 0.9)),
+}
+
+
+class Schedule(NamedTuple):
+    """Cumulative probabilities, float64 [T + 1], index 0 is clean."""
+
+    keep: Tensor
+    mask: Tensor
+    replace: Tensor  # of each of the V ids
+    vocab_size: int
+
+    @property
+    def steps(self) -> int:
+        return len(self.keep) - 1
+
+    @property
+    def absorbing(self) -> bool:
+        """Whether nothing is ever replaced: a visible token is the true one."""
+        return not self.replace.any()
+
+    def at(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """keep, mask and replace at steps t, float64 in t's shape."""
+        return self.keep[t], self.mask[t], self.replace[t]
+
+    def bridge(self, s: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """keep, mask and replace of the way from s < t to t, float64: q(x_t | x_s)."""
+        (keep_s, mask_s, replace_s), (keep, mask, replace) = self.at(s), self.at(t)
+        stay = keep / keep_s
+        return stay, (mask - mask_s) / (1 - mask_s), ((replace - stay * replace_s) / (1 - mask_s)).clamp(min=0)
+
+
+@lru_cache
+def make_schedule(vocab_size: int, steps: int = 100, preset: str = "absorbing",
+                  device: torch.device | str = "cpu") -> Schedule:
+    """The schedule named: "absorbing" (mask_t = t/T, MDC's linear one in T steps), "code" or "replace" (`PRESETS`).
+
+    Raises:
+        ValueError: no such preset, or fewer than 2 steps.
+    """
+    if steps < 2 or preset not in ("absorbing", *PRESETS):
+        raise ValueError(f"a schedule needs at least 2 steps and one of absorbing, {', '.join(PRESETS)}; "
+                         f"not {steps}, {preset!r}")
+    if preset == "absorbing":
+        mask = torch.arange(steps + 1, dtype=torch.float64, device=device) / steps
+        return Schedule(1 - mask, mask, torch.zeros_like(mask), vocab_size)
+    args = dict(dtype=torch.float64, device=device)
+    keep, mask = (torch.cat((torch.full((1,), clean, **args), torch.linspace(*ends, steps, **args)))
+                  for clean, ends in zip((1.0, 0.0), PRESETS[preset], strict=True))
+    replace = 1 - keep - mask
+    return Schedule(keep, mask, replace.where(replace > 1e-12, 0) / vocab_size, vocab_size)
+
+
+def noise(text: Tensor, noised: Tensor, t: Tensor, schedule: Schedule,
+          generator: torch.Generator | None = None) -> Tensor:
+    """q(x_t | x_0): one uniform number per token says whether it is masked, replaced (perhaps by itself) or kept.
+
+    Args:
+        text: clean ids, long [R, L].
+        noised: bool [R, L], where noise may fall.
+        t: long [R] in 1..T.
+        generator: of the text's device; the global one if None.
+
+    Returns:
+        long [R, L]. A replaced token can be any id, EOT too: lengths must be taken from the clean text.
+    """
+    _, mask, replace = (x[:, None] for x in schedule.at(t))
+    u = torch.rand(text.shape, dtype=torch.float64, device=text.device, generator=generator)
+    masked, replaced = noised & (u < mask), noised & (u < mask + schedule.vocab_size * replace)
+    if not schedule.absorbing:
+        other = torch.randint(schedule.vocab_size, text.shape, device=text.device, generator=generator)
+        text = text.where(~replaced, other)
+    return text.masked_fill(masked, mask_id(schedule.vocab_size))
+
+
+def log_posterior(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Schedule) -> Tensor:
+    """log p(x_s | x_t) = log sum over x_0 of q(x_s | x_t, x_0) p(x_0 | x_t), normalised (VQ-Diffusion, Eq. 11).
+
+    A masked token stays so with mask_s / mask_t and otherwise is drawn from p(x_0), noised to time s. A visible token k
+    that may have been replaced has r = p(x_0) but for r_k, which is multiplied by q(x_t = k | x_0 = k)'s share of
+    replacement; where nothing is ever replaced it is the true one.
+
+    Args:
+        log_p: log p(x_0 | x_t), float [M, V].
+        x_t: ids, [MASK] included, long [M].
+        s, t: long [M], 0 <= s < t.
+
+    Returns:
+        [M, V + 1], the last column is [MASK].
+    """
+    (keep_s, mask_s, replace_s), (keep, mask, replace) = (
+        (x[:, None] for x in schedule.at(time)) for time in (s, t))
+    stay, to_mask, to_other = (x[:, None] for x in schedule.bridge(s, t))
+    is_masked = (x_t == schedule.vocab_size)[:, None]
+    carried = ~is_masked & (replace == 0)
+    replace = replace.where(replace > 0, 1)  # not read where nothing is replaced; 1 keeps the gradients there finite
+    k = x_t.clamp(max=schedule.vocab_size - 1)[:, None]
+
+    def log(x: Tensor) -> Tensor:
+        return x.log().to(log_p.dtype)
+
+    # What x_0 is, given that it came to be x_t; of a masked token, p(x_0) itself.
+    r = log_p.scatter_add(1, k, log(replace / (keep + replace)).where(~is_masked & ~carried, 0))
+    log_x_s = torch.logaddexp(log(keep_s) + r, log(replace_s) + r.logsumexp(1, keepdim=True))
+    here = log_x_s.gather(1, k) + log((stay + to_other) / replace)
+    posterior = torch.where(is_masked, log_x_s + log(to_mask / mask),
+                            (log_x_s + log(to_other / replace)).scatter(1, k, here))
+    posterior = torch.where(carried, torch.full_like(posterior, -torch.inf).scatter(1, k, 0.0), posterior)
+    still = torch.where(is_masked, log(mask_s / mask), -torch.inf)
+    return torch.cat((posterior, still), dim=1)
+
+
+def bound_terms(log_p: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, schedule: Schedule) -> Tensor:
+    """KL(q(x_s | x_t, x_0) || p(x_s | x_t)) at s = t - 1, the term of the variational bound, nats per token, [M].
+
+    The true posterior has one value for x_0, one for x_t where it is another id, and one for all others; [MASK] has the
+    same probability on both sides. At t = 1 this is -log p(x_0 | x_1), without being a case of its own.
+
+    Args:
+        log_p: [M, V].
+        x_0, x_t, t: long [M]; x_t with [MASK].
+    """
+    size = schedule.vocab_size
+    (keep_s, _, replace_s), (keep, mask, replace) = schedule.at(t - 1), schedule.at(t)
+    stay, to_mask, to_other = schedule.bridge(t - 1, t)
+    is_masked, same = x_t == size, x_t == x_0
+    total = torch.where(is_masked, mask, keep * same + replace)  # q(x_t | x_0)
+    arrive = torch.where(is_masked, to_mask, to_other)  # q(x_t | x_s), x_s another id
+    at_0 = torch.where(same, stay + to_other, arrive) * (keep_s + replace_s) / total
+    at_t = torch.where(is_masked | same, 0, (stay + to_other) * replace_s / total)
+    other = arrive * replace_s / total
+    others = size - 1 - (~is_masked & ~same).long()
+
+    log_q = log_posterior(log_p, x_t, t - 1, t, schedule)[:, :size]
+    p_0 = log_q.gather(1, x_0[:, None]).squeeze(1)
+    p_t = log_q.gather(1, x_t.clamp(max=size - 1)[:, None]).squeeze(1)
+    rest = torch.where((other > 0)[:, None], log_q, 0).sum(1) - p_0 - torch.where(at_t > 0, p_t, 0)
+
+    def part(q: Tensor, log_p: Tensor, count: Tensor | int = 1) -> Tensor:
+        """q log q - q log p, summed over `count` ids; 0 where q is 0, whatever log p."""
+        some = q > 0
+        return (count * torch.xlogy(q, q)).to(log_p.dtype) - q.to(log_p.dtype) * log_p.where(some, 0)
+
+    kl = part(at_0, p_0) + part(at_t, p_t) + part(other, rest, others)
+    return torch.where(is_masked | (replace > 0), kl, 0)
+
+
+def prior_kl(schedule: Schedule) -> float:
+    """KL(q(x_T | x_0) || p(x_T)), nats per token; p(x_T) is [MASK] with mask_T, else any id. 0 where keep_T is 0."""
+    keep, mask, replace = (x[-1] for x in schedule[:3])
+    size, visible = schedule.vocab_size, 1 - mask
+    if visible <= 0:
+        return 0.0
+    return float(torch.xlogy(keep + replace, (keep + replace) * size / visible)
+                 + (size - 1) * torch.xlogy(replace, replace * size / visible))

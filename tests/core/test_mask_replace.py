@@ -1,0 +1,244 @@
+"""Claims about mask-and-replace diffusion, against dense matrices.    pytest tests/core/test_mask_replace.py"""
+import itertools
+import math
+
+import pytest
+import torch
+from conftest import VOCAB, captions, images, tiny_captioner
+
+from open_clip_mdc import mask_replace
+from open_clip_mdc.mask_replace import bound_terms, log_posterior, make_schedule, noise, prior_kl
+from open_clip_mdc.objective import OBJECTIVES
+from open_clip_mdc.packing import pack
+
+V, T = 4, 5
+PRESETS = ("absorbing", "code", "replace", "half")
+EYE = torch.eye(V, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def much_replacement(monkeypatch):
+    """A schedule by which replacement matters: 35 % random ids at T, and a share of clean ones left."""
+    monkeypatch.setitem(mask_replace.PRESETS, "half", ((0.9, 0.05), (0.05, 0.6)))
+    yield
+    make_schedule.cache_clear()
+
+
+def dense(schedule) -> list[torch.Tensor]:
+    """The transition matrices [V + 1, V + 1] of the T steps, from the numbers of one step."""
+    matrices = []
+    for t in range(1, T + 1):
+        stay, to_mask, to_other = (float(x) for x in schedule.bridge(torch.tensor(t - 1), torch.tensor(t)))
+        q = torch.zeros(V + 1, V + 1, dtype=torch.float64)
+        q[:V, :V] = to_other + stay * EYE
+        q[:V, V], q[V, V] = to_mask, 1
+        matrices.append(q)
+    return matrices
+
+
+def product(matrices: list[torch.Tensor], s: int, t: int) -> torch.Tensor:
+    """q(x_t | x_s), [V + 1, V + 1]."""
+    out = torch.eye(V + 1, dtype=torch.float64)
+    for q in matrices[s:t]:
+        out = out @ q
+    return out
+
+
+def true_posteriors(matrices: list[torch.Tensor], k: int, s: int, t: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """q(x_s | x_t = k, x_0) for every x_0, [V, V + 1] by Bayes' rule, and q(x_t = k | x_0), [V]."""
+    reach = product(matrices, 0, t)[:V, k]
+    joint = product(matrices, 0, s)[:V] * product(matrices, s, t)[:, k]
+    return joint / reach[:, None].where(reach[:, None] > 0, 1), reach
+
+
+def guesses(seed: int, scale: float = 1.5) -> torch.Tensor:
+    """A network's log p(x_0), [1, V]."""
+    logits = scale * torch.randn(1, V, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return logits.log_softmax(1)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_cumulative_and_single_steps_agree_and_rows_sum_to_one(preset):
+    schedule = make_schedule(V, T, preset)
+    matrices = dense(schedule)
+    for t in range(1, T + 1):
+        expected = torch.zeros(V + 1, V + 1, dtype=torch.float64)
+        expected[:V, :V] = schedule.replace[t] + schedule.keep[t] * EYE
+        expected[:V, V], expected[V, V] = schedule.mask[t], 1
+        torch.testing.assert_close(product(matrices, 0, t), expected, atol=1e-14, rtol=0)
+        torch.testing.assert_close(matrices[t - 1].sum(1), torch.ones(V + 1, dtype=torch.float64), atol=1e-14, rtol=0)
+
+
+def test_the_presets_end_where_their_sources_say():
+    schedules = {name: make_schedule(49408, 100, name) for name in ("absorbing", "code", "replace")}
+    assert torch.equal(schedules["absorbing"].mask, torch.arange(101, dtype=torch.float64) / 100)
+    assert schedules["absorbing"].absorbing and not schedules["code"].absorbing
+    replaced = 49408 * schedules["code"].replace[1:]
+    torch.testing.assert_close(replaced, torch.full_like(replaced, 1e-6), rtol=1e-6, atol=0)
+    assert float(schedules["replace"].mask[-1]) == 0.9
+    assert 49408 * float(schedules["replace"].replace[-1]) == pytest.approx(0.1)
+    for schedule in schedules.values():
+        assert all((x >= 0).all() for x in schedule[:3]) and float(schedule.keep[0]) == 1
+
+
+@pytest.mark.parametrize(("steps", "preset"), [(1, "code"), (100, "cosine")])
+def test_an_unknown_schedule_is_refused(steps, preset):
+    with pytest.raises(ValueError, match="at least 2 steps and one of absorbing, code, replace"):
+        make_schedule(V, steps, preset)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_posterior_is_bayes_rule_with_dense_matrices(preset):
+    """For every x_t and every s < t; where x_t tells x_0 (nothing is replaced) the network is not asked."""
+    schedule = make_schedule(V, T, preset)
+    matrices = dense(schedule)
+    for t, k in itertools.product(range(1, T + 1), range(V + 1)):
+        for s in range(t):
+            log_p = guesses(seed=100 * t + 10 * k + s)
+            given, reach = true_posteriors(matrices, k, s, t)
+            if not reach.any():  # by step T an absorbing process has masked all
+                continue
+            expected = log_p[0].exp() @ given if (reach > 0).all() else given[k]
+            got = log_posterior(log_p, torch.tensor([k]), torch.tensor([s]), torch.tensor([t]), schedule)[0].exp()
+            torch.testing.assert_close(got, expected, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_bound_is_the_kl_of_dense_vectors(preset):
+    schedule = make_schedule(V, T, preset)
+    matrices = dense(schedule)
+    for t, k, i in itertools.product(range(1, T + 1), range(V + 1), range(V)):
+        log_p = guesses(seed=100 * t + 10 * k + i).requires_grad_()
+        given, reach = true_posteriors(matrices, k, t - 1, t)
+        if reach[i] == 0:
+            continue
+        p = log_p[0].exp() @ given if (reach > 0).all() else given[k]
+        q = given[i]
+        expected = sum(float(a) * math.log(float(a) / float(b)) for a, b in zip(q, p, strict=True) if a > 0)
+        kl = bound_terms(log_p, torch.tensor([i]), torch.tensor([k]), torch.tensor([t]), schedule)
+        assert kl.item() == pytest.approx(expected, abs=1e-13)
+        if t == 1 and (k == V or preset != "absorbing"):
+            assert kl.item() == pytest.approx(-log_p[0, i].item(), abs=1e-13)  # the decoder's own term
+        kl.sum().backward()
+        assert log_p.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_bound_is_one_and_enumerated_it_holds(preset):
+    """One token, every x_1 ... x_T: -log p(x_0) of the reverse chain is at most prior KL + sum of E KL_t."""
+    schedule = make_schedule(V, T, preset)
+    matrices = dense(schedule)
+    table = {(k, t): guesses(seed=10 * k + t, scale=1.0) for k in range(V + 1) for t in range(1, T + 1)}
+
+    mask_share = float(schedule.mask[-1])
+    state = torch.full((V + 1,), (1 - mask_share) / V, dtype=torch.float64)
+    state[V] = mask_share
+    for t in range(T, 0, -1):
+        rows = [log_posterior(table[k, t], torch.tensor([k]), torch.tensor([t - 1]), torch.tensor([t]), schedule)
+                for k in range(V + 1)]
+        state = state @ torch.cat(rows).exp()
+    assert state[V] == pytest.approx(0, abs=1e-14)  # no [MASK] survives the last step
+    for i in range(V):
+        bound = prior_kl(schedule)
+        for t, k in itertools.product(range(1, T + 1), range(V + 1)):
+            reach = product(matrices, 0, t)[i, k]
+            if reach > 0:
+                kl = bound_terms(table[k, t], torch.tensor([i]), torch.tensor([k]), torch.tensor([t]), schedule)
+                bound += float(reach * kl)
+        assert bound >= -math.log(state[i]) - 1e-12
+
+
+def test_prior_kl_is_that_of_dense_vectors():
+    for preset, keep in (("half", 0.05), ("replace", 0.0), ("absorbing", 0.0)):
+        schedule = make_schedule(V, T, preset)
+        q = product(dense(schedule), 0, T)[0]
+        p = torch.full((V + 1,), (1 - float(schedule.mask[-1])) / V, dtype=torch.float64)
+        p[V] = schedule.mask[-1]
+        expected = sum(float(a) * math.log(float(a) / float(b)) for a, b in zip(q, p, strict=True) if a > 0)
+        assert prior_kl(schedule) == pytest.approx(expected, abs=1e-14) and (expected > 1e-3) == (keep > 0)
+
+
+def test_absorbing_is_mdc_in_steps():
+    """T KL_t = -log p / t at a masked token (MDC's weight 1/t) and 0 at a visible one, to 1e-12."""
+    steps = 100
+    schedule = make_schedule(V, steps, "absorbing")
+    for t in (1, 37, 100):
+        log_p = guesses(seed=t)
+        kl = bound_terms(log_p.expand(2, V), torch.tensor([2, 2]), torch.tensor([V, 2]), torch.tensor([t, t]), schedule)
+        assert steps * kl[0].item() == pytest.approx(-log_p[0, 2].item() / (t / steps), rel=1e-12) and kl[1] == 0
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_noise_has_the_frequencies_of_the_forward_process(preset):
+    """200,000 tokens: each of V + 1 shares within 5 standard errors of q(x_t | x_0)."""
+    schedule, n = make_schedule(V, T, preset), 200_000
+    clean = torch.full((2, n), 1)
+    clean[1] = 3
+    t = torch.tensor([2, 4])
+    noised = torch.ones_like(clean, dtype=torch.bool)
+    noised[:, 0] = False
+    x_t = noise(clean, noised, t, schedule, torch.Generator().manual_seed(0))
+    assert torch.equal(x_t[:, 0], clean[:, 0])
+    for row, (i, step) in enumerate(((1, 2), (3, 4))):
+        q = product(dense(schedule), 0, step)[i]
+        share = x_t[row, 1:].bincount(minlength=V + 1).double() / (n - 1)
+        assert ((share - q).abs() <= 5 * (q * (1 - q) / n).sqrt() + 1e-12).all()
+
+
+@pytest.mark.parametrize("preset", ["absorbing", "code", "replace"])
+def test_values_and_gradients_are_finite_at_the_corners(preset):
+    """The real vocabulary in float32, networks all but certain, right and wrong, at the first and last steps."""
+    size = 49408
+    schedule = make_schedule(size, 100, preset)
+    logits = 100 * torch.randn(6, size, generator=torch.Generator().manual_seed(0))
+    logits = logits.requires_grad_()
+    x_0 = torch.tensor([5, 5, 5, 7, 8, 9])
+    x_t = torch.tensor([size, 5, size, 7 if preset == "absorbing" else 3, 8, size])
+    kl = bound_terms(logits.log_softmax(1), x_0, x_t, torch.tensor([1, 1, 100, 50, 100, 99]), schedule)
+    kl.sum().backward()
+    assert kl.isfinite().all() and (kl >= -1e-4).all() and logits.grad.isfinite().all()
+
+
+def loss(out: dict[str, torch.Tensor]) -> torch.Tensor:
+    return (out["token_weight"] * out["token_nll"]).sum() / out["num_target"].sum()
+
+
+def test_an_absorbing_model_has_the_loss_and_gradient_of_mdc():
+    """The same captions with the same tokens masked at the same t, by either objective's row."""
+    text, image = captions([5, 9, 12], seed=1), images(3)
+    row = OBJECTIVES["mcd-absorbing"]
+    losses, gradients = [], []
+    for objective in ("mcd-absorbing", "mdc"):
+        model = tiny_captioner(objective, seed=3, t_min=0.0, length_head=False)
+        corrupted = row.corrupt(text, VOCAB, model.caption_cfg, torch.tensor([0.31, 0.5, 0.777], dtype=torch.float64),
+                                torch.Generator().manual_seed(0))
+        assert corrupted.t.tolist() == pytest.approx([0.31, 0.5, 0.78])
+        if objective == "mdc":
+            corrupted = corrupted._replace(weight=corrupted.asked / corrupted.t[:, None])
+        value = loss(model(image, pack(text, corrupted, VOCAB)))
+        value.backward()
+        losses.append(value.item())
+        gradients.append(model.visual.conv1.weight.grad)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("objective", ["mcd", "mcd-absorbing", "mcd-replace"])
+def test_a_model_learns_by_its_bound(objective):
+    """SOT and padding are never noised, an EOT drawn in the middle changes no length, and a batch is learnt."""
+    model = tiny_captioner(objective, t_min=0.0, length_head=False).train()
+    text, image = captions([6, 8, 11, 12], seed=2), images(4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for step in range(60):
+        torch.manual_seed(step % 4)
+        prepared = model.prepare(text)
+        assert prepared.num_target.tolist() == [5, 7, 10, 11]
+        assert (prepared.packed.token[prepared.packed.position == 0] == VOCAB - 2).all()
+        value = loss(model(image, prepared))
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    assert sum(losses[-4:]) < 0.5 * sum(losses[:4])
+    assert all(p.grad is not None for p in model.parameters())
