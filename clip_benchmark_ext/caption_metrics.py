@@ -100,7 +100,7 @@ def score_captions(
             if not all(map(math.isfinite, values)):
                 raise ValueError("it is no number for these captions")
             scores |= dict(zip(names, values, strict=True))
-        except Exception as problem:  # whatever ails one metric, the others are wanted after hours of decoding
+        except Exception as problem:  # a metric that fails must not lose the others after hours of decoding
             missing |= dict.fromkeys(names, " ".join(str(problem).split()) or repr(problem))
     for name, reason in missing.items():
         logging.warning("%s is missing: %s", name, reason)

@@ -1,4 +1,4 @@
-"""Image towers: a picture becomes normalised patch tokens, what the decoder attends to (Sec. 3.2, Fig. 2).
+"""Image towers: an image becomes normalised patch tokens, what the decoder attends to (Sec. 3.2, Fig. 2).
 
 Everything that depends on the kind of tower stands here. `visual` is OpenCLIP's VisionTransformer or its TimmModel, as
 `build` makes it; a checkpoint holds it under that name.
@@ -48,7 +48,7 @@ def lock(visual: nn.Module, unlocked_groups: int = 0, freeze_bn_stats: bool = Fa
     """LiT: freezes the tower but for its last groups, counted as upstream does for its CLIP towers."""
     native = not isinstance(visual, TimmModel)
     if native:
-        visual.proj = nn.Parameter(torch.empty(0))  # upstream's last group, which a captioner has not
+        visual.proj = nn.Parameter(torch.empty(0))  # upstream's last group; a captioner has none
     visual.lock(unlocked_groups=unlocked_groups, freeze_bn_stats=freeze_bn_stats)
     if native:
         visual.proj = None

@@ -3,8 +3,8 @@
 An image is encoded once, and its keys and values are projected once.
 
     autoregressive   1 decoder call a caption, causal models (Eq. 7)
-    heuristic        N calls: start fully masked; at each step score the true token where the model is surest of
-                     anything, and reveal it
+    heuristic        N calls: start fully masked; at each step score the true token where the model is most
+                     confident of anything, and reveal it
     monte_carlo      up to `num_samples` calls: an unbiased estimate of the lower bound of Eq. 8, with standard error
 
 Dimensions: B images, C candidates of an image, L positions, N scored tokens of a caption, P patches, D width.
@@ -29,8 +29,8 @@ def mean_image(model: CaptionModel, images: Iterable[Tensor]) -> Tensor:
     """The image of the blind score: patch tokens averaged over images, place by place, [P, D].
 
     In the image's place they turn p(caption | image) into a guess of p(caption). Without cross-attention the decoder
-    would lack an input that it had in every training step; a grey picture is one that it never saw. Use some hundred
-    pictures of the data that is scored: the mean of one picture is that picture.
+    would lack an input that it had in every training step; a grey image is one that it never saw. Use some hundred
+    images of the data that is scored: the mean of one image is that image.
 
     Args:
         model: a Captioner.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 PAD_ID = 0
-# Between the captions of one picture in one KEY.txt: ASCII's record separator, which no caption contains, while alt
+# Between the captions of one image in one KEY.txt: ASCII's record separator, which no caption contains, while alt
 # texts do contain line ends.
 CAPTION_SEPARATOR = "\x1e"
 

@@ -79,9 +79,9 @@ def score_by_hand(model, patches, text, method, interval=(0, 1), **_):
         hidden, total = set(positions), 0.0
         while hidden:
             table = masked(hidden)
-            surest = max(sorted(hidden), key=lambda i: table[i].max())
-            total += table[surest, text[surest]].item()
-            hidden.remove(surest)
+            best = max(sorted(hidden), key=lambda i: table[i].max())
+            total += table[best, text[best]].item()
+            hidden.remove(best)
         return total
     by_count = []
     for count in range(1, len(text)):

@@ -141,7 +141,7 @@ def test_two_beams_are_not_led_down_the_garden_path():
 
 
 def test_a_caption_that_ended_is_kept_while_less_likely_beams_fall_below_it():
-    """First 0: 0.5, EOT: 0.3, 1: 0.2. "" is found at once; "0" goes on to 0.4 and then ends, "00" falls to 0.1."""
+    """First 0: 0.5, EOT: 0.3, 1: 0.2. "" is found at once; "0" continues to 0.4 and then ends, "00" falls to 0.1."""
     def table(text, parent):
         after = {(): [0.5, 0.2, 0.0, 0.3], (0,): [0.2, 0.0, 0.0, 0.8], (0, 0): [0.0, 0.0, 0.0, 1.0]}
         return torch.tensor([after.get(tuple(ids[1:]), [0.25] * 4) for ids in text.tolist()]).log()

@@ -131,7 +131,7 @@ def test_the_heuristic_score_and_order_of_a_table_are_those_computed_by_hand():
     # Ids: words 0 and 1, SOT 2, EOT 3, MASK 4. The caption is "1 0" between SOT and EOT.
     def probabilities(text, position):
         if text == (2, 4, 4, 4):
-            return {1: [.3, .2, .1, .4], 2: [.1, .1, .1, .7], 3: [.2, .2, .2, .4]}[position]  # surest of 2, truth .1
+            return {1: [.3, .2, .1, .4], 2: [.1, .1, .1, .7], 3: [.2, .2, .2, .4]}[position]  # 2 is first, truth .1
         if text == (2, 4, 0, 4):
             return {1: [.3, .3, .2, .2], 3: [.1, .1, .3, .5]}[position]  # then of 3, truth .5
         if text == (2, 4, 0, 3):
