@@ -28,6 +28,7 @@ setup(
         "scikit-learn",
         "scipy",
         "tensorboard",  # --report-to tensorboard
+        "torchvision",
         "tqdm",
     ],
     extras_require={"dev": ["pytest", "pytest-xdist", "ruff"]},

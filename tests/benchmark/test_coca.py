@@ -52,6 +52,7 @@ def test_a_wide_beam_finds_the_most_likely_caption_of_all():
 
 def test_the_real_config_is_searched_at_full_context():
     model = open_clip.create_model("coca_ViT-B-32").eval()
+    torch.nn.init.normal_(model.text_decoder.text_projection, std=0.02)  # uninitialised upstream
     captioner = CoCaCaptioner(model)
     text = captioner.generate(torch.zeros(1, 3, 224, 224), length=3, num_beams=2)
     assert text[0, 0] == 49406 and 49407 in text[0].tolist() and text.shape[1] <= 5

@@ -205,8 +205,10 @@ def tokenize(is_train: bool):
     """What the hook makes of a tokenizer that returns its text."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hooks, "seed_webdataset", lambda *args: None)
-        hook = hooks.get_wds_dataset(lambda args, preprocess, is_train, epoch, floor, tokenizer: tokenizer)
-        return hook(Namespace(seed=0, rank=0), None, is_train, tokenizer=lambda text: text)
+        hook = hooks.get_wds_dataset(lambda args, preprocess, is_train, epoch, floor, tokenizer: Namespace(
+            dataloader=Namespace(pipeline=[Namespace()]), tokenizer=tokenizer))
+        args = Namespace(seed=0, rank=0, device="cpu")
+        return hook(args, None, is_train, tokenizer=lambda text: text).tokenizer
 
 
 def test_training_draws_each_caption_equally_often_and_validation_takes_the_first():
@@ -229,7 +231,7 @@ def draws(shards: Path, seed: int, rank: int = 0, epochs: int = 2) -> list[list[
     open_clip_mdc.register()
     from open_clip_train import data
     args = Namespace(train_data=str(shards), train_num_samples=8, train_data_upsampling_factors=None, seed=seed,
-                     world_size=1, rank=rank, workers=1, batch_size=8)
+                     world_size=1, rank=rank, workers=1, batch_size=8, device="cpu")
     torch.manual_seed(seed + rank)  # as upstream's main
     info = data.get_wds_dataset(args, lambda image: 0, True, tokenizer=lambda text: [
         next(j for j, ending in enumerate(ENDINGS) if text.endswith(ending))])
@@ -249,17 +251,24 @@ def test_draws_repeat_under_a_seed_and_differ_between_epochs_ranks_and_seeds(pre
 
 
 # Runs open_clip_train and saves the texts that its model is given.
-SPY = """
+SPY = '''
 import sys, torch
 from open_clip_mdc.train import main
 seen = []
+def clean(batch):
+    """Captions [R, L] of what the model is given: a captioner's are packed, with some tokens masked that are asked."""
+    if isinstance(batch, torch.Tensor):
+        return batch.clone()
+    token = batch.packed.token.clone()
+    token[batch.asked.index] = batch.asked.token
+    return batch.packed.pad(token[:, None])[..., 0]
 def note(module, args):
     if type(module).__name__ in ("Captioner", "CLIP", "CustomTextCLIP"):
-        seen.append((module.training, args[1].clone()))
+        seen.append((module.training, clean(args[1])))
 torch.nn.modules.module.register_module_forward_pre_hook(note)
 main(sys.argv[2:])
 torch.save(seen, sys.argv[1])
-"""
+'''
 
 
 @pytest.mark.parametrize("model", ["MDC-ViT-Ti-8", "ViT-Ti-8"])
