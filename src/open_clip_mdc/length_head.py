@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from .decoder import without_autocast
 
-
 # Adam's steps do not grow with the loss, so that this is a ten times higher learning rate for the head alone: a linear
 # classifier of features that move has to catch up with them.
 SCALE = 10.0
