@@ -12,10 +12,6 @@ from torch import Tensor, nn
 
 from .decoder import without_autocast
 
-# Adam's steps do not grow with the loss, so that this is a ten times higher learning rate for the head alone: a linear
-# classifier of features that move has to catch up with them.
-SCALE = 10.0
-
 
 class LengthHead(nn.Linear):
     """Logits of N. It begins with zeros, that is p(N) uniform, and draws no random numbers."""
@@ -33,7 +29,7 @@ class LengthHead(nn.Linear):
     def forward(self, features: Tensor) -> Tensor:
         """Float32 [B, S] whatever autocast says, from GAP features [B, D], to which no gradient passes."""
         with without_autocast(features.device.type):
-            return SCALE * F.linear(features.detach().float(), self.weight.float(), self.bias.float())
+            return F.linear(features.detach().float(), self.weight.float(), self.bias.float())
 
     def log_prob(self, features: Tensor) -> Tensor:
         """log p(N | image) of captions with at least one token, float32 [B, S], -inf for N = 0, from features [B, D].
