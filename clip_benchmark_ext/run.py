@@ -28,7 +28,7 @@ from .distributed import everywhere, rank_and_size
 from .features import default_feature
 from .flags import Flags, decoding_options, scoring_options
 
-ALIASES = tuple(OBJECTIVES)  # --model mdc|arc|cappa takes the architecture from the checkpoint
+ALIASES = tuple(OBJECTIVES)  # --model mdc, arc, ... takes the architecture from the checkpoint
 NOBODYS_PRETRAINED = "laion400m_e32"  # upstream's default
 
 

@@ -1,4 +1,4 @@
-"""Model configs by name: MDC-, ARC- or CapPa- before any OpenCLIP config with a ViT image tower is a captioner.
+"""Model configs by name: a prefix such as MDC- before any OpenCLIP config with a ViT image tower is a captioner.
 
 `model_configs/objectives.json` is a table of rows: a name pattern, in which * stands for the base config, and the
 `caption_cfg` that it adds. Intervals of t and BERT ratios stand there and nowhere else. The base gives the image tower

@@ -19,7 +19,7 @@ class Replacement(NamedTuple):
     reason: str
 
 
-ANY_BASE = "MDC-, ARC- and CapPa- before the name of any config with a ViT image tower are captioners"
+ANY_BASE = "a row's prefix, such as MDC-, before the name of any config with a ViT image tower is a captioner"
 NO_SIGLIP = "upstream gives SigLIP's tokenizer to every name that contains it; a captioner's words are CLIP's BPE"
 
 OPEN_CLIP = (
@@ -138,7 +138,7 @@ def register(table: tuple[Replacement, ...] = OPEN_CLIP) -> None:
     if any(target.startswith("clip_benchmark") for target, _, _ in table):
         check_version("clip_benchmark")
     known = import_module("open_clip.factory")._MODEL_CONFIGS
-    for name, config in packaged_configs().items():
+    for name, config in ({} if _added_configs else packaged_configs()).items():
         if name not in known:
             known[name] = config
             _added_configs.append(name)

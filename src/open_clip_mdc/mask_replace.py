@@ -38,10 +38,6 @@ class Schedule(NamedTuple):
     vocab_size: int
 
     @property
-    def steps(self) -> int:
-        return len(self.keep) - 1
-
-    @property
     def absorbing(self) -> bool:
         """Whether nothing is ever replaced: a visible token is the true one."""
         return not self.replace.any()
