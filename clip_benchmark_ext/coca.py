@@ -1,7 +1,7 @@
 """OpenCLIP's CoCa in the captioning task (Table 3's reference row): its decoder, searched by our beam search.
 
 Its own `generate` needs the beam search classes that transformers 5 has dropped. Ours returns the most likely caption
-that the beam finds, whatever its length; OpenCLIP's groups of diverse beams and least length are not imitated.
+that the beam finds; OpenCLIP's groups of diverse beams are not imitated.
 
 Dimensions: B images, R rows (R/B consecutive ones per image), n tokens so far, V vocabulary.
 """
@@ -34,14 +34,16 @@ class CoCaCaptioner:
         self.vocab_size = model.text.vocab_size
 
     @torch.no_grad()
-    def generate(self, image: Tensor, length: int | str = "auto", num_beams: int = 6) -> Tensor:
+    def generate(self, image: Tensor, length: int | str = "auto", num_beams: int = 6, min_length: int = 0) -> Tensor:
         """Ids from SOT to EOT, then padding, long [B, L].
 
         Args:
             length: tokens between SOT and EOT at most; "auto" is what the context holds.
+            min_length: at least.
         """
         longest = self.model.text.context_length - 2
         self.model.eval()
         text = beam_search(step_logits(self.model, image), len(image), self.vocab_size,
-                           longest if length == "auto" else min(length, longest), num_beams, image.device).text
+                           longest if length == "auto" else min(length, longest), num_beams, image.device,
+                           min_length).text
         return text[:, :caption_lengths(text, self.vocab_size).max()]

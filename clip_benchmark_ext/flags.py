@@ -19,6 +19,7 @@ class Flags(NamedTuple):
     feature: str | None = None
     save_probe: str | None = None
     caption_length: int | str | None = None
+    min_length: int | None = None
     tokens_per_step: int | float | None = None
     num_beams: int | None = None
     temperature: float | None = None
@@ -63,6 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--caption_length", type=caption_length,
                        help="captioning: tokens of a caption (default for MDC: 15), or auto, the model's most likely "
                             "length, or sample, a drawn one; ARC ends captions by itself and takes this as the most")
+    group.add_argument("--min_length", type=int, help="captioning, ARC: tokens of a caption, at least (default: 0)")
     group.add_argument("--tokens_per_step", type=tokens_per_step,
                        help="captioning, MDC: tokens revealed at a time; or, as 0.9, all that are so probable "
                             "(default: 1)")
@@ -116,9 +118,9 @@ def decoding_options(flags: Flags, causal: bool, seed: int, batch_size: int) -> 
         ValueError: a flag of the other kind of model.
     """
     default = {"length": "auto", "num_beams": NUM_BEAMS} if causal else {"length": MDC_LENGTH, "tokens_per_step": 1}
-    known = {*default, "temperature", "top_k", "top_p", *(() if causal else ("guidance_scale",))}
+    known = {*default, "temperature", "top_k", "top_p", "min_length" if causal else "guidance_scale"}
     asked = {"length": flags.caption_length} | {name: getattr(flags, name) for name in (
-        "num_beams", "tokens_per_step", "temperature", "top_k", "top_p", "guidance_scale")}
+        "num_beams", "min_length", "tokens_per_step", "temperature", "top_k", "top_p", "guidance_scale")}
     given = {name: value for name, value in asked.items() if value is not None}
     for name in given.keys() - known:
         kind = "from left to right" if causal else "by unmasking"

@@ -24,15 +24,18 @@ Per row the metrics are (SUFFIX as above):
     tiesSUFFIX          cases that a tie decides: no wrong candidate scores higher, and one scores exactly as high
     tied_casesSUFFIX    the keys of the first ten of them
     image_tiesSUFFIX    the same for Winoground's image score (all of them in a blind row: it cannot tell images apart)
+    same_words_accSUFFIX   share of the `same_words` cases whose right caption scores strictly higher
 
 and for all rows together `cases`, `duplicates` (cases in which a wrong candidate is the same text as the right one:
-they can only tie), `ties_count_as`, and for ARO VG-* `groups` and `cases_in_groups`, those the official mean keeps.
+they can only tie), `same_words` (cases in which a wrong candidate is the right one's words in another order: no bag
+of words tells them apart; 164 of SugarCrepe's swap_obj, 408 of swap_att), `ties_count_as`, and for ARO VG-* `groups` and `cases_in_groups`, those the official mean keeps.
 
 Equal texts within a case get equal scores here, whatever noise the scorer added: an estimator must not win by chance.
 """
 
 import json
 import logging
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -79,6 +82,13 @@ def symmetric_relations() -> frozenset[str]:
     return frozenset(json.loads(path.read_text(encoding="utf-8")))
 
 
+def has_same_words(case: Case) -> bool:
+    """Whether a wrong caption, not equal to the right one, has its words, each as often: case and punctuation apart."""
+    right, *wrong = (sorted(re.findall(r"[\w']+", caption.lower())) for caption in case.captions)
+    return any(words == right for words, caption in zip(wrong, case.captions[1:], strict=True)
+               if caption != case.captions[0])
+
+
 def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Sequence[Case]) -> dict:
     """The metrics of one data set; names and rules are at the head of this file.
 
@@ -93,9 +103,11 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
     Raises:
         ValueError: a row has another number of cases, an array another shape, or a score is NaN.
     """
+    same_words = np.array([has_same_words(case) for case in cases])
     metrics: dict = {
         "cases": len(cases),
         "duplicates": sum(case.captions[0] in case.captions[1:] for case in cases),
+        "same_words": int(sum(same_words)),
         "ties_count_as": metric.ties_count_as,
     }
     for row, values in scores.items():
@@ -105,6 +117,8 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
         image = np.array([_outcome(array.T) if array.ndim == 2 else 1 for array in arrays], dtype=int)
         for name, number in metric.accuracies(text, image, cases).items():
             metrics[name if name in OF_ALL_ROWS else f"{name}{suffix}"] = number
+        if same_words.any():
+            metrics[f"same_words_acc{suffix}"] = _mean(text[same_words] == 1)
         tied = [case.key for case, outcome in zip(cases, text, strict=True) if outcome == 0]
         metrics |= {f"ties{suffix}": len(tied), f"tied_cases{suffix}": " ".join(tied[:TIES_NAMED])}
         if any(array.ndim == 2 for array in arrays):
@@ -120,7 +134,8 @@ def case_results(metric: Metric, scores: Mapping[str, Sequence], cases: Sequence
     least = 0 if metric.ties_count_as == "right" else 1
     right = {"" if row == "plain" else f"_{row}": [int(_outcome(array) >= least) for array in _checked(
         values, cases, row)] for row, values in scores.items()}
-    items = {"images": [case.images[0].name for case in cases], "values": {}, "weights": {}}
+    items = {"images": [case.images[0].name for case in cases], "same_words": [has_same_words(c) for c in cases],
+             "values": {}, "weights": {}}
     sizes = Counter(case.group for case in cases)
     kept = metric.groups(sizes) if metric.groups else None
     averages = {"": None} if kept is None else {
@@ -253,7 +268,7 @@ def sugar_crepe_groups(results: Iterable[dict]) -> dict[str, dict]:
             if None not in counts:
                 average[f"text_acc_micro{suffix}"] = float(np.average(accuracies, weights=counts))
         for key in sorted(set.intersection(*map(set, parts))):
-            if key in ("cases", "duplicates", "cases_left_out") or key.startswith("ties") and key != "ties_count_as":
+            if key in ("cases", "duplicates", "same_words", "cases_left_out") or key.startswith("ties") and key != "ties_count_as":
                 average[key] = sum(part[key] for part in parts)
     return groups
 

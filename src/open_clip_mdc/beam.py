@@ -14,16 +14,26 @@ from .sampling import Sampling, sample_tokens
 from .tokens import PAD_ID, eot_id, sot_id, target_tokens
 
 
-def next_log_probs(step_logits: StepLogits, text: Tensor, parent: Tensor, vocab_size: int, is_last: bool) -> Tensor:
-    """Log-probabilities of the next token, float32 [R, V]; -inf for SOT, and for all but EOT at the last step.
+def next_log_probs(step_logits: StepLogits, text: Tensor, parent: Tensor, vocab_size: int, min_length: int,
+                   max_length: int) -> Tensor:
+    """Log-probabilities of the next token, float32 [R, V]; -inf for SOT, for EOT after fewer than `min_length` tokens,
+    and for all but EOT after `max_length`.
 
     What is left is not normalised anew: the sum over a caption stays its log-likelihood under the model.
     """
     log_probs = step_logits(text, parent).float().log_softmax(1)
+    tokens = text.shape[1] - 1  # so far, without SOT
     eot = log_probs[:, eot_id(vocab_size)].clone()
-    log_probs[:, slice(None) if is_last else sot_id(vocab_size)] = -torch.inf
-    log_probs[:, eot_id(vocab_size)] = eot
+    log_probs[:, slice(None) if tokens == max_length else sot_id(vocab_size)] = -torch.inf
+    log_probs[:, eot_id(vocab_size)] = eot if tokens >= min_length else -torch.inf
     return log_probs
+
+
+def check_lengths(min_length: int, max_length: int) -> None:
+    """Raises ValueError."""
+    if not 0 <= min_length <= max_length:
+        raise ValueError(f"a caption of at least {min_length} and at most {max_length} tokens cannot be: needs "
+                         "0 <= min_length <= max_length")
 
 
 def in_reading_order(text: Tensor, log_prob: Tensor, vocab_size: int) -> Decoded:
@@ -39,6 +49,7 @@ def beam_search(
         max_length: int,
         num_beams: int = 6,
         device: torch.device | str = "cpu",
+        min_length: int = 0,
 ) -> Decoded:
     """The most likely captions that a beam finds; one beam is greedy search.
 
@@ -48,6 +59,7 @@ def beam_search(
     Args:
         max_length: tokens between SOT and EOT at most; a beam of that length is ended by EOT.
         num_beams: K.
+        min_length: tokens between SOT and EOT at least.
 
     Returns:
         SOT to EOT, then padding, [B, max_length + 2].
@@ -55,8 +67,9 @@ def beam_search(
     Raises:
         ValueError: if an argument is out of range.
     """
-    if num_beams < 1 or max_length < 0:
-        raise ValueError(f"beam search needs num_beams >= 1 and max_length >= 0; not {num_beams}, {max_length}")
+    check_lengths(min_length, max_length)
+    if num_beams < 1:
+        raise ValueError(f"beam search needs num_beams >= 1, not {num_beams}")
     eot = eot_id(vocab_size)
     image = torch.arange(batch_size, device=device)
     text = torch.full((batch_size, 1), sot_id(vocab_size), device=device)
@@ -68,7 +81,7 @@ def beam_search(
     best_score = torch.full((batch_size,), -torch.inf, device=device)
 
     for length in range(1, max_length + 2):  # of the captions that this step ends, with EOT
-        log_probs = next_log_probs(step_logits, text, parent, vocab_size, is_last=length > max_length)
+        log_probs = next_log_probs(step_logits, text, parent, vocab_size, min_length, max_length)
         total = (live[..., None] + log_probs.view(*live.shape, vocab_size)).flatten(1)
         score, choice = total.topk(min(num_beams, total.shape[1]))
         row = image[:, None] * live.shape[1] + choice // vocab_size
@@ -98,21 +111,27 @@ def sample(
         max_length: int,
         sampling: Sampling,
         device: torch.device | str = "cpu",
+        min_length: int = 0,
 ) -> Decoded:
     """One caption per image, chosen token by token.
 
     Args:
         max_length: tokens between SOT and EOT at most; then EOT follows.
+        min_length: tokens between SOT and EOT at least.
 
     Returns:
         SOT to EOT, then padding, [B, max_length + 2].
+
+    Raises:
+        ValueError: if an argument is out of range.
     """
+    check_lengths(min_length, max_length)
     rows = torch.arange(batch_size, device=device)
     text = torch.full((batch_size, 1), sot_id(vocab_size), device=device)
     log_prob = torch.zeros(batch_size, 1, device=device)
     going = torch.ones(batch_size, dtype=torch.bool, device=device)
     for length in range(1, max_length + 2):
-        log_probs = next_log_probs(step_logits, text, rows, vocab_size, is_last=length > max_length)
+        log_probs = next_log_probs(step_logits, text, rows, vocab_size, min_length, max_length)
         token = sample_tokens(log_probs, sampling).where(going, PAD_ID)
         text = torch.cat((text, token[:, None]), dim=1)
         log_prob = torch.cat((log_prob, log_probs[rows, token].where(going, 0.0)[:, None]), dim=1)

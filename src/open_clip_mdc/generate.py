@@ -128,6 +128,7 @@ def search_images(
         length: int | str = "auto",
         num_beams: int = 6,
         sampling: Sampling = GREEDY,
+        min_length: int = 0,
 ) -> Decoded:
     """Captions of images by a causal model.
 
@@ -136,6 +137,7 @@ def search_images(
         length: tokens before EOT at most; "auto" is what the context holds. The model itself ends its captions.
         num_beams: see `beam_search`; not used when sampling.
         sampling: a temperature draws tokens instead of searching.
+        min_length: tokens before EOT at least: a likelihood favours short captions.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -146,8 +148,8 @@ def search_images(
         raise ValueError(f"length is {length!r}; it must be 'auto' or a number of tokens from 1 to {longest}")
     image_kv = model.text.project_image(model.encode_image_tokens(image))
     args = (cached_step_logits(model, image_kv), len(image), model.vocab_size, max_length)
-    return sample(*args, sampling, image.device) if sampling.temperature else \
-        beam_search(*args, num_beams, image.device)
+    return sample(*args, sampling, image.device, min_length) if sampling.temperature else \
+        beam_search(*args, num_beams, image.device, min_length)
 
 
 @torch.no_grad()

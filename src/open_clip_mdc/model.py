@@ -197,7 +197,7 @@ class Captioner(nn.Module):
         Returns:
             token_nll: float32 [M], e.g. -log p(token).
             token_weight: float32 [M], its weight in the loss.
-            num_target: float32 [B], the number of tokens that the loss is divided by.
+            num_target: float32 [R], the number of tokens that the loss is divided by.
             logit_scale: [], for upstream's log.
             length_nll: float32 [B], of the length head, where there is one.
         """
@@ -212,7 +212,8 @@ class Captioner(nn.Module):
             "logit_scale": self.logit_scale,
         }
         if self.length_head is not None:
-            output["length_nll"] = length_nll(self.length_head(image_embs.mean(dim=1)), captions.num_target)
+            output["length_nll"] = length_nll(self.length_head(image_embs.mean(dim=1)),
+                                              captions.num_target.view(len(image), -1)[:, 0])
         return output
 
     def token_loss(self, hidden: Tensor, asked: Asked) -> Tensor:

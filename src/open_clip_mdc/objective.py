@@ -11,6 +11,8 @@ read, and which scores fit it. Whoever needs to know asks the row, and nobody as
     arc    nothing is masked, the decoder is causal, every token has weight 1 (the negative of Eq. 7)
     cappa  CapPa's mix: 75 % of the samples in parallel, 25 % autoregressive (Tschannen et al. 2023, Sec. 3)
     mcd    mask-and-replace diffusion in 100 steps, MC-Diffusion's (mask_replace.py); a row per schedule
+    complementary   two views of each caption: what one hides, the other shows (LaViDa, Li et al. 2025, Sec. 3.2), so that
+           every token is learnt once a step; two-views is its control, the same two rates with independent masks
 
 The continuous-time bound and its weight are those of MDLM (Sahoo et al. 2024) and MD4 (Shi et al. 2024).
 
@@ -39,7 +41,9 @@ STEPS = 100  # of mask-and-replace diffusion, VQ-Diffusion's
 class Objective(NamedTuple):
     """A way to train; what follows from it for decoding and scoring."""
 
-    corrupt: Callable  # (text [B, L], V, cfg, u [B], generator) -> Corrupted, u uniform on (0, 1] over a global batch
+    # (text [B, L], V, cfg, u [B], generator) -> Corrupted of B or more rows, as many for each caption, one after another;
+    # u uniform on (0, 1] over a global batch
+    corrupt: Callable
     bound: Callable  # the same but for cfg: its weighted loss is the NELBO on average, whatever interval is trained
     token_loss: Callable  # (logits [M, V], Asked) -> float32 [M]
     order: str  # "any" | "causal": which decoders and estimators fit
@@ -119,6 +123,28 @@ def masked_diffusion(text: Tensor, vocab_size: int, cfg: "CaptionCfg", u: Tensor
     return Corrupted(noisy, masked, weight, target, False, t)
 
 
+def two_views(complementary: bool) -> Callable:
+    """Masks at the rates t and 1 - t, rows 2b and 2b + 1 of image b, each weighted as in Algorithm 1.
+
+    Both views are unbiased for their own t, and the decoder costs twice as much a step: compare at half the batch.
+
+    Args:
+        complementary: whether the second view hides just what the first shows, or draws for itself.
+    """
+    def corrupt(text: Tensor, vocab_size: int, cfg: "CaptionCfg", u: Tensor,
+                generator: torch.Generator | None = None) -> Corrupted:
+        target = target_tokens(text, vocab_size)
+        t = sample_t(u, cfg.t_min, cfg.t_max).to(text.device)
+        first = forward_process(text, target, t, vocab_size, generator)[1]
+        second = target & ~first if complementary else forward_process(text, target, 1 - t, vocab_size, generator)[1]
+        t, masked = torch.stack((t, 1 - t), 1).flatten(), torch.stack((first, second), 1).flatten(0, 1)
+        text, target = text.repeat_interleave(2, 0), target.repeat_interleave(2, 0)
+        weight = torch.where(masked, loss_weight(t, cfg.loss_weight)[:, None], 0)
+        return Corrupted(text.masked_fill(masked, mask_id(vocab_size)), masked, weight, target, False, t)
+
+    return corrupt
+
+
 def autoregressive(text: Tensor, vocab_size: int, cfg: "CaptionCfg", u: Tensor,
                    generator: torch.Generator | None = None) -> Corrupted:
     """The negative of Eq. 7: every token is predicted from those before it."""
@@ -179,6 +205,8 @@ def mask_and_replace(preset: str) -> Objective:
 
 OBJECTIVES = {
     "mdc": Objective(masked_diffusion, whole_interval, cross_entropy, "any", ("heuristic", "monte_carlo")),
+    "complementary": Objective(two_views(True), whole_interval, cross_entropy, "any", ("heuristic", "monte_carlo")),
+    "two-views": Objective(two_views(False), whole_interval, cross_entropy, "any", ("heuristic", "monte_carlo")),
     "arc": Objective(autoregressive, exact, cross_entropy, "causal", ("autoregressive",)),
     "cappa": Objective(captioning_with_parallel, exact, cross_entropy, "causal", ("autoregressive",)),
     "mcd": mask_and_replace("code"),

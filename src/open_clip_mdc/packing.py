@@ -165,9 +165,10 @@ def pack(text: Tensor, corrupted: Corrupted, vocab_size: int) -> Captions:
     """A training batch of captions.
 
     Args:
-        text: long [R, L] as the tokenizer makes it: SOT, tokens, EOT, padding.
-        corrupted: of the same captions.
+        text: long [B, L] as the tokenizer makes it: SOT, tokens, EOT, padding.
+        corrupted: of the same captions, R/B consecutive rows of each.
     """
+    text = text.repeat_interleave(len(corrupted.text) // len(text), 0)
     valid = valid_tokens(text, vocab_size)
     row, position = corrupted.asked.nonzero().unbind(1)
     return Captions(

@@ -82,7 +82,7 @@ def evaluate(tmp_path, *arguments, name="result") -> tuple[dict, dict]:
     ("mdc", ["--caption_length", "5", "--tokens_per_step", "2"], {"length": 5, "tokens_per_step": 2}),
     ("mdc", ["--caption_length", "auto"], {"length": "auto", "tokens_per_step": 1}),
     ("arc", ["--caption_length", "6"], {"length": 6, "num_beams": 6}),
-    ("arc", ["--num_beams", "2"], {"length": "auto", "num_beams": 2}),
+    ("arc", ["--num_beams", "2", "--min_length", "3"], {"length": "auto", "num_beams": 2, "min_length": 3}),
 ])
 def test_captions_are_those_that_the_model_generates(runs, data, tmp_path, alias, given, decoding):
     metrics, saved = evaluate(tmp_path, *flags(runs, data, alias), *given)
@@ -284,6 +284,7 @@ def test_bad_input_is_named_in_one_line_before_any_decoding(runs, data, tmp_path
     cases = {
         "neither a number of tokens nor auto": [*mdc, "--caption_length", "0"],
         "--num_beams means nothing to this model, which decodes by unmasking": [*mdc, "--num_beams", "3"],
+        "--min_length means nothing to this model, which decodes by unmasking": [*mdc, "--min_length", "3"],
         "--tokens_per_step means nothing to this model": [*arc, "--tokens_per_step", "3"],
         "0.tar, sample a: captioning needs a picture": flags(runs, labelled),
         "image a has no captions": flags(runs, empty),

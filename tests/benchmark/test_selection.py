@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import needs_shared_data, shared_data
 
 from clip_benchmark_ext import selection_metrics as metrics_of_scores
 from clip_benchmark_ext.datasets import find_row
@@ -46,7 +47,7 @@ def winoground_cases(count):
 @pytest.mark.parametrize("name", ["sugar_crepe/swap_obj", "valse/existence"])
 def test_pairs_are_right_only_if_the_right_caption_scores_strictly_higher(name):
     metrics = selection_metrics(name, {"plain": [RIGHT, TIE, WRONG, RIGHT, TIE]}, pair_cases("ggggg"))
-    assert metrics == {"cases": 5, "duplicates": 0, "ties_count_as": "wrong", "text_acc": 0.4, "ties": 2,
+    assert metrics == {"cases": 5, "duplicates": 0, "same_words": 0, "ties_count_as": "wrong", "text_acc": 0.4, "ties": 2,
                        "tied_cases": "row1 row4"}
 
 
@@ -87,6 +88,28 @@ def test_equal_texts_tie_whatever_noise_the_scorer_added():
         order = [Case("a", (Path("x.png"),), ("s", "t", "s", "t", "u"), "g")]
         metrics = selection_metrics("aro/coco_order", {"plain": [[2.0, 1.0, 2.0 + noise, 1.0, 0.0]]}, order)
         assert metrics["text_acc"] == 1 and metrics["text_acc_strict"] == 0 and metrics["duplicates"] == 1
+
+
+def test_pairs_with_the_same_words_are_counted_marked_and_averaged_apart():
+    """Whatever a bag of words can do, it cannot choose between these."""
+    texts = [("A dog bites a man.", "a man bites a dog"), ("a dog", "a cat"), ("the man's dog", "the dog's man"),
+             ("two dogs, one cat", "One cat, two dogs!"), ("a a b", "a b b"), ("a dog", "a dog")]
+    cases = [Case(f"row{i}", (Path(f"{i}.png"),), pair, "g") for i, pair in enumerate(texts)]
+    scores = {"plain": [RIGHT, WRONG, RIGHT, WRONG, RIGHT, TIE], "blind": [WRONG, RIGHT, WRONG, RIGHT, WRONG, TIE]}
+    metrics = selection_metrics("sugar_crepe/swap_obj", scores, cases)
+    assert (metrics["same_words"], metrics["duplicates"]) == (2, 1)
+    assert (metrics["same_words_acc"], metrics["same_words_acc_blind"]) == (0.5, 0.5)
+    items = metrics_of_scores.case_results(find_row("sugar_crepe/swap_obj").metric, scores, cases)
+    assert items["same_words"] == [True, False, False, True, False, False]
+
+
+@needs_shared_data
+@pytest.mark.parametrize("subset, count", [("swap_obj", 164), ("swap_att", 408), ("replace_rel", 0)])
+def test_sugar_crepe_has_as_many_such_pairs_as_its_authors_were_told(subset, count):
+    """Issue 10 of RAIVNLab/sugar-crepe."""
+    rows = json.loads((shared_data() / "sugarcrepe" / f"{subset}.json").read_text()).values()
+    cases = [Case("", (Path("x"),), (row["caption"], row["negative_caption"]), "") for row in rows]
+    assert sum(map(metrics_of_scores.has_same_words, cases)) == count
 
 
 def test_orders_count_a_tie_for_the_right_caption_as_right_and_report_the_strict_number_too():

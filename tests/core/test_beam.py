@@ -1,4 +1,5 @@
 """Claims about autoregressive decoding: the search, the cache, the scores."""
+import copy
 import itertools
 import math
 
@@ -248,6 +249,32 @@ def test_tokens_are_drawn_as_often_as_temperature_top_k_and_top_p_say(options, e
         assert chisquare([counts[i] for i in possible], [20000 * expected[i] for i in possible]).pvalue > 0.001
 
 
+@pytest.mark.parametrize("min_length", range(4))
+def test_the_least_length_leaves_the_most_likely_of_the_captions_that_are_long_enough(min_length):
+    shorter = 0
+    for seed in range(4):
+        table = random_table(seed, vocab_size=5)
+        likelihood = {c: log_likelihood(table, c, 5) for c in all_captions(5, max_length=3)}
+        enough = {c: value for c, value in likelihood.items() if len(c) >= min_length}
+        text, score = search(table, 1, 5, max_length=3, num_beams=27, min_length=min_length)
+        assert words(text[0]) == max(enough, key=enough.get)
+        assert score.item() == pytest.approx(max(enough.values()), abs=1e-5)
+        shorter += len(max(likelihood, key=likelihood.get)) < min_length
+    assert shorter or not min_length
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 1}, {"sampling": Sampling(1.0)}], ids=str)
+def test_searched_and_drawn_captions_are_as_long_as_asked(model, image, options):
+    hasty = copy.deepcopy(model)
+    hasty.text.ln_final.bias.data.fill_(1.0)
+    hasty.text.output.weight.data[EOT] += 0.2  # times 32 ones: EOT's logit rises by 6.4
+    assert min(len(words(row)) for row in generate(hasty, image, length=8, **options)) < 5
+    lengths = {len(words(row)) for row in generate(hasty, image, length=8, min_length=5, **options)}
+    assert lengths <= {5, 6, 7, 8} and 5 in lengths
+    with pytest.raises(ValueError, match="at least 9 and at most 8"):
+        generate(hasty, image, length=8, min_length=9, **options)
+
+
 def test_sampling_repeats_under_the_same_seed(model, image):
     def drawn(seed):
         return generate(model, image, length=6,
@@ -257,8 +284,9 @@ def test_sampling_repeats_under_the_same_seed(model, image):
 
 
 def test_what_makes_no_sense_is_refused(model, image):
-    for options in (dict(num_beams=0), dict(max_length=-1)):
-        with pytest.raises(ValueError, match="num_beams"):
+    for options, message in ((dict(num_beams=0), "num_beams"), (dict(max_length=-1), "at most -1"),
+                             (dict(min_length=4), "at least 4"), (dict(min_length=-1), "at least -1")):
+        with pytest.raises(ValueError, match=message):
             beam_search(garden_path, 1, 4, **{"max_length": 3, **options})
     for options, message in ((dict(temperature=-1.0), "temperature is"), (dict(temperature=1.0, top_k=0), "top_k is 0"),
                              (dict(temperature=1.0, top_p=0.0), "top_p is 0.0"), (dict(top_k=5), "need a temperature")):

@@ -183,6 +183,55 @@ def test_loss_is_an_unbiased_estimate_of_the_exact_nelbo():
     assert standard_error < 0.04 * exact  # tight enough to notice a wrong weight
 
 
+def test_what_one_view_hides_the_other_shows():
+    """By hand: ids 7 8 9 between SOT and EOT, each hidden in one of the two rows, EOT too, SOT and padding in none."""
+    text = torch.tensor([[58, 7, 8, 9, 59, 0], [58, 5, 59, 0, 0, 0]])
+    out = corrupt(text, torch.tensor([0.5, 1.0]), "complementary", seed=3, t_min=0.2, t_max=0.6)
+    torch.testing.assert_close(out.t, torch.tensor([0.4, 0.6, 0.6, 0.4]))
+    for b, n in ((0, 5), (1, 3)):
+        first, second = out.text[2 * b].tolist(), out.text[2 * b + 1].tolist()
+        assert first[0] == second[0] == 58 and first[n:] == second[n:] == text[b, n:].tolist()
+        for a, c, clean in zip(first[1:n], second[1:n], text[b, 1:n].tolist(), strict=True):
+            assert {a, c} == {60, clean}
+    hidden = out.text == 60
+    assert torch.equal(out.asked, hidden)
+    torch.testing.assert_close(out.weight, hidden / out.t[:, None])
+    assert out.target.sum(1).tolist() == [4, 4, 2, 2]
+    assert {tuple(corrupt(text, torch.tensor([0.5, 1.0]), "complementary", seed).asked[0].tolist())
+            for seed in range(20)} != {tuple(hidden[0].tolist())}
+
+
+@pytest.mark.parametrize("objective", ["complementary", "two-views"])
+def test_each_of_two_views_has_the_expected_weight_of_its_own_t(objective):
+    draws, text = 20000, captions([6])
+    out = corrupt(text.expand(draws, -1), shuffled_u(draws), objective, t_min=0.3, t_max=0.7)
+    target = target_tokens(text, VOCAB)[0]
+    for view in (0, 1):
+        assert (out.weight[view::2].mean(0) - target.float()).abs().max() < 0.05
+    both = out.asked[::2] & out.asked[1::2]
+    expected = 0 if objective == "complementary" else 0.25 - 0.4 ** 2 / 12  # E[t (1 - t)], t uniform on [0.3, 0.7]
+    assert both[:, target].float().mean().item() == pytest.approx(expected, abs=0.01)
+
+
+def test_two_views_look_at_one_image_and_give_the_mean_of_their_losses():
+    """Against each view alone, as a batch of ordinary captions with the image repeated."""
+    model = tiny_captioner("complementary", t_min=0.3, t_max=0.7)
+    text, image = captions([5, 9, 7]), images(3)
+    corrupted = model.corrupt(text)
+    looks = []
+    hook = model.visual.register_forward_hook(lambda module, args, out: looks.append(len(args[0])))
+    out = model(image, pack(text, corrupted, VOCAB))
+    hook.remove()
+    assert looks == [3] and out["length_nll"].shape == (3,)
+    losses = []
+    for view in (0, 1):
+        rows = Corrupted(*(x if isinstance(x, bool) else x[view::2] for x in corrupted))
+        losses.append(CaptionLoss()(**model(image, pack(text, rows, VOCAB)), output_dict=True))
+    both = CaptionLoss()(**out, output_dict=True)
+    assert both["caption_loss"].item() == pytest.approx(sum(x["caption_loss"].item() for x in losses) / 2, rel=1e-5)
+    assert both["length_loss"].item() == pytest.approx(losses[0]["length_loss"].item(), rel=1e-5)
+
+
 @pytest.mark.parametrize("objective", ["mdc", "arc", "cappa"])
 def test_validation_is_the_nelbo_whatever_the_batch_size_and_the_interval_trained(objective):
     """Against enumeration (mdc) and the exact likelihood (the others); the same number for every batch size."""

@@ -162,6 +162,11 @@ def test_a_caption_written_left_to_right_adds_up_to_its_likelihood_with_its_end(
     assert row["tokens"][-1]["token"] == "<end>"
 
 
+def test_a_caption_has_the_least_length_that_is_asked_for(runs, folder):
+    run("--pretrained", runs / "arc", *PATHS, "--length", "9", "--min-length", "8")
+    assert {len(row["tokens"]) - (row["tokens"][-1]["token"] == "<end>") for row in lines()} <= {8, 9}
+
+
 def test_words_that_are_given_stay_and_have_neither_step_nor_probability(runs, folder):
     run("--pretrained", runs / "mdc", "x1.png", "x2.png", "--text", "a [MASK] circle left of [MASK]")
     for row in lines():
@@ -234,6 +239,8 @@ def test_pictures_stand_the_way_up_that_the_camera_noted(tmp_path):
     (("x1.png", "--length", "900"), "length is 900"),
     (("x1.png", "--text", "a cat"), "no [MASK]"),
     (("x1.png", "--text", "[MASK]", "--length", "3"), "leave out --length"),
+    (("x1.png", "--min-length", "3"), "--min-length is for autoregressive models"),
+    (("x1.png", "--min-length", "5", "--length", "4"), "--min-length 5 is more than --length 4"),
     (("x1.png", "--text", "a [MASK]", "--pretrained", "arc"), "autoregressive"),
     (("x1.png", "--tokens-per-step", "2", "--pretrained", "arc"), "autoregressive"),
     (("x1.png", "--top-p", "0.9"), "top_k and top_p need a temperature"),

@@ -29,7 +29,7 @@ from ..unmask import tokenize_with_masks
 from .common import Loaded, blind_image, load_captioner, need_folder
 from .page import card, printable, thumbnail, write_page
 
-DECODING = ("length", "tokens_per_step", "text", "temperature", "top_k", "top_p", "seed", "guidance_scale")
+DECODING = ("length", "min_length", "tokens_per_step", "text", "temperature", "top_k", "top_p", "seed", "guidance_scale")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -38,6 +38,8 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("--text says how many tokens there are; leave out --length")
     if args.text and "[MASK]" not in args.text:
         raise ValueError(f"--text {args.text!r} has no [MASK] to fill in")
+    if args.min_length and isinstance(args.length, int) and args.min_length > args.length:
+        raise ValueError(f"--min-length {args.min_length} is more than --length {args.length}")
     Sampling(args.temperature, args.top_k, args.top_p).check()
     need_folder("--out", args.out)
     if args.html:
@@ -54,7 +56,10 @@ def decoding_options(args: argparse.Namespace, loaded: Loaded, paths: list[Path]
     if model.causal and (args.tokens_per_step or args.text or args.guidance_scale != 1):
         raise ValueError("--tokens-per-step, --text and --guidance-scale are for masked diffusion; this model is "
                          "autoregressive")
-    options = {name: value for name in ("length", "tokens_per_step") if (value := getattr(args, name)) is not None}
+    if args.min_length and not model.causal:
+        raise ValueError("--min-length is for autoregressive models, which end their captions themselves; this one is "
+                         "given the --length")
+    options = {name: value for name in ("length", "min_length", "tokens_per_step") if (value := getattr(args, name)) is not None}
     if args.text:
         options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length).to(loaded.device)
     if args.guidance_scale != 1:

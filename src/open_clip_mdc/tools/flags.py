@@ -82,6 +82,7 @@ def caption(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", help="page to write, one file with the images in it; for hundreds, not millions")
     parser.add_argument("--length", type=length, metavar="N|auto|sample",
                         help="tokens of a caption (default: 15), the model's choice or its draw; of ARC, at most")
+    parser.add_argument("--min-length", type=positive, metavar="N", help="tokens of a caption of ARC, at least")
     parser.add_argument("--tokens-per-step", type=tokens_per_step, metavar="K|P",
                         help="tokens revealed at a time; or, as 0.9, all that are so probable (default: 1)")
     parser.add_argument("--text", help="caption to fill in, e.g. 'a [MASK] dog on a [MASK]', a token each")
