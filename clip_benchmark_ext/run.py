@@ -156,7 +156,8 @@ class Task(NamedTuple):
     options: Callable[[Namespace, Flags, CaptionCfg | None], dict] = lambda *_: {}
 
 
-DECODER = ("caption_length", "min_length", "tokens_per_step", "num_beams", "temperature", "top_k", "top_p", "guidance_scale")
+DECODER = ("caption_length", "min_length", "tokens_per_step", "num_beams", "temperature", "top_k", "top_p",
+           "guidance_scale")
 SCORER = ("scorer", "num_samples", "stop_confidence", "trained_interval")
 TASKS = {
     "image_caption_selection": Task(

@@ -28,7 +28,8 @@ Per row the metrics are (SUFFIX as above):
 
 and for all rows together `cases`, `duplicates` (cases in which a wrong candidate is the same text as the right one:
 they can only tie), `same_words` (cases in which a wrong candidate is the right one's words in another order: no bag
-of words tells them apart; 164 of SugarCrepe's swap_obj, 408 of swap_att), `ties_count_as`, and for ARO VG-* `groups` and `cases_in_groups`, those the official mean keeps.
+of words tells them apart; 164 of SugarCrepe's swap_obj, 408 of swap_att), `ties_count_as`, and for ARO VG-* `groups`
+and `cases_in_groups`, those the official mean keeps.
 
 Equal texts within a case get equal scores here, whatever noise the scorer added: an estimator must not win by chance.
 """
@@ -268,7 +269,8 @@ def sugar_crepe_groups(results: Iterable[dict]) -> dict[str, dict]:
             if None not in counts:
                 average[f"text_acc_micro{suffix}"] = float(np.average(accuracies, weights=counts))
         for key in sorted(set.intersection(*map(set, parts))):
-            if key in ("cases", "duplicates", "same_words", "cases_left_out") or key.startswith("ties") and key != "ties_count_as":
+            counts_cases = key in ("cases", "duplicates", "same_words", "cases_left_out")
+            if counts_cases or key.startswith("ties") and key != "ties_count_as":
                 average[key] = sum(part[key] for part in parts)
     return groups
 

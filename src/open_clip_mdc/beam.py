@@ -130,7 +130,7 @@ def sample(
     text = torch.full((batch_size, 1), sot_id(vocab_size), device=device)
     log_prob = torch.zeros(batch_size, 1, device=device)
     going = torch.ones(batch_size, dtype=torch.bool, device=device)
-    for length in range(1, max_length + 2):
+    for _ in range(max_length + 1):
         log_probs = next_log_probs(step_logits, text, rows, vocab_size, min_length, max_length)
         token = sample_tokens(log_probs, sampling).where(going, PAD_ID)
         text = torch.cat((text, token[:, None]), dim=1)

@@ -11,8 +11,8 @@ read, and which scores fit it. Whoever needs to know asks the row, and nobody as
     arc    nothing is masked, the decoder is causal, every token has weight 1 (the negative of Eq. 7)
     cappa  CapPa's mix: 75 % of the samples in parallel, 25 % autoregressive (Tschannen et al. 2023, Sec. 3)
     mcd    mask-and-replace diffusion in 100 steps, MC-Diffusion's (mask_replace.py); a row per schedule
-    complementary   two views of each caption: what one hides, the other shows (LaViDa, Li et al. 2025, Sec. 3.2), so that
-           every token is learnt once a step; two-views is its control, the same two rates with independent masks
+    complementary  two views of each caption: what one hides, the other shows, as in LaViDa, so that every token is
+           learnt once a step; two-views is its control, the same two rates with independent masks
 
 The continuous-time bound and its weight are those of MDLM (Sahoo et al. 2024) and MD4 (Shi et al. 2024).
 
@@ -41,8 +41,8 @@ STEPS = 100  # of mask-and-replace diffusion, VQ-Diffusion's
 class Objective(NamedTuple):
     """A way to train; what follows from it for decoding and scoring."""
 
-    # (text [B, L], V, cfg, u [B], generator) -> Corrupted of B or more rows, as many for each caption, one after another;
-    # u uniform on (0, 1] over a global batch
+    # (text [B, L], V, cfg, u [B], generator) -> Corrupted of B rows, or of as many for each caption, one after another;
+    # u is uniform on (0, 1] over a global batch
     corrupt: Callable
     bound: Callable  # the same but for cfg: its weighted loss is the NELBO on average, whatever interval is trained
     token_loss: Callable  # (logits [M, V], Asked) -> float32 [M]

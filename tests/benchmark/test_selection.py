@@ -47,8 +47,8 @@ def winoground_cases(count):
 @pytest.mark.parametrize("name", ["sugar_crepe/swap_obj", "valse/existence"])
 def test_pairs_are_right_only_if_the_right_caption_scores_strictly_higher(name):
     metrics = selection_metrics(name, {"plain": [RIGHT, TIE, WRONG, RIGHT, TIE]}, pair_cases("ggggg"))
-    assert metrics == {"cases": 5, "duplicates": 0, "same_words": 0, "ties_count_as": "wrong", "text_acc": 0.4, "ties": 2,
-                       "tied_cases": "row1 row4"}
+    assert metrics == {"cases": 5, "duplicates": 0, "same_words": 0, "ties_count_as": "wrong", "text_acc": 0.4,
+                       "ties": 2, "tied_cases": "row1 row4"}
 
 
 def test_every_row_of_scores_gets_its_own_numbers():

@@ -29,7 +29,8 @@ from ..unmask import tokenize_with_masks
 from .common import Loaded, blind_image, load_captioner, need_folder
 from .page import card, printable, thumbnail, write_page
 
-DECODING = ("length", "min_length", "tokens_per_step", "text", "temperature", "top_k", "top_p", "seed", "guidance_scale")
+DECODING = ("length", "min_length", "tokens_per_step", "text", "temperature", "top_k", "top_p", "seed",
+            "guidance_scale")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -59,7 +60,8 @@ def decoding_options(args: argparse.Namespace, loaded: Loaded, paths: list[Path]
     if args.min_length and not model.causal:
         raise ValueError("--min-length is for autoregressive models, which end their captions themselves; this one is "
                          "given the --length")
-    options = {name: value for name in ("length", "min_length", "tokens_per_step") if (value := getattr(args, name)) is not None}
+    options = {name: value for name in ("length", "min_length", "tokens_per_step")
+               if (value := getattr(args, name)) is not None}
     if args.text:
         options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length).to(loaded.device)
     if args.guidance_scale != 1:
