@@ -4,9 +4,8 @@ Upstream keeps features under the checkpoint's *path*, so that a checkpoint whic
 features of the old one. Here they are kept under what they were computed from: the weights, the images and their
 transform, the kind of feature and the precision.
 
-B batch, N images, P patches, D width.
+Dimensions: B images of a batch, N images, P patches, D width.
 """
-
 import hashlib
 import itertools
 import json
@@ -31,10 +30,7 @@ FEATURE_KINDS = ("gap", "cls", "pooled")
 
 
 def default_feature(model: torch.nn.Module) -> str:
-    """Returns the kind that the paper probes: "gap" for captioners, "cls" for CLIP (Sec. 4.2).
-
-    Towers without a class token of OpenCLIP's are probed as upstream does, "pooled".
-    """
+    """What the paper probes (Sec. 4.2): "gap" of captioners, "cls" of CLIP; of other towers "pooled", as upstream."""
     if hasattr(model, "encode_image_tokens"):
         return "gap"
     visual = getattr(model, "visual", None)
@@ -42,19 +38,14 @@ def default_feature(model: torch.nn.Module) -> str:
 
 
 def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Returns the function that turns images [B, 3, H, W] into features [B, D]; the model itself is left as it is.
+    """The function from images [B, 3, height, width] to features [B, D], of a captioner or any model of clip_benchmark.
 
     gap: mean of the patch tokens after the final LayerNorm (a captioner's `encode_image`).
     cls: the [CLS] token after the final LayerNorm and before the projection, as the paper probes CLIP.
-    pooled: `model.encode_image`, as upstream probes every model: after the projection for CLIP, the same as gap for a
-    captioner, which has none.
-
-    Args:
-        model: A captioner (it has `encode_image_tokens`) or any model of clip_benchmark.
-        kind: "gap", "cls" or "pooled".
+    pooled: `model.encode_image`, as upstream probes every model: after the projection for CLIP; a captioner has none.
 
     Raises:
-        ValueError: The kind is unknown, or the model's image tower has no such feature.
+        ValueError: the kind is unknown, or the model's image tower has no such feature.
     """
     if kind not in FEATURE_KINDS:
         raise ValueError(f"unknown feature {kind!r}: choose one of {', '.join(FEATURE_KINDS)}")
@@ -86,20 +77,17 @@ def extract_features(
         amp: bool,
         desc: str = "features",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Encodes every image of a data loader, each batch on one process where there are several.
+    """Encodes the (images, targets) batches of a data loader, each on one process where there are several.
 
     Args:
-        encode: Images [B, 3, H, W] on the device -> features [B, D].
-        dataloader: Gives (images, targets) batches.
-        device: Where the model is.
-        amp: Encode under autocast.
-        desc: Label of the progress bar.
+        encode: from images [B, 3, height, width] on the device to features [B, D].
+        desc: label of the progress bar.
 
     Returns:
-        The features [N, D], in the precision in which they came, and the targets [N], both on the CPU.
+        the features [N, D], in the precision in which they came, and the targets [N], both on the CPU.
 
     Raises:
-        ValueError: The loader is empty, or a feature is not finite.
+        ValueError: the loader is empty, or a feature is not finite.
     """
     device = torch.device(device)
     encoded = []
@@ -121,29 +109,13 @@ def cache_key(
         fingerprint: str, dataloader: Iterable, split: str, kind: str, normalize: bool, device: str | torch.device,
         amp: bool,
 ) -> dict:
-    """Returns all that the features of one split depend on, as plain values.
-
-    Args:
-        fingerprint: `checkpoints.fingerprint` of the model.
-        dataloader: The loader of this split.
-        split: "train", "val" or "test".
-        kind: The kind of feature.
-        normalize: Whether the features have length 1.
-        device: Where they are computed; it decides autocast's precision.
-        amp: Whether they are computed under autocast.
-    """
-    return {
-        "model": fingerprint,
-        "split": split,
-        "feature": kind,
-        "normalize": bool(normalize),
-        "precision": precision(device, amp),
-        "data": describe_data(dataloader),
-    }
+    """All that the features of one split depend on, as plain values; `fingerprint` is that of checkpoints.py."""
+    return {"model": fingerprint, "split": split, "feature": kind, "normalize": bool(normalize),
+            "precision": precision(device, amp), "data": describe_data(dataloader)}
 
 
 def describe_data(dataloader: Iterable) -> dict:
-    """Returns what tells a loader's images from others: where they come from, how many, transform, a sample's hash.
+    """What tells a loader's images from others: where they come from, how many, their transform, a sample's hash.
 
     Nothing but the loader is asked, so that it works for every data set of clip_benchmark. The sample (the first image
     of a stream; first, middle and last image otherwise, all transformed) catches what a printed data set or transform
@@ -169,25 +141,22 @@ def describe_data(dataloader: Iterable) -> dict:
         type(dataset).__name__ if isinstance(dataset, (list, tuple)) else _text(dataset))
     about["transform"] = [_text(t) for t in transforms] or _text(getattr(dataset, "transform", None))
 
-    digest = hashlib.sha256()
-    _hash_sample(digest, samples)
-    about["sample"] = digest.hexdigest()
+    about["sample"] = _hash(samples)
     return about
 
 
 def cached_features(
         folder: str, key: dict, extract: Callable[[], tuple[torch.Tensor, torch.Tensor]], note: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the features [N, D] and targets [N] of a key from its file, or extracts them and writes the file.
+    """The features [N, D] and targets [N] of a key from its file, or extracted and written to it.
 
-    Two runs may share the folder: a file appears whole or not at all. A file that is damaged is written anew, with a
-    warning.
+    Two runs may share the folder. A file that is damaged is written anew, with a warning.
 
     Args:
-        folder: Where the files are; made if missing.
-        key: What `cache_key` returns.
-        extract: Computes features and targets.
-        note: Words for whoever reads the file's metadata; not part of the key.
+        folder: made if missing.
+        key: of `cache_key`.
+        extract: computes features and targets.
+        note: for whoever reads the file's metadata.
     """
     os.makedirs(folder, exist_ok=True)  # before the long work, so that a folder that cannot be written fails early
     path = feature_path(folder, key)
@@ -206,22 +175,22 @@ def cached_features(
 
 
 def feature_path(folder: str, key: dict) -> str:
-    """Returns the file of a key: its split, and a hash of all of it."""
+    """The file of a key: its split, and a hash of all of it."""
     return os.path.join(folder, f"{key['split']}-{hashlib.sha256(_json(key).encode()).hexdigest()[:24]}.safetensors")
 
 
 def save_features(path: str, key: dict, features: torch.Tensor, targets: torch.Tensor, note: str = "") -> None:
-    """Writes features [N, D] and targets [N] with their key and a checksum; the file appears whole or not at all."""
+    """Writes features [N, D] and targets [N] with key and checksum: the format would not notice a flipped bit."""
     tensors = {"features": features.contiguous(), "targets": targets.contiguous()}
-    save_tensors(path, tensors, {"key": _json(key), "checksum": _checksum(tensors), "note": note})
+    save_tensors(path, tensors, {"key": _json(key), "checksum": _hash(features, targets), "note": note})
 
 
 def load_features(path: str, key: dict) -> tuple[torch.Tensor, torch.Tensor]:
     """Reads features [N, D] and targets [N].
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file is damaged or holds something else.
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged or holds something else.
     """
     # Read in one go: safe_open opens the file twice, and in between another run may have put a new one in its place.
     with open(path, "rb") as file:
@@ -230,10 +199,9 @@ def load_features(path: str, key: dict) -> tuple[torch.Tensor, torch.Tensor]:
         tensors = load(data)
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged ({error})") from error
-    header_size = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8:8 + header_size]).get("__metadata__", {})
-    # The format itself would not notice a flipped bit, nor a file under a wrong name.
-    if tensors.keys() != {"features", "targets"} or metadata.get("checksum") != _checksum(tensors):
+    metadata = json.loads(data[8:8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+    if tensors.keys() != {"features", "targets"} or metadata.get("checksum") != _hash(
+            tensors["features"], tensors["targets"]):
         raise ValueError(f"{path} is damaged (its checksum is wrong)")
     if metadata.get("key") != _json(key):
         raise ValueError(f"{path} holds features of something else")
@@ -241,7 +209,7 @@ def load_features(path: str, key: dict) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    """Writes a safetensors file under a name of its own, then renames it: a reader never sees half a file."""
+    """Writes a safetensors file atomically."""
     with new_file(path) as partial:
         save_file(tensors, partial, metadata=metadata)
 
@@ -251,7 +219,7 @@ def _json(value: dict) -> str:
 
 
 def _text(value: object) -> str:
-    """Returns an object as Python prints it, without memory addresses, which differ from run to run."""
+    """An object as Python prints it, without memory addresses, which differ from run to run."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
@@ -262,18 +230,18 @@ def _describe_file(url: str) -> str:
     return f"{os.path.abspath(url)}, {status.st_size} bytes, {status.st_mtime_ns}"
 
 
-def _hash_sample(digest, sample: object) -> None:
-    if isinstance(sample, (tuple, list)):
-        for part in sample:
-            _hash_sample(digest, part)
-    elif isinstance(sample, torch.Tensor):
-        hash_tensor(digest, sample)
-    else:
-        digest.update(_text(sample).encode())
-
-
-def _checksum(tensors: dict[str, torch.Tensor]) -> str:
+def _hash(*values: object) -> str:
+    """SHA-256 of tensors, and of anything else as it prints, in any nesting of lists and tuples."""
     digest = hashlib.sha256()
-    for name in sorted(tensors):
-        hash_tensor(digest, tensors[name])
+
+    def add(value: object) -> None:
+        if isinstance(value, (tuple, list)):
+            for part in value:
+                add(part)
+        elif isinstance(value, torch.Tensor):
+            hash_tensor(digest, value)
+        else:
+            digest.update(_text(value).encode())
+
+    add(values)
     return digest.hexdigest()

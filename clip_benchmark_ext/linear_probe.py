@@ -12,9 +12,8 @@ Where this departs from clip_benchmark's code:
 - a validation set with classes that the training set lacks works;
 - trainings that the search would repeat with the same weight decay are done once.
 
-Dimensions: N images, B batch, D width, C classes.
+Dimensions: N images, D width, C classes.
 """
-
 import itertools
 import json
 import os
@@ -30,13 +29,7 @@ from tqdm import tqdm
 
 from open_clip_mdc.checkpoints import fingerprint
 
-from .features import (
-    cache_key,
-    cached_features,
-    extract_features,
-    feature_fn,
-    save_tensors,
-)
+from .features import cache_key, cached_features, extract_features, feature_fn, save_tensors
 
 
 def evaluate(
@@ -60,29 +53,20 @@ def evaluate(
     """Trains a linear classifier on a model's image features and measures it on the test split.
 
     Args:
-        model: a captioner or any model of clip_benchmark; put into evaluation mode.
         loaders: images and class ids to train on ("train"), on which to choose the weight decay ("val", if at all) and
             of the test split ("test").
-        feature: "gap", "cls" or "pooled" (see `feature_fn`; `default_feature` is the paper's).
-        feature_root: folder of the feature files.
+        feature: a kind of `feature_fn`; `default_feature` is the paper's.
         fewshot_k: training images per class, drawn at random; -1 for all.
-        batch_size: rows per training step.
-        lr: learning rate at the start of the cosine schedule.
-        epochs: passes over the training rows.
-        seed: of the classifier's weights and the order of its batches.
-        device: where to encode and to train.
+        batch_size, lr, epochs, seed: of the classifier's training (`train`); features and training share amp.
         normalize: whether features are scaled to length 1.
-        amp: encode and train under autocast.
-        val_proportion: instead of a "val" loader, the share of the training rows to set aside; the rows are those that
-            upstream sets aside. Works for a stream (WebDataset) too, which upstream cannot split.
-        verbose: print the accuracy of every weight decay and the report by class.
-        save_probe: where to write the classifier: a safetensors file with `weight` [C, D] and `bias` [C], so that the
-            logits are `features @ weight.T + bias`.
+        val_proportion: instead of a "val" loader, the share of the training rows to set aside: those that upstream
+            would. Works for a stream (WebDataset) too, which upstream cannot split.
+        save_probe: a safetensors file to write, with `weight` [C, D] and `bias` [C] of the logits.
         note: names the run in the metadata of the files.
 
     Returns:
         lp_acc1, lp_acc5 (None, with the reason, for five or fewer classes), lp_mean_per_class_recall, weight_decay,
-        epochs, seed, fewshot_k, normalized, feature.
+        epochs, seed, fewshot_k, normalized, feature; items: for each test image whether its class was found.
 
     Raises:
         ValueError: a class has fewer than fewshot_k images, the targets are no class ids, or an argument is unusable.
@@ -140,11 +124,7 @@ def evaluate(
         "lp_acc1": acc1,
         "lp_acc5": acc5,
         "lp_mean_per_class_recall": float(balanced_accuracy_score(targets.numpy(), predicted.numpy())),
-        "weight_decay": weight_decay,
-        "epochs": epochs,
-        "seed": seed,
-        "fewshot_k": fewshot_k,
-        "normalized": normalize,
+        "weight_decay": weight_decay, "epochs": epochs, "seed": seed, "fewshot_k": fewshot_k, "normalized": normalize,
         "feature": feature,
     }
     if acc5 is None:
@@ -160,7 +140,7 @@ def _load_splits(
         model: torch.nn.Module, loaders: dict[str, DataLoader], kind: str, normalize: bool, amp: bool,
         device: str | torch.device, folder: str, note: str,
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Returns the features [N, D] and targets [N] of each split, from their files where these exist."""
+    """The features [N, D] and targets [N] of each split, from their files where these exist."""
     model.eval().to(device)
     encode = feature_fn(model, kind)
     model_key = fingerprint(model)
@@ -183,14 +163,13 @@ def choose_rows(targets: torch.Tensor, fewshot_k: int) -> torch.Tensor:
     """Draws the training rows: a random order of all, or the first k of each class in that order.
 
     Args:
-        targets: Class ids [N].
-        fewshot_k: Rows per class, or -1 for all.
+        targets: class ids [N].
 
     Returns:
-        Row numbers, in random order, drawn from torch's global generator.
+        row numbers, in random order, drawn from torch's global generator.
 
     Raises:
-        ValueError: A class has fewer than fewshot_k rows.
+        ValueError: a class has fewer than fewshot_k rows.
     """
     order = torch.randperm(len(targets))
     if fewshot_k < 0:
@@ -216,19 +195,11 @@ def train(
     """Trains a linear classifier with AdamW and a cosine schedule down to 0, without warm-up.
 
     Args:
-        features: Features [N, D] on the CPU.
-        targets: Class ids [N].
+        features: [N, D] on the CPU.
+        targets: class ids [N].
         num_classes: C.
-        weight_decay: AdamW's.
-        lr: Learning rate of the first step.
-        epochs: Passes over the rows.
-        batch_size: Rows per step.
-        amp: Train under autocast.
-        device: Where to train.
-        seed: Seeds torch's global generator, from which weights and batches are drawn.
-
-    Returns:
-        The classifier, on the device.
+        lr: of the first step.
+        seed: of torch's global generator, from which weights and batches are drawn.
     """
     torch.manual_seed(seed)
     device = torch.device(device)
@@ -254,14 +225,14 @@ def train(
 def predict(
         probe: torch.nn.Linear, features: torch.Tensor, batch_size: int, amp: bool, device: str | torch.device,
 ) -> torch.Tensor:
-    """Returns the logits [N, C], float32 on the CPU, of features [N, D]."""
+    """The logits [N, C], float32 on the CPU, of features [N, D]."""
     device = torch.device(device)
     with torch.autocast(device.type, enabled=amp):
         return torch.cat([probe(rows.to(device, torch.float32)).float().cpu() for rows in features.split(batch_size)])
 
 
 def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
-    """Finds the best of 97 weight decays from 1e-6 to 1e2, evenly spaced in the logarithm, by a narrowing search.
+    """The best of 97 weight decays from 1e-6 to 1e2, evenly spaced in the logarithm, by a narrowing search.
 
     First every 16th; then the best one's neighbours at distance 8, 4, 2, 1. Of equals the smaller wins. (Upstream's
     `find_peak`; the test split plays no part.)
@@ -286,14 +257,9 @@ def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
 
 
 def top_k_accuracy(logits: torch.Tensor, targets: torch.Tensor, ks: tuple[int, ...]) -> list[float]:
-    """Returns, for each k, the share of rows whose target is among the k largest logits.
+    """For each k, at most C, the share of rows of logits [N, C] whose target [N] is among the k largest.
 
     Upstream's `accuracy` takes `float()` of a one-element array, which numpy 2.4 refuses; hence ours.
-
-    Args:
-        logits: [N, C].
-        targets: Class ids [N].
-        ks: None above C.
     """
     hits = logits.topk(max(ks), dim=1).indices == targets[:, None]  # [N, max k]
     return [hits[:, :k].sum().item() / len(targets) for k in ks]

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from .decoder import without_autocast
 
+SCALE = 10.0  # of the features: at the common learning rate the weights of so few steps would stay too small
+
 
 class LengthHead(nn.Linear):
     """Logits of N. It begins with zeros, that is p(N) uniform, and draws no random numbers."""
@@ -29,7 +31,7 @@ class LengthHead(nn.Linear):
     def forward(self, features: Tensor) -> Tensor:
         """Float32 [B, S] whatever autocast says, from GAP features [B, D], to which no gradient passes."""
         with without_autocast(features.device.type):
-            return F.linear(features.detach().float(), self.weight.float(), self.bias.float())
+            return F.linear(SCALE * features.detach().float(), self.weight.float(), self.bias.float())
 
     def log_prob(self, features: Tensor) -> Tensor:
         """log p(N | image) of captions with at least one token, float32 [B, S], -inf for N = 0, from features [B, D].
