@@ -5,7 +5,7 @@
 
 Captions are saved before they are scored, beside the result in captions/:
 
-    {"captions": {id: caption}, "tokens": {id: number}, "references": {id: [captions]}, "decoding": {...}, ...}
+    {"captions": {id: caption}, "tokens": {id: number}, "steps": {id: number}, "references": {id: [captions]}, ...}
 
 The same command takes them from there, whatever ailed the scoring, as long as weights, data and settings are the same;
 a decoding that was stopped resumes, from the batches that each process notes in its journal FILE.partN.
@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader
 from open_clip_mdc.checkpoints import fingerprint
 from open_clip_mdc.data.files import write_json
 from open_clip_mdc.data.journal import Journal, Rows
+from open_clip_mdc.interface import Decoded
 from open_clip_mdc.sampling import Sampling
 from open_clip_mdc.tokens import caption_lengths, decode_captions
 
@@ -39,8 +40,8 @@ from .results import precision
 from .selection import blind_image
 
 
-def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mapping, blind: Tensor | None) -> Tensor:
-    """Token ids [B, L] of a batch; what is drawn depends on the seed and the batch's number alone.
+def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mapping, blind: Tensor | None) -> Decoded:
+    """The captions of a batch; what is drawn depends on the seed and the batch's number alone.
 
     Args:
         options: see `flags.decoding_options`.
@@ -52,7 +53,7 @@ def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mappi
         state = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
         generator = torch.Generator(images.device).manual_seed(state)
         options["sampling"] = Sampling(**sampling, generator=generator)
-    return model.generate(images, **options, **({} if blind is None else {"blind": blind}))
+    return model.generate(images, return_trace=True, **options, **({} if blind is None else {"blind": blind}))
 
 
 def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool, options: dict,
@@ -60,7 +61,8 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
     """Notes every batch in this process's journal beside `file`; what all processes noted before is not done again.
 
     Returns:
-        on every process captions, their numbers of tokens (without SOT and EOT) and references, each by image.
+        on every process captions, their numbers of tokens (without SOT and EOT) and of steps, and references, each by
+        image.
 
     Raises:
         ValueError: the data set is empty or has no captions; the length does not fit the model.
@@ -77,9 +79,10 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
             row = done.get(i)
             if row is None or row["ids"] != ids:
                 with autocast():
-                    text = generate(model, images.to(device), i, options, blind)
+                    text, step, _ = generate(model, images.to(device), i, options, blind)
                 row = {"batch": i, "ids": ids, "captions": decode_captions(text.cpu(), tokenizer),
-                       "tokens": (caption_lengths(text, tokenizer.vocab_size) - 2).tolist(), "references": references}
+                       "tokens": (caption_lengths(text, tokenizer.vocab_size) - 2).tolist(),
+                       "steps": (step.amax(1) + 1).tolist(), "references": references}
                 journal.append(row)
             rows.append((i, row))
     rows = merge(rows)
@@ -87,7 +90,7 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
         raise ValueError("the data set is empty")
     ids = unique_ids([i for row in rows for i in row["ids"]])
     return {name: dict(zip(ids, [x for row in rows for x in row[name]], strict=True))
-            for name in ("captions", "tokens", "references")}
+            for name in ("captions", "tokens", "steps", "references")}
 
 
 def journals(file: Path) -> list[Path]:
@@ -99,7 +102,7 @@ def read_captions(file: Path, key: dict) -> dict | None:
     """What was saved for this very key; None if there is no such file."""
     try:
         saved = json.loads(file.read_text())
-        return saved if saved["key"] == key and saved["captions"].keys() == saved["references"].keys() else None
+        return saved if saved["key"] == key and saved["captions"].keys() == saved["steps"].keys() else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -141,8 +144,9 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
         clipscore: model and weights for CLIPScore.
 
     Returns:
-        the metrics, `NAME_missing` with the reason for one that could not be computed, the mean lengths of captions and
-        of references, in words and in the model's tokens, and how the captions were made.
+        the metrics, `NAME_missing` with the reason for one that could not be computed; the shares of captions that are
+        one of their references (exact_match), and that have as many tokens as one (length_match); the mean lengths of
+        captions and of references, in words and in the model's tokens; and how the captions were made.
     """
     clip = clip_model.load(*clipscore, device) if any(clipscore) else None  # before the long work: fails early
     saved = load_or_decode(model, dataloader, tokenizer, device, amp, options, file, facts)
@@ -154,11 +158,14 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
     if rank_and_size()[0] > 0:
         return metrics
     scored = score_captions(captions, references)
+    counts = {i: [len(tokenizer.encode(text)) for text in texts] for i, texts in references.items()}
     metrics = {
         **scored.scores, **metrics, **{f"{name}_missing": reason for name, reason in scored.missing.items()},
         "mean_length": scored.mean_length, "reference_mean_length": scored.reference_mean_length,
-        "mean_tokens": fmean(saved["tokens"].values()),
-        "reference_mean_tokens": fmean(len(tokenizer.encode(r)) for texts in references.values() for r in texts),
+        "mean_tokens": fmean(saved["tokens"].values()), "mean_steps": fmean(saved["steps"].values()),
+        "reference_mean_tokens": fmean(count for of_image in counts.values() for count in of_image),
+        "exact_match": fmean(captions[i] in texts for i, texts in references.items()),
+        "length_match": fmean(saved["tokens"][i] in of_image for i, of_image in counts.items()),
         "images": len(captions), "word_tokenizer": scored.word_tokenizer,
         "items": {"images": list(captions), "values": scored.of_images},
         **{f"caption_{name}" if name == "length" else name: value for name, value in options.items()},

@@ -10,8 +10,8 @@ from open_clip.coca_model import CoCa
 from torch import Tensor
 
 from open_clip_mdc.beam import beam_search
-from open_clip_mdc.interface import StepLogits
-from open_clip_mdc.tokens import caption_lengths
+from open_clip_mdc.generate import cut
+from open_clip_mdc.interface import Decoded, StepLogits
 
 
 def step_logits(model: CoCa, image: Tensor) -> StepLogits:
@@ -34,8 +34,9 @@ class CoCaCaptioner:
         self.vocab_size = model.text.vocab_size
 
     @torch.no_grad()
-    def generate(self, image: Tensor, length: int | str = "auto", num_beams: int = 6, min_length: int = 0) -> Tensor:
-        """Ids from SOT to EOT, then padding, long [B, L].
+    def generate(self, image: Tensor, length: int | str = "auto", num_beams: int = 6, min_length: int = 0,
+                 return_trace: bool = False) -> Tensor | Decoded:
+        """As `open_clip_mdc.generate.generate`.
 
         Args:
             length: tokens between SOT and EOT at most; "auto" is what the context holds.
@@ -43,7 +44,7 @@ class CoCaCaptioner:
         """
         longest = self.model.text.context_length - 2
         self.model.eval()
-        text = beam_search(step_logits(self.model, image), len(image), self.vocab_size,
-                           longest if length == "auto" else min(length, longest), num_beams, image.device,
-                           min_length).text
-        return text[:, :caption_lengths(text, self.vocab_size).max()]
+        decoded = beam_search(step_logits(self.model, image), len(image), self.vocab_size,
+                              longest if length == "auto" else min(length, longest), num_beams, image.device,
+                              min_length)
+        return cut(decoded, self.vocab_size, return_trace)

@@ -29,6 +29,7 @@ TITLES = {
     "stability": "Section 4.3: stability of the loss",
     "figure3": "Figure 3: caption lengths", "figure4": "Figure 4: fixed masking ratios",
     "figure5": "Figure 5: amount of data", "figure6": "Figure 6: captions of different length",
+    "lengths": "Captions of every length", "steps": "Tokens revealed at a time",
     "claims": "What this shows of the paper's claims",
 }
 PICTURES = 4  # of Figure 6

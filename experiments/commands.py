@@ -44,7 +44,7 @@ def folder(run: Run, seed: int, place: Place) -> Path:
 
 
 def last_epoch(scale: Scale, run: Run) -> int:
-    return scale.tuning.epochs if run.start else scale.epochs
+    return scale.tuning.epochs if run.start else scale.epochs * run.epochs
 
 
 def checkpoint(scale: Scale, run: Run, seed: int, place: Place) -> Path:
@@ -60,7 +60,7 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
     backbone = next(backbone for name, backbone in scale.backbones.items() if name in run.model)
     data = scale.data[run.data]
     lr, decay, batch, epochs = scale.tuning if run.start else (
-        backbone.lr, backbone.weight_decay, scale.batch * run.batches, scale.epochs)
+        backbone.lr, backbone.weight_decay, scale.batch * run.batches, last_epoch(scale, run))
     processes = max(place.gpus, 1)
     accumulate = 1 if run.start else backbone.accumulate
     workers = min(scale.workers, data.count(place.data, place.out) // processes)  # each reads shards of its own

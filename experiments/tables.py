@@ -3,7 +3,7 @@
 A cell knows no seed: a run is trained once per seed, and collect.py takes mean and standard deviation over them. The
 paper's number stands only in a cell of the same training data, network and test data.
 """
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import paper
@@ -16,13 +16,14 @@ class Run(NamedTuple):
     model: str  # name of a config
     data: str  # key of Scale.data
     batches: int = 1  # multiple of the scale's global batch (CLIP-LB)
+    epochs: int = 1  # multiple of the scale's epochs
     start: "Run | str | None" = None  # fine-tuned from a run, or from OpenCLIP's weights of this tag
 
     def name(self, seed: int) -> str:
         """Of the run folder; results are recognised by it."""
-        batches = f"-x{self.batches}" if self.batches > 1 else ""
+        longer = (f"-x{self.batches}" if self.batches > 1 else "") + (f"-e{self.epochs}" if self.epochs > 1 else "")
         start = f"-from-{self.start.data if isinstance(self.start, Run) else self.start}" if self.start else ""
-        return f"{self.model}--{self.data}{batches}{start}--s{seed}"
+        return f"{self.model}--{self.data}{longer}{start}--s{seed}"
 
 
 class Evaluation(NamedTuple):
@@ -201,5 +202,29 @@ def figure5(scale: Scale) -> Iterator[Cell]:
         yield Cell(f"{scale.data[data].samples:,} pairs", "MDC", Run(f"MDC-{scale.backbone}", data), probe(scale))
 
 
+def decodings(scale: Scale, flag: str, values: Iterable, others: tuple[str, ...] = ()) -> Iterator[Cell]:
+    """Captions by MDC, trained three times as long where that costs little, at several values of one flag."""
+    for captioning in scale.captioning:
+        run, _ = systems(scale, captioning)["MDC-" + captioning.lengths[0]]
+        run = run if captioning.train else run._replace(epochs=3)
+        for value in map(str, values):
+            for label, metric in {"CIDEr": "CIDEr", "METEOR": "METEOR", "words": "mean_length",
+                                  "steps": "mean_steps"}.items():
+                yield Cell(f"{captioning.label}, {value}", label, run,
+                           Evaluation("captioning", captioning.root, (captioning.dataset,), metric,
+                                      (*others, flag, value), 1.0 if metric.startswith("mean") else 100.0),
+                           None, captioning.label, not metric.startswith("mean"))
+
+
+def lengths(scale: Scale) -> Iterator[Cell]:
+    """Every fixed length, and the one that the model chooses."""
+    return decodings(scale, "--caption_length", (*range(6, 21), "auto"))
+
+
+def steps(scale: Scale) -> Iterator[Cell]:
+    """Tokens per step: so many, or all that are so probable."""
+    return decodings(scale, "--tokens_per_step", (1, 2, 3, 4, 6, 0.9, 0.7, 0.5, 0.3, 0.2), ("--caption_length", "12"))
+
+
 TABLES = {"table1": table1, "table2": table2, "table3": table3, "table4": table4, "table5": table5,
-          "stability": stability, "figure4": figure4, "figure5": figure5}
+          "stability": stability, "figure4": figure4, "figure5": figure5, "lengths": lengths, "steps": steps}

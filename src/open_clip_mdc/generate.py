@@ -172,6 +172,11 @@ def generate(model: CaptionModel, image: Tensor, return_trace: bool = False, **o
         decoded = (search_images if model.causal else unmask_images)(model, image, **options)
     finally:
         model.train(was_training)
-    longest = caption_lengths(decoded.text, model.vocab_size).max()
+    return cut(decoded, model.vocab_size, return_trace)
+
+
+def cut(decoded: Decoded, vocab_size: int, return_trace: bool) -> Tensor | Decoded:
+    """Without columns that are padding in all rows: `decoded`, or its text."""
+    longest = caption_lengths(decoded.text, vocab_size).max()
     decoded = Decoded(*(part[:, :longest] for part in decoded))
     return decoded if return_trace else decoded.text

@@ -24,7 +24,7 @@ def make_runs(folder: Path) -> Path:
         model = open_clip.create_model(name)
         torch.nn.init.normal_(model.text.output.weight, std=0.3)  # opinions
         if model.length_head is not None:
-            torch.nn.init.normal_(model.length_head.weight.data[3:9])
+            torch.nn.init.normal_(model.length_head.weight.data[3:9], std=0.1)
         path = folder / name[:3].lower()
         (path / "checkpoints").mkdir(parents=True)
         (path / "params.txt").write_text(f"model: {name}\n")

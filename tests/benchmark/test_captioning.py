@@ -22,6 +22,7 @@ from clip_benchmark_ext.caption_data import unique_ids
 from clip_benchmark_ext.caption_metrics import caption_metrics
 from clip_benchmark_ext.table import markdown
 from open_clip_mdc.checkpoints import load
+from open_clip_mdc.interface import Decoded
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.sampling import Sampling
 from open_clip_mdc.scoring import mean_image
@@ -102,6 +103,7 @@ def test_captions_are_those_that_the_model_generates(runs, data, tmp_path, alias
     assert metrics["mean_tokens"] == (caption_lengths(text, model.vocab_size) - 2).double().mean()
     if alias == "mdc" and decoding["length"] != "auto":
         assert metrics["mean_tokens"] == decoding["length"]
+        assert metrics["mean_steps"] == -(-decoding["length"] // decoding["tokens_per_step"])
 
 
 def test_drawn_captions_are_those_of_the_seed_on_any_number_of_processes(runs, data, tmp_path):
@@ -237,14 +239,20 @@ def test_unicode_survives_from_the_tokens_to_the_score(runs, data, tmp_path, mon
     """A model that says the first reference of every picture: what it says is saved, read and scored as perfect."""
     _, _, tokenizer = load(str(runs / "mdc"))
     said = iter(range(len(REFERENCES)))
-    monkeypatch.setattr(Captioner, "generate", lambda self, images, **_: tokenizer(
-        [REFERENCES[next(said)][0] for _ in images]))
+    def say(self, images, **_):
+        text = tokenizer([REFERENCES[next(said)][0] for _ in images])
+        return Decoded(text, torch.zeros_like(text), torch.zeros(text.shape))
+
+    monkeypatch.setattr(Captioner, "generate", say)
     metrics, saved = evaluate(tmp_path, *flags(runs, data))
     for caption, references in zip(saved["captions"].values(), REFERENCES, strict=True):
         # as the tokenizer cleans texts: lower case, spaces between kinds of characters, one kind of white space
         assert "".join(caption.split()) == "".join(references[0].lower().split())
     assert "雨の中の猫" in saved["captions"].values() and "a café in the rain" in saved["captions"].values()
     assert metrics["Bleu_1"] > 0.9 and metrics["ROUGE_L"] > 0.9
+    assert metrics["length_match"] == 1 and metrics["mean_steps"] == 1
+    same = [caption in references for caption, references in zip(saved["captions"].values(), REFERENCES, strict=True)]
+    assert metrics["exact_match"] == sum(same) / len(same) and 0 < sum(same) < len(same)
 
 
 # ---- data sets

@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 
 from open_clip_mdc import generate
 from open_clip_mdc.interface import Decoded
-from open_clip_mdc.length_head import length_nll
+from open_clip_mdc.length_head import SCALE, length_nll
 from open_clip_mdc.objective import CaptionLoss
 from open_clip_mdc.sampling import Sampling
 from open_clip_mdc.tokens import caption_lengths
@@ -28,7 +28,7 @@ main(sys.argv[1:])
 
 def opinionated(model):
     """A model whose head prefers one length or another, image by image."""
-    torch.nn.init.normal_(model.length_head.weight, std=1.0, generator=torch.Generator().manual_seed(0))
+    torch.nn.init.normal_(model.length_head.weight, std=1 / SCALE, generator=torch.Generator().manual_seed(0))
     torch.nn.init.normal_(model.length_head.bias, std=0.5, generator=torch.Generator().manual_seed(1))
     return model
 
@@ -49,7 +49,7 @@ def test_the_head_begins_uniform_and_changes_neither_the_random_numbers_nor_the_
 def test_the_loss_is_the_cross_entropy_of_the_true_length_and_reaches_the_head_alone():
     model, text = opinionated(tiny_captioner()).train(), captions([3, 5, 12])
     out = model(images(3), text)
-    logits = model.encode_image(images(3)) @ model.length_head.weight.T + model.length_head.bias
+    logits = SCALE * model.encode_image(images(3)) @ model.length_head.weight.T + model.length_head.bias
     by_hand = [-logits[i].softmax(0)[n].log().item() for i, n in enumerate((1, 3, 10))]
     assert out["length_nll"].tolist() == pytest.approx(by_hand, rel=1e-4)
     terms = CaptionLoss()(**out, output_dict=True)
@@ -86,7 +86,7 @@ def test_auto_is_the_caption_of_highest_length_probability_times_probability_per
     monkeypatch.setattr(generate, "TRIED", 99)
     model, image = opinionated(tiny_captioner()), images(8)
     model.length_head.bias.data[0] = 50
-    logits = model.encode_image(image) @ model.length_head.weight.T + model.length_head.bias
+    logits = SCALE * model.encode_image(image) @ model.length_head.weight.T + model.length_head.bias
     expected, most_probable = [], []
     for i in range(8):
         log_prob = {n: logits[i, n].item() - logits[i, 1:].logsumexp(0).item() for n in range(1, 11)}
@@ -125,7 +125,7 @@ def test_auto_decodes_no_more_lengths_than_can_win(monkeypatch):
 def test_sample_draws_lengths_as_often_as_the_head_says():
     model, image = tiny_captioner(), images(1)
     with torch.no_grad():
-        model.length_head.weight[0] = 1e-9  # trained, as it were
+        model.length_head.weight[0] = 1e-10  # trained, as it were
         model.length_head.bias[:4] = torch.tensor([9.0, math.log(1), math.log(2), math.log(5)])  # 0: not drawn
         model.length_head.bias[4:] = -99
     text = model.generate(image.expand(800, -1, -1, -1), length="sample",

@@ -44,7 +44,7 @@ def runs(tmp_path_factory):
         model = open_clip.create_model(name)
         torch.nn.init.normal_(model.text.output.weight, std=0.3)
         if model.length_head is not None:
-            torch.nn.init.normal_(model.length_head.weight.data[3:9])
+            torch.nn.init.normal_(model.length_head.weight.data[3:9], std=0.1)
         (folder / alias / "checkpoints").mkdir(parents=True)
         (folder / alias / "params.txt").write_text(f"model: {name}\n")
         torch.save({"state_dict": model.state_dict()}, folder / alias / "checkpoints" / "epoch_1.pt")
