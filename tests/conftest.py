@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch  # noqa: E402
 
+from open_clip_mdc import register  # noqa: E402
 from open_clip_mdc.model import Captioner  # noqa: E402
 from open_clip_mdc.tokens import eot_id, sot_id  # noqa: E402
 
@@ -40,6 +41,25 @@ def tiny_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **cap
     torch.nn.init.normal_(model.text.output.weight, std=0.3)
     torch.nn.init.normal_(model.text.token_embedding.weight, std=0.5)
     return model.eval()
+
+
+def run_folder(folder: Path, model_name: str, **model_args) -> Path:
+    """A run as open_clip_train leaves it, of an untrained model that has opinions.
+
+    Args:
+        model_args: of params.txt, such as force_image_size=48.
+    """
+    import open_clip
+    register()
+    torch.manual_seed(1)
+    model = open_clip.create_model(model_name, **{k: v for k, v in model_args.items() if k.startswith("force")})
+    torch.nn.init.normal_(model.text.output.weight, std=0.3)
+    if model.length_head is not None:
+        torch.nn.init.normal_(model.length_head.weight.data[3:9])
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "params.txt").write_text("".join(f"{k}: {v}\n" for k, v in {"model": model_name, **model_args}.items()))
+    torch.save({"state_dict": model.state_dict()}, folder / "checkpoints" / "epoch_1.pt")
+    return folder
 
 
 def captions(lengths: list[int], seed: int = 0, width: int = LENGTH) -> torch.Tensor:

@@ -2,9 +2,21 @@
 
 Importing this package changes nothing upstream; `register()` does, `unregister()` undoes it.
 """
+from typing import TYPE_CHECKING
+
 from .integration import is_captioner, packaged_configs, register, unregister
 
+if TYPE_CHECKING:
+    from .pretrained import PretrainedCaptioner
+
 __version__ = "0.1.0"
+
+
+def load(pretrained: str, model_name: str | None = None, device: str | None = None,
+         precision: str | None = None) -> "PretrainedCaptioner":
+    """`pretrained.load`: a trained captioner that takes images and captions as they are."""
+    from .pretrained import load as load_pretrained
+    return load_pretrained(pretrained, model_name, device, precision)
 
 
 def create_model_and_transforms(model_name: str, *args, **kwargs):
@@ -22,6 +34,6 @@ def get_tokenizer(model_name: str, *args, **kwargs):
 
 
 __all__ = [
-    "__version__", "create_model_and_transforms", "get_tokenizer", "is_captioner", "packaged_configs", "register",
-    "unregister",
+    "__version__", "create_model_and_transforms", "get_tokenizer", "is_captioner", "load", "packaged_configs",
+    "register", "unregister",
 ]

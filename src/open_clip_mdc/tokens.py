@@ -47,6 +47,20 @@ def valid_tokens(text: Tensor, vocab_size: int) -> Tensor:
     return is_eot.long().cumsum(-1) - is_eot.long() == 0
 
 
+def tokenize_whole(captions: Sequence[str], tokenizer: Callable, context_length: int) -> Tensor:
+    """Ids of captions, long [C, L].
+
+    Raises:
+        ValueError: a caption is longer than the context; the tokenizer would cut it and say nothing.
+    """
+    for number, caption in enumerate(captions, 1):
+        count = len(tokenizer.encode(caption)) + 2
+        if count > context_length:
+            raise ValueError(f"caption {number} has {count} tokens with SOT and EOT, and the model reads "
+                             f"{context_length}: shorten it ({caption[:40]!r}...)")
+    return tokenizer(list(captions), context_length)
+
+
 def decode_captions(text: Tensor, tokenizer: Callable, mask_text: str = "[MASK]") -> list[str]:
     """Readable captions of token ids; special ids are dropped, [MASK] is written as `mask_text`.
 

@@ -1,14 +1,12 @@
 """What several tools share: flags in one spelling, and what these ask for. Imports no torch: `--help` is quick."""
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     import torch
 
-    from ..model import Captioner
+    from ..pretrained import PretrainedCaptioner
 
 MIN_BLIND_IMAGES = 32  # the mean of few images shows them
 
@@ -39,44 +37,13 @@ def add_images(parser: argparse.ArgumentParser) -> None:
                              f"(default: those given)")
 
 
-def default_device(device: str | None) -> str:
-    import torch
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+def load_captioner(args: argparse.Namespace) -> "PretrainedCaptioner":
+    """The model that the flags name; raises as `pretrained.load`."""
+    from ..pretrained import load
+    return load(args.pretrained, args.model, args.device, getattr(args, "precision", "fp32"))
 
 
-class Loaded(NamedTuple):
-    """A captioner, and how it is run."""
-
-    model: "Captioner"
-    transform: object
-    tokenizer: object
-    device: str
-    precision: str
-
-    def autocast(self) -> "AbstractContextManager":
-        import torch
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
-        return torch.autocast(torch.device(self.device).type, dtype=dtype, enabled=dtype is not None)
-
-
-def load_captioner(args: argparse.Namespace) -> Loaded:
-    """The model that the flags name.
-
-    Raises:
-        ValueError: it is no captioner.
-        FileNotFoundError: it is not there.
-    """
-    from .. import checkpoints
-    from ..model import Captioner
-    device = default_device(args.device)
-    model, transform, tokenizer = checkpoints.load(args.pretrained, args.model, device)
-    if not isinstance(model, Captioner):
-        raise ValueError(f"{args.pretrained} is no captioner")
-    precision = getattr(args, "precision", "fp32") or ("bf16" if device.startswith("cuda") else "fp32")
-    return Loaded(model, transform, tokenizer, device, precision)
-
-
-def blind_image(loaded: Loaded, paths: list[Path], args: argparse.Namespace) -> "torch.Tensor":
+def blind_image(loaded: "PretrainedCaptioner", paths: list[Path], args: argparse.Namespace) -> "torch.Tensor":
     """What stands for no image: the mean of --blind-images, or else of these files, [P, D].
 
     Raises:

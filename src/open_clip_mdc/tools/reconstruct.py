@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> None:
     """Prints the loss before and after training and the reconstructions, and writes the contact sheet."""
     shards = find_shards(args.data)
     need_folder("--out", args.out)
-    model, transform, tokenizer, device, _ = load_captioner(args)
+    loaded = load_captioner(args)
+    model, transform, tokenizer, device = loaded.model, loaded.transform, loaded.tokenizer, loaded.device
     name, _, model_args = find(args.pretrained, args.model)
     torch.manual_seed(0)
     untrained = open_clip.create_model(
@@ -75,9 +76,7 @@ def run(args: argparse.Namespace) -> None:
     image, text = next(batched(read_pairs(shards, transform, tokenizer), args.num_samples))
     predicted = reconstruct(model, image.to(device), text.to(device)).cpu()
     captions, predictions = (decode_captions(x, tokenizer) for x in (text, predicted))
-    mean, std = (torch.tensor(model.visual.preprocess_cfg[k]).view(3, 1, 1) for k in ("mean", "std"))
-    pictures = [(x * std + mean).clamp(0, 1).permute(1, 2, 0).numpy() for x in image]
-    contact_sheet(pictures, captions, predictions, args.out)
+    contact_sheet([loaded.picture(x) for x in image], captions, predictions, args.out)
 
     print(f"\n{name} on {before['num_samples']} held-out captions")
     print(f"{'loss (NELBO)':<24}{'untrained':>10}{'trained':>10}")

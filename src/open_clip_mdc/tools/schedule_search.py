@@ -33,7 +33,7 @@ from ..integration import is_captioner, register
 from ..model import Captioner
 from ..objective import CaptionLoss, systematic
 from ..packing import pack
-from .common import default_device
+from ..pretrained import default_device
 from .gradient_noise import GROUPS, MIDDLES, Measurement, interval_scores, log_ratio_error, measure, moments, weights
 
 PAPER = tuple(configs.intervals())  # Table 5

@@ -12,7 +12,6 @@ D image width.
 import argparse
 import csv
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -22,7 +21,7 @@ from ..data.files import new_file
 from ..data.pictures import Pictures, find_pictures
 from ..model import Captioner
 from ..scoring import log_likelihood
-from ..tokens import decode_captions, target_tokens
+from ..tokens import decode_captions, target_tokens, tokenize_whole
 from .common import blind_image, load_captioner, need_folder
 
 
@@ -36,20 +35,6 @@ def read_captions(path: str) -> list[str]:
     if not captions:
         raise ValueError(f"{path} has no caption")
     return captions
-
-
-def tokenize_whole(captions: Iterable[str], tokenizer, context_length: int) -> torch.Tensor:
-    """Ids [C, L].
-
-    Raises:
-        ValueError: a caption is longer than the context; the tokenizer would cut it and say nothing.
-    """
-    for number, caption in enumerate(captions, 1):
-        count = len(tokenizer.encode(caption)) + 2
-        if count > context_length:
-            raise ValueError(f"caption {number} has {count} tokens with SOT and EOT, and the model reads "
-                             f"{context_length}: shorten it ({caption[:40]!r}...)")
-    return tokenizer(captions)
 
 
 def score_pairs(model: Captioner, image: torch.Tensor, captions: list[str], text: torch.Tensor, tokenizer,
