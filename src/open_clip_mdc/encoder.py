@@ -44,6 +44,11 @@ def patch_tokens(visual: nn.Module, image: Tensor) -> Tensor:
     return visual(image)[1].contiguous()  # else every layer of the decoder copies it
 
 
+def grid(visual: nn.Module) -> tuple[int, int]:
+    """Rows and columns of the patch tokens."""
+    return tuple(visual.trunk.patch_embed.grid_size if isinstance(visual, TimmModel) else visual.grid_size)
+
+
 def lock(visual: nn.Module, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
     """LiT: freezes the tower but for its last groups, counted as upstream does for its CLIP towers."""
     native = not isinstance(visual, TimmModel)

@@ -18,13 +18,13 @@ from html.parser import HTMLParser
 from math import log
 from pathlib import Path
 
-import open_clip
 import pytest
 import torch
+from conftest import run_folder
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 
-from open_clip_mdc import checkpoints, register
+from open_clip_mdc import checkpoints
 from open_clip_mdc import tools as cli
 from open_clip_mdc.data import pictures
 from open_clip_mdc.model import Captioner
@@ -37,17 +37,9 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Run folders as open_clip_train leaves them."""
-    register()
     folder = tmp_path_factory.mktemp("runs")
     for alias, name in (("mdc", "MDC-ViT-Ti-8"), ("arc", "ARC-ViT-Ti-8")):
-        torch.manual_seed(1)
-        model = open_clip.create_model(name)
-        torch.nn.init.normal_(model.text.output.weight, std=0.3)
-        if model.length_head is not None:
-            torch.nn.init.normal_(model.length_head.weight.data[3:9], std=0.1)
-        (folder / alias / "checkpoints").mkdir(parents=True)
-        (folder / alias / "params.txt").write_text(f"model: {name}\n")
-        torch.save({"state_dict": model.state_dict()}, folder / alias / "checkpoints" / "epoch_1.pt")
+        run_folder(folder / alias, name)
     return folder
 
 
@@ -406,7 +398,7 @@ class Page(HTMLParser):
 def write(path, *rows, skipped=()) -> Path:
     thumbnails = [report.thumbnail(scene(i).resize((200, 150)) if i else scene(i)) for i in range(len(rows))]
     cards = [report.card(*pair) for pair in zip(rows, thumbnails, strict=True)]
-    report.write_page(path, f"Captions by {HOSTILE}", {"Checkpoint": HOSTILE}, cards, list(skipped))
+    report.write_page(path, f"Captions by {HOSTILE}", {"Checkpoint": HOSTILE}, report.legend(), cards, list(skipped))
     return path
 
 

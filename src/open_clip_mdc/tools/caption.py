@@ -22,12 +22,11 @@ from ..checkpoints import find, fingerprint
 from ..data.files import new_file
 from ..data.journal import Journal
 from ..data.pictures import IMAGE_FILES, SHARDS, Pictures, find_pictures
-from ..interface import Decoded
+from ..pretrained import PretrainedCaptioner
 from ..sampling import Sampling
-from ..tokens import caption_lengths, decode_captions, decode_tokens
 from ..unmask import tokenize_with_masks
-from .common import Loaded, blind_image, load_captioner, need_folder
-from .page import card, printable, thumbnail, write_page
+from .common import blind_image, load_captioner, need_folder
+from .page import card, legend, printable, thumbnail, write_page
 
 DECODING = ("length", "min_length", "tokens_per_step", "text", "temperature", "top_k", "top_p", "seed",
             "guidance_scale")
@@ -47,7 +46,7 @@ def check(args: argparse.Namespace) -> None:
         need_folder("--html", args.html)
 
 
-def decoding_options(args: argparse.Namespace, loaded: Loaded, paths: list[Path]) -> dict:
+def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, paths: list[Path]) -> dict:
     """What was asked for, as options of `generate.generate`.
 
     Raises:
@@ -74,21 +73,6 @@ def sampling_of(args: argparse.Namespace, names: list[str], device: str) -> Samp
     digest = hashlib.sha256(json.dumps([args.seed, names]).encode()).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     return Sampling(args.temperature, args.top_k, args.top_p, generator)
-
-
-def describe_captions(decoded: Decoded, tokenizer) -> list[dict]:
-    """`caption` and `tokens` of the lines described above."""
-    rows = []
-    captions = decode_captions(decoded.text, tokenizer)
-    lengths = caption_lengths(decoded.text, tokenizer.vocab_size).tolist()
-    for caption, n, *columns in zip(captions, lengths, *map(torch.Tensor.tolist, decoded), strict=True):
-        ids, steps, log_probs = (column[1:n] for column in columns)  # without SOT
-        words = [*decode_tokens(ids[:-1], tokenizer), "<end>"]
-        tokens = [{"token": word, "step": None, "log_prob": None} if step < 0 else
-                  {"token": word, "step": step, "log_prob": log_prob}
-                  for word, step, log_prob in zip(words, steps, log_probs, strict=True)]
-        rows.append({"caption": caption, "tokens": tokens if steps[-1] >= 0 else tokens[:-1]})
-    return rows
 
 
 def page_facts(args: argparse.Namespace, causal: bool, images: int) -> dict[str, str]:
@@ -127,11 +111,9 @@ def run(args: argparse.Namespace) -> None:
                             thumbnail=thumbnail if args.html else None)
         for batch in pictures.loader(args.workers):
             if batch.new:
-                with loaded.autocast():
-                    decoded = loaded.model.generate(
-                        batch.image.to(loaded.device, non_blocking=True), return_trace=True,
-                        sampling=sampling_of(args, batch.new, loaded.device), **options)
-                for name, row in zip(batch.new, describe_captions(decoded, loaded.tokenizer), strict=True):
+                rows = loaded.decode(batch.image.to(loaded.device, non_blocking=True),
+                                     sampling=sampling_of(args, batch.new, loaded.device), **options)
+                for name, row in zip(batch.new, rows, strict=True):
                     journal.append({"image": name, **row})
             for name, url in zip(batch.names, batch.thumbnails, strict=True):
                 tqdm.write(printable(f"{name}: {journal.rows[name]['caption']}"))
@@ -141,7 +123,7 @@ def run(args: argparse.Namespace) -> None:
             bar.update(len(batch.names))
     if args.html:
         title = f"Captions by {find(args.pretrained, args.model).model_name}"
-        write_page(args.html, title, page_facts(args, loaded.model.causal, len(names)), cards, skipped)
+        write_page(args.html, title, page_facts(args, loaded.model.causal, len(names)), legend(), cards, skipped)
     with new_file(args.out) as partial, partial.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(journal.rows[name]) + "\n" for name in names)
     part.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The page of `open_clip_mdc caption`: images, captions, and a grid each that shows the denoising (Eq. 6, Fig. 2).
+"""Pages of images and captions; those of `open_clip_mdc caption` show the denoising as a grid (Eq. 6, Fig. 2).
 
 One file without script and without anything from elsewhere; its Content-Security-Policy forbids both. Names and
 captions come from other people: all is escaped, and what a terminal or page would act on, not show, is written out.
@@ -15,6 +15,9 @@ from ..data.pictures import data_url
 
 SIDE = 480  # pixels of an embedded image
 BINS = (0.1, 0.25, 0.5, 0.75, 0.9)  # of probability: class p0 below the first, p5 from the last on
+EXPLANATION = """<p>Read each grid from top to bottom. A row is a step, a column a token of the caption. All is hidden
+at first; every step fills in what it shows in colour, and the colour is how probable the model found it at that moment:
+the number below, in per cent.</p>"""
 LEGEND = ("under 10 %", "10 to 25", "25 to 50", "50 to 75", "75 to 90", "90 and more")
 
 
@@ -90,29 +93,34 @@ def card(row: dict, picture: str) -> str:
             f'{grid(row["tokens"])}</div></div></article>')
 
 
-def write_page(path: str | Path, title: str, facts: dict[str, str], cards: list[str], skipped: list[str]) -> None:
+def legend() -> str:
+    """What `card` needs to be read: how, and the colours."""
+    colours = "".join(f'<li><i class="p{i}"></i>{text}' for i, text in enumerate(LEGEND))
+    return f'{EXPLANATION}<ul class="legend"><li><i class="mask"></i>hidden{colours}</ul>'
+
+
+def write_page(path: str | Path, title: str, facts: dict[str, str], explanation: str, cards: list[str],
+               skipped: list[str], style: str = "") -> None:
     """Writes the page, at once.
 
     Args:
         facts: what its head says: name, value.
-        cards: of `card`.
+        explanation: HTML, how to read the cards.
+        cards: HTML, of `card` or its like.
         skipped: lines on images that could not be read.
+        style: what the cards need beyond STYLE.
     """
     title = escape(printable(title))
     head = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(printable(v))}</dd></div>" for k, v in facts.items())
-    legend = "".join(f'<li><i class="p{i}"></i>{text}' for i, text in enumerate(LEGEND))
     lines = "".join(f"<li>{escape(line)}" for line in skipped)
     footer = f'<section class="skipped"><h2>Skipped</h2><ul>{lines}</ul></section>' if skipped else ""
     html = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>{title}</title><style>{STYLE}</style></head><body>
+<title>{title}</title><style>{STYLE}{style}</style></head><body>
 <header><h1>{title}</h1><dl>{head}</dl>
-<p>Read each grid from top to bottom. A row is a step, a column a token of the caption. All is hidden at first; every
-step fills in what it shows in colour, and the colour is how probable the model found it at that moment: the number
-below, in per cent.</p>
-<ul class="legend"><li><i class="mask"></i>hidden{legend}</ul></header>
+{explanation}</header>
 <main>{"".join(cards)}</main>{footer}</body></html>
 """
     with new_file(path) as partial:

@@ -1,0 +1,108 @@
+"""Claims about the maps of words over images.    pytest tests/core/test_attention.py"""
+import numpy as np
+import pytest
+import torch
+from conftest import images, tiny_captioner
+from sklearn.decomposition import PCA
+
+from open_clip_mdc.attention import principal_components, replay, word_maps
+from open_clip_mdc.encoder import grid
+from open_clip_mdc.tokens import mask_id, sot_id
+
+
+def decoded(model, image, **options):
+    return model.generate(image, return_trace=True, **options)
+
+
+def naive_attention(model, image, text):
+    """Every layer's cross-attention [K, H, L, P] of one caption [L], one query and one patch at a time."""
+    x = model.text.token_embedding(text) + model.text.positional_embedding[:len(text)]
+    patches = model.encode_image_tokens(image[None])[0]
+    layers = []
+    for block in model.text.blocks:
+        width = x.shape[-1] // block.heads
+
+        def attend(q, k, v, causal, heads=block.heads, width=width):
+            out, weights = torch.zeros_like(q), torch.zeros(heads, len(q), len(k))
+            for h in range(heads):
+                part = slice(h * width, (h + 1) * width)
+                for i in range(len(q)):
+                    scores = [float(q[i, part] @ k[j, part]) / width ** 0.5 if not (causal and j > i) else -float("inf")
+                              for j in range(len(k))]
+                    odds = np.exp(np.array(scores) - max(scores))
+                    weights[h, i] = torch.tensor(odds / odds.sum())
+                    out[i, part] = sum(weights[h, i, j] * v[j, part] for j in range(len(k)))
+            return out, weights
+
+        q, k, v = block.self_qkv(block.ln_1(x)).chunk(3, -1)
+        x = x + block.self_out(attend(q, k, v, model.causal)[0])
+        k, v = block.cross_kv(patches).chunk(2, -1)
+        y, weights = attend(block.cross_q(block.ln_2(x)), k, v, False)
+        x = x + block.cross_out(y)
+        x = x + block.mlp(block.ln_3(x))
+        layers.append(weights)
+    return torch.stack(layers)
+
+
+@pytest.mark.parametrize("objective, options", [("mdc", dict(length=4, tokens_per_step=2)), ("arc", dict(length=4))])
+@torch.no_grad()
+def test_attention_is_softmax_of_queries_and_keys_when_the_word_appeared(objective, options):
+    model, image = tiny_captioner(objective), images(2)
+    found = decoded(model, image, **options)
+    for b, maps in enumerate(word_maps(model, image, found)):
+        step, text = found.step[b], found.text[b]
+        assert maps.position.tolist() == [i for i, s in enumerate(step.tolist()) if s >= 0]
+        assert torch.allclose(maps.attention.sum(-1), torch.ones(maps.attention.shape[:-1]), atol=1e-6)
+        length = int((text == model.vocab_size - 1).nonzero()[0]) + 1
+        for t, p in enumerate(maps.position.tolist()):
+            then = text[:length].clone()
+            if not model.causal:
+                then[step[:length] >= step[p]] = mask_id(model.vocab_size)
+            expected = naive_attention(model, image[b], then)[:, :, p - int(model.causal)]
+            assert torch.allclose(maps.attention[t], expected, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_gradient_map_is_the_change_of_the_log_probability_by_a_patch():
+    """Finite differences along each patch's own feature, in float64."""
+    model, image = tiny_captioner().double(), images(1).double()
+    found = decoded(model, image, length=3)
+    maps, = word_maps(model, image, found)
+    embs = model.encode_image_tokens(image)
+    position, texts = replay(found.text[0], found.step[0], model.vocab_size, model.causal)
+    eps = 1e-3
+    for t, p in enumerate(position.tolist()):
+        def log_prob(scale, patch, t=t, p=p):
+            changed = embs.clone()
+            changed[:, patch] *= scale
+            kv = model.text.project_image(changed)
+            logits = model.token_logits(kv, [texts.shape[1]])(texts[t:t + 1], torch.tensor([p]))
+            return float(logits.log_softmax(1)[0, found.text[0, p]])
+        for patch in (0, 7):
+            slope = (log_prob(1 + eps, patch) - log_prob(1 - eps, patch)) / (2 * eps)
+            assert abs(slope - float(maps.gradient[t, patch])) < 1e-3
+
+
+def test_a_token_that_was_given_has_no_map():
+    model, image = tiny_captioner(), images(1)
+    text = torch.tensor([[sot_id(60), 5, mask_id(60), 7, mask_id(60), 59]])
+    maps, = word_maps(model, image, decoded(model, image, text=text))
+    assert maps.position.tolist() == [2, 4] and maps.attention.shape[0] == 2
+
+
+def test_maps_leave_nothing_behind():
+    """No hook, no gradient of a weight."""
+    model, image = tiny_captioner(), images(1)
+    word_maps(model, image, decoded(model, image, length=2))
+    assert not any(block.cross_q._forward_hooks for block in model.text.blocks)
+    assert all(p.grad is None for p in model.parameters())
+    assert grid(model.visual) == (4, 4)
+
+
+def test_principal_components_are_scikit_learns_up_to_sign():
+    tokens = torch.randn(3, 16, 8, generator=torch.Generator().manual_seed(0)) * torch.linspace(1, 3, 8)
+    found = principal_components(tokens).flatten(0, 1).numpy()
+    expected = PCA(3, whiten=True).fit_transform(tokens.flatten(0, 1).numpy())
+    expected *= (48 / 47) ** 0.5  # it divides by N - 1
+    assert np.allclose(np.abs(found), np.abs(expected), atol=1e-4)
+    assert np.allclose(found, principal_components(tokens.clone()).flatten(0, 1).numpy())

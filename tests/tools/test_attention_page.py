@@ -1,0 +1,85 @@
+"""Claims about `open_clip_mdc attention` and its page.    pytest tests/tools/test_attention_page.py"""
+import base64
+import io
+import re
+from html import escape
+
+import numpy as np
+import pytest
+import torch
+from conftest import run_folder
+from PIL import Image
+
+import open_clip_mdc
+from open_clip_mdc import tools as cli
+from open_clip_mdc.attention import principal_components, word_maps
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return run_folder(tmp_path_factory.mktemp("runs") / "mdc", "MDC-ViT-Ti-8")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    noise = torch.randint(0, 256, (2, 40, 32, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    (tmp_path / "photos").mkdir()
+    for name, pixels in zip(("a.png", "<b>.png"), noise, strict=True):
+        Image.fromarray(pixels.numpy()).save(tmp_path / "photos" / name)
+    return tmp_path
+
+
+def complaint(*argv) -> str | None:
+    try:
+        cli.main(["attention", *map(str, argv), "--device", "cpu"])
+    except SystemExit as end:
+        return end.code
+    return None
+
+
+def pixels(url: str) -> np.ndarray:
+    return np.array(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))))
+
+
+def test_the_page_has_a_map_for_each_word_and_the_features(run, folder):
+    assert complaint("--pretrained", run, "photos", "--length", "4", "--out", "page.html") is None
+    page = (folder / "page.html").read_text()
+    assert "<script" not in page and "http" not in page.replace("http-equiv", "")
+    assert "&lt;b&gt;.png" in page and "<b>.png" not in page
+    articles = page.split("<article")[1:]
+    model = open_clip_mdc.load(run)
+    files = [folder / "photos" / name for name in ("<b>.png", "a.png")]
+    image = next(model.batches(files))
+    decoded = model.model.generate(image, length=4, return_trace=True)
+    components = principal_components(model.encode_image_tokens(image))
+    for article, maps, caption, own in zip(
+            articles, word_maps(model.model, image, decoded), model.caption(files, length=4), components, strict=True):
+        assert f">{escape(caption)}</h2>" in article
+        features, *veils = re.findall(r'src="(data:image/png;base64,[^"]+)"', article)[1:]
+        assert len(veils) == 4
+        for url, weights in zip(veils, maps.attention.mean((1, 2)), strict=True):
+            grey, alpha = np.moveaxis(pixels(url), -1, 0)
+            assert grey.shape == (4, 4) and not grey.any()
+            assert alpha.argmin() == weights.argmax() and alpha.min() == 0
+            visible = 1 - alpha.flatten() / 255 / 0.9
+            assert np.allclose(visible, weights / weights.max(), atol=0.01)
+        assert np.allclose(pixels(features).reshape(16, 3) / 255, (own / 4 + 0.5).clamp(0, 1), atol=0.005)
+
+
+def test_a_given_word_has_no_map_and_the_picture_is_what_the_model_sees(run, folder):
+    assert complaint("--pretrained", run, "photos/a.png", "--text", "a [MASK] circle", "--out", "page.html") is None
+    article = (folder / "page.html").read_text().split("<article")[1]
+    assert article.count('class="given"') == 2 and article.count('class="tile"') == 1
+    model = open_clip_mdc.load(run)
+    shown = pixels(re.search(r'src="(data:image/png;base64,[^"]+)"', article)[1])
+    own = model.transform(Image.open(folder / "photos" / "a.png"))
+    assert shown.shape == (32, 32, 3) and torch.allclose(model.transform(Image.fromarray(shown)), own, atol=0.02)
+
+
+def test_what_cannot_work_is_one_line(run, folder):
+    assert "--text is a caption with a [MASK]" in complaint("--pretrained", run, "photos", "--text", "a dog")
+    assert "its folder does not exist" in complaint("--pretrained", run, "photos", "--out", "no/page.html")
+    (folder / "photos" / "c.png").write_text("no image")
+    assert re.match("error: 1 skipped, all else is written:\n  .*c.png", complaint("--pretrained", run, "photos"))
+    assert (folder / "attention.html").read_text().count("<article") == 2
