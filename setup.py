@@ -9,7 +9,8 @@ setup(
         "open_clip_mdc.model_configs": "model_configs",
         "clip_benchmark_ext": "clip_benchmark_ext",
     },
-    package_data={"open_clip_mdc.model_configs": ["*.json", "*.txt.gz"], "clip_benchmark_ext": ["*.json"]},
+    package_data={"open_clip_mdc": ["py.typed"], "open_clip_mdc.model_configs": ["*.json", "*.txt.gz"],
+                  "open_clip_mdc.tools": ["*.jinja"], "clip_benchmark_ext": ["*.json"]},
     python_requires=">=3.10,<3.14",
     install_requires=[
         "open_clip_torch[training]==3.3.*",  # the plug-in replaces internals: integration.py
@@ -19,6 +20,8 @@ setup(
         "webdataset",
         "braceexpand",
         "numpy<2.4",  # clip_benchmark 1.6.2 takes float() of a 1-element array
+        "huggingface_hub",
+        "jinja2",
         "requests",  # imported by clip_benchmark, which does not declare it
         "pycocoevalcap",
         "matplotlib",
@@ -31,7 +34,10 @@ setup(
         "torchvision",
         "tqdm",
     ],
-    extras_require={"dev": ["pytest", "pytest-xdist", "ruff"]},
+    extras_require={
+        "export": ["timm>=1.0.31", "transformers"],
+        "dev": ["pytest", "pytest-xdist", "ruff", "transformers"],
+    },
     entry_points={"console_scripts": [
         "open_clip_train = open_clip_mdc.train:main",
         "open_clip_mdc = open_clip_mdc.tools:main",

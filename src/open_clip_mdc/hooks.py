@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import open_clip
 import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
 
 from . import configs
 from .integration import is_captioner
@@ -32,10 +34,26 @@ def get_model_config(upstream):
     return get
 
 
+def vocabulary_beside(model_name: str, cache_dir: str | None = None) -> dict[str, str]:
+    """The `bpe_path` of a captioner of local-dir: or hf-hub: whose vocabulary lies beside its weights; else nothing."""
+    try:
+        config = open_clip.get_model_config(model_name)
+        name = Path(config["text_cfg"].get("tokenizer_kwargs", {}).get("bpe_path", "")).name
+        if "caption_cfg" not in config or not name:
+            return {}
+        source, _, place = model_name.partition(":")
+        path = Path(place) / name if source == "local-dir" else Path(hf_hub_download(place, name, cache_dir=cache_dir))
+    except (FileNotFoundError, EntryNotFoundError):  # no captioner, or a packaged vocabulary
+        return {}
+    return {"bpe_path": str(path)} if path.is_file() else {}
+
+
 def get_tokenizer(upstream):
     """`open_clip.get_tokenizer`: a captioner's is CLIP's BPE, or the part of it that its config names."""
     @wraps(upstream)
     def get(model_name="", context_length=None, cache_dir=None, **kwargs):
+        if ":" in model_name:
+            kwargs = vocabulary_beside(model_name, cache_dir) | kwargs
         if ":" in model_name or not is_captioner(model_name):
             return upstream(model_name, context_length=context_length, cache_dir=cache_dir, **kwargs)
         text_cfg = open_clip.get_model_config(model_name)["text_cfg"]

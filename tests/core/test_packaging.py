@@ -31,7 +31,8 @@ def test_a_wheel_in_a_clean_environment_lists_the_configs(wheel, tmp_path):
     listed = subprocess.run([python, "-c", script], check=True, capture_output=True, text=True, cwd=tmp_path).stdout
     assert json.loads(listed) == [configs.ROWS, configs.architectures()]  # without OpenCLIP at hand
     site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
-    assert (site / "open_clip_mdc" / "model_configs" / "scenes_bpe.txt.gz").exists()
+    for name in ("model_configs/scenes_bpe.txt.gz", "tools/model_card.md.jinja", "py.typed"):
+        assert (site / "open_clip_mdc" / name).exists()
     assert (site / "clip_benchmark_ext" / "aro_symmetric_relations.json").exists()
     scripts = {p.name for p in (tmp_path / "venv" / "bin").iterdir()}
     assert {"open_clip_train", "open_clip_mdc", "clip_benchmark"} <= scripts
@@ -48,7 +49,7 @@ def test_declared_dependencies_are_those_that_are_imported():
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 imported.add(node.module.split(".")[0])
-    optional = {"spacy"}  # perturb.py says in one line how to get it
+    optional = {"spacy", "transformers"}  # said in one line how to get it, where it is missing
     third_party = imported - set(sys.stdlib_module_names) - {"open_clip_mdc", "clip_benchmark_ext"} - optional
     used = {name.lower().replace("-", "_") for module in third_party for name in distributions.get(module, [module])}
     declared = set()

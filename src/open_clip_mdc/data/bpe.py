@@ -31,12 +31,17 @@ def clip_merges(words: Iterable[str]) -> list[tuple[str, str]]:
     return sorted(used, key=ranks.get)
 
 
-def write(path: str | Path, words: Iterable[str]) -> int:
-    """Writes these words' merges as a `bpe_path` for OpenCLIP's SimpleTokenizer; returns the vocabulary's size.
+def write_merges(path: str | Path, merges: Iterable[tuple[str, str]]) -> None:
+    """Writes merges, in their order, as a `bpe_path` for OpenCLIP's SimpleTokenizer.
 
     The tokenizer skips the first line and makes an (empty) token of every blank line, so the last one has no line end.
     """
-    lines = ["#version: 0.2", *(" ".join(merge) for merge in clip_merges(words))]
+    lines = ["#version: 0.2", *map(" ".join, merges)]
     with open(path, "wb") as stream, gzip.GzipFile("", "wb", fileobj=stream, mtime=0) as packed:
         packed.write("\n".join(lines).encode())
+
+
+def write(path: str | Path, words: Iterable[str]) -> int:
+    """Writes the merges that these words need; returns the vocabulary's size."""
+    write_merges(path, clip_merges(words))
     return SimpleTokenizer(bpe_path=str(path)).vocab_size

@@ -95,6 +95,26 @@ def caption(parser: argparse.ArgumentParser) -> None:
                         help="more than 1 leans towards what only the image explains (default: %(default)s)")
 
 
+def attention(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", nargs="+", metavar="PATHS", help="images, folders, webdataset shards, patterns")
+    add_model(parser)
+    parser.add_argument("--limit", type=positive, help="only the first so many images")
+    parser.add_argument("--out", default="attention.html", help="page to write (default: %(default)s)")
+    parser.add_argument("--length", type=length, metavar="N|auto|sample",
+                        help="tokens of a caption (default: 15), the model's choice or its draw; of ARC, at most")
+    parser.add_argument("--text", help="caption to fill in, e.g. 'a [MASK] dog on a [MASK]', a token each")
+
+
+def export(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("--out", required=True, help="folder to make; must not exist or be empty")
+    parser.add_argument("--to", nargs="+", choices=("open_clip", "timm", "transformers", "torch"),
+                        help="destinations (default: all that the model fits)")
+    parser.add_argument("--results", nargs="+", default=[], metavar="RESULT.json",
+                        help="files of clip_benchmark eval, for the model card")
+    parser.add_argument("--push", metavar="ORG/NAME", help="upload the folder to the Hugging Face hub, too")
+
+
 def score(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_images(parser)

@@ -1,0 +1,79 @@
+"""The model card of `open_clip_mdc export`: what the model is, how each library loads it, training, results, limits."""
+import argparse
+import json
+from importlib import metadata, resources
+from numbers import Number
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from open_clip_train.params import parse_args
+
+from ..checkpoints import find, read_params
+from ..data.markdown import markdown_table
+from ..encoder import grid, width
+from ..model import Captioner
+
+TEMPLATE = (resources.files("open_clip_mdc.tools") / "model_card.md.jinja").read_text(encoding="utf-8")
+# Of the machine, not of the model.
+NOT_TOLD = {"logs", "name", "log_path", "checkpoint_path", "tensorboard_path", "tensorboard", "wandb", "resume",
+            "remote_sync", "rank", "local_rank", "device", "debug", "distributed", "log_level", "report_to",
+            "wandb_notes", "wandb_project_name", "copy_codebase", "pretrained_image_path", "pretrained_text_path"}
+DATA = ("train_data", "val_data")
+
+
+def training_flags(weights: str | None) -> dict[str, str]:
+    """Flags of open_clip_train that were not left as they are, and the number of processes; of files the last folder.
+
+    Args:
+        weights: a checkpoint; one outside a run folder has no flags.
+    """
+    params = Path(weights or "").parent.parent / "params.txt"
+    if weights is None or not params.is_file():
+        return {}
+    values = read_params(params)
+    usual = {name: str(value) for name, value in vars(parse_args(["--model", values["model"]])).items()}
+    told = {name: value for name, value in values.items()
+            if value != usual.get(name, "None") and name not in NOT_TOLD}
+    return {name: "/".join(Path(value).parts[-2:]) if name in DATA else value for name, value in told.items()}
+
+
+def result_rows(paths: list[str]) -> list[list[str]]:
+    """Data set, task, metric and value of each number in result files of clip_benchmark.
+
+    Raises:
+        ValueError: a file is none.
+    """
+    rows = []
+    for path in paths:
+        try:
+            result = json.loads(Path(path).read_text(encoding="utf-8"))
+            about, metrics = [result["dataset"], result["task"]], result["metrics"].items()
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise ValueError(f"--results {path} is no result file of clip_benchmark eval: {problem!r}") from problem
+        rows += [[*about, name, f"{value:.4g}"] for name, value in metrics
+                 if isinstance(value, Number) and not isinstance(value, bool)]
+    return rows
+
+
+def model_card(model: Captioner, args: argparse.Namespace, destinations: list[str]) -> str:
+    """Markdown with the hub's front matter.
+
+    Args:
+        args: of the tool.
+        destinations: what the folder holds.
+    """
+    name, weights, _ = find(args.pretrained, args.model)
+    flags, rows = training_flags(weights), result_rows(args.results)
+    rows_of_patches, columns = grid(model.visual)
+    return Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False).from_string(
+        TEMPLATE).render(
+        title=(args.push or args.out).rstrip("/").rpartition("/")[2],
+        model_name=flags.get("model", name.rpartition("/")[2].rpartition(":")[2]),
+        causal=model.causal, folder=args.push or Path(args.out).name, scheme="hf-hub" if args.push else "local-dir",
+        local=not args.push, destinations=destinations, size=" x ".join(map(str, model.visual.image_size)),
+        width=width(model.visual), patches=f"{rows_of_patches} x {columns}", context=model.context_length,
+        parameters=f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}",
+        open_clip_version=metadata.version("open_clip_torch"),
+        flags=markdown_table(["flag", "value"], [[f"`--{k.replace('_', '-')}`", f"`{v}`"] for k, v in flags.items()])
+        if flags else "", data=flags.get("train_data"),
+        results=markdown_table(["data set", "task", "metric", "value"], rows) if rows else "")
