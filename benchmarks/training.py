@@ -80,7 +80,7 @@ def decoder_cost(args: argparse.Namespace) -> list[tuple[int, float]]:
     (model, loss), image, _ = make(args, "MDC", long=False)
     with torch.no_grad():
         patches = model.encode_image_tokens(image)
-    model.encode_image_tokens = lambda image: patches
+    model.encode_image_tokens = lambda *_: patches
     texts = {}
     for length in LENGTHS:
         texts[length] = torch.randint(1, model.vocab_size - 2, (args.batch_size, 77))

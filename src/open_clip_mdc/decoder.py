@@ -140,16 +140,25 @@ class VocabularyProjection(nn.Linear):
         return F.linear(hidden.float(), self.weight.float())
 
 
+class TimeEmbedding(nn.Embedding):
+    """A vector per step 0..T, zeros at first: the decoder is then what it would be without, and draws no numbers."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+
 class TextDecoder(nn.Module):
     """Decoder blocks between an input embedding of V + 1 rows (the last is [MASK]) and an untied output of V rows."""
 
     def __init__(self, vocab_size: int, context_length: int, width: int, heads: int, layers: int, mlp_ratio: float,
-                 image_width: int, act_layer: Callable, norm_layer: Callable):
+                 image_width: int, act_layer: Callable, norm_layer: Callable, steps: int | None = None):
+        """Args: `steps` is T of a decoder that is told the step; None is one that is not."""
         super().__init__()
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.token_embedding = nn.Embedding(vocab_size + 1, width)
         self.positional_embedding = nn.Parameter(torch.empty(context_length, width))
+        self.time_embedding = None if steps is None else TimeEmbedding(steps + 1, width)
         self.blocks = nn.ModuleList(
             DecoderBlock(width, heads, mlp_ratio, image_width, act_layer, norm_layer) for _ in range(layers))
         self.ln_final = norm_layer(width)
@@ -187,14 +196,17 @@ class TextDecoder(nn.Module):
         return [block.project_image(image_embs) for block in self.blocks]
 
     @in_float32
-    def forward(self, packed: Packed, image_kv: ImageKV) -> Tensor:
+    def forward(self, packed: Packed, image_kv: ImageKV, time: Tensor | None = None) -> Tensor:
         """Hidden states after the last norm, [N, W]; `output` turns those that are asked for into logits.
 
         Args:
             packed: of R rows, ids in [0, V].
             image_kv: of I images; rows r*(R/I) to (r+1)*(R/I) belong to image r.
+            time: the step of each row, long [R], of a decoder that is told it.
         """
         x = self.token_embedding(packed.token) + self.positional_embedding[packed.position]
+        if self.time_embedding is not None:
+            x = x + self.time_embedding(packed.unpad(time[:, None].expand(packed.valid.shape)))
         x = x.to(self.output.weight.dtype)  # parameters that are no nn.Linear stay float32 under --precision bf16
         mask, is_causal = attention_mask(packed, autocast_dtype(x.device.type) or x.dtype)
         for block, (image_k, image_v) in zip(self.blocks, image_kv, strict=True):

@@ -5,6 +5,7 @@ Everything that depends on the kind of tower stands here. `visual` is OpenCLIP's
 
 Dimensions: B images, P patches, D width.
 """
+import math
 from dataclasses import replace
 
 import torch
@@ -35,6 +36,11 @@ def build(vision_cfg: CLIPVisionCfg, quick_gelu: bool = False, cast_dtype: torch
 def width(visual: nn.Module) -> int:
     """D of the patch tokens."""
     return visual.trunk.num_features if isinstance(visual, TimmModel) else visual.ln_post.normalized_shape[0]
+
+
+def num_patches(visual: nn.Module) -> int:
+    """P of the patch tokens, unless some are dropped in training (patch_dropout)."""
+    return visual.trunk.patch_embed.num_patches if isinstance(visual, TimmModel) else math.prod(visual.grid_size)
 
 
 def patch_tokens(visual: nn.Module, image: Tensor) -> Tensor:

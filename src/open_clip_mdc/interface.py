@@ -13,8 +13,9 @@ from torch import Tensor
 
 ImageKV = list[tuple[Tensor, Tensor]]  # per layer: keys and values of the image, [I, H, P, D/H] each
 
-# (text [R, L], asked, long [M] into R*L) -> float32 logits [M, V] of the tokens at the asked places.
-TokenLogits = Callable[[Tensor, Tensor], Tensor]
+# (text [R, L], asked, long [M] into R*L, step, long [R]) -> float32 logits [M, V] of the tokens at the asked places.
+# The step, of diffusion in steps, is left out by an algorithm that knows none; the network then finds it or needs none.
+TokenLogits = Callable[..., Tensor]
 
 # The numbers of tokens of R captions, the longest of which is L -> their `TokenLogits`; as `Captioner.token_logits`
 # with the keys and values of I images, of which each has R/I consecutive rows. The lengths are on the CPU, and so is
@@ -45,12 +46,13 @@ class CaptionModel(Protocol):
     context_length: int
     training: bool
     causal: bool  # whether captions are read left to right
-    objective: Any  # objective.Objective: scorers
+    objective: Any  # objective.Objective: scorers, schedule
+    caption_cfg: Any  # objective.CaptionCfg: condition_drop, condition_mask, condition_zeros, weak
     text: Any  # decoder.TextDecoder: project_image, step, output
     length_head: Any  # length_head.LengthHead or None
 
-    def encode_image_tokens(self, image: Tensor) -> Tensor:
-        """[B, P, D] from [B, 3, height, width]."""
+    def encode_image_tokens(self, image: Tensor, masked: Tensor | None = None) -> Tensor:
+        """[B, P, D] from [B, 3, height, width], with tokens masked where `masked` [B, P] says so."""
 
     def token_logits(self, image_kv: ImageKV, lengths: Sequence[int]) -> TokenLogits:
         """A `Network` once the image is built in."""

@@ -36,11 +36,7 @@ class Schedule(NamedTuple):
     mask: Tensor
     replace: Tensor  # of each of the V ids
     vocab_size: int
-
-    @property
-    def absorbing(self) -> bool:
-        """Whether nothing is ever replaced: a visible token is the true one."""
-        return not self.replace.any()
+    absorbing: bool  # whether nothing is ever replaced: a visible token is the true one
 
     def at(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """keep, mask and replace at steps t, float64 in t's shape."""
@@ -66,12 +62,12 @@ def make_schedule(vocab_size: int, steps: int = 100, preset: str = "absorbing",
                          f"not {steps}, {preset!r}")
     if preset == "absorbing":
         mask = torch.arange(steps + 1, dtype=torch.float64, device=device) / steps
-        return Schedule(1 - mask, mask, torch.zeros_like(mask), vocab_size)
+        return Schedule(1 - mask, mask, torch.zeros_like(mask), vocab_size, True)
     args = dict(dtype=torch.float64, device=device)
     keep, mask = (torch.cat((torch.full((1,), clean, **args), torch.linspace(*ends, steps, **args)))
                   for clean, ends in zip((1.0, 0.0), PRESETS[preset], strict=True))
     replace = 1 - keep - mask
-    return Schedule(keep, mask, replace.where(replace > 1e-12, 0) / vocab_size, vocab_size)
+    return Schedule(keep, mask, replace.where(replace > 1e-12, 0) / vocab_size, vocab_size, False)
 
 
 def noise(text: Tensor, noised: Tensor, t: Tensor, schedule: Schedule,
@@ -96,12 +92,33 @@ def noise(text: Tensor, noised: Tensor, t: Tensor, schedule: Schedule,
     return text.masked_fill(masked, mask_id(schedule.vocab_size))
 
 
+def log_x_s(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Schedule) -> Tensor:
+    """log sum over x_0 of q(x_s | x_0) r(x_0), where r is what x_0 is, given that it came to be x_t: [M, V].
+
+    Of a masked token r is p(x_0); of a visible token k that may have been replaced it is p(x_0) but for r_k, which is
+    multiplied by replacement's share of q(x_t = k | x_0 = k). It is not normalised.
+    """
+    (keep_s, _, replace_s), (keep, _, replace) = ((x[:, None] for x in schedule.at(time)) for time in (s, t))
+    k = x_t.clamp(max=schedule.vocab_size - 1)[:, None]
+    share = torch.where((x_t != schedule.vocab_size)[:, None] & (replace > 0), replace / (keep + replace), 1)
+    r = log_p.scatter_add(1, k, share.log().to(log_p.dtype))
+    keep_s, replace_s = (x.log().to(log_p.dtype) for x in (keep_s, replace_s))
+    return torch.logaddexp(keep_s + r, replace_s + r.logsumexp(1, keepdim=True))
+
+
+def arrivals(s: Tensor, t: Tensor, x_t: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor]:
+    """q(x_t | x_s) that turns `log_x_s` into p(x_s | x_t), for x_s another id and for x_s = x_t: float64 [M] each."""
+    stay, to_mask, to_other = schedule.bridge(s, t)
+    _, mask, replace = schedule.at(t)
+    replace = replace.where(replace > 0, 1)  # not read where nothing is replaced; 1 keeps the gradients there finite
+    return torch.where(x_t == schedule.vocab_size, to_mask / mask, to_other / replace), (stay + to_other) / replace
+
+
 def log_posterior(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Schedule) -> Tensor:
     """log p(x_s | x_t) = log sum over x_0 of q(x_s | x_t, x_0) p(x_0 | x_t), normalised (VQ-Diffusion, Eq. 11).
 
-    A masked token stays so with mask_s / mask_t and otherwise is drawn from p(x_0), noised to time s. A visible token k
-    that may have been replaced has r = p(x_0) but for r_k, which is multiplied by q(x_t = k | x_0 = k)'s share of
-    replacement; where nothing is ever replaced it is the true one.
+    A masked token stays so with mask_s / mask_t and otherwise is drawn from p(x_0), noised to time s. A visible token
+    that may have been replaced is judged anew (`log_x_s`); where nothing is ever replaced it is the true one.
 
     Args:
         log_p: log p(x_0 | x_t), float [M, V].
@@ -111,26 +128,17 @@ def log_posterior(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Sc
     Returns:
         [M, V + 1], the last column is [MASK].
     """
-    (keep_s, mask_s, replace_s), (keep, mask, replace) = (
-        (x[:, None] for x in schedule.at(time)) for time in (s, t))
-    stay, to_mask, to_other = (x[:, None] for x in schedule.bridge(s, t))
-    is_masked = (x_t == schedule.vocab_size)[:, None]
-    carried = ~is_masked & (replace == 0)
-    replace = replace.where(replace > 0, 1)  # not read where nothing is replaced; 1 keeps the gradients there finite
+    (_, mask_s, _), (_, mask, replace) = schedule.at(s), schedule.at(t)
+    is_masked = x_t == schedule.vocab_size
     k = x_t.clamp(max=schedule.vocab_size - 1)[:, None]
-
-    def log(x: Tensor) -> Tensor:
-        return x.log().to(log_p.dtype)
-
-    # What x_0 is, given that it came to be x_t; of a masked token, p(x_0) itself.
-    r = log_p.scatter_add(1, k, log(replace / (keep + replace)).where(~is_masked & ~carried, 0))
-    log_x_s = torch.logaddexp(log(keep_s) + r, log(replace_s) + r.logsumexp(1, keepdim=True))
-    here = log_x_s.gather(1, k) + log((stay + to_other) / replace)
-    posterior = torch.where(is_masked, log_x_s + log(to_mask / mask),
-                            (log_x_s + log(to_other / replace)).scatter(1, k, here))
+    other, same = (x.log().to(log_p.dtype)[:, None] for x in arrivals(s, t, x_t, schedule))
+    log_q = log_x_s(log_p, x_t, s, t, schedule)
+    here = log_q.gather(1, k) + torch.where(is_masked[:, None], other, same)
+    posterior = (log_q + other).scatter(1, k, here)
+    carried = (~is_masked & (replace == 0))[:, None]
     posterior = torch.where(carried, torch.full_like(posterior, -torch.inf).scatter(1, k, 0.0), posterior)
-    still = torch.where(is_masked, log(mask_s / mask), -torch.inf)
-    return torch.cat((posterior, still), dim=1)
+    still = torch.where(is_masked, (mask_s / mask).log().to(log_p.dtype), -torch.inf)
+    return torch.cat((posterior, still[:, None]), dim=1)
 
 
 def bound_terms(log_p: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, schedule: Schedule) -> Tensor:
@@ -143,10 +151,13 @@ def bound_terms(log_p: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, schedule: Sc
         log_p: [M, V].
         x_0, x_t, t: long [M]; x_t with [MASK].
     """
-    size = schedule.vocab_size
-    (keep_s, _, replace_s), (keep, mask, replace) = schedule.at(t - 1), schedule.at(t)
-    stay, to_mask, to_other = schedule.bridge(t - 1, t)
+    size, s = schedule.vocab_size, t - 1
+    (keep_s, mask_s, replace_s), (keep, mask, replace) = schedule.at(s), schedule.at(t)
     is_masked, same = x_t == size, x_t == x_0
+    if schedule.absorbing:  # the same in closed form, without a second [M, V]
+        revealed = ((mask - mask_s) / mask).to(log_p.dtype)
+        return torch.where(is_masked, -revealed * log_p.gather(1, x_0[:, None]).squeeze(1), 0)
+    stay, to_mask, to_other = schedule.bridge(s, t)
     total = torch.where(is_masked, mask, keep * same + replace)  # q(x_t | x_0)
     arrive = torch.where(is_masked, to_mask, to_other)  # q(x_t | x_s), x_s another id
     at_0 = torch.where(same, stay + to_other, arrive) * (keep_s + replace_s) / total
@@ -154,18 +165,27 @@ def bound_terms(log_p: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, schedule: Sc
     other = arrive * replace_s / total
     others = size - 1 - (~is_masked & ~same).long()
 
-    log_q = log_posterior(log_p, x_t, t - 1, t, schedule)[:, :size]
-    p_0 = log_q.gather(1, x_0[:, None]).squeeze(1)
-    p_t = log_q.gather(1, x_t.clamp(max=size - 1)[:, None]).squeeze(1)
-    rest = torch.where((other > 0)[:, None], log_q, 0).sum(1) - p_0 - torch.where(at_t > 0, p_t, 0)
+    log_q = log_x_s(log_p, x_t, s, t, schedule)
+    q_0 = log_q.gather(1, x_0[:, None]).squeeze(1)
+    q_t = log_q.gather(1, x_t.clamp(max=size - 1)[:, None]).squeeze(1)
+    rest = log_q.sum(1) - q_0 - torch.where(is_masked | same, 0, q_t)
+    to_others, to_itself = (x.log() for x in arrivals(s, t, x_t, schedule))
 
-    def part(q: Tensor, log_p: Tensor, count: Tensor | int = 1) -> Tensor:
+    def part(q: Tensor, log_q: Tensor, log_arrival: Tensor, count: Tensor | int = 1) -> Tensor:
         """q log q - q log p, summed over `count` ids; 0 where q is 0, whatever log p."""
         some = q > 0
-        return (count * torch.xlogy(q, q)).to(log_p.dtype) - q.to(log_p.dtype) * log_p.where(some, 0)
+        known = count * torch.where(some, torch.xlogy(q, q) - q * log_arrival, 0)
+        return known.to(log_p.dtype) - q.to(log_p.dtype) * log_q.where(some, 0)
 
-    kl = part(at_0, p_0) + part(at_t, p_t) + part(other, rest, others)
+    kl = part(at_0, q_0, torch.where(same, to_itself, to_others)) + part(at_t, q_t, to_itself) \
+        + part(other, rest, to_others, others)
     return torch.where(is_masked | (replace > 0), kl, 0)
+
+
+def infer_time(share: Tensor, schedule: Schedule) -> Tensor:
+    """The first step at which such a share of a caption's tokens is masked on average, long [R] in 1..T from [R]."""
+    first = torch.searchsorted(schedule.mask[1:], share.double() - 1e-9) + 1
+    return first.clamp(max=len(schedule.mask) - 1)
 
 
 def prior_kl(schedule: Schedule) -> float:

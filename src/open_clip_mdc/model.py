@@ -22,10 +22,11 @@ from torch.utils.checkpoint import checkpoint
 from . import encoder, generate, scoring
 from .decoder import TextDecoder
 from .interface import Decoded, ImageKV, TokenLogits
-from .length_head import LengthHead, length_nll
-from .objective import OBJECTIVES, CaptionCfg, systematic
+from .length_head import LengthHead, begin_anew, length_nll
+from .mask_replace import infer_time
+from .objective import OBJECTIVES, STEPS, CaptionCfg, mask_condition, step_of, systematic
 from .packing import Asked, Captions, Corrupted, Packed, pack, pack_lengths
-from .tokens import PAD_ID, valid_tokens
+from .tokens import PAD_ID, mask_id, valid_tokens
 
 LOSS_ROWS = 4096  # logits of so many tokens are held at a time; more and smaller chunks take longer
 
@@ -73,11 +74,20 @@ class Captioner(nn.Module):
             image_width=image_width,
             act_layer=QuickGELU if quick_gelu else nn.GELU,
             norm_layer=partial(norm_layer, **(text_cfg.norm_kwargs or {})),
+            steps=STEPS if self.caption_cfg.time_embedding else None,
         )
+        if self.text.time_embedding is not None:
+            self.text.time_embedding.register_load_state_dict_pre_hook(begin_anew)
         self.context_length = text_cfg.context_length
         self.vocab_size = text_cfg.vocab_size
         has_length_head = self.caption_cfg.length_head and not self.causal
         self.length_head = LengthHead(image_width, self.context_length) if has_length_head else None
+        if self.caption_cfg.condition_drop:  # zeros at first: no random numbers that a model without would not draw
+            no_patch = torch.zeros(image_width)
+            if self.caption_cfg.condition_zeros:
+                self.register_buffer("no_patch", no_patch, persistent=False)
+            else:
+                self.no_patch = nn.Parameter(no_patch)
         self.register_buffer("logit_scale", torch.ones(()), persistent=False)
         self.logit_bias = None
         self.seed_t(0)
@@ -96,9 +106,17 @@ class Captioner(nn.Module):
 
     # ---- image
 
-    def encode_image_tokens(self, image: Tensor) -> Tensor:
-        """Normalised patch tokens, what the decoder attends to: [B, P, D] from [B, 3, height, width]."""
-        return encoder.patch_tokens(self.visual, image)
+    def encode_image_tokens(self, image: Tensor, masked: Tensor | None = None) -> Tensor:
+        """Normalised patch tokens, what the decoder attends to: [B, P, D] from [B, 3, height, width].
+
+        Args:
+            masked: bool [B, P], tokens that `no_patch` stands for; of a model that was trained with some masked.
+        """
+        tokens = encoder.patch_tokens(self.visual, image)
+        if masked is None:
+            return tokens
+        masked = masked[:, :tokens.shape[1], None]  # fewer where patch_dropout drops some at random
+        return torch.where(masked, self.no_patch.to(tokens.dtype), tokens)
 
     def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
         """The GAP feature that is probed: mean of the patch tokens, [B, D] (Sec. 4.2)."""
@@ -142,8 +160,21 @@ class Captioner(nn.Module):
                 raise ValueError(f"text {int(endless[0])} has no EOT and ends in padding: give `valid` [B, L] too")
         position = torch.arange(text.shape[1], device=text.device).repeat(len(text))
         image_kv = self.text.project_image(self.encode_image_tokens(image))
-        hidden = self.text(Packed(text.flatten(), position, None, valid, True, self.causal), image_kv)
+        hidden = self.text(Packed(text.flatten(), position, None, valid, True, self.causal), image_kv,
+                           self.infer_time(text, valid.sum(1)))
         return self.text.output(hidden).view(*text.shape, -1)
+
+    def infer_time(self, text: Tensor, lengths: Tensor) -> Tensor | None:
+        """The step that a decoder is told which is told one, long [R]: it follows from the share of masked tokens.
+
+        Args:
+            text: long [R, L].
+            lengths: number of valid tokens, long [R].
+        """
+        if self.text.time_embedding is None:
+            return None
+        share = (text == mask_id(self.vocab_size)).sum(1) / (lengths - 1).clamp(min=1)
+        return infer_time(share, self.objective.schedule(self.vocab_size, text.device))
 
     def token_logits(self, image_kv: ImageKV, lengths: Sequence[int]) -> TokenLogits:
         """Logits of the asked tokens only, at the cost of the real ones: what scoring and decoding run.
@@ -154,7 +185,8 @@ class Captioner(nn.Module):
 
         Returns:
             a function of the text, long [R, L] with mask ids and L the longest row's length, and of the asked places,
-            long [M] into R*L (never position 0 of a causal row): logits [M, V].
+            long [M] into R*L (never position 0 of a causal row), and of the step of each row, long [R], which else
+            follows from the share of masks (`infer_time`): logits [M, V].
 
         Raises:
             ValueError: a text is longer than the context.
@@ -162,8 +194,9 @@ class Captioner(nn.Module):
         self.check_length(max(lengths))
         places = pack_lengths(lengths, self.causal, image_kv[0][0].device)
 
-        def token_logits(text: Tensor, asked: Tensor) -> Tensor:
-            hidden = self.text(places.fill(text), image_kv)
+        def token_logits(text: Tensor, asked: Tensor, time: Tensor | None = None) -> Tensor:
+            time = self.infer_time(text, places.packed.valid.sum(1)) if time is None else time
+            hidden = self.text(places.fill(text), image_kv, time)
             return self.text.output(hidden.index_select(0, places.index.index_select(0, asked)))
 
         return token_logits
@@ -182,9 +215,16 @@ class Captioner(nn.Module):
         return self.objective.corrupt(text, self.vocab_size, self.caption_cfg, u, generator)
 
     def prepare(self, text: Tensor) -> Captions:
-        """A batch [B, L] on the CPU, corrupted and packed: what `forward` runs on once it is on the model's device."""
+        """A batch [B, L] on the CPU, corrupted and packed: what `forward` runs on once it is on the model's device.
+
+        In training, too, which image features the decoder does not get to see.
+        """
         captions = pack(text, self.corrupt(text), self.vocab_size)
         self.check_length(int(captions.packed.position.max()) + 1)
+        cfg = self.caption_cfg
+        if self.training and cfg.condition_drop:
+            shape = (len(text), encoder.num_patches(self.visual))
+            captions = captions._replace(masked=mask_condition(shape, cfg.condition_drop, cfg.condition_mask))
         return captions
 
     def forward(self, image: Tensor, text: Tensor | Captions) -> dict[str, Tensor]:
@@ -202,9 +242,10 @@ class Captioner(nn.Module):
             length_nll: float32 [B], of the length head, where there is one.
         """
         captions = text if isinstance(text, Captions) else self.prepare(text.cpu()).to(image.device)
-        image_embs = self.encode_image_tokens(image)
+        image_embs = self.encode_image_tokens(image, captions.masked)
         image_kv = self.text.project_image(image_embs)
-        hidden = self.text(captions.packed, image_kv).index_select(0, captions.asked.index)
+        time = None if self.text.time_embedding is None else step_of(captions.t)
+        hidden = self.text(captions.packed, image_kv, time).index_select(0, captions.asked.index)
         output = {
             "token_nll": self.token_loss(hidden, captions.asked),
             "token_weight": captions.asked.weight,
@@ -222,8 +263,10 @@ class Captioner(nn.Module):
         Logits are made chunk by chunk and made again for the gradient, so that never all [M, V] are held. Compiled code
         holds them in 16 bit only, and a loop would be compiled anew for each number of chunks.
         """
+        aux = (self.caption_cfg.aux_weight,) if self.training and self.caption_cfg.aux_weight else ()
+
         def loss(hidden: Tensor, *asked: Tensor) -> Tensor:
-            return self.objective.token_loss(self.text.output(hidden), Asked(*asked))
+            return self.objective.token_loss(self.text.output(hidden), Asked(*asked), *aux)
 
         if torch.compiler.is_compiling() or len(hidden) <= LOSS_ROWS:
             return loss(hidden, *asked)

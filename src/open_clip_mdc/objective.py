@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .mask_replace import bound_terms, make_schedule, noise
+from .mask_replace import Schedule, bound_terms, make_schedule, noise
 from .packing import Asked, Corrupted
 from .tokens import mask_id, target_tokens
 
@@ -45,9 +45,10 @@ class Objective(NamedTuple):
     # u is uniform on (0, 1] over a global batch
     corrupt: Callable
     bound: Callable  # the same but for cfg: its weighted loss is the NELBO on average, whatever interval is trained
-    token_loss: Callable  # (logits [M, V], Asked) -> float32 [M]
+    token_loss: Callable  # (logits [M, V], Asked, aux_weight where there is a schedule) -> float32 [M]
     order: str  # "any" | "causal": which decoders and estimators fit
     scorers: tuple[str, ...]  # methods of scoring.log_likelihood that fit, the first by default
+    schedule: Callable | None = None  # (V, device) -> mask_replace.Schedule of the STEPS steps; None: t is continuous
 
 
 def alpha(t: Tensor) -> Tensor:
@@ -112,6 +113,18 @@ def forward_process(
     return text.masked_fill(masked, mask_id(vocab_size)), masked
 
 
+def mask_condition(shape: tuple[int, int], drop: float, rate: float, generator: torch.Generator | None = None,
+                   device: torch.device | str = "cpu") -> Tensor:
+    """Features that the decoder does not get to see (MC-Diffusion, Algorithm 1): bool [B, P] of shape (B, P).
+
+    Each image is chosen with probability `drop`, and of a chosen image each feature with probability `rate`.
+    """
+    def draw(*size: int) -> Tensor:
+        return torch.rand(size, generator=generator, device=device)
+
+    return (draw(shape[0], 1) < drop) & (draw(*shape) < rate)
+
+
 def masked_diffusion(text: Tensor, vocab_size: int, cfg: "CaptionCfg", u: Tensor,
                      generator: torch.Generator | None = None) -> Corrupted:
     """Algorithm 1: a caption's tokens are masked with probability t and weighted by 1/t."""
@@ -171,9 +184,24 @@ def exact(text: Tensor, vocab_size: int, u: Tensor, generator: torch.Generator |
     return autoregressive(text, vocab_size, CaptionCfg(), u)
 
 
+def full_precision(logits: Tensor) -> Tensor:
+    """At least float32, as a loss is taken."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def cross_entropy(logits: Tensor, asked: Asked) -> Tensor:
     """-log p(token) of each asked token, float32 [M]."""
-    return F.cross_entropy(logits.float(), asked.token, reduction="none")
+    return F.cross_entropy(full_precision(logits), asked.token, reduction="none")
+
+
+def step_of(t: Tensor) -> Tensor:
+    """The step of 1..STEPS that a time t = step / STEPS is, long."""
+    return (STEPS * t).round().long()
+
+
+def auxiliary_factor(step: Tensor) -> Tensor:
+    """Of aux_weight at a step: 2 - (t - 1)/T, as VQ-Diffusion's release weighs its auxiliary loss."""
+    return 2 - (step - 1) / STEPS
 
 
 def mask_and_replace(preset: str) -> Objective:
@@ -181,26 +209,34 @@ def mask_and_replace(preset: str) -> Objective:
 
     Where nothing is ever replaced those are the masked tokens, and this is "mdc" with t on the grid 1/T, ..., 1. The
     bound lacks the constant KL of the prior, at most 1e-4 nats per token (`mask_replace.prior_kl`).
+
+    In training aux_weight * (2 - (t - 1)/T) * -log p(x_0 | x_t) may join the bound's term at every such token (D3PM,
+    Eq. 5); T times both is the loss.
     """
+    def schedule(vocab_size: int, device: torch.device) -> Schedule:
+        return make_schedule(vocab_size, STEPS, preset, device)
+
     def corrupt(text: Tensor, vocab_size: int, cfg: "CaptionCfg", u: Tensor,
                 generator: torch.Generator | None = None) -> Corrupted:
-        schedule = make_schedule(vocab_size, STEPS, preset, text.device)
+        process = schedule(vocab_size, text.device)
         target = target_tokens(text, vocab_size)
         t = cfg.t_min + (cfg.t_max - cfg.t_min) * u.double()
         step = (STEPS * t - 1e-9).ceil().long().clamp(min=1).to(text.device)
-        x_t = noise(text, target, step, schedule, generator)
-        asked = target & (x_t == mask_id(vocab_size)) if schedule.absorbing else target
+        x_t = noise(text, target, step, process, generator)
+        asked = target & (x_t == mask_id(vocab_size)) if process.absorbing else target
         return Corrupted(x_t, asked, STEPS * asked.float(), target, False, step / STEPS)
 
     def bound(text: Tensor, vocab_size: int, u: Tensor, generator: torch.Generator | None = None) -> Corrupted:
         return corrupt(text, vocab_size, CaptionCfg(t_min=0.0, t_max=1.0), u, generator)
 
-    def token_loss(logits: Tensor, asked: Asked) -> Tensor:
-        schedule = make_schedule(logits.shape[-1], STEPS, preset, logits.device)
-        step = (STEPS * asked.t).round().long()
-        return bound_terms(logits.float().log_softmax(1), asked.token, asked.read, step, schedule)
+    def token_loss(logits: Tensor, asked: Asked, aux_weight: float = 0.0) -> Tensor:
+        log_p, step = full_precision(logits).log_softmax(1), step_of(asked.t)
+        loss = bound_terms(log_p, asked.token, asked.read, step, schedule(logits.shape[1], logits.device))
+        if not aux_weight:
+            return loss
+        return loss - aux_weight * auxiliary_factor(step) * log_p.gather(1, asked.token[:, None]).squeeze(1)
 
-    return Objective(corrupt, bound, token_loss, "any", ("heuristic", "monte_carlo"))
+    return Objective(corrupt, bound, token_loss, "any", ("heuristic", "monte_carlo"), schedule)
 
 
 OBJECTIVES = {
@@ -224,6 +260,11 @@ class CaptionCfg:
     t_max: float = 1.0
     loss_weight: str = "inverse_t"  # "inverse_t" | "none"
     length_head: bool = True  # learn p(N | image), too; a causal model has none, as it ends its captions itself
+    time_embedding: bool = False  # tell the decoder the step; for diffusion in steps
+    aux_weight: float = 0.0  # of the auxiliary loss -log p(x_0 | x_t) in training; for diffusion in steps
+    condition_drop: float = 0.0  # share of the training images of which features are masked (MC-Diffusion's P_cond)
+    condition_mask: float = 0.0  # share of their features that are (P_mask); 1 is classifier-free guidance's training
+    condition_zeros: bool = False  # zeros stand for a masked feature; else a vector that is learnt
 
     def __post_init__(self):
         if self.objective not in OBJECTIVES:
@@ -232,6 +273,21 @@ class CaptionCfg:
             raise ValueError(f"caption_cfg.loss_weight is {self.loss_weight!r}; it must be 'inverse_t' or 'none'")
         if not (0 <= self.t_min <= self.t_max <= 1 and self.t_max > 0):
             raise ValueError(f"caption_cfg needs 0 <= t_min <= t_max <= 1, t_max > 0; not {self.t_min}, {self.t_max}")
+        if self.aux_weight < 0:
+            raise ValueError(f"caption_cfg.aux_weight is {self.aux_weight}; it must be 0 or more")
+        if (self.time_embedding or self.aux_weight) and OBJECTIVES[self.objective].schedule is None:
+            raise ValueError("caption_cfg.time_embedding and aux_weight are for diffusion in steps, not for "
+                             f"{self.objective!r}")
+        rates = (self.condition_drop, self.condition_mask)
+        if not all(0 <= rate <= 1 for rate in rates) or any(rates) != all(rates) \
+                or self.condition_zeros and not any(rates):
+            raise ValueError("caption_cfg needs condition_drop and condition_mask of 0 to 1, both or neither of them "
+                             f"0, and condition_zeros only with them; not {rates}, {self.condition_zeros}")
+
+    @property
+    def weak(self) -> str:
+        """What guidance leans away from by default (`generate.unmask_images`): what the model was trained for."""
+        return "masked" if self.condition_drop else "blind"
 
 
 class CaptionLoss(nn.Module):

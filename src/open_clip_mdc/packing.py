@@ -3,7 +3,7 @@
 Training packs on the CPU, before the batch goes to the device, so that every size is known there and nothing on the
 training path waits for the device. Upstream's loop takes `Captions` for its batch of texts.
 
-Dimensions: R captions (rows), L positions, N valid tokens of all rows, M asked tokens, W width.
+Dimensions: R captions (rows) of B images, P patches, L positions, N valid tokens of all rows, M asked tokens, W width.
 """
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -68,6 +68,7 @@ class Captions(NamedTuple):
     asked: Asked
     num_target: Tensor  # float [R], what the loss is divided by, summed over the batch
     t: Tensor  # float [R], for networks that read the time
+    masked: Tensor | None = None  # bool [B, P], image features that the decoder does not get to see
 
     def to(self, device: torch.device | str | None = None, non_blocking: bool = False) -> "Captions":
         """As a tensor's; upstream's training loop calls it."""

@@ -142,8 +142,8 @@ def guided(conditional: Network, blind: Network, scale: float) -> Network:
     def network(lengths: Sequence[int]) -> TokenLogits:
         see, guess = conditional(lengths), blind(lengths)
 
-        def token_logits(text: Tensor, asked: Tensor) -> Tensor:
-            with_image, without = see(text, asked).log_softmax(1), guess(text, asked).log_softmax(1)
+        def token_logits(text: Tensor, asked: Tensor, *time: Tensor) -> Tensor:
+            with_image, without = (logits(text, asked, *time).log_softmax(1) for logits in (see, guess))
             return without + scale * (with_image - without)
 
         return token_logits

@@ -19,7 +19,7 @@ from open_clip_mdc.objective import CaptionLoss, systematic
 from open_clip_mdc.packing import Captions, Packed, asked_index, pack, pack_tokens
 from open_clip_mdc.tokens import target_tokens, valid_tokens
 
-OBJECTIVES = ["mdc", "arc", "cappa"]
+OBJECTIVES = ["mdc", "arc", "cappa", "mcd-replace"]
 
 
 class Waits(TorchDispatchMode):

@@ -1,0 +1,100 @@
+"""Claims about masked image features in training (MC-Diffusion, Algorithm 1).    pytest tests/core/test_condition.py"""
+import math
+
+import pytest
+import torch
+from conftest import VOCAB, captions, images, tiny_captioner
+from test_train import DUMP
+from training import TORCHRUN, equal, losses, open_clip_train
+
+from open_clip_mdc import encoder
+from open_clip_mdc.model import Captioner
+from open_clip_mdc.objective import CaptionCfg, CaptionLoss, mask_condition
+
+MASKED = dict(condition_drop=0.5, condition_mask=0.3)
+ZEROS = dict(condition_drop=0.5, condition_mask=1.0, condition_zeros=True)
+
+
+def test_images_are_chosen_and_of_these_features():
+    masked = mask_condition((20000, 16), 0.3, 0.2, torch.Generator().manual_seed(0))
+    share = masked.float().mean(1)
+    chosen = 0.3 * (1 - 0.8 ** 16)  # and at least one feature masked
+    assert abs((share > 0).float().mean() - chosen) < 5 * math.sqrt(chosen * (1 - chosen) / 20000)
+    assert abs(masked.float().mean() - 0.06) < 5 * math.sqrt((0.3 * (0.2 * 0.8 / 16 + 0.04) - 0.0036) / 20000)
+    assert mask_condition((5, 16), 1.0, 1.0).all() and not mask_condition((5, 16), 0.0, 1.0).any()
+
+
+def test_a_masked_feature_is_the_learnt_vector_or_zeros_after_the_tower():
+    image, masked = images(3), torch.rand(3, 16, generator=torch.Generator().manual_seed(0)) < 0.4
+    for cfg, stands in ((MASKED, 7.0), (ZEROS, 0.0)):
+        model = tiny_captioner("mcd", t_min=0.0, **cfg)
+        if not model.caption_cfg.condition_zeros:
+            model.no_patch.data.fill_(stands)
+        plain, got = model.encode_image_tokens(image), model.encode_image_tokens(image, masked)
+        assert torch.equal(got[~masked], plain[~masked])
+        assert (got[masked] == stands).all() and masked.any() and not masked.all()
+
+
+def test_masks_are_drawn_in_training_only_and_change_no_other_random_number():
+    text = captions([5, 9, 12, 7] * 8)
+    model, plain = tiny_captioner("mdc", **MASKED), tiny_captioner("mdc")
+    weights = dict(model.named_parameters())
+    assert all(torch.equal(weights.pop(name), p) for name, p in plain.named_parameters())
+    assert list(weights) == ["no_patch"]  # zeros at first
+    prepared = []
+    for captioner in (model.train(), plain.train()):
+        captioner.seed_t(0)
+        torch.manual_seed(0)
+        prepared.append(captioner.prepare(text))
+    assert torch.equal(prepared[0].packed.token, prepared[1].packed.token) and prepared[1].masked is None
+    assert prepared[0].masked.shape == (32, 16) and 0 < prepared[0].masked.float().mean() < 0.3
+    assert model.eval().prepare(text).masked is None
+
+
+@pytest.mark.parametrize("cfg", [MASKED, ZEROS], ids=["mcs", "cfg"])
+def test_the_decoder_does_not_see_what_is_masked_and_its_vector_learns(cfg):
+    model = tiny_captioner("mcd", t_min=0.0, **cfg).train()
+    text, image = captions([5, 9, 12, 7]), images(4)
+    prepared = model.prepare(text)
+    blind = prepared._replace(masked=torch.ones(4, 16, dtype=torch.bool))
+    assert torch.equal(model(image, blind)["token_nll"], model(images(4, seed=1), blind)["token_nll"])
+    for masked in (blind.masked, torch.zeros_like(blind.masked)):
+        model.zero_grad()
+        CaptionLoss()(**model(image, prepared._replace(masked=masked))).backward()
+        assert all(p.grad is not None for p in model.parameters())  # DDP waits for each, masked or not
+        if not model.caption_cfg.condition_zeros:
+            assert model.no_patch.grad.any() == masked.any()
+    plain = tiny_captioner("mcd", t_min=0.0).train()
+    unmasked = prepared._replace(masked=torch.zeros_like(blind.masked))
+    assert torch.equal(model(image, unmasked)["token_nll"], plain(image, unmasked._replace(masked=None))["token_nll"])
+
+
+def test_timm_towers_know_their_patches_and_dropped_ones_are_not_missed():
+    vision = dict(timm_model_name="vit_tiny_patch16_224", timm_model_pretrained=False, timm_pool="", timm_proj="none")
+    text = dict(context_length=12, vocab_size=VOCAB, width=32, heads=2, layers=1)
+    model = Captioner(None, vision, text, dict(objective="mdc", **MASKED)).train()
+    assert encoder.num_patches(model.visual) == 196 == model.encode_image_tokens(images(1, 224)).shape[1]
+    CaptionLoss()(**model(images(2, 224), captions([5, 9]))).backward()
+    vision = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=1, patch_dropout=0.5)
+    model = Captioner(64, vision, text, dict(objective="mdc", **MASKED)).train()
+    CaptionLoss()(**model(images(2), captions([5, 9]))).backward()
+    assert model.no_patch.grad is not None
+
+
+def test_two_processes_train_alike_when_no_feature_is_masked_and_when_some_are(scenes, tmp_path):
+    """Batches of two images, of which most have no masked feature; by the real command, with accumulation."""
+    script = tmp_path / "dump.py"
+    script.write_text(DUMP)
+    open_clip_train("--epochs", "1", "--dataset-type", "webdataset", "--batch-size", "2", "--train-num-samples", "32",
+                    "--accum-freq", "2", data=str(scenes / "train" / "{00000..00007}.tar"), logs=tmp_path,
+                    model="MCD-ViT-Ti-8-mcs", launcher=(*TORCHRUN, str(script), "--"))
+    first, second = (torch.load(tmp_path / f"run-rank{r}.pt", weights_only=True) for r in (0, 1))
+    assert equal(first, second) and len(losses(tmp_path)) == 4
+    assert first["no_patch"].any() and first["text.time_embedding.weight"].any()
+
+
+def test_rates_that_make_no_sense_are_refused():
+    for wrong in (dict(condition_drop=0.1), dict(condition_mask=0.1), dict(condition_zeros=True),
+                  dict(condition_drop=1.5, condition_mask=0.1), dict(condition_drop=0.1, condition_mask=-0.1)):
+        with pytest.raises(ValueError, match="caption_cfg needs condition_drop and condition_mask of 0 to 1"):
+            CaptionCfg(**wrong)
