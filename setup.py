@@ -36,7 +36,8 @@ setup(
     ],
     extras_require={
         "export": ["timm>=1.0.31", "transformers"],
-        "dev": ["pytest", "pytest-xdist", "ruff", "transformers"],
+        "vq": ["diffusers"],
+        "dev": ["pytest", "pytest-xdist", "ruff", "transformers", "diffusers"],
     },
     entry_points={"console_scripts": [
         "open_clip_train = open_clip_mdc.train:main",

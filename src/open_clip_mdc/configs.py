@@ -6,11 +6,15 @@ and, where it has one that fits, the text tower's size to the decoder. Needs the
 """
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from importlib import resources
 
 FOLDER = resources.files("open_clip_mdc.model_configs")
 GROUPS: dict[str, dict] = json.loads((FOLDER / "objectives.json").read_text(encoding="utf-8"))
 ROWS: dict[str, dict] = {pattern: row for group in GROUPS.values() for pattern, row in group["rows"].items()}
+# Bases that only captioners can have: the image tower is a frozen VQ-VAE (vq.py); a row changes what its base says, and
+# lists the rows of objectives.json that are shown.
+VQ_ROWS: dict[str, dict] = json.loads((FOLDER / "vq.json").read_text(encoding="utf-8"))
 
 CLIP_VOCABULARY = 49408
 PAPER_DECODER = {"context_length": 77, "vocab_size": CLIP_VOCABULARY, "width": 512, "heads": 8, "layers": 12}
@@ -35,7 +39,8 @@ def architectures() -> dict[str, dict]:
 def listed() -> list[str]:
     """Names that `open_clip.list_models()` shows: the paper's rows. Further bases work without being listed."""
     return [pattern.replace("*", base) for group in GROUPS.values() for pattern in group["rows"]
-            for base in group["bases"]]
+            for base in group["bases"]] + [
+                pattern.replace("*", base) for base, row in VQ_ROWS.items() for pattern in row["listed"]]
 
 
 def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
@@ -54,7 +59,7 @@ def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | No
         if not (name.startswith(prefix) and name.endswith(suffix)):
             continue
         base = name[len(prefix):len(name) - len(suffix)]
-        config = base_config(base)
+        config = with_codes(base, base_config) if base in VQ_ROWS else base_config(base)
         if config is None or "caption_cfg" in config:
             continue
         vision, text = config["vision_cfg"], config["text_cfg"]
@@ -68,9 +73,21 @@ def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | No
             "vision_cfg": vision,
             "text_cfg": {k: text[k] for k in DECODER_KEYS if k in text} if fits(text) else dict(PAPER_DECODER),
             "caption_cfg": dict(caption_cfg),
-            **{key: config[key] for key in ("quick_gelu",) if key in config},
+            **{key: config[key] for key in ("quick_gelu", "vq_cfg") if key in config},
         }
     return None
+
+
+def with_codes(name: str, base_config: Callable[[str], dict | None]) -> dict:
+    """A base of VQ_ROWS: its own `vision_cfg`, or else its base's, whose other settings it completes."""
+    row = deepcopy(VQ_ROWS[name])
+    base = row["base"]
+    config = with_codes(base, base_config) if base in VQ_ROWS else base_config(base)
+    return {
+        "vision_cfg": row.get("vision_cfg", config["vision_cfg"]),
+        "text_cfg": {**config["text_cfg"], **row.get("text_cfg", {})},
+        "vq_cfg": {**config.get("vq_cfg", {}), **row["vq_cfg"]},
+    }
 
 
 def is_vit(vision_cfg: dict) -> bool:

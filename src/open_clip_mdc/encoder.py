@@ -1,7 +1,7 @@
 """Image towers: an image becomes normalised patch tokens, what the decoder attends to (Sec. 3.2, Fig. 2).
 
-Everything that depends on the kind of tower stands here. `visual` is OpenCLIP's VisionTransformer or its TimmModel, as
-`build` makes it; a checkpoint holds it under that name.
+Everything that depends on the kind of tower stands here. `visual` is OpenCLIP's VisionTransformer, its TimmModel or a
+VQTower, as `build` makes it; a checkpoint holds it under that name.
 
 Dimensions: B images, P patches, D width.
 """
@@ -13,13 +13,21 @@ from open_clip.model import CLIPVisionCfg, _build_vision_tower
 from open_clip.timm_model import TimmModel
 from torch import Tensor, nn
 
+from .vq import PREFIX, VQCfg, VQTower
 
-def build(vision_cfg: CLIPVisionCfg, quick_gelu: bool = False, cast_dtype: torch.dtype | None = None) -> nn.Module:
+
+def build(vision_cfg: CLIPVisionCfg, quick_gelu: bool = False, cast_dtype: torch.dtype | None = None,
+          vq_cfg: dict | None = None) -> nn.Module:
     """A tower that gives all its patch tokens after its last norm and has no parameter beyond what they need.
 
+    Args:
+        vq_cfg: makes it a VQTower, of which `vision_cfg` says the size of images and patches and the width.
+
     Raises:
-        ValueError: the tower is no ViT.
+        ValueError: the tower is no ViT, or a VQTower's sizes do not fit.
     """
+    if vq_cfg is not None:
+        return VQTower(VQCfg(**vq_cfg), vision_cfg.image_size, vision_cfg.patch_size, vision_cfg.width)
     tokens = dict(output_tokens=True, pool_type="avg", attentional_pool=False, final_ln_after_pool=False,
                   timm_pool="", timm_proj="none")
     visual = _build_vision_tower(vision_cfg.width, replace(vision_cfg, **tokens), quick_gelu, cast_dtype)
@@ -33,6 +41,21 @@ def build(vision_cfg: CLIPVisionCfg, quick_gelu: bool = False, cast_dtype: torch
     return visual
 
 
+def load(visual: nn.Module, state_dict: dict[str, Tensor]) -> bool:
+    """Loads a captioner's weights that are those of a VQTower's VQ-VAE alone, as `open_clip_mdc vq` writes them.
+
+    Returns:
+        whether they were such.
+
+    Raises:
+        RuntimeError: they are of another VQ-VAE.
+    """
+    if not isinstance(visual, VQTower) or not all(name.startswith(PREFIX) for name in state_dict):
+        return False
+    visual.load_vq({name.removeprefix(PREFIX): weight for name, weight in state_dict.items()})
+    return True
+
+
 def width(visual: nn.Module) -> int:
     """D of the patch tokens."""
     return visual.trunk.num_features if isinstance(visual, TimmModel) else visual.ln_post.normalized_shape[0]
@@ -43,8 +66,19 @@ def num_patches(visual: nn.Module) -> int:
     return visual.trunk.patch_embed.num_patches if isinstance(visual, TimmModel) else math.prod(visual.grid_size)
 
 
-def patch_tokens(visual: nn.Module, image: Tensor) -> Tensor:
-    """Normalised patch tokens [B, P, D] of images [B, 3, height, width], without class and register tokens."""
+def has_mask(visual: nn.Module) -> bool:
+    """Whether the tower has a [MASK] of its own, which leaves a token's place known."""
+    return isinstance(visual, VQTower)
+
+
+def patch_tokens(visual: nn.Module, image: Tensor, masked: Tensor | None = None) -> Tensor:
+    """Normalised patch tokens [B, P, D] of images [B, 3, height, width], without class and register tokens.
+
+    Args:
+        masked: bool [B, P], tokens that are hidden by the [MASK] of a tower that has one.
+    """
+    if has_mask(visual):
+        return visual(image, masked)[1]
     if isinstance(visual, TimmModel):
         return visual.trunk.forward_features(image)[:, visual.trunk.num_prefix_tokens:].contiguous()
     return visual(image)[1].contiguous()  # else every layer of the decoder copies it
@@ -57,7 +91,7 @@ def grid(visual: nn.Module) -> tuple[int, int]:
 
 def lock(visual: nn.Module, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
     """LiT: freezes the tower but for its last groups, counted as upstream does for its CLIP towers."""
-    native = not isinstance(visual, TimmModel)
+    native = not isinstance(visual, (TimmModel, VQTower))
     if native:
         visual.proj = nn.Parameter(torch.empty(0))  # upstream's last group; a captioner has none
     visual.lock(unlocked_groups=unlocked_groups, freeze_bn_stats=freeze_bn_stats)

@@ -6,7 +6,7 @@ CPU; encode the image, run the decoder on the valid tokens, take the objective's
 Dimensions: B captions and images, R rows, P patches, L positions, N valid tokens, M asked tokens, D image width, W
 decoder width, V vocabulary.
 """
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,15 +50,17 @@ class Captioner(nn.Module):
             caption_cfg: CaptionCfg | dict[str, Any],
             quick_gelu: bool = False,
             cast_dtype: torch.dtype | None = None,
+            vq_cfg: dict[str, Any] | None = None,
     ):
-        """Args: as OpenCLIP's model classes; `embed_dim` is None or the encoder's width, as nothing is projected."""
+        """Args: as OpenCLIP's model classes; `embed_dim` is None or the encoder's width, as nothing is projected.
+        `vq_cfg` (vq.VQCfg) makes the encoder a frozen VQ-VAE's codes."""
         super().__init__()
         vision_cfg = CLIPVisionCfg(**vision_cfg) if isinstance(vision_cfg, dict) else vision_cfg
         text_cfg = CLIPTextCfg(**text_cfg) if isinstance(text_cfg, dict) else text_cfg
         self.caption_cfg = CaptionCfg(**caption_cfg) if isinstance(caption_cfg, dict) else caption_cfg
         self.objective = OBJECTIVES[self.caption_cfg.objective]
 
-        self.visual = encoder.build(vision_cfg, quick_gelu, cast_dtype)
+        self.visual = encoder.build(vision_cfg, quick_gelu, cast_dtype, vq_cfg)
         image_width = encoder.width(self.visual)
         if embed_dim not in (None, image_width):
             raise ValueError(f"embed_dim is {embed_dim}, but this encoder's features have width {image_width}")
@@ -86,11 +88,17 @@ class Captioner(nn.Module):
             no_patch = torch.zeros(image_width)
             if self.caption_cfg.condition_zeros:
                 self.register_buffer("no_patch", no_patch, persistent=False)
-            else:
+            elif not encoder.has_mask(self.visual):
                 self.no_patch = nn.Parameter(no_patch)
         self.register_buffer("logit_scale", torch.ones(()), persistent=False)
         self.logit_bias = None
         self.seed_t(0)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False):
+        """As a module's; a file of `open_clip_mdc vq` gives the frozen VQ-VAE, and the rest stays as it was made."""
+        if encoder.load(self.visual, state_dict):
+            return None
+        return super().load_state_dict(state_dict, strict, assign)
 
     def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
         encoder.lock(self.visual, unlocked_groups, freeze_bn_stats)
@@ -110,11 +118,12 @@ class Captioner(nn.Module):
         """Normalised patch tokens, what the decoder attends to: [B, P, D] from [B, 3, height, width].
 
         Args:
-            masked: bool [B, P], tokens that `no_patch` stands for; of a model that was trained with some masked.
+            masked: bool [B, P], tokens that `no_patch` or a VQTower's [MASK] stands for; of a model that was trained
+                with some masked.
         """
+        if masked is None or encoder.has_mask(self.visual) and not self.caption_cfg.condition_zeros:
+            return encoder.patch_tokens(self.visual, image, masked)
         tokens = encoder.patch_tokens(self.visual, image)
-        if masked is None:
-            return tokens
         masked = masked[:, :tokens.shape[1], None]  # fewer where patch_dropout drops some at random
         return torch.where(masked, self.no_patch.to(tokens.dtype), tokens)
 

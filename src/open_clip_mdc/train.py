@@ -17,6 +17,7 @@ import torch
 
 from .data.shards import find_shards
 from .integration import is_captioner, register
+from .vq import VQCfg, convolutions
 
 # What contrasts, distils or reads a text tower has no meaning for a captioner: flag, what to do instead.
 NOT_FOR_CAPTIONERS = {
@@ -146,11 +147,26 @@ def find_captioner_problem(args) -> str | None:
     return None
 
 
+def find_vq_problem(args) -> str | None:
+    """What a frozen VQ-VAE needs (vq.py)."""
+    import open_clip
+    vq_cfg = open_clip.get_model_config(args.model).get("vq_cfg")
+    if vq_cfg is None:
+        return None
+    if args.precision not in ("fp32", "amp", "amp_bf16", "amp_bfloat16"):
+        return f"--precision {args.precision}: a VQ-VAE in 16 bit gives other codes; use fp32, amp or amp_bf16"
+    if not args.pretrained and args.resume in (None, "latest"):
+        return (f"{args.model}: its VQ-VAE is untrained: make one by open_clip_mdc vq fit --model {args.model} ... "
+                f"--out vq.pt and give it by --pretrained vq.pt")
+    convolutions(VQCfg(**vq_cfg))  # raises where diffusers is missing
+    return None
+
+
 def find_problem(args) -> str | None:
     """The first thing in the parsed flags that cannot work, in one line that says what to do; None if all is well."""
     try:
-        return (find_model_problem(args) or find_captioner_problem(args) or find_value_problem(args)
-                or find_data_problem(args))
+        return (find_model_problem(args) or find_captioner_problem(args) or find_vq_problem(args)
+                or find_value_problem(args) or find_data_problem(args))
     except ValueError as problem:  # a name of a model that cannot be
         return str(problem)
 

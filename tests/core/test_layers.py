@@ -7,7 +7,7 @@ from conftest import REPO
 SRC = REPO / "src" / "open_clip_mdc"
 HELPERS = {"common"}  # of all tools
 OWN_HELPERS = {"attention": {"page"}, "caption": {"page"}, "export": {"model_card"}, "judge": {"judge_answers"},
-               "prepare": {"recap"}, "recap": set(), "schedule_search": {"gradient_noise"}}
+               "prepare": {"cub", "recap"}, "recap": set(), "schedule_search": {"gradient_noise"}, "vq": {"taming"}}
 
 
 def imports(path) -> set[str]:

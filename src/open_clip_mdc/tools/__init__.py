@@ -11,13 +11,14 @@ from . import flags
 
 TOOLS = {
     "scenes": "render the built-in synthetic data set",
-    "prepare": "write shards of COCO, Flickr30k, Flickr8k, Recap-DataComp to train and test on",
+    "prepare": "write shards of COCO, Flickr30k, Flickr8k, CUB-200, Recap-DataComp to train and test on",
     "lengths": "count the tokenised caption lengths of webdatasets (Fig. 3)",
     "caption": "caption images: JSONL, and a page that shows how",
     "score": "log-likelihoods of captions for images, as CSV or JSONL",
     "attention": "show where in the image each word of a caption comes from",
     "judge": "let an LLM choose the best of several systems' captions (Table 3)",
     "reconstruct": "show what a trained model makes of hidden captions",
+    "vq": "make the frozen VQ-VAE of a model that reads discrete image tokens",
     "export": "write a model for OpenCLIP, timm, transformers and torch, or to the Hugging Face hub",
     "schedule-search": "measure gradient noise over t and propose [t_min, t_max]",
 }

@@ -49,6 +49,14 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         shards.add_argument(f"--{split}", metavar="SHARDS", help="such as 'DIR/{00000..00005}.tar'")
     shards.add_argument("--captions-key", default="captions", help="their name in KEY.json (default: %(default)s)")
     _add_output(shards)
+    cub = sources.add_parser("cub", help="CUB-200-2011 with the ten captions of Reed et al. (2016)")
+    cub.add_argument("--images", required=True, help="CUB_200_2011/images, a folder per class")
+    cub.add_argument("--captions", required=True, help="text_c10, a folder per class")
+    cub.add_argument("--split", required=True, choices=("reed", "official"),
+                     help="reed: no class is in both, by --classes; official: the train_test_split.txt beside --images")
+    cub.add_argument("--classes", nargs=2, metavar=("TRAIN", "TEST"),
+                     help="lists of classes: trainvalclasses.txt testclasses.txt")
+    _add_output(cub)
     recap = sources.add_parser("recap", help="recaptioned texts of Recap-DataComp, random subsets")
     recap.add_argument("--shards", required=True, help="shards of Recap-DataComp: 'DIR/{00000..99999}.tar'")
     recap.add_argument("--out", required=True, help="folder to write to, or to resume")
@@ -146,6 +154,27 @@ def reconstruct(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, help="webdataset shards with images and captions")
     parser.add_argument("--num-samples", type=positive, default=8, help="images shown (default: %(default)s)")
     parser.add_argument("--out", default="reconstructions.png", help="contact sheet to write (default: %(default)s)")
+
+
+def vq(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True)
+    fit = actions.add_parser("fit", help="train one on images, some minutes for small ones")
+    fit.add_argument("--train-data", required=True, metavar="SHARDS", help="webdatasets: 'DIR/{00000..00009}.tar'")
+    fit.add_argument("--steps", type=positive, default=2000, help="of training (default: %(default)s)")
+    fit.add_argument("--batch-size", type=positive, default=64, help="images of a step (default: %(default)s)")
+    fit.add_argument("--lr", type=float, default=2e-3, help="the highest learning rate (default: %(default)s)")
+    fit.add_argument("--workers", type=int, default=1,
+                     help="processes that decode images; 0: none but this one (default: %(default)s)")
+    fit.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    fit.add_argument("--device", help="default: cuda where there is one, else cpu")
+    taming = actions.add_parser("import", help="take over a VQGAN of taming-transformers, Euclidean or Gumbel")
+    taming.add_argument("--from", required=True, dest="source", metavar="FILE", help="its checkpoint")
+    taming.add_argument("--used", metavar="FILE",
+                        help="the class of each code, 0 for those that no image uses, which are dropped: a tensor, as "
+                             "VQ-Diffusion's taming_vqvae_2887.pt")
+    for action in (fit, taming):
+        action.add_argument("--model", required=True, help="the model that is to read the codes: MCD-VQ-...")
+        action.add_argument("--out", required=True, help="file to write, for --pretrained of open_clip_train")
 
 
 def schedule_search(parser: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
     open_clip_mdc prepare coco --images coco/ --annotations dataset_coco.json --out coco-wds       (flickr30k, flickr8k)
     open_clip_mdc prepare shards --train 'flickr8k/train/{00000..00005}.tar' --test flickr8k/test/00000.tar --out f8k
+    open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split official --out cub       (cub.py)
     open_clip_mdc prepare recap --shards 'recap/{00000..99999}.tar' --pairs 10000000 --out recap-wds        (recap.py)
 
 Annotations are Karpathy's split files (dataset_coco.json, ...); COCO's restval is trained on, as usual. Written are
@@ -19,7 +20,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from tqdm import tqdm
 
@@ -34,7 +35,7 @@ from ..data.shards import (
     tar_writer,
 )
 from ..tokens import CAPTION_SEPARATOR
-from . import recap
+from . import cub, recap
 
 SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}  # Karpathy's -> ours
 SHARD_SIZE = 1000
@@ -140,6 +141,13 @@ def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str,
     return sizes
 
 
+def refuse(left_out: list[LeftOut]) -> NoReturn:
+    """Names the first pictures that cannot be used, and raises ValueError."""
+    print(*left_out[:SHOWN], sep="\n", file=sys.stderr)
+    raise ValueError(f"{len(left_out)} pictures cannot be used, the first are named above: get them, or leave them out "
+                     f"by --skip-broken")
+
+
 def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[LeftOut], join: bool, skip: bool) -> None:
     """Writes train/, val/ and test/ under `out`, which appears only when it is complete, and prints how to use them.
 
@@ -169,9 +177,7 @@ def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[LeftOut]
                 hints[-1] += f"--{split}-data '{shard_pattern(f'{out}/{split}', len(sizes))}'"
         if left_out:
             if not skip:
-                print(*left_out[:SHOWN], sep="\n", file=sys.stderr)
-                raise ValueError(f"{len(left_out)} pictures cannot be used, the first are named above: get them, or "
-                                 f"leave them out by --skip-broken")
+                refuse(left_out)
             (folder / "left_out.txt").write_text("".join(f"{row}\n" for row in left_out), encoding="utf-8")
             hints.append(f"{len(left_out)} pictures left out: {out}/left_out.txt")
     print("\n".join(hints))
@@ -187,6 +193,12 @@ def run(args: argparse.Namespace) -> None:
         if not patterns:
             raise ValueError("name at least one of --train, --val and --test")
         splits = {split: read_shards(find_shards(pattern), args.captions_key) for split, pattern in patterns.items()}
+    elif args.source == "cub":
+        rows, problems = cub.read(args.images, args.captions, args.split, args.classes)
+        left_out += [LeftOut(*problem) for problem in problems]
+        if left_out and not args.skip_broken:
+            refuse(left_out)
+        splits = {split: read_files(rows[split], left_out) for split in rows}
     else:
         rows = read_karpathy(args.annotations, args.source, args.images)
         missing = [path for split in rows.values() for path, _ in split if not path.exists()]

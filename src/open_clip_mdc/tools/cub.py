@@ -1,0 +1,115 @@
+"""CUB-200-2011 (Wah et al. 2011) with the ten captions an image of Reed et al. (2016), on which MC-Diffusion is tested.
+
+    open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split reed \\
+        --classes trainvalclasses.txt testclasses.txt --out cub-wds
+
+Images are CLASS/NAME.jpg and captions CLASS/NAME.txt, where CLASS begins with the class's number: the rest of it is
+spelt differently in 17 folders, so that only number and NAME join them. Two splits are in use whose results do not
+compare: Reed's, in which no class is in both halves (8,855 and 2,933 images), and the official one of the images
+(5,994 and 5,794).
+"""
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+CAPTIONS = 10
+Key = tuple[int, str]  # the class's number, the image's name without ending
+Rows = list[tuple[Path, list[str]]]
+
+
+def class_number(name: str) -> int:
+    """001.Black_footed_Albatross is 1.
+
+    Raises:
+        ValueError: it begins with no number.
+    """
+    number = name.split(".")[0]
+    if not number.isdecimal():
+        raise ValueError(f"{name!r} is no class of CUB-200, such as 001.Black_footed_Albatross")
+    return int(number)
+
+
+def find(folder: str, suffix: str) -> dict[Key, Path]:
+    """The files CLASS/NAME.suffix of a folder.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    files = {(class_number(path.parent.name), path.stem): path for path in sorted(Path(folder).glob(f"*/*{suffix}"))}
+    if not files:
+        raise FileNotFoundError(f"no CLASS/NAME{suffix} in {folder}")
+    return files
+
+
+def read_captions(path: Path) -> list[str]:
+    """The lines of a file in UTF-8 or, as some are, Latin-1; in lower case.
+
+    Raises:
+        ValueError: they are not ten.
+    """
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        text = content.decode("latin-1")
+    captions = [line.strip().lower() for line in text.split("\n") if line.strip()]
+    if len(captions) != CAPTIONS:
+        raise ValueError(f"{len(captions)} captions, not {CAPTIONS}, in {path}")
+    return captions
+
+
+def reed_split(keys: Iterable[Key], lists: list[str]) -> dict[Key, str]:
+    """train or test of each image, by two lists of classes.
+
+    Raises:
+        ValueError: a class is in both.
+    """
+    train, test = ({class_number(line.strip()) for line in Path(path).read_text(encoding="utf-8").splitlines()
+                    if line.strip()} for path in lists)
+    if both := train & test:
+        raise ValueError(f"class {min(both)} is in {lists[0]} and in {lists[1]}: Reed's split has no class in both")
+    return {key: "train" if key[0] in train else "test" for key in keys if key[0] in train | test}
+
+
+def official_split(images: str) -> dict[Key, str]:
+    """train or test of each image, by the files beside the folder of images.
+
+    Raises:
+        FileNotFoundError: they are not there. ValueError: they do not go together.
+    """
+    folder = Path(images).resolve().parent
+    names, halves = (dict(line.split() for line in (folder / name).read_text(encoding="utf-8").splitlines())
+                     for name in ("images.txt", "train_test_split.txt"))
+    if names.keys() != halves.keys():
+        raise ValueError(f"images.txt and train_test_split.txt in {folder} list different images")
+    places = {number: Path(name) for number, name in names.items()}
+    return {(class_number(place.parent.name), place.stem): "train" if halves[number] == "1" else "test"
+            for number, place in places.items()}
+
+
+def read(images: str, captions: str, split: str, classes: list[str] | None) -> tuple[dict[str, Rows], list[tuple]]:
+    """Image files with their captions for train and test, and what cannot be used, each with the reason.
+
+    Training images come in a fixed random order: neighbours in the folder are of one class.
+
+    Raises:
+        ValueError, FileNotFoundError: in one line.
+    """
+    if (split == "reed") != (classes is not None):
+        raise ValueError("--split reed needs --classes TRAIN TEST, and --split official none")
+    pictures, texts = find(images, ".jpg"), find(captions, ".txt")
+    halves = reed_split(pictures.keys() | texts.keys(), classes) if classes else official_split(images)
+    rows: dict[str, Rows] = {"train": [], "test": []}
+    problems = []
+    for key, half in sorted(halves.items()):
+        name = f"{key[0]:03d}/{key[1]}"
+        try:
+            if key not in pictures or key not in texts:
+                missing = f".jpg in {images}" if key not in pictures else f".txt in {captions}"
+                raise ValueError(f"no {missing}")
+            rows[half].append((pictures[key], read_captions(texts[key])))
+        except ValueError as problem:
+            problems.append((name, str(problem)))
+    random.Random(0).shuffle(rows["train"])
+    print(f"{split} split: {len(rows['train'])} images to train on, {len(rows['test'])} to test on")
+    return rows, problems

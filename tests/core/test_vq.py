@@ -1,0 +1,221 @@
+"""Claims about discrete image tokens: codes, what is learnt, what loads.    pytest tests/core/test_vq.py"""
+import sys
+from argparse import Namespace
+
+import open_clip
+import pytest
+import torch
+from conftest import VOCAB, captions, images
+
+import open_clip_mdc
+from open_clip_mdc import train
+from open_clip_mdc.model import Captioner
+from open_clip_mdc.objective import CaptionLoss
+from open_clip_mdc.vq import PREFIX, VQCfg, VQTower
+
+TINY = dict(codes=24, channels=(8, 16, 16), layers=1, latent=16)
+DECODER = dict(context_length=12, vocab_size=VOCAB, width=32, heads=2, layers=1)
+
+
+def tower(seed: int = 0, **changes) -> VQTower:
+    """Its vectors are latents of some images, so that images have different codes."""
+    torch.manual_seed(seed)
+    visual = VQTower(VQCfg(**TINY | changes), 32, 4, 16)
+    visual.vq.set_codebook(visual.vq.latents(2 * bright(8) - 1).flatten(0, 1)[::8 * 64 // 24][:24])
+    return visual
+
+
+def captioner(seed: int = 0, quantise: bool = True, **caption_cfg) -> Captioner:
+    torch.manual_seed(seed)
+    return Captioner(None, dict(image_size=32, patch_size=4, width=16), DECODER, dict(objective="mdc", **caption_cfg),
+                     vq_cfg=TINY | dict(quantise=quantise))
+
+
+def bright(n: int) -> torch.Tensor:
+    """Images in [0, 1] of different colours: the codes of noise would all be alike."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.nn.functional.interpolate(torch.rand(n, 3, 6, 6, generator=generator), size=(32, 32), mode="bilinear")
+
+
+def normalised(x: torch.Tensor, visual: VQTower) -> torch.Tensor:
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (visual.image_mean, visual.image_std))
+    return (x - mean) / std
+
+
+def test_a_code_is_the_nearest_vector_row_by_row_whatever_normalised_the_image():
+    visual, x = tower(), bright(3)
+    latents = visual.vq.quant_conv(visual.vq.encoder(2 * x - 1))  # [B, C, h, w]
+    expected = torch.stack([(latents[:, :, i, j, None] - visual.vq.vectors.T).square().sum(1).argmin(1)
+                            for i in range(8) for j in range(8)], dim=1)
+    assert len(expected.unique()) > 3
+    for mean, std in ((visual.image_mean, visual.image_std), ((0.5, 0.4, 0.3), [0.2, 0.5, 0.9])):
+        visual.image_mean, visual.image_std = mean, std
+        assert torch.equal(visual.codes(normalised(x, visual)), expected)
+
+
+def test_codes_do_not_depend_on_autocast_batch_mode_or_saving(tmp_path):
+    visual = tower()
+    image = normalised(bright(8), visual)
+    expected = visual.codes(image)
+    assert len(expected.unique()) > 3
+    for autocast in (torch.autocast("cpu", dtype=torch.bfloat16), torch.autocast("cpu", dtype=torch.float16)):
+        with autocast:
+            assert torch.equal(visual.codes(image), expected)
+            assert visual.latents(image).dtype == torch.float32
+    assert torch.equal(torch.cat([visual.codes(x[None]) for x in image]), expected)
+    assert torch.equal(visual.train().codes(image), visual.eval().codes(image))
+    torch.save(visual.state_dict(), tmp_path / "x.pt")
+    other = tower(seed=1)
+    assert not torch.equal(other.codes(image), expected)
+    other.load_state_dict(torch.load(tmp_path / "x.pt", weights_only=True))
+    assert torch.equal(other.codes(image), expected)
+
+
+@pytest.mark.parametrize("quantise", [True, False])
+def test_a_hidden_code_leaves_its_place_alone(quantise):
+    visual = tower(quantise=quantise).eval()
+    a, b = normalised(bright(2), visual).split(1)
+    masked = torch.zeros(1, 64, dtype=torch.bool)
+    masked[0, [3, 9, 50]] = True
+    plain, hidden, other = visual(a)[1], visual(a, masked)[1], visual(b, masked)[1]
+    assert (plain != hidden).any(-1).nonzero()[:, 1].tolist() == [3, 9, 50]
+    assert torch.equal(hidden[masked], other[masked]) and not torch.equal(hidden, other)
+    assert not torch.equal(hidden[0, 3], hidden[0, 9])
+    assert torch.equal(visual(a, torch.zeros_like(masked))[1], plain)
+    torch.testing.assert_close(visual(a, masked)[0], hidden.mean(1))
+
+
+def test_condition_masking_hides_codes_behind_the_towers_mask_and_guidance_without_classifier_behind_zeros():
+    image = normalised(bright(2), tower())
+    masked = torch.zeros(2, 64, dtype=torch.bool)
+    masked[:, 5] = True
+    learned, zeros = (captioner(condition_drop=1.0, condition_mask=0.5, condition_zeros=z) for z in (False, True))
+    assert torch.equal(learned.encode_image_tokens(image, masked), learned.visual(image, masked)[1])
+    assert not hasattr(learned, "no_patch")  # a parameter without a gradient would stop DDP
+    tokens = zeros.encode_image_tokens(image, masked)
+    assert not tokens[masked].any() and torch.equal(tokens[~masked], zeros.visual(image)[1][~masked])
+    CaptionLoss()(**learned.train()(image, captions([9, 10]))).backward()
+    assert learned.visual.embedding.grad[-1].any()
+
+
+@pytest.mark.parametrize("quantise", [True, False])
+def test_training_moves_the_embedding_and_the_decoder_and_nothing_of_the_vq_vae(quantise):
+    model = captioner(quantise=quantise).train()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    image = normalised(bright(4), model.visual)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.1)
+    for _ in range(2):
+        CaptionLoss()(**model(image, captions([5, 6, 7, 8]))).backward()
+        optimizer.step()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name]) == name.startswith(PREFIX), name
+    assert {n for n, p in model.named_parameters() if p.grad is None} == {
+        n for n, _ in model.named_parameters() if n.startswith(PREFIX)}
+
+
+def test_the_latent_control_is_a_linear_map_of_the_same_latents():
+    visual = tower(quantise=False)
+    image = normalised(bright(2), visual)
+    places = (visual.row_embedding[:, None] + visual.column_embedding).flatten(0, 1)
+    tokens = visual.latents(image) / visual.vq.vectors.std() @ visual.embedding[:-1] + places
+    torch.testing.assert_close(visual(image)[1], torch.nn.functional.layer_norm(tokens, (16,)))
+    assert visual.vq.state_dict().keys() == tower().vq.state_dict().keys()  # one vq.pt serves both
+
+
+def test_a_file_of_a_vq_vae_alone_gives_that_and_leaves_the_rest_to_the_seed(tmp_path):
+    source = captioner(seed=7)
+    weights = {name: weight for name, weight in source.state_dict().items() if name.startswith(PREFIX)}
+    models = [captioner(seed) for seed in (0, 0, 1)]
+    for model in models:
+        model.load_state_dict(weights)
+    states = [model.state_dict() for model in models]
+    assert all(torch.equal(state[name], weights[name]) for state in states for name in weights)
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not torch.equal(states[0]["text.output.weight"], states[2]["text.output.weight"])
+    visual = models[0].visual  # the embedding begins with the vectors, as they are of one width
+    cosine = torch.nn.functional.cosine_similarity(visual.embedding[:-1], visual.vq.vectors)
+    torch.testing.assert_close(cosine, torch.ones(24))
+    torch.testing.assert_close(visual.embedding.std(), torch.tensor(0.25), atol=0.05, rtol=0)
+
+
+def test_a_full_checkpoint_still_loads_strictly():
+    source, model = captioner(seed=7), captioner()
+    state = source.state_dict()
+    model.load_state_dict(state)
+    assert all(torch.equal(weight, state[name]) for name, weight in model.state_dict().items())
+    del state["text.output.weight"]
+    with pytest.raises(RuntimeError, match="text.output.weight"):
+        model.load_state_dict(state)
+    partial = {name: weight for name, weight in state.items() if name.startswith(PREFIX)}
+    del partial[PREFIX + "score.bias"]
+    with pytest.raises(RuntimeError, match="score.bias"):
+        model.load_state_dict(partial)
+
+
+def test_the_papers_model_has_122_million_trainable_parameters():
+    """Sec. "Implementation Details": 18 blocks of width 512, K = 2886 codes, 32 x 32 of them for 256 x 256 pixels."""
+    open_clip_mdc.register()
+    config = open_clip.get_model_config("MCD-VQ-ViT-f8-mcs")
+    config.pop("custom_text")
+    with torch.device("meta"):
+        model = Captioner(**config)
+    assert abs(sum(p.numel() for p in model.parameters() if p.requires_grad) - 122e6) < 1e6
+    assert model.visual.embedding.shape == (2887, 256) and len(model.text.blocks) == 18
+    assert len(model.visual.row_embedding) == len(model.visual.column_embedding) == 32
+    attention = [name for name in model.visual.vq.state_dict() if "attentions" in name and "to_q.weight" in name]
+    assert [name.split("encoder.")[1].split(".attentions")[0] for name in attention] == [
+        "down_blocks.3", "down_blocks.3", "mid_block"]
+
+
+def test_locking_freezes_the_embedding_too():
+    model = captioner()
+    model.lock_image_tower()
+    assert not any(p.requires_grad for p in model.visual.parameters())
+    model.lock_image_tower(unlocked_groups=1)
+    assert {n for n, p in model.visual.named_parameters() if not p.requires_grad} == {
+        n for n, _ in model.visual.named_parameters() if n.startswith("vq.")}
+    exempt = model.no_weight_decay()
+    assert {"visual.row_embedding", "visual.column_embedding"} <= exempt & dict(model.named_parameters()).keys()
+
+
+@pytest.mark.parametrize("flags, said", [
+    (dict(), "its VQ-VAE is untrained: make one by open_clip_mdc vq"),
+    (dict(resume="latest"), "its VQ-VAE is untrained"),
+    (dict(pretrained=__file__, precision="pure_bf16"), "a VQ-VAE in 16 bit gives other codes"),
+    (dict(pretrained=__file__, precision="fp16"), "a VQ-VAE in 16 bit gives other codes"),
+])
+def test_training_whose_codes_would_mean_nothing_is_refused_in_one_line(flags, said):
+    open_clip_mdc.register()
+    args = train.parse(["--model", "MCD-VQ-ViT-Ti-8", "--precision", "fp32", "--dataset-type", "synthetic",
+                        "--train-num-samples", "8", *(x for k, v in flags.items() for x in (f"--{k}", v))])
+    problem = train.find_problem(args)
+    assert said in problem and "\n" not in problem
+    ok = Namespace(**vars(args) | dict(pretrained=__file__, precision="amp_bf16", resume=None))
+    assert train.find_problem(ok) is None
+
+
+def test_16_bit_weights_are_refused_when_a_model_is_made_so():
+    open_clip_mdc.register()
+    for precision in ("bf16", "pure_bf16"):
+        model = open_clip.create_model("MCD-VQ-ViT-Ti-8", precision=precision)
+        with pytest.raises(ValueError, match="a VQ-VAE in 16 bit"):
+            model.encode_image(images(1).bfloat16())
+
+
+def test_a_missing_diffusers_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffusers.models.autoencoders.vae", None)
+    with pytest.raises(ValueError, match=r"need diffusers: pip install 'open_clip_mdc\[vq\]'"):
+        tower()
+
+
+@pytest.mark.parametrize("image_size, patch_size", [(32, 8), (34, 4)])
+def test_sizes_that_do_not_fit_are_refused(image_size, patch_size):
+    with pytest.raises(ValueError, match="patch_size") as error:
+        VQTower(VQCfg(**TINY), image_size, patch_size, 16)
+    assert "\n" not in str(error.value)
+
+
+def test_an_image_need_not_be_square():
+    visual = VQTower(VQCfg(**TINY), (16, 32), 4, 16)
+    assert visual(images(2)[:, :, :16])[1].shape == (2, 32, 16) and visual.image_size == (16, 32)
+

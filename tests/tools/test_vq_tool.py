@@ -1,0 +1,261 @@
+"""Claims about `open_clip_mdc vq`: what is fitted and taken over, and its use.    pytest tests/tools/test_vq_tool.py"""
+import json
+import math
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import run
+from PIL import Image
+from training import losses, open_clip_train, weights
+
+import open_clip_mdc
+from open_clip_mdc import checkpoints
+from open_clip_mdc import tools as cli
+from open_clip_mdc.tools import taming, vq
+from open_clip_mdc.vq import PREFIX, VQ, VQCfg, VQTower, make_decoder
+
+TINY = VQCfg(codes=8, channels=(8, 16), layers=1, latent=4)
+
+
+@pytest.fixture(scope="module")
+def fitted(scenes, tmp_path_factory):
+    """The real command for half a minute: its file and what it printed."""
+    out = tmp_path_factory.mktemp("vq") / "vq.pt"
+    shards = str(scenes / "train" / "{00000..00007}.tar")
+    said = run("python", "-m", "open_clip_mdc", "vq", "fit", "--model", "MCD-VQ-ViT-Ti-8", "--train-data", shards,
+               "--out", str(out), "--steps", "30", "--batch-size", "16", "--workers", "0")
+    return out, said.stdout
+
+
+def test_fitting_prints_how_good_codes_are_and_shows_them(fitted):
+    out, said = fitted
+    assert "256 held-out images: PSNR " in said and " of 256 codes in use (" in said and "perplexity " in said
+    assert f"--model MCD-VQ-ViT-Ti-8 --pretrained {out}" in said
+    assert float(said.split("PSNR ")[1].split(" dB")[0]) > 12  # all grey: 11
+    with Image.open(out.with_suffix(".png")) as sheet:
+        assert sheet.size == (8 * 34 + 2, 4 * 34 + 2) and len(sheet.convert("RGB").getcolors(10**6)) > 100
+    state = torch.load(out, weights_only=True)["state_dict"]
+    assert all(name.startswith(PREFIX) for name in state) and not any("decoder" in name for name in state)
+    assert sorted(p.name for p in out.parent.iterdir()) == ["vq.png", "vq.pt"]
+
+
+def test_from_images_to_captions(fitted, scenes, tmp_path):
+    """vq fit, open_clip_train, caption: by the real commands. The codes are those that were fitted, to the end."""
+    out, _ = fitted
+    for model in ("MCD-VQ-ViT-Ti-8", "MCD-VQ-ViT-Ti-8-latent"):
+        open_clip_train("--pretrained", out, "--dataset-type", "webdataset", "--batch-size", "16", "--epochs", "1",
+                        "--train-num-samples", "32", "--val-data", scenes / "val" / "00000.tar", logs=tmp_path,
+                        data=scenes / "train" / "00000.tar", model=model, name=model, workers="1")
+        assert len(losses(tmp_path, model)) == 2
+        trained, frozen = weights(tmp_path, 1, model), torch.load(out, weights_only=True)["state_dict"]
+        assert all(torch.equal(trained[name], weight) for name, weight in frozen.items())
+        network, _, _ = checkpoints.load(str(tmp_path / model))
+        assert all(torch.equal(w, trained[n]) for n, w in network.state_dict().items())
+        captions = tmp_path / f"{model}.jsonl"
+        cli.main(["caption", "--pretrained", str(tmp_path / model), str(scenes / "val" / "00000.tar"), "--limit", "3",
+                  "--length", "4", "--workers", "0", "--out", str(captions)])
+        assert [len(json.loads(line)["tokens"]) for line in captions.read_text().splitlines()[-3:]] == [4, 4, 4]
+
+
+def test_quality_is_that_of_a_plain_count():
+    torch.manual_seed(0)
+    visual, decoder = VQTower(TINY, 8, 2, 8), make_decoder(TINY)
+    images = torch.randn(6, 3, 8, 8)
+    quality, after = vq.judge(visual, decoder, images, batch_size=4)
+    counts = Counter(visual.codes(images).flatten().tolist())
+    shares = [n / counts.total() for n in counts.values()]
+    assert quality.used == len(counts)
+    assert math.isclose(quality.perplexity, math.exp(-sum(p * math.log(p) for p in shares)), rel_tol=1e-5)
+    psnr = []
+    for image, made in zip(images, after, strict=True):
+        a, b = (visual.pixels(image[None])[0] + 1) / 2, (made + 1) / 2
+        psnr.append(20 * math.log10(1 / (a - b).square().mean().sqrt().item()))
+    assert math.isclose(quality.psnr, sum(psnr) / 6, rel_tol=1e-5)
+
+
+def test_unused_vectors_move_to_latents_and_used_ones_stay():
+    codebook, latents = torch.zeros(4, 2), torch.arange(1.0, 21).view(10, 2)
+    vq.restart(codebook, torch.tensor([True, False, True, False]), latents)
+    assert codebook[[1, 3]].eq(0).all() and all((latents == row).all(1).any() for row in codebook[[0, 2]])
+
+
+def test_images_held_out_are_not_trained_on_and_too_few_are_refused(scenes, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(vq, "HELD_OUT", 64)
+    command = ["vq", "fit", "--model", "MCD-VQ-ViT-Ti-8", "--train-data", str(scenes / "val" / "00000.tar"), "--out",
+               str(tmp_path / "vq.pt"), "--steps", "1", "--workers", "0"]
+    with pytest.raises(SystemExit, match="are held out: give more"):
+        cli.main(command)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("model", ["MCD-ViT-Ti-8", "ViT-B-32", "MCD-VQ-ViT-Ti-9"])
+def test_a_model_without_a_vq_vae_is_refused(model, tmp_path, scenes):
+    with pytest.raises(SystemExit, match=f"--model {model} is no model with a VQ-VAE") as error:
+        cli.main(["vq", "fit", "--model", model, "--train-data", str(scenes / "val" / "00000.tar"), "--out",
+                  str(tmp_path / "vq.pt")])
+    assert "\n" not in str(error.value)
+
+
+# ---- taming-transformers' checkpoints, by their names
+
+TAMING = VQCfg(codes=5, channels=(32, 32, 64, 64), layers=2, latent=8, attention_levels=(3,))
+
+
+def random_taming(cfg: VQCfg, codes: int, gumbel: bool, seed: int = 0) -> dict[str, torch.Tensor]:
+    """A checkpoint's tensors under the names of taming-transformers' Encoder, VectorQuantizer2 and GumbelQuantize."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+
+    def add(name, *shape, std=None):
+        fan_in = math.prod(shape[1:]) or 1
+        state[name + ".weight"] = torch.randn(shape, generator=generator) * (std or fan_in ** -0.5)
+
+    def conv(name, inside, outside, size):
+        add(name, outside, inside, size, size)
+        state[name + ".bias"] = torch.randn(outside, generator=generator) * 0.1
+
+    def norm(name, channels):
+        state[name + ".weight"] = 1 + torch.randn(channels, generator=generator) * 0.1
+        state[name + ".bias"] = torch.randn(channels, generator=generator) * 0.1
+
+    def block(name, inside, outside):
+        norm(name + ".norm1", inside)
+        conv(name + ".conv1", inside, outside, 3)
+        norm(name + ".norm2", outside)
+        conv(name + ".conv2", outside, outside, 3)
+        if inside != outside:
+            conv(name + ".nin_shortcut", inside, outside, 1)
+
+    def attention(name, channels):
+        norm(name + ".norm", channels)
+        for part in ("q", "k", "v", "proj_out"):
+            conv(f"{name}.{part}", channels, channels, 1)
+
+    conv("encoder.conv_in", 3, cfg.channels[0], 3)
+    inside = cfg.channels[0]
+    for level, outside in enumerate(cfg.channels):
+        for i in range(cfg.layers):
+            block(f"encoder.down.{level}.block.{i}", inside, outside)
+            inside = outside
+            if level in cfg.attention_levels:
+                attention(f"encoder.down.{level}.attn.{i}", outside)
+        if level < len(cfg.channels) - 1:
+            conv(f"encoder.down.{level}.downsample.conv", outside, outside, 3)
+    block("encoder.mid.block_1", inside, inside)
+    attention("encoder.mid.attn_1", inside)
+    block("encoder.mid.block_2", inside, inside)
+    norm("encoder.norm_out", inside)
+    conv("encoder.conv_out", inside, cfg.latent, 3)
+    conv("quant_conv", cfg.latent, cfg.latent, 1)
+    if gumbel:
+        conv("quantize.proj", cfg.latent, codes, 1)
+        add("quantize.embed", codes, cfg.latent)
+    else:
+        add("quantize.embedding", codes, cfg.latent, std=1.0)
+    conv("decoder.conv_in", cfg.latent, inside, 3)  # what is not read
+    conv("post_quant_conv", cfg.latent, cfg.latent, 1)
+    conv("loss.discriminator.main.0", 3, 8, 4)
+    return state
+
+
+def taming_latents(state: dict[str, torch.Tensor], cfg: VQCfg, x: torch.Tensor) -> torch.Tensor:
+    """[B, C, h, w] by the definition, from the names."""
+    def conv(name, x, **how):
+        return F.conv2d(x, state[name + ".weight"], state[name + ".bias"], **how)
+
+    def norm(name, x):
+        return F.group_norm(x, 32, state[name + ".weight"], state[name + ".bias"], eps=1e-6)
+
+    def block(name, x):
+        y = conv(name + ".conv1", F.silu(norm(name + ".norm1", x)), padding=1)
+        y = conv(name + ".conv2", F.silu(norm(name + ".norm2", y)), padding=1)
+        return y + (conv(name + ".nin_shortcut", x) if name + ".nin_shortcut.weight" in state else x)
+
+    def attention(name, x):
+        q, k, v = (conv(f"{name}.{part}", norm(name + ".norm", x)).flatten(2) for part in "qkv")
+        weight = (q.transpose(1, 2) @ k / x.shape[1] ** 0.5).softmax(2)  # [B, asks, is asked]
+        return x + conv(name + ".proj_out", (v @ weight.transpose(1, 2)).view_as(x))
+
+    x = conv("encoder.conv_in", x, padding=1)
+    for level in range(len(cfg.channels)):
+        for i in range(cfg.layers):
+            x = block(f"encoder.down.{level}.block.{i}", x)
+            if level in cfg.attention_levels:
+                x = attention(f"encoder.down.{level}.attn.{i}", x)
+        if level < len(cfg.channels) - 1:
+            x = conv(f"encoder.down.{level}.downsample.conv", F.pad(x, (0, 1, 0, 1)), stride=2)
+    x = block("encoder.mid.block_2", attention("encoder.mid.attn_1", block("encoder.mid.block_1", x)))
+    return conv("quant_conv", conv("encoder.conv_out", F.silu(norm("encoder.norm_out", x)), padding=1))
+
+
+@pytest.mark.parametrize("gumbel", [False, True])
+def test_codes_of_a_checkpoint_are_those_of_its_definition_without_the_unused_ones(gumbel, tmp_path):
+    """13 codes, of which VQ-Diffusion's table keeps five; attention at the last level, as in the Gumbel VQGAN."""
+    state = random_taming(TAMING, 13, gumbel)
+    classes = torch.zeros(13, dtype=torch.long)
+    classes[[11, 2, 5, 8, 9]] = torch.arange(1, 6)
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "last.ckpt")
+    torch.save(classes, tmp_path / "used.pt")
+    imported = VQ(TAMING)
+    imported.load_state_dict(taming.convert(str(tmp_path / "last.ckpt"), str(tmp_path / "used.pt"),
+                                            imported.state_dict()))
+    image = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    latents = taming_latents(state, TAMING, image)
+    torch.testing.assert_close(imported.latents(image), latents.flatten(2).transpose(1, 2), atol=1e-4, rtol=1e-4)
+    kept = [11, 2, 5, 8, 9]
+    if gumbel:
+        scores = F.conv2d(latents, state["quantize.proj.weight"], state["quantize.proj.bias"])[:, kept]
+        vectors = state["quantize.embed.weight"][kept]
+    else:
+        vectors = state["quantize.embedding.weight"][kept]
+        scores = -(latents[:, None] - vectors[None, :, :, None, None]).square().sum(2)
+    expected = scores.argmax(1).flatten(1)
+    assert torch.equal(imported.codes(imported.latents(image)), expected) and len(expected.unique()) > 2
+    assert torch.equal(imported.vectors, vectors)
+
+
+def test_the_command_writes_what_training_takes(tmp_path):
+    open_clip_mdc.register()
+    cfg = VQCfg(codes=256, channels=(32, 64, 64), layers=1, latent=64)
+    state = random_taming(cfg, 256, gumbel=False)
+    torch.save(state, tmp_path / "bare.pt")
+    cli.main(["vq", "import", "--model", "MCD-VQ-ViT-Ti-8", "--from", str(tmp_path / "bare.pt"), "--out",
+              str(tmp_path / "vq.pt")])
+    model, _, _ = checkpoints.load(str(tmp_path / "vq.pt"), "MCD-VQ-ViT-Ti-8")
+    image = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(model.visual.latents(image), taming_latents(
+        state, cfg, model.visual.pixels(image)).flatten(2).transpose(1, 2), atol=1e-4, rtol=1e-4)
+
+
+class Callback:
+    """What Lightning's checkpoints hold beside tensors."""
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda s: s.pop("encoder.down.3.attn.1.q.weight"), "lacks 1 weights: encoder.down.3.attn.1.q.weight"),
+    (lambda s: s.update({"encoder.down.4.block.0.conv1.weight": torch.ones(1)}),
+     "has too many 1 weights: encoder.down.4.block.0.conv1.weight"),
+    (lambda s: s.pop("quantize.embedding.weight"), "neither quantize.embedding.weight nor quantize.proj.weight"),
+    (lambda s: s.update({"quant_conv.weight": torch.ones(8, 7, 1, 1)}), "quant_conv.weight is [8, 7, 1, 1]"),
+    (lambda s: s.update({"quantize.embedding.weight": torch.ones(9, 8)}), "9 codes are in use, and the model has 5"),
+    (lambda s: s.update(callback=Callback()), "holds more than tensors"),
+])
+def test_other_checkpoints_are_refused_in_one_line(change, said, tmp_path):
+    state = random_taming(TAMING, 5, gumbel=False)
+    change(state)
+    torch.save({"state_dict": state}, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError) as error:
+        taming.convert(str(tmp_path / "x.ckpt"), None, VQ(TAMING).state_dict())
+    assert said in str(error.value) and "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+
+
+def test_a_file_that_is_no_checkpoint_or_no_table_of_classes_is_refused(tmp_path):
+    (tmp_path / "x.ckpt").write_bytes(b"no zip")
+    torch.save(random_taming(TAMING, 13, gumbel=True), tmp_path / "y.ckpt")
+    torch.save(torch.rand(13), tmp_path / "used.pt")
+    with pytest.raises(ValueError, match="x.ckpt is no checkpoint of PyTorch"):
+        taming.convert(str(tmp_path / "x.ckpt"), None, VQ(TAMING).state_dict())
+    with pytest.raises(ValueError, match="used.pt is no tensor of the classes of 13 codes"):
+        taming.convert(str(tmp_path / "y.ckpt"), str(tmp_path / "used.pt"), VQ(TAMING).state_dict())
