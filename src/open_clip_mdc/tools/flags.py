@@ -160,8 +160,8 @@ def vq(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     fit = actions.add_parser("fit", help="train one on images, some minutes for small ones")
     fit.add_argument("--train-data", required=True, metavar="SHARDS", help="webdatasets: 'DIR/{00000..00009}.tar'")
-    fit.add_argument("--steps", type=positive, default=2000, help="of training (default: %(default)s)")
-    fit.add_argument("--batch-size", type=positive, default=64, help="images of a step (default: %(default)s)")
+    fit.add_argument("--steps", type=positive, default=1000, help="of training (default: %(default)s)")
+    fit.add_argument("--batch-size", type=positive, default=32, help="images of a step (default: %(default)s)")
     fit.add_argument("--lr", type=float, default=2e-3, help="the highest learning rate (default: %(default)s)")
     fit.add_argument("--workers", type=int, default=1,
                      help="processes that decode images; 0: none but this one (default: %(default)s)")

@@ -188,9 +188,10 @@ def run_fit(args: argparse.Namespace) -> None:
     device = default_device(args.device)
     visual.to(device)
     decoder.to(device)
-    names, images = zip(*read_images(shards, transform, args, limit=HELD_OUT), strict=True)
-    held_out = set().union(*names)
-    images = torch.cat(images)
+    first = list(read_images(shards, transform, args, limit=HELD_OUT))
+    if not first:
+        raise ValueError(f"--train-data {args.train_data} has no images (KEY.jpg, png or webp)")
+    images, held_out = torch.cat([image for _, image in first]), {name for names, _ in first for name in names}
     fit(visual, decoder, training_batches(shards, train_transform, args, held_out), args.steps, args.lr, args.seed)
     quality, after = judge(visual, decoder, images, args.batch_size)
     sheet = Path(args.out).with_suffix(".png")
