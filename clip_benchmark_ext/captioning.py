@@ -56,6 +56,12 @@ def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mappi
     return model.generate(images, return_trace=True, **options, **({} if blind is None else {"blind": blind}))
 
 
+def needs_blind_image(model: torch.nn.Module, options: Mapping) -> bool:
+    """Whether guidance leans away from no image, and the model was not trained with zeros for it."""
+    return options.get("guidance_scale", 1) != 1 and options["guidance_weak"] == "blind" \
+        and not model.caption_cfg.condition_zeros
+
+
 def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool, options: dict,
            key: dict, file: Path) -> dict[str, dict]:
     """Notes every batch in this process's journal beside `file`; what all processes noted before is not done again.
@@ -72,7 +78,7 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
         logging.warning("a decoding that was stopped resumes: %d batches are done", len(done))
     rows, autocast = [], partial(torch.autocast, torch.device(device).type, enabled=amp)
     with autocast():
-        blind = blind_image(model, dataloader, device) if options.get("guidance_scale", 1) != 1 else None
+        blind = blind_image(model, dataloader, device) if needs_blind_image(model, options) else None
     with Journal(file.with_name(f"{file.name}.part{rank_and_size()[0]}"), key, "batch") as journal:
         for i, batch in own_batches(dataloader, "captions"):
             ids, images, references = read_batch(i, batch, dataloader)

@@ -3,6 +3,8 @@ import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from open_clip_mdc.objective import OBJECTIVES, STEPS, CaptionCfg
+
 MDC_LENGTH = 15  # tokens, one of the paper's; an autoregressive model ends its captions by itself
 NUM_BEAMS = 6  # the paper's
 
@@ -21,11 +23,14 @@ class Flags(NamedTuple):
     caption_length: int | str | None = None
     min_length: int | None = None
     tokens_per_step: int | float | None = None
+    sampler: str | None = None
+    steps: int | None = None
     num_beams: int | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     guidance_scale: float | None = None
+    guidance_weak: str | None = None
     save_captions: str | None = None
     clipscore_model: str | None = None
     clipscore_pretrained: str | None = None
@@ -47,9 +52,11 @@ def tokens_per_step(text: str) -> int | float:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     group = parser.add_argument_group("captioners (MDC, ARC), beside the options above")
-    group.add_argument("--scorer", choices=["heuristic", "monte_carlo", "autoregressive"],
-                       help="likelihood of a caption; default: heuristic for MDC, autoregressive for ARC")
-    group.add_argument("--num_samples", type=int, help="draws per caption of monte_carlo (default and paper: 1024)")
+    group.add_argument("--scorer", choices=["heuristic", "monte_carlo", "autoregressive", "bound"],
+                       help="likelihood of a caption; default: heuristic for MDC, autoregressive for ARC, "
+                            "bound for MCD")
+    group.add_argument("--num_samples", type=int,
+                       help="draws per caption of monte_carlo and bound (default and paper: 1024)")
     group.add_argument("--stop_confidence", type=float,
                        help="monte_carlo: stop drawing once the leader is this certain, e.g. 0.999; for plain scores "
                             "of one image's captions, without a debiased row")
@@ -68,12 +75,19 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--tokens_per_step", type=tokens_per_step,
                        help="captioning, MDC: tokens revealed at a time; or, as 0.9, all that are so probable "
                             "(default: 1)")
+    group.add_argument("--sampler", choices=["confidence", "ancestral"],
+                       help="captioning, MDC: the most confident tokens first (default), or draws of the reverse "
+                            "diffusion in --steps")
+    group.add_argument("--steps", type=int, help="captioning, MDC: of --sampler ancestral (default: 100)")
     group.add_argument("--num_beams", type=int, help="captioning, ARC: width of the beam (default: 6)")
     group.add_argument("--temperature", type=float, help="captioning: draw tokens, with --seed (default: 0, greedy)")
     group.add_argument("--top_k", type=int, help="captioning: draw from the k most probable tokens")
     group.add_argument("--top_p", type=float, help="captioning: draw from the fewest tokens of this probability")
     group.add_argument("--guidance_scale", type=float,
-                       help="captioning, MDC: classifier-free guidance by the mean image (default: 1, none)")
+                       help="captioning, MDC: more than 1 leans away from --guidance_weak (default: 1, not at all)")
+    group.add_argument("--guidance_weak", choices=["blind", "masked"],
+                       help="captioning, MDC: no image (the mean image, or zeros of a model trained with them), or the "
+                            "image with masked features (default: what the model was trained for, else blind)")
     group.add_argument("--save_captions",
                        help="captioning: file of the captions, a template like --output; default: captions/ beside it")
     group.add_argument("--clipscore_model", help="captioning: CLIPScore by this model, e.g. ViT-B-32-quickgelu")
@@ -106,25 +120,40 @@ def scoring_options(flags: Flags, scorers: Sequence[str], interval: tuple[float,
                     interval=tuple(interval) if flags.trained_interval else None)
     if flags.stop_confidence is not None or flags.trained_interval:
         raise ValueError(f"--stop_confidence and --trained_interval are options of --scorer monte_carlo, not {method}")
-    return dict(method=method)
+    return dict(method=method, num_samples=flags.num_samples) if method == "bound" else dict(method=method)
 
 
-def decoding_options(flags: Flags, causal: bool, seed: int, batch_size: int) -> dict:
+def decoding_options(flags: Flags, cfg: CaptionCfg | None, seed: int, batch_size: int) -> dict:
     """What the flags ask of `Captioner.generate`, with the fields of `Sampling` beside them, as plain values.
 
     Where something is drawn, the seed and the batch size are among them: they decide what.
 
+    Args:
+        cfg: of the captioner; None is an autoregressive model of others.
+
     Raises:
-        ValueError: a flag of the other kind of model.
+        ValueError: a flag of the other kind of model, or of another sampler.
     """
-    default = {"length": "auto", "num_beams": NUM_BEAMS} if causal else {"length": MDC_LENGTH, "tokens_per_step": 1}
-    known = {*default, "temperature", "top_k", "top_p", "min_length" if causal else "guidance_scale"}
+    causal = cfg is None or OBJECTIVES[cfg.objective].order == "causal"
+    ancestral, guided = flags.sampler == "ancestral", (flags.guidance_scale or 1) != 1
+    if causal:
+        default = {"length": "auto", "num_beams": NUM_BEAMS}
+    else:
+        default = {"length": MDC_LENGTH, **({"steps": STEPS} if ancestral else {"tokens_per_step": 1}),
+                   **({"guidance_weak": cfg.weak} if guided else {})}
+    known = {*default, "temperature", "top_k", "top_p", *(("min_length",) if causal else ("guidance_scale", "sampler"))}
     asked = {"length": flags.caption_length} | {name: getattr(flags, name) for name in (
-        "num_beams", "min_length", "tokens_per_step", "temperature", "top_k", "top_p", "guidance_scale")}
+        "num_beams", "min_length", "tokens_per_step", "sampler", "steps", "temperature", "top_k", "top_p",
+        "guidance_scale", "guidance_weak")}
     given = {name: value for name, value in asked.items() if value is not None}
     for name in given.keys() - known:
-        kind = "from left to right" if causal else "by unmasking"
-        raise ValueError(f"--{name} means nothing to this model, which decodes {kind}")
+        if causal or name in ("num_beams", "min_length"):
+            kind = "from left to right" if causal else "by unmasking"
+            raise ValueError(f"--{name} means nothing to this model, which decodes {kind}")
+        needed = {"steps": "--sampler ancestral", "tokens_per_step": "--sampler confidence",
+                  "guidance_weak": "a --guidance_scale other than 1"}[name]
+        raise ValueError(f"--{name} needs {needed}")
     options = default | given
-    drawn = options.get("temperature") or options["length"] == "sample"
+    drawn = options.get("temperature") or options["length"] == "sample" or ancestral \
+        or options.get("guidance_weak") == "masked"
     return options | ({"seed": seed, "batch_size": batch_size} if drawn else {})

@@ -143,8 +143,7 @@ def debiased_scoring(args: Namespace, flags: Flags, cfg: CaptionCfg | None) -> d
 
 def decoding(args: Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
     """Of `generate`; what is no captioner of ours, CoCa, is autoregressive."""
-    causal = cfg is None or OBJECTIVES[cfg.objective].order == "causal"
-    return decoding_options(flags, causal, args.seed, args.batch_size)
+    return decoding_options(flags, cfg, args.seed, args.batch_size)
 
 
 class Task(NamedTuple):
@@ -156,8 +155,8 @@ class Task(NamedTuple):
     options: Callable[[Namespace, Flags, CaptionCfg | None], dict] = lambda *_: {}
 
 
-DECODER = ("caption_length", "min_length", "tokens_per_step", "num_beams", "temperature", "top_k", "top_p",
-           "guidance_scale")
+DECODER = ("caption_length", "min_length", "tokens_per_step", "sampler", "steps", "num_beams", "temperature", "top_k",
+           "top_p", "guidance_scale", "guidance_weak")
 SCORER = ("scorer", "num_samples", "stop_confidence", "trained_interval")
 TASKS = {
     "image_caption_selection": Task(

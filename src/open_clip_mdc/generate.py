@@ -1,6 +1,7 @@
 """Captions of images: masked diffusion decoding (Eq. 6) or search from left to right, by the model's order (Sec. 3.2).
 
-The drivers of unmask.py and beam.py: an image is encoded once, and its keys and values are projected once.
+The drivers of unmask.py, ancestral.py and beam.py: an image is encoded once, and its keys and values are projected
+once; a second time with some features masked where guidance asks for it.
 
 Dimensions: B images, L positions, P patches, D image width.
 """
@@ -10,13 +11,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from .ancestral import denoise
 from .beam import beam_search, sample
 from .interface import CaptionModel, Decoded, ImageKV, StepLogits
+from .mask_replace import make_schedule
+from .objective import mask_condition
 from .sampling import GREEDY, Sampling, sample_tokens
 from .tokens import caption_lengths, eot_id, sot_id, valid_tokens
 from .unmask import fully_masked, guided, unmask_by_confidence
 
 CHOSEN = ("auto", "sample")  # lengths that the model chooses
+SAMPLERS = ("confidence", "ancestral")
 TRIED = 5  # lengths per image, at most, that "auto" decodes
 
 
@@ -44,13 +49,39 @@ def best_of_lengths(decode: Callable[[Tensor], Decoded], log_prob: Tensor) -> De
     return best
 
 
+def weak_tokens(model: CaptionModel, image: Tensor, image_embs: Tensor, weak: str, blind: Tensor | None,
+                generator: torch.Generator | None) -> Tensor:
+    """What the weak branch of guidance sees instead of image_embs [B, P, D]: as many, or [1, P, D] for all.
+
+    Raises:
+        ValueError: the model knows no masked features; or nobody says what no image is.
+    """
+    cfg = model.caption_cfg
+    if weak not in ("blind", "masked"):
+        raise ValueError(f"guidance_weak is {weak!r}; it must be 'blind' or 'masked'")
+    if weak == "masked":
+        if not cfg.condition_drop:
+            raise ValueError("guidance_weak='masked' needs a model that was trained with masked image features "
+                             "(caption_cfg.condition_drop); 'blind' does not")
+        masked = mask_condition(image_embs.shape[:2], 1.0, cfg.condition_mask, generator, image.device)
+        return model.encode_image_tokens(image, masked)
+    if cfg.condition_zeros:
+        return torch.zeros_like(image_embs[:1])
+    if blind is None:
+        raise ValueError("guidance needs to know what no image is: blind=scoring.mean_image(model, images)")
+    return blind[None]
+
+
 def unmask_images(
         model: CaptionModel,
         image: Tensor,
         length: int | str = 15,
         text: Tensor | None = None,
         tokens_per_step: int | float = 1,
+        sampler: str = "confidence",
+        steps: int | None = None,
         guidance_scale: float = 1.0,
+        guidance_weak: str | None = None,
         blind: Tensor | None = None,
         sampling: Sampling = GREEDY,
 ) -> Decoded:
@@ -63,9 +94,14 @@ def unmask_images(
             (`best_of_lengths`), "sample" is drawn from p(N | image).
         text: captions to fill in instead, long [B, L] or [1, L] (`tokenize_with_masks`); `length` is then not used.
         tokens_per_step: see `unmask_by_confidence`.
-        guidance_scale: of classifier-free guidance (`guided`); 1 is the model itself and runs no blind pass.
-        blind: what guidance takes for no image, `scoring.mean_image(...)`, [P, D].
-        sampling: how tokens are chosen.
+        sampler: "confidence" (Eq. 6, `unmask_by_confidence`), or "ancestral" (`denoise`), which draws.
+        steps: of "ancestral"; None is as many as the model was trained on, 100.
+        guidance_scale: see `guided`; 1 is the model itself and runs no second pass.
+        guidance_weak: what the scale leans away from: "blind", no image; or "masked", the image with each feature
+            masked with the probability of the training, drawn once (MC-Diffusion's Masked Condition Strategy). None is
+            what the model was trained for (`CaptionCfg.weak`).
+        blind: no image, for a model that was not trained with zeros for it: `scoring.mean_image(...)`, [P, D].
+        sampling: how tokens are chosen; its generator draws whatever else is drawn.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -80,21 +116,28 @@ def unmask_images(
                          "give one each, or one for all")
     if text is not None and not (text == eot_id(vocab_size)).any(-1).all():
         raise ValueError("a text to fill in has no EOT, which tells the model where the caption ends")
-    if guidance_scale != 1 and blind is None:
-        raise ValueError("guidance needs to know what no image is: blind=scoring.mean_image(model, images)")
+    if sampler not in SAMPLERS:
+        raise ValueError(f"sampler is {sampler!r}; it must be {' or '.join(map(repr, SAMPLERS))}")
+    if sampler == "confidence" and steps is not None:
+        raise ValueError("steps are of sampler='ancestral'; 'confidence' has tokens_per_step")
+    if sampler == "ancestral" and tokens_per_step != 1:
+        raise ValueError("tokens_per_step is of sampler='confidence'; 'ancestral' has steps")
 
     image_embs = model.encode_image_tokens(image)
     image_kv = model.text.project_image(image_embs)
     network = partial(model.token_logits, image_kv)
     if guidance_scale != 1:
-        blind_kv = model.text.project_image(blind[None])  # of one image, which serves any rows
-        network = guided(network, partial(model.token_logits, blind_kv), guidance_scale)
+        weak = weak_tokens(model, image, image_embs, guidance_weak or model.caption_cfg.weak, blind, sampling.generator)
+        network = guided(network, partial(model.token_logits, model.text.project_image(weak)), guidance_scale)
     forbidden = (sot_id(vocab_size), eot_id(vocab_size))
 
     def decode(text: Tensor) -> Decoded:
         text = text.expand(len(image), -1)
-        return unmask_by_confidence(network, text, valid_tokens(text, vocab_size), vocab_size, tokens_per_step,
-                                    forbidden, sampling)
+        valid = valid_tokens(text, vocab_size)
+        if sampler == "confidence":
+            return unmask_by_confidence(network, text, valid, vocab_size, tokens_per_step, forbidden, sampling)
+        make = model.objective.schedule or make_schedule  # continuous time: by the linear schedule in as many steps
+        return denoise(network, text, valid, make(vocab_size, device=image.device), steps, forbidden, sampling)
 
     if text is not None:
         return decode(text)

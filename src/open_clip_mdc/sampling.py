@@ -31,6 +31,26 @@ class Sampling(NamedTuple):
 GREEDY = Sampling()
 
 
+def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
+    """What tokens are drawn from: logits at the temperature, -inf where top_k or top_p cut; float64 [M, V].
+
+    At temperature 0 all but the most probable token are cut; of equally probable ones the lowest id stays.
+    """
+    logits = logits.double()
+    if sampling.temperature == 0:
+        return torch.full_like(logits, -torch.inf).scatter(1, logits.argmax(1, keepdim=True), 0.0)
+    logits = logits / sampling.temperature
+    if sampling.top_k is not None and sampling.top_k < logits.shape[1]:
+        kept, index = logits.topk(sampling.top_k)
+        logits = torch.full_like(logits, -torch.inf).scatter(1, index, kept)
+    if sampling.top_p is not None:
+        probability, index = logits.softmax(1).sort(dim=1, descending=True)
+        before = probability.cumsum(1) - probability
+        logits = logits.masked_fill(
+            torch.zeros_like(logits, dtype=torch.bool).scatter(1, index, before >= sampling.top_p), -torch.inf)
+    return logits
+
+
 def sample_tokens(logits: Tensor, sampling: Sampling) -> Tensor:
     """One token per row; drawn by the Gumbel-max trick in float64 (float32 noise draws rare tokens too rarely).
 
@@ -46,13 +66,5 @@ def sample_tokens(logits: Tensor, sampling: Sampling) -> Tensor:
     sampling.check()
     if sampling.temperature == 0:
         return logits.argmax(1)
-    logits = logits.double() / sampling.temperature
-    if sampling.top_k is not None and sampling.top_k < logits.shape[1]:
-        kept, index = logits.topk(sampling.top_k)
-        logits = torch.full_like(logits, -torch.inf).scatter(1, index, kept)
-    if sampling.top_p is not None:
-        probability, index = logits.softmax(1).sort(dim=1, descending=True)
-        before = probability.cumsum(1) - probability
-        logits = logits.masked_fill(
-            torch.zeros_like(logits, dtype=torch.bool).scatter(1, index, before >= sampling.top_p), -torch.inf)
+    logits = truncate(logits, sampling)
     return (logits - torch.empty_like(logits).exponential_(generator=sampling.generator).log()).argmax(1)

@@ -134,13 +134,16 @@ def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context
     return text
 
 
-def guided(conditional: Network, blind: Network, scale: float) -> Network:
-    """Classifier-free guidance (Ho & Salimans 2022) on log-probabilities: blind + scale * (conditional - blind).
+def guided(conditional: Network, weak: Network, scale: float) -> Network:
+    """Classifier-free guidance (Ho & Salimans 2022) on log p(x_0): weak + scale * (conditional - weak).
 
-    Scale 1 is the conditional model, and more leans towards what only the image explains.
+    Scale 1 is the conditional model, 0 the weak one, and more than 1 leans towards what only the image explains. The
+    weak network sees no image, or in MC-Diffusion's Masked Condition Strategy some of its features; there w in the
+    sense of the text is this scale. Its Definition 2 as printed, w * weak + (1 - w) * conditional, which leans away
+    from the image as w grows, is scale 1 - w.
     """
     def network(lengths: Sequence[int]) -> TokenLogits:
-        see, guess = conditional(lengths), blind(lengths)
+        see, guess = conditional(lengths), weak(lengths)
 
         def token_logits(text: Tensor, asked: Tensor, *time: Tensor) -> Tensor:
             with_image, without = (logits(text, asked, *time).log_softmax(1) for logits in (see, guess))

@@ -17,9 +17,9 @@ CLIP_CONFIG = {"embed_dim": 16, "vision_cfg": {"image_size": 48, "layers": 1, "w
 
 
 def make_runs(folder: Path) -> Path:
-    """Run folders `mdc` and `arc` as open_clip_train leaves them, of untrained models."""
+    """Run folders `mdc`, `arc` and `mcd` as open_clip_train leaves them, of untrained models."""
     open_clip_mdc.register()
-    for seed, name in enumerate(("MDC-ViT-Ti-8", "ARC-ViT-Ti-8")):
+    for seed, name in enumerate(("MDC-ViT-Ti-8", "ARC-ViT-Ti-8", "MCD-ViT-Ti-8-mcs")):
         torch.manual_seed(seed)
         model = open_clip.create_model(name)
         torch.nn.init.normal_(model.text.output.weight, std=0.3)  # opinions

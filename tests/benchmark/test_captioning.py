@@ -135,6 +135,31 @@ def test_guidance_is_by_the_mean_image_and_one_is_none(runs, data, tmp_path):
     assert one == plain != two and list(two.values()) == decode_captions(text, tokenizer)
 
 
+def test_captions_are_drawn_by_the_reverse_diffusion_with_the_seed_and_guided_by_masked_features(runs, data, tmp_path):
+    ancestral = [*flags(runs, data), "--caption_length", "5", "--sampler", "ancestral"]
+    metrics, saved = evaluate(tmp_path, *ancestral, "--steps", "4", "--temperature", "1", name="drawn")
+    assert saved["decoding"] == {"length": 5, "sampler": "ancestral", "steps": 4, "temperature": 1.0, "seed": 0,
+                                 "batch_size": 2}
+    assert metrics["sampler"] == "ancestral" and metrics["steps"] == 4 and metrics["mean_steps"] <= 4
+    model, transform, tokenizer = load(str(runs / "mdc"))
+    state = int(np.random.SeedSequence([0, 1]).generate_state(1)[0])  # of the second batch
+    text = model.generate(torch.stack([transform(picture(i)) for i in (2, 3)]), length=5, sampler="ancestral", steps=4,
+                          sampling=Sampling(1.0, generator=torch.Generator().manual_seed(state)))
+    assert list(saved["captions"].values())[2:4] == decode_captions(text, tokenizer)
+    guided = [*flags(runs, data, "mcd"), "--caption_length", "5", "--guidance_scale", "3"]
+    saved = evaluate(tmp_path, *guided, name="guided")[1]
+    assert saved["decoding"] == {"length": 5, "tokens_per_step": 1, "guidance_scale": 3.0, "guidance_weak": "masked",
+                                 "seed": 0, "batch_size": 2}
+    blind = evaluate(tmp_path, *guided, "--guidance_weak", "blind", name="blind")[1]
+    assert "seed" not in blind["decoding"] and blind["captions"] != saved["captions"]
+    for wrong, words in ((["--steps", "4"], "--steps needs --sampler ancestral"),
+                         (["--sampler", "ancestral", "--tokens_per_step", "2"], "needs --sampler confidence"),
+                         (["--guidance_weak", "blind"], "needs a --guidance_scale other than 1"),
+                         (["--guidance_scale", "2", "--guidance_weak", "masked"], "trained with masked image")):
+        with pytest.raises(SystemExit, match=words):
+            cli.main([*flags(runs, data), *wrong])
+
+
 def test_coca_is_captioned_by_the_same_task(data, tmp_path, monkeypatch):
     coca = tiny_coca(vocab_size=49408, context_length=8, image_size=32)
     transform, tokenizer = open_clip.image_transform(32, is_train=False), open_clip.get_tokenizer("ViT-B-32")

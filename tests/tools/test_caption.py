@@ -38,7 +38,8 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 def runs(tmp_path_factory):
     """Run folders as open_clip_train leaves them."""
     folder = tmp_path_factory.mktemp("runs")
-    for alias, name in (("mdc", "MDC-ViT-Ti-8"), ("arc", "ARC-ViT-Ti-8")):
+    for alias, name in (("mdc", "MDC-ViT-Ti-8"), ("arc", "ARC-ViT-Ti-8"), ("mcs", "MCD-ViT-Ti-8-mcs"),
+                        ("cfg", "MCD-ViT-Ti-8-cfg")):
         run_folder(folder / alias, name)
     return folder
 
@@ -238,6 +239,12 @@ def test_pictures_stand_the_way_up_that_the_camera_noted(tmp_path):
     (("x1.png", "--top-p", "0.9"), "top_k and top_p need a temperature"),
     (("x1.png", "--guidance-scale", "2", "--pretrained", "arc"), "autoregressive"),
     (("x1.png", "--guidance-scale", "2"), "the mean of 1 images"),
+    (("x1.png", "--guidance-scale", "2", "--guidance-weak", "masked"), "trained with masked image features"),
+    (("x1.png", "--guidance-weak", "masked"), "--guidance-weak changes nothing"),
+    (("x1.png", "--sampler", "ancestral", "--tokens-per-step", "2"), "--tokens-per-step is of --sampler confidence"),
+    (("x1.png", "--steps", "5"), "--steps is of --sampler ancestral"),
+    (("x1.png", "--sampler", "ancestral", "--steps", "900"), "steps is 900"),
+    (("x1.png", "--sampler", "ancestral", "--pretrained", "arc"), "autoregressive"),
     (("x1.png", "--pretrained", "gone"), "gone"),
 ])
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(runs, folder, argv, words):
@@ -277,7 +284,8 @@ def test_an_interrupted_run_resumes_with_the_same_options_and_no_others(runs, fo
     assert [row["image"] for row in lines()] == ["x1.png", "deep/a.png"]
     assert lines()[1]["caption"] == "kept" and lines()[0]["caption"] == json.loads(whole[2])["caption"]
 
-    for other in (("--length", "5"), ("--precision", "bf16"), ("--tokens-per-step", "2"), ("--temperature", "1")):
+    for other in (("--length", "5"), ("--precision", "bf16"), ("--tokens-per-step", "2"), ("--temperature", "1"),
+                  ("--sampler", "ancestral"), ("--sampler", "ancestral", "--steps", "3")):
         part.write_text(left)
         run(*command, *other)
         assert lines()[0]["caption"] != "kept"
@@ -354,6 +362,27 @@ def test_ctrl_c_keeps_what_is_done(runs, folder):
     scene(1).save("waits.png")
     assert run(*command[4:]) is None
     assert [row["image"] for row in lines()] == ["x1.png", "waits.png"] and not part.exists()
+
+
+def test_drawn_and_guided_captions_are_those_of_the_seed_and_the_page_says_how(runs, folder):
+    command = ("x1.png", "x2.png", "--length", "5", "--html", "page.html", "--pretrained")
+    captions = {}
+    for alias, options, order, guidance in (
+            ("mdc", ("--sampler", "ancestral", "--temperature", "1"), "drawn in 100 steps (ancestral), tokens at "
+                                                                       "temperature 1.0", None),
+            ("mcs", ("--sampler", "ancestral", "--steps", "4", "--guidance-scale", "3"),
+             "drawn in 4 steps (ancestral), tokens at temperature 0.0",
+             "scale 3.0, away from the image with masked features"),
+            ("cfg", ("--guidance-scale", "3", "--guidance-weak", "blind"), "the most confident first, 1 at a time",
+             "scale 3.0, away from no image")):
+        assert run(*command, runs / alias, *options) is None
+        captions[alias] = lines()
+        page = Path("page.html").read_text()
+        assert order in page and (guidance in page if guidance else "Guidance" not in page)
+        assert run(*command, runs / alias, *options) is None
+        assert lines() == captions[alias]
+        run(*command, runs / alias, *options, "--seed", "1")
+        assert (lines() == captions[alias]) == (alias == "cfg")  # which draws nothing
 
 
 # ---- the page ------------------------------------------------------------------------------------------------------

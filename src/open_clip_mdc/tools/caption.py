@@ -22,14 +22,15 @@ from ..checkpoints import find, fingerprint
 from ..data.files import new_file
 from ..data.journal import Journal
 from ..data.pictures import IMAGE_FILES, SHARDS, Pictures, find_pictures
+from ..objective import STEPS
 from ..pretrained import PretrainedCaptioner
 from ..sampling import Sampling
 from ..unmask import tokenize_with_masks
 from .common import blind_image, load_captioner, need_folder
 from .page import card, legend, printable, thumbnail, write_page
 
-DECODING = ("length", "min_length", "tokens_per_step", "text", "temperature", "top_k", "top_p", "seed",
-            "guidance_scale")
+DECODING = ("length", "min_length", "tokens_per_step", "sampler", "steps", "text", "temperature", "top_k", "top_p",
+            "seed", "guidance_scale", "guidance_weak")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -41,6 +42,12 @@ def check(args: argparse.Namespace) -> None:
     if args.min_length and isinstance(args.length, int) and args.min_length > args.length:
         raise ValueError(f"--min-length {args.min_length} is more than --length {args.length}")
     Sampling(args.temperature, args.top_k, args.top_p).check()
+    if args.sampler == "ancestral" and args.tokens_per_step:
+        raise ValueError("--tokens-per-step is of --sampler confidence; ancestral has --steps")
+    if args.sampler == "confidence" and args.steps:
+        raise ValueError("--steps is of --sampler ancestral; confidence has --tokens-per-step")
+    if args.guidance_weak and args.guidance_scale == 1:
+        raise ValueError("--guidance-weak changes nothing without --guidance-scale")
     need_folder("--out", args.out)
     if args.html:
         need_folder("--html", args.html)
@@ -52,19 +59,25 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
     Raises:
         ValueError: a flag does not fit the model.
     """
-    model = loaded.model
-    if model.causal and (args.tokens_per_step or args.text or args.guidance_scale != 1):
-        raise ValueError("--tokens-per-step, --text and --guidance-scale are for masked diffusion; this model is "
-                         "autoregressive")
+    model, cfg = loaded.model, loaded.model.caption_cfg
+    ancestral, guided = args.sampler == "ancestral", args.guidance_scale != 1
+    if model.causal and (args.tokens_per_step or args.text or ancestral or guided):
+        raise ValueError("--tokens-per-step, --text, --sampler and --guidance-scale are for masked diffusion; this "
+                         "model is autoregressive")
     if args.min_length and not model.causal:
         raise ValueError("--min-length is for autoregressive models, which end their captions themselves; this one is "
                          "given the --length")
-    options = {name: value for name in ("length", "min_length", "tokens_per_step")
+    options = {name: value for name in ("length", "min_length", "tokens_per_step", "steps")
                if (value := getattr(args, name)) is not None}
     if args.text:
         options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length).to(loaded.device)
-    if args.guidance_scale != 1:
-        options |= {"guidance_scale": args.guidance_scale, "blind": blind_image(loaded, paths, args)}
+    if ancestral:
+        options["sampler"] = args.sampler
+    if guided:
+        weak = args.guidance_weak or cfg.weak
+        options |= {"guidance_scale": args.guidance_scale, "guidance_weak": weak}
+        if weak == "blind" and not cfg.condition_zeros:
+            options["blind"] = blind_image(loaded, paths, args)
     return options
 
 
@@ -75,8 +88,8 @@ def sampling_of(args: argparse.Namespace, names: list[str], device: str) -> Samp
     return Sampling(args.temperature, args.top_k, args.top_p, generator)
 
 
-def page_facts(args: argparse.Namespace, causal: bool, images: int) -> dict[str, str]:
-    """What the head of the page says."""
+def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: int) -> dict[str, str]:
+    """What the head of the page says; `options` are those of `decoding_options`."""
     facts = {"Checkpoint": args.pretrained, "Images": str(images)}
     if args.text:
         facts["To fill in"] = f"{args.text} (what was given is in italics)"
@@ -84,9 +97,17 @@ def page_facts(args: argparse.Namespace, causal: bool, images: int) -> dict[str,
         facts["Length"] = "the model's choice"
     else:
         facts["Length"] = f"at most {args.length} tokens" if causal else f"{args.length or 15} tokens"
-    search = "by beam search" if not args.temperature else f"drawn at temperature {args.temperature}"
-    facts["Order"] = f"autoregressive, {search}" if causal else \
-        f"the most confident first, {args.tokens_per_step or 1} at a time"
+    if causal:
+        facts["Order"] = "autoregressive, " + (
+            f"drawn at temperature {args.temperature}" if args.temperature else "by beam search")
+    elif args.sampler == "ancestral":
+        facts["Order"] = f"drawn in {args.steps or STEPS} steps (ancestral), tokens at temperature {args.temperature}"
+    else:
+        facts["Order"] = f"the most confident first, {args.tokens_per_step or 1} at a time"
+    if "guidance_scale" in options:
+        weak = {"masked": "the image with masked features"}.get(
+            options["guidance_weak"], "the mean image" if "blind" in options else "no image")
+        facts["Guidance"] = f"scale {args.guidance_scale}, away from {weak}; probabilities are the guided ones"
     return facts
 
 
@@ -123,7 +144,8 @@ def run(args: argparse.Namespace) -> None:
             bar.update(len(batch.names))
     if args.html:
         title = f"Captions by {find(args.pretrained, args.model).model_name}"
-        write_page(args.html, title, page_facts(args, loaded.model.causal, len(names)), legend(), cards, skipped)
+        facts = page_facts(args, options, loaded.model.causal, len(names))
+        write_page(args.html, title, facts, legend(), cards, skipped)
     with new_file(args.out) as partial, partial.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(journal.rows[name]) + "\n" for name in names)
     part.unlink(missing_ok=True)

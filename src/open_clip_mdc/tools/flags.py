@@ -93,6 +93,10 @@ def caption(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-length", type=positive, metavar="N", help="tokens of a caption of ARC, at least")
     parser.add_argument("--tokens-per-step", type=tokens_per_step, metavar="K|P",
                         help="tokens revealed at a time; or, as 0.9, all that are so probable (default: 1)")
+    parser.add_argument("--sampler", choices=("confidence", "ancestral"), default="confidence",
+                        help="the most confident tokens first, or draws of the reverse diffusion (default: "
+                             "%(default)s)")
+    parser.add_argument("--steps", type=positive, metavar="N", help="of --sampler ancestral (default: 100)")
     parser.add_argument("--text", help="caption to fill in, e.g. 'a [MASK] dog on a [MASK]', a token each")
     parser.add_argument("--temperature", type=float, default=0.0,
                         help="draw tokens at this temperature (default: %(default)s, the most probable ones)")
@@ -101,6 +105,9 @@ def caption(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default: %(default)s)")
     parser.add_argument("--guidance-scale", type=float, default=1.0, metavar="S",
                         help="more than 1 leans towards what only the image explains (default: %(default)s)")
+    parser.add_argument("--guidance-weak", choices=("blind", "masked"),
+                        help="what guidance leans away from: no image, or the image with features masked at random, "
+                             "for models trained so (default: what the model was trained for, else blind)")
 
 
 def attention(parser: argparse.ArgumentParser) -> None:

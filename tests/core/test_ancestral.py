@@ -1,0 +1,238 @@
+"""Claims about ancestral sampling and guidance by masked features.    pytest tests/core/test_ancestral.py
+
+The law of what is drawn is worked out with dense matrices.
+"""
+import itertools
+from functools import partial
+
+import pytest
+import torch
+from conftest import VOCAB, images, tiny_captioner
+from scipy.stats import chisquare
+from test_mask_replace import T, V, dense, much_replacement, product, true_posteriors  # noqa: F401
+
+from open_clip_mdc import mask_replace
+from open_clip_mdc.ancestral import denoise, times
+from open_clip_mdc.generate import generate
+from open_clip_mdc.mask_replace import make_schedule
+from open_clip_mdc.sampling import Sampling
+from open_clip_mdc.scoring import mean_image
+from open_clip_mdc.tokens import valid_tokens
+from open_clip_mdc.unmask import guided
+
+SOT, EOT, MASK = VOCAB - 2, VOCAB - 1, VOCAB
+DRAWS = 20000
+MCS = dict(condition_drop=0.1, condition_mask=0.4)
+CFG = dict(condition_drop=0.1, condition_mask=1.0, condition_zeros=True)
+
+
+def drawing(seed: int = 0, **options) -> Sampling:
+    return Sampling(**{"temperature": 1.0, **options}, generator=torch.Generator().manual_seed(seed))
+
+
+def one_token_network(table: torch.Tensor):
+    """log p(x_0 | x_t) of a token by itself: table [V + 1, T + 1, V]."""
+    def token_logits(text, asked, time):
+        return table[text.take(asked), time[asked // text.shape[1]]].float()
+    return lambda lengths: token_logits
+
+
+def draw(table: torch.Tensor, schedule, steps: int, sampling: Sampling) -> torch.Tensor:
+    """How often each id comes, [V], from captions of one token."""
+    text = torch.full((DRAWS, 1), V)
+    drawn = denoise(one_token_network(table), text, torch.ones_like(text, dtype=torch.bool), schedule, steps,
+                    sampling=sampling).text
+    return drawn.flatten().bincount(minlength=V)
+
+
+def law(table: torch.Tensor, schedule, steps: int) -> torch.Tensor:
+    """What the reverse chain makes of its prior, [V], by matrices."""
+    matrices, mask = dense(schedule), float(schedule.mask[-1])
+    state = torch.full((V + 1,), (1 - mask) / V, dtype=torch.float64)
+    state[V] = mask
+    for t, s in itertools.pairwise(times(steps, T)):
+        rows = []
+        for k in range(V + 1):
+            given, reach = true_posteriors(matrices, k, s, t)
+            rows.append(table[k, t].softmax(0) @ given if (reach > 0).all() else torch.eye(V + 1).double()[k])
+        state = state @ torch.stack(rows)
+    assert state[V] == pytest.approx(0, abs=1e-12)
+    return state[:V]
+
+
+@pytest.mark.parametrize("preset", ["absorbing", "replace", "half"])
+@pytest.mark.parametrize("steps", [5, 2, 1])
+def test_tokens_are_drawn_by_the_law_of_the_reverse_chain(preset, steps):
+    schedule = make_schedule(V, T, preset)
+    table = torch.randn(V + 1, T + 1, V, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    counts = draw(table, schedule, steps, drawing())
+    assert chisquare(counts, DRAWS * law(table, schedule, steps)).pvalue > 0.001
+
+
+@pytest.mark.parametrize("preset", ["absorbing", "replace", "mixed"])
+@pytest.mark.parametrize("steps", [5, 2])
+def test_by_the_true_posterior_any_number_of_steps_draws_the_datas_law(preset, steps, monkeypatch):
+    monkeypatch.setitem(mask_replace.PRESETS, "mixed", ((0.9, 0.0), (0.05, 0.6)))
+    data = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+    schedule = make_schedule(V, T, preset)
+    matrices = dense(schedule)
+    table = torch.stack([(data[:, None] * product(matrices, 0, t)[:V]).T.log() for t in range(T + 1)], dim=1)
+    table = table.nan_to_num(neginf=-1e9)
+    torch.testing.assert_close(law(table, schedule, steps), data, atol=1e-9, rtol=0)
+    assert chisquare(draw(table, schedule, steps, drawing()), DRAWS * data).pvalue > 0.001
+
+
+def test_what_is_cut_is_cut_from_p_of_x_0():
+    """Of p = (.5, .3, .15, .05) top_p = .7 leaves two, however much is replaced on the way; greedy leaves one."""
+    probability = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+    table = probability.log().expand(V + 1, T + 1, V)
+    for preset in ("absorbing", "half"):
+        schedule = make_schedule(V, T, preset)
+        counts = draw(table, schedule, 5, drawing(top_p=0.7))
+        cut = table.clone()
+        cut[..., 2:] = -torch.inf
+        expected = law(cut, schedule, 5)
+        assert not counts[2:].any() and chisquare(counts[:2], DRAWS * expected[:2]).pvalue > 0.001
+        assert draw(table, schedule, 5, drawing(temperature=0.0))[0] == DRAWS
+
+
+def recorded(model, image, seen):
+    """The model's network, which notes the texts, the asked places and the steps."""
+    inner = partial(model.token_logits, model.text.project_image(model.encode_image_tokens(image)))
+
+    def network(lengths):
+        token_logits = inner(lengths)
+
+        def record(text, asked, time):
+            seen.append((text.clone(), asked, time))
+            return token_logits(text, asked, time)
+        return record
+    return network
+
+
+@pytest.mark.parametrize("objective", ["mcd-absorbing", "mcd", "mcd-replace"])
+@torch.no_grad()
+def test_given_tokens_stay_no_mask_is_left_and_logits_are_those_that_are_read(objective):
+    """An EOT drawn as a replacement neither ends a caption nor changes what is padding."""
+    model, image, seen = tiny_captioner(objective, t_min=0.0), images(2), []
+    schedule = model.objective.schedule(VOCAB, torch.device("cpu"))
+    text = torch.tensor([[SOT, MASK, 7, MASK, MASK, MASK, EOT, 0], [SOT, MASK, MASK, EOT, 0, 0, 0, 0]])
+    text = text.repeat_interleave(40, 0)
+    given, valid = text != MASK, valid_tokens(text, VOCAB)
+    decoded = denoise(recorded(model, image, seen), text, valid, schedule, forbidden=(SOT, EOT), sampling=drawing())
+    assert torch.equal(decoded.text[given], text[given]) and (decoded.text[~given] < SOT).all()
+    assert (decoded.step[given] == -1).all() and (decoded.step[~given] >= 0).all()
+    assert (decoded.log_prob[~given] < 0).all() and not decoded.log_prob[given].any()
+    for (before, asked, time), (after, *_) in itertools.pairwise([*seen, (decoded.text[:, :7],)]):
+        assert torch.equal(before[given[:, :7]], text[:, :7][given[:, :7]]) and (time == time[0]).all()
+        changed = (before != after).flatten().nonzero()[:, 0]
+        assert torch.isin(changed, asked).all()
+        if schedule.absorbing:
+            assert torch.equal(changed, asked) and (before.take(asked) == MASK).all()
+        else:
+            assert torch.equal(asked, (~given[:, :7] & (after != MASK)).flatten().nonzero()[:, 0])
+    drawn = torch.stack([before for before, *_ in seen])[:, ~given[:, :7]]
+    assert (drawn == EOT).any() == (objective == "mcd-replace")
+    assert len(seen) <= (6 * 40 if schedule.absorbing else 100) and (schedule.absorbing or len(seen) == 100)
+
+
+@pytest.mark.parametrize("objective", ["mdc", "mcd", "mcd-absorbing", "mcd-replace"])
+def test_generate_draws_captions_of_the_length_asked_for_and_repeats_them(objective):
+    model, image = tiny_captioner(objective), images(3)
+    options = dict(length=6, sampler="ancestral", return_trace=True)
+    first, again, other = (generate(model, image, **options, sampling=drawing(seed)) for seed in (0, 0, 1))
+    assert all(map(torch.equal, first, again)) and not torch.equal(first.text, other.text)
+    assert first.text.shape == (3, 8) and (first.text[:, 7] == EOT).all() and (first.text[:, 1:7] < SOT).all()
+    assert not torch.equal(first.text, generate(model, image, **options, steps=3, sampling=drawing()).text)
+    template = torch.tensor([[SOT, MASK, 7, MASK, EOT]])
+    filled = generate(model, image, text=template, sampler="ancestral", sampling=drawing(temperature=0.0))
+    assert (filled[:, 2] == 7).all() and (filled < MASK).all()
+
+
+def test_greedy_draws_reveal_the_most_probable_token_of_what_stands():
+    model, image, seen = tiny_captioner("mcd-absorbing", t_min=0.0), images(1), []
+    text = torch.tensor([[SOT, *[MASK] * 6, EOT]])
+    decoded = denoise(recorded(model, image, seen), text, torch.ones_like(text, dtype=torch.bool),
+                      make_schedule(VOCAB), forbidden=(SOT, EOT), sampling=drawing(temperature=0.0))
+    for before, asked, _ in seen:
+        logits = model.logits(image, before).detach()[0, asked, :SOT]
+        assert torch.equal(decoded.text[0, asked], logits.argmax(1))
+    torch.testing.assert_close(decoded.text.new_tensor(len(seen) - 1), decoded.step.max())
+
+
+@pytest.mark.parametrize("sampler", ["confidence", "ancestral"])
+@pytest.mark.parametrize("cfg, weak", [(dict(), "blind"), (MCS, "masked"), (MCS, "blind"), (CFG, "masked"),
+                                       (CFG, "blind")])
+def test_scale_one_is_the_model_bit_for_bit_in_one_pass_and_scale_zero_is_the_weak_one(sampler, cfg, weak):
+    model, image = tiny_captioner("mcd-absorbing", t_min=0.0, **cfg), 3 * images(4)
+    if "condition_zeros" not in cfg and cfg:
+        torch.nn.init.normal_(model.no_patch)
+    blind = mean_image(model, [image])
+    passes, towers = [], []
+    model.text.ln_final.register_forward_hook(lambda *_: passes.append(1))
+    model.visual.register_forward_hook(lambda *_: towers.append(1))
+
+    def captions(**options):
+        passes.clear(), towers.clear()
+        return generate(model, image, length=8, sampler=sampler, return_trace=True, sampling=drawing(temperature=0.0),
+                        **options)
+    plain = captions()
+    calls = len(passes)
+    one = captions(guidance_scale=1.0, guidance_weak=weak, blind=blind)
+    assert all(map(torch.equal, plain, one)) and len(passes) == calls and len(towers) == 1
+    three = captions(guidance_scale=3.0, guidance_weak=weak, blind=blind)
+    assert not torch.equal(plain.text, three.text) and len(passes) == 2 * (three.step.max() + 1)
+    assert len(towers) == 1 + (weak == "masked")
+    zero = captions(guidance_scale=0.0, guidance_weak=weak, blind=blind)
+    with torch.no_grad():
+        patches = model.encode_image_tokens(image)
+        if weak == "masked" and not model.caption_cfg.condition_zeros:
+            rand = torch.Generator().manual_seed(0)
+            torch.rand(4, 1, generator=rand)
+            patches = torch.where((torch.rand(4, 16, generator=rand) < 0.4)[..., None], model.no_patch, patches)
+        else:
+            patches = torch.zeros_like(patches) if "condition_zeros" in cfg else blind.expand_as(patches)
+    if sampler == "confidence":  # the other draws after the masks are drawn
+        model.encode_image_tokens = lambda *_: patches
+        alone = captions()
+        assert torch.equal(zero.text, alone.text)
+        torch.testing.assert_close(zero.log_prob, alone.log_prob, atol=1e-4, rtol=1e-4)
+
+
+def test_all_features_masked_by_zeros_is_classifier_free_guidance_and_what_a_model_is_guided_by_without_a_word():
+    image = 3 * images(4)
+    options = dict(length=8, guidance_scale=3.0)
+    for cfg, weak in ((CFG, "masked"), (CFG, "blind"), (MCS, "masked")):
+        model = tiny_captioner("mcd", t_min=0.0, **cfg)
+        by_default = generate(model, image, **options, sampling=drawing(temperature=0.0))
+        assert torch.equal(by_default, generate(model, image, **options, guidance_weak=weak,
+                                                sampling=drawing(temperature=0.0)))
+    model = tiny_captioner("mcd", t_min=0.0, condition_drop=0.1, condition_mask=1e-12)  # no feature is masked
+    plain = generate(model, image, length=8, return_trace=True)
+    guided_by_itself = generate(model, image, **options, return_trace=True)
+    assert torch.equal(plain.text, guided_by_itself.text)
+    torch.testing.assert_close(plain.log_prob, guided_by_itself.log_prob, atol=1e-4, rtol=1e-4)
+
+
+def test_the_strategy_as_printed_is_scale_one_minus_w():
+    """Definition 2: w log p(masked) + (1 - w) log p(full)."""
+    full, masked = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    for w in (0.0, 0.5, 3.0):
+        got = guided(lambda _: lambda *_: full, lambda _: lambda *_: masked, 1 - w)([7])(None, None)
+        torch.testing.assert_close(got, w * masked + (1 - w) * full)
+
+
+def test_what_makes_no_sense_is_refused():
+    model, image = tiny_captioner("mdc"), images(2)
+    for options, message in (
+            (dict(sampler="greedy"), "sampler is 'greedy'; it must be 'confidence' or 'ancestral'"),
+            (dict(steps=5), "steps are of sampler='ancestral'"),
+            (dict(sampler="ancestral", tokens_per_step=2), "tokens_per_step is of sampler='confidence'"),
+            (dict(sampler="ancestral", steps=101), "steps is 101; it must be a number of steps from 1 to 100"),
+            (dict(sampler="ancestral", steps=0), "steps is 0"),
+            (dict(sampler="ancestral", text=torch.tensor([[SOT, 3, EOT, MASK]])), "padding"),
+            (dict(guidance_scale=2.0, guidance_weak="masked"), "trained with masked image features"),
+            (dict(guidance_scale=2.0, guidance_weak="none"), "guidance_weak is 'none'"),
+            (dict(guidance_scale=2.0), "mean_image")):
+        with pytest.raises(ValueError, match=message):
+            generate(model, image, **({} if "text" in options else {"length": 5}), **options)
