@@ -142,7 +142,7 @@ def unmask_images(
     if text is not None:
         return decode(text)
     if length in CHOSEN:
-        log_prob = model.length_head.log_prob(image_embs.mean(1))
+        log_prob = model.length_head.log_prob(image_embs)
         if length == "auto":
             return best_of_lengths(lambda lengths: decode(fully_masked(lengths, vocab_size, longest)), log_prob)
         lengths = sample_tokens(log_prob, Sampling(1.0, generator=sampling.generator))

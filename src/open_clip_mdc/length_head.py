@@ -2,9 +2,11 @@
 
 A masked diffusion captioner models captions given their length, so that nothing it says about captions of different
 length compares. A classifier of the length stands beside it, as in DDCap (Zhu et al. 2022): one linear layer on the
-probed feature, detached, so that encoder and decoder are bit for bit what they would be without it.
+mean and the maximum of the patch tokens, detached, so that encoder and decoder are bit for bit what they would be
+without it. (From the mean alone, which is probed, the number of things is harder to tell.)
 
-Dimensions: B images, L positions, D image width, N tokens of a caption between SOT and EOT, S lengths (N = 0 to S - 1).
+Dimensions: B images, P patches, L positions, D image width, N tokens of a caption between SOT and EOT, S lengths (N = 0
+to S - 1).
 """
 import torch
 import torch.nn.functional as F
@@ -12,14 +14,14 @@ from torch import Tensor, nn
 
 from .decoder import without_autocast
 
-SCALE = 10.0  # of the features: at the common learning rate the weights of so few steps would stay too small
+SCALE = 10.0  # of the features: at the common learning rate the weights would grow too slowly
 
 
 class LengthHead(nn.Linear):
     """Logits of N. It begins with zeros, that is p(N) uniform, and draws no random numbers."""
 
     def __init__(self, width: int, context_length: int):
-        super().__init__(width, context_length - 1)
+        super().__init__(2 * width, context_length - 1)
         self.register_load_state_dict_pre_hook(begin_anew)
         for parameter in self.parameters():
             parameter.unclipped = True  # --grad-clip-norm would shorten the others' steps on its account
@@ -28,13 +30,15 @@ class LengthHead(nn.Linear):
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Float32 [B, S] whatever autocast says, from GAP features [B, D], to which no gradient passes."""
-        with without_autocast(features.device.type):
-            return F.linear(SCALE * features.detach().float(), self.weight.float(), self.bias.float())
+    def forward(self, image_embs: Tensor) -> Tensor:
+        """Float32 [B, S] whatever autocast says, from patch tokens [B, P, D], to which no gradient passes."""
+        image_embs = image_embs.detach().float()
+        features = SCALE * torch.cat((image_embs.mean(1), image_embs.amax(1)), 1)
+        with without_autocast(image_embs.device.type):
+            return F.linear(features, self.weight.float(), self.bias.float())
 
-    def log_prob(self, features: Tensor) -> Tensor:
-        """log p(N | image) of captions with at least one token, float32 [B, S], -inf for N = 0, from features [B, D].
+    def log_prob(self, image_embs: Tensor) -> Tensor:
+        """log p(N | image) of captions with at least one token, float32 [B, S], -inf for N = 0; as `forward`.
 
         Raises:
             ValueError: the head was never trained.
@@ -42,9 +46,9 @@ class LengthHead(nn.Linear):
         if not self.weight.any():
             raise ValueError("a length that the model chooses needs one that has learnt how long captions are; this "
                              "one's length head was never trained (older checkpoints have none): give a number")
-        empty = torch.zeros(self.out_features, dtype=torch.bool, device=features.device)
+        empty = torch.zeros(self.out_features, dtype=torch.bool, device=image_embs.device)
         empty[0] = True
-        return self(features).masked_fill(empty, -torch.inf).log_softmax(1)
+        return self(image_embs).masked_fill(empty, -torch.inf).log_softmax(1)
 
 
 def begin_anew(head: LengthHead, state_dict: dict, prefix: str, *_) -> None:

@@ -262,7 +262,7 @@ class Captioner(nn.Module):
             "logit_scale": self.logit_scale,
         }
         if self.length_head is not None:
-            output["length_nll"] = length_nll(self.length_head(image_embs.mean(dim=1)),
+            output["length_nll"] = length_nll(self.length_head(image_embs),
                                               captions.num_target.view(len(image), -1)[:, 0])
         return output
 

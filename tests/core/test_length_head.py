@@ -26,9 +26,16 @@ main(sys.argv[1:])
 """
 
 
+def features(model, image):
+    """What the head reads: the patch tokens' mean, which is the probed feature, and maximum."""
+    tokens = model.encode_image_tokens(image)
+    return SCALE * torch.cat((model.encode_image(image), tokens.max(1).values), 1)
+
+
 def opinionated(model):
     """A model whose head prefers one length or another, image by image."""
     torch.nn.init.normal_(model.length_head.weight, std=1 / SCALE, generator=torch.Generator().manual_seed(0))
+    model.length_head.weight.data[:, 64:] *= 0.05  # maxima of noise are all alike
     torch.nn.init.normal_(model.length_head.bias, std=0.5, generator=torch.Generator().manual_seed(1))
     return model
 
@@ -42,14 +49,14 @@ def test_the_head_begins_uniform_and_changes_neither_the_random_numbers_nor_the_
     own, other = (model.state_dict() for model in models)
     assert own.keys() - other.keys() == {"length_head.weight", "length_head.bias"}
     assert all(torch.equal(own[name], weight) for name, weight in other.items())
-    nll = length_nll(models[0].length_head(torch.randn(2, 64)), torch.tensor([3.0, 8.0]))
+    nll = length_nll(models[0].length_head(torch.randn(2, 4, 64)), torch.tensor([3.0, 8.0]))
     assert nll.tolist() == pytest.approx([math.log(11)] * 2)  # 0 to 10 tokens in a context of 12
 
 
 def test_the_loss_is_the_cross_entropy_of_the_true_length_and_reaches_the_head_alone():
     model, text = opinionated(tiny_captioner()).train(), captions([3, 5, 12])
     out = model(images(3), text)
-    logits = SCALE * model.encode_image(images(3)) @ model.length_head.weight.T + model.length_head.bias
+    logits = features(model, images(3)) @ model.length_head.weight.T + model.length_head.bias
     by_hand = [-logits[i].softmax(0)[n].log().item() for i, n in enumerate((1, 3, 10))]
     assert out["length_nll"].tolist() == pytest.approx(by_hand, rel=1e-4)
     terms = CaptionLoss()(**out, output_dict=True)
@@ -86,7 +93,7 @@ def test_auto_is_the_caption_of_highest_length_probability_times_probability_per
     monkeypatch.setattr(generate, "TRIED", 99)
     model, image = opinionated(tiny_captioner()), images(8)
     model.length_head.bias.data[0] = 50
-    logits = SCALE * model.encode_image(image) @ model.length_head.weight.T + model.length_head.bias
+    logits = features(model, image) @ model.length_head.weight.T + model.length_head.bias
     expected, most_probable = [], []
     for i in range(8):
         log_prob = {n: logits[i, n].item() - logits[i, 1:].logsumexp(0).item() for n in range(1, 11)}
@@ -136,10 +143,10 @@ def test_sample_draws_lengths_as_often_as_the_head_says():
 
 def test_lengths_under_autocast_are_those_of_float32():
     model = opinionated(tiny_captioner())
-    features = torch.randn(200, 64)
-    expected = model.length_head(features)
+    tokens = torch.randn(200, 4, 64)
+    expected = model.length_head(tokens)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(model.length_head(features), expected)
+        assert torch.equal(model.length_head(tokens), expected)
 
 
 def test_a_checkpoint_without_the_head_or_of_another_context_loads_and_auto_is_one_clear_line():
