@@ -26,6 +26,7 @@ setup(
         "pycocoevalcap",
         "matplotlib",
         "pandas",
+        "pyarrow",
         "pillow",
         "safetensors",
         "scikit-learn",
@@ -37,6 +38,7 @@ setup(
     extras_require={
         "export": ["timm>=1.0.31", "transformers"],
         "vq": ["diffusers"],
+        "ray": ["ray"],
         "dev": ["pytest", "pytest-xdist", "ruff", "transformers", "diffusers"],
     },
     entry_points={"console_scripts": [

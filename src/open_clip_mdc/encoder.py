@@ -89,6 +89,23 @@ def grid(visual: nn.Module) -> tuple[int, int]:
     return tuple(visual.trunk.patch_embed.grid_size if isinstance(visual, TimmModel) else visual.grid_size)
 
 
+def class_token(visual: nn.Module, image: Tensor) -> Tensor:
+    """The normalised class token [B, D] of images [B, 3, height, width]; no decoder attends to it.
+
+    Raises:
+        ValueError: the tower has none.
+    """
+    if isinstance(visual, TimmModel):
+        if not getattr(visual.trunk, "has_class_token", visual.trunk.num_prefix_tokens == 1):
+            raise ValueError("this image tower has no class token: take the mean of its patches")
+        return visual.trunk.forward_features(image)[:, 0]
+    if isinstance(visual, VQTower):
+        raise ValueError("this image tower has no class token: take the mean of its patches")
+    tokens = visual.forward_intermediates(image, indices=1, normalize_intermediates=True, intermediates_only=True,
+                                          output_extra_tokens=True)
+    return tokens["image_intermediates_prefix"][0][:, 0]
+
+
 def lock(visual: nn.Module, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
     """LiT: freezes the tower but for its last groups, counted as upstream does for its CLIP towers."""
     native = not isinstance(visual, (TimmModel, VQTower))

@@ -5,9 +5,11 @@ import pytest
 from conftest import REPO
 
 SRC = REPO / "src" / "open_clip_mdc"
-HELPERS = {"common"}  # of all tools
-OWN_HELPERS = {"attention": {"page"}, "caption": {"page"}, "export": {"model_card"}, "judge": {"judge_answers"},
-               "prepare": {"cub", "recap"}, "recap": set(), "schedule_search": {"gradient_noise"}, "vq": {"taming"}}
+HELPERS = {"common", "engine", "bulk"}  # of all tools
+OWN_HELPERS = {"attention": {"page"}, "caption": {"caption_rows", "caption_shards", "page"},
+               "caption_shards": {"caption_rows"}, "export": {"model_card"}, "judge": {"judge_answers"},
+               "prepare": {"cub", "recap"}, "schedule_search": {"gradient_noise"}, "score": {"pairs"},
+               "vq": {"taming"}}
 
 
 def imports(path) -> set[str]:

@@ -49,7 +49,7 @@ def test_declared_dependencies_are_those_that_are_imported():
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 imported.add(node.module.split(".")[0])
-    optional = {"spacy", "transformers", "diffusers"}  # said in one line how to get it, where it is missing
+    optional = {"spacy", "transformers", "diffusers", "ray"}  # said in one line how to get it, where it is missing
     third_party = imported - set(sys.stdlib_module_names) - {"open_clip_mdc", "clip_benchmark_ext"} - optional
     used = {name.lower().replace("-", "_") for module in third_party for name in distributions.get(module, [module])}
     declared = set()

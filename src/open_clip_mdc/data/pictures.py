@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from webdataset.shardlists import expand_urls
 
 from ..tokens import CAPTION_SEPARATOR
+from .csv_pairs import CsvRows, read_csv
 from .shards import find_picture, read_samples
 
 IMAGE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
@@ -51,26 +52,45 @@ def find_pictures(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> lis
     return found
 
 
-def read_pictures(paths: list[Path]) -> Iterator[tuple[str, Path | BytesIO | ValueError]]:
-    """Names of pictures, and what `open_picture` takes: files as they are, shards picture by picture.
+class Picture(NamedTuple):
+    name: str
+    source: Path | BytesIO | ValueError  # what `open_picture` takes
+    text: str | None = None  # of its sample
 
-    The pictures of a shard are called SHARD::KEY, or SHARD::KEY#NUMBER where a key comes again, by the sample's number.
+
+def named_samples(shard: Path) -> Iterator[tuple[str, dict]]:
+    """The samples with a picture: KEY, or KEY#NUMBER where a key comes again, by the sample's number.
+
+    Raises:
+        ValueError, OSError: the shard breaks off, or cannot be read.
+    """
+    keys: set[str] = set()
+    # Absolute: a file may be called "pipe:COMMAND.tar".
+    for number, sample in enumerate(read_samples(str(shard.absolute()))):
+        key = sample["__key__"]
+        if find_picture(sample):
+            yield key + f"#{number}" * (key in keys), sample
+            keys.add(key)
+
+
+def read_pictures(paths: list[Path | CsvRows]) -> Iterator[Picture]:
+    """Files as they are, the rows of CSV files, and shards picture by picture, called SHARD::KEY (`named_samples`).
+
     A shard that breaks off is followed by a ValueError that says so.
     """
     for path in paths:
-        if path.suffix.lower() not in SHARDS:
-            yield str(path), path
+        if isinstance(path, CsvRows):
+            yield from (Picture(*row) for row in read_csv(path))
             continue
-        keys: set[str] = set()
+        if path.suffix.lower() not in SHARDS:
+            yield Picture(str(path), path)
+            continue
         try:
-            # Absolute: a file may be called "pipe:COMMAND.tar".
-            for number, sample in enumerate(read_samples(str(path.absolute()))):
-                key, suffix = sample["__key__"], find_picture(sample)
-                if suffix:
-                    yield f"{path}::{key}" + f"#{number}" * (key in keys), BytesIO(sample[suffix])
-                    keys.add(key)
+            for key, sample in named_samples(path):
+                text = sample.get("txt", b"").decode("utf-8", errors="replace")
+                yield Picture(f"{path}::{key}", BytesIO(sample[find_picture(sample)]), text)
         except (ValueError, OSError) as problem:
-            yield str(path), ValueError(str(problem))
+            yield Picture(str(path), ValueError(str(problem)))
 
 
 def decode_picture(source: Path | BytesIO, name: str | None = None, upright: bool = False) -> Image.Image:
@@ -111,13 +131,15 @@ class Batch(NamedTuple):
     image: Tensor | None  # [B, 3, H, W], of those whose names are in `new`; None where there are none
     new: list[str]
     thumbnails: list[str | None]  # one for each name
+    texts: list[str | None]  # one for each name
     problems: list[str]  # why others cannot be read
+    damaged: list[str]  # shards that broke off, among the problems
 
 
 class Pictures(IterableDataset):
     """Batches of images in the order of `read_pictures`; of a DataLoader's N workers each decodes every N-th batch."""
 
-    def __init__(self, paths: list[Path], transform: Callable, batch_size: int, limit: int | None = None,
+    def __init__(self, paths: list[Path | CsvRows], transform: Callable, batch_size: int, limit: int | None = None,
                  known: Container[str] = (), thumbnail: Callable[[Image.Image], str] | None = None):
         """
         Args:
@@ -137,9 +159,9 @@ class Pictures(IterableDataset):
             if number % step == first:
                 yield self.decode(rows)
 
-    def decode(self, rows: list[tuple[str, Path | BytesIO | ValueError]]) -> Batch:
-        names, images, new, thumbnails, problems = [], [], [], [], []
-        for name, source in rows:
+    def decode(self, rows: list[Picture]) -> Batch:
+        names, images, new, thumbnails, texts, problems, damaged = [], [], [], [], [], [], []
+        for name, source, text in rows:
             thumbnail = None
             try:
                 if name not in self.known or self.thumbnail:
@@ -150,10 +172,12 @@ class Pictures(IterableDataset):
                         new.append(name)
             except ValueError as problem:
                 problems.append(str(problem))
+                damaged += [str(problem)] * isinstance(source, ValueError)
                 continue
             names.append(name)
             thumbnails.append(thumbnail)
-        return Batch(names, torch.stack(images) if images else None, new, thumbnails, problems)
+            texts.append(text)
+        return Batch(names, torch.stack(images) if images else None, new, thumbnails, texts, problems, damaged)
 
     def loader(self, workers: int) -> DataLoader:
         return DataLoader(self, batch_size=None, num_workers=workers, pin_memory=torch.cuda.is_available())

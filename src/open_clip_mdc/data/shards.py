@@ -18,7 +18,7 @@ from webdataset.shardlists import expand_urls
 from webdataset.tariterators import base_plus_ext, tar_file_iterator
 from webdataset.writer import TarWriter
 
-from .files import new_file
+from .files import new_file, write_json
 
 PICTURES = ("jpg", "jpeg", "png", "webp")  # the members that OpenCLIP and clip_benchmark look for
 SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # by Pillow's format; some JPEGs are an MPO
@@ -38,12 +38,41 @@ def find_shards(pattern: str) -> list[str]:
 
 
 @contextmanager
-def tar_writer(path: Path) -> Iterator[TarWriter]:
-    """Writes a shard that appears as `path` when the block ends without an error; same samples, same bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(path) as partial, partial.open("wb") as stream, \
-            TarWriter(stream, user="", group="", mtime=0) as writer:
+def open_tar(path: Path) -> Iterator[TarWriter]:
+    """Writes to `path` as it goes; same samples, same bytes."""
+    with path.open("wb") as stream, TarWriter(stream, user="", group="", mtime=0) as writer:
         yield writer
+
+
+@contextmanager
+def tar_writer(path: Path) -> Iterator[TarWriter]:
+    """Writes a shard that appears as `path` when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path) as partial, open_tar(partial) as writer:
+        yield writer
+
+
+def stats_file(shard: Path) -> Path:
+    """Where the counts of a shard lie: written before it appears."""
+    return shard.with_name(f"{shard.stem}_stats.json")
+
+
+def read_stats(shard: Path) -> dict:
+    """Where a shard comes from, and how many "pairs" it holds.
+
+    Raises:
+        ValueError: nothing says so.
+    """
+    try:
+        return json.loads(stats_file(shard).read_text())
+    except (OSError, ValueError) as problem:
+        raise ValueError(f"{shard} has no {stats_file(shard).name} beside it, so something else wrote it: give another "
+                         f"folder") from problem
+
+
+def write_sizes(folder: Path) -> None:
+    """sizes.json, where OpenCLIP reads the numbers of pairs, of all shards that are there, whoever wrote them."""
+    write_json(folder / "sizes.json", {path.name: read_stats(path)["pairs"] for path in sorted(folder.glob("*.tar"))})
 
 
 def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterator[dict]:

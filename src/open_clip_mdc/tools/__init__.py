@@ -13,8 +13,9 @@ TOOLS = {
     "scenes": "render the built-in synthetic data set",
     "prepare": "write shards of COCO, Flickr30k, Flickr8k, CUB-200, Recap-DataComp to train and test on",
     "lengths": "count the tokenised caption lengths of webdatasets (Fig. 3)",
-    "caption": "caption images: JSONL, and a page that shows how",
-    "score": "log-likelihoods of captions for images, as CSV or JSONL",
+    "caption": "caption images: JSONL, and a page that shows how; or parquet tables of shards",
+    "score": "log-likelihoods of captions for images; filter pairs by them",
+    "embed": "features of the images of shards, as parquet tables",
     "attention": "show where in the image each word of a caption comes from",
     "judge": "let an LLM choose the best of several systems' captions (Table 3)",
     "reconstruct": "show what a trained model makes of hidden captions",
@@ -43,4 +44,5 @@ def main(argv: list[str] | None = None) -> None:
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:
-        sys.exit("interrupted: caption, judge and prepare recap resume when the same command is given again")
+        sys.exit("interrupted: caption, embed, judge, prepare recap and score --pairs resume when the same command is "
+                 "given again")

@@ -2,6 +2,7 @@
 
     open_clip_mdc caption --pretrained RUN photos/ 'more/*.jpg' 'shards/{000..009}.tar' --html captions.html
     open_clip_mdc caption --pretrained RUN cat.jpg --text 'a [MASK] cat on a [MASK]'
+    open_clip_mdc caption --pretrained RUN 'shards/{000..999}.tar' --out captions/ --jobs 8       (caption_shards.py)
 
 A line is {"image": path or shard::key, "caption": text, "tokens": [{"token", "step", "log_prob"}, ...]}, tokens in
 reading order. A token that ends a word ends in a space; step is the one that revealed it, from 0, and log_prob what the
@@ -11,26 +12,20 @@ last token is "<end>". Unreadable images are skipped, listed at the end, and mak
 Place in the paper: decoding, Eq. 6 and Sec. 3.2. Dimensions: B images, L positions.
 """
 import argparse
-import hashlib
 import json
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
-from ..checkpoints import find, fingerprint
+from ..checkpoints import find
 from ..data.files import new_file
 from ..data.journal import Journal
 from ..data.pictures import IMAGE_FILES, SHARDS, Pictures, find_pictures
 from ..objective import STEPS
-from ..pretrained import PretrainedCaptioner
 from ..sampling import Sampling
-from ..unmask import tokenize_with_masks
-from .common import blind_image, load_captioner, need_folder
+from .caption_rows import decoding_options, sampling_of, settings
+from .common import is_folder, load_captioner, need_folder
 from .page import card, legend, printable, thumbnail, write_page
-
-DECODING = ("length", "min_length", "tokens_per_step", "sampler", "steps", "text", "temperature", "top_k", "top_p",
-            "seed", "guidance_scale", "guidance_weak")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -48,44 +43,13 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("--steps is of --sampler ancestral; confidence has --tokens-per-step")
     if args.guidance_weak and args.guidance_scale == 1:
         raise ValueError("--guidance-weak changes nothing without --guidance-scale")
+    if not is_folder(args.out) and Path(args.out).suffix != ".jsonl":
+        raise ValueError(f"--out {args.out} should end in .jsonl, or be a folder (no suffix) for the tables of shards")
+    if is_folder(args.out) and (args.html or args.limit):
+        raise ValueError("--html and --limit go with an --out that ends in .jsonl")
     need_folder("--out", args.out)
     if args.html:
         need_folder("--html", args.html)
-
-
-def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, paths: list[Path]) -> dict:
-    """What was asked for, as options of `generate.generate`.
-
-    Raises:
-        ValueError: a flag does not fit the model.
-    """
-    model, cfg = loaded.model, loaded.model.caption_cfg
-    ancestral, guided = args.sampler == "ancestral", args.guidance_scale != 1
-    if model.causal and (args.tokens_per_step or args.text or ancestral or guided):
-        raise ValueError("--tokens-per-step, --text, --sampler and --guidance-scale are for masked diffusion; this "
-                         "model is autoregressive")
-    if args.min_length and not model.causal:
-        raise ValueError("--min-length is for autoregressive models, which end their captions themselves; this one is "
-                         "given the --length")
-    options = {name: value for name in ("length", "min_length", "tokens_per_step", "steps")
-               if (value := getattr(args, name)) is not None}
-    if args.text:
-        options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length).to(loaded.device)
-    if ancestral:
-        options["sampler"] = args.sampler
-    if guided:
-        weak = args.guidance_weak or cfg.weak
-        options |= {"guidance_scale": args.guidance_scale, "guidance_weak": weak}
-        if weak == "blind" and not cfg.condition_zeros:
-            options["blind"] = blind_image(loaded, paths, args)
-    return options
-
-
-def sampling_of(args: argparse.Namespace, names: list[str], device: str) -> Sampling:
-    """Draws for a batch that depend on --seed and its images, not on what was captioned before."""
-    digest = hashlib.sha256(json.dumps([args.seed, names]).encode()).digest()
-    generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    return Sampling(args.temperature, args.top_k, args.top_p, generator)
 
 
 def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: int) -> dict[str, str]:
@@ -118,12 +82,13 @@ def run(args: argparse.Namespace) -> None:
         ValueError: images had to be skipped (all else is written by then), or flags make no sense.
     """
     check(args)
+    if is_folder(args.out):
+        from . import caption_shards  # pyarrow is for tables only
+        return caption_shards.run(args)
     paths = find_pictures(args.paths, IMAGE_FILES + SHARDS)
     loaded = load_captioner(args)
     options = decoding_options(args, loaded, paths)
-    key = {"model": fingerprint(loaded.model), "precision": loaded.precision,
-           "blind": (args.blind_images or args.paths) if "blind" in options else None,
-           **{name: getattr(args, name) for name in DECODING}}
+    key = settings(args, loaded, options, args.blind_images or args.paths)
     part = Path(f"{args.out}.part")
     total = None if any(path.suffix.lower() in SHARDS for path in paths) else len(paths[:args.limit])
     names, cards, skipped = [], [], []

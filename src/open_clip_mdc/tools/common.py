@@ -26,25 +26,45 @@ def add_model(parser: argparse.ArgumentParser, required: bool = True) -> None:
     parser.add_argument("--device", help="default: cuda where there is one, else cpu")
 
 
-def add_images(parser: argparse.ArgumentParser) -> None:
+def add_images(parser: argparse.ArgumentParser, blind: bool = True) -> None:
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"),
                         help="of the arithmetic; weights stay float32 (default: bf16 on cuda, else fp32)")
     parser.add_argument("--batch-size", type=positive, default=32, help="images at a time (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2,
                         help="processes that decode images; 0: none but this one (default: %(default)s)")
-    parser.add_argument("--blind-images", nargs="+", metavar="PATHS",
-                        help=f"images whose mean stands for no image, {MIN_BLIND_IMAGES} or more "
-                             f"(default: those given)")
+    if blind:
+        parser.add_argument("--blind-images", nargs="+", metavar="PATHS",
+                            help=f"images whose mean stands for no image, {MIN_BLIND_IMAGES} or more "
+                                 f"(default: those given; of tables, the first 256)")
 
 
-def load_captioner(args: argparse.Namespace) -> "PretrainedCaptioner":
-    """The model that the flags name; raises as `pretrained.load`."""
-    from ..pretrained import load
-    return load(args.pretrained, args.model, args.device, getattr(args, "precision", "fp32"))
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", choices=("local", "ray"), default="local",
+                        help="processes here, or actors of the Ray cluster at $RAY_ADDRESS (default: %(default)s)")
+    parser.add_argument("--jobs", type=positive,
+                        help="shards at a time, in a process each (default: 1; of ray, one per GPU)")
 
 
-def blind_image(loaded: "PretrainedCaptioner", paths: list[Path], args: argparse.Namespace) -> "torch.Tensor":
-    """What stands for no image: the mean of --blind-images, or else of these files, [P, D].
+def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCaptioner":
+    """The model that the flags name; raises as `pretrained.load`.
+
+    Args:
+        number: of this process among --jobs, which share the GPUs or cores of a machine.
+    """
+    import torch
+
+    from ..pretrained import default_device, load
+    device, jobs = default_device(args.device), getattr(args, "jobs", None) or 1
+    if device == "cuda":
+        device = f"cuda:{number % torch.cuda.device_count()}"
+    if jobs > 1 and args.engine == "local":
+        torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
+    return load(args.pretrained, args.model, device, getattr(args, "precision", "fp32"))
+
+
+def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace,
+                limit: int | None = None) -> "torch.Tensor":
+    """What stands for no image: the mean of --blind-images, or else of the first `limit` readable ones here, [P, D].
 
     Raises:
         ValueError: there are too few images, or one cannot be read.
@@ -55,15 +75,18 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list[Path], args: argparse
     from ..scoring import mean_image
     if args.blind_images:
         paths = find_pictures(args.blind_images, IMAGE_FILES + SHARDS)
+        limit = None
     count = 0
 
     def images():
         nonlocal count
-        for batch in tqdm(Pictures(paths, loaded.transform, args.batch_size).loader(args.workers), "mean image"):
-            if batch.problems:
+        pictures = Pictures(paths, loaded.transform, args.batch_size, limit)
+        for batch in tqdm(pictures.loader(args.workers), "mean image"):
+            if batch.problems and limit is None:
                 raise ValueError(batch.problems[0])
             count += len(batch.new)
-            yield batch.image.to(loaded.device)
+            if batch.new:
+                yield batch.image.to(loaded.device)
 
     with loaded.autocast():
         blind = mean_image(loaded.model, images())
@@ -71,6 +94,11 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list[Path], args: argparse
         raise ValueError(f"the mean of {count} images shows these images: to know what a caption is worth without an "
                          f"image takes {MIN_BLIND_IMAGES} or more; name a folder of them by --blind-images")
     return blind
+
+
+def is_folder(out: str) -> bool:
+    """Whether --out means a folder of tables, one for each shard, rather than one file: it has no suffix."""
+    return Path(out).is_dir() or not Path(out).suffix
 
 
 def need_folder(flag: str, path: str) -> None:

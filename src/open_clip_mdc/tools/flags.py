@@ -2,7 +2,7 @@
 import argparse
 import os
 
-from .common import add_images, add_model, positive
+from .common import add_engine, add_images, add_model, positive
 
 KARPATHY = ("coco", "flickr30k", "flickr8k")
 QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"
@@ -17,6 +17,13 @@ def objects(value: str) -> tuple[int | None, int]:
 def length(value: str) -> int | str:
     """The type of --length."""
     return value if value in ("auto", "sample") else positive(value)
+
+
+def share(value: str) -> float:
+    """The type of --top."""
+    if not 0 < float(value) <= 1:
+        raise argparse.ArgumentTypeError(f"{value} should be more than 0 and at most 1")
+    return float(value)
 
 
 def tokens_per_step(value: str) -> int | float:
@@ -62,7 +69,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     recap.add_argument("--out", required=True, help="folder to write to, or to resume")
     recap.add_argument("--pairs", type=positive, required=True, help="at least so many, to the end of a shard")
     recap.add_argument("--seed", type=int, default=0, help="of the order of shards (default: %(default)s)")
-    recap.add_argument("--jobs", type=positive, default=1, help="shards written at a time (default: %(default)s)")
+    add_engine(recap)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -85,8 +92,11 @@ def caption(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="+", metavar="PATHS", help="images, folders, webdataset shards, patterns")
     add_model(parser)
     add_images(parser)
+    add_engine(parser)
     parser.add_argument("--limit", type=positive, help="only the first so many images")
-    parser.add_argument("--out", default="captions.jsonl", help="JSONL file to write (default: %(default)s)")
+    parser.add_argument("--out", default="captions.jsonl",
+                        help="NAME.jsonl, a file of all captions; or a folder (no suffix), which gets a parquet table "
+                             "for each shard, by --engine (default: %(default)s)")
     parser.add_argument("--html", help="page to write, one file with the images in it; for hundreds, not millions")
     parser.add_argument("--length", type=length, metavar="N|auto|sample",
                         help="tokens of a caption (default: 15), the model's choice or its draw; of ARC, at most")
@@ -130,14 +140,31 @@ def export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--push", metavar="ORG/NAME", help="upload the folder to the Hugging Face hub, too")
 
 
+def embed(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", nargs="+", metavar="PATHS", help="webdataset shards, folders of images, patterns")
+    add_model(parser)
+    add_images(parser, blind=False)
+    add_engine(parser)
+    parser.add_argument("--feature", choices=("gap", "cls", "patches"), default="gap",
+                        help="mean of the patch tokens, class token, or all patch tokens (default: %(default)s)")
+    parser.add_argument("--out", required=True, help="folder, which gets a parquet table for each shard")
+
+
 def score(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_images(parser)
-    parser.add_argument("--images", required=True, nargs="+", help="images, folders or patterns")
-    parser.add_argument("--captions", required=True, help="text file, one caption a line")
-    parser.add_argument("--out", default="scores.csv", help="a .csv or .jsonl file (default: %(default)s)")
+    add_engine(parser)
+    parser.add_argument("--images", nargs="+", help="images, folders or patterns; each with each of --captions")
+    parser.add_argument("--captions", help="text file, one caption a line")
+    parser.add_argument("--pairs", nargs="+", metavar="PATHS",
+                        help="instead: shards, or CSV files with the columns image,caption; each image with its own")
+    parser.add_argument("--out", default="scores.csv",
+                        help="a .csv or .jsonl file; of --pairs a folder (no suffix), which gets a parquet table for "
+                             "each shard, by --engine (default: %(default)s)")
     parser.add_argument("--alpha", type=float, default=1.0,
                         help="debiased = score - alpha * blind (default: %(default)s)")
+    parser.add_argument("--top", type=share, help="of --pairs: the share to keep, by debiased score, e.g. 0.3")
+    parser.add_argument("--out-shards", metavar="FOLDER", help="shards of what --top keeps")
 
 
 def judge(parser: argparse.ArgumentParser) -> None:

@@ -2,83 +2,112 @@
 
     open_clip_mdc prepare recap --shards 'recap/{00000..99999}.tar' --pairs 10000000 --out recap-wds --jobs 8
 
-Reads shards as img2dataset writes them with --save_additional_columns '["re_caption"]': KEY.jpg and KEY.json. A seed
-orders the shards at random; they are written in that order as OUT/00000.tar, 00001.tar, ... until there are as many
-pairs as asked for, to the end of the shard. So 5 million pairs are the first shards of 10 million in the same folder:
-the paper's 5, 10, 20 and 30 million are nested, and asking for more adds shards to what is there. Whatever is there is
-not written again; an interrupted run resumes, and several may share a folder.
+Reads shards as img2dataset writes them: with --save_additional_columns '["re_caption"]' the text is in KEY.json; with
+--caption_col re_caption, which the data set's own README has, KEY.txt is the text, and no KEY.json knows a re_caption.
+A seed orders the shards at random; they are written in that order as OUT/00000.tar, 00001.tar, ... until there are as
+many pairs as asked for, to the end of the shard. So 5 million pairs are the first shards of 10 million in the same
+folder: the paper's 5, 10, 20 and 30 million are nested, and asking for more adds shards to what is there. Whatever is
+there is not written again; an interrupted run resumes, and several share a folder (engine.py).
 """
 import argparse
-import json
 import random
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
 from tqdm import tqdm
 
 from ..data.files import write_json
-from ..data.shards import find_picture, find_shards, read_metadata, read_samples, shard_pattern, tar_writer
+from ..data.shards import (
+    find_picture,
+    find_shards,
+    open_tar,
+    read_metadata,
+    read_samples,
+    read_stats,
+    shard_pattern,
+    stats_file,
+    write_sizes,
+)
+from .engine import make_each
 
 
-def recaption(source: str, target: Path) -> dict:
-    """Writes one shard, and what is in it to TARGET_stats.json, unless it is there.
+def re_caption(sample: dict, in_json: bool) -> str:
+    """The recaptioned text of a sample, without white space at its ends and line ends; empty where there is none."""
+    text = read_metadata(sample).get("re_caption") if in_json else sample.get("txt", b"").decode("utf-8", "replace")
+    return " ".join(text.split()) if isinstance(text, str) else ""
 
-    Returns:
-        source, and the numbers of pairs, of samples without_caption and without_picture.
+
+def recaption(job: tuple[str, Path], part: Path) -> None:
+    """Writes one shard, and what is in it to TARGET_stats.json: where the text was, and numbers of pairs and others.
+
+    Args:
+        job: the source, and the target's name.
+        part: the file to write.
 
     Raises:
-        ValueError: the source is damaged, or the target was made from another shard.
+        ValueError: the source is damaged.
     """
-    record = target.with_name(f"{target.stem}_stats.json")
-    if target.exists():
-        stats = json.loads(record.read_text())
-        if stats["source"] != source:
-            raise ValueError(f"{target} was made from {stats['source']}, not from {source}: other --shards or another "
-                             f"--seed need another --out")
-        return stats
-    stats = {"source": source, "pairs": 0, "without_caption": 0, "without_picture": 0}
-    with tar_writer(target) as writer:
+    source, target = job
+    in_json = any("re_caption" in read_metadata(sample) for sample in read_samples(source, ("json",)))
+    stats = {"source": source, "text": "json" if in_json else "txt", "pairs": 0, "without_caption": 0,
+             "without_picture": 0}
+    with open_tar(part) as writer:
         for sample in read_samples(source):
-            suffix, caption = find_picture(sample), read_metadata(sample).get("re_caption")
-            text = " ".join(caption.split()) if isinstance(caption, str) else ""
+            suffix, text = find_picture(sample), re_caption(sample, in_json)
             if not suffix or not text:
                 stats["without_caption" if suffix else "without_picture"] += 1
                 continue
             key = f"{target.stem}{stats['pairs']:06d}"  # our own; the source's is in its json
-            writer.write({"__key__": key, suffix: sample[suffix], "txt": text, "json": sample["json"]})
+            writer.write({"__key__": key, suffix: sample[suffix], "txt": text, "json": sample.get("json", b"{}")})
             stats["pairs"] += 1
-        write_json(record, stats)  # before the shard appears
+    write_json(stats_file(target), stats)  # before the shard appears
+
+
+def worker(number: int) -> Callable:
+    """The function of a worker (engine.py)."""
+    return recaption
+
+
+def stats_of(source: str, target: Path) -> dict:
+    """Of a shard that is there.
+
+    Raises:
+        ValueError: it was made from another source.
+    """
+    stats = read_stats(target)
+    if stats["source"] != source:
+        raise ValueError(f"{target} was made from {stats['source']}, not from {source}: other --shards or another "
+                         f"--seed need another --out")
     return stats
-
-
-def write_sizes(out: Path) -> None:
-    """sizes.json, where OpenCLIP reads the numbers of pairs, of all shards that are there, whoever wrote them."""
-    records = {path.name: json.loads(path.with_name(f"{path.stem}_stats.json").read_text())
-               for path in sorted(out.glob("*.tar"))}
-    write_json(out / "sizes.json", {name: stats["pairs"] for name, stats in records.items()})
 
 
 def run(args: argparse.Namespace) -> None:
     """Run `open_clip_mdc prepare recap`."""
-    sources, out = find_shards(args.shards), Path(args.out)
+    sources, out = find_shards(args.shards), Path(args.out).absolute()
     sources = random.Random(args.seed).sample(sources, len(sources))
     targets = [out / f"{number:05d}.tar" for number in range(len(sources))]
     done: list[dict] = []
-    with ProcessPoolExecutor(args.jobs) as pool, tqdm(total=args.pairs, unit="pair") as bar:
+    with tqdm(total=args.pairs, unit="pair") as bar:
         while len(done) < len(sources) and sum(stats["pairs"] for stats in done) < args.pairs:
-            some = slice(len(done), len(done) + args.jobs)
-            for stats in pool.map(recaption, sources[some], targets[some]):
-                done.append(stats)
-                bar.update(stats["pairs"])
+            missing, most = args.pairs - sum(counts := [stats["pairs"] for stats in done]), max([1, *counts])
+            some = slice(len(done), len(done) + max(args.jobs or 1, missing // most if done else 0))
+            work = [((source, target), target) for source, target in zip(sources[some], targets[some], strict=True)]
+            list(make_each(worker, work, args))
+            for (source, target), _ in work:
+                done.append(stats_of(source, target))
+                bar.update(done[-1]["pairs"])
     write_sizes(out)
     totals = list(accumulate(stats["pairs"] for stats in done))
     if totals[-1] < args.pairs:
         raise ValueError(f"all {len(sources)} shards hold {totals[-1]} pairs with a re_caption, fewer than --pairs "
                          f"{args.pairs}; they are in {out}")
     count = 1 + next(i for i, total in enumerate(totals) if total >= args.pairs)
-    for what, why in (("without_caption", "no re_caption in their json"), ("without_picture", "no picture")):
+    from_txt = sum(stats["text"] == "txt" for stats in done[:count])
+    if from_txt:
+        print(f"the text of {from_txt} of {count} shards is their KEY.txt: no KEY.json of theirs knows a re_caption")
+    for what, why in (("without_caption", "no re_caption"), ("without_picture", "no picture")):
         dropped = sum(stats[what] for stats in done[:count])
         if dropped:
             print(f"{dropped} samples left out: {why}")
-    print(f"{totals[count - 1]} pairs: --train-data '{shard_pattern(out, count)}'")
+    print(f"{totals[count - 1]} pairs: --train-data '{shard_pattern(args.out, count)}'")

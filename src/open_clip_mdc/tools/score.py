@@ -2,6 +2,8 @@
 
     open_clip_mdc score --pretrained RUN --images cat.jpg photos/ --captions captions.txt --out scores.csv
 
+    open_clip_mdc score --pretrained RUN --pairs 'shards/{000..009}.tar' --out scores/          (pairs.py)
+
 Every caption of the file (one a line) is scored for every image. Columns: image, caption, score = log p(c | i),
 blind = log p(c), debiased = score - alpha * blind, and tokens: the per-token log-likelihoods in reading order, with the
 step at which the heuristic revealed each. The blind score sees the mean of many images: --blind-images, or all given.
@@ -22,7 +24,7 @@ from ..data.pictures import Pictures, find_pictures
 from ..model import Captioner
 from ..scoring import log_likelihood
 from ..tokens import decode_captions, target_tokens, tokenize_whole
-from .common import blind_image, load_captioner, need_folder
+from .common import blind_image, is_folder, load_captioner, need_folder
 
 
 def read_captions(path: str) -> list[str]:
@@ -64,8 +66,24 @@ def score_pairs(model: Captioner, image: torch.Tensor, captions: list[str], text
     return rows
 
 
+def check(args: argparse.Namespace) -> None:
+    """Raises ValueError for flags that do not go together."""
+    if bool(args.pairs) == bool(args.images or args.captions) or bool(args.images) != bool(args.captions):
+        raise ValueError("give --images and --captions, which are scored each with each, or --pairs, scored each with "
+                         "its own")
+    if args.pairs and not is_folder(args.out):
+        raise ValueError(f"--out {args.out}: of --pairs it is a folder, which gets a table for each shard; give a name "
+                         f"without a suffix")
+    if not args.pairs and (args.top or args.out_shards):
+        raise ValueError("--top and --out-shards are for --pairs")
+
+
 def run(args: argparse.Namespace) -> None:
-    """Writes --out in one go at the end."""
+    """Writes --out in one go at the end; of pairs shard by shard."""
+    check(args)
+    if args.pairs:
+        from . import pairs  # pyarrow is for tables only
+        return pairs.run(args)
     out = Path(args.out)
     if out.suffix not in (".csv", ".jsonl"):
         raise ValueError(f"--out {out} should end in .csv or .jsonl")

@@ -1,0 +1,54 @@
+"""Tables of a shard's rows as parquet files, which say in their metadata how they were made and what was left out.
+
+Dimensions: B rows, D numbers of a feature.
+"""
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ABOUT = "open_clip_mdc"  # the key of our metadata
+GROUP_ROWS, GROUP_BYTES = 1024, 2 ** 26  # of a row group, about: what is held in memory
+
+
+class Table:
+    """A table that is being written. Attributes: `about`, plain values to keep with it, until it is closed."""
+
+    def __init__(self, writer: pq.ParquetWriter):
+        self.writer, self.about, self.waiting = writer, {}, []
+
+    def add(self, columns: dict) -> None:
+        """Rows, as lists or arrays of B values by column."""
+        self.waiting.append(pa.table(columns, schema=self.writer.schema))
+        if sum(t.num_rows for t in self.waiting) >= GROUP_ROWS or sum(t.nbytes for t in self.waiting) >= GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self.waiting:
+            self.writer.write_table(pa.concat_tables(self.waiting))
+            self.waiting = []
+
+
+@contextmanager
+def write_table(path: Path, schema: pa.Schema) -> Iterator[Table]:
+    """Writes to `path` as it goes; the same rows give the same bytes."""
+    with pq.ParquetWriter(path, schema) as writer:
+        table = Table(writer)
+        yield table
+        table.flush()
+        writer.add_key_value_metadata({ABOUT: json.dumps(table.about)})
+
+
+def read_about(path: Path) -> dict:
+    """What was kept with a table.
+
+    Raises:
+        ValueError: another program wrote it, or it is no parquet file.
+    """
+    try:
+        return json.loads(pq.read_metadata(path).metadata[ABOUT.encode()])
+    except (pa.ArrowException, KeyError, TypeError, ValueError) as problem:
+        raise ValueError(f"{path} is no table of open_clip_mdc: remove it or choose another --out") from problem

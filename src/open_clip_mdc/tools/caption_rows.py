@@ -1,0 +1,61 @@
+"""What the flags of `caption` ask for, for its file and for its tables.
+
+Place in the paper: decoding, Eq. 6 and Sec. 3.2.
+"""
+import argparse
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+
+from ..checkpoints import fingerprint
+from ..pretrained import PretrainedCaptioner
+from ..sampling import Sampling
+from ..unmask import tokenize_with_masks
+from .common import blind_image
+
+DECODING = ("length", "min_length", "tokens_per_step", "sampler", "steps", "text", "temperature", "top_k", "top_p",
+            "seed", "guidance_scale", "guidance_weak")
+
+
+def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, paths: list[Path],
+                     limit: int | None = None) -> dict:
+    """What was asked for, as options of `generate.generate`; paths and limit as of `blind_image`.
+
+    Raises:
+        ValueError: a flag does not fit the model.
+    """
+    model, cfg = loaded.model, loaded.model.caption_cfg
+    ancestral, guided = args.sampler == "ancestral", args.guidance_scale != 1
+    if model.causal and (args.tokens_per_step or args.text or ancestral or guided):
+        raise ValueError("--tokens-per-step, --text, --sampler and --guidance-scale are for masked diffusion; this "
+                         "model is autoregressive")
+    if args.min_length and not model.causal:
+        raise ValueError("--min-length is for autoregressive models, which end their captions themselves; this one is "
+                         "given the --length")
+    options = {name: value for name in ("length", "min_length", "tokens_per_step", "steps")
+               if (value := getattr(args, name)) is not None}
+    if args.text:
+        options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length).to(loaded.device)
+    if ancestral:
+        options["sampler"] = args.sampler
+    if guided:
+        weak = args.guidance_weak or cfg.weak
+        options |= {"guidance_scale": args.guidance_scale, "guidance_weak": weak}
+        if weak == "blind" and not cfg.condition_zeros:
+            options["blind"] = blind_image(loaded, paths, args, limit)
+    return options
+
+
+def sampling_of(args: argparse.Namespace, names: list[str], device: str) -> Sampling:
+    """Draws for a batch that depend on --seed and its images, not on what was captioned before."""
+    digest = hashlib.sha256(json.dumps([args.seed, names]).encode()).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return Sampling(args.temperature, args.top_k, args.top_p, generator)
+
+
+def settings(args: argparse.Namespace, loaded: PretrainedCaptioner, options: dict, blind: object) -> dict:
+    """What captions depend on. Args: `blind` names the images whose mean these options may hold."""
+    return {"model": fingerprint(loaded.model), "precision": loaded.precision,
+            "blind": blind if "blind" in options else None, **{name: getattr(args, name) for name in DECODING}}

@@ -1,0 +1,50 @@
+"""Captions of shards as parquet tables: `open_clip_mdc caption --out FOLDER`.
+
+    open_clip_mdc caption --pretrained RUN 'shards/{000..999}.tar' --out captions/ --engine local --jobs 8
+    RAY_ADDRESS=ray://HOST:10001 open_clip_mdc caption --pretrained RUN 's/{000..999}.tar' --out out/ --engine ray
+
+OUT/SHARD.parquet has the columns key, caption and tokens, as the lines of caption.py: tokens in reading order, each
+with the step that revealed it and its log-probability.
+
+Place in the paper: decoding, Eq. 6 and Sec. 3.2. Dimensions: B images.
+"""
+import argparse
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from ..data.pictures import Batch
+from ..pretrained import PretrainedCaptioner
+from . import bulk
+from .caption_rows import decoding_options, sampling_of, settings
+from .common import load_captioner
+
+TOKEN = pa.struct([("token", pa.string()), ("step", pa.int32()), ("log_prob", pa.float32())])
+SCHEMA = pa.schema([("key", pa.string()), ("caption", pa.string()), ("tokens", pa.list_(TOKEN))])
+
+
+def caption_shard(loaded: PretrainedCaptioner, shard: bulk.Unit, out: Path, args: argparse.Namespace, options: dict,
+                  about: dict) -> dict:
+    """Writes the captions of a shard's images; returns the counts."""
+    def columns(batch: Batch) -> dict:
+        rows = loaded.decode(batch.image, sampling=sampling_of(args, batch.names, loaded.device), **options)
+        return {name: [row[name] for row in rows] for name in ("caption", "tokens")}
+
+    return bulk.write_shard(shard, out, loaded, args, SCHEMA, about, columns)
+
+
+def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
+    """The function of a worker (engine.py)."""
+    loaded = load_captioner(args, number)
+    files = [file for unit in units for file in bulk.files_of(unit)]
+    options = decoding_options(args, loaded, files, bulk.BLIND_IMAGES)
+    about = {"tool": "caption", **settings(args, loaded, options, args.blind_images or bulk.unit_name(units[0]))}
+    bulk.check_settings(about, list(Path(args.out).glob("*.parquet"))[:1])
+    return partial(caption_shard, loaded, args=args, about=about, options=options)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run `open_clip_mdc caption --out FOLDER`."""
+    units = bulk.find_units(args.paths)
+    bulk.write_all(partial(worker, args, units), units, args)

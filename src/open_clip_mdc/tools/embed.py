@@ -1,0 +1,71 @@
+"""Features of the images of shards, as parquet tables: what is probed, searched, clustered or shown to a detector.
+
+    open_clip_mdc embed --pretrained RUN 'shards/{000..009}.tar' photos/ --out features/
+    open_clip_mdc embed --pretrained RUN 'shards/{000..999}.tar' --out features/ --feature patches --engine ray
+
+OUT/SHARD.parquet (OUT/FOLDER.parquet of a folder of images) has the columns key and feature: [D] numbers, of patches
+[P, D]; float32, or float16 under --precision bf16 and fp16. gap is the mean of the patch tokens, which the paper probes
+(Sec. 4.2), cls the class token, which the decoder does not see and which therefore nobody trained; after the last norm.
+
+Dimensions: B images, P patches, D width.
+"""
+import argparse
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from .. import encoder
+from ..checkpoints import fingerprint
+from ..data.pictures import Batch
+from ..model import Captioner
+from ..pretrained import PretrainedCaptioner
+from . import bulk
+from .common import load_captioner
+
+
+def features(model: Captioner, image: Tensor, kind: str) -> Tensor:
+    """[B, D], or [B, P, D] of "patches"; float32.
+
+    Raises:
+        ValueError: "cls" of a tower without a class token.
+    """
+    if kind == "cls":
+        return encoder.class_token(model.visual, image).float()
+    return (model.encode_image(image) if kind == "gap" else model.encode_image_tokens(image)).float()
+
+
+def feature_columns(loaded: PretrainedCaptioner, kind: str, batch: Batch) -> dict:
+    with torch.inference_mode(), loaded.autocast():
+        feature = features(loaded.model, batch.image, kind).cpu().numpy()
+    feature = feature.astype("float32" if loaded.precision == "fp32" else "float16")
+    return {"feature": pa.FixedShapeTensorArray.from_numpy_ndarray(feature)}
+
+
+def embed_shard(loaded: PretrainedCaptioner, shard: bulk.Unit, out: Path, args: argparse.Namespace,
+                settings: dict) -> dict:
+    """Writes the features of a shard's images; returns the counts."""
+    size = loaded.model.visual.image_size
+    image = torch.zeros(1, 3, *(size if isinstance(size, (tuple, list)) else (size, size)), device=loaded.device)
+    with torch.inference_mode():
+        shape = features(loaded.model, image, args.feature).shape[1:]
+    number = pa.float32() if loaded.precision == "fp32" else pa.float16()
+    schema = pa.schema([("key", pa.string()), ("feature", pa.fixed_shape_tensor(number, shape))])
+    return bulk.write_shard(shard, out, loaded, args, schema, settings, partial(feature_columns, loaded, args.feature))
+
+
+def worker(args: argparse.Namespace, number: int):
+    """The function of a worker (engine.py)."""
+    loaded = load_captioner(args, number)
+    settings = {"tool": "embed", "model": fingerprint(loaded.model), "precision": loaded.precision,
+                "feature": args.feature}
+    bulk.check_settings(settings, list(Path(args.out).glob("*.parquet"))[:1])
+    return partial(embed_shard, loaded, args=args, settings=settings)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run `open_clip_mdc embed`."""
+    units = bulk.find_units(args.paths)
+    bulk.write_all(partial(worker, args), units, args)

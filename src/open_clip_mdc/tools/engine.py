@@ -1,0 +1,152 @@
+"""Runs a function over shards: in this process, in processes of this machine, or in Ray's actors.
+
+    --engine local --jobs 4      four processes; of several GPUs each takes its own
+    --engine ray                 an actor per GPU of the cluster at $RAY_ADDRESS (ray://HOST:10001), or of one made here
+
+The shard is the unit. A worker makes its function once, which loads the model, and gets one shard after the other. What
+is there is skipped; several runs share a folder by the rule of data/claims.py.
+"""
+import argparse
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from ..data.claims import Claims
+
+Make = Callable[[int], Callable[[object, Path], object]]  # worker's number -> function (shard, file to write)
+
+
+class Result(NamedTuple):
+    there: bool  # now; otherwise another run is making it, or
+    problem: str | None = None  # why it cannot be made
+
+
+class Worker:
+    """What one process does."""
+
+    def __init__(self, make: Make, number: int = 0):
+        self.make, self.number, self.function, self.claims = make, number, None, {}
+
+    def do(self, shard: object, target: Path, wait: bool) -> Result:
+        if self.function is None:
+            self.function = self.make(self.number)
+        claims = self.claims.get(target.parent) or self.claims.setdefault(target.parent, Claims(target.parent))
+        try:
+            return Result(claims.make(target.name, lambda part: self.function(shard, part), wait))
+        except (ValueError, OSError) as problem:  # of this shard; the others go on
+            return Result(False, str(problem))
+
+    def close(self) -> None:
+        for claims in self.claims.values():
+            claims.close()
+
+
+_worker: Worker  # of a process of the pool
+
+
+def _start(make: Make, number) -> None:
+    global _worker
+    with number.get_lock():
+        _worker, number.value = Worker(make, number.value), number.value + 1
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+def _do(*item) -> Result:
+    return _worker.do(*item)
+
+
+@contextmanager
+def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
+    """`map` over processes, or over this one if there is one job."""
+    if jobs == 1:
+        worker = Worker(make)
+        try:
+            yield lambda items: (worker.do(*item) for item in items)
+        finally:
+            worker.close()
+        return
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(jobs, context, _start, (make, context.Value("i", 0))) as pool:
+        try:
+            yield lambda items: pool.map(_do, *zip(*items, strict=True))
+        except BrokenProcessPool as problem:
+            raise ValueError("a worker process was killed (for its memory?); the same command resumes") from problem
+
+
+@contextmanager
+def ray_workers(make: Make, jobs: int | None) -> Iterator[Callable]:
+    """`map` over actors: --jobs of them, or one per GPU."""
+    try:
+        import ray
+    except ModuleNotFoundError as problem:
+        raise ValueError("--engine ray needs Ray: pip install 'open_clip_mdc[ray]'") from problem
+    started = not ray.is_initialized()
+    if started:
+        ray.init(include_dashboard=False, logging_level="ERROR")
+    try:
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        if gpus and jobs and jobs > gpus:
+            raise ValueError(f"--jobs {jobs}: the cluster has {gpus} GPUs")  # the others would wait for ever
+        jobs = jobs or gpus or 1
+        actor = ray.remote(Worker).options(num_gpus=int(gpus > 0), num_cpus=0, scheduling_strategy="SPREAD",
+                                           max_restarts=-1, max_task_retries=-1)
+        pool = ray.util.ActorPool([actor.remote(make, number) for number in range(jobs)])
+
+        def results(items: list[tuple]) -> Iterator[Result]:
+            try:
+                yield from pool.map(lambda worker, item: worker.do.remote(*item), items)
+            except ray.exceptions.RayTaskError as problem:
+                raise problem.cause from None  # its own text holds a traceback
+        yield results
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def make_each(make: Make, work: list[tuple[object, Path]], args: argparse.Namespace) -> Iterator[Path]:
+    """The files, each once it is there, first those that are there already; absolute paths, for other machines.
+
+    Args:
+        make: makes a worker's function (shard, file to write); picklable. Called here if there is nothing to do, as it
+            also finds what is wrong with the flags.
+        work: shards, and the files to make of them.
+        args: with `engine` and `jobs`.
+
+    Raises:
+        ValueError: some could not be made, all the others are; or `make` raised it.
+    """
+    there, todo = [], []
+    for item in work:
+        (there if item[1].exists() else todo).append(item)
+    yield from (target for _, target in there)
+    if not todo:
+        make(0)
+        return
+    problems: list[str] = []
+    with (ray_workers(make, args.jobs) if args.engine == "ray" else
+          local_workers(make, min(args.jobs or 1, len(todo)))) as results:
+        for wait in (False, True):
+            items, todo = todo, []
+            if not items:
+                break
+            for item, result in zip(items, results([(*item, wait) for item in items]), strict=True):
+                if result.there:
+                    yield item[1]
+                elif result.problem:
+                    problems.append(result.problem)
+                else:
+                    todo.append(item)
+    if problems:
+        raise ValueError("\n  ".join([f"{len(problems)} of {len(work)} shards cannot be used, all else is written:",
+                                      *problems]))

@@ -1,0 +1,323 @@
+"""Claims about shards worked on in bulk: tables, engines, claims.    pytest tests/tools/test_bulk.py"""
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+from conftest import REPO
+from PIL import Image
+
+from open_clip_mdc import checkpoints, register
+from open_clip_mdc import tools as cli
+from open_clip_mdc.data.claims import Claims
+from open_clip_mdc.data.shards import tar_writer
+
+pq = pytest.importorskip("pyarrow.parquet")
+from open_clip_mdc.data.tables import read_about  # noqa: E402
+
+
+def picture(number: int) -> bytes:
+    noise = torch.randint(0, 256, (36, 40, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise.numpy()).save(buffer, "png")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A run of a model that is not trained but has opinions, and four shards of five images."""
+    register()
+    folder = tmp_path_factory.mktemp("bulk")
+    torch.manual_seed(1)
+    model = open_clip.create_model("MDC-ViT-Ti-8")
+    torch.nn.init.normal_(model.text.output.weight, std=0.3)
+    (folder / "run" / "checkpoints").mkdir(parents=True)
+    (folder / "run" / "params.txt").write_text("model: MDC-ViT-Ti-8\n")
+    torch.save({"state_dict": model.state_dict()}, folder / "run" / "checkpoints" / "epoch_1.pt")
+    for shard in range(4):
+        with tar_writer(folder / f"{shard:03d}.tar") as writer:
+            for i in range(5):
+                writer.write({"__key__": f"key{i}", "png": picture(10 * shard + i), "txt": "words"})
+    return folder
+
+
+def run(tool: str, place: Path, *argv) -> str | None:
+    """The tool's complaint, None if it has none."""
+    try:
+        cli.main([tool, "--pretrained", str(place / "run"), "--device", "cpu", "--workers", "0", *map(str, argv)])
+    except SystemExit as end:
+        return end.code
+    return None
+
+
+def shards(place: Path, last: int = 3) -> str:
+    return f"{place}/{{000..{last:03d}}}.tar"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.*")) if path.name != ".claims"}
+
+
+# ---- tables
+
+
+def test_a_table_has_the_captions_that_the_jsonl_file_has(place, tmp_path, capsys):
+    assert run("caption", place, shards(place, 1), "--out", tmp_path / "c", "--length", 4, "--batch-size", 5) is None
+    assert "10 rows of 10 images" in capsys.readouterr().out
+    for flags in ((), ("--temperature", 1.0)):
+        folder = tmp_path / f"drawn{len(flags)}"
+        assert run("caption", place, shards(place, 1), "--out", folder, "--length", 4, *flags) is None
+        if not flags:
+            assert contents(folder) == contents(tmp_path / "c")
+    assert run("caption", place, shards(place, 1), "--out", tmp_path / "c.jsonl", "--length", 4, "--batch-size",
+               5) is None
+    lines = [json.loads(line) for line in (tmp_path / "c.jsonl").read_text().splitlines()]
+    rows = [(shard, row) for shard in ("000", "001") for row in pq.read_table(
+        tmp_path / "c" / f"{shard}.parquet").to_pylist()]
+    for line, (shard, row) in zip(lines, rows, strict=True):
+        assert line["image"] == f"{place}/{shard}.tar::{row['key']}" and line["caption"] == row["caption"]
+        for a, b in zip(line["tokens"], row["tokens"], strict=True):
+            assert (a["token"], a["step"]) == (b["token"], b["step"])
+            assert a["log_prob"] == pytest.approx(b["log_prob"], abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gap", "cls", "patches"])
+def test_features_are_the_models(place, tmp_path, kind):
+    assert run("embed", place, shards(place, 0), "--out", tmp_path / "f", "--feature", kind, "--batch-size", 2) is None
+    table = pq.read_table(tmp_path / "f" / "000.parquet")
+    model, transform, _ = checkpoints.load(str(place / "run"))
+    image = torch.stack([transform(Image.open(io.BytesIO(picture(i)))) for i in range(5)])
+    with torch.no_grad():
+        visual = model.visual
+        expected = {"gap": model.encode_image, "patches": model.encode_image_tokens,
+                    "cls": lambda x: class_token_by_hand(visual, x)}[kind](image)
+    found = torch.from_numpy(table["feature"].combine_chunks().to_numpy_ndarray().copy())
+    assert table["key"].to_pylist() == [f"key{i}" for i in range(5)] and found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def class_token_by_hand(visual, image):
+    """The tower taken apart: its own embedding and transformer, then the last norm of the first token."""
+    x = visual._embeds(image)
+    return visual.ln_post(visual.transformer(x))[:, 0]
+
+
+def test_16_bit_features_are_float16_and_a_folder_of_images_is_a_unit(place, tmp_path):
+    (tmp_path / "photos" / "in").mkdir(parents=True)
+    for name in ("b.png", "in/a.png"):
+        (tmp_path / "photos" / name).write_bytes(picture(3))
+    assert run("embed", place, tmp_path / "photos", "--out", tmp_path / "f", "--precision", "bf16") is None
+    table = pq.read_table(tmp_path / "f" / "photos.parquet")
+    assert table["key"].to_pylist() == ["b.png", "in/a.png"]
+    assert str(table.schema.field("feature").type.value_type) == "halffloat"
+
+
+def test_broken_images_are_counted_and_a_shard_that_breaks_off_is_named_and_not_written(place, tmp_path, capsys):
+    with tar_writer(tmp_path / "some.tar") as writer:
+        for i, content in enumerate([picture(0), b"no image", picture(1), b"", picture(2)]):
+            writer.write({"__key__": f"k{i}", "png": content})
+    whole = (place / "000.tar").read_bytes()
+    (tmp_path / "cut.tar").write_bytes(whole[:len(whole) // 2])
+    argv = (tmp_path / "cut.tar", tmp_path / "some.tar", "--out", tmp_path / "f")
+    for _ in range(2):
+        complaint = run("embed", place, *argv)
+        assert complaint.startswith("error: 1 of 2 shards cannot be used, all else is written:\n")
+        assert "cut.tar: not a complete tar file" in complaint and complaint.count("\n") == 1
+        assert [p.name for p in sorted((tmp_path / "f").iterdir())] == [".claims", "some.parquet"]
+    assert "3 rows of 3 images, 2 broken" in capsys.readouterr().out
+    assert pq.read_table(tmp_path / "f" / "some.parquet")["key"].to_pylist() == ["k0", "k2", "k4"]
+    (tmp_path / "cut.tar").write_bytes(whole)
+    assert run("embed", place, *argv) is None and (tmp_path / "f" / "cut.parquet").exists()
+
+
+def test_what_is_there_is_not_made_again_and_other_settings_are_refused(place, tmp_path):
+    argv = (shards(place), "--out", tmp_path / "f")
+    assert run("embed", place, *argv) is None
+    whole = contents(tmp_path / "f")
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "f").glob("00[0-2]*")}
+    (tmp_path / "f" / "003.parquet").unlink()
+    assert run("embed", place, *argv, "--jobs", 2) is None
+    assert contents(tmp_path / "f") == whole and all(path.stat().st_mtime_ns == t for path, t in times.items())
+    for _ in range(2):  # with nothing to do, and with something
+        complaint = run("embed", place, *argv, "--feature", "cls")
+        assert "was made with feature gap, not cls" in complaint and "another --out" in complaint
+        (tmp_path / "f" / "003.parquet").unlink(missing_ok=True)
+    complaint = run("caption", place, *argv)
+    assert "was made with" in complaint and "\n" not in complaint
+    assert read_about(tmp_path / "f" / "000.parquet")["stats"] == {"images": 5, "rows": 5, "broken": 0}
+
+
+def test_what_out_cannot_be_is_said_in_one_line(place, tmp_path):
+    (tmp_path / "x.png").write_bytes(picture(0))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "000.tar").write_bytes((place / "000.tar").read_bytes())
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "000.parquet").write_bytes(b"PAR1")
+    for tool, argv, words in [
+        ("caption", (place / "000.tar", "--out", tmp_path / "c.txt"), "should end in .jsonl, or be a folder"),
+        ("caption", (place / "000.tar", "--out", tmp_path / "c", "--html", "x.html"), "--html and --limit go with"),
+        ("caption", (tmp_path / "x.png", "--out", tmp_path / "c"), "is no shard (.tar) and no folder of images"),
+        ("embed", (place / "000.tar", tmp_path / "other", "--out", tmp_path / "c"), "000 is there twice"),
+        ("embed", (place / "000.tar", "--out", tmp_path / "no" / "c"), "--out"),
+        ("embed", (place / "009.tar", "--out", tmp_path / "c"), "009.tar"),
+        ("embed", (place / "000.tar", "--out", tmp_path / "foreign"), "is no table of open_clip_mdc"),
+    ]:
+        complaint = run(tool, place, *argv)
+        assert complaint and complaint.startswith("error: ") and words in complaint and "\n" not in complaint, complaint
+    assert not (tmp_path / "c").exists()
+
+
+# ---- engines and claims, with a function that needs no model
+
+TOY = '''
+import os, sys, time
+from argparse import Namespace
+from pathlib import Path
+from open_clip_mdc.tools.engine import make_each
+out, log, seconds, jobs, engine = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+def make(number):
+    def function(shard, part):
+        with open(log, "a") as file:
+            file.write(f"{shard}\\n")
+        for i in range(20):
+            with part.open("a" if i else "w") as file:
+                file.write(f"{shard} {i}\\n")
+            time.sleep(seconds / 20)
+    return function
+if __name__ == "__main__":
+    work = [(shard, out / f"{shard}.txt") for shard in range(8)]
+    found = list(make_each(make, work, Namespace(jobs=jobs, engine=engine)))
+    assert sorted(found) == [target for _, target in work], found
+'''
+
+
+def toy(folder: Path, seconds: float = 0.1, jobs: int = 1, engine: str = "local") -> subprocess.Popen:
+    script = folder / "toy.py"
+    script.write_text(TOY)
+    return subprocess.Popen([sys.executable, str(script), str(folder / "out"), str(folder / "log"), str(seconds),
+                             str(jobs), engine], stderr=subprocess.PIPE, text=True, cwd=folder)
+
+
+def ended(*processes) -> None:
+    for process in processes:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+
+
+def made(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted((folder / "out").glob("*.txt"))}
+
+
+WHOLE = {f"{shard}.txt": "".join(f"{shard} {i}\n" for i in range(20)) for shard in range(8)}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_two_runs_on_one_folder_share_the_work(tmp_path, jobs):
+    ended(*[toy(tmp_path, jobs=jobs) for _ in range(2)])
+    assert made(tmp_path) == WHOLE
+    assert sorted((tmp_path / "log").read_text().split()) == [str(i) for i in range(8)]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [".claims", *WHOLE]
+
+
+def test_whatever_is_killed_is_made_anew_by_who_waits_or_by_the_next_run(tmp_path):
+    first, second = toy(tmp_path, 0.4), toy(tmp_path, 0.4)
+    wait_for(lambda: len(list((tmp_path / "out").glob(".*.part"))) == 2)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    ended(second)
+    assert made(tmp_path) == WHOLE
+    begun = (tmp_path / "log").read_text().split()
+    assert len(begun) == 9 and set(begun) == set("01234567")  # only what was broken off was begun twice
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [".claims", *WHOLE]
+
+
+def test_workers_end_with_the_run_that_started_them(tmp_path):
+    run = toy(tmp_path, 0.5, jobs=2)
+    wait_for(lambda: len(list((tmp_path / "out").glob(".*.part"))) == 2)
+    run.kill()
+    run.wait()
+    wait_for(lambda: not holders(tmp_path / "out" / ".claims"))
+    time.sleep(0.3)
+    begun = (tmp_path / "log").read_text()
+    time.sleep(0.7)
+    assert (tmp_path / "log").read_text() == begun and len(made(tmp_path)) < 8
+    ended(toy(tmp_path, 0.02, jobs=2))
+    assert made(tmp_path) == WHOLE
+
+
+def holders(path: Path) -> list[str]:
+    """Processes that hold a lock in a file."""
+    inode = f":{path.stat().st_ino} "
+    return [line for line in Path("/proc/locks").read_text().splitlines() if inode in line]
+
+
+def wait_for(condition) -> None:
+    """Until it is so; the time-out only ends what hangs."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_fails_leaves_nothing_and_is_not_there(tmp_path):
+    claims = Claims(tmp_path / "out")
+
+    def write(part):
+        part.write_text("half")
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        claims.make("x", write, False)
+    assert [p.name for p in (tmp_path / "out").iterdir()] == [".claims"]
+    assert claims.make("x", lambda part: part.write_text("whole"), False)
+    assert claims.make("x", write, False)  # there already
+    assert (tmp_path / "out" / "x").read_text() == "whole"
+
+
+def test_a_killed_caption_run_resumes_with_each_row_once_and_equal_tables(place, tmp_path):
+    whole = tmp_path / "whole"
+    argv = ["caption", "--pretrained", str(place / "run"), "--device", "cpu", "--workers", "1", shards(place),
+            "--length", "4", "--temperature", "1"]
+    cli.main([*argv, "--out", str(whole)])
+    out = tmp_path / "killed"
+    process = subprocess.Popen([sys.executable, "-m", "open_clip_mdc", *argv, "--out", str(out)],
+                               stderr=subprocess.DEVNULL, cwd=REPO)
+    wait_for(lambda: list(out.glob("*.parquet")) or process.poll() is not None)
+    process.kill()
+    process.wait()
+    assert len(list(out.glob("*.parquet"))) < 5
+    cli.main([*argv, "--out", str(out)])
+    assert contents(out) == contents(whole)
+    keys = [key for path in sorted(out.glob("*.parquet")) for key in pq.read_table(path)["key"].to_pylist()]
+    assert keys == [f"key{i}" for _ in range(4) for i in range(5)]
+
+
+def test_ray_makes_what_local_processes_make(place, tmp_path):
+    pytest.importorskip("ray")
+    assert run("embed", place, shards(place), "--out", tmp_path / "local") is None
+    import ray
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
+    try:
+        whole = (place / "000.tar").read_bytes()
+        (tmp_path / "cut.tar").write_bytes(whole[:len(whole) // 2])
+        argv = (tmp_path / "cut.tar", shards(place), "--out", tmp_path / "ray", "--engine", "ray", "--jobs", 2)
+        complaint = run("embed", place, *argv)
+        assert complaint.startswith("error: 1 of 5 shards") and complaint.count("\n") == 1
+        assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+        complaint = run("embed", place, *argv, "--feature", "cls", "--jobs", "1")
+        assert "was made with feature gap, not cls" in complaint and "\n" not in complaint
+    finally:
+        ray.shutdown()
+
+
+def test_without_ray_one_line_says_how_to_get_it(place, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    complaint = run("embed", place, shards(place), "--out", tmp_path / "f", "--engine", "ray")
+    assert complaint == "error: --engine ray needs Ray: pip install 'open_clip_mdc[ray]'"

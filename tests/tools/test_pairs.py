@@ -1,0 +1,180 @@
+"""Claims about scores of a data set's own captions, and its filter.    pytest tests/tools/test_pairs.py"""
+import csv
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+from open_clip_train.data import get_dataset_size
+from PIL import Image
+
+from open_clip_mdc import checkpoints, register
+from open_clip_mdc import tools as cli
+from open_clip_mdc.data.csv_pairs import read_csv, split_csv
+from open_clip_mdc.data.shards import tar_writer
+from open_clip_mdc.scoring import mean_image
+
+pq = pytest.importorskip("pyarrow.parquet")
+WORDS = ["a red circle", "a blue square up above a star", "two stars", "a green star", "a circle left of a red square"]
+
+
+def picture(number: int) -> bytes:
+    noise = torch.randint(0, 256, (32, 32, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise.numpy()).save(buffer, "png")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A run, two shards of twenty images with one caption, but for some odd ones, and the same as a CSV file."""
+    register()
+    folder = tmp_path_factory.mktemp("pairs")
+    torch.manual_seed(1)
+    model = open_clip.create_model("MDC-ViT-Ti-8")
+    torch.nn.init.normal_(model.text.output.weight, std=0.3)
+    (folder / "run" / "checkpoints").mkdir(parents=True)
+    (folder / "run" / "params.txt").write_text("model: MDC-ViT-Ti-8\n")
+    torch.save({"state_dict": model.state_dict()}, folder / "run" / "checkpoints" / "epoch_1.pt")
+    (folder / "images").mkdir()
+    odd = {3: "a star\x1ea red  star\n", 5: "", 7: "a red star " * 40}
+    rows = []
+    for shard in range(2):
+        with tar_writer(folder / f"{shard:03d}.tar") as writer:
+            for i in range(20):
+                n = 20 * shard + i
+                text = odd.get(n, WORDS[n % 5])
+                sample = {"__key__": f"k{i}", "png": picture(n), "txt": text, "json": json.dumps({"n": n})}
+                writer.write({name: part for name, part in sample.items() if (n, name) != (6, "txt")})
+                (folder / "images" / f"{n}.png").write_bytes(picture(n))
+                rows += [(str(folder / "images" / f"{n}.png"), c) for c in text.split("\x1e") if n != 6]
+    with (folder / "pairs.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("n", "caption", "image"), *((i, c, path) for i, (path, c) in enumerate(rows))])
+    return folder
+
+
+def score(place: Path, *argv) -> str | None:
+    """The tool's complaint, None if it has none."""
+    try:
+        cli.main(["score", "--pretrained", str(place / "run"), "--device", "cpu", "--workers", "0", *map(str, argv)])
+    except SystemExit as end:
+        return end.code
+    return None
+
+
+def tables(folder: Path) -> list[dict]:
+    return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def scored(place, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("scored") / "scores"
+    assert score(place, "--pairs", f"{place}/{{000..001}}.tar", "--out", out, "--alpha", 0.5, "--batch-size", 8) is None
+    return out
+
+
+def test_every_caption_has_the_score_that_the_model_gives_it_alone(place, scored):
+    rows = tables(scored)
+    model, transform, tokenizer = checkpoints.load(str(place / "run"))
+    image = torch.stack([transform(Image.open(io.BytesIO(picture(n)))) for n in range(40)])
+    blind = mean_image(model, [image])
+    expected = [(n, c) for n in range(40) for c in {
+        3: ["a star", "a red star"], 5: [], 6: [], 7: [" ".join(["a red star"] * 40)]}.get(n, [WORDS[n % 5]])]
+    assert [(row["key"], row["caption"]) for row in rows] == [(f"k{n % 20}", c) for n, c in expected]
+    for row, (n, caption) in zip(rows, expected, strict=True):
+        if n == 7:
+            assert {row[name] for name in ("score", "blind", "debiased", "num_tokens")} == {None}
+            continue
+        text = tokenizer([caption])
+        plain = float(model.log_likelihood(image[n:n + 1], text))
+        prior = float(model.log_likelihood(None, text[None], blind=blind))
+        assert row["score"] == pytest.approx(plain, abs=1e-3) and row["blind"] == pytest.approx(prior, abs=1e-3)
+        assert row["debiased"] == pytest.approx(plain - 0.5 * prior, abs=2e-3)
+        assert row["num_tokens"] == len(tokenizer.encode(caption)) + 1  # EOT is scored, too
+
+
+def test_a_csv_file_is_scored_in_parts_as_its_shards_are(place, scored, tmp_path, monkeypatch):
+    from open_clip_mdc.tools import pairs
+    monkeypatch.setattr(pairs, "split_csv", lambda path: split_csv(path, 16))
+    assert score(place, "--pairs", place / "pairs.csv", "--out", tmp_path / "s", "--alpha", 0.5, "--blind-images",
+                 place / "images") is None
+    assert sorted(p.name for p in (tmp_path / "s").glob("*.parquet")) == [f"pairs-0000{i}.parquet" for i in range(3)]
+    rows, wanted = tables(tmp_path / "s"), tables(scored)
+    assert [row["caption"] for row in rows] == [row["caption"] for row in wanted]
+    for row, one in zip(rows, wanted, strict=True):
+        assert row["score"] == (one["score"] and pytest.approx(one["score"], abs=1e-3))
+
+
+def test_the_parts_of_a_csv_file_are_its_rows_whatever_is_quoted(tmp_path):
+    rows = [(f"{i}.png", f'line\n"{i}", é\r\n' * (i % 3)) for i in range(23)] + [("0.png", "again")]
+    with (tmp_path / "p.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("image", "caption"), *rows])
+    for size in (1, 5, 24, 100):
+        parts = split_csv(tmp_path / "p.csv", size)
+        found = [row for part in parts for row in read_csv(part)]
+        assert [(str(path.name), caption) for _, path, caption in found] == rows
+        assert len(parts) == -(-24 // size) and (size < 24 or found[-1][0] == "0.png#23")
+
+
+def test_the_share_that_is_kept_is_the_best_by_debiased_score(place, scored, tmp_path, capsys):
+    argv = ("--pairs", f"{place}/{{000..001}}.tar", "--out", scored, "--alpha", 0.5, "--top", 0.3, "--out-shards",
+            tmp_path / "kept")
+    assert score(place, *argv) is None
+    rows = [(path.stem, row["key"], row["caption"], row["debiased"]) for path in sorted(scored.glob("*.parquet"))
+            for row in pq.read_table(path).to_pylist() if row["debiased"] is not None]
+    best = sorted(rows, key=lambda row: -row[-1])[:round(0.3 * len(rows))]
+    assert f"{len(best)} captions of" in capsys.readouterr().out
+    found = []
+    for shard in ("000", "001"):
+        with tarfile.open(tmp_path / "kept" / f"{shard}.tar") as tar:
+            content = {m.name: tar.extractfile(m).read() for m in tar.getmembers()}
+        for name in content:
+            key, suffix = name.split(".")
+            if suffix == "json":
+                n = json.loads(content[name])["n"]
+                assert content[f"{key}.png"] == picture(n) and n // 20 == int(shard)
+                found += [(shard, f"k{n % 20}", c) for c in content[f"{key}.txt"].decode().split("\x1e")]
+    assert sorted(found) == sorted(row[:3] for row in best)
+    assert get_dataset_size(f"{tmp_path}/kept/{{000..001}}.tar") == (len({row[:2] for row in best}), 2)
+    before = {p: p.read_bytes() for p in (tmp_path / "kept").iterdir()}
+    (tmp_path / "kept" / "001.tar").unlink()
+    assert score(place, *argv) is None and {p: p.read_bytes() for p in (tmp_path / "kept").iterdir()} == before
+    complaint = score(place, *argv[:-4], "--top", 0.5, *argv[-2:])
+    assert "give another --out-shards" in complaint and "\n" not in complaint
+
+
+def test_what_a_csv_file_keeps_becomes_shards_too(place, tmp_path):
+    assert score(place, "--pairs", place / "pairs.csv", "--out", tmp_path / "s", "--top", 1, "--out-shards",
+                 tmp_path / "kept") is None
+    with tarfile.open(tmp_path / "kept" / "pairs-00000.tar") as tar:
+        content = {m.name: tar.extractfile(m).read() for m in tar.getmembers()}
+    scored = [row for row in tables(tmp_path / "s") if row["debiased"] is not None]
+    assert sum(name.endswith("txt") for name in content) == len(scored)
+    for row, name in zip(scored, sorted(name for name in content if name.endswith("txt")), strict=True):
+        assert content[name].decode() == row["caption"]
+        assert content[name.replace("txt", "png")] == Path(row["key"].split("#")[0]).read_bytes()
+
+
+def test_bad_input_is_named_in_one_line(place, tmp_path):
+    (tmp_path / "x.csv").write_text("file,text\na,b\n")
+    (tmp_path / "empty.csv").write_text("image,caption\n")
+    (tmp_path / "c.txt").write_text("a star\n")
+    shard = place / "000.tar"
+    for argv, words in [
+        ((), "give --images and --captions"),
+        (("--images", place / "images"), "give --images and --captions"),
+        (("--pairs", shard, "--captions", tmp_path / "c.txt"), "give --images and --captions"),
+        (("--pairs", shard, "--out", tmp_path / "s.csv"), "of --pairs it is a folder"),
+        (("--pairs", tmp_path / "x.csv"), "no column 'image'"),
+        (("--pairs", tmp_path / "empty.csv"), "has no row"),
+        (("--pairs", tmp_path / "none.csv"), "none.csv"),
+        (("--pairs", place / "images"), "a folder of images has no captions"),
+        (("--pairs", shard, "--top", "0.3"), "--top and --out-shards go together"),
+        (("--images", place / "images", "--captions", tmp_path / "c.txt", "--top", "0.3"), "are for --pairs"),
+    ]:
+        complaint = score(place, *(argv if "--out" in argv else (*argv, "--out", tmp_path / "s")))
+        assert complaint.startswith("error: ") and words in complaint and "\n" not in complaint, complaint
+    assert not (tmp_path / "s").exists()
