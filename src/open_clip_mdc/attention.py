@@ -1,4 +1,4 @@
-"""Where in the image a word comes from: the decoder's cross-attention and a gradient, at the step that revealed it.
+"""Where in the image a word comes from: the decoder's cross-attention at the step that revealed it.
 
 A decoded caption is replayed (Eq. 6): for each token that the model chose, the caption as the decoder saw it then. The
 paper shows no such maps; they are read from its decoder (Fig. 2) as it is.
@@ -24,7 +24,6 @@ class WordMaps(NamedTuple):
 
     position: Tensor  # long [T], of the tokens in the caption
     attention: Tensor  # float32 [T, K, H, P], what the patches get; sums to one over P
-    gradient: Tensor  # float32 [T, P], of the token's log-probability by a patch's feature, times the feature, summed
 
 
 @contextmanager
@@ -45,10 +44,10 @@ def attention_weights(query: Tensor, key: Tensor) -> Tensor:
 
     Args:
         query: [T, W].
-        key: of the image of each token, [T, H, P, W / H].
+        key: of the image, [H, P, W / H].
     """
-    query = query.unflatten(-1, (key.shape[1], -1))
-    return (torch.einsum("thw,thpw->thp", query, key) * key.shape[-1] ** -0.5).softmax(-1)
+    query = query.unflatten(-1, (len(key), -1))
+    return (torch.einsum("thw,hpw->thp", query, key) * key.shape[-1] ** -0.5).softmax(-1)
 
 
 def replay(text: Tensor, step: Tensor, vocab_size: int, causal: bool) -> tuple[Tensor, Tensor]:
@@ -65,6 +64,7 @@ def replay(text: Tensor, step: Tensor, vocab_size: int, causal: bool) -> tuple[T
     return position, texts
 
 
+@torch.no_grad()
 def word_maps(model: Captioner, image: Tensor, decoded: Decoded) -> list[WordMaps]:
     """The maps of each image's caption.
 
@@ -75,28 +75,22 @@ def word_maps(model: Captioner, image: Tensor, decoded: Decoded) -> list[WordMap
     Returns:
         B `WordMaps`.
     """
-    with torch.no_grad():
-        image_embs = model.encode_image_tokens(image).float()
     lengths = caption_lengths(decoded.text, model.vocab_size).tolist()
-    return [_maps_of_one(model, embs, text[:n], step[:n])
-            for embs, text, step, n in zip(image_embs, decoded.text, decoded.step, lengths, strict=True)]
+    return [_maps_of_one(model, embs, text[:n], step[:n]) for embs, text, step, n in zip(
+        model.encode_image_tokens(image).split(1), decoded.text, decoded.step, lengths, strict=True)]
 
 
-@torch.enable_grad()
 def _maps_of_one(model: Captioner, image_embs: Tensor, text: Tensor, step: Tensor) -> WordMaps:
-    """Args: image_embs [P, D]; text and step, long [L]."""
+    """Args: image_embs [1, P, D]; text and step, long [L]."""
     position, texts = replay(text, step, model.vocab_size, model.causal)
     rows, length = texts.shape
     place = torch.arange(rows, device=text.device) * length + position
-    own = image_embs.expand(rows, -1, -1).clone().requires_grad_()  # each token has a gradient of its own
-    image_kv = model.text.project_image(own)
+    image_kv = model.text.project_image(image_embs)
     with recorded_queries(model.text) as queries:
-        logits = model.token_logits(image_kv, [length] * rows)(texts, place)
-    attention = [attention_weights(q[place - int(model.causal)], k)
-                 for q, (k, _) in zip(queries, image_kv, strict=True)]
-    log_prob = logits.log_softmax(1).gather(1, text[position, None])
-    gradient, = torch.autograd.grad(log_prob.sum(), own)
-    return WordMaps(position, torch.stack(attention, 1).detach(), (gradient * own).sum(-1).detach())
+        model.token_logits(image_kv, [length] * rows)(texts, place)
+    return WordMaps(position, torch.stack([
+        attention_weights(q[place - int(model.causal)], key[0])
+        for q, (key, _) in zip(queries, image_kv, strict=True)], 1))
 
 
 def principal_components(image_embs: Tensor, count: int = 3) -> Tensor:

@@ -41,7 +41,7 @@ STYLE = """
 .tile img { display: block; border-radius: 0; image-rendering: pixelated; }
 .features { image-rendering: pixelated; margin-top: 0.6rem; }
 @media (max-width: 44rem) { .maps > div:first-child { display: grid; grid-template-columns: 1fr 1fr; gap: 0.6rem; }
-  .features { margin-top: 0; } .words li { width: 5.25rem; } }
+  .features { margin-top: 0; } .words li { width: 4.6rem; } }
 """
 
 
