@@ -30,9 +30,10 @@ from ..data.files import new_file
 from ..data.pictures import Pictures
 from ..data.shards import find_shards
 from ..integration import register
+from ..pretrained import default_device
 from ..vq import PREFIX, VQ, VQTower, make_decoder
 from . import taming
-from .common import default_device, need_folder
+from .common import need_folder
 
 HELD_OUT = 256  # images, the first ones, that are not trained on
 SHOWN = 16
