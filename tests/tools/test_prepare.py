@@ -340,6 +340,22 @@ def test_recaptioned_text_stands_in_for_the_alt_text_and_what_has_none_is_counte
             assert content[name.replace("json", "txt")].decode() == f"A long text about {key}."
 
 
+def test_shards_as_the_data_sets_own_readme_makes_them_have_the_text_in_key_txt(tmp_path, capsys):
+    """img2dataset --caption_col re_caption: KEY.txt is the re_caption, which KEY.json calls caption."""
+    content = {}
+    for i in range(4):
+        meta = {"key": f"k{i}", "caption": f"A long text\nabout {i}.", "org_caption": "alt text"}
+        content |= {f"k{i}.jpg": picture(i), f"k{i}.txt": b"" if i == 3 else meta["caption"].encode(),
+                    f"k{i}.json": json.dumps(meta).encode()}
+    write_tar(tmp_path / "recap" / "0.tar", content)
+    tool("recap", "--shards", tmp_path / "recap" / "0.tar", "--pairs", 3, "--out", tmp_path / "out")
+    printed = capsys.readouterr().out
+    assert "the text of 1 of 1 shards is their KEY.txt" in printed and "1 samples left out: no re_caption" in printed
+    written = members(tmp_path / "out" / "00000.tar")
+    assert [written[name].decode() for name in sorted(written) if name.endswith("txt")] == [
+        f"A long text about {i}." for i in range(3)]
+
+
 def test_smaller_subsets_are_the_first_shards_of_larger_ones_and_the_seed_orders_them(recap):
     small, large = contents(draw(recap, 5, "small")), contents(draw(recap, 14, "large"))
     assert list(large) == ["00000.tar", "00001.tar", "00002.tar", "00003.tar"]

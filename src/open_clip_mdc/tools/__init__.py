@@ -11,6 +11,7 @@ from . import flags
 
 TOOLS = {
     "scenes": "render the built-in synthetic data set",
+    "fetch": "download the data sets of the paper, or say how to get them",
     "prepare": "write shards of COCO, Flickr30k, Flickr8k, CUB-200, Recap-DataComp to train and test on",
     "lengths": "count the tokenised caption lengths of webdatasets (Fig. 3)",
     "caption": "caption images: JSONL, and a page that shows how; or parquet tables of shards",

@@ -5,6 +5,7 @@ import os
 from .common import add_engine, add_images, add_model, positive
 
 KARPATHY = ("coco", "flickr30k", "flickr8k")
+FETCHED = ("coco", "flickr8k", "flickr30k", "cc3m", "cc12m", "recap", "sugar_crepe", "aro", "cub")
 QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"
 
 
@@ -70,6 +71,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     recap.add_argument("--pairs", type=positive, required=True, help="at least so many, to the end of a shard")
     recap.add_argument("--seed", type=int, default=0, help="of the order of shards (default: %(default)s)")
     add_engine(recap)
+
+
+def fetch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", choices=FETCHED, help="data set")
+    parser.add_argument("--out", required=True, help="folder to download to")
+    parser.add_argument("--print", action="store_true", help="download nothing: addresses, sizes, licence, commands")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,218 @@
+"""Downloads the data sets of the paper, or says how to get those that no plain download gives.
+
+    open_clip_mdc fetch coco --out data/coco
+    open_clip_mdc fetch recap --out data/recap --print       # only says what there is and what to run
+
+A download that breaks off resumes, also in a later run, as long as the server's file is the same; it appears under its
+name when it is whole and has the right checksum, where one is published. Checksums: COCO's of LAVIS, Flickr8k's of
+mlverse, CUB's of CaltechDATA, SugarCrepe's of the commit in its address.
+"""
+import argparse
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import requests
+from tqdm import tqdm
+
+TRIES = 5  # without a new byte
+TIMEOUT = 60  # seconds without an answer
+
+
+class File(NamedTuple):
+    url: str
+    size: str = ""  # about
+    checksum: str | None = None  # ALGORITHM:HEX
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+
+class Source(NamedTuple):
+    licence: str
+    files: tuple[File, ...] = ()
+    commands: tuple[str, ...] = ()  # by hand, then; OUT is the folder
+
+
+COCO, SUGAR_CREPE = "http://images.cocodataset.org/zips", "https://raw.githubusercontent.com/RAIVNLab/sugar-crepe"
+KARPATHY = File("https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip")
+FLICKR8K = "https://github.com/jbrownlee/Datasets/releases/download/Flickr8k"
+IMG2DATASET = ("img2dataset --url_list %s --input_format %s --url_col url --caption_col %s --output_format webdataset "
+               "--output_folder OUT/shards --image_size 256 --resize_mode keep_ratio --resize_only_if_bigger True "
+               "--processes_count 16 --thread_count 64")
+SOURCES = {
+    "coco": Source(
+        "captions CC BY 4.0; the photographs stay under Flickr's terms",
+        (File(f"{COCO}/train2014.zip", "13 GB", "md5:0da8c0bd3d6becc4dcb32757491aca88"),
+         File(f"{COCO}/val2014.zip", "6 GB", "md5:a3d79f5ed8d289b7a7554ce06a5782b3"), KARPATHY),
+        ("for f in OUT/*.zip; do unzip -q -d OUT $f; done",
+         "open_clip_mdc prepare coco --images OUT --annotations OUT/dataset_coco.json --out OUT/shards")),
+    "flickr8k": Source(
+        "non-commercial research and education; the photographs stay under Flickr's terms",
+        (File(f"{FLICKR8K}/Flickr8k_Dataset.zip", "1 GB", "md5:f18a1e2920de5bd84dae7cf08ec78978"), KARPATHY),
+        ("for f in OUT/*.zip; do unzip -q -d OUT $f; done",
+         "open_clip_mdc prepare flickr8k --images OUT/Flicker8k_Dataset --annotations OUT/dataset_flickr8k.json "
+         "--out OUT/shards")),
+    "flickr30k": Source(
+        "non-commercial research and education, on request; the photographs stay under Flickr's terms",
+        (KARPATHY,),
+        ("# ask for flickr30k-images.tar.gz: https://forms.illinois.edu/sec/229675; then",
+         "tar -xf flickr30k-images.tar.gz -C OUT && unzip -q -d OUT OUT/caption_datasets.zip",
+         "open_clip_mdc prepare flickr30k --images OUT/flickr30k-images --annotations OUT/dataset_flickr30k.json "
+         "--out OUT/shards")),
+    "cc3m": Source(
+        "any use, with acknowledgement of Google LLC as the source of the data",
+        commands=("# get Train_GCC-training.tsv: https://ai.google.com/research/ConceptualCaptions/download; then",
+                  "sed -i '1s/^/caption\\turl\\n/' Train_GCC-training.tsv",
+                  IMG2DATASET % ("Train_GCC-training.tsv", "tsv", "caption"))),
+    "cc12m": Source(
+        "any use, with acknowledgement of Google LLC as the source of the data",
+        (File("https://storage.googleapis.com/conceptual_12m/cc12m.tsv", "2.6 GB"),),
+        ("(printf 'url\\tcaption\\n'; cat OUT/cc12m.tsv) > OUT/cc12m-named.tsv",
+         IMG2DATASET % ("OUT/cc12m-named.tsv", "tsv", "caption"))),
+    "recap": Source(
+        "CC BY 4.0",
+        commands=("hf download UCSC-VLAA/Recap-DataComp-1B --repo-type dataset --include 'data/train_data/*' "
+                  "--local-dir OUT",
+                  IMG2DATASET % ("OUT/data/train_data", "parquet", "re_caption"),
+                  "open_clip_mdc prepare recap --shards 'OUT/shards/{00000..99999}.tar' --pairs 10000000 "
+                  "--out OUT/recap-10M")),
+    "sugar_crepe": Source(
+        "MIT; captions and photographs are COCO's",
+        (*(File(f"{SUGAR_CREPE}/0047054b243992f0fad63d6f64f7544862daf846/data/{name}.json", "", f"sha256:{checksum}")
+           for name, checksum in (
+            ("add_att", "012d88d729693d193760e6f3393b06a1cf874380a9db0062e937201199fe044d"),
+            ("add_obj", "1b9d76b93139a937b8dc1ada92a4f05ecc821bb3c291d752428bafadd4bb0682"),
+            ("replace_att", "9fe55fd4c0a9ad1f85d486d9f6d0215b41f867eb025026e7f7b5ce44352545ee"),
+            ("replace_obj", "9d299600639947e9d15281a9ded1382b376cf4ea088a8d08a1314bfe76e81898"),
+            ("replace_rel", "356bcc2fc4c6aed3f4d9fd50acc58489bb1fe70c28791f9368d4cbf9ea39cdc9"),
+            ("swap_att", "7a7ce04e5c4c80412b48c6f0c1347fb1a2f5d54c0be6aa429b64d390e442f8d0"),
+            ("swap_obj", "073cdb8e253d053614e80710834d9773b09dbc1dd0a412f6f9492262caa1dcad"))),
+         File(f"{COCO}/val2017.zip", "816 MB", "md5:442b8da7639aecaf257c1dceb8ba8c80")),
+        ("unzip -q -d OUT OUT/val2017.zip",)),
+    "aro": Source(
+        "MIT; captions and photographs are Visual Genome's, COCO's and Flickr30k's",
+        tuple(File(f"https://storage.googleapis.com/sfr-vision-language-research/datasets/{name}.json")
+              for name in ("coco_karpathy_test", "flickr30k_test")),
+        ("gdown 1kX2iCHEv0CADL8dSO1nMdW-V0NqIAiP3 -O OUT/visual_genome_relation.json",
+         "gdown 13tWvOrNOLHxl3Rm9cR3geAdHx2qR3-Tw -O OUT/visual_genome_attribution.json",
+         "gdown 1qaPlrwhGNMrR3a11iopZUT_GPP_LrgP9 -O OUT/vgr_vga_images.zip && unzip -q -d OUT "
+         "OUT/vgr_vga_images.zip",
+         "# the Order tests show COCO's val2014 and Flickr30k's images: fetch coco, fetch flickr30k")),
+    "cub": Source(
+        "non-commercial research and education; the photographs belong to who took them",
+        (File("https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz", "",
+              "md5:97eceeb196236b17998738112f37df78"),),
+        ("tar -xf OUT/CUB_200_2011.tgz -C OUT",
+         "gdown 0B0ywwgffWnLLZW9uVHNjb2JmNlE -O OUT/cvpr2016_cub.tar.gz && tar -xf OUT/cvpr2016_cub.tar.gz -C OUT",
+         "open_clip_mdc prepare cub --images OUT/CUB_200_2011/images --captions OUT/cvpr2016_cub/text_c10 "
+         "--split reed --classes OUT/cvpr2016_cub/trainvalclasses.txt OUT/cvpr2016_cub/testclasses.txt "
+         "--out OUT/shards")),
+}
+
+
+def open_rest(url: str, part: Path) -> requests.Response:
+    """The server's answer with what comes after the bytes that are there. Raises OSError."""
+    start = part.stat().st_size if part.exists() else 0
+    answer = requests.get(url, stream=True, timeout=TIMEOUT, headers={
+        "Accept-Encoding": "identity", **({"Range": f"bytes={start}-"} if start else {})})
+    if answer.status_code != 416:  # that is all of it
+        answer.raise_for_status()
+    return answer
+
+
+def identity(answer: requests.Response) -> str:
+    """What tells this file of the server from another under the same address."""
+    known = [answer.url, *(answer.headers.get(name, "") for name in ("ETag", "Last-Modified", "Content-Length"))]
+    return hashlib.sha256("\n".join(known).encode()).hexdigest()[:12]
+
+
+def append(answer: requests.Response, part: Path, bar: tqdm) -> None:
+    """Writes what comes, from the place that the answer begins at. Raises OSError where it breaks off."""
+    if answer.status_code == 416:
+        return
+    with part.open("ab" if answer.status_code == 206 else "wb") as file:
+        bar.n = file.tell()
+        for block in answer.iter_content(2 ** 16):
+            bar.update(file.write(block))
+
+
+def download(file: File, folder: Path) -> Path:
+    """The file, unless it is there.
+
+    Raises:
+        OSError: the server does not give it, or breaks off again and again; what came is kept.
+        ValueError: it came whole with another checksum or size; it is removed.
+    """
+    target, tries, size = folder / file.name, 0, -1
+    if target.exists():
+        return target
+    with requests.get(file.url, stream=True, timeout=TIMEOUT, headers={"Accept-Encoding": "identity"}) as head:
+        head.raise_for_status()
+        part = folder / f".{file.name}.{identity(head)}.part"
+        length = head.headers.get("Content-Length")
+    with tqdm(total=length and int(length), desc=file.name, unit="B", unit_scale=True) as bar:
+        while True:
+            try:
+                with open_rest(file.url, part) as answer:
+                    append(answer, part, bar)
+                break
+            except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as problem:
+                before, size = size, part.stat().st_size if part.exists() else 0
+                tries = 0 if size > before else tries + 1
+                if tries == TRIES:
+                    raise OSError(f"{file.url} broke off {TRIES} times at byte {size}; the same command resumes: "
+                                  f"{problem}") from problem
+                time.sleep(tries)
+    problem = find_problem(file, part, length)
+    if problem:
+        part.unlink()
+        raise ValueError(f"{file.url} {problem}: it is removed; fetch it again")
+    os.replace(part, target)
+    return target
+
+
+def find_problem(file: File, part: Path, length: str | None) -> str | None:
+    """Why a whole download is not the file that it should be."""
+    if length is not None and part.stat().st_size != int(length):
+        return f"has {part.stat().st_size} bytes, not {length}"
+    if file.checksum:
+        algorithm, _, wanted = file.checksum.partition(":")
+        state = hashlib.new(algorithm)
+        with part.open("rb") as stream:
+            while block := stream.read(2 ** 20):
+                state.update(block)
+        if (found := state.hexdigest()) != wanted:
+            return f"has the {algorithm} {found}, not {wanted}"
+    return None
+
+
+def describe(source: Source, out: str) -> str:
+    """What `--print` says."""
+    lines = [f"licence: {source.licence}"]
+    lines += [" ".join(filter(None, [file.url, file.size and f"({file.size})", file.checksum or "(no checksum known)"]))
+              for file in source.files]
+    return "\n".join([*lines, *commands(source, out)])
+
+
+def commands(source: Source, out: str) -> list[str]:
+    """What is left to do by hand."""
+    return [command.replace("OUT", out) for command in source.commands]
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run `open_clip_mdc fetch`."""
+    source = SOURCES[args.source]
+    if args.print:
+        print(describe(source, args.out))
+        return
+    folder = Path(args.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"licence: {source.licence}")
+    for file in source.files:
+        print(download(file, folder))
+    if source.commands:
+        print("\n".join(["then:", *commands(source, args.out)]))

@@ -1,0 +1,154 @@
+"""Claims about downloads, from a server of our own.    pytest tests/tools/test_fetch.py"""
+import hashlib
+import http.server
+import re
+import shlex
+import threading
+
+import pytest
+import requests
+
+from open_clip_mdc import tools as cli
+from open_clip_mdc.tools import fetch, flags
+
+CONTENT = bytes(range(256)) * 20_000
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Breaks off after `cut` bytes of an answer, as long as there are `cuts`; notes what was asked."""
+
+    cuts, cut, ranges, asked, etag = 0, 3_000_000, True, [], "one"
+
+    def do_GET(self):
+        kind = type(self)
+        if self.path == "/none":
+            return self.send_error(404)
+        start = int(self.headers["Range"][6:-1]) if self.headers.get("Range") and kind.ranges else 0
+        kind.asked.append(start)
+        if start == len(CONTENT):
+            return self.send_error(416)
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", len(CONTENT) - start)
+        self.send_header("ETag", kind.etag)
+        self.end_headers()
+        body = CONTENT[start:]
+        if kind.cuts:
+            kind.cuts -= len(kind.asked) > 1  # the first question is about the headers
+            body = body[:kind.cut]
+        try:
+            self.wfile.write(body)
+        except ConnectionError:  # who only wants the headers closes
+            pass
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """The handler, its address, and the row of a data set there."""
+    handler = type("Handler", (Server,), {"asked": []})
+    service = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=service.serve_forever, daemon=True).start()
+    handler.url = f"http://127.0.0.1:{service.server_port}/file.zip"
+    file = fetch.File(handler.url, "5 MB", f"md5:{hashlib.md5(CONTENT).hexdigest()}")
+    monkeypatch.setitem(fetch.SOURCES, "coco", fetch.Source("CC BY 4.0", (file,), ("unzip OUT/file.zip",)))
+    monkeypatch.setattr(fetch.time, "sleep", lambda seconds: None)
+    yield handler
+    service.shutdown()
+    service.server_close()
+
+
+def get(out, *argv) -> str | None:
+    """The tool's complaint, None if it has none."""
+    try:
+        cli.main(["fetch", "coco", "--out", str(out), *argv])
+    except SystemExit as end:
+        return end.code
+    return None
+
+
+def test_a_file_comes_whole_and_is_not_fetched_again(server, tmp_path, capsys):
+    assert get(tmp_path / "new" / "coco") is None
+    assert (tmp_path / "new" / "coco" / "file.zip").read_bytes() == CONTENT
+    printed = capsys.readouterr().out
+    assert "licence: CC BY 4.0" in printed and f"unzip {tmp_path}/new/coco/file.zip" in printed
+    asked = len(server.asked)
+    assert get(tmp_path / "new" / "coco") is None and len(server.asked) == asked
+    assert [p.name for p in (tmp_path / "new" / "coco").iterdir()] == ["file.zip"]
+
+
+def test_a_connection_that_breaks_off_resumes_where_it_was(server, tmp_path):
+    server.cuts, server.cut = 2, 2 ** 21
+    assert get(tmp_path) is None
+    assert (tmp_path / "file.zip").read_bytes() == CONTENT
+    assert server.asked == [0, 0, 2 ** 21, 2 ** 22]
+
+
+def test_what_came_is_kept_for_the_next_run_unless_the_servers_file_is_another(server, tmp_path, monkeypatch):
+    server.cuts, server.cut = 100, 0
+    assert "broke off 5 times at byte 0; the same command resumes" in get(tmp_path)
+    server.cut, server.asked = 2 ** 20, []
+    monkeypatch.setattr(fetch, "TRIES", 1)
+    monkeypatch.setattr(fetch, "append", cut_after(fetch.append, 3))
+    complaint = get(tmp_path)
+    assert "at byte 3145728" in complaint and "\n" not in complaint
+    assert not (tmp_path / "file.zip").exists()
+    monkeypatch.undo()
+    file = fetch.File(server.url)
+    server.cuts, server.asked = 0, []
+    fetch.download(file, tmp_path)
+    assert server.asked == [0, 3 * 2 ** 20] and (tmp_path / "file.zip").read_bytes() == CONTENT
+    (tmp_path / "file.zip").rename(tmp_path / f".file.zip.{'0' * 12}.part")  # of another file
+    server.etag, server.asked = "two", []
+    fetch.download(file, tmp_path)
+    assert server.asked == [0, 0] and (tmp_path / "file.zip").read_bytes() == CONTENT
+
+
+def cut_after(append, times: int):
+    """`append`, which after so many answers finds the line dead."""
+    calls = []
+
+    def dying(*args):
+        calls.append(args)
+        if len(calls) > times:
+            raise requests.ConnectionError("dead")
+        append(*args)
+    return dying
+
+
+def test_a_server_without_ranges_sends_all_of_it_again(server, tmp_path):
+    server.cuts, server.ranges = 1, False
+    assert get(tmp_path) is None
+    assert (tmp_path / "file.zip").read_bytes() == CONTENT and server.asked == [0, 0, 0]
+
+
+def test_a_wrong_checksum_and_a_missing_file_are_one_line_and_leave_nothing(server, tmp_path, monkeypatch):
+    wrong = fetch.File(server.url, "", "md5:" + "0" * 32)
+    missing = fetch.File(server.url.replace("file.zip", "none"))
+    for file, words in ((wrong, "has the md5 "), (missing, "404")):
+        monkeypatch.setitem(fetch.SOURCES, "coco", fetch.Source("any", (file,)))
+        complaint = get(tmp_path)
+        assert complaint.startswith("error: ") and words in complaint and "\n" not in complaint
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", fetch.SOURCES)
+def test_print_says_what_there_is_and_fetches_nothing(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(requests, "get", lambda *args, **kwargs: pytest.fail("a download"))
+    cli.main(["fetch", name, "--out", str(tmp_path / "x"), "--print"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("licence: ") and not list(tmp_path.iterdir())
+    assert "OUT" not in printed and "{out}" not in printed
+    for url in re.findall(r"https?://\S+", printed):
+        assert re.fullmatch(r"https?://[\w.-]+/[\w./-]+[;,]?", url), url
+    for command in re.findall(r"^open_clip_mdc (.*)", printed, re.MULTILINE):
+        assert cli.parse(shlex.split(command)).tool == "prepare"
+
+
+def test_the_flag_names_the_rows_of_the_table():
+    assert tuple(fetch.SOURCES) == flags.FETCHED
+    for source in fetch.SOURCES.values():
+        for file in source.files:
+            algorithm, _, checksum = (file.checksum or "md5:" + "0" * 32).partition(":")
+            assert len(checksum) == 2 * hashlib.new(algorithm).digest_size and re.fullmatch("[0-9a-f]+", checksum)
