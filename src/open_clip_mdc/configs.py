@@ -26,7 +26,8 @@ TIMM_VITS = ("vit_", "vitamin_", "eva", "deit", "beit")
 def intervals() -> dict[tuple[float, float], str]:
     """Table 5: pattern of each interval of t, widest first."""
     rows = {(row["t_min"], row["t_max"]): pattern for pattern, row in ROWS.items()
-            if pattern.startswith("MDC-") and row["loss_weight"] == "inverse_t" and "condition_drop" not in row}
+            if pattern.startswith("MDC-") and row["loss_weight"] == "inverse_t"
+            and not row.keys() & {"condition_drop", "regions"}}
     return dict(sorted(rows.items()))
 
 

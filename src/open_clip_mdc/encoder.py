@@ -1,7 +1,7 @@
 """Image towers: an image becomes normalised patch tokens, what the decoder attends to (Sec. 3.2, Fig. 2).
 
-Everything that depends on the kind of tower stands here. `visual` is OpenCLIP's VisionTransformer, its TimmModel or a
-VQTower, as `build` makes it; a checkpoint holds it under that name.
+Everything that depends on the kind of tower stands here. `visual` is OpenCLIP's VisionTransformer, its TimmModel, a
+VQTower, or a RegionTower around one of the first two, as `build` makes it; a checkpoint holds it under that name.
 
 Dimensions: B images, P patches, D width.
 """
@@ -13,20 +13,24 @@ from open_clip.model import CLIPVisionCfg, _build_vision_tower
 from open_clip.timm_model import TimmModel
 from torch import Tensor, nn
 
+from .regions import RegionTower
 from .vq import PREFIX, VQCfg, VQTower
 
 
 def build(vision_cfg: CLIPVisionCfg, quick_gelu: bool = False, cast_dtype: torch.dtype | None = None,
-          vq_cfg: dict | None = None) -> nn.Module:
+          vq_cfg: dict | None = None, regions: int = 1) -> nn.Module:
     """A tower that gives all its patch tokens after its last norm and has no parameter beyond what they need.
 
     Args:
         vq_cfg: makes it a VQTower, of which `vision_cfg` says the size of images and patches and the width.
+        regions: g of a RegionTower, whose tiles have `vision_cfg.image_size`; 1 is the tower itself.
 
     Raises:
-        ValueError: the tower is no ViT, or a VQTower's sizes do not fit.
+        ValueError: the tower is no ViT, a VQTower's sizes do not fit, or there is no such grid.
     """
     if vq_cfg is not None:
+        if regions != 1:
+            raise ValueError("caption_cfg.regions is for ViTs; this image tower is a VQ-VAE")
         return VQTower(VQCfg(**vq_cfg), vision_cfg.image_size, vision_cfg.patch_size, vision_cfg.width)
     tokens = dict(output_tokens=True, pool_type="avg", attentional_pool=False, final_ln_after_pool=False,
                   timm_pool="", timm_proj="none")
@@ -38,7 +42,7 @@ def build(vision_cfg: CLIPVisionCfg, quick_gelu: bool = False, cast_dtype: torch
         raise ValueError(f"vision_cfg.layers is {vision_cfg.layers}, a ResNet, which has no patch tokens: give a ViT's")
     else:
         visual.proj = None  # an unused parameter stops DDP at the second step
-    return visual
+    return visual if regions == 1 else RegionTower(visual, regions, width(visual))
 
 
 def load(visual: nn.Module, state_dict: dict[str, Tensor]) -> bool:
@@ -58,6 +62,8 @@ def load(visual: nn.Module, state_dict: dict[str, Tensor]) -> bool:
 
 def width(visual: nn.Module) -> int:
     """D of the patch tokens."""
+    if isinstance(visual, RegionTower):
+        return width(visual.tower)
     return visual.trunk.num_features if isinstance(visual, TimmModel) else visual.ln_post.normalized_shape[0]
 
 
@@ -77,6 +83,8 @@ def patch_tokens(visual: nn.Module, image: Tensor, masked: Tensor | None = None)
     Args:
         masked: bool [B, P], tokens that are hidden by the [MASK] of a tower that has one.
     """
+    if isinstance(visual, RegionTower):
+        return visual.join(patch_tokens(visual.tower, visual.split(image)))
     if has_mask(visual):
         return visual(image, masked)[1]
     if isinstance(visual, TimmModel):
@@ -85,7 +93,13 @@ def patch_tokens(visual: nn.Module, image: Tensor, masked: Tensor | None = None)
 
 
 def grid(visual: nn.Module) -> tuple[int, int]:
-    """Rows and columns of the patch tokens."""
+    """Rows and columns of the patch tokens.
+
+    Raises:
+        ValueError: they are of several regions.
+    """
+    if isinstance(visual, RegionTower):
+        raise ValueError("this image tower sees an image in regions, whose tokens lie in no one grid")
     return tuple(visual.trunk.patch_embed.grid_size if isinstance(visual, TimmModel) else visual.grid_size)
 
 
@@ -99,7 +113,7 @@ def class_token(visual: nn.Module, image: Tensor) -> Tensor:
         if not getattr(visual.trunk, "has_class_token", visual.trunk.num_prefix_tokens == 1):
             raise ValueError("this image tower has no class token: take the mean of its patches")
         return visual.trunk.forward_features(image)[:, 0]
-    if isinstance(visual, VQTower):
+    if isinstance(visual, (VQTower, RegionTower)):
         raise ValueError("this image tower has no class token: take the mean of its patches")
     tokens = visual.forward_intermediates(image, indices=1, normalize_intermediates=True, intermediates_only=True,
                                           output_extra_tokens=True)
@@ -107,7 +121,9 @@ def class_token(visual: nn.Module, image: Tensor) -> Tensor:
 
 
 def lock(visual: nn.Module, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-    """LiT: freezes the tower but for its last groups, counted as upstream does for its CLIP towers."""
+    """LiT: freezes the tower but for its last groups, counted as upstream does; region embeddings are learnt still."""
+    if isinstance(visual, RegionTower):
+        return lock(visual.tower, unlocked_groups, freeze_bn_stats)
     native = not isinstance(visual, (TimmModel, VQTower))
     if native:
         visual.proj = nn.Parameter(torch.empty(0))  # upstream's last group; a captioner has none
@@ -118,6 +134,8 @@ def lock(visual: nn.Module, unlocked_groups: int = 0, freeze_bn_stats: bool = Fa
 
 def no_weight_decay(visual: nn.Module) -> set[str]:
     """Names of parameters, as they are called inside the tower."""
+    if isinstance(visual, RegionTower):
+        return {"region_embedding", *(f"tower.{name}" for name in no_weight_decay(visual.tower))}
     if isinstance(visual, TimmModel):
         return {"trunk." + name for name in visual.trunk.no_weight_decay()}
     return set(visual.no_weight_decay())

@@ -60,7 +60,7 @@ class Captioner(nn.Module):
         self.caption_cfg = CaptionCfg(**caption_cfg) if isinstance(caption_cfg, dict) else caption_cfg
         self.objective = OBJECTIVES[self.caption_cfg.objective]
 
-        self.visual = encoder.build(vision_cfg, quick_gelu, cast_dtype, vq_cfg)
+        self.visual = encoder.build(vision_cfg, quick_gelu, cast_dtype, vq_cfg, self.caption_cfg.regions)
         image_width = encoder.width(self.visual)
         if embed_dim not in (None, image_width):
             raise ValueError(f"embed_dim is {embed_dim}, but this encoder's features have width {image_width}")

@@ -259,6 +259,7 @@ class CaptionCfg:
     t_min: float = 0.5
     t_max: float = 1.0
     loss_weight: str = "inverse_t"  # "inverse_t" | "none"
+    regions: int = 1  # g: the image is also seen in g x g tiles (regions.py)
     length_head: bool = True  # learn p(N | image), too; a causal model has none, as it ends its captions itself
     time_embedding: bool = False  # tell the decoder the step; for diffusion in steps
     aux_weight: float = 0.0  # of the auxiliary loss -log p(x_0 | x_t) in training; for diffusion in steps

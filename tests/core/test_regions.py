@@ -1,0 +1,95 @@
+"""Claims about region features.    pytest tests/core/test_regions.py"""
+import open_clip
+import pytest
+import torch
+from conftest import VOCAB, captions, images
+
+import open_clip_mdc
+from open_clip_mdc import checkpoints, encoder
+from open_clip_mdc.model import Captioner
+from open_clip_mdc.objective import CaptionLoss
+from open_clip_mdc.regions import RegionTower, split
+
+NATIVE = dict(image_size=16, patch_size=8, width=64, head_width=32, layers=2)
+TIMM = dict(timm_model_name="vit_tiny_patch16_224", image_size=32)
+DECODER = dict(context_length=12, vocab_size=VOCAB, width=32, heads=2, layers=1)
+
+
+def captioner(vision, **caption_cfg) -> Captioner:
+    torch.manual_seed(0)
+    model = Captioner(None, vision, DECODER, dict(objective="mdc", **caption_cfg)).eval()
+    if vision is TIMM:
+        model.visual.set_input_size(vision["image_size"])  # as create_model does
+    return model
+
+
+def test_a_grid_of_1_is_the_plain_tower():
+    plain, one = captioner(NATIVE), captioner(NATIVE, regions=1)
+    assert not isinstance(one.visual, RegionTower) and one.state_dict().keys() == plain.state_dict().keys()
+    assert torch.equal(one.encode_image_tokens(images(2, 16)), plain.encode_image_tokens(images(2, 16)))
+
+
+def test_the_whole_image_comes_first_then_the_tiles_row_by_row():
+    image = torch.arange(4.0).view(2, 2).repeat_interleave(3, 0).repeat_interleave(5, 1).expand(2, 3, 6, 10).clone()
+    image[1] += 10
+    regions = split(image, 2)
+    assert regions.shape == (10, 3, 3, 5)
+    for i, offset in ((0, 0), (5, 10)):
+        assert [regions[i + 1 + tile].unique().tolist() for tile in range(4)] == [[offset + t] for t in range(4)]
+    whole = torch.randn(1, 3, 6, 10)
+    expected = [[[whole[0, c, 2 * y:2 * y + 2, 2 * x:2 * x + 2].mean() for x in range(5)] for y in range(3)]
+                for c in range(3)]
+    torch.testing.assert_close(split(whole, 2)[0], torch.tensor(expected))
+
+
+@pytest.mark.parametrize("vision, side, patches", [(NATIVE, 16, 4), (TIMM, 32, 4)], ids=["native", "timm"])
+@pytest.mark.parametrize("grid", [2, 3])
+def test_tokens_are_those_of_the_same_tower_on_each_region_plus_its_embedding(vision, side, patches, grid):
+    model = captioner(vision, regions=grid)
+    assert tuple(model.visual.image_size) == (grid * side, grid * side)
+    image = images(2, grid * side)
+    tokens = model.encode_image_tokens(image)
+    assert tokens.shape[1] == (1 + grid ** 2) * patches
+    for i in range(2):
+        for region in range(1 + grid ** 2):
+            y, x = divmod(region - 1, grid)
+            seen = torch.nn.functional.interpolate(image[i:i + 1], side, mode="area") if region == 0 else \
+                image[i:i + 1, :, y * side:(y + 1) * side, x * side:(x + 1) * side]
+            expected = encoder.patch_tokens(model.visual.tower, seen)[0] + model.visual.region_embedding[region]
+            torch.testing.assert_close(tokens[i, region * patches:(region + 1) * patches], expected, rtol=1e-4,
+                                       atol=1e-4)
+
+
+@pytest.mark.parametrize("vision, side", [(NATIVE, 32), (TIMM, 64)], ids=["native", "timm"])
+def test_a_captioner_of_regions_trains_whole_decodes_and_is_exempt_from_weight_decay_where_upstream_is(vision, side):
+    model = captioner(vision, regions=2).train()
+    model.set_grad_checkpointing()
+    CaptionLoss()(**model(images(2, side), captions([8, 12]))).backward()
+    assert not [name for name, p in model.named_parameters() if p.grad is None]
+    assert model.generate(images(2, side), length=3).shape == (2, 5)
+    exempt = model.no_weight_decay() & {name for name, _ in model.named_parameters()}
+    position = "visual.tower.positional_embedding" if vision is NATIVE else "visual.tower.trunk.pos_embed"
+    assert {"visual.region_embedding", position} <= exempt
+
+
+def test_the_locked_tower_of_regions_is_the_locked_tower():
+    model = captioner(NATIVE, regions=2)
+    model.lock_image_tower(unlocked_groups=2)
+    free = {n for n, p in model.visual.named_parameters() if p.requires_grad}
+    assert free == {n for n, _ in model.visual.named_parameters()
+                    if "resblocks.1." in n or "ln_post" in n or n == "region_embedding"}
+
+
+def test_a_config_by_name_is_saved_and_found_again_with_its_size(tmp_path):
+    open_clip_mdc.register()
+    torch.manual_seed(0)
+    model, _, transform = open_clip.create_model_and_transforms("MDC-ViT-Ti-8-regions2", output_dict=True)
+    torch.save(model.state_dict(), tmp_path / "epoch_1.pt")
+    again, same, _ = checkpoints.load(str(tmp_path / "epoch_1.pt"), "MDC-ViT-Ti-8-regions2")
+    assert again.visual.image_size == (64, 64) and repr(same) == repr(transform) and "64" in repr(transform)
+    assert torch.equal(again.encode_image(images(1, 64)), model.eval().encode_image(images(1, 64)))
+
+
+def test_a_grid_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="caption_cfg.regions is 0"):
+        captioner(NATIVE, regions=0)
