@@ -142,6 +142,32 @@ def test_a_world_of_one_to_three_objects_has_captions_of_three_lengths_that_are_
         assert all(len(row["caption"].split()) in (8, 13) for row in json.loads(pairs.read_text()).values())
 
 
+def test_a_concept_is_left_out_of_training_and_has_splits_of_its_own(tmp_path):
+    """As few scenes as asked for, the first of the more, each as often as any other."""
+    cli.main(["scenes", "--out", str(tmp_path / "s"), "--without", "yellow star", "--num-train", "60", "--num-val",
+              "12", "--num-probe", "16", "--num-pairs", "8"])
+
+    def of(split):
+        found = samples(*sorted((tmp_path / "s" / split).glob("*.tar")))
+        return [(sample["png"], sample["txt"].decode()) for sample in found.values()]
+
+    without = of("train") + of("val")
+    assert len(without) == 72 and not any("yellow star" in text for _, text in without)
+    assert any("yellow" in text for _, text in without) and any("star" in text for _, text in without)
+    shots = {n: of(f"shots-{n}") for n in (1, 4, 16, 64, 256)}
+    for n, rows in shots.items():
+        counts = Counter(rows)
+        assert len(counts) == n and set(counts.values()) == {256 // n}
+        assert all("yellow star" in text for _, text in rows) and rows[:n] == shots[256][:n]
+    concept = of("concept")
+    assert len(concept) == 12 and all(text.count("yellow star") == 1 for _, text in concept)
+    assert not set(concept) & set(shots[256])
+    places = Counter(text.startswith("a yellow star") for _, text in shots[256])
+    assert min(places.values()) > 80  # first or second
+    with pytest.raises(SystemExit, match="--without 'pink star' is none of red circle"):
+        cli.main(["scenes", "--out", str(tmp_path / "x"), "--without", "pink star"])
+
+
 def test_no_picture_is_in_two_splits(root):
     members = [m for shard in sorted(root.rglob("*.tar")) if "-long" not in str(shard) for m in samples(shard).values()]
     pictures = [member["png"] for member in members] + [p.read_bytes() for p in (root / "sugarcrepe/images").iterdir()]

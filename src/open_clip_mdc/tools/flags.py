@@ -38,6 +38,8 @@ def scenes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--objects", type=objects, default="2", metavar="N|M-N",
                         help="objects per scene: 2 to 4, or a range such as 1-3 (default: %(default)s)")
     parser.add_argument("--sizes", action="store_true", help='objects are "small" or "large", and captions say so')
+    parser.add_argument("--without", metavar="'COLOUR SHAPE'", help="leave this object out of training and validation; "
+                        "write scenes that have it, to test on and to learn it from few")
     parser.add_argument("--num-train", type=int, default=20000, help="training scenes (default: %(default)s)")
     parser.add_argument("--num-val", type=int, default=1000, help="validation scenes (default: %(default)s)")
     parser.add_argument("--num-probe", type=int, default=1600, help="labelled scenes per split (default: %(default)s)")
@@ -65,6 +67,11 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     cub.add_argument("--classes", nargs=2, metavar=("TRAIN", "TEST"),
                      help="lists of classes: trainvalclasses.txt testclasses.txt")
     _add_output(cub)
+    folds = sources.add_parser("folds", help="k splits into training and test, each image tested once")
+    folds.add_argument("--shards", required=True, help="such as 'DIR/{00000..00005}.tar', with captions in KEY.json")
+    folds.add_argument("--k", type=positive, default=5, help="number of folds (default: %(default)s)")
+    folds.add_argument("--captions-key", default="captions", help="their name in KEY.json (default: %(default)s)")
+    _add_output(folds)
     recap = sources.add_parser("recap", help="recaptioned texts of Recap-DataComp, random subsets")
     recap.add_argument("--shards", required=True, help="shards of Recap-DataComp: 'DIR/{00000..99999}.tar'")
     recap.add_argument("--out", required=True, help="folder to write to, or to resume")
@@ -125,6 +132,16 @@ def caption(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--guidance-weak", choices=("blind", "masked"),
                         help="what guidance leans away from: no image, or the image with features masked at random, "
                              "for models trained so (default: what the model was trained for, else blind)")
+    parser.add_argument("--clip", metavar="MODEL:FILE", help="a CLIP model of OpenCLIP that helps, by --clip-scale or "
+                        "--clip-rerank: its name and weights, or local-dir:DIR")
+    parser.add_argument("--clip-scale", type=float, default=0.0, metavar="S", help="at each step multiply the most "
+                        "probable tokens' probabilities by CLIP's to the power of S (default: %(default)s, not at all)")
+    parser.add_argument("--clip-top-k", type=positive, default=5, metavar="K",
+                        help="tokens that CLIP compares at each step (default: %(default)s)")
+    parser.add_argument("--clip-rerank", type=positive, default=1, metavar="N",
+                        help="draw N captions and keep the one that CLIP finds the most similar; needs a temperature")
+    parser.add_argument("--compare", metavar="JSONL", help="captions of the same images by another command, to stand "
+                        "beside these on the page")
 
 
 def attention(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
     open_clip_mdc prepare coco --images coco/ --annotations dataset_coco.json --out coco-wds       (flickr30k, flickr8k)
     open_clip_mdc prepare shards --train 'flickr8k/train/{00000..00005}.tar' --test flickr8k/test/00000.tar --out f8k
     open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split official --out cub       (cub.py)
+    open_clip_mdc prepare folds --shards 'flickr8k/train/{00000..00005}.tar' --k 5 --out folds
     open_clip_mdc prepare recap --shards 'recap/{00000..99999}.tar' --pairs 10000000 --out recap-wds        (recap.py)
 
 Annotations are Karpathy's split files (dataset_coco.json, ...); COCO's restval is trained on, as usual. Written are
@@ -10,11 +11,15 @@ Annotations are Karpathy's split files (dataset_coco.json, ...); COCO's restval 
     OUT/train/{00000..}.tar, OUT/val/{00000..}.tar    all captions of an image in KEY.txt, set apart by U+001E
     OUT/test/{0..}.tar                                clip_benchmark's captioning format, a caption a line
 
+`folds` writes OUT/fold0 ... OUT/fold4, each with train/ and test/ as above; test sets are disjoint. An image's fold
+follows from its name, however the shards are cut.
+
 Of several captions `open_clip_train` draws one each time it reads the image, and validates on the first (hooks.py). A
 text without U+001E is what it always was. To plain OpenCLIP U+001E is white space: it would read one long text, which
 is what --join writes on purpose.
 """
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -148,6 +153,28 @@ def refuse(left_out: list[LeftOut]) -> NoReturn:
                      f"by --skip-broken")
 
 
+def write_test(folder: Path, samples: Iterable[tuple[str, Sample]]) -> dict[str, int]:
+    """Writes FOLDER/test as clip_benchmark reads it for captioning; returns as `write_split`."""
+    sizes = write_split(folder / "test", samples, "{}.tar", "\n")
+    (folder / "test").mkdir(parents=True, exist_ok=True)
+    (folder / "test" / "nshards.txt").write_text(str(len(sizes)))
+    (folder / "dataset_type.txt").write_text("retrieval")  # clip_benchmark's word for captions
+    return sizes
+
+
+def report(left_out: list[LeftOut], skip: bool, folder: Path, out: str) -> list[str]:
+    """Lists pictures that cannot be used in FOLDER/left_out.txt; what to print.
+
+    Raises:
+        ValueError: there are such, and `skip` is false.
+    """
+    if left_out and not skip:
+        refuse(left_out)
+    if left_out:
+        (folder / "left_out.txt").write_text("".join(f"{row}\n" for row in left_out), encoding="utf-8")
+    return [f"{len(left_out)} pictures left out: {out}/left_out.txt"] if left_out else []
+
+
 def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[LeftOut], join: bool, skip: bool) -> None:
     """Writes train/, val/ and test/ under `out`, which appears only when it is complete, and prints how to use them.
 
@@ -162,24 +189,62 @@ def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[LeftOut]
     hints = []
     with new_folder(out) as folder:
         for split, samples in splits.items():
-            shard = "{}.tar" if split == "test" else "{:05d}.tar"
-            separator = "\n" if split == "test" else " " if join else CAPTION_SEPARATOR
-            sizes = write_split(folder / split, usable(samples, left_out), shard, separator)
+            found = usable(samples, left_out)
+            sizes = write_test(folder, found) if split == "test" else write_split(
+                folder / split, found, "{:05d}.tar", " " if join else CAPTION_SEPARATOR)
             if not sizes:
                 raise ValueError(f"no usable picture for {split}; {left_out[0] if left_out else 'there is none'}")
             hints.append(f"{sum(sizes.values())} pictures: ")
             if split == "test":
-                (folder / "test" / "nshards.txt").write_text(str(len(sizes)))
-                (folder / "dataset_type.txt").write_text("retrieval")  # clip_benchmark's word for captions
                 hints[-1] += f"--dataset wds/{Path(out).name} --dataset_root {out} --task captioning"
             else:
                 write_json(folder / split / "sizes.json", sizes)  # OpenCLIP reads the number of samples here
                 hints[-1] += f"--{split}-data '{shard_pattern(f'{out}/{split}', len(sizes))}'"
-        if left_out:
-            if not skip:
-                refuse(left_out)
-            (folder / "left_out.txt").write_text("".join(f"{row}\n" for row in left_out), encoding="utf-8")
-            hints.append(f"{len(left_out)} pictures left out: {out}/left_out.txt")
+        hints += report(left_out, skip, folder, out)
+    print("\n".join(hints))
+
+
+def fold_of(name: str, k: int) -> int:
+    """The fold in which an image is tested, 0 to k - 1: the same wherever it lies."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest(), "big") % k
+
+
+def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bool, skip: bool) -> None:
+    """Writes k parts, and folds that train on links to all parts but one and test on that one.
+
+        OUT/parts/I/{00000..}.tar, OUT/foldI/train/{00000..}.tar (links), OUT/foldI/test/{0..}.tar
+
+    Raises:
+        ValueError: see `write`; or k is 1.
+    """
+    if k < 2:
+        raise ValueError("--k 1 leaves nothing to train on: give 2 or more")
+    left_out: list[LeftOut] = []
+    with new_folder(out) as folder:
+        parts = []
+        for fold in range(k):
+            samples = (sample for sample in read_shards(shards, captions_key) if fold_of(sample.name, k) == fold)
+            parts.append(write_split(folder / "parts" / str(fold), usable(samples, left_out), "{:05d}.tar",
+                                     " " if join else CAPTION_SEPARATOR))
+            if not parts[-1]:
+                raise ValueError(f"no usable picture for fold {fold}; {left_out[0] if left_out else 'give a lower k'}")
+        hints = []
+        for fold in range(k):
+            mine = [str(folder / "parts" / str(fold) / shard) for shard in parts[fold]]
+            write_test(folder / f"fold{fold}", usable(read_shards(mine, "captions"), left_out))
+            sizes, train = {}, folder / f"fold{fold}" / "train"
+            train.mkdir()
+            for part in (part for part in range(k) if part != fold):
+                for shard, size in parts[part].items():
+                    name = f"{len(sizes):05d}.tar"
+                    (train / name).symlink_to(f"../../parts/{part}/{shard}")
+                    sizes[name] = size
+            write_json(train / "sizes.json", sizes)
+            hints.append(f"{sum(sizes.values())} pictures: --train-data '"
+                         + shard_pattern(f"{out}/fold{fold}/train", len(sizes))
+                         + f"'; {sum(parts[fold].values())}: --dataset wds/fold{fold} --dataset_root {out}/fold{fold} "
+                           "--task captioning")
+        hints += report(left_out, skip, folder, out)
     print("\n".join(hints))
 
 
@@ -187,6 +252,9 @@ def run(args: argparse.Namespace) -> None:
     """Run `open_clip_mdc prepare`."""
     if args.source == "recap":
         return recap.run(args)
+    if args.source == "folds":
+        shards = find_shards(args.shards)
+        return write_folds(args.out, shards, args.captions_key, args.k, args.join, args.skip_broken)
     left_out: list[LeftOut] = []
     if args.source == "shards":
         patterns = {split: getattr(args, split) for split in ("train", "val", "test") if getattr(args, split)}

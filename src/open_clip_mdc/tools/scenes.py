@@ -3,6 +3,7 @@
     open_clip_mdc scenes --out scenes              # 20,000 training scenes and everything listed in `build`
     open_clip_mdc scenes --out scenes3 --objects 3 --sizes --size 48
     open_clip_mdc scenes --out lengths --objects 1-3     # captions of three lengths
+    open_clip_mdc scenes --out fewshot --without "yellow star"     # and 1, 4, 16, 64, 256 scenes that have one
 
 A scene is a row or a column of objects. Its caption names them in one canonical order, left to right or top to bottom
 ("a red circle left of a blue square"). With a free order two captions are true of an image, and a small captioner
@@ -80,6 +81,7 @@ SENTENCES = {
 LONG_TOKENS = (55, 70)  # a long caption's budget, SOT and EOT included, is drawn from this range; one object needs less
 CLASS_NAMES = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)
 TEMPLATES = ("a {c}", "a picture of a {c}")
+SHOTS = (1, 4, 16, 64, 256)  # scenes to learn a concept from that the others lack
 TRAIN_SHARDS = 8  # upstream refuses fewer training shards than workers x ranks
 SUPERSAMPLING = 4
 
@@ -93,6 +95,7 @@ class World:
     sizes: bool = False
     seed: int = 0
     fewest: int | None = None  # of objects per scene, where that is drawn: `objects` is then the most
+    without: str | None = None  # of CLASS_NAMES: left out of train/ and val/, and in splits of its own
 
     def rng(self, stream: str, index: int) -> random.Random:
         """The random numbers of one scene."""
@@ -124,8 +127,12 @@ class Scene:
     background: str
 
 
-def draw_scene(world: World, rng: random.Random, count: int | None = None) -> Scene:
-    """Draws a scene of `count` objects (default: the world's), all different, that lie in cells along one axis."""
+def draw_scene(world: World, rng: random.Random, count: int | None = None, concept: bool | None = None) -> Scene:
+    """Draws a scene of `count` objects (default: the world's), all different, that lie in cells along one axis.
+
+    Args:
+        concept: whether the object `world.without` is among them; None: as it comes.
+    """
     count = count or (rng.randint(world.fewest, world.objects) if world.fewest else world.objects)
     relation = rng.choice(list(RELATIONS))
     unit = 1 / world.objects
@@ -133,8 +140,11 @@ def draw_scene(world: World, rng: random.Random, count: int | None = None) -> Sc
     radii = [unit * rng.uniform(*RADII[size]) for size in sizes]
     margin = max(radii) + unit * JITTER
     across = rng.uniform(margin, 1 - margin)
+    names = rng.sample([name for name in CLASS_NAMES if concept is None or name != world.without], count)
+    if concept:
+        names[rng.randrange(count)] = world.without
     objects = []
-    for i, (name, size, radius) in enumerate(zip(rng.sample(CLASS_NAMES, count), sizes, radii, strict=True)):
+    for i, (name, size, radius) in enumerate(zip(names, sizes, radii, strict=True)):
         u = (i + 0.5) / count + rng.uniform(-1, 1) * (0.5 / count - radius)
         v = across + rng.uniform(-1, 1) * unit * JITTER
         x, y = (u, v) if relation == "left of" else (v, u)
@@ -223,8 +233,14 @@ def negative_captions(scene: Scene, i: int, j: int) -> dict[str, str] | None:
     }
 
 
-def _write_captioned(root: Path, split: str, world: World, count: int, shards: int, bar: tqdm) -> None:
-    """Write SPLIT and SPLIT-long: the same pictures as webdataset shards with short and with long captions."""
+def _write_captioned(root: Path, split: str, world: World, count: int, shards: int, bar: tqdm,
+                     concept: bool | None = None, distinct: int | None = None) -> None:
+    """Write SPLIT and SPLIT-long: the same pictures as webdataset shards with short and with long captions.
+
+    Args:
+        concept: of `draw_scene`.
+        distinct: so many scenes, the first of those that have the concept, are repeated `count` times in all.
+    """
     sizes = {}
     for shard in range(shards):
         name = f"{shard:05d}.tar"
@@ -232,8 +248,8 @@ def _write_captioned(root: Path, split: str, world: World, count: int, shards: i
         sizes[name] = len(indices)
         with tar_writer(root / split / name) as short, tar_writer(root / f"{split}-long" / name) as long:
             for index in indices:
-                rng = world.rng(split, index)
-                scene = draw_scene(world, rng)
+                rng = world.rng("shots", index % distinct) if distinct else world.rng(split, index)
+                scene = draw_scene(world, rng, concept=concept)
                 texts = {"caption": caption(scene.objects, scene.relation), "long_caption": long_caption(scene, rng)}
                 sample = {
                     "__key__": f"{split}{index:07d}",
@@ -293,6 +309,11 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
         probe/                    labelled one-object scenes, clip_benchmark's webdataset layout
         sugarcrepe/               swap_att.json, swap_obj.json, replace_rel.json, images/
 
+    In a world without a concept train/ and val/ lack it, and beside them are
+
+        concept/                  as val/, each scene with it
+        shots-1/ to shots-256/    as train/, 256 samples of so many scenes with it; the fewer are the first of the more
+
     Raises:
         ValueError: if `out` is there already and is not an empty folder, or a number is out of range.
     """
@@ -301,12 +322,20 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
     if not (1 < world.objects <= max(COUNTS) and (world.fewest is None or 1 <= world.fewest < world.objects)):
         fewest = "" if world.fewest is None else f"{world.fewest}-"
         raise ValueError(f"--objects must be 2, 3, 4 or a range such as 1-3, not {fewest}{world.objects}")
+    if world.without not in (None, *CLASS_NAMES):
+        raise ValueError(f"--without {world.without!r} is none of {', '.join(CLASS_NAMES)}")
     if world.pixels < 10 * world.objects:
         raise ValueError(f"--size {world.pixels} cannot show {world.objects} objects: use {10 * world.objects} or more")
-    with new_folder(out) as folder, tqdm(
-            total=num_train + num_val + 2 * num_probe + num_pairs, desc="scenes", unit="scene") as bar:
-        _write_captioned(folder, "train", world, num_train, min(TRAIN_SHARDS, num_train), bar)
-        _write_captioned(folder, "val", world, num_val, 1, bar)
+    lacks = None if world.without is None else False
+    total = num_train + num_val + 2 * num_probe + num_pairs
+    total += 0 if world.without is None else num_val + len(SHOTS) * SHOTS[-1]
+    with new_folder(out) as folder, tqdm(total=total, desc="scenes", unit="scene") as bar:
+        _write_captioned(folder, "train", world, num_train, min(TRAIN_SHARDS, num_train), bar, lacks)
+        _write_captioned(folder, "val", world, num_val, 1, bar, lacks)
+        if world.without is not None:
+            _write_captioned(folder, "concept", world, num_val, 1, bar, True)
+            for shots in SHOTS:
+                _write_captioned(folder, f"shots-{shots}", world, SHOTS[-1], 1, bar, True, shots)
         _write_probe(folder / "probe", world, num_probe, bar)
         _write_pairs(folder / "sugarcrepe", world, num_pairs, bar)
 
@@ -321,7 +350,7 @@ def caption_words() -> list[str]:
 def run(args: argparse.Namespace) -> None:
     """Run `open_clip_mdc scenes`."""
     fewest, most = args.objects
-    world = World(args.size, most, args.sizes, args.seed, fewest)
+    world = World(args.size, most, args.sizes, args.seed, fewest, args.without)
     build(args.out, world, args.num_train, args.num_val, args.num_probe, args.num_pairs)
     last = min(TRAIN_SHARDS, args.num_train) - 1
     print(f"{args.out}: {args.num_train} training scenes, --train-data '{args.out}/train/{{00000..{last:05d}}}.tar' "
