@@ -46,9 +46,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import article
 import paper
+from cells import Cell, Evaluation
 from scales import INTERVALS, SCALES, Scale
-from tables import BACKBONES, TABLES, Cell, Evaluation, averages
+from tables import BACKBONES, TABLES, averages
 
 LEVEL = 0.05  # of false verdicts, over the ledger
 MARGIN = 1.0  # points within which "comparable" and "close" are called level
@@ -166,14 +168,9 @@ def judge(findings: Iterable[Finding]) -> list[Verdict]:
 # ---- the paper's claims
 
 
-def claims(scale: Scale) -> list[Claim]:
-    """One for each row of the ledger.
-
-    A small scale stands in with its own data and its one network: short captions for CC12M and CC3M, long ones for
-    Recap-DataComp-10M, its probe for ImageNet and for the average, its own pairs for SugarCrepe, its captions for COCO.
-    """
+def adder(scale: Scale, rows: list[Claim]) -> Callable:
+    """A function that appends a claim, of rows and columns of a table by their labels."""
     cells = {name: {(c.row, c.column): c for c in table(scale)} for name, table in TABLES.items()}
-    probes, rows = [*scale.probes, *(["Average"] if len(scale.probes) > 1 else [])], []
 
     def add(table: str, text: str, left: str, right: str, columns: Iterable[str] | tuple[Iterable[str], Iterable[str]],
             numbers: tuple[float, float] | None = None, margin: float | None = None) -> None:
@@ -182,6 +179,18 @@ def claims(scale: Scale) -> list[Claim]:
                  for row, side in zip((left, right), sides, strict=True)]
         title = {"stability": "Section 4.3"}.get(table, table.replace("table", "Table ").replace("figure", "Figure "))
         rows.append(Claim(title, text, *found, numbers, margin))
+
+    return add
+
+
+def claims(scale: Scale) -> list[Claim]:
+    """One for each row of the ledger.
+
+    A small scale stands in with its own data and its one network: short captions for CC12M and CC3M, long ones for
+    Recap-DataComp-10M, its probe for ImageNet and for the average, its own pairs for SugarCrepe, its captions for COCO.
+    """
+    probes, rows = [*scale.probes, *(["Average"] if len(scale.probes) > 1 else [])], []
+    add = adder(scale, rows)
 
     # Table 1
     networks = [*scale.backbones, *BACKBONES[len(scale.backbones):]]
@@ -241,6 +250,15 @@ def claims(scale: Scale) -> list[Claim]:
     for names, fewer, more in zip(("10 M above 5 M", "20 M above 10 M", "30 M above 20 M"), amounts, amounts[1:],
                                   strict=False):
         add("figure5", f"{names} pairs", more, fewer, ["MDC"])
+    return rows
+
+
+def article_claims(scale: Scale) -> list[Claim]:
+    """Those of article.py: a ledger of their own, as a correction over both would weaken the paper's."""
+    rows: list[Claim] = []
+    add = adder(scale, rows)
+    for sentence in article.SENTENCES:
+        add(*sentence)
     return rows
 
 
@@ -361,10 +379,9 @@ def of_page(numbers: dict, cells: tuple[Cell, ...]) -> Side | None:
 # ---- the page
 
 
-def ledger(scale: Scale, measure: Callable[[tuple[Cell, ...]], Side | None]) -> str:
-    """The ledger as Markdown."""
+def ledger(rows: list[Claim], measure: Callable[[tuple[Cell, ...]], Side | None]) -> str:
+    """The ledger of some claims as Markdown."""
     from open_clip_mdc.data.markdown import markdown_table
-    rows = claims(scale)
     verdicts = judge(compare(measure(claim.left), measure(claim.right), claim.margin) for claim in rows)
     lines = []
     for claim, (finding, p, verdict) in zip(rows, verdicts, strict=True):
@@ -390,11 +407,11 @@ def main() -> None:
     try:
         if args.page:
             numbers = read_page(args.page.read_text(encoding="utf-8"), scale)
-            print(ledger(scale, lambda cells: of_page(numbers, cells)))
+            print(ledger(claims(scale), lambda cells: of_page(numbers, cells)))
         else:
             import collect
             results = collect.read_results(args.out or Path("build") / scale.name)
-            print(ledger(scale, lambda cells: of_results(results, scale, cells)))
+            print(ledger(claims(scale), lambda cells: of_results(results, scale, cells)))
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {problem}")
 

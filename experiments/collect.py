@@ -17,11 +17,13 @@ from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
 
+import article
 import claims
 import commands
+from cells import Cell, Evaluation
 from commands import Place, variant
 from scales import SCALES, Scale
-from tables import TABLES, Cell, Evaluation, systems
+from tables import TABLES, systems
 
 TITLES = {
     "table1": "Table 1: linear probes", "table2": "Table 2: compositionality, accuracy in %",
@@ -30,8 +32,12 @@ TITLES = {
     "figure3": "Figure 3: caption lengths", "figure4": "Figure 4: fixed masking ratios",
     "figure5": "Figure 5: amount of data", "figure6": "Figure 6: captions of different length",
     "lengths": "Captions of every length", "steps": "Tokens revealed at a time",
-    "claims": "What this shows of the paper's claims",
+    "table7": "Table 7: an article's claims: CLIP guidance, regions, folds",
+    "figure8": "Figure 8: a concept from few images", "figure9": "Figure 9: corrupted images",
+    "figure10": "Figure 10: diversity",
+    "claims": "What this shows of the paper's claims", "article": "What this shows of the article's claims",
 }
+LEDGERS = {"claims": claims.claims, "article": claims.article_claims}
 PICTURES = 4  # of Figure 6
 LOSS = re.compile(r"Caption_loss: (\S+) \(")  # of a line of training; a length head's loss is none of the objective
 
@@ -270,10 +276,10 @@ def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
             page = f"```\n{log.read_text(encoding='utf-8')}```\n" if log.exists() else "missing\n"
         elif name == "figure6":
             page = figure6(scale, place, folder / name)
-        elif name == "claims":
+        elif name in LEDGERS:
             runs = dict.fromkeys(cell.run for table in TABLES.values() for cell in table(scale))
             commands.check_recipes(scale, runs, seeds, place)
-            page = claims.ledger(scale, lambda cells: claims.of_results(results, scale, cells))
+            page = claims.ledger(LEDGERS[name](scale), lambda cells: claims.of_results(results, scale, cells))
         else:
             cells = list(TABLES[name](scale))
             commands.check_recipes(scale, dict.fromkeys(cell.run for cell in cells), seeds, place)
@@ -281,7 +287,7 @@ def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
             page = markdown(cells, summaries)
             write(folder / f"{name}.csv", csv(cells, summaries))
             if name.startswith("figure"):
-                plot(name, cells, summaries, folder / f"{name}.png")
+                (article.plot if name in article.TABLES else plot)(name, cells, summaries, folder / f"{name}.png")
         write(folder / f"{name}.md", page)
         pages[name] = page
     return pages

@@ -1,13 +1,15 @@
 """The commands of an experiment: data, training, evaluation. Nothing is run here."""
 import os
+import re
 import shlex
 from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+from cells import Cell, Evaluation, Run
 from scales import Captioning, Scale
-from tables import Cell, Evaluation, Run, systems
+from tables import systems
 
 JUDGE = "Qwen/Qwen2.5-VL-72B-Instruct"  # the paper's
 
@@ -76,6 +78,8 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
                 "--warmup", str(min(scale.warmup, data.samples // batch * epochs // 10))]
     if accumulate > 1:
         command += ["--accum-freq", str(accumulate)]
+    if run.size:
+        command += ["--force-image-size", str(run.size)]
     if run.start:
         command += ["--pretrained", str(checkpoint(scale, run.start, seed, place)
                                         if isinstance(run.start, Run) else run.start)]
@@ -126,7 +130,8 @@ def check_recipes(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place
 
 def variant(evaluation: Evaluation) -> str:
     """Folder of an evaluation's results, by which they are recognised: the task and what else was asked for."""
-    return "-".join([evaluation.task, *(flag.strip("-") for flag in evaluation.flags)])
+    flags = (re.sub(r"[^\w.-]+", "_", flag.strip("-")) for flag in evaluation.flags)
+    return "-".join([evaluation.task, *flags, *(["clipscore"] if evaluation.judge else [])])
 
 
 def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[Run], seeds: Iterable[int],
@@ -135,24 +140,36 @@ def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[Run], seeds: I
     models = [f"{run.model},{checkpoint(scale, run, seed, place)}" for run in runs for seed in seeds]
     command = place.launch("clip_benchmark_ext.cli", "clip_benchmark") + ["eval"]
     command += ["--distributed"] if place.gpus > 1 else []
+    flags = [fill(flag, place) for flag in evaluation.flags]
+    if evaluation.guide:
+        flags += ["--clip", f"{evaluation.guide.model}:{checkpoint(scale, evaluation.guide, 0, place)}"]
+    if evaluation.judge:
+        flags += ["--clipscore_model", evaluation.judge.model,
+                  "--clipscore_pretrained", str(checkpoint(scale, evaluation.judge, 1, place))]
     output = place.out / "results" / variant(evaluation) / "{dataset}-{pretrained_full_path}.json"
     return command + ["--pretrained_model", *models, "--dataset", *evaluation.datasets,
-                      "--dataset_root", fill(evaluation.root, place), "--task", evaluation.task, *evaluation.flags,
+                      "--dataset_root", fill(evaluation.root, place), "--task", evaluation.task, *flags,
                       "--feature_root", str(place.out / "features"), "--output", str(output), "--skip_existing",
                       *scale.eval_flags]
 
 
 def evaluations(cells: Iterable[Cell]) -> list[tuple[Evaluation, list[Run]]]:
     """What clip_benchmark does for which runs: data sets that lie in one folder and are scored alike in one command."""
-    runs: dict[tuple, dict[Run, None]] = {}
-    datasets: dict[tuple, dict[str, None]] = {}
+    runs: dict[Evaluation, dict[Run, None]] = {}
+    datasets: dict[Evaluation, dict[str, None]] = {}
     for cell in cells:
-        key = (cell.evaluation.task, cell.evaluation.root, cell.evaluation.flags)
-        if key[0] not in ("judge", "log"):
+        key = cell.evaluation._replace(datasets=(), metric="", scale=1.0, weight=None, sizes=())
+        if key.task not in ("judge", "log"):
             runs.setdefault(key, {})[cell.run] = None
             datasets.setdefault(key, {}).update(dict.fromkeys(cell.evaluation.datasets))
-    return [(Evaluation(task, root, tuple(datasets[task, root, flags]), "", flags), list(runs[task, root, flags]))
-            for task, root, flags in runs]
+    return [(key._replace(datasets=tuple(datasets[key])), list(runs[key])) for key in runs]
+
+
+def helpers(cells: Iterable[Cell]) -> list[tuple[Run, int]]:
+    """The CLIP models, with their seeds, that evaluations need beside the runs that are evaluated."""
+    needed = [(evaluation.guide, 0) for evaluation, _ in evaluations(cells) if evaluation.guide]
+    needed += [(evaluation.judge, 1) for evaluation, _ in evaluations(cells) if evaluation.judge]
+    return list(dict.fromkeys(needed))
 
 
 def caption_file(scale: Scale, captioning: Captioning, system: str, seed: int, place: Place) -> Path:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from open_clip.tokenizer import SimpleTokenizer
 
+from clip_benchmark_ext.named_words import COLOURS, NOUNS
 from open_clip_mdc.data import bpe
 from open_clip_mdc.data.files import new_folder
 from open_clip_mdc.data.shards import find_picture, find_shards, picture_suffix, read_metadata, read_samples
@@ -24,10 +25,6 @@ MIN_COUNT = 5  # rarer words are spelt by pieces
 SEED = 0
 PAIRS = 200  # of each kind, at most one of a picture
 CONTEXT_WORDS = {"and", "with", "near", "beside", "next"}  # what stands on both sides of these may be swapped freely
-COLOURS = "black white red blue brown green yellow pink purple tan grey".split()
-NOUNS = ("man woman boy girl dog child person baby lady ball bike car boat bench tree table building street beach "
-         "field pool mountain river lake camera hat shirt jacket frisbee toy stick rock wall fence skateboard "
-         "surfboard horse cat bird wave hill road ramp swing slide").split()
 RELATIONS = {"in front of": "behind", "behind": "in front of", "over": "under", "under": "over", "up": "down",
              "down": "up", "into": "out of", "out of": "into", "on top of": "beneath", "inside": "outside",
              "outside": "inside", "above": "below", "below": "above", "toward": "away from", "towards": "away from",

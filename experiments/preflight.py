@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import commands
+from cells import Cell, Evaluation, Run
 from commands import Place
 from scales import PROBES, Scale
-from tables import Cell, Evaluation, Run
 
 
 class Missing(NamedTuple):
@@ -32,9 +32,9 @@ def training_data(scale: Scale, runs: Iterable[Run], seeds: list[int], place: Pl
         if scale.data[name].fetch and not any(folder.glob("*.tar")):
             yield Missing(f"{folder}/00000.tar, ...: {scale.data[name].label}",
                           commands.fill(scale.data[name].fetch, place))
-    for made, command in scale.prepare:
-        if not Path(commands.fill(made, place)).exists():
-            for part in command:
+    for made in scale.prepare:
+        if not Path(commands.fill(made.folder, place)).exists():
+            for part in made.command:
                 path = Path(commands.fill(part.split("{{")[0], place))
                 if part.startswith("{data}") and not (path.parent if path.name == "*.tar" else path).exists():
                     yield Missing(commands.fill(part, place), "see the layout in experiments/README.md")

@@ -17,17 +17,18 @@ from pathlib import Path
 
 import commands
 import preflight
+from cells import Cell, Run
 from collect import TITLES, collect, show
 from commands import Place
 from progress import Step, run_steps
 from scales import PAPER, SCALES, Scale
-from tables import TABLES, Cell, Run
+from tables import TABLES
 
 
 def cells_of(scale: Scale, names: list[str]) -> list[Cell]:
     """Figure 6 shows the captions of Table 3; the ledger takes what is there."""
     tables = dict.fromkeys("table3" if name == "figure6" else name for name in names
-                           if name not in ("figure3", "claims"))
+                           if name not in ("figure3", "claims", "article"))
     return [cell for name in tables for cell in TABLES[name](scale)]
 
 
@@ -40,17 +41,19 @@ def runs_of(cells: list[Cell]) -> list[list[Run]]:
 
 def trainings(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -> Iterator[list[Step]]:
     """The runs that are missing."""
-    for stage in runs_of(cells):
+    first, tuned = ([(run, seed) for seed in seeds for run in stage] for stage in runs_of(cells))
+    for stage in (dict.fromkeys([*first, *commands.helpers(cells)]), tuned):
         yield [Step(run.name(seed), commands.train(scale, run, seed, place), commands.recipe(scale, run, seed),
-                    commands.folder(run, seed, place)) for seed in seeds for run in stage
+                    commands.folder(run, seed, place)) for run, seed in stage
                if not commands.checkpoint(scale, run, seed, place).exists()]
 
 
 def plan(scale: Scale, names: list[str], seeds: list[int], place: Place) -> Iterator[tuple[str, list[Step]]]:
     """Stages in order; the steps of a stage do not depend on one another."""
-    for made, command in scale.prepare:  # one after the other: some are made of what others made
-        if not Path(commands.fill(made, place)).exists():
-            yield "data", [Step(Path(made).name, commands.start(command, place))]
+    for made in scale.prepare:  # one after the other: some are made of what others made
+        needed = not made.tables or set(made.tables) & set(names)
+        if needed and not Path(commands.fill(made.folder, place)).exists():
+            yield "data", [Step(Path(made.folder).name, commands.start(made.command, place))]
     cells = cells_of(scale, names)
     for steps in trainings(scale, cells, seeds, place):
         yield "training", steps
@@ -86,6 +89,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         cells = cells_of(scale, args.tables)
         commands.check_recipes(scale, [run for stage in runs_of(cells) for run in stage], seeds, place)
+        for clip, seed in commands.helpers(cells):
+            commands.check_recipes(scale, [clip], [seed], place)
         if not args.dry_run:
             preflight.check(scale, args.tables, cells, seeds, place)
         for title, steps in plan(scale, args.tables, seeds, place):

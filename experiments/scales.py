@@ -7,6 +7,9 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+SHOTS = (1, 4, 16, 64, 256)  # images of a concept, of `open_clip_mdc scenes --without`
+CONCEPT = "yellow star"
+FOLDS = 5
 OBJECTIVES = Path(__file__).parents[1] / "model_configs" / "objectives.json"
 
 
@@ -75,6 +78,14 @@ class Tuning(NamedTuple):
     epochs: int = 10
 
 
+class Made(NamedTuple):
+    """Data that an experiment makes itself."""
+
+    folder: str
+    command: tuple[str, ...]
+    tables: tuple[str, ...] = ()  # that need it; all if there is none
+
+
 class Scale(NamedTuple):
     name: str
     data: dict[str, Data]
@@ -95,8 +106,9 @@ class Scale(NamedTuple):
     selection: tuple[Selection, ...]
     draws: int  # Monte Carlo, per caption
     captioning: tuple[Captioning, ...]
-    prepare: tuple[tuple[str, tuple[str, ...]], ...] = ()  # what is made of the data, and by which command
+    prepare: tuple[Made, ...] = ()
     tuning: Tuning = Tuning()
+    article: bool = False  # whether article.py's claims are measured
 
     @property
     def backbone(self) -> str:
@@ -106,7 +118,7 @@ class Scale(NamedTuple):
 
 # Names of models, * for the backbone: {(t_min, t_max): name}, MDC's own last, and {masking ratio in %: name}.
 ROWS = {name: row for group in json.loads(OBJECTIVES.read_text(encoding="utf-8")).values()
-        for name, row in group["rows"].items() if row.get("loss_weight") == "inverse_t"}
+        for name, row in group["rows"].items() if row.get("loss_weight") == "inverse_t" and "regions" not in row}
 INTERVALS = {(row["t_min"], row["t_max"]): name
              for name, row in sorted(ROWS.items(), key=lambda pair: pair[1]["t_min"]) if name.startswith("MDC-")}
 RATIOS = {round(100 * row["t_min"]): name
@@ -161,12 +173,19 @@ PAPER = Scale(
                            KARPATHY.format("flickr30k"))),
 )
 
+# Of scenes, whose captions are one each.
+TEST_SHARDS = ("open_clip_mdc", "prepare", "shards", "--captions-key", "caption", "--test")
+
 SCENES = Scale(
     name="scenes",
     data={
         "short": Data("{out}/data/scenes/train", "short captions", 8, 20000),
         "long": Data("{out}/data/scenes/train-long", "long captions", 8, 20000),
         **{f"short-{n}of8": Data("{out}/data/scenes/train", f"{n}/8", n, n * 2500, first=True) for n in (1, 2, 4)},
+        "big": Data("{out}/data/big/train", "three objects, 64 px", 8, 20000),
+        "fewshot": Data("{out}/data/fewshot/train", f"without {CONCEPT}", 8, 20000),
+        **{f"shots-{n}": Data(f"{{out}}/data/fewshot/shots-{n}", f"{n} of {CONCEPT}", 1, 3200) for n in SHOTS},
+        **{f"fold{i}": Data(f"{{out}}/data/folds/fold{i}/train", f"fold {i}", 4, 16000) for i in range(FOLDS)},
     },
     backbones={"ViT-Ti-8": Backbone(1e-3, 0.1)},
     batch=32, warmup=50, epochs=1, workers=1, train_flags=("--precision", "fp32"),
@@ -179,10 +198,23 @@ SCENES = Scale(
     draws=64,
     captioning=(Captioning("{out}/data/captions", "wds/captions", "scenes", None, ("8", "10", "auto")),),
     prepare=(
-        ("{out}/data/scenes", ("open_clip_mdc", "scenes", "--out", "{out}/data/scenes", "--num-pairs", "400")),
-        ("{out}/data/captions", ("open_clip_mdc", "prepare", "shards", "--test", "{out}/data/scenes/val/00000.tar",
-                                 "--captions-key", "caption", "--out", "{out}/data/captions")),
+        Made("{out}/data/scenes", ("open_clip_mdc", "scenes", "--out", "{out}/data/scenes", "--num-pairs", "400")),
+        Made("{out}/data/captions", (*TEST_SHARDS, "{out}/data/scenes/val/00000.tar", "--out", "{out}/data/captions")),
+        Made("{out}/data/big", ("open_clip_mdc", "scenes", "--out", "{out}/data/big", "--size", "64", "--objects", "3",
+                                "--sizes", "--num-probe", "1", "--num-pairs", "1"), ("table7",)),
+        Made("{out}/data/captions-big", (*TEST_SHARDS, "{out}/data/big/val/00000.tar", "--out",
+                                         "{out}/data/captions-big"), ("table7",)),
+        Made("{out}/data/folds", ("open_clip_mdc", "prepare", "folds", "--shards",
+                                  "{out}/data/scenes/train/{{00000..00001}}.tar", "--captions-key", "caption", "--k",
+                                  str(FOLDS), "--out", "{out}/data/folds"), ("table7",)),
+        Made("{out}/data/fewshot", ("open_clip_mdc", "scenes", "--out", "{out}/data/fewshot", "--without", CONCEPT,
+                                    "--num-val", "500", "--num-probe", "1", "--num-pairs", "1"), ("figure8",)),
+        *(Made(f"{{out}}/data/{name}", (*TEST_SHARDS, f"{{out}}/data/fewshot/{split}/00000.tar", "--out",
+                                        f"{{out}}/data/{name}"), ("figure8",))
+          for name, split in (("concept", "concept"), ("without", "val"))),
     ),
+    tuning=Tuning(lr=3e-4, batch=32, epochs=1),
+    article=True,
 )
 
 FLICKR8K = Scale(
@@ -204,14 +236,16 @@ FLICKR8K = Scale(
     draws=64,
     captioning=(Captioning("{out}/data/captions", "wds/captions", "Flickr8k", None, ("10", "15", "20", "auto")),),
     prepare=(
-        ("{out}/data/captions", ("open_clip_mdc", "prepare", "shards", "--train",
-                                 "{data}/flickr8k/train/{{00000..00005}}.tar", "--test",
-                                 "{data}/flickr8k/test/*.tar", "--out", "{out}/data/captions")),
-        ("{out}/data/joined", ("open_clip_mdc", "prepare", "shards", "--train",
-                               "{data}/flickr8k/train/{{00000..00005}}.tar", "--join", "--out", "{out}/data/joined")),
-        ("{out}/data/pairs", ("python", "experiments/flickr8k.py", "pairs", "--shards",
-                              "{data}/flickr8k/test/*.tar", "--out", "{out}/data/pairs")),
+        Made("{out}/data/captions", ("open_clip_mdc", "prepare", "shards", "--train",
+                                     "{data}/flickr8k/train/{{00000..00005}}.tar", "--test",
+                                     "{data}/flickr8k/test/*.tar", "--out", "{out}/data/captions")),
+        Made("{out}/data/joined", ("open_clip_mdc", "prepare", "shards", "--train",
+                                   "{data}/flickr8k/train/{{00000..00005}}.tar", "--join", "--out",
+                                   "{out}/data/joined")),
+        Made("{out}/data/pairs", ("python", "experiments/flickr8k.py", "pairs", "--shards",
+                                  "{data}/flickr8k/test/*.tar", "--out", "{out}/data/pairs")),
     ),
+    article=True,
 )
 
 SCALES = {scale.name: scale for scale in (PAPER, SCENES, FLICKR8K)}

@@ -4,53 +4,11 @@ A cell knows no seed: a run is trained once per seed, and collect.py takes mean 
 paper's number stands only in a cell of the same training data, network and test data.
 """
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
+import article
 import paper
+from cells import Cell, Evaluation, Run
 from scales import INTERVALS, RATIOS, Captioning, Scale, Selection
-
-
-class Run(NamedTuple):
-    """One training, up to its seed."""
-
-    model: str  # name of a config
-    data: str  # key of Scale.data
-    batches: int = 1  # multiple of the scale's global batch (CLIP-LB)
-    epochs: int = 1  # multiple of the scale's epochs
-    start: "Run | str | None" = None  # fine-tuned from a run, or from OpenCLIP's weights of this tag
-
-    def name(self, seed: int) -> str:
-        """Of the run folder; results are recognised by it."""
-        longer = (f"-x{self.batches}" if self.batches > 1 else "") + (f"-e{self.epochs}" if self.epochs > 1 else "")
-        start = f"-from-{self.start.data if isinstance(self.start, Run) else self.start}" if self.start else ""
-        return f"{self.model}--{self.data}{longer}{start}--s{seed}"
-
-
-class Evaluation(NamedTuple):
-    """One or several data sets of `clip_benchmark eval`, and the metric that is shown: the mean over them.
-
-    Two tasks are not clip_benchmark's: "judge" (`open_clip_mdc judge`; the metric is the system's name) and "log" (what
-    the training wrote).
-    """
-
-    task: str
-    root: str  # {data} is the data folder
-    datasets: tuple[str, ...]
-    metric: str
-    flags: tuple[str, ...] = ()
-    scale: float = 100.0
-    weight: str | None = None  # the metric, a count, that data sets are weighted by; None: all alike
-    sizes: tuple[int, ...] = ()  # test images or cases of the data sets, where results do not say it
-
-
-class Cell(NamedTuple):
-    row: str
-    column: str
-    run: Run
-    evaluation: Evaluation
-    paper: float | None = None
-    block: str = ""  # the best of a column is marked in each block
-    competes: bool = True  # for the best
 
 
 def probes(scale: Scale) -> dict[str, Evaluation]:
@@ -227,4 +185,5 @@ def steps(scale: Scale) -> Iterator[Cell]:
 
 
 TABLES = {"table1": table1, "table2": table2, "table3": table3, "table4": table4, "table5": table5,
-          "stability": stability, "figure4": figure4, "figure5": figure5, "lengths": lengths, "steps": steps}
+          "stability": stability, "figure4": figure4, "figure5": figure5, "lengths": lengths, "steps": steps,
+          **article.TABLES}

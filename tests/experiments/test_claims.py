@@ -185,7 +185,7 @@ def row_of(page: str, claim: str) -> dict[str, str]:
 
 def ledger_of(folder, scale=scales.SCENES) -> str:
     results = collect.read_results(folder)
-    return claims.ledger(scale, lambda cells: claims.of_results(results, scale, cells))
+    return claims.ledger(claims.claims(scale), lambda cells: claims.of_results(results, scale, cells))
 
 
 def test_a_ledger_from_results(tmp_path):
@@ -274,4 +274,32 @@ def test_results_page_prints_the_ledger_of_its_own_tables(scale):
     numbers = claims.read_page(page, scale)
     assert len(numbers) > 40
     printed = page.partition(f"<!-- {scale.name} claims -->\n")[2].partition("<!-- end -->")[0]
-    assert printed == claims.ledger(scale, lambda cells: claims.of_page(numbers, cells))
+    assert printed == claims.ledger(claims.claims(scale), lambda cells: claims.of_page(numbers, cells))
+
+
+@pytest.mark.parametrize("scale", [scales.SCENES, scales.FLICKR8K])
+def test_the_articles_sentences_are_about_cells_that_there_are(scale):
+    """On the scenes all of them; on photographs those that need no scenes."""
+    rows = claims.article_claims(scale)
+    there = [claim for claim in rows if claim.left and claim.right]
+    assert len(there) == len(rows) if scale is scales.SCENES else 10 < len(there) < len(rows)
+    assert all(claim.left != claim.right for claim in there) and len({claim.text for claim in rows}) == len(rows)
+
+
+def test_an_articles_claim_is_judged_by_its_images(tmp_path):
+    """Two seeds of 60 images whose captions hallucinate less with CLIP: the ledger says shows, by paired images."""
+    rng = np.random.default_rng(0)
+    cells = {c.row: c for c in TABLES["table7"](scales.SCENES) if c.column == "hallucinating"}
+    for row, rate in (("MDC, unguided", 0.8), ("MDC, CLIP 1", 0.1)):
+        for seed in (0, 1):
+            values = (rng.random(60) < rate).astype(float).tolist()
+            path = write_result(tmp_path, collect.variant(cells[row].evaluation), f"MDC-ViT-Ti-8--short--s{seed}",
+                                "wds/captions", hallucinating_captions=float(np.mean(values)))
+            (path.parent / "items").mkdir(exist_ok=True)
+            (path.parent / "items" / path.name).write_text(json.dumps({
+                "images": list(range(60)), "values": {"hallucinating_captions": values}, "weights": {}}))
+    results = collect.read_results(tmp_path)
+    page = claims.ledger(claims.article_claims(scales.SCENES), lambda cells: claims.of_results(
+        results, scales.SCENES, cells))
+    (line,) = [line for line in page.splitlines() if "fewer hallucinations |" in line]
+    assert "*shows*" in line and "60 images, paired" in line

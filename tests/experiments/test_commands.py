@@ -134,7 +134,7 @@ def test_every_printed_command_parses(scale, gpus, tmp_path, monkeypatch):
         else:
             assert (REPO / words[0]).is_file(), command
     assert kinds >= {"train", "linear_probe", "image_caption_selection", "captioning", "judge", "lengths"}
-    assert len(asked) == {"paper": 5, "scenes": 5, "flickr8k": 5}[scale]  # judges by test set and seed, lengths, data
+    assert len(asked) == {"paper": 5, "scenes": 11, "flickr8k": 5}[scale]  # judges by test set and seed, lengths, data
 
 
 def test_every_trained_model_has_a_config():
@@ -182,12 +182,41 @@ def test_a_small_scale_carries_no_number_of_another_data_set():
 
 def test_steps_that_run_side_by_side_neither_wait_for_one_another_nor_share_a_log(tmp_path):
     stages = list(runner.plan(scales.SCENES, NAMES, [0, 1], place(tmp_path)))
-    assert [[step.label for step in steps] for title, steps in stages if title == "data"] == [["scenes"], ["captions"]]
+    assert [[step.label for step in steps] for title, steps in stages if title == "data"] == [
+        [name] for name in ("scenes", "captions", "big", "captions-big", "folds", "fewshot", "concept", "without")]
+    few = runner.plan(scales.SCENES, ["table5"], [0], place(tmp_path))
+    assert [step.label for title, steps in few if title == "data" for step in steps] == ["scenes", "captions"]
     for scale in (scales.SCENES, scales.PAPER):
         for _, steps in runner.plan(scale, NAMES, [0, 1], place(tmp_path)):
             assert len({step.label for step in steps}) == len(steps)
             made = {step.command[step.command.index("--name") + 1] for step in steps if "--name" in step.command}
             assert not made & {Path(flag).parts[-3] for step in steps for flag in step.command if flag.endswith(".pt")}
+
+
+def test_the_clip_that_guides_and_the_one_that_scores_are_trained_whatever_the_seeds(tmp_path):
+    """Seed 0 guides, seed 1 scores; a fold's CLIP has not seen the fold's test images."""
+    stages = list(runner.plan(scales.SCENES, ["table7"], [2], place(tmp_path)))
+    made = {step.label for title, steps in stages if title == "training" for step in steps}
+    assert made >= {"ViT-Ti-8--short--s0", "ViT-Ti-8--short--s1", "MDC-ViT-Ti-8--short--s2",
+                    "MDC-ViT-Ti-8-64px--big--s2", "MDC-ViT-Ti-8-regions2--big--s2"}
+    assert made >= {f"ViT-Ti-8--fold{fold}--s0" for fold in range(5)} and "ViT-Ti-8--short--s2" not in made
+    used = set()
+    for step in stages[-1][1]:
+        for flag, value in zip(step.command, step.command[1:], strict=False):
+            if flag in ("--clip", "--clipscore_pretrained"):
+                used.add((flag, Path(value).parts[-3]))
+    assert used == {("--clip", "ViT-Ti-8--short--s0"), ("--clipscore_pretrained", "ViT-Ti-8--short--s1"),
+                    *(("--clip", f"ViT-Ti-8--fold{fold}--s0") for fold in range(5))}
+    (sized,) = [step.command for _, steps in stages for step in steps if step.label == "MDC-ViT-Ti-8-64px--big--s2"]
+    assert sized[sized.index("--force-image-size") + 1] == "64"
+
+
+@pytest.mark.parametrize("scale", ["scenes", "flickr8k"])
+def test_evaluations_of_other_flags_have_other_folders(scale):
+    """Also where a flag is a path, or a CLIP model scores."""
+    evaluations = commands.evaluations(runner.cells_of(scales.SCALES[scale], list(TABLES)))
+    places = [(commands.variant(e), e.root, e.datasets) for e, _ in evaluations]
+    assert len(set(places)) == len(places) and all("/" not in variant and " " not in variant for variant, *_ in places)
 
 
 # ---- recipes

@@ -1,0 +1,49 @@
+"""A cell of a table: which run, by which evaluation, fills which place. No cell knows a seed."""
+from typing import NamedTuple
+
+
+class Run(NamedTuple):
+    """One training, up to its seed."""
+
+    model: str  # name of a config
+    data: str  # key of Scale.data
+    batches: int = 1  # multiple of the scale's global batch (CLIP-LB)
+    epochs: int = 1  # multiple of the scale's epochs
+    start: "Run | str | None" = None  # fine-tuned from a run, or from OpenCLIP's weights of this tag
+    size: int | None = None  # side of images, where it is not the config's
+
+    def name(self, seed: int) -> str:
+        """Of the run folder; results are recognised by it."""
+        longer = (f"-x{self.batches}" if self.batches > 1 else "") + (f"-e{self.epochs}" if self.epochs > 1 else "")
+        start = f"-from-{self.start.data if isinstance(self.start, Run) else self.start}" if self.start else ""
+        size = f"-{self.size}px" if self.size else ""
+        return f"{self.model}{size}--{self.data}{longer}{start}--s{seed}"
+
+
+class Evaluation(NamedTuple):
+    """One or several data sets of `clip_benchmark eval`, and the metric that is shown: the mean over them.
+
+    Two tasks are not clip_benchmark's: "judge" (`open_clip_mdc judge`; the metric is the system's name) and "log" (what
+    the training wrote).
+    """
+
+    task: str
+    root: str  # {data} is the data folder
+    datasets: tuple[str, ...]
+    metric: str
+    flags: tuple[str, ...] = ()
+    scale: float = 100.0
+    weight: str | None = None  # the metric, a count, that data sets are weighted by; None: all alike
+    sizes: tuple[int, ...] = ()  # test images or cases of the data sets, where results do not say it
+    guide: Run | None = None  # a CLIP model: that of seed 0 helps to caption, as the flags say
+    judge: Run | None = None  # that of seed 1 gives CLIPScore
+
+
+class Cell(NamedTuple):
+    row: str
+    column: str
+    run: Run
+    evaluation: Evaluation
+    paper: float | None = None
+    block: str = ""  # the best of a column is marked in each block
+    competes: bool = True  # for the best
