@@ -7,6 +7,8 @@ Captions are saved before they are scored, beside the result in captions/:
 
     {"captions": {id: caption}, "tokens": {id: number}, "steps": {id: number}, "references": {id: [captions]}, ...}
 
+With --samples a caption is the first of those that were drawn, which "samples" has all, {id: [captions]}.
+
 The same command takes them from there, whatever ailed the scoring, as long as weights, data and settings are the same;
 a decoding that was stopped resumes, from the batches that each process notes in its journal FILE.partN.
 """
@@ -16,6 +18,7 @@ import logging
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from statistics import fmean
 
@@ -24,14 +27,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from open_clip_mdc import clip_guidance
 from open_clip_mdc.checkpoints import fingerprint
+from open_clip_mdc.clip_guidance import Clip, Guide
 from open_clip_mdc.data.files import write_json
 from open_clip_mdc.data.journal import Journal, Rows
 from open_clip_mdc.interface import Decoded
 from open_clip_mdc.sampling import Sampling
 from open_clip_mdc.tokens import caption_lengths, decode_captions
 
-from . import clipscore as clip_model
+from . import clipscore as clipscore_module
+from . import diversity, named_words
 from .caption_data import read_batch, unique_ids
 from .caption_metrics import score_captions
 from .distributed import merge, own_batches, rank_and_size
@@ -39,21 +45,29 @@ from .features import describe_data
 from .results import precision
 from .selection import blind_image
 
+CLIP_OPTIONS = ("clip", "clip_scale", "clip_top_k", "clip_rerank")
 
-def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mapping, blind: Tensor | None) -> Decoded:
+
+def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mapping, blind: Tensor | None,
+             guide: Guide | None = None) -> Decoded:
     """The captions of a batch; what is drawn depends on the seed and the batch's number alone.
 
     Args:
         options: see `flags.decoding_options`.
+        guide: of the batch, if CLIP helps.
     """
-    options = {name: value for name, value in options.items() if name != "batch_size"}
+    if guide is not None and options.get("clip_rerank"):
+        options = {**options, "samples": options["clip_rerank"], "rerank": True}
+    options = {name: value for name, value in options.items() if name not in ("batch_size", *CLIP_OPTIONS)}
     sampling = {name: options.pop(name) for name in Sampling._fields if name in options}
     if "seed" in options:
         seed = options.pop("seed")
         state = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
         generator = torch.Generator(images.device).manual_seed(state)
         options["sampling"] = Sampling(**sampling, generator=generator)
-    return model.generate(images, return_trace=True, **options, **({} if blind is None else {"blind": blind}))
+    given = {"blind": blind, "guide": guide}
+    return model.generate(images, return_trace=True, **options,
+                          **{name: value for name, value in given.items() if value is not None})
 
 
 def needs_blind_image(model: torch.nn.Module, options: Mapping) -> bool:
@@ -63,12 +77,16 @@ def needs_blind_image(model: torch.nn.Module, options: Mapping) -> bool:
 
 
 def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool, options: dict,
-           key: dict, file: Path) -> dict[str, dict]:
+           key: dict, file: Path, clip: Clip | None, clip_images: DataLoader | None) -> dict[str, dict]:
     """Notes every batch in this process's journal beside `file`; what all processes noted before is not done again.
 
+    Args:
+        clip: helps, as the options say.
+        clip_images: the same batches by its transform.
+
     Returns:
-        on every process captions, their numbers of tokens (without SOT and EOT) and of steps, and references, each by
-        image.
+        on every process captions, their numbers of tokens (without SOT and EOT) and of steps, references, samples and
+        numbers of texts that CLIP read, each by image.
 
     Raises:
         ValueError: the data set is empty or has no captions; the length does not fit the model.
@@ -80,15 +98,22 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
     with autocast():
         blind = blind_image(model, dataloader, device) if needs_blind_image(model, options) else None
     with Journal(file.with_name(f"{file.name}.part{rank_and_size()[0]}"), key, "batch") as journal:
-        for i, batch in own_batches(dataloader, "captions"):
+        seen_by_clip = own_batches(clip_images, "images for CLIP") if clip else repeat((0, None))
+        for (i, batch), (_, other) in zip(own_batches(dataloader, "captions"), seen_by_clip, strict=clip is not None):
             ids, images, references = read_batch(i, batch, dataloader)
             row = done.get(i)
             if row is None or row["ids"] != ids:
                 with autocast():
-                    text, step, _ = generate(model, images.to(device), i, options, blind)
-                row = {"batch": i, "ids": ids, "captions": decode_captions(text.cpu(), tokenizer),
-                       "tokens": (caption_lengths(text, tokenizer.vocab_size) - 2).tolist(),
-                       "steps": (step.amax(1) + 1).tolist(), "references": references}
+                    guide = clip and Guide(clip, read_batch(i, other, clip_images)[1].to(device), tokenizer,
+                                           options.get("clip_scale", 0.0), options.get("clip_top_k", 5))
+                    text, step, _ = generate(model, images.to(device), i, options, blind, guide)
+                count = len(text) // len(ids)  # consecutive ones are of an image
+                said = decode_captions(text.cpu(), tokenizer)
+                row = {"batch": i, "ids": ids, "captions": said[::count], "references": references,
+                       "tokens": (caption_lengths(text, tokenizer.vocab_size)[::count] - 2).tolist(),
+                       "steps": (step.amax(1)[::count] + 1).tolist(),
+                       "samples": [said[j:j + count] for j in range(0, len(said), count)],
+                       "clip_texts": guide.texts if guide else [0] * len(ids)}
                 journal.append(row)
             rows.append((i, row))
     rows = merge(rows)
@@ -96,7 +121,8 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
         raise ValueError("the data set is empty")
     ids = unique_ids([i for row in rows for i in row["ids"]])
     return {name: dict(zip(ids, [x for row in rows for x in row[name]], strict=True))
-            for name in ("captions", "tokens", "steps", "references")}
+            for name in ("captions", "tokens", "steps", "references", *(("samples",) if "samples" in options else ()),
+                         *(("clip_texts",) if clip else ()))}
 
 
 def journals(file: Path) -> list[Path]:
@@ -114,22 +140,24 @@ def read_captions(file: Path, key: dict) -> dict | None:
 
 
 def load_or_decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool,
-                   options: dict, file: Path, facts: Mapping[str, str]) -> dict:
+                   options: dict, file: Path, facts: Mapping[str, str], clip: Clip | None,
+                   clip_images: DataLoader | None) -> dict:
     """What the file of captions holds; it is made if it is not there or was made of something else.
 
     Args:
         facts: what the file should say about the run.
+        clip, clip_images: see `decode`.
     """
     key = {"model": fingerprint(getattr(model, "model", model)), "data": describe_data(dataloader), "decoding": options,
-           "precision": precision(device, amp)}
+           "precision": precision(device, amp), **({"clip": fingerprint(clip.model)} if clip else {})}
     first = rank_and_size()[0] == 0
     saved = merge([(0, read_captions(file, key))] if first else [])[0]
     if saved is not None:
         logging.warning("captions are those of %s: same weights, data and settings", file)
         return saved
     file.parent.mkdir(parents=True, exist_ok=True)  # before the long work, so that it fails early
-    saved = {**decode(model, dataloader, tokenizer, device, amp, options, key, file), "decoding": options, **facts,
-             "key": key}
+    saved = {**decode(model, dataloader, tokenizer, device, amp, options, key, file, clip, clip_images),
+             "decoding": options, **facts, "key": key}
     if first:
         write_json(file, saved)
         for part in journals(file):
@@ -137,9 +165,54 @@ def load_or_decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Ca
     return saved
 
 
+def load_clips(options: Mapping, clipscore: tuple[str | None, str | None], device: str) -> tuple:
+    """The CLIP that helps and the one that scores, None where there is none.
+
+    Raises:
+        ValueError: they are the same; or see `clip_guidance.load`.
+    """
+    judge = clipscore_module.load(*clipscore, device) if any(clipscore) else None
+    clip = clip_guidance.load(*clip_guidance.parse(options["clip"]), device) if "clip" in options else None
+    weights = [model.model.state_dict() for model in (judge, clip) if model]
+    if len(weights) == 2 and weights[0].keys() == weights[1].keys() and all(
+            torch.equal(weights[0][name], weights[1][name]) for name in weights[0]):
+        raise ValueError("CLIPScore by the very CLIP that --clip names would measure how well it was obeyed: give "
+                         "--clipscore_model and --clipscore_pretrained of another")
+    return clip, judge
+
+
+def measure(saved: Mapping, phrase: str | None, train_captions: set[str] | None,
+            of_clip: Mapping[str, list[float]]) -> dict:
+    """All metrics of captions, `NAME_missing` among them, and "items", those of single images.
+
+    Args:
+        phrase: see `named_words.phrase_metrics`.
+        train_captions: see `diversity.read_train_captions`.
+        of_clip: metrics of each image that are there already.
+    """
+    captions, references = saved["captions"], saved["references"]
+    scored = score_captions(captions, references)
+    found, values, weights = named_words.metrics(captions, references)
+    if phrase is not None:
+        for part, new in zip((found, values, weights), named_words.phrase_metrics(captions, references, phrase),
+                             strict=True):
+            part.update(new)
+    diverse, of_images = diversity.metrics(saved["samples"], train_captions) if "samples" in saved else ({}, {})
+    return {
+        **scored.scores, **found, **diverse, **{name: fmean(column) for name, column in of_clip.items()},
+        **{f"{name}_missing": reason for name, reason in scored.missing.items()},
+        "mean_length": scored.mean_length, "reference_mean_length": scored.reference_mean_length,
+        "images": len(captions), "word_tokenizer": scored.word_tokenizer,
+        "items": {"images": list(captions), "values": {**scored.of_images, **values, **of_images, **of_clip},
+                  "weights": weights},
+    }
+
+
 def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, file: Path,
-             facts: Mapping[str, str], options: dict, load: Callable[[Callable], DataLoader], device: str,
-             amp: bool = True, clipscore: tuple[str | None, str | None] = (None, None), verbose: bool = False) -> dict:
+             facts: Mapping[str, str], options: dict, load: Callable[[Callable], DataLoader],
+             load_clean: Callable[[Callable], DataLoader], device: str, amp: bool = True,
+             clipscore: tuple[str | None, str | None] = (None, None), phrase: str | None = None,
+             train_captions: str | None = None, verbose: bool = False) -> dict:
     """Decodes, saves and scores; on all but the first of several processes the result is not complete.
 
     Args:
@@ -147,33 +220,33 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
         facts: what it should say about the run.
         options: see `flags.decoding_options`.
         load: the same batches with another transform.
+        load_clean: the same, of images that are not corrupted.
         clipscore: model and weights for CLIPScore.
+        phrase: see `named_words.phrase_metrics`.
+        train_captions: see `diversity.read_train_captions`.
 
     Returns:
         the metrics, `NAME_missing` with the reason for one that could not be computed; the shares of captions that are
         one of their references (exact_match), and that have as many tokens as one (length_match); the mean lengths of
         captions and of references, in words and in the model's tokens; and how the captions were made.
     """
-    clip = clip_model.load(*clipscore, device) if any(clipscore) else None  # before the long work: fails early
-    saved = load_or_decode(model, dataloader, tokenizer, device, amp, options, file, facts)
-    captions, references = saved["captions"], saved["references"]
-    metrics = {}
-    if clip is not None:
-        metrics |= clip_model.evaluate(clip, load(clip.transform), captions, references, device)
-        metrics["clipscore_model"] = " ".join(filter(None, clipscore))
+    clip, judge = load_clips(options, clipscore, device)  # before the long work: fails early
+    known = diversity.read_train_captions(train_captions) if train_captions else None
+    saved = load_or_decode(model, dataloader, tokenizer, device, amp, options, file, facts, clip,
+                           clip and load(clip.transform))
+    references, of_clip = saved["references"], {}
+    if judge is not None:
+        of_clip = clipscore_module.evaluate(judge, load_clean(judge.transform), saved["captions"], references, device)
     if rank_and_size()[0] > 0:
-        return metrics
-    scored = score_captions(captions, references)
+        return {}
     counts = {i: [len(tokenizer.encode(text)) for text in texts] for i, texts in references.items()}
     metrics = {
-        **scored.scores, **metrics, **{f"{name}_missing": reason for name, reason in scored.missing.items()},
-        "mean_length": scored.mean_length, "reference_mean_length": scored.reference_mean_length,
+        **measure(saved, phrase, known, of_clip),
         "mean_tokens": fmean(saved["tokens"].values()), "mean_steps": fmean(saved["steps"].values()),
         "reference_mean_tokens": fmean(count for of_image in counts.values() for count in of_image),
-        "exact_match": fmean(captions[i] in texts for i, texts in references.items()),
         "length_match": fmean(saved["tokens"][i] in of_image for i, of_image in counts.items()),
-        "images": len(captions), "word_tokenizer": scored.word_tokenizer,
-        "items": {"images": list(captions), "values": scored.of_images},
+        **({"clipscore_model": " ".join(filter(None, clipscore))} if judge else {}),
+        **({"clip_texts_per_caption": fmean(saved["clip_texts"].values())} if clip else {}),
         **{f"caption_{name}" if name == "length" else name: value for name, value in options.items()},
     }
     if verbose:

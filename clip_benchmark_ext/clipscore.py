@@ -6,57 +6,33 @@ Published numbers are OpenAI's ViT-B/32, which is ViT-B-32-quickgelu here; score
 
 Dimensions: N images with a candidate each, R references of an image, D width.
 """
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
-import open_clip
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from open_clip_mdc import checkpoints
+from open_clip_mdc import clip_guidance
+from open_clip_mdc.clip_guidance import TEXTS_PER_BATCH, Clip
 
 from .caption_data import read_batch, unique_ids
 from .distributed import merge, own_batches
 
 WEIGHT = 2.5
 PREFIX = "A photo depicts "  # before candidates and references
-TEXTS_PER_BATCH = 256
-
-
-class Clip(NamedTuple):
-    model: torch.nn.Module
-    transform: object
-    tokenizer: object
 
 
 def load(name: str | None, pretrained: str | None, device: str) -> Clip:
-    """An OpenCLIP model by name and weights: a file, a run folder, or a tag of OpenCLIP, which is downloaded.
+    """`clip_guidance.load` of the two flags.
 
     Raises:
-        ValueError, FileNotFoundError: in one line, if there is no such model or it has no text encoder.
+        ValueError, FileNotFoundError: in one line, if one of them is missing, or there is no such model.
     """
     if name is None:
         raise ValueError(f"--clipscore_pretrained {pretrained} needs --clipscore_model, the architecture")
-    if ":" in name:  # local-dir:, hf-hub:
-        model, transform, tokenizer = checkpoints.load(name, device=device)
-    elif pretrained is None:
+    if pretrained is None and ":" not in name:  # local-dir:, hf-hub:
         raise ValueError(f"--clipscore_model {name} needs --clipscore_pretrained: a file, or a tag to download")
-    elif os.path.exists(pretrained):
-        model, transform, tokenizer = checkpoints.load(pretrained, name, device)
-    elif pretrained in open_clip.list_pretrained_tags_by_model(name):
-        try:
-            model, _, transform = open_clip.create_model_and_transforms(name, pretrained, device=device)
-        except (RuntimeError, OSError) as problem:
-            raise ValueError(f"cannot load {name} {pretrained}: {str(problem).splitlines()[0]}") from problem
-        tokenizer = open_clip.get_tokenizer(name)
-    else:
-        raise ValueError(f"--clipscore_pretrained {pretrained} is no file and no tag of {name} "
-                         f"({', '.join(open_clip.list_pretrained_tags_by_model(name)) or 'it has none'})")
-    if not hasattr(model, "encode_text"):
-        raise ValueError(f"--clipscore_model {name} compares no images with texts: give a CLIP model")
-    return Clip(model.eval(), transform, tokenizer)
+    return clip_guidance.load(name, pretrained, device)
 
 
 def clip_scores(image_embs: Tensor, caption_embs: Tensor) -> Tensor:
@@ -94,8 +70,8 @@ def encode_texts(clip: Clip, texts: Sequence[str], device: str) -> Tensor:
 
 @torch.no_grad()
 def evaluate(clip: Clip, dataloader: Iterable, captions: Mapping[str, str], references: Mapping[str, Sequence[str]],
-             device: str) -> dict[str, float]:
-    """Means over images.
+             device: str) -> dict[str, list[float]]:
+    """CLIPScore and RefCLIPScore of each image, in the loader's order.
 
     Args:
         dataloader: the images, by the model's own transform.
@@ -110,5 +86,5 @@ def evaluate(clip: Clip, dataloader: Iterable, captions: Mapping[str, str], refe
     counts = [len(references[i]) for i in ids]
     texts = encode_texts(clip, [captions[i] for i in ids] + [r for i in ids for r in references[i]], device)
     caption_embs, reference_embs = texts[:len(ids)], texts[len(ids):].split(counts)
-    return {"CLIPScore": float(clip_scores(image_embs, caption_embs).mean()),
-            "RefCLIPScore": float(ref_clip_scores(image_embs, caption_embs, reference_embs).mean())}
+    return {"CLIPScore": clip_scores(image_embs, caption_embs).tolist(),
+            "RefCLIPScore": ref_clip_scores(image_embs, caption_embs, reference_embs).tolist()}

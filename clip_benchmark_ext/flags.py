@@ -20,6 +20,7 @@ class Flags(NamedTuple):
     perturbations: str | None = None
     feature: str | None = None
     save_probe: str | None = None
+    corruption: str | None = None
     caption_length: int | str | None = None
     min_length: int | None = None
     tokens_per_step: int | float | None = None
@@ -29,8 +30,15 @@ class Flags(NamedTuple):
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    samples: int | None = None
+    train_captions: str | None = None
+    phrase: str | None = None
     guidance_scale: float | None = None
     guidance_weak: str | None = None
+    clip: str | None = None
+    clip_scale: float | None = None
+    clip_top_k: int | None = None
+    clip_rerank: int | None = None
     save_captions: str | None = None
     clipscore_model: str | None = None
     clipscore_pretrained: str | None = None
@@ -68,6 +76,9 @@ def make_parser() -> argparse.ArgumentParser:
                        help="linear probe; default: gap for captioners, cls before the projection for CLIP (the "
                             "paper's); pooled is what clip_benchmark itself probes")
     group.add_argument("--save_probe", help="linear probe: write the classifier to this safetensors file")
+    group.add_argument("--corruption", metavar="NAME:SEVERITY",
+                       help="make test images worse, by gaussian_noise, gaussian_blur, jpeg or brightness, 1 to 5; 0 "
+                            "changes nothing")
     group.add_argument("--caption_length", type=caption_length,
                        help="captioning: tokens of a caption (default for MDC: 15), or auto, the model's most likely "
                             "length, or sample, a drawn one; ARC ends captions by itself and takes this as the most")
@@ -83,11 +94,27 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--temperature", type=float, help="captioning: draw tokens, with --seed (default: 0, greedy)")
     group.add_argument("--top_k", type=int, help="captioning: draw from the k most probable tokens")
     group.add_argument("--top_p", type=float, help="captioning: draw from the fewest tokens of this probability")
+    group.add_argument("--samples", type=int,
+                       help="captioning: draw so many captions of an image; metrics are of the first, and their "
+                            "diversity is measured; needs a temperature")
+    group.add_argument("--train_captions", metavar="SHARDS|TXT",
+                       help="captioning, with --samples: the share of captions that these do not have")
+    group.add_argument("--phrase", help="captioning: how often this is said of images whose references say it, and of "
+                                        "others")
     group.add_argument("--guidance_scale", type=float,
                        help="captioning, MDC: more than 1 leans away from --guidance_weak (default: 1, not at all)")
     group.add_argument("--guidance_weak", choices=["blind", "masked"],
                        help="captioning, MDC: no image (the mean image, or zeros of a model trained with them), or the "
                             "image with masked features (default: what the model was trained for, else blind)")
+    group.add_argument("--clip", metavar="MODEL:FILE",
+                       help="captioning: a CLIP model of OpenCLIP that helps, by --clip_scale or --clip_rerank; "
+                            "CLIPScore must then be by another")
+    group.add_argument("--clip_scale", type=float,
+                       help="captioning, MDC: at each step multiply the most probable tokens' probabilities by CLIP's "
+                            "to this power (default: 0, not at all)")
+    group.add_argument("--clip_top_k", type=int, help="captioning, MDC: tokens that CLIP compares (default: 5)")
+    group.add_argument("--clip_rerank", type=int,
+                       help="captioning: draw so many captions, keep the one most similar to CLIP; needs a temperature")
     group.add_argument("--save_captions",
                        help="captioning: file of the captions, a template like --output; default: captions/ beside it")
     group.add_argument("--clipscore_model", help="captioning: CLIPScore by this model, e.g. ViT-B-32-quickgelu")
@@ -123,6 +150,21 @@ def scoring_options(flags: Flags, scorers: Sequence[str], interval: tuple[float,
     return dict(method=method, num_samples=flags.num_samples) if method == "bound" else dict(method=method)
 
 
+def check_choices(flags: Flags, drawn: bool) -> None:
+    """Raises ValueError for flags on samples and CLIP that do not go together; `drawn` says whether captions differ."""
+    if (flags.clip is not None) != bool(flags.clip_scale or flags.clip_rerank):
+        raise ValueError("--clip_scale or --clip_rerank needs --clip MODEL:FILE" if flags.clip is None else
+                         "--clip changes nothing without --clip_scale or --clip_rerank")
+    if flags.clip_scale and flags.sampler == "ancestral":
+        raise ValueError("--clip_scale guides --sampler confidence, not ancestral")
+    if (flags.samples or 2) < 2 or flags.samples and not drawn:
+        raise ValueError("--samples needs a temperature, and to be 2 or more")
+    if flags.samples and flags.clip_rerank:
+        raise ValueError("--clip_rerank keeps one of the captions that it draws: leave out --samples")
+    if flags.train_captions and not flags.samples:
+        raise ValueError("--train_captions is of --samples, whose diversity it is compared with")
+
+
 def decoding_options(flags: Flags, cfg: CaptionCfg | None, seed: int, batch_size: int) -> dict:
     """What the flags ask of `Captioner.generate`, with the fields of `Sampling` beside them, as plain values.
 
@@ -141,10 +183,11 @@ def decoding_options(flags: Flags, cfg: CaptionCfg | None, seed: int, batch_size
     else:
         default = {"length": MDC_LENGTH, **({"steps": STEPS} if ancestral else {"tokens_per_step": 1}),
                    **({"guidance_weak": cfg.weak} if guided else {})}
-    known = {*default, "temperature", "top_k", "top_p", *(("min_length",) if causal else ("guidance_scale", "sampler"))}
+    of_kind = ("min_length",) if causal else ("guidance_scale", "sampler", "clip_scale", "clip_top_k")
+    known = {*default, "temperature", "top_k", "top_p", "samples", "clip", "clip_rerank", *of_kind}
     asked = {"length": flags.caption_length} | {name: getattr(flags, name) for name in (
-        "num_beams", "min_length", "tokens_per_step", "sampler", "steps", "temperature", "top_k", "top_p",
-        "guidance_scale", "guidance_weak")}
+        "num_beams", "min_length", "tokens_per_step", "sampler", "steps", "temperature", "top_k", "top_p", "samples",
+        "guidance_scale", "guidance_weak", "clip", "clip_scale", "clip_top_k", "clip_rerank")}
     given = {name: value for name, value in asked.items() if value is not None}
     for name in given.keys() - known:
         if causal or name in ("num_beams", "min_length"):
@@ -156,4 +199,5 @@ def decoding_options(flags: Flags, cfg: CaptionCfg | None, seed: int, batch_size
     options = default | given
     drawn = options.get("temperature") or options["length"] == "sample" or ancestral \
         or options.get("guidance_weak") == "masked"
+    check_choices(flags, bool(drawn))
     return options | ({"seed": seed, "batch_size": batch_size} if drawn else {})

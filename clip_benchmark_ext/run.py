@@ -17,12 +17,13 @@ from clip_benchmark.datasets import builder
 from clip_benchmark.metrics import zeroshot_retrieval
 from open_clip.coca_model import CoCa
 from torch.utils.data import DataLoader
+from torchvision.transforms import Compose
 
 from open_clip_mdc import checkpoints
 from open_clip_mdc.integration import is_captioner
 from open_clip_mdc.objective import OBJECTIVES, CaptionCfg
 
-from . import caption_data, captioning, datasets, linear_probe, results, selection, zeroshot
+from . import caption_data, captioning, corruptions, datasets, linear_probe, results, selection, zeroshot
 from .coca import CoCaCaptioner
 from .distributed import everywhere, rank_and_size
 from .features import default_feature
@@ -73,12 +74,19 @@ class Job(NamedTuple):
         return caption_data.with_keys(dataset, transform) if args.task == "captioning" else dataset
 
     def load(self, split: str, transform: Callable | None = None) -> DataLoader:
-        """Batches of `build`, in the order of the data set."""
+        """Batches of `build`, in the order of the data set; images are clean."""
         dataset, args = self.build(split, transform), self.args
         if args.dataset.startswith("wds/"):
             return DataLoader(dataset.batched(args.batch_size), batch_size=None, num_workers=args.num_workers)
         collate = getattr(dataset, "collate_fn", None) or builder.get_dataset_collate_fn(args.dataset)
         return DataLoader(dataset, args.batch_size, num_workers=args.num_workers, collate_fn=collate)
+
+    def load_test(self, transform: Callable | None = None) -> DataLoader:
+        """The batches that the task is about, corrupted if that is asked for."""
+        transform = transform or self.transform
+        if self.flags.corruption is not None:
+            transform = Compose([corruptions.parse(self.flags.corruption), transform])
+        return self.load(self.args.split, transform)
 
 
 # ---- tasks: a Job and the batches of its split -> metrics
@@ -128,8 +136,10 @@ def caption(job: Job, batches: DataLoader) -> dict:
         job.output.parent / "captions" / job.output.name
     about = {name: getattr(args, name) for name in ("dataset", "split", "model", "pretrained")}
     return captioning.evaluate(
-        model, batches, job.tokenizer, file, about, job.options, partial(job.load, args.split), **job.common,
-        clipscore=(flags.clipscore_model, flags.clipscore_pretrained), verbose=args.verbose)
+        model, batches, job.tokenizer, file, about, job.options, job.load_test, partial(job.load, args.split),
+        **job.common,
+        clipscore=(flags.clipscore_model, flags.clipscore_pretrained), phrase=flags.phrase,
+        train_captions=flags.train_captions, verbose=args.verbose)
 
 
 def scoring(args: Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
@@ -143,6 +153,8 @@ def debiased_scoring(args: Namespace, flags: Flags, cfg: CaptionCfg | None) -> d
 
 def decoding(args: Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
     """Of `generate`; what is no captioner of ours, CoCa, is autoregressive."""
+    if cfg is None and flags.clip:
+        raise ValueError(f"--clip helps captioners, such as MDC- and ARC-; {args.model} is none")
     return decoding_options(flags, cfg, args.seed, args.batch_size)
 
 
@@ -156,7 +168,7 @@ class Task(NamedTuple):
 
 
 DECODER = ("caption_length", "min_length", "tokens_per_step", "sampler", "steps", "num_beams", "temperature", "top_k",
-           "top_p", "guidance_scale", "guidance_weak")
+           "top_p", "samples", "guidance_scale", "guidance_weak", "clip", "clip_scale", "clip_top_k", "clip_rerank")
 SCORER = ("scorer", "num_samples", "stop_confidence", "trained_interval")
 TASKS = {
     "image_caption_selection": Task(
@@ -167,7 +179,8 @@ TASKS = {
     "linear_probe": Task(probe, ("train_split", "val_split", "val_proportion", "fewshot_k", "fewshot_lr",
                                  "fewshot_epochs", "batch_size", "seed", "normalize"), ("feature",)),
     "captioning": Task(
-        caption, ("annotation_file",), (*DECODER, "clipscore_model", "clipscore_pretrained"), (), decoding),
+        caption, ("annotation_file",),
+        (*DECODER, "phrase", "train_captions", "clipscore_model", "clipscore_pretrained"), (), decoding),
 }
 
 
@@ -232,6 +245,8 @@ def evaluate(args: Namespace, flags: Flags) -> int:
     args.verbose = args.verbose and rank_and_size()[0] == 0
     args.model, args.pretrained = resolve(args.model, args.pretrained)
     selects = datasets.find_row(args.dataset) is not None
+    if flags.corruption is not None:
+        corruptions.parse(flags.corruption)  # before the long work
     if args.task == "auto":
         args.task = "image_caption_selection" if selects else builder.get_dataset_default_task(
             args.dataset.removeprefix("wds/"))
@@ -241,8 +256,9 @@ def evaluate(args: Namespace, flags: Flags) -> int:
     task, captioner = TASKS[args.task], is_captioner(args.model)
     cfg = CaptionCfg(**open_clip.get_model_config(args.model)["caption_cfg"]) if captioner else None
     options = task.options(args, flags, cfg)
-    output = results.output_file(args, flags, task.flags + task.captioner_flags if captioner else task.flags, captioner)
-    about = results.describe(args, task.arguments, {**{name: getattr(flags, name) for name in task.flags}, **options})
+    for_any = (*task.flags, "corruption")
+    output = results.output_file(args, flags, for_any + task.captioner_flags if captioner else for_any, captioner)
+    about = results.describe(args, task.arguments, {**{name: getattr(flags, name) for name in for_any}, **options})
     if args.skip_existing and everywhere(results.is_there(output, about)):
         if args.verbose:
             print(f"Skip {output}: it is there, of the same settings.")
@@ -252,7 +268,7 @@ def evaluate(args: Namespace, flags: Flags) -> int:
         print(f"{args.task} of {args.model} {args.pretrained} on {args.dataset}, language {args.language}")
     torch.manual_seed(args.seed)
     job = Job(args, flags, options, output, *load_model(args))
-    batches = job.load(args.split)
+    batches = job.load_test()
     metrics = task.evaluate(job, batches)
     if rank_and_size()[0] == 0:
         if items := metrics.pop("items", None):

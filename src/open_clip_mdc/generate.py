@@ -3,7 +3,7 @@
 The drivers of unmask.py, ancestral.py and beam.py: an image is encoded once, and its keys and values are projected
 once; a second time with some features masked where guidance asks for it.
 
-Dimensions: B images, L positions, P patches, D image width.
+Dimensions: B images, R captions (R/B consecutive ones of an image), L positions, P patches, D image width.
 """
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .ancestral import denoise
 from .beam import beam_search, sample
-from .interface import CaptionModel, Decoded, ImageKV, StepLogits
+from .interface import CaptionModel, Decoded, Guide, ImageKV, StepLogits
 from .mask_replace import make_schedule
 from .objective import mask_condition
 from .sampling import GREEDY, Sampling, sample_tokens
@@ -32,8 +32,8 @@ def best_of_lengths(decode: Callable[[Tensor], Decoded], log_prob: Tensor) -> De
     most probable lengths are tried, in that order, until none left can win for any image: no caption adds above 0.
 
     Args:
-        decode: captions [B, L] of the lengths that it is given, long [B]; L does not depend on them.
-        log_prob: of each length, float [B, S].
+        decode: captions [R, L] of the lengths that it is given, long [R]; L does not depend on them.
+        log_prob: of each length, float [R, S].
     """
     log_prob, lengths = log_prob.topk(min(TRIED, log_prob.shape[1]))
     best = decode(lengths[:, 0])
@@ -84,8 +84,10 @@ def unmask_images(
         guidance_weak: str | None = None,
         blind: Tensor | None = None,
         sampling: Sampling = GREEDY,
+        samples: int = 1,
+        guide: Guide | None = None,
 ) -> Decoded:
-    """Captions of images by masked diffusion decoding.
+    """Captions of images by masked diffusion decoding, R = samples * B.
 
     Args:
         image: [B, 3, height, width], preprocessed.
@@ -102,6 +104,8 @@ def unmask_images(
             what the model was trained for (`CaptionCfg.weak`).
         blind: no image, for a model that was not trained with zeros for it: `scoring.mean_image(...)`, [P, D].
         sampling: how tokens are chosen; its generator draws whatever else is drawn.
+        samples: captions of each image, that differ if they are drawn.
+        guide: re-weighs the most probable tokens of each step of "confidence" (`unmask.reweigh`), unless its scale is 0.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -131,23 +135,26 @@ def unmask_images(
         network = guided(network, partial(model.token_logits, model.text.project_image(weak)), guidance_scale)
     forbidden = (sot_id(vocab_size), eot_id(vocab_size))
 
+    guides = ()
+    if guide is not None and guide.scale != 0 and guide.top_k > 1:
+        guides = (lambda captions, row: guide(captions, row // samples)), guide.top_k
+
     def decode(text: Tensor) -> Decoded:
-        text = text.expand(len(image), -1)
         valid = valid_tokens(text, vocab_size)
         if sampler == "confidence":
-            return unmask_by_confidence(network, text, valid, vocab_size, tokens_per_step, forbidden, sampling)
+            return unmask_by_confidence(network, text, valid, vocab_size, tokens_per_step, forbidden, sampling, *guides)
         make = model.objective.schedule or make_schedule  # continuous time: by the linear schedule in as many steps
         return denoise(network, text, valid, make(vocab_size, device=image.device), steps, forbidden, sampling)
 
     if text is not None:
-        return decode(text)
+        return decode(text.expand(len(image), -1).repeat_interleave(samples, 0))
     if length in CHOSEN:
-        log_prob = model.length_head.log_prob(image_embs)
+        log_prob = model.length_head.log_prob(image_embs).repeat_interleave(samples, 0)
         if length == "auto":
             return best_of_lengths(lambda lengths: decode(fully_masked(lengths, vocab_size, longest)), log_prob)
         lengths = sample_tokens(log_prob, Sampling(1.0, generator=sampling.generator))
     else:
-        lengths = torch.full((len(image),), length, device=image.device)
+        lengths = torch.full((samples * len(image),), length, device=image.device)
     return decode(fully_masked(lengths, vocab_size))
 
 
@@ -172,8 +179,9 @@ def search_images(
         num_beams: int = 6,
         sampling: Sampling = GREEDY,
         min_length: int = 0,
+        samples: int = 1,
 ) -> Decoded:
-    """Captions of images by a causal model.
+    """Captions of images by a causal model, R = samples * B.
 
     Args:
         image: [B, 3, height, width], preprocessed.
@@ -181,6 +189,7 @@ def search_images(
         num_beams: see `beam_search`; not used when sampling.
         sampling: a temperature draws tokens instead of searching.
         min_length: tokens before EOT at least: a likelihood favours short captions.
+        samples: captions of each image; they must be drawn.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -190,29 +199,52 @@ def search_images(
     if not isinstance(max_length, int) or not 1 <= max_length <= longest:
         raise ValueError(f"length is {length!r}; it must be 'auto' or a number of tokens from 1 to {longest}")
     image_kv = model.text.project_image(model.encode_image_tokens(image))
-    args = (cached_step_logits(model, image_kv), len(image), model.vocab_size, max_length)
+    args = (cached_step_logits(model, image_kv), samples * len(image), model.vocab_size, max_length)
     return sample(*args, sampling, image.device, min_length) if sampling.temperature else \
         beam_search(*args, num_beams, image.device, min_length)
 
 
+def best_of_samples(decoded: Decoded, value: Tensor) -> Decoded:
+    """The caption of each image that has the highest of the values [B, R/B], the first of equals: [B, L] of [R, L]."""
+    per_image = value.shape[1]
+    best = value.argmax(1) + per_image * torch.arange(len(value), device=value.device)
+    return Decoded(*(part[best] for part in decoded))
+
+
 @torch.no_grad()
-def generate(model: CaptionModel, image: Tensor, return_trace: bool = False, **options) -> Tensor | Decoded:
-    """Captions of images, as ids from SOT to EOT, then padding, long [B, L], like `CoCa.generate`; no mask ids.
+def generate(model: CaptionModel, image: Tensor, return_trace: bool = False, guide: Guide | None = None,
+             rerank: bool = False, **options) -> Tensor | Decoded:
+    """Captions of images, as ids from SOT to EOT, then padding, long [R, L], like `CoCa.generate`; no mask ids.
 
     Args:
         image: [B, 3, height, width], preprocessed.
         return_trace: return `Decoded`, with the step and the log-probability of every token, rather than ids.
+        guide: re-weighs the tokens of a masked diffusion captioner at each step, where its scale is not 0.
+        rerank: of the `samples` of an image only that which the guide finds the most similar is returned.
         options: of `unmask_images` for a masked diffusion captioner, of `search_images` for a causal one. Both know
-            `length` and `sampling`.
+            `length`, `sampling` and `samples`, R/B.
 
     Raises:
         ValueError: if an argument is out of range.
     """
-    options.get("sampling", GREEDY).check()  # before the image is encoded
+    sampling, samples = options.get("sampling", GREEDY), options.get("samples", 1)
+    sampling.check()  # before the image is encoded
+    drawn = sampling.temperature or options.get("length") == "sample" or options.get("sampler") == "ancestral"
+    if samples < 1 or samples > 1 and not drawn:
+        raise ValueError(f"samples is {samples}; it must be 1, or more with a temperature: without one all are equal")
+    if guide is not None and guide.scale and model.causal:
+        raise ValueError("CLIP guides masked diffusion: this model is autoregressive, whose captions it can rerank")
+    if guide is not None and guide.scale and options.get("sampler") == "ancestral":
+        raise ValueError("CLIP guides the sampler 'confidence': captions of 'ancestral' it can rerank")
+    if rerank and (guide is None or samples < 2):
+        raise ValueError("reranking needs a guide and two samples or more")
     was_training = model.training
     model.train(False)
     try:
-        decoded = (search_images if model.causal else unmask_images)(model, image, **options)
+        decoded = search_images(model, image, **options) if model.causal else \
+            unmask_images(model, image, guide=guide, **options)
+        if rerank:
+            decoded = best_of_samples(decoded, guide.similarity(decoded.text).view(len(image), samples))
     finally:
         model.train(was_training)
     return cut(decoded, model.vocab_size, return_trace)

@@ -39,6 +39,19 @@ class Decoded(NamedTuple):
     log_prob: Tensor  # float32 [R, L], of the token at that step, temperature 1; 0 where it was given
 
 
+class Guide(Protocol):
+    """`clip_guidance.Guide`: another model's opinion of captions of the B images of one batch."""
+
+    scale: float  # of guidance, 0 for none
+    top_k: int  # candidates of a token that are compared
+
+    def __call__(self, text: Tensor, image: Tensor) -> Tensor:
+        """What is added to log p of the candidates, [M, K], of complete captions [M, K, L] of images [M]."""
+
+    def similarity(self, text: Tensor) -> Tensor:
+        """How well captions [R, L] fit their images, [R]; R/B consecutive ones belong to each."""
+
+
 class CaptionModel(Protocol):
     """`model.Captioner`, as far as it is used here."""
 

@@ -3,7 +3,7 @@
 The algorithm and what it starts from; `generate.unmask_images` runs it on images. Revealing the most confident
 positions of a fully masked caption is MaskGIT's decoding (Chang et al. 2022), as in LLaDA (Nie et al. 2025).
 
-Dimensions: B captions, R rows, L positions, M masked tokens, V vocabulary.
+Dimensions: B captions, R rows, L positions, M masked tokens, K candidates, V vocabulary.
 """
 from collections.abc import Callable, Sequence
 
@@ -27,6 +27,8 @@ def unmask_by_confidence(
         tokens_per_step: int | float = 1,
         forbidden: Sequence[int] = (),
         sampling: Sampling = GREEDY,
+        guide: Callable[[Tensor, Tensor], Tensor] | None = None,
+        top_k: int = 5,
 ) -> Decoded:
     """Replaces every [MASK], the most confident first; what is revealed stays (Eq. 6).
 
@@ -48,6 +50,8 @@ def unmask_by_confidence(
         forbidden: ids that may not be chosen. Probabilities are not renormalised without them, so that a position whose
             most probable token is forbidden is not confident.
         sampling: how the revealed tokens are chosen.
+        guide: re-weighs the `top_k` most probable tokens of each revealed position (`reweigh`); the order of positions
+            and `log_prob` stay the network's.
 
     Raises:
         ValueError: if an argument is out of range, or padding is masked.
@@ -82,15 +86,43 @@ def unmask_by_confidence(
         else:
             count, left = int(np.minimum(left, tokens_per_step).sum()), np.maximum(left - tokens_per_step, 0)
         which, rest = split_places(chosen, count)
+        filled = text if guide is None else put(text, asked, allowed.argmax(1))
         places, asked = asked.index_select(0, which), asked.index_select(0, rest)
         allowed = allowed.index_select(0, which)
-        token = sample_tokens(allowed, sampling)
+        weighed = allowed if guide is None else reweigh(allowed, filled, places, guide, top_k)
+        token = sample_tokens(weighed, sampling)
         text = put(text, places, token)
         log_prob = put(log_prob, places, allowed.gather(1, token[:, None]).squeeze(1))
         step = step.flatten().index_fill(0, places, number).view_as(step)
         number += 1
     extra = (0, padding.shape[1])
     return Decoded(torch.cat((text, padding), 1), F.pad(step, extra, value=-1), F.pad(log_prob, extra))
+
+
+def reweigh(log_prob: Tensor, filled: Tensor, places: Tensor, guide: Callable[[Tensor, Tensor], Tensor],
+            top_k: int) -> Tensor:
+    """The distributions of revealed tokens when the `top_k` most probable of each share their probability anew.
+
+    The others keep theirs, so that a guide that adds nothing changes nothing, also where tokens are drawn.
+
+    Args:
+        log_prob: [M, V], -inf for tokens that may not be chosen.
+        filled: long [R, L], the captions completed by the step's own most probable tokens.
+        places: where the tokens are to stand, long [M] into R*L.
+        guide: complete captions, long [M, K, L], and their rows, long [M] -> what is added to log p, [M, K].
+        top_k: K, or as many as have a probability.
+
+    Returns:
+        log-probabilities [M, V].
+    """
+    value, token = log_prob.topk(min(top_k, log_prob.shape[1]), dim=1)
+    possible = torch.where(value == -torch.inf, token[:, :1], token)  # no caption that cannot come about is shown
+    row, column = places // filled.shape[1], places % filled.shape[1]
+    captions = filled[row][:, None].repeat(1, token.shape[1], 1).scatter(
+        2, column[:, None, None].expand(*token.shape, 1), possible[..., None])
+    guided = value + guide(captions, row)
+    guided = guided + (value.logsumexp(1) - guided.logsumexp(1))[:, None]
+    return log_prob.scatter(1, token, guided)
 
 
 def fully_masked(lengths: Tensor, vocab_size: int, longest: int | None = None) -> Tensor:

@@ -16,12 +16,13 @@ from safetensors.torch import save_file
 from test_coca import tiny_coca
 
 import open_clip_mdc
-from clip_benchmark_ext import captioning, cli
+from clip_benchmark_ext import captioning, cli, diversity
 from clip_benchmark_ext import run as run_module
 from clip_benchmark_ext.caption_data import unique_ids
 from clip_benchmark_ext.caption_metrics import caption_metrics
 from clip_benchmark_ext.table import markdown
 from open_clip_mdc.checkpoints import load
+from open_clip_mdc.clip_guidance import Clip, Guide
 from open_clip_mdc.interface import Decoded
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.sampling import Sampling
@@ -125,6 +126,26 @@ def test_drawn_captions_are_those_of_the_seed_on_any_number_of_processes(runs, d
     assert len(lengths) > 1
 
 
+@pytest.mark.parametrize("alias", ["mdc", "arc"])
+def test_of_several_drawn_captions_the_first_is_scored_and_their_diversity_is_measured(runs, data, tmp_path, alias):
+    (tmp_path / "train.txt").write_text("a red square\n")
+    drawing = [*flags(runs, data, alias), "--caption_length", "4", "--temperature", "1"]
+    metrics, saved = evaluate(tmp_path, *drawing, "--samples", "3", "--train_captions", "train.txt")
+    model, transform, tokenizer = load(str(runs / alias))
+    state = int(np.random.SeedSequence([0, 1]).generate_state(1)[0])  # of the second batch
+    text = model.generate(torch.stack([transform(picture(i)) for i in (2, 3)]), length=4, samples=3,
+                          sampling=Sampling(1.0, generator=torch.Generator().manual_seed(state)))
+    said = decode_captions(text, tokenizer)
+    assert list(saved["samples"].values())[2:4] == [said[:3], said[3:]]
+    assert list(saved["captions"].values())[2:4] == [said[0], said[3]]
+    expected, of_images = diversity.metrics(saved["samples"], {"a red square"})
+    assert {name: metrics[name] for name in expected} == expected and metrics["novel_captions"] == 1
+    items = json.loads((tmp_path / "items" / "result.json").read_text())["values"]
+    assert {name: items[name] for name in of_images} == of_images and metrics["samples"] == 3
+    if alias == "mdc":
+        assert metrics["mean_tokens"] == 4
+
+
 def test_guidance_is_by_the_mean_image_and_one_is_none(runs, data, tmp_path):
     plain, one, two = (evaluate(tmp_path, *flags(runs, data), "--caption_length", "5", *more, name=name)[1]["captions"]
                        for name, more in (("plain", ()), ("one", ("--guidance_scale", "1")),
@@ -158,6 +179,43 @@ def test_captions_are_drawn_by_the_reverse_diffusion_with_the_seed_and_guided_by
                          (["--guidance_scale", "2", "--guidance_weak", "masked"], "trained with masked image")):
         with pytest.raises(SystemExit, match=words):
             cli.main([*flags(runs, data), *wrong])
+
+
+def test_clip_guides_and_reranks_by_its_own_transform_and_the_result_says_what_it_cost(runs, data, tmp_path):
+    """The CLIP model looks at 48 px, the captioner at 32."""
+    name, weights = save_clip(tmp_path)
+    command = [*flags(runs, data), "--caption_length", "4", "--clip", f"{name}:{weights}"]
+    clip, _, clip_transform = open_clip.create_model_and_transforms(name, weights)
+    clip = Clip(clip.eval(), clip_transform, open_clip.get_tokenizer(name))
+    model, transform, tokenizer = load(str(runs / "mdc"))
+    images = torch.stack([transform(picture(i)) for i in range(len(REFERENCES))])
+    seen = torch.stack([clip_transform(picture(i)) for i in range(len(REFERENCES))])
+
+    metrics, saved = evaluate(tmp_path, *command, "--clip_scale", "2", "--clip_top_k", "3")
+    guide = Guide(clip, seen, tokenizer, 2.0, 3)
+    text = model.generate(images, length=4, guide=guide)
+    assert list(saved["captions"].values()) == decode_captions(text, tokenizer)
+    assert list(saved["clip_texts"].values()) == guide.texts
+    assert metrics["clip_texts_per_caption"] == sum(guide.texts) / len(guide.texts) and metrics["clip_scale"] == 2.0
+
+    metrics, saved = evaluate(tmp_path, *command, "--clip_rerank", "3", "--temperature", "1", name="reranked")
+    guide = Guide(clip, seen[2:4], tokenizer)
+    state = int(np.random.SeedSequence([0, 1]).generate_state(1)[0])  # of the second batch
+    text = model.generate(images[2:4], length=4, samples=3, rerank=True, guide=guide,
+                          sampling=Sampling(1.0, generator=torch.Generator().manual_seed(state)))
+    assert list(saved["captions"].values())[2:4] == decode_captions(text, tokenizer)
+    assert list(saved["clip_texts"].values())[2:4] == guide.texts == [3, 3]
+    assert evaluate(tmp_path, *flags(runs, data), name="plain")[0].get("clip_texts_per_caption") is None
+
+
+def test_the_clip_that_guides_may_not_score(runs, data, tmp_path, monkeypatch):
+    name, weights = save_clip(tmp_path)
+    copy = tmp_path / "under-another-name.pt"
+    copy.write_bytes((tmp_path / f"{name}.pt").read_bytes())
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="by the very CLIP that --clip names"):
+        patch.setattr(Captioner, "generate", None)
+        evaluate(tmp_path, *flags(runs, data), "--clip", f"{name}:{weights}", "--clip_scale", "1",
+                 "--clipscore_model", name, "--clipscore_pretrained", str(copy))
 
 
 def test_coca_is_captioned_by_the_same_task(data, tmp_path, monkeypatch):
@@ -323,6 +381,14 @@ def test_bad_input_is_named_in_one_line_before_any_decoding(runs, data, tmp_path
         "image a has no captions": flags(runs, empty),
         "nshards.txt": flags(runs, tmp_path / "absent"),
         "has wrong captions too": flags(runs, data, dataset="sugar_crepe/swap_obj"),
+        "--samples needs a temperature": [*mdc, "--samples", "3"],
+        "--train_captions is of --samples": [*mdc, "--train_captions", "x.txt"],
+        "leave out --samples": [*mdc, "--samples", "3", "--temperature", "1", "--clip", "ViT-B-32:x.pt",
+                                "--clip_rerank", "2"],
+        "--clip_scale or --clip_rerank needs --clip": [*mdc, "--clip_scale", "1"],
+        "--clip changes nothing without": [*mdc, "--clip", "ViT-B-32:x.pt"],
+        "--clip_scale means nothing to this model": [*arc, "--clip", "ViT-B-32:x.pt", "--clip_scale", "1"],
+        "'ViT-B-32' should be MODEL:FILE": [*mdc, "--clip", "ViT-B-32", "--clip_scale", "1"],
         "needs --clipscore_pretrained": [*mdc, "--clipscore_model", "ViT-B-32"],
         "needs --clipscore_model": [*mdc, "--clipscore_pretrained", "x.pt"],
         "x.pt is no file and no tag of ViT-B-32 (": [*mdc, "--clipscore_model", "ViT-B-32", "--clipscore_pretrained",

@@ -18,14 +18,17 @@ from html.parser import HTMLParser
 from math import log
 from pathlib import Path
 
+import open_clip
 import pytest
 import torch
 from conftest import run_folder
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
+from safetensors.torch import save_file
 
 from open_clip_mdc import checkpoints
 from open_clip_mdc import tools as cli
+from open_clip_mdc.clip_guidance import Clip, Guide
 from open_clip_mdc.data import pictures
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.tokens import decode_captions, decode_tokens, eot_id, mask_id, sot_id
@@ -36,11 +39,15 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Run folders as open_clip_train leaves them."""
+    """Run folders as open_clip_train leaves them, and the weights of a CLIP model of the scenes."""
     folder = tmp_path_factory.mktemp("runs")
     for alias, name in (("mdc", "MDC-ViT-Ti-8"), ("arc", "ARC-ViT-Ti-8"), ("mcs", "MCD-ViT-Ti-8-mcs"),
                         ("cfg", "MCD-ViT-Ti-8-cfg")):
         run_folder(folder / alias, name)
+    torch.manual_seed(3)
+    clip = open_clip.create_model("ViT-Ti-8")
+    torch.nn.init.normal_(clip.text_projection if hasattr(clip, "text_projection") else clip.text.text_projection)
+    torch.save(clip.state_dict(), folder / "clip.pt")
     return folder
 
 
@@ -179,6 +186,45 @@ def test_the_tokens_of_a_caption_in_any_script_put_together_are_the_caption():
     assert decode_tokens(tokenizer.encode("\U0001faa8"), tokenizer)[0] == ""  # its bytes are four tokens
 
 
+# ---- with CLIP -----------------------------------------------------------------------------------------------------
+
+
+def test_clip_guides_by_its_own_view_of_each_image_and_the_lines_say_what_it_cost(runs, folder):
+    """Of a size that the captioner's transform does not make."""
+    Path("big").mkdir()
+    clip, _, big = open_clip.create_model_and_transforms("ViT-Ti-8", force_image_size=48)
+    save_file(clip.state_dict(), "big/open_clip_model.safetensors")
+    Path("big/open_clip_config.json").write_text(json.dumps({
+        "model_cfg": {**open_clip.get_model_config("ViT-Ti-8"), "vision_cfg": {
+            **open_clip.get_model_config("ViT-Ti-8")["vision_cfg"], "image_size": 48}}, "preprocess_cfg": {}}))
+    command = ("--pretrained", runs / "mdc", *PATHS, "--length", "4", "--clip", "local-dir:big", "--clip-scale", "2")
+    assert run(*command, "--batch-size", "3", "--clip-top-k", "3") is None
+    model, transform, tokenizer = loaded(runs / "mdc")
+    for number, line in enumerate(lines()):
+        guide = Guide(Clip(clip.eval(), big, tokenizer), big(scene(number))[None], tokenizer, 2.0, 3)
+        alone = model.generate(transform(scene(number))[None], length=4, guide=guide)
+        assert line["caption"] == decode_captions(alone, tokenizer)[0] and [line["clip_texts"]] == guide.texts
+    assert run(*command, "--batch-size", "2", "--clip-top-k", "1") is None
+    assert {line["clip_texts"] for line in lines()} == {0}
+
+
+def test_captions_of_two_commands_stand_side_by_side_on_the_page(runs, folder):
+    command = ("--pretrained", runs / "mdc", *PATHS, "--length", "4")
+    run(*command, "--out", "plain.jsonl")
+    Path("plain.jsonl").write_text("".join(Path("plain.jsonl").read_text().splitlines(keepends=True)[:-1]))
+    clip = ("--clip", f"ViT-Ti-8:{runs / 'clip.pt'}", "--clip-scale", "3", "--clip-rerank", "2", "--temperature", "1")
+    assert run(*command, *clip, "--html", "page.html", "--compare", "plain.jsonl") is None
+    page = Page(Path("page.html").read_text())
+    plain = [line["caption"] for line in lines("plain.jsonl")] + [None]
+    shown = [caption for pair in zip([line["caption"] for line in lines()], plain, strict=True) for caption in pair]
+    assert page.texts["h2"] == [report.printable(caption) for caption in shown if caption is not None]
+    assert sum(attributes.get("class") == "pair" for tag, attributes in page.tags if tag == "article") == 6
+    texts = sum(line["clip_texts"] for line in lines()) / 7
+    assert page.texts["dd"][-2:] == [
+        f"ViT-Ti-8:{runs / 'clip.pt'}, scale 3.0 on 5 tokens a step, the best of 2; {texts:.1f} texts a caption",
+        "plain.jsonl"]
+
+
 # ---- pictures that are none ----------------------------------------------------------------------------------------
 
 
@@ -246,10 +292,19 @@ def test_pictures_stand_the_way_up_that_the_camera_noted(tmp_path):
     (("x1.png", "--sampler", "ancestral", "--steps", "900"), "steps is 900"),
     (("x1.png", "--sampler", "ancestral", "--pretrained", "arc"), "autoregressive"),
     (("x1.png", "--pretrained", "gone"), "gone"),
+    (("x1.png", "--clip-scale", "1"), "need --clip MODEL:FILE"),
+    (("x1.png", "--clip", "ViT-Ti-8:clip.pt"), "changes nothing without --clip-scale or --clip-rerank"),
+    (("x1.png", "--clip", "ViT-Ti-8", "--clip-scale", "1"), "should be MODEL:FILE"),
+    (("x1.png", "--clip", "ViT-Ti-8:gone.pt", "--clip-scale", "1"), "gone.pt is no file and no tag of ViT-Ti-8"),
+    (("x1.png", "--clip", "ViT-Ti-8:clip.pt", "--clip-scale", "1", "--pretrained", "arc"), "autoregressive"),
+    (("x1.png", "--clip", "ViT-Ti-8:clip.pt", "--clip-rerank", "3"), "without one all are equal"),
+    (("x1.png", "--compare", "x1.png"), "needs --html"),
+    (("x1.png", "--compare", "x1.png", "--html", "page.html"), "no file that this tool wrote"),
 ])
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(runs, folder, argv, words):
     Path("bare").mkdir()
     shutil.copytree(runs / "arc", "arc")
+    shutil.copy(runs / "clip.pt", "clip.pt")
     before = sorted(os.listdir())
     complaint = run("--pretrained", runs / "mdc", *argv)
     assert words in complaint and complaint.startswith("error: ") and "\n" not in complaint

@@ -129,6 +129,7 @@ def open_picture(source: Path | BytesIO | ValueError, name: str | None = None) -
 class Batch(NamedTuple):
     names: list[str]  # of the images that can be read
     image: Tensor | None  # [B, 3, H, W], of those whose names are in `new`; None where there are none
+    other: Tensor | None  # the same images by another model's transform, where there is one
     new: list[str]
     thumbnails: list[str | None]  # one for each name
     texts: list[str | None]  # one for each name
@@ -140,16 +141,18 @@ class Pictures(IterableDataset):
     """Batches of images in the order of `read_pictures`; of a DataLoader's N workers each decodes every N-th batch."""
 
     def __init__(self, paths: list[Path | CsvRows], transform: Callable, batch_size: int, limit: int | None = None,
-                 known: Container[str] = (), thumbnail: Callable[[Image.Image], str] | None = None):
+                 known: Container[str] = (), thumbnail: Callable[[Image.Image], str] | None = None,
+                 other_transform: Callable | None = None):
         """
         Args:
             transform: of the model, from an RGB image to [3, H, W].
             limit: only the first so many images.
             known: names of images that are not needed any more; they are not opened, unless for a thumbnail.
             thumbnail: makes the small image for a page.
+            other_transform: of a second model that looks at the same images.
         """
         self.paths, self.transform, self.batch_size, self.limit = paths, transform, batch_size, limit
-        self.known, self.thumbnail = known, thumbnail
+        self.known, self.thumbnail, self.other_transform = known, thumbnail, other_transform
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
@@ -160,7 +163,7 @@ class Pictures(IterableDataset):
                 yield self.decode(rows)
 
     def decode(self, rows: list[Picture]) -> Batch:
-        names, images, new, thumbnails, texts, problems, damaged = [], [], [], [], [], [], []
+        names, images, others, new, thumbnails, texts, problems, damaged = [], [], [], [], [], [], [], []
         for name, source, text in rows:
             thumbnail = None
             try:
@@ -169,6 +172,7 @@ class Pictures(IterableDataset):
                     thumbnail = self.thumbnail and self.thumbnail(picture)
                     if name not in self.known:
                         images.append(self.transform(picture))
+                        others += [self.other_transform(picture)] if self.other_transform else []
                         new.append(name)
             except ValueError as problem:
                 problems.append(str(problem))
@@ -177,7 +181,8 @@ class Pictures(IterableDataset):
             names.append(name)
             thumbnails.append(thumbnail)
             texts.append(text)
-        return Batch(names, torch.stack(images) if images else None, new, thumbnails, texts, problems, damaged)
+        image, other = (torch.stack(tensors) if tensors else None for tensors in (images, others))
+        return Batch(names, image, other, new, thumbnails, texts, problems, damaged)
 
     def loader(self, workers: int) -> DataLoader:
         return DataLoader(self, batch_size=None, num_workers=workers, pin_memory=torch.cuda.is_available())

@@ -3,11 +3,14 @@
     open_clip_mdc caption --pretrained RUN photos/ 'more/*.jpg' 'shards/{000..009}.tar' --html captions.html
     open_clip_mdc caption --pretrained RUN cat.jpg --text 'a [MASK] cat on a [MASK]'
     open_clip_mdc caption --pretrained RUN 'shards/{000..999}.tar' --out captions/ --jobs 8       (caption_shards.py)
+    open_clip_mdc caption --pretrained RUN photos/ --clip ViT-B-32:clip.pt --clip-scale 1 --out guided.jsonl \\
+        --html both.html --compare captions.jsonl
 
 A line is {"image": path or shard::key, "caption": text, "tokens": [{"token", "step", "log_prob"}, ...]}, tokens in
 reading order. A token that ends a word ends in a space; step is the one that revealed it, from 0, and log_prob what the
 model gave it then (nats); both are null for a token of --text. Where the model itself chose to end the caption, the
-last token is "<end>". Unreadable images are skipped, listed at the end, and make the exit status 1.
+last token is "<end>". With --clip a line says by "clip_texts" how many captions CLIP read for this one. Unreadable
+images are skipped, listed at the end, and make the exit status 1.
 
 Place in the paper: decoding, Eq. 6 and Sec. 3.2. Dimensions: B images, L positions.
 """
@@ -17,15 +20,20 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ..checkpoints import find
+from .. import clip_guidance
+from ..checkpoints import find, fingerprint
+from ..clip_guidance import Clip, Guide
 from ..data.files import new_file
 from ..data.journal import Journal
-from ..data.pictures import IMAGE_FILES, SHARDS, Pictures, find_pictures
+from ..data.pictures import IMAGE_FILES, SHARDS, Batch, Pictures, find_pictures
 from ..objective import STEPS
+from ..pretrained import PretrainedCaptioner
 from ..sampling import Sampling
 from .caption_rows import decoding_options, sampling_of, settings
 from .common import is_folder, load_captioner, need_folder
 from .page import card, legend, printable, thumbnail, write_page
+
+CLIP = ("clip_scale", "clip_top_k", "clip_rerank")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -43,17 +51,42 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("--steps is of --sampler ancestral; confidence has --tokens-per-step")
     if args.guidance_weak and args.guidance_scale == 1:
         raise ValueError("--guidance-weak changes nothing without --guidance-scale")
+    if args.clip and not args.clip_scale and args.clip_rerank == 1:
+        raise ValueError("--clip changes nothing without --clip-scale or --clip-rerank")
+    if not args.clip and (args.clip_scale or args.clip_rerank > 1):
+        raise ValueError("--clip-scale and --clip-rerank need --clip MODEL:FILE")
+    if args.compare and not args.html:
+        raise ValueError("--compare needs --html, the page on which captions stand side by side")
     if not is_folder(args.out) and Path(args.out).suffix != ".jsonl":
         raise ValueError(f"--out {args.out} should end in .jsonl, or be a folder (no suffix) for the tables of shards")
-    if is_folder(args.out) and (args.html or args.limit):
-        raise ValueError("--html and --limit go with an --out that ends in .jsonl")
+    if is_folder(args.out) and (args.html or args.limit or args.clip):
+        raise ValueError("--html, --limit and --clip go with an --out that ends in .jsonl")
     need_folder("--out", args.out)
     if args.html:
         need_folder("--html", args.html)
 
 
-def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: int) -> dict[str, str]:
-    """What the head of the page says; `options` are those of `decoding_options`."""
+def read_captions(path: str) -> dict[str, dict]:
+    """Lines by image of a file that this tool wrote; "image" is then the file's name.
+
+    Raises:
+        ValueError: it is another file. FileNotFoundError: there is none.
+    """
+    try:
+        rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        return {row["image"]: {"image": path, "caption": row["caption"], "tokens": [
+            {name: token[name] for name in ("token", "step", "log_prob")} for token in row["tokens"]]} for row in rows}
+    except (ValueError, KeyError, TypeError) as problem:
+        raise ValueError(f"--compare {path} is no file that this tool wrote: {problem!r}") from problem
+
+
+def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: int, clip_texts: float) -> dict[str, str]:
+    """What the head of the page says.
+
+    Args:
+        options: those of `decoding_options`.
+        clip_texts: that CLIP read for a caption, on average.
+    """
     facts = {"Checkpoint": args.pretrained, "Images": str(images)}
     if args.text:
         facts["To fill in"] = f"{args.text} (what was given is in italics)"
@@ -72,7 +105,26 @@ def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: in
         weak = {"masked": "the image with masked features"}.get(
             options["guidance_weak"], "the mean image" if "blind" in options else "no image")
         facts["Guidance"] = f"scale {args.guidance_scale}, away from {weak}; probabilities are the guided ones"
+    if args.clip:
+        parts = [f"scale {args.clip_scale} on {args.clip_top_k} tokens a step"] if args.clip_scale else []
+        parts += [f"the best of {args.clip_rerank}"] if args.clip_rerank > 1 else []
+        facts["CLIP"] = f"{args.clip}, {', '.join(parts)}; {clip_texts:.1f} texts a caption"
+    if args.compare:
+        facts["On the right"] = args.compare
     return facts
+
+
+def lines_of(batch: Batch, loaded: PretrainedCaptioner, clip: Clip | None, options: dict,
+             args: argparse.Namespace) -> list[dict]:
+    """The lines of the images that are new."""
+    guide = None
+    if clip:
+        with loaded.autocast():
+            guide = Guide(clip, batch.other.to(loaded.device), loaded.tokenizer, args.clip_scale, args.clip_top_k)
+    rows = loaded.decode(batch.image.to(loaded.device, non_blocking=True), guide=guide,
+                         sampling=sampling_of(args, batch.new, loaded.device), **options)
+    return [{"image": name, **row, **({"clip_texts": guide.texts[i]} if guide else {})}
+            for i, (name, row) in enumerate(zip(batch.new, rows, strict=True))]
 
 
 def run(args: argparse.Namespace) -> None:
@@ -86,30 +138,37 @@ def run(args: argparse.Namespace) -> None:
         from . import caption_shards  # pyarrow is for tables only
         return caption_shards.run(args)
     paths = find_pictures(args.paths, IMAGE_FILES + SHARDS)
+    others = read_captions(args.compare) if args.compare else {}
     loaded = load_captioner(args)
     options = decoding_options(args, loaded, paths)
+    if args.clip_scale and loaded.model.causal:
+        raise ValueError("--clip-scale is for masked diffusion; this model is autoregressive")
+    if args.clip_rerank > 1:
+        options |= {"samples": args.clip_rerank, "rerank": True}
+    clip = clip_guidance.load(*clip_guidance.parse(args.clip), loaded.device) if args.clip else None
     key = settings(args, loaded, options, args.blind_images or args.paths)
+    if clip:
+        key |= {"clip": fingerprint(clip.model), **{name: getattr(args, name) for name in CLIP}}
     part = Path(f"{args.out}.part")
     total = None if any(path.suffix.lower() in SHARDS for path in paths) else len(paths[:args.limit])
     names, cards, skipped = [], [], []
     with Journal(part, key, id="image") as journal, tqdm(total=total, desc="captions", unit=" images") as bar:
         pictures = Pictures(paths, loaded.transform, args.batch_size, args.limit, known=frozenset(journal.rows),
-                            thumbnail=thumbnail if args.html else None)
+                            thumbnail=thumbnail if args.html else None, other_transform=clip and clip.transform)
         for batch in pictures.loader(args.workers):
-            if batch.new:
-                rows = loaded.decode(batch.image.to(loaded.device, non_blocking=True),
-                                     sampling=sampling_of(args, batch.new, loaded.device), **options)
-                for name, row in zip(batch.new, rows, strict=True):
-                    journal.append({"image": name, **row})
+            for row in lines_of(batch, loaded, clip, options, args) if batch.new else ():
+                journal.append(row)
             for name, url in zip(batch.names, batch.thumbnails, strict=True):
-                tqdm.write(printable(f"{name}: {journal.rows[name]['caption']}"))
-                cards += [card(journal.rows[name], url)] if args.html else []
+                row = journal.rows[name]
+                tqdm.write(printable(f"{name}: {row['caption']}"))
+                cards += [card(row, url, others.get(name))] if args.html else []
             names += batch.names
             skipped += map(printable, batch.problems)
             bar.update(len(batch.names))
     if args.html:
         title = f"Captions by {find(args.pretrained, args.model).model_name}"
-        facts = page_facts(args, options, loaded.model.causal, len(names))
+        texts = [journal.rows[name]["clip_texts"] for name in names] if clip else []
+        facts = page_facts(args, options, loaded.model.causal, len(names), sum(texts) / max(len(texts), 1))
         write_page(args.html, title, facts, legend(), cards, skipped)
     with new_file(args.out) as partial, partial.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(journal.rows[name]) + "\n" for name in names)

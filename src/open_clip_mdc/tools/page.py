@@ -78,19 +78,25 @@ def describe_steps(tokens: list[dict]) -> str:
                      for token in found) or "nothing was revealed"
 
 
-def card(row: dict, picture: str) -> str:
+def told(row: dict) -> str:
+    """A caption with its grid."""
+    name, caption = (escape(printable(row[key])) for key in ("image", "caption"))
+    return (f'<div><h2 dir="auto">{caption or "(no words)"}</h2><p class="name" dir="auto">{name}</p>'
+            f'<div class="steps" tabindex="0" role="img" aria-label="{escape(describe_steps(row["tokens"]))}">'
+            f'{grid(row["tokens"])}</div></div>')
+
+
+def card(row: dict, picture: str, other: dict | None = None) -> str:
     """An image with its caption and its grid.
 
     Args:
         row: a line of the JSONL file.
         picture: `thumbnail(...)`.
+        other: a line for the same image by another command, to stand on the right; its "image" says whose.
     """
-    name, caption = (escape(printable(row[key])) for key in ("image", "caption"))
     small = ' class="small"' if picture.startswith("data:image/png") else ""
-    return (f'<article><img{small} src="{picture}" alt="">'
-            f'<div><h2 dir="auto">{caption or "(no words)"}</h2><p class="name" dir="auto">{name}</p>'
-            f'<div class="steps" tabindex="0" role="img" aria-label="{escape(describe_steps(row["tokens"]))}">'
-            f'{grid(row["tokens"])}</div></div></article>')
+    return (f'<article{" class=pair" if other else ""}><img{small} src="{picture}" alt="">'
+            f'{told(row)}{told(other) if other else ""}</article>')
 
 
 def legend() -> str:
@@ -151,6 +157,7 @@ dd { margin: 0; overflow-wrap: anywhere; }
   background-color: var(--c, var(--mask)); }
 article { display: grid; grid-template-columns: 15rem minmax(0, 1fr); gap: 1rem 2rem; padding: 2rem 0;
   border-top: 1px solid var(--line); break-inside: avoid; }
+article.pair { grid-template-columns: 15rem minmax(0, 1fr) minmax(0, 1fr); }
 img { width: 100%; border-radius: 6px; }
 img.small { image-rendering: pixelated; }
 article h2 { font-size: 1.4rem; }
@@ -175,7 +182,7 @@ td.continued { padding-left: 0; text-align: left; border-top-left-radius: 0; bor
   font-variant-numeric: tabular-nums; }
 .odds td { padding: 1px 2px; text-align: center; border-radius: 0; background-clip: border-box; }
 .skipped { border-top: 1px solid var(--line); padding: 2rem 0; overflow-wrap: anywhere; }
-@media (max-width: 44rem) { article { grid-template-columns: minmax(0, 1fr); } img { max-width: 26rem; }
+@media (max-width: 44rem) { article, article.pair { grid-template-columns: minmax(0, 1fr); } img { max-width: 26rem; }
   body { padding-top: 1.5rem; } table { font-size: 0.75rem; } td { padding: 1px 0.35em; border-right-width: 2px; } }
 @media print { .steps { max-height: none; overflow: visible; } }
 """

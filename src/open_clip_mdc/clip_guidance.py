@@ -1,0 +1,131 @@
+"""A CLIP model beside a captioner: it re-weighs the tokens that decoding considers, or chooses among several captions.
+
+    open_clip_mdc caption --pretrained RUN photos/ --clip ViT-B-32:clip.pt --clip-scale 1
+    open_clip_mdc caption --pretrained RUN photos/ --clip ViT-B-32:clip.pt --clip-rerank 5 --temperature 1
+
+Not in the paper: guidance of decoding by CLIP is claimed elsewhere for masked diffusion captioners, and is here to be
+measured. At each step the k most probable tokens of the position that is revealed are put, one after the other, into
+the caption completed by the step's own most probable tokens, so that CLIP reads whole captions only. Their
+probabilities are multiplied by those that CLIP would give them, in logarithms: log p + scale * log softmax_k(cos/0.01),
+as ConZIC (Zeng et al. 2023) adds them and as MAGIC (Su et al. 2022) weighs a language model's. Scale 0 is the captioner
+alone; what CLIP's own score of such captions says is no evidence, as they were chosen by it.
+
+`unmask.reweigh` does the product. Dimensions: B images, R captions (R/B consecutive ones of an image), M revealed
+tokens, K candidates, L positions.
+"""
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import checkpoints
+from .tokens import decode_captions
+
+TEMPERATURE = 0.01  # of CLIP's own softmax, where its training leaves it
+TEXTS_PER_BATCH = 256
+
+
+class Clip(NamedTuple):
+    model: torch.nn.Module
+    transform: Callable  # an RGB image -> [3, H, W]; not the captioner's
+    tokenizer: Callable
+
+
+def load(name: str, pretrained: str | None = None, device: str = "cpu") -> Clip:
+    """An OpenCLIP model by name and weights: a file, a run folder, or a tag of OpenCLIP, which is downloaded.
+
+    Args:
+        name: of its config; local-dir:DIR and hf-hub:ID name their weights too.
+
+    Raises:
+        ValueError, FileNotFoundError: in one line, if there is no such model or it has no text encoder.
+    """
+    import open_clip
+    if ":" in name:
+        model, transform, tokenizer = checkpoints.load(name, device=device)
+    elif pretrained is not None and os.path.exists(pretrained):
+        model, transform, tokenizer = checkpoints.load(pretrained, name, device)
+    elif pretrained in open_clip.list_pretrained_tags_by_model(name):
+        try:
+            model, _, transform = open_clip.create_model_and_transforms(name, pretrained, device=device)
+        except (RuntimeError, OSError) as problem:
+            raise ValueError(f"cannot load {name} {pretrained}: {str(problem).splitlines()[0]}") from problem
+        tokenizer = open_clip.get_tokenizer(name)
+    else:
+        raise ValueError(f"{pretrained} is no file and no tag of {name} "
+                         f"({', '.join(open_clip.list_pretrained_tags_by_model(name)) or 'it has none'})")
+    if not hasattr(model, "encode_text"):
+        raise ValueError(f"{name} compares no images with texts: give a CLIP model")
+    return Clip(model.eval(), transform, tokenizer)
+
+
+def parse(spec: str) -> tuple[str, str | None]:
+    """The arguments of `load` that MODEL:FILE means; local-dir:DIR and hf-hub:ID stay whole.
+
+    Raises:
+        ValueError: there is no colon in it.
+    """
+    name, colon, pretrained = spec.partition(":")
+    if not (name and pretrained):
+        raise ValueError(f"{spec!r} should be MODEL:FILE, such as ViT-B-32:clip.pt, or local-dir:DIR, hf-hub:ID")
+    return (spec, None) if name in ("local-dir", "hf-hub") else (name, pretrained)
+
+
+class Guide:
+    """CLIP's opinion of captions of the images of one batch; no caption of an image is encoded twice."""
+
+    @torch.no_grad()
+    def __init__(self, clip: Clip, image: Tensor, tokenizer: Callable, scale: float = 0.0, top_k: int = 5):
+        """
+        Args:
+            image: [B, 3, H, W], by CLIP's own transform; encoded here, once.
+            tokenizer: the captioner's, by which its ids are read.
+            scale: of guidance; 0 is none.
+            top_k: candidates that are compared at each step.
+        """
+        self.clip, self.tokenizer, self.scale, self.top_k = clip, tokenizer, scale, top_k
+        self.device = image.device
+        self.image = F.normalize(clip.model.encode_image(image).float(), dim=-1)
+        self.known: list[dict[str, float]] = [{} for _ in image]  # of each image, the cosines of captions
+
+    @property
+    def texts(self) -> list[int]:
+        """How many captions were encoded for each image: what guidance costs."""
+        return [len(known) for known in self.known]
+
+    @torch.no_grad()
+    def cosines(self, captions: Sequence[str], images: Sequence[int]) -> Tensor:
+        """Of captions with the images that they belong to, float32 [len(captions)]."""
+        missing = [pair for pair in dict.fromkeys(zip(images, captions, strict=True))
+                   if pair[1] not in self.known[pair[0]]]
+        for first in range(0, len(missing), TEXTS_PER_BATCH):
+            rows, texts = zip(*missing[first:first + TEXTS_PER_BATCH], strict=True)
+            embs = F.normalize(self.clip.model.encode_text(self.clip.tokenizer(list(texts)).to(self.device)).float(),
+                               dim=-1)
+            values = (embs * self.image[list(rows)]).sum(1).tolist()
+            for row, text, value in zip(rows, texts, values, strict=True):
+                self.known[row][text] = value
+        return torch.tensor([self.known[i][text] for i, text in zip(images, captions, strict=True)],
+                            device=self.device)
+
+    def similarity(self, text: Tensor) -> Tensor:
+        """Cosines of captions, long [R, L], with their images: [R]."""
+        per_image = len(text) // len(self.known)
+        return self.cosines(decode_captions(text, self.tokenizer), [row // per_image for row in range(len(text))])
+
+    def __call__(self, text: Tensor, image: Tensor) -> Tensor:
+        """scale * log softmax over K of CLIP's logits.
+
+        Args:
+            text: complete captions, long [M, K, L].
+            image: the number of each one's image, long [M].
+
+        Returns:
+            float32 [M, K].
+        """
+        images = [i for i in image.tolist() for _ in range(text.shape[1])]
+        cosines = self.cosines(decode_captions(text.flatten(0, 1), self.tokenizer), images)
+        return self.scale * (cosines.view(text.shape[:2]) / TEMPERATURE).log_softmax(1)

@@ -1,0 +1,170 @@
+"""Claims about corrupted images.    pytest tests/benchmark/test_corruptions.py"""
+import json
+import tarfile
+
+import pytest
+import torch
+from models import add, labelled_webdataset, make_runs, order_data, picture, png, save_clip
+from PIL import Image
+from torchvision.transforms.functional import pil_to_tensor
+
+import open_clip_mdc
+from clip_benchmark_ext import cli, corruptions
+from clip_benchmark_ext.corruptions import LEVELS, parse
+
+SEVERITIES = range(1, 6)
+
+
+def scene(size: tuple[int, int] = (64, 48)) -> Image.Image:
+    """A disc of one colour on another, which noise and blur change in different ways."""
+    y, x = torch.meshgrid(torch.arange(size[1]), torch.arange(size[0]), indexing="ij")
+    disc = ((x - size[0] / 2) ** 2 + (y - size[1] / 2) ** 2 < (size[1] / 3) ** 2)[None]
+    pixels = torch.where(disc, torch.tensor([150, 40, 60])[:, None, None], torch.tensor([60, 90, 110])[:, None, None])
+    return Image.fromarray(pixels.permute(1, 2, 0).to(torch.uint8).numpy())
+
+
+def change(image: Image.Image, spec: str) -> torch.Tensor:
+    return pil_to_tensor(parse(spec)(image)).float() - pil_to_tensor(image).float()
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_severity_0_is_the_image_each_step_makes_it_worse_and_twice_is_the_same(name):
+    image = picture(0, 200)
+    assert parse(f"{name}:0")(image) is image
+    errors = [change(image, f"{name}:{severity}").square().mean().item() for severity in SEVERITIES]
+    assert errors[0] > 0 and errors == sorted(errors) and len(set(errors)) == 5
+    for severity in SEVERITIES:
+        once, again = (parse(f"{name}:{severity}")(picture(0, 200)).tobytes() for _ in range(2))
+        assert once == again
+
+
+def test_noise_has_its_standard_deviation_and_is_another_for_another_image():
+    grey = Image.new("RGB", (100, 100), (128, 128, 128))
+    noise = change(grey, "gaussian_noise:1")
+    assert noise.std() == pytest.approx(255 * 0.08, rel=0.02) and abs(noise.mean()) < 0.5
+    other = change(Image.new("RGB", (100, 100), (128, 128, 129)), "gaussian_noise:1")
+    assert abs(torch.corrcoef(torch.stack((noise.flatten(), other.flatten())))[0, 1]) < 0.05
+
+
+def test_blur_is_relative_to_the_image_and_keeps_a_flat_one():
+    assert change(Image.new("RGB", (30, 20), (9, 99, 199)), "gaussian_blur:5").abs().max() <= 1
+    small, large = (change(scene((4 * n, 3 * n)), "gaussian_blur:3").abs().mean() for n in (24, 96))
+    assert small == pytest.approx(float(large), rel=0.15)
+    assert parse("gaussian_blur:5")(Image.new("RGB", (1, 5))).size == (1, 5)
+
+
+def test_brightness_is_a_factor():
+    brighter = parse("brightness:5")(Image.new("RGB", (2, 2), (40, 60, 200)))
+    assert brighter.getpixel((0, 0)) == (80, 120, 255)
+
+
+@pytest.mark.parametrize("spec", ["fog:3", "jpeg", "jpeg:", "jpeg:6", "jpeg:-1", "jpeg:x", ""])
+def test_what_is_no_corruption_is_refused(spec):
+    with pytest.raises(ValueError, match="is not NAME:SEVERITY"):
+        parse(spec)
+
+
+# ---- in the tasks
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return make_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["clip_benchmark"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    yield
+    open_clip_mdc.unregister()
+
+
+def evaluate(tmp_path, runs, name, *arguments) -> dict:
+    cli.main([str(x) for x in ("eval", "--model", "mdc", "--pretrained", runs / "mdc", *arguments, "--num_workers", 0,
+                               "--no_amp", "--quiet", "--skip_existing", "--output", tmp_path / f"{name}.json")])
+    return json.loads((tmp_path / f"{name}.json").read_text())
+
+
+@pytest.fixture
+def captioned(tmp_path):
+    root = tmp_path / "captioned"
+    (root / "test").mkdir(parents=True)
+    (root / "test" / "nshards.txt").write_text("1")
+    with tarfile.open(root / "test" / "0.tar", "w") as tar:
+        for i in range(5):
+            add(tar, f"{i}.png", png(i))
+            add(tar, f"{i}.txt", b"a red square")
+    return root
+
+
+def test_captions_are_of_corrupted_images_and_are_scored_by_clean_ones(runs, captioned, tmp_path, monkeypatch):
+    """A test set that was corrupted beforehand gives the same captions."""
+    name, weights = save_clip(tmp_path)
+    command = ("--dataset", "wds/x", "--dataset_root", captioned, "--task", "captioning", "--caption_length", 6,
+               "--batch_size", 2)
+    clip = ("--clip", f"{name}:{weights}", "--clip_scale", "1")
+    noisy = evaluate(tmp_path, runs, "noisy", *command, *clip, "--corruption", "gaussian_noise:5")
+    with monkeypatch.context() as patch:
+        patch.setattr(corruptions, "parse", lambda spec: pytest.fail("has been corrupted already"))
+        clean = evaluate(tmp_path, runs, "clean", *command, *clip)
+    beforehand = tmp_path / "beforehand"
+    (beforehand / "test").mkdir(parents=True)
+    (beforehand / "test" / "nshards.txt").write_text("1")
+    with tarfile.open(beforehand / "test" / "0.tar", "w") as tar:
+        for i in range(5):
+            parse("gaussian_noise:5")(picture(i)).save(tmp_path / "x.png")
+            add(tar, f"{i}.png", (tmp_path / "x.png").read_bytes())
+            add(tar, f"{i}.txt", b"a red square")
+    evaluate(tmp_path, runs, "same", *(beforehand if x == captioned else x for x in command), *clip)
+    captions = {name: json.loads((tmp_path / "captions" / f"{name}.json").read_text())["captions"]
+                for name in ("noisy", "clean", "same")}
+    assert captions["noisy"] == captions["same"] != captions["clean"]
+    assert noisy["settings"]["corruption"] == "gaussian_noise:5" and clean["settings"]["corruption"] is None
+
+    scored = evaluate(tmp_path, runs, "noisy", *command, *clip, "--corruption", "gaussian_noise:5",
+                      "--clipscore_model", name, "--clipscore_pretrained", other_weights(tmp_path, weights))
+    from clip_benchmark_ext import clipscore
+    judge = clipscore.load(name, str(tmp_path / "other.pt"), "cpu")
+    with torch.no_grad():
+        images = judge.model.encode_image(torch.stack([judge.transform(picture(i)) for i in range(5)]))
+        texts = clipscore.encode_texts(judge, list(captions["noisy"].values()), "cpu")
+    assert scored["metrics"]["CLIPScore"] == pytest.approx(float(clipscore.clip_scores(images, texts).mean()), rel=1e-4)
+
+
+def other_weights(tmp_path, weights: str) -> str:
+    state = torch.load(weights)
+    torch.save({name: 2 * tensor if name == "visual.proj" else tensor for name, tensor in state.items()},
+               tmp_path / "other.pt")
+    return str(tmp_path / "other.pt")
+
+
+def test_a_probe_is_trained_on_clean_images_and_tested_on_corrupted_ones(runs, tmp_path, monkeypatch):
+    root = labelled_webdataset(tmp_path / "labelled", ["a", "b"], ["{c}"])
+    seen, corrupt = [], corruptions.Corruption.__call__
+    monkeypatch.setattr(corruptions.Corruption, "__call__", lambda self, image: seen.append(image.tobytes()) or corrupt(
+        self, image))
+    found = evaluate(tmp_path, runs, "probe", "--dataset", "wds/x", "--dataset_root", root, "--task", "linear_probe",
+                     "--corruption", "jpeg:5", "--feature_root", tmp_path / "features", "--batch_size", 8)
+    assert set(seen) == {picture(i).tobytes() for i in range(24)}  # those of the test split
+    assert found["settings"]["corruption"] == "jpeg:5"
+
+
+def test_selection_is_among_the_captions_of_corrupted_images(runs, tmp_path):
+    root = order_data(tmp_path / "order")
+    values = {}
+    for corruption in ((), ("--corruption", "jpeg:0"), ("--corruption", "gaussian_noise:5")):
+        result = evaluate(tmp_path, runs, "x", "--dataset", "aro/coco_order", "--dataset_root", root, "--task",
+                          "image_caption_selection", *corruption)
+        values[corruption[-1:]] = json.loads((tmp_path / "items" / "x.json").read_text())["values"]
+        assert result["settings"]["corruption"] == (corruption[1] if corruption else None)
+    assert values[()] == values["jpeg:0",]
+
+
+def test_a_mistake_is_told_before_the_model_is_loaded(runs, captioned, tmp_path, monkeypatch):
+    from clip_benchmark_ext import run as run_module
+    monkeypatch.setattr(run_module, "load_model", lambda args: pytest.fail("must not be loaded"))
+    with pytest.raises(SystemExit, match="--corruption fog:3 is not NAME:SEVERITY"):
+        evaluate(tmp_path, runs, "x", "--dataset", "wds/x", "--dataset_root", captioned, "--task", "captioning",
+                 "--corruption", "fog:3")

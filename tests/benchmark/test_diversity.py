@@ -1,0 +1,47 @@
+"""Claims about the diversity of captions.    pytest tests/benchmark/test_diversity.py"""
+import pytest
+
+from clip_benchmark_ext import diversity
+from clip_benchmark_ext.diversity import div, m_bleu, metrics, read_train_captions
+from open_clip_mdc.data.shards import tar_writer
+from open_clip_mdc.tokens import CAPTION_SEPARATOR
+
+
+def test_n_equal_captions_have_the_least_diversity_and_n_without_a_word_in_common_the_most():
+    least = metrics({"a": ["a dog runs on grass"] * 5})[0]
+    assert least == pytest.approx({"div_1": 5 / 25, "div_2": 4 / 25, "distinct_captions": 1 / 5, "mBLEU_4": 1.0})
+    most = metrics({"a": [f"a{i} b{i} c{i} d{i} e{i}" for i in range(5)]})[0]
+    assert most == pytest.approx({"div_1": 1, "div_2": 20 / 25, "distinct_captions": 1, "mBLEU_4": 0}, abs=1e-3)
+    other = metrics({"a": ["a dog runs on grass"] * 4 + ["a dog runs on sand"]})[0]
+    assert all(least[name] < other[name] < most[name] for name in ("div_1", "div_2", "distinct_captions"))
+    assert least["mBLEU_4"] > other["mBLEU_4"] > most["mBLEU_4"]
+
+
+def test_div_2_by_hand():
+    """Pairs: a red, red dog, a red (again), red cat; six words."""
+    assert div(["a red dog", "a red cat"], 1) == 4 / 6 and div(["a red dog", "a red cat"], 2) == 3 / 6
+    assert div(["one"], 2) == 0 and div([""], 1) == 0
+
+
+def test_m_bleu_by_hand():
+    """Of "a b c d e" against "a b c d f": n-grams 4/5, 3/4, 2/3, 1/2, no brevity; both ways alike."""
+    expected = (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25
+    assert m_bleu({"x": ["a b c d e", "a b c d f"]}) == pytest.approx(expected, rel=1e-6)
+    # the third's references are both others: a b c d of the first, e of neither
+    assert m_bleu({"x": ["a b c d e"] * 2 + ["a b c d f"]}) == pytest.approx((1 + 1 + expected) / 3, rel=1e-6)
+
+
+def test_novel_captions_are_those_that_training_lacks(tmp_path):
+    with tar_writer(tmp_path / "0.tar") as writer:
+        writer.write({"__key__": "0", "txt": CAPTION_SEPARATOR.join(["A  red dog", "a cat"]), "json": "{}"})
+    (tmp_path / "train.txt").write_text("a red dog\n\na cat\n")
+    for train in (str(tmp_path / "0.tar"), str(tmp_path / "train.txt")):
+        known = read_train_captions(train)
+        assert known == {"a red dog", "a cat"}
+        found, of_images = metrics({"x": ["a red dog", "A Cat"], "y": ["a cat", "a red cat"]}, known)
+        assert found["novel_captions"] == 0.25 and of_images["novel_captions"] == [0, 0.5]
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(ValueError, match="empty.txt holds no caption"):
+        read_train_captions(str(tmp_path / "empty.txt"))
+    with pytest.raises(FileNotFoundError):
+        diversity.read_train_captions(str(tmp_path / "{0..1}.tar"))

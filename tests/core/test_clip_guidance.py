@@ -1,0 +1,247 @@
+"""Claims about a CLIP model that helps a captioner.    pytest tests/core/test_clip_guidance.py"""
+import math
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+from open_clip.tokenizer import SimpleTokenizer
+
+from open_clip_mdc import clip_guidance, configs, register
+from open_clip_mdc.clip_guidance import Clip, Guide
+from open_clip_mdc.generate import generate
+from open_clip_mdc.sampling import Sampling
+from open_clip_mdc.tokens import caption_lengths, decode_captions, valid_tokens
+from open_clip_mdc.unmask import reweigh, unmask_by_confidence
+
+MODELS = ("MDC-ViT-Ti-8", "MCD-ViT-Ti-8")
+
+
+def opinionated(name: str, seed: int = 1) -> torch.nn.Module:
+    """A captioner or CLIP model of the scenes, untrained, that does not find all captions alike."""
+    register()
+    torch.manual_seed(seed)
+    model = open_clip.create_model(name).eval()
+    if hasattr(model, "encode_text"):
+        for block in model.text.transformer.resblocks if hasattr(model, "text") else model.transformer.resblocks:
+            torch.nn.init.normal_(block.mlp.c_proj.weight, std=0.5)
+    else:
+        torch.nn.init.normal_(model.text.output.weight, std=0.3)
+        if model.length_head is not None:
+            torch.nn.init.normal_(model.length_head.weight.data[3:9])
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return SimpleTokenizer(bpe_path=str(Path(str(configs.FOLDER)) / "scenes_bpe.txt.gz"))
+
+
+class Recording:
+    """A tokenizer that remembers what it was given."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.batches = tokenizer, []
+
+    def __call__(self, texts):
+        self.batches.append(texts)
+        return self.tokenizer(texts)
+
+
+@pytest.fixture
+def clip(tokenizer):
+    return Clip(opinionated("ViT-Ti-8", seed=5), None, Recording(tokenizer))
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+    return opinionated(request.param)
+
+
+@pytest.fixture(scope="module")
+def image():
+    return torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def cosine(clip, image, caption, tokenizer) -> float:
+    with torch.no_grad():
+        return float(torch.cosine_similarity(clip.model.encode_image(image[None]),
+                                             clip.model.encode_text(tokenizer([caption]))))
+
+
+@pytest.mark.parametrize("options", [dict(length=6), dict(length="auto"), dict(length=6, tokens_per_step=3), dict(
+    length=6, samples=2)], ids=str)
+def test_scale_0_and_one_candidate_are_plain_decoding_bit_for_bit_and_ask_clip_nothing(
+        model, clip, image, tokenizer, options):
+    def decode(guide):
+        sampling = Sampling(1.0, generator=torch.Generator().manual_seed(0)) if "samples" in options else Sampling()
+        return generate(model, image, return_trace=True, guide=guide, sampling=sampling, **options)
+
+    plain = decode(None)
+    for scale, top_k in ((0.0, 5), (3.0, 1)):
+        guide = Guide(clip, image, tokenizer, scale, top_k)
+        assert all(map(torch.equal, plain, decode(guide))) and guide.texts == [0] * 4
+    assert not clip.tokenizer.batches
+    guide = Guide(clip, image, tokenizer, 3.0, 5)
+    assert not torch.equal(plain.text, decode(guide).text) and min(guide.texts) > 5
+
+
+def test_a_step_multiplies_the_probabilities_of_the_candidates_by_clips_worked_out_by_hand():
+    """Candidates 2 and 0 of .4 and .3 that CLIP finds e^-1 and e times as probable: .7 is shared by .4/e and .3 e."""
+    filled = torch.tensor([[4, 2, 1, 5], [4, 2, 2, 5]])
+    log_prob = torch.tensor([[0.3, 0.25, 0.4, 0.05, 0, 0]]).log()
+    seen = []
+
+    def guide(captions, row):
+        seen.append((captions.tolist(), row.tolist()))
+        return torch.tensor([[-1.0, 1.0]])
+
+    weighed = reweigh(log_prob, filled, torch.tensor([6]), guide, 2)[0].exp().tolist()
+    assert seen == [([[[4, 2, 2, 5], [4, 2, 0, 5]]], [1])]
+    a, b = 0.4 / math.e, 0.3 * math.e
+    assert weighed == pytest.approx([0.7 * b / (a + b), 0.25, 0.7 * a / (a + b), 0.05, 0, 0])
+    assert sum(weighed) == pytest.approx(1)
+
+
+def test_a_guide_that_says_nothing_changes_no_distribution_and_sees_no_impossible_token():
+    """Ids 4 and 5, SOT and EOT, are not possible; three are, where five are asked for."""
+    log_prob = torch.tensor([[0.5, 0.3, 0.2, 0.0, 0, 0]]).log()
+
+    def guide(captions, row):
+        assert captions.shape[1] == 5 and captions[..., 1].max() <= 2
+        return torch.zeros(captions.shape[:2])
+
+    same = reweigh(log_prob, torch.tensor([[4, 0, 5]]), torch.tensor([1]), guide, 5)
+    torch.testing.assert_close(same, log_prob)
+
+
+def naive(model, clip, image, tokenizer, length, scale, top_k):
+    """Guided decoding of one image in loops, everything computed anew at each step."""
+    size = model.vocab_size
+    mask, sot, eot = size, size - 2, size - 1
+    ids = [sot] + [mask] * length + [eot]
+    while mask in ids:
+        with torch.no_grad():
+            log_probs = model.logits(image[None], torch.tensor([ids]))[0].log_softmax(-1)[:, :sot]
+        hidden = [i for i, token in enumerate(ids) if token == mask]
+        place = min(hidden, key=lambda i: (-float(log_probs[i].max()), i))
+        full = [int(log_probs[i].argmax()) if token == mask else token for i, token in enumerate(ids)]
+        candidates = log_probs[place].topk(top_k).indices.tolist()
+        captions = [tokenizer.decode([*full[1:place], token, *full[place + 1:-1]]).strip() for token in candidates]
+        cosines = torch.tensor([cosine(clip, image, caption, tokenizer) for caption in captions])
+        value = log_probs[place][candidates] + scale * (cosines / 0.01).log_softmax(0)
+        ids[place] = candidates[int(value.argmax())]
+    return ids
+
+
+@pytest.mark.parametrize("scale", [0.2, 1.0, 1e6])
+def test_guided_decoding_equals_a_naive_loop(model, clip, image, tokenizer, scale):
+    """At 1e6 the CLIP-best of the candidates wins at each step."""
+    text = generate(model, image, length=5, guide=Guide(clip, image, tokenizer, scale, 4))
+    assert text.tolist() == [naive(model, clip, one, tokenizer, 5, scale, 4) for one in image]
+
+
+def test_clip_reads_whole_captions_only_each_once_in_batches(model, clip, image, tokenizer, monkeypatch):
+    seen, cosines, ask = [], Guide.cosines, Guide.__call__
+    monkeypatch.setattr(Guide, "cosines", lambda self, captions, images: seen.append(captions) or cosines(
+        self, captions, images))
+    shown = []
+    monkeypatch.setattr(Guide, "__call__", lambda self, text, row: shown.append(text) or ask(self, text, row))
+    encoded = []
+    hook = clip.model.visual.register_forward_hook(lambda *_: encoded.append(1))
+    guide = Guide(clip, image, tokenizer, 1.0, 5)
+    generate(model, image, length="auto", guide=guide)
+    hook.remove()
+    assert len(encoded) == 1
+    for captions in seen:
+        for caption in captions:
+            assert "[MASK]" not in caption and "<start_of_text>" not in caption and "<end_of_text>" not in caption
+    for text in shown:
+        assert (text[valid_tokens(text, model.vocab_size)] != model.vocab_size).all()
+        ends = text[..., -1] == 0  # padding stands behind the captions of shorter lengths, and is not read
+        for row, end in zip(text.flatten(0, 1), ends.flatten().tolist(), strict=True):
+            assert not end or decode_captions(row[None], tokenizer) == decode_captions(
+                row[None, :caption_lengths(row, model.vocab_size)], tokenizer)
+    assert len(clip.tokenizer.batches) <= len(seen)  # a batch a step at most
+    texts = [text for batch in clip.tokenizer.batches for text in batch]
+    assert len(texts) == sum(guide.texts) < sum(map(len, seen))
+
+
+def test_one_long_call_is_split_into_batches(clip, image, tokenizer, monkeypatch):
+    monkeypatch.setattr(clip_guidance, "TEXTS_PER_BATCH", 3)
+    guide = Guide(clip, image, tokenizer)
+    captions = [f"a {colour} {shape}" for colour in ("red", "blue") for shape in ("star", "circle")]
+    found = guide.cosines(captions * 2, [0, 1, 2, 3] * 2)
+    assert [len(batch) for batch in clip.tokenizer.batches] == [3, 1] and guide.texts == [1, 1, 1, 1]
+    expected = [cosine(clip, one, caption, tokenizer) for one, caption in zip(image, captions, strict=True)]
+    assert found.tolist() == pytest.approx(expected * 2, abs=1e-5)
+
+
+def test_reranking_keeps_the_most_similar_of_the_drawn_captions(clip, image, tokenizer):
+    for name in (*MODELS, "ARC-ViT-Ti-8"):
+        model, options = opinionated(name), dict(length=5, samples=4)
+
+        def drawn(model=model, options=options, **more):
+            return generate(model, image, **options, **more, sampling=Sampling(
+                1.0, generator=torch.Generator().manual_seed(0)))
+
+        every = decode_captions(drawn(), tokenizer)
+        best = [max(every[4 * i:4 * i + 4], key=lambda caption, i=i: cosine(clip, image[i], caption, tokenizer))
+                for i in range(4)]
+        guide = Guide(clip, image, tokenizer)
+        assert decode_captions(drawn(guide=guide, rerank=True), tokenizer) == best
+        assert len(set(every)) > 4 and guide.texts == [len(set(every[4 * i:4 * i + 4])) for i in range(4)]
+
+
+def test_samples_of_an_image_are_consecutive_and_infilling_has_them_too(model, image):
+    text = torch.tensor([[model.vocab_size - 2, i, model.vocab_size, model.vocab_size - 1] for i in range(4)])
+    drawn = generate(model, image, text=text, samples=3, sampling=Sampling(1.0))
+    assert drawn[:, 1].tolist() == [i for i in range(4) for _ in range(3)]
+
+
+def test_a_guide_can_be_given_to_the_bare_algorithm():
+    """Position 1 prefers 0 by .6 to .4; the guide wants 1."""
+    def network(lengths):
+        return lambda text, asked: torch.tensor([[0.6, 0.4, 0, 0]]).log()
+
+    def guide(captions, row):
+        return 100.0 * (captions[..., 1] == 1)
+
+    text = torch.tensor([[2, 4, 3]])
+    decoded = unmask_by_confidence(network, text, torch.ones_like(text, dtype=torch.bool), 4, forbidden=(2, 3),
+                                   guide=guide, top_k=2)
+    assert decoded.text.tolist() == [[2, 1, 3]]
+    assert decoded.log_prob[0, 1].exp().item() == pytest.approx(0.4)  # the model's own
+
+
+@pytest.mark.parametrize("spec, parsed", [
+    ("ViT-B-32:a/b.pt", ("ViT-B-32", "a/b.pt")), ("ViT-B-32:C:clip.pt", ("ViT-B-32", "C:clip.pt")),
+    ("local-dir:a/b", ("local-dir:a/b", None)), ("hf-hub:x/y", ("hf-hub:x/y", None))])
+def test_model_and_file_are_told_apart(spec, parsed):
+    assert clip_guidance.parse(spec) == parsed
+
+
+@pytest.mark.parametrize("spec", ["ViT-B-32", "ViT-B-32:", ":clip.pt"])
+def test_a_model_without_a_file_is_refused(spec):
+    with pytest.raises(ValueError, match="should be MODEL:FILE"):
+        clip_guidance.parse(spec)
+
+
+def test_what_makes_no_sense_is_refused(clip, image, tokenizer, tmp_path):
+    arc, mdc, guide = opinionated("ARC-ViT-Ti-8"), opinionated("MDC-ViT-Ti-8"), Guide(clip, image, tokenizer, 1.0)
+    drawn = Sampling(1.0)
+    for model, options, words in (
+            (arc, dict(guide=guide), "this model is autoregressive"),
+            (mdc, dict(guide=guide, rerank=True), "two samples or more"),
+            (mdc, dict(samples=3, sampling=drawn, rerank=True), "needs a guide"),
+            (mdc, dict(samples=3), "without one all are equal"), (mdc, dict(samples=0), "samples is 0")):
+        with pytest.raises(ValueError, match=words):
+            generate(model, image, **options)
+    torch.save(mdc.state_dict(), tmp_path / "mdc.pt")
+    with pytest.raises(ValueError, match="compares no images with texts"):
+        clip_guidance.load("MDC-ViT-Ti-8", str(tmp_path / "mdc.pt"))
+    with pytest.raises(ValueError, match="is no file and no tag of ViT-B-32 \\("):
+        clip_guidance.load("ViT-B-32", "gone.pt")
+    torch.save(clip.model.state_dict(), tmp_path / "clip.pt")
+    again = clip_guidance.load("ViT-Ti-8", str(tmp_path / "clip.pt"))
+    assert all(map(torch.equal, again.model.state_dict().values(), clip.model.state_dict().values()))
