@@ -118,7 +118,8 @@ class Scale(NamedTuple):
 
 # Names of models, * for the backbone: {(t_min, t_max): name}, MDC's own last, and {masking ratio in %: name}.
 ROWS = {name: row for group in json.loads(OBJECTIVES.read_text(encoding="utf-8")).values()
-        for name, row in group["rows"].items() if row.get("loss_weight") == "inverse_t" and "regions" not in row}
+        for name, row in group["rows"].items()
+        if row.get("loss_weight") == "inverse_t" and not row.keys() & {"condition_drop", "regions"}}
 INTERVALS = {(row["t_min"], row["t_max"]): name
              for name, row in sorted(ROWS.items(), key=lambda pair: pair[1]["t_min"]) if name.startswith("MDC-")}
 RATIOS = {round(100 * row["t_min"]): name

@@ -69,6 +69,8 @@ def width(visual: nn.Module) -> int:
 
 def num_patches(visual: nn.Module) -> int:
     """P of the patch tokens, unless some are dropped in training (patch_dropout)."""
+    if isinstance(visual, RegionTower):
+        return len(visual.region_embedding) * num_patches(visual.tower)
     return visual.trunk.patch_embed.num_patches if isinstance(visual, TimmModel) else math.prod(visual.grid_size)
 
 

@@ -49,7 +49,7 @@ def test_tokens_are_those_of_the_same_tower_on_each_region_plus_its_embedding(vi
     assert tuple(model.visual.image_size) == (grid * side, grid * side)
     image = images(2, grid * side)
     tokens = model.encode_image_tokens(image)
-    assert tokens.shape[1] == (1 + grid ** 2) * patches
+    assert tokens.shape[1] == (1 + grid ** 2) * patches == encoder.num_patches(model.visual)
     for i in range(2):
         for region in range(1 + grid ** 2):
             y, x = divmod(region - 1, grid)
