@@ -105,7 +105,7 @@ def unmask_images(
         blind: no image, for a model that was not trained with zeros for it: `scoring.mean_image(...)`, [P, D].
         sampling: how tokens are chosen; its generator draws whatever else is drawn.
         samples: captions of each image, that differ if they are drawn.
-        guide: re-weighs the most probable tokens of each step of "confidence" (`unmask.reweigh`), unless its scale is 0.
+        guide: re-weighs the most probable tokens of each step of "confidence" (`unmask.reweigh`) unless its scale is 0.
 
     Raises:
         ValueError: if an argument is out of range.
