@@ -47,7 +47,7 @@ def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Calla
                          "captions: leave it out for zero-shot classification")
     flat = [caption for one in captions for caption in one]
     tokens = tokenizer(flat).to(device)
-    passes = {"autoregressive": 1, "monte_carlo": options.get("num_samples")}.get(
+    passes = {"autoregressive": 1, "monte_carlo": options.get("num_samples"), "bound": options.get("num_samples")}.get(
         options["method"], int(caption_lengths(tokens, model.vocab_size).float().mean()))
     if len(flat) * passes > MANY_CALLS:
         logging.warning("%d classes x templates: about %d decoder passes for every image; a single template is cheaper",

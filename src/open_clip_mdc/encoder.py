@@ -71,7 +71,7 @@ def num_patches(visual: nn.Module) -> int:
     """P of the patch tokens, unless some are dropped in training (patch_dropout)."""
     if isinstance(visual, RegionTower):
         return len(visual.region_embedding) * num_patches(visual.tower)
-    return visual.trunk.patch_embed.num_patches if isinstance(visual, TimmModel) else math.prod(visual.grid_size)
+    return math.prod(grid(visual))
 
 
 def has_mask(visual: nn.Module) -> bool:

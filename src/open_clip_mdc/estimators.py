@@ -23,8 +23,8 @@ class Likelihood(NamedTuple):
     log_likelihood: Tensor  # float32 [B, C], nats
     token_log_likelihood: Tensor | None = None  # float32 [B, C, L], 0 where not scored; not of monte_carlo
     order: Tensor | None = None  # long [B, C, L], the step at which a token was revealed, -1 if never; of heuristic
-    standard_error: Tensor | None = None  # float32 [B, C], inf if unknown; of monte_carlo
-    draws: Tensor | None = None  # long [B, C], the draws behind the score; of monte_carlo
+    standard_error: Tensor | None = None  # float32 [B, C], inf if unknown; of monte_carlo and bound
+    draws: Tensor | None = None  # long [B, C], the draws behind the score; of monte_carlo and bound
 
 
 def token_log_prob(logits: Tensor, target: Tensor) -> Tensor:

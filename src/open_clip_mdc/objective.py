@@ -236,7 +236,7 @@ def mask_and_replace(preset: str) -> Objective:
             return loss
         return loss - aux_weight * auxiliary_factor(step) * log_p.gather(1, asked.token[:, None]).squeeze(1)
 
-    return Objective(corrupt, bound, token_loss, "any", ("heuristic", "monte_carlo"), schedule)
+    return Objective(corrupt, bound, token_loss, "any", ("bound", "heuristic", "monte_carlo"), schedule)
 
 
 OBJECTIVES = {

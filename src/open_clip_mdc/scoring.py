@@ -6,6 +6,7 @@ An image is encoded once, and its keys and values are projected once.
     heuristic        N calls: start fully masked; at each step score the true token where the model is most
                      confident of anything, and reveal it
     monte_carlo      up to `num_samples` calls: an unbiased estimate of the lower bound of Eq. 8, with standard error
+    bound            `num_samples` calls: the same of mask-and-replace diffusion, by its own bound
 
 Dimensions: B images, C candidates of an image, L positions, N scored tokens of a caption, P patches, D width.
 """
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .bound import bound
 from .estimators import Likelihood, autoregressive, heuristic
 from .interface import CaptionModel, Network
 from .monte_carlo import monte_carlo
@@ -73,9 +75,10 @@ def log_likelihood(
         model: a Captioner; it stays in the mode it is in (use `model.eval()`).
         image: [B, 3, height, width]; ignored, and may be None, with `blind`.
         text: long [B, L] or [B, C, L] as the tokenizer makes it: SOT, tokens, EOT, anything.
-        method: "autoregressive" for causal models (Eq. 7), "heuristic" or "monte_carlo" (Eq. 8) for the others; None
+        method: "autoregressive" for causal models (Eq. 7), "heuristic" or "monte_carlo" (Eq. 8) for the others,
+            "bound" for mask-and-replace diffusion, which the other two take for one that replaces nothing; None
             is the first that fits the model's objective.
-        num_samples, seed, interval, stop_confidence: see `monte_carlo`.
+        num_samples, seed: see `monte_carlo` and `bound`. interval, stop_confidence: see `monte_carlo`.
         blind: `mean_image(...)`, [P, D], stands for all images: the text prior, for log p(c | i) - alpha * log p(c).
         memory_mib: what decoding may take beyond the weights, the encoder's share and the result; less is slower.
             None is 512, on CUDA a quarter of what is free.
@@ -98,12 +101,17 @@ def log_likelihood(
         raise ValueError(f"text holds the captions of {len(text)} images, but there are {len(image_embs)}")
     captions, first = _unique_captions((text if text.ndim == 3 else text[:, None]).to(image_embs.device),
                                        model.vocab_size)
-    images_per_call, captions_per_call, max_tokens = _chunk_sizes(model, image_embs, captions, memory_mib)
+    images_per_call, captions_per_call, max_tokens = _chunk_sizes(model, image_embs, captions, memory_mib,
+                                                                  4 if method == "bound" else 2)
     estimator = autoregressive if method == "autoregressive" else heuristic
     if method == "monte_carlo":
         images_per_call, captions_per_call = 1, captions.shape[1]  # it cuts its draws into calls itself
         estimator = partial(monte_carlo, num_samples=num_samples, seed=seed, interval=interval and tuple(interval),
                             stop_confidence=stop_confidence, max_tokens=max_tokens)
+    if method == "bound":
+        images_per_call, captions_per_call = 1, captions.shape[1]
+        estimator = partial(bound, schedule=model.objective.schedule, num_samples=num_samples, seed=seed,
+                            max_tokens=max_tokens)
 
     groups = []
     for rows, embs in zip(captions.split(images_per_call), image_embs.split(images_per_call), strict=True):
@@ -162,16 +170,16 @@ def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     return text.masked_fill(repeats[..., None], eot), first
 
 
-def _chunk_sizes(model: CaptionModel, image_embs: Tensor, captions: Tensor,
-                 memory_mib: int | None) -> tuple[int, int, int]:
+def _chunk_sizes(model: CaptionModel, image_embs: Tensor, captions: Tensor, memory_mib: int | None,
+                 copies: int) -> tuple[int, int, int]:
     """Images and captions per image of a decoder call, and tokens per call for one image, that fit the budget.
 
-    Counted are, per token, its float32 logits, two copies of them and some 16 vectors of the decoder's width (the MLP's
+    Counted are, per token, its float32 logits, `copies` of them and some 16 vectors of the decoder's width (the MLP's
     hidden layer is 4 wide); per image, keys and values of all layers.
     """
     vocab_size, width = model.text.output.weight.shape
     element = model.text.output.weight.element_size()
-    token_bytes = vocab_size * 12 + 16 * width * element
+    token_bytes = vocab_size * 4 * (1 + copies) + 16 * width * element
     image_bytes = 2 * len(model.text.blocks) * image_embs.shape[1] * width * element
     if memory_mib is None:
         on_cuda = image_embs.device.type == "cuda"

@@ -186,3 +186,27 @@ def test_a_race_is_refused_where_the_score_is_not_that_of_one_images_captions(ru
                          (["--scorer", "autoregressive"], "does not fit this model")):
         with pytest.raises(SystemExit, match=words):
             evaluate(tmp_path, *mdc, "--dataset", "aro/coco_order", "--dataset_root", order, *flags)
+
+
+def test_the_bound_is_the_default_of_mask_and_replace_with_a_blind_and_a_debiased_row(runs, order, tmp_path):
+    few = ("--num_samples", "20", "--batch_size", "5")
+    metrics = evaluate(tmp_path, "--model", "mcd", "--pretrained", runs / "mcd", "--dataset", "aro/coco_order",
+                       "--dataset_root", order, *few)
+    assert metrics["scorer"] == "bound" and metrics["num_samples"] == metrics["mean_draws"] == 20
+    model, transform, tokenizer = load(str(runs / "mcd"))
+    dataset = build_dataset("aro/coco_order", order, transform)
+    loader = DataLoader(dataset, batch_size=5, collate_fn=dataset.collate_fn)
+    with torch.autocast("cpu"):
+        blind = blind_image(model, loader, "cpu")
+        for row, seen in (("", True), ("_blind", False)):
+            best = []
+            for i, case in enumerate(dataset.cases):
+                text = tokenizer(list(case.captions))[None]
+                score = model.log_likelihood(dataset[i][0][None] if seen else None, text, "bound", num_samples=20,
+                                             blind=None if seen else blind)[0]
+                best.append(bool((score[0] >= score - 1e-4).all()))
+            assert metrics[f"text_acc{row}"] == pytest.approx(np.mean(best), abs=0.1)
+    assert 0 <= metrics["text_acc_debiased"] <= 1
+    with pytest.raises(SystemExit, match="options of --scorer monte_carlo"):
+        evaluate(tmp_path, "--model", "mcd", "--pretrained", runs / "mcd", "--dataset", "aro/coco_order",
+                 "--dataset_root", order, "--stop_confidence", "0.9")

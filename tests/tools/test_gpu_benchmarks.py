@@ -7,6 +7,9 @@ import torch
 from conftest import REPO, run
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from open_clip_mdc.objective import OBJECTIVES
+from open_clip_mdc.packing import Asked
+
 sys.path.insert(0, str(REPO))
 from benchmarks import gpu, gpu_report  # noqa: E402
 from benchmarks.captions import random_text  # noqa: E402
@@ -30,6 +33,18 @@ def test_bytes_are_those_alive_at_the_peak():
         view = kept[1:]
     assert view is not None
     assert watch.peaks == {"start": 1_024_000, "second": 2_048_000} and watch.now == 1_024_000
+
+
+@pytest.mark.parametrize("objective, limit", [("mdc", 4), ("mcd-absorbing", 5), ("mcd", 11), ("mcd-replace", 11)])
+def test_a_loss_holds_a_few_times_the_logits_and_nothing_of_v_by_v(objective, limit):
+    """Forward and backward, the auxiliary loss with it: float32 [M, V] so many times, 1 MB each; [V, V] is 67 MB."""
+    tokens, size = 64, 4096
+    logits = torch.randn(tokens, size, requires_grad=True)
+    ids = torch.randint(size, (tokens,))
+    asked = Asked(ids, ids, ids, ids.roll(1), torch.full((tokens,), 0.5), torch.ones(tokens))
+    with Bytes() as watch:
+        OBJECTIVES[objective].token_loss(logits, asked, *(() if objective == "mdc" else (5e-4,))).sum().backward()
+    assert watch.peaks["start"] <= (limit + 0.1) * 4 * tokens * size and logits.grad.isfinite().all()
 
 
 def test_a_kernel_takes_what_its_bytes_or_its_multiplications_need():

@@ -1,0 +1,206 @@
+"""Claims about the bound of mask-and-replace diffusion as a score.    pytest tests/core/test_bound.py
+
+A network is a table of two tokens, small enough for sums over all x_t and for the reverse chain by matrices.
+"""
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import VOCAB, captions, images, tiny_captioner
+from test_mask_replace import T, V, dense, much_replacement, product, true_posteriors  # noqa: F401
+
+from open_clip_mdc.bound import Noise, bound, bound_of_draws, draw_noise
+from open_clip_mdc.mask_replace import make_schedule, prior_kl
+from open_clip_mdc.scoring import log_likelihood, mean_image
+from open_clip_mdc.tokens import mask_id, target_tokens, valid_tokens
+
+SOT, EOT = V - 2, V - 1  # words 0 and 1
+PRESETS = ("absorbing", "replace", "half")
+# Of the first token's x_t, the second's, t and which of them is asked: logits of x_0.
+TABLE = torch.randn(V + 1, V + 1, T + 1, 2, V, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def table_network(lengths):
+    def token_logits(text, asked, time):
+        row, place = asked // text.shape[1], asked % text.shape[1]
+        return TABLE[text[row, 1], text[row, 2], time[row], place - 1]
+    return token_logits
+
+
+def chain(matrices, first: int, second: int, t: int, place: int) -> torch.Tensor:
+    """p(x_{t-1} | x_t) of one of the two tokens, [V + 1], by dense matrices."""
+    k = (first, second)[place]
+    given, reach = true_posteriors(matrices, k, t - 1, t)
+    if not (reach > 0).all():
+        return torch.eye(V + 1).double()[k]
+    return TABLE[first, second, t, place].softmax(0) @ given
+
+
+def exact(preset: str, x_0: tuple[int, int]) -> tuple[float, float, list[float]]:
+    """-log p(x_0) by the reverse chain, the bound by enumeration, and its part of each token."""
+    schedule = make_schedule(V, T, preset)
+    matrices, mask = dense(schedule), float(schedule.mask[-1])
+    one = torch.cat((torch.full((V,), (1 - mask) / V), torch.tensor([mask]))).double()
+    state, parts = one[:, None] * one, [prior_kl(schedule)] * 2
+    for t in range(T, 0, -1):
+        after = torch.zeros_like(state)
+        for first, second in itertools.product(range(V + 1), repeat=2):
+            p = [chain(matrices, first, second, t, place) for place in (0, 1)]
+            after += state[first, second] * p[0][:, None] * p[1]
+            reach = [product(matrices, 0, t)[x_0[place], (first, second)[place]] for place in (0, 1)]
+            for place in (0, 1):
+                if reach[0] * reach[1] > 0:
+                    q = true_posteriors(matrices, (first, second)[place], t - 1, t)[0][x_0[place]]
+                    kl = sum(a * math.log(a / b) for a, b in zip(q.tolist(), p[place].tolist(), strict=True) if a > 0)
+                    parts[place] += float(reach[0] * reach[1]) * kl
+        state = after
+    assert state[V].sum() + state[:, V].sum() == pytest.approx(0, abs=1e-12)
+    return -math.log(state[x_0]), sum(parts), parts
+
+
+def every_noise(schedule, x_0: tuple[int, int]) -> Noise:
+    """All t and x_t of a caption, weighted by their probability."""
+    rows = []
+    for t, k in itertools.product(range(1, T + 1), itertools.product(range(V + 1), repeat=2)):
+        q = math.prod(float(schedule.mask[t] if j == V else schedule.keep[t] * (i == j) + schedule.replace[t])
+                      for i, j in zip(x_0, k, strict=True))
+        rows.append((t, [j == V for j in k], [j != V for j in k], k, q / T))
+    step, masked, replaced, other, weight = map(np.array, zip(*rows, strict=True))
+    return Noise(step, masked, replaced, other, weight)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("x_0", [(0, EOT), (1, EOT)])
+def test_the_mean_over_all_noise_is_the_exact_bound_of_the_exact_likelihood(preset, x_0):
+    schedule = make_schedule(V, T, preset)
+    nll, expected, parts = exact(preset, x_0)
+    text = torch.tensor([[SOT, *x_0]])
+    noise = every_noise(schedule, x_0)
+    values, tokens = bound_of_draws(table_network, text, noise, schedule, max_tokens=64)
+    prior = prior_kl(schedule)
+    assert (values[0] * noise.weight).sum() + 2 * prior == pytest.approx(expected, rel=1e-5)
+    assert (tokens[0] + prior).tolist() == pytest.approx(parts, rel=1e-5)
+    assert expected > nll
+    score = bound(table_network, text, V, lambda size, device: schedule, num_samples=20000)
+    error = float(score.standard_error)
+    assert abs(-float(score.log_likelihood) - expected) < 4 * error < 0.1 * expected
+    assert score.token_log_likelihood[0].sum().item() == pytest.approx(float(score.log_likelihood), rel=1e-5)
+
+
+def test_the_standard_error_is_that_of_repeated_estimates():
+    schedule = make_schedule(V, T, "half")
+    text = torch.tensor([[SOT, 0, EOT]])
+    scores = [bound(table_network, text, V, lambda size, device: schedule, num_samples=50, seed=s) for s in range(300)]
+    spread = torch.cat([s.log_likelihood for s in scores]).std()
+    assert 0.8 < spread / torch.cat([s.standard_error for s in scores]).square().mean().sqrt() < 1.25
+
+
+def test_one_token_by_the_true_posterior_has_the_bound_of_its_probability():
+    """Where x_T tells nothing of x_0 the bound is tight, for every x_0."""
+    data = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+    for preset in ("absorbing", "replace"):
+        schedule = make_schedule(V, T, preset)
+        table = torch.stack([(data[:, None] * product(dense(schedule), 0, t)[:V]).T.log() for t in range(T + 1)], dim=1)
+
+        table = table.nan_to_num(neginf=-1e9)
+
+        def network(lengths, table=table):
+            return lambda text, asked, time: table[text.take(asked), time[asked // text.shape[1]]]
+        for i in range(V):
+            rows = [(t, [[k == V]], [[k != V]], [[k]], float(product(dense(schedule), 0, t)[i, k]) / T)
+                    for t in range(1, T + 1) for k in range(V + 1)]
+            step, masked, replaced, other, weight = (np.array(x).reshape(len(rows), *np.array(x).shape[2:])
+                                                     for x in zip(*rows, strict=True))
+            values, _ = bound_of_draws(network, torch.tensor([[SOT, i]]), Noise(step, masked, replaced, other, weight),
+                                       schedule, 64)
+            assert (values[0] * weight).sum() == pytest.approx(-math.log(data[i]), rel=1e-5)
+
+
+@pytest.mark.parametrize("preset", ["absorbing", "code", "replace"])
+def test_noise_is_of_every_time_equally_often_and_of_seed_and_length_alone(preset):
+    schedule = make_schedule(VOCAB, 100, preset)
+    noise = draw_noise(7, 1000, 3, schedule)
+    assert np.array_equal(np.bincount(noise.step)[1:], np.full(100, 10)) and noise.weight.sum() == pytest.approx(1)
+    assert all(map(np.array_equal, noise, draw_noise(7, 1000, 3, schedule)))
+    assert not np.array_equal(noise.masked, draw_noise(7, 1000, 4, schedule).masked)
+    expected = schedule.mask.numpy()[noise.step].mean()
+    assert abs(noise.masked.mean() - expected) < 5 * (0.25 / noise.masked.size) ** 0.5
+    assert not (noise.masked & noise.replaced).any() and noise.replaced.any() == (preset == "replace")
+    few = draw_noise(7, 30, 0, schedule)
+    assert len(set(few.step)) == 30 and few.weight.sum() == pytest.approx(1)
+
+
+def test_candidates_of_equal_length_are_noised_alike():
+    schedule, seen = make_schedule(VOCAB, 100, "replace"), []
+
+    def network(lengths):
+        def token_logits(text, asked, time):
+            seen.append(text)
+            return torch.zeros(len(asked), VOCAB)
+        return token_logits
+    text = captions([9, 9, 5])
+    bound(network, text, VOCAB, lambda size, device: schedule, num_samples=200, max_tokens=10 ** 6)
+    long = next(x for x in seen if x.shape[1] == 9).view(2, 200, 9)
+    assert torch.equal(long[0] == mask_id(VOCAB), long[1] == mask_id(VOCAB))
+    replaced = (long[0] != text[0, :9]) & (long[1] != text[1, :9])
+    assert torch.equal(long[0][replaced], long[1][replaced]) and (long[0][replaced] < VOCAB).any()
+    assert (long[:, :, 0] == VOCAB - 2).all()
+
+
+@pytest.mark.parametrize("objective", ["mcd", "mcd-absorbing", "mcd-replace"])
+def test_scores_do_not_depend_on_chunks_or_companions(objective):
+    model = tiny_captioner(objective, t_min=0.0, time_embedding=True)
+    torch.nn.init.normal_(model.text.time_embedding.weight)
+    image, text = images(2), torch.stack((captions([9, 9, 5]), captions([4, 12, 9], seed=1)))
+    whole = log_likelihood(model, image, text, num_samples=120, return_details=True)
+    assert (whole.draws == 120).all() and (whole.standard_error > 0).all()
+    torch.testing.assert_close(whole.token_log_likelihood.sum(-1), whole.log_likelihood, atol=1e-3, rtol=1e-4)
+    assert not whole.token_log_likelihood[~target_tokens(text, VOCAB)].any()
+    small = log_likelihood(model, image, text, num_samples=120, memory_mib=1, return_details=True)
+    alone = log_likelihood(model, image[1:], text[1:, 1:2], num_samples=120, return_details=True)
+    for a, b in ((whole, small), (type(whole)(*(x if x is None else x[1:, 1:2] for x in whole)), alone)):
+        for x, y in ((a.log_likelihood, b.log_likelihood), (a.standard_error, b.standard_error)):
+            torch.testing.assert_close(x, y, atol=1e-3, rtol=1e-4)
+    repeated = log_likelihood(model, image, text[:, [0, 0]], num_samples=120)
+    assert torch.equal(repeated[:, 0], repeated[:, 1])
+    blind = log_likelihood(model, None, text, num_samples=120, blind=mean_image(model, [image]))
+    assert blind.shape == (2, 3) and not torch.allclose(blind, whole.log_likelihood)
+
+
+def test_an_absorbing_models_bound_is_the_sum_over_all_its_masks():
+    """SOT and three tokens: sum over t and masks M of t^|M| (1 - t)^(3 - |M|) NLL(M) / (T t), with T = 100."""
+    model, image, text = tiny_captioner("mcd-absorbing", t_min=0.0), images(1), captions([4])
+    valid, expected = valid_tokens(text, VOCAB), 0.0
+    with torch.no_grad():
+        for m in (1, 2, 3):
+            weight = sum((t / 100) ** (m - 1) * (1 - t / 100) ** (3 - m) for t in range(1, 101)) / 100
+            for hidden in itertools.combinations((1, 2, 3), m):
+                noisy = text.clone()
+                noisy[0, list(hidden)] = mask_id(VOCAB)
+                log_p = model.logits(image, noisy, valid)[0].log_softmax(-1)
+                expected -= weight * sum(log_p[p, text[0, p]].item() for p in hidden)
+    got = log_likelihood(model, image, text, num_samples=20000, return_details=True)
+    assert abs(-float(got.log_likelihood) - expected) < 4 * float(got.standard_error) < 0.1 * expected
+
+
+def test_it_is_the_default_score_of_its_models_and_refused_for_others():
+    text, image = captions([5, 9]), images(2)
+    model = tiny_captioner("mcd", t_min=0.0)
+    assert torch.equal(model.log_likelihood(image, text, num_samples=100),
+                       model.log_likelihood(image, text, "bound", num_samples=100))
+    with pytest.raises(ValueError, match="'bound' does not fit"):
+        tiny_captioner("mdc").log_likelihood(image, text, "bound")
+    with pytest.raises(ValueError, match="options of method 'monte_carlo', not of 'bound'"):
+        model.log_likelihood(image, text, interval=(0.5, 1.0))
+
+
+def test_a_model_that_was_scored_still_trains():
+    """What scoring keeps of the schedule was made where tensors cannot be part of a gradient."""
+    make_schedule.cache_clear()
+    model, text, image = tiny_captioner("mcd-replace", t_min=0.0), captions([5, 9]), images(2)
+    model.log_likelihood(image, text, num_samples=20)
+    out = model.train()(image, text)
+    (out["token_weight"] * out["token_nll"]).sum().backward()
+    assert model.text.output.weight.grad.isfinite().all()
