@@ -262,9 +262,9 @@ def test_a_fold_is_read_by_clip_benchmark_and_has_all_captions_in_training(tmp_p
 
 
 def test_folds_that_cannot_be_are_named_in_one_line_and_nothing_is_written(tmp_path):
-    shards = sharded(tmp_path / "a", [0, 1], 2)
+    shards = sharded(tmp_path / "a", list(range(12)), 12)
     for argv, words in ((("--k", 1), "--k 1 leaves nothing"), (("--k", 30), "no usable picture for fold"),
-                        (("--captions-key", "texts"), "no captions")):
+                        (("--k", 2, "--captions-key", "texts"), "no captions")):
         with pytest.raises(SystemExit) as error:
             tool("folds", "--shards", shards, "--out", tmp_path / "folds", *argv)
         assert words in error.value.code and "\n" not in error.value.code and not (tmp_path / "folds").exists()
