@@ -8,6 +8,7 @@ in the ledger (`SENTENCES`):
     figure8   a concept that training lacks, learnt from few images
     figure9   corrupted images
     figure10  diversity against quality
+    figure11  image features masked in half of the training images: how much visual context is to be inferred
 
 The CLIP that helps is the run of seed 0 on the captioner's own data, the CLIP that gives CLIPScore that of seed 1.
 """
@@ -27,6 +28,7 @@ SAMPLES = "5"
 CORRUPTIONS = ("gaussian_noise", "gaussian_blur", "jpeg", "brightness")
 SEVERITIES = ("1", "3", "5")
 TOP_P = ("0.5", "0.8", "0.95", "1")
+CONTEXT = (0, 10, 25, 50, 75, 100)  # per cent of features masked, of configs -context10 and so on
 
 
 def clip(scale: Scale) -> Run:
@@ -150,7 +152,20 @@ def figure10(scale: Scale) -> Iterator[Cell]:
                            told(scale, metric, flags), block=objective, competes=False)
 
 
-TABLES = {"table7": table7, "figure8": figure8, "figure9": figure9, "figure10": figure10}
+def figure11(scale: Scale) -> Iterator[Cell]:
+    """Share of image features that are masked in training; whole images are captioned."""
+    if not scale.article:
+        return
+    for masked in CONTEXT:
+        run = captioner(scale, "MDC")
+        run = run._replace(model=f"{run.model}-context{masked}") if masked else run
+        for column in ("CIDEr", "exact match", "hallucinating"):
+            metric, factor = METRICS[column]
+            yield Cell(f"{masked} %", column, run, told(scale, metric, asked("MDC", scale.captioning[0].lengths[0]),
+                                                        factor=factor), competes=column in BETTER)
+
+
+TABLES = {"table7": table7, "figure8": figure8, "figure9": figure9, "figure10": figure10, "figure11": figure11}
 
 # (table, sentence, row that is said to be above, row, columns, margin)
 SENTENCES = (
@@ -181,11 +196,13 @@ SENTENCES = (
     ("figure10", "article: more diverse than ARC (Div-2, whole distribution)", "MDC, top-p 1", "ARC, top-p 1",
      ["Div-2"]),
     ("figure10", "control: and of as high a CIDEr", "MDC, top-p 1", "ARC, top-p 1", ["CIDEr"]),
+    ("figure11", "article: visual context, too little is masked", "50 %", "0 %", ["CIDEr"]),
+    ("figure11", "article: visual context, too much is masked", "50 %", "100 %", ["CIDEr"]),
 )
 
 
 def plot(name: str, cells: list[Cell], summaries: list, path: Path) -> None:
-    """Figures 8 to 10; what is missing is left out."""
+    """Figures 8 to 11; what is missing is left out."""
     from matplotlib.figure import Figure
     points = {(c.row, c.column): s.mean for c, s in zip(cells, summaries, strict=True) if s}
     rows, columns = (list(dict.fromkeys(getattr(cell, what) for cell in cells)) for what in ("row", "column"))
@@ -213,6 +230,10 @@ def plot(name: str, cells: list[Cell], summaries: list, path: Path) -> None:
             for column in columns:
                 if "," not in column:
                     line(axes, column, chosen, ["0", *SEVERITIES])
+    elif name == "figure11":
+        figure = Figure(figsize=(5, 3.2), layout="constrained")
+        panels = [figure.add_subplot(xlabel="image features masked in training, %", ylabel="CIDEr")]
+        line(panels[0], "CIDEr", rows, [row.removesuffix(" %") for row in rows])
     else:
         figure = Figure(figsize=(5, 3.2), layout="constrained")
         axes = figure.add_subplot(xlabel="CIDEr of a drawn caption", ylabel="Div-2, %")

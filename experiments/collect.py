@@ -34,7 +34,7 @@ TITLES = {
     "lengths": "Captions of every length", "steps": "Tokens revealed at a time",
     "table7": "Table 7: an article's claims: CLIP guidance, regions, folds",
     "figure8": "Figure 8: a concept from few images", "figure9": "Figure 9: corrupted images",
-    "figure10": "Figure 10: diversity",
+    "figure10": "Figure 10: diversity", "figure11": "Figure 11: masked image features",
     "claims": "What this shows of the paper's claims", "article": "What this shows of the article's claims",
 }
 LEDGERS = {"claims": claims.claims, "article": claims.article_claims}

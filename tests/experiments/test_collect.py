@@ -135,3 +135,25 @@ def test_a_file_that_is_no_result_is_named(tmp_path):
     (tmp_path / "results" / "linear_probe" / "x.json").write_text("{}")
     with pytest.raises(ValueError, match="x.json is no result"):
         collect.collect(scales.SCENES, place(tmp_path), ["table5"])
+
+
+@pytest.mark.parametrize("name, metrics, shown", [
+    ("table7", {"CIDEr": 4.2, "exact_match": 0.25, "clip_texts_per_caption": 21.5}, ["**420.0**", "**25.0**", "21.5"]),
+    ("figure8", {"phrase_recall": 0.125, "exact_match": 0.5}, ["**12.5**", "**50.0**"]),
+    ("figure9", {"CIDEr": 3.0, "hallucinating_captions": 0.2}, ["**300.0**", "20.0"]),
+    ("figure10", {"CIDEr": 2.0, "div_2": 0.6}, ["200.0", "60.0"]),
+    ("figure11", {"CIDEr": 2.5, "exact_match": 0.1}, ["**250.0**", "**10.0**"])])
+def test_results_of_the_articles_tables_are_found_where_their_commands_leave_them(tmp_path, name, metrics, shown):
+    """One result of each figure and table, by a run of seed 3; of a figure there is a plot."""
+    cells = list(TABLES[name](scales.SCENES))
+    one = next(cell for cell in cells if cell.evaluation.guide) if name == "table7" else cells[0]
+    run = one.run.name(3)
+    write_result(tmp_path, commands.variant(one.evaluation), run, one.evaluation.datasets[0],
+                 commands.last_epoch(scales.SCENES, one.run), **metrics)
+    if name == "figure8":  # two data sets
+        other = next(cell for cell in cells if cell.column == "MDC, others")
+        write_result(tmp_path, commands.variant(other.evaluation), run, other.evaluation.datasets[0], **metrics)
+    page = collect.collect(scales.SCENES, place(tmp_path), [name])[name]
+    (line,) = [line for line in page.splitlines() if line.startswith(f"| {one.row} |")]
+    assert all(f"| {number} |" in line for number in shown), line
+    assert (tmp_path / "tables" / f"{name}.png").exists() == name.startswith("figure")
