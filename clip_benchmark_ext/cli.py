@@ -13,6 +13,7 @@ import sys
 import torch
 
 from open_clip_mdc.integration import BENCHMARK, register
+from open_clip_mdc.messages import complaint
 
 from .flags import make_parser, read_flags
 
@@ -39,8 +40,8 @@ def main(argv: list[str] | None = None) -> int | None:
             args.distributed = False
             distributed.start("cuda" if torch.cuda.is_available() else "cpu")
         return upstream.main_eval(args)
-    except (ValueError, FileNotFoundError) as problem:
-        sys.exit(f"error: {problem}")
+    except (ValueError, OSError) as problem:
+        sys.exit(f"error: {complaint(problem, args, '_')}")
 
 
 if __name__ == "__main__":

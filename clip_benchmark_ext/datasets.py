@@ -17,6 +17,8 @@ from PIL import Image
 from torch import Tensor, stack
 from torch.utils.data import Dataset
 
+from open_clip_mdc.messages import close_names
+
 from . import readers, selection_metrics
 from .local_files import open_rgb
 from .readers import VALSE_PIECES, Case, Read
@@ -53,7 +55,7 @@ def find_row(name: str) -> Row | None:
     if name not in ROWS and family == "valse" and re.fullmatch(r"[\w-]+", part):
         return Row(readers.valse, PAIRS)
     if name not in ROWS and name.startswith(("sugar_crepe", "aro", "winoground", "valse")):
-        raise ValueError(f"unknown data set {name!r}; there are: {', '.join(ROWS)}")
+        raise ValueError(f"unknown data set {name!r}{close_names(name, ROWS)}; there are: {', '.join(ROWS)}")
     return ROWS.get(name)
 
 

@@ -21,6 +21,7 @@ from torchvision.transforms import Compose
 
 from open_clip_mdc import checkpoints
 from open_clip_mdc.integration import is_captioner
+from open_clip_mdc.messages import close_names
 from open_clip_mdc.objective import OBJECTIVES, CaptionCfg
 
 from . import caption_data, captioning, corruptions, datasets, linear_probe, results, selection, zeroshot
@@ -71,6 +72,10 @@ class Job(NamedTuple):
             raise FileNotFoundError(
                 f"no webdataset in {root}: it should hold {split}/nshards.txt and {split}/0.tar, ...; --dataset_root "
                 "takes such a folder or https://huggingface.co/datasets/clip-benchmark/wds_NAME/tree/main") from problem
+        except RuntimeError as problem:  # torchvision's, of an archive that is not there
+            raise ValueError(f"{args.dataset} is not in {root}: {problem}") from problem
+        except AssertionError as problem:  # upstream's, e.g. of class names that are not there
+            raise ValueError(f"{args.dataset} in {root} is not fit for {args.task}: {problem}") from problem
         return caption_data.with_keys(dataset, transform) if args.task == "captioning" else dataset
 
     def load(self, split: str, transform: Callable | None = None) -> DataLoader:
@@ -194,10 +199,10 @@ def resolve(model: str, pretrained: str) -> tuple[str, str]:
         FileNotFoundError, ValueError: see `checkpoints.find`; ValueError too if the checkpoint is no such captioner.
     """
     alias = model.lower() if model.lower() in ALIASES else None
-    if alias and pretrained == NOBODYS_PRETRAINED:
-        raise ValueError(f"--model {model} needs --pretrained: a checkpoint, a run folder, local-dir:DIR or hf-hub:ID")
     if not alias and not is_captioner(model):
         return model, pretrained
+    if pretrained == NOBODYS_PRETRAINED:
+        raise ValueError(f"--model {model} needs --pretrained: a checkpoint, a run folder, local-dir:DIR or hf-hub:ID")
     name, weights, _ = checkpoints.find(pretrained, None if alias else model)
     if not is_captioner(name):
         raise ValueError(f"{pretrained} is a checkpoint of {name}, which is no captioner; give --model {name}")
@@ -218,7 +223,8 @@ def load_model(args: Namespace) -> tuple:
     if is_captioner(args.model):
         return checkpoints.load(args.pretrained, None if ":" in args.model else args.model, device=args.device)
     if args.model_type == "open_clip" and ":" not in args.model and open_clip.get_model_config(args.model) is None:
-        raise ValueError(f"--model {args.model} is no model known here")
+        close = close_names(args.model, open_clip.list_models())
+        raise ValueError(f"--model {args.model} is no model known here{close}")
     model, transform, tokenizer = upstream_models.load_clip(
         args.model_type, args.model, args.pretrained, args.model_cache_dir, device=args.device)
     if "nllb-clip" in args.model:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from .integration import register
+from .messages import close_names
 
 # What params.txt holds that decides how the model and its preprocessing are made (create_model_and_transforms).
 MODEL_ARGS = ("force_quick_gelu", "force_image_size", "force_context_length", "image_mean", "image_std",
@@ -69,15 +70,18 @@ def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
         raise FileNotFoundError(f"no checkpoint at {pretrained}: give a file, a run folder, local-dir:DIR or hf-hub:ID")
     if (path / "open_clip_config.json").exists():
         return Checkpoint(f"local-dir:{path}", None, {})
+    if path.is_dir() and (path / "config.json").exists():
+        raise ValueError(f"{path} is a folder for timm or transformers, with the image encoder alone: give the run, or "
+                         f"the folder that export --to open_clip wrote")
     if path.is_dir():
-        path = latest_checkpoint(path)
+        path = latest_checkpoint(path.parent if path.name == "checkpoints" else path)
     params = path.parent.parent / "params.txt"
     if params.exists():
         values = read_params(params)
         args = {name: literal(values[name]) for name in MODEL_ARGS if values.get(name, "None") != "None"}
         return Checkpoint(model_name or values["model"], str(path), args)
     if model_name is None:
-        raise ValueError(f"{path} is in no run folder (there is no {params}): give the model's name too")
+        raise ValueError(f"{path} is in no run folder (there is no {params}): give --model too")
     return Checkpoint(model_name, str(path), {})
 
 
@@ -99,15 +103,51 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
     import open_clip
     name, weights, args = find(pretrained, model_name)
     if ":" not in name and open_clip.get_model_config(name) is None:
-        raise ValueError(f"{pretrained} was trained as {name}, which is no model known here")
+        close = close_names(name, open_clip.list_models())
+        raise ValueError(f"--model {name} is not known{close}" if name == model_name else
+                         f"{pretrained} was trained as {name}, which is no model known here{close}")
+    check_device(device)
+    if weights is not None:
+        check_format(Path(weights))
     try:
         model, _, transform = open_clip.create_model_and_transforms(
             name, weights, device=device, precision=precision, output_dict=True, **args)
-    except (RuntimeError, KeyError, AttributeError, TypeError, EOFError, UnpicklingError) as problem:
-        reason = (str(problem).splitlines() or ["it is empty"])[0]
-        raise ValueError(f"{pretrained} holds no weights of {name}: {reason}") from problem
+    except (RuntimeError, KeyError, AttributeError, TypeError, EOFError, UnpicklingError, AssertionError, OSError,
+            ValueError) as problem:
+        if name.startswith("hf-hub:"):
+            raise ValueError(f"{name} cannot be had from the Hugging Face hub: {first_lines(problem)}") from problem
+        if isinstance(problem, ValueError) or isinstance(problem, OSError) and weights is None:
+            raise
+        raise ValueError(f"{pretrained} holds no weights of {name}: {first_lines(problem)}") from problem
     tokenizer = open_clip.get_tokenizer(name, context_length=args.get("force_context_length"))
     return model.eval(), transform, tokenizer
+
+
+def check_device(device: str) -> None:
+    """Raises ValueError if there is no such device."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as problem:
+        raise ValueError(f"--device {device} cannot be used: {first_lines(problem)}") from problem
+
+
+def check_format(path: Path) -> None:
+    """Raises ValueError if it is no file that torch.save or safetensors writes, or that OpenCLIP reads (.npz)."""
+    with path.open("rb") as file:
+        start = file.read(9)
+    pickled, safetensors = start[:1] == b"\x80", start[8:] == b"{"
+    if not (start[:2] == b"PK" or pickled or safetensors):
+        raise ValueError(f"{path} is no checkpoint: " + ("it is empty" if not start else
+                         "neither torch.save nor safetensors wrote it"))
+
+
+def first_lines(problem: Exception) -> str:
+    """The reason in one line: of a state dict that does not fit, the first of its lists, cut."""
+    text = f"it is damaged ({problem.strerror.lower()})" if getattr(problem, "strerror", None) else str(problem)
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(problem).__name__]
+    if lines[0].startswith("Error(s) in loading") and len(lines) > 1:
+        lines = lines[1:]
+    return lines[0] if len(lines[0]) < 200 else f"{lines[0][:200]}..."
 
 
 def fingerprint(model: torch.nn.Module) -> str:

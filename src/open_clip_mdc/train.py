@@ -6,7 +6,6 @@
 
 This file registers the captioners, refuses at once what cannot work, and calls `open_clip_train.main.main`.
 """
-import difflib
 import io
 import os
 import sys
@@ -17,6 +16,7 @@ import torch
 
 from .data.shards import find_shards
 from .integration import is_captioner, register
+from .messages import close_names
 from .vq import VQCfg, convolutions
 
 # What contrasts, distils or reads a text tower has no meaning for a captioner: flag, what to do instead.
@@ -50,8 +50,7 @@ def find_model_problem(args) -> str | None:
     """--model and --pretrained."""
     import open_clip
     if open_clip.get_model_config(args.model) is None:
-        close = difflib.get_close_matches(args.model, open_clip.list_models(), n=3, cutoff=0.5)
-        return f"--model {args.model} is not known; close to it: {', '.join(close) or 'nothing'}"
+        return f"--model {args.model} is not known{close_names(args.model, open_clip.list_models())}"
     if args.pretrained and ":" not in args.model and not os.path.isfile(args.pretrained) \
             and not open_clip.is_pretrained_cfg(args.model, args.pretrained):
         tags = ", ".join(open_clip.list_pretrained_tags_by_model(args.model))

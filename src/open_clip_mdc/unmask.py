@@ -161,7 +161,7 @@ def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context
             ids += [mask_id(tokenizer.vocab_size)] * (i > 0) + tokenizer.encode(part)
         ids.append(eot_id(tokenizer.vocab_size))
         if len(ids) > context_length:
-            raise ValueError(f"{template!r} has {len(ids)} tokens with SOT and EOT; {context_length} fit")
+            raise ValueError(f"{template[:40]!r}... has {len(ids)} tokens with SOT and EOT; {context_length} fit")
         row[:len(ids)] = torch.tensor(ids)
     return text
 

@@ -112,8 +112,8 @@ def test_bad_input_is_named_in_one_line(place, tmp_path):
         ((*images, "--out", tmp_path / "no" / "s.csv"), "its folder does not exist"),
         ((*images, "--captions", tmp_path / "none.txt"), "none.txt has no caption"),
         (("--images", tmp_path / "broken"), "cannot read the picture"),
-        ((*images, "--pretrained", tmp_path / "empty.pt", "--model", "MDC-ViT-Ti-8"), "empty.pt holds no weights of"),
-        ((*images, "--pretrained", tmp_path / "text.pt", "--model", "MDC-ViT-Ti-8"), "text.pt holds no weights of"),
+        ((*images, "--pretrained", tmp_path / "empty.pt", "--model", "MDC-ViT-Ti-8"), "empty.pt is no checkpoint"),
+        ((*images, "--pretrained", tmp_path / "text.pt", "--model", "MDC-ViT-Ti-8"), "text.pt is no checkpoint"),
     ]:
         complaint = score(place, "--out", tmp_path / "s.csv", *argv)
         assert complaint.startswith("error: ") and words in complaint and "\n" not in complaint, complaint

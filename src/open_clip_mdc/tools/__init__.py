@@ -7,6 +7,7 @@ import sys
 from importlib import import_module
 
 from .. import __version__
+from ..messages import complaint
 from . import flags
 
 TOOLS = {
@@ -43,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         import_module(f".{args.tool.replace('-', '_')}", __name__).run(args)
     except (ValueError, OSError) as problem:
-        sys.exit(f"error: {problem}")
+        sys.exit(f"error: {complaint(problem, args)}")
     except KeyboardInterrupt:
         sys.exit("interrupted: caption, embed, judge, prepare recap and score --pairs resume when the same command is "
                  "given again")

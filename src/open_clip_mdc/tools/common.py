@@ -55,7 +55,7 @@ def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCapt
 
     from ..pretrained import default_device, load
     device, jobs = default_device(args.device), getattr(args, "jobs", None) or 1
-    if device == "cuda":
+    if device == "cuda" and torch.cuda.is_available():
         device = f"cuda:{number % torch.cuda.device_count()}"
     if jobs > 1 and args.engine == "local":
         torch.set_num_threads(max(1, torch.get_num_threads() // jobs))

@@ -30,6 +30,7 @@ from ..data.files import new_file, write_json
 from ..data.pictures import read_pairs
 from ..data.shards import find_shards
 from ..integration import is_captioner, register
+from ..messages import close_names
 from ..model import Captioner
 from ..objective import CaptionLoss, systematic
 from ..packing import pack
@@ -44,7 +45,8 @@ def check(args: argparse.Namespace) -> None:
     if not args.model and not args.pretrained:
         raise ValueError("give --model NAME to train it shortly, or --pretrained RUN to measure a trained model")
     if args.model and not is_captioner(args.model):
-        raise ValueError(f"--model {args.model} is no captioner known here; see model_configs, e.g. MDC-ViT-B-32")
+        close = close_names(args.model, filter(is_captioner, open_clip.list_models()))
+        raise ValueError(f"--model {args.model} is no captioner known here{close}")
     find_shards(args.train_data)
     if args.steps < 0 or args.batch_size < 1:
         raise ValueError(f"--steps {args.steps} --batch-size {args.batch_size}: at least 0 steps of at least 1 picture")
