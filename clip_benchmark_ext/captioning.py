@@ -112,8 +112,8 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
                 row = {"batch": i, "ids": ids, "captions": said[::count], "references": references,
                        "tokens": (caption_lengths(text, tokenizer.vocab_size)[::count] - 2).tolist(),
                        "steps": (step.amax(1)[::count] + 1).tolist(),
-                       "samples": [said[j:j + count] for j in range(0, len(said), count)],
-                       "clip_texts": guide.texts if guide else [0] * len(ids)}
+                       **({"samples": [said[j:j + count] for j in range(0, len(said), count)]} if count > 1 else {}),
+                       **({"clip_texts": guide.texts} if guide else {})}
                 journal.append(row)
             rows.append((i, row))
     rows = merge(rows)
