@@ -103,6 +103,24 @@ def test_the_posterior_is_bayes_rule_with_dense_matrices(preset):
             torch.testing.assert_close(got, expected, atol=1e-14, rtol=0)
 
 
+@pytest.mark.parametrize("preset", ["code", "half"])
+def test_the_posterior_is_that_of_diffusers(preset):
+    """VQ-Diffusion's scheduler counts times from 0, in float32; x_t of every kind at every time."""
+    scheduler = pytest.importorskip("diffusers").VQDiffusionScheduler
+    size, steps = 30, 100
+    names = (("alpha_cum_start", "alpha_cum_end"), ("gamma_cum_start", "gamma_cum_end"))
+    ends = {name: end for pair in zip(names, mask_replace.PRESETS[preset], strict=True)
+            for name, end in zip(*pair, strict=True)}
+    theirs = scheduler(num_vec_classes=size + 1, num_train_timesteps=steps, **ends)
+    schedule = make_schedule(size, steps, preset)
+    x_t = torch.arange(size + 1)
+    log_p = torch.randn(size + 1, size, generator=torch.Generator().manual_seed(0)).log_softmax(1)
+    for t in range(2, steps + 1):
+        expected = theirs.q_posterior(log_p.T[None], x_t[None], t - 1)[0].T.exp()
+        got = log_posterior(log_p, x_t, torch.full_like(x_t, t - 1), torch.full_like(x_t, t), schedule).exp()
+        torch.testing.assert_close(got, expected, atol=2e-4, rtol=2e-3)
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_bound_is_the_kl_of_dense_vectors(preset):
     schedule = make_schedule(V, T, preset)

@@ -92,9 +92,10 @@ def test_a_clip_model_trains_and_validates_as_before(csv, tmp_path):
     assert "clip_val_loss" in result
 
 
-def test_a_killed_and_resumed_csv_run_equals_an_unbroken_one_bit_for_bit(csv, tmp_path):
+@pytest.mark.parametrize("model", ["MDC-ViT-Ti-8", "MCD-ViT-Ti-8-mcs"])
+def test_a_killed_and_resumed_csv_run_equals_an_unbroken_one_bit_for_bit(csv, tmp_path, model):
     flags = ("--batch-size", "12", "--epochs", "3", "--val-data", csv)
-    open_clip_train(*flags, data=csv, logs=tmp_path, name="unbroken")
+    open_clip_train(*flags, data=csv, logs=tmp_path, model=model, name="unbroken")
     kill_after_epoch_1 = """
 import os, sys
 import open_clip_mdc.hooks as hooks
@@ -110,15 +111,15 @@ hooks.train_one_epoch = train_one_epoch
 from open_clip_mdc.train import main
 main(sys.argv[1:])
 """
-    result = open_clip_train(*flags, data=csv, logs=tmp_path, name="broken", check=False,
+    result = open_clip_train(*flags, data=csv, logs=tmp_path, model=model, name="broken", check=False,
                              launcher=("python", "-c", kill_after_epoch_1))
     assert result.returncode == 9
-    open_clip_train(*flags, "--resume", "latest", data=csv, logs=tmp_path, name="broken")
+    open_clip_train(*flags, "--resume", "latest", data=csv, logs=tmp_path, model=model, name="broken")
     unbroken = weights(tmp_path, 3, "unbroken")
     assert equal(unbroken, weights(tmp_path, 3, "broken"))
 
     path = tmp_path / "unbroken" / "checkpoints" / "epoch_2.pt"
-    open_clip_train(*flags, "--resume", path, data=csv, logs=tmp_path, name="from-path")
+    open_clip_train(*flags, "--resume", path, data=csv, logs=tmp_path, model=model, name="from-path")
     assert equal(unbroken, weights(tmp_path, 3, "from-path"))
 
 
