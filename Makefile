@@ -21,7 +21,8 @@ help:
 	@echo "make test                  install into .venv, run the tests"
 	@echo "make bench [CAPTIONS=FILE]  speed and memory against Algorithm 1, CLIP, CoCa and plain loops: benchmarks/RESULTS.md"
 	@echo "make bench-gpu             the same of a GPU, MDC and CLIP on one card: benchmarks/GPU.md"
-	@echo "make table7 figure8 ... figure11 article  a summary article's claims and what they come to, with"
+	@echo "make table6 figure7 mcdiffusion               MC-Diffusion's claims, and what they come to"
+	@echo "make table7 figure8 ... figure11 article      a summary article's"
 	@echo "make table1 ... table5, figure3 ... figure6, stability, lengths, steps, claims, or tables for all: the paper's, with"
 	@echo "     SCALE=scenes (default), flickr8k or paper, DATA=folder of the data, GPUS=0 (the CPU) or more,"
 	@echo "     SEEDS='0 1 2', JUDGE_URL=endpoint of Table 3's judge; -n prints commands"
@@ -83,12 +84,14 @@ DATA ?= data
 GPUS ?=
 SEEDS ?=
 TABLES := table1 table2 table3 table4 table5 stability figure3 figure4 figure5 figure6 lengths steps claims
-ARTICLE := table7 figure8 figure9 figure10 figure11 article
+ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 figure11 article
 DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
 EXPERIMENT := $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) experiments/run.py --scale $(SCALE) --data '$(DATA)' \
     --bin $(BIN)/ $(if $(GPUS),--gpus $(GPUS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(DRY_RUN),--dry-run)
 
 .PHONY: tables $(TABLES) $(ARTICLE)
+# MC-Diffusion's own scale is CUB-200.
+table6 figure7 mcdiffusion: SCALE := $(SCALE:paper=cub)
 tables $(TABLES) $(ARTICLE): | .venv/installed
 	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@)
 

@@ -44,7 +44,7 @@ def asked(objective: str, length: str) -> tuple[str, ...]:
     return () if objective == "ARC" else ("--caption_length", length)
 
 
-def told(scale: Scale, metric: str, flags: tuple[str, ...], guide: Run | None = None, judge: Run | None = None,
+def captioning(scale: Scale, metric: str, flags: tuple[str, ...], guide: Run | None = None, judge: Run | None = None,
          where: tuple[str, str] | None = None, factor: float = 100.0) -> Evaluation:
     """Captioning of the scale's test set, or of another (root, data set)."""
     root, dataset = where or (scale.captioning[0].root, scale.captioning[0].dataset)
@@ -63,7 +63,7 @@ def guided(scale: Scale) -> Iterator[Cell]:
                 continue
             for column, (metric, factor) in METRICS.items():
                 if column != "CLIP texts" or helped:
-                    yield Cell(f"{objective}, {way}", column, captioner(scale, objective), told(
+                    yield Cell(f"{objective}, {way}", column, captioner(scale, objective), captioning(
                         scale, metric, (*asked(objective, length), *flags), clip(scale) if helped else None,
                         clip(scale), factor=factor), block="CLIP", competes=column in BETTER)
 
@@ -77,7 +77,7 @@ def regions(scale: Scale) -> Iterator[Cell]:
         for row, run in rows.items():
             for column in BETTER[:5]:
                 metric, factor = METRICS[column]
-                yield Cell(row, column, run, told(scale, metric, ("--caption_length", "16"), where=(
+                yield Cell(row, column, run, captioning(scale, metric, ("--caption_length", "16"), where=(
                     "{out}/data/captions-big", "wds/captions-big"), factor=factor), block="regions")
 
 
@@ -86,7 +86,7 @@ def folds(scale: Scale) -> Iterator[Cell]:
         for way, flags in (("unguided", ()), ("CLIP 1", ("--clip_scale", "1"))):
             for column in ("CIDEr", "exact match"):
                 metric, factor = METRICS[column]
-                yield Cell(f"{fold}, {way}", column, Run(f"MDC-{scale.backbone}", fold), told(
+                yield Cell(f"{fold}, {way}", column, Run(f"MDC-{scale.backbone}", fold), captioning(
                     scale, metric, (*asked("MDC", scale.captioning[0].lengths[0]), *flags),
                     Run(scale.backbone, fold) if flags else None,
                     where=(f"{{out}}/data/folds/{fold}", f"wds/{fold}"), factor=factor), block=fold)
@@ -114,7 +114,7 @@ def figure8(scale: Scale) -> Iterator[Cell]:
             guide = clip(scale) if "--clip_scale" in flags else None
             for column, metric, split, more in ((label, "phrase_recall", "concept", ("--phrase", CONCEPT)),
                                                 (f"{label}, others", "exact_match", "without", ())):
-                yield Cell(f"{shots} images", column, run, told(scale, metric, (*flags, *more), guide, where=(
+                yield Cell(f"{shots} images", column, run, captioning(scale, metric, (*flags, *more), guide, where=(
                     f"{{out}}/data/{split}", f"wds/{split}")), block=f"{shots}{metric}")
 
 
@@ -130,7 +130,7 @@ def figure9(scale: Scale) -> Iterator[Cell]:
                                         ("ARC", "ARC", ())):
             for column, name in ((label, "CIDEr"), (f"{label}, hallucinating", "hallucinating")):
                 metric, factor = METRICS[name]
-                yield Cell(row, column, captioner(scale, objective), told(
+                yield Cell(row, column, captioner(scale, objective), captioning(
                     scale, metric, (*asked(objective, length), *flags, *corruption), clip(scale) if flags else None,
                     factor=factor), block=f"{row} {name}", competes=name in BETTER)
 
@@ -149,7 +149,7 @@ def figure10(scale: Scale) -> Iterator[Cell]:
                      "--samples", SAMPLES, "--train_captions", train)
             for column, metric in columns.items():
                 yield Cell(f"{objective}, top-p {top_p}", column, captioner(scale, objective),
-                           told(scale, metric, flags), block=objective, competes=False)
+                           captioning(scale, metric, flags), block=objective, competes=False)
 
 
 def figure11(scale: Scale) -> Iterator[Cell]:

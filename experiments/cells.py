@@ -11,12 +11,13 @@ class Run(NamedTuple):
     epochs: int = 1  # multiple of the scale's epochs
     start: "Run | str | None" = None  # fine-tuned from a run, or from OpenCLIP's weights of this tag
     size: int | None = None  # side of images, where it is not the config's
+    locked: bool = False  # the image tower stays as it began
 
     def name(self, seed: int) -> str:
         """Of the run folder; results are recognised by it."""
         longer = (f"-x{self.batches}" if self.batches > 1 else "") + (f"-e{self.epochs}" if self.epochs > 1 else "")
         start = f"-from-{self.start.data if isinstance(self.start, Run) else self.start}" if self.start else ""
-        size = f"-{self.size}px" if self.size else ""
+        size = (f"-{self.size}px" if self.size else "") + ("-locked" if self.locked else "")
         return f"{self.model}{size}--{self.data}{longer}{start}--s{seed}"
 
 

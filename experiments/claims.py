@@ -42,11 +42,10 @@ import math
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import article
 import paper
 from cells import Cell, Evaluation
 from scales import INTERVALS, SCALES, Scale
@@ -253,11 +252,11 @@ def claims(scale: Scale) -> list[Claim]:
     return rows
 
 
-def article_claims(scale: Scale) -> list[Claim]:
-    """Those of article.py: a ledger of their own, as a correction over both would weaken the paper's."""
+def claims_of(sentences: Sequence[tuple], scale: Scale) -> list[Claim]:
+    """Those of article.py or mcdiffusion.py, in a ledger each: a correction over all would weaken the paper's."""
     rows: list[Claim] = []
     add = adder(scale, rows)
-    for sentence in article.SENTENCES:
+    for sentence in sentences:
         add(*sentence)
     return rows
 

@@ -12,6 +12,7 @@ import re
 import statistics
 import sys
 from collections.abc import Iterable
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from textwrap import fill
@@ -20,6 +21,7 @@ from typing import NamedTuple
 import article
 import claims
 import commands
+import mcdiffusion
 from cells import Cell, Evaluation
 from commands import Place, variant
 from scales import SCALES, Scale
@@ -32,12 +34,16 @@ TITLES = {
     "figure3": "Figure 3: caption lengths", "figure4": "Figure 4: fixed masking ratios",
     "figure5": "Figure 5: amount of data", "figure6": "Figure 6: captions of different length",
     "lengths": "Captions of every length", "steps": "Tokens revealed at a time",
+    "table6": "Table 6: MC-Diffusion's forward processes and image encoders", "figure7": "Figure 7: guidance",
     "table7": "Table 7: an article's claims: CLIP guidance, regions, folds",
     "figure8": "Figure 8: a concept from few images", "figure9": "Figure 9: corrupted images",
     "figure10": "Figure 10: diversity", "figure11": "Figure 11: masked image features",
     "claims": "What this shows of the paper's claims", "article": "What this shows of the article's claims",
+    "mcdiffusion": "What this shows of MC-Diffusion's claims",
 }
-LEDGERS = {"claims": claims.claims, "article": claims.article_claims}
+LEDGERS = {"claims": claims.claims, **{name: partial(claims.claims_of, sentences) for name, sentences in (
+    ("article", article.SENTENCES), ("mcdiffusion", mcdiffusion.SENTENCES))}}
+PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
 PICTURES = 4  # of Figure 6
 LOSS = re.compile(r"Caption_loss: (\S+) \(")  # of a line of training; a length head's loss is none of the objective
 
@@ -102,8 +108,10 @@ def read_results(out: Path) -> Results:
     for path in sorted((out / "runs").glob("*/out.log")):
         name, _, seed = path.parent.name.rpartition("--s")
         for checkpoint in path.parent.glob("checkpoints/epoch_*.pt"):
-            add(("log", "", f"{name}/{checkpoint.stem}"), seed,
-                {"variation": loss_variation(path.read_text(encoding="utf-8", errors="replace"))}, path)
+            bounds = checkpoint.with_name("results.jsonl")
+            bound = json.loads(bounds.read_text(encoding="utf-8").splitlines()[-1]) if bounds.exists() else {}
+            add(("log", "", f"{name}/{checkpoint.stem}"), seed, bound | {
+                "variation": loss_variation(path.read_text(encoding="utf-8", errors="replace"))}, path)
     return results
 
 
@@ -287,7 +295,7 @@ def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
             page = markdown(cells, summaries)
             write(folder / f"{name}.csv", csv(cells, summaries))
             if name.startswith("figure"):
-                (article.plot if name in article.TABLES else plot)(name, cells, summaries, folder / f"{name}.png")
+                PLOTS.get(name, plot)(name, cells, summaries, folder / f"{name}.png")
         write(folder / f"{name}.md", page)
         pages[name] = page
     return pages

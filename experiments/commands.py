@@ -83,6 +83,12 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
     if run.start:
         command += ["--pretrained", str(checkpoint(scale, run.start, seed, place)
                                         if isinstance(run.start, Run) else run.start)]
+    if run.locked:
+        command += ["--lock-image"]
+    if "-VQ-" in run.model:
+        command += ["--pretrained", fill("{out}/data/vq.pt", place)]
+    if scale.val and (run.epochs > 1 or "-VQ-" in run.model):  # where bounds are compared; else it only costs time
+        command += ["--val-data", fill(scale.val, place)]
     if run.model.startswith("coca_"):  # a captioner like the others
         command += ["--coca-contrastive-loss-weight", "0", "--coca-caption-loss-weight", "1"]
     if run.model == "ARC-ViT-L-14" and run.data == "cc12m":

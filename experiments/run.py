@@ -21,14 +21,14 @@ from cells import Cell, Run
 from collect import TITLES, collect, show
 from commands import Place
 from progress import Step, run_steps
-from scales import PAPER, SCALES, Scale
+from scales import CUB, PAPER, SCALES, Scale
 from tables import TABLES
 
 
 def cells_of(scale: Scale, names: list[str]) -> list[Cell]:
     """Figure 6 shows the captions of Table 3; the ledger takes what is there."""
     tables = dict.fromkeys("table3" if name == "figure6" else name for name in names
-                           if name not in ("figure3", "claims", "article"))
+                           if name not in ("figure3", "claims", "article", "mcdiffusion"))
     return [cell for name in tables for cell in TABLES[name](scale)]
 
 
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
     args = parser.parse_args(argv)
     scale = SCALES[args.scale]
-    paper = scale is PAPER
+    paper = scale in (PAPER, CUB)
     place = Place(args.data, args.out or Path("build") / scale.name, args.bin,
                   args.gpus if args.gpus is not None else 8 if paper else 0)
     jobs = args.jobs or ((os.cpu_count() or 1) if place.gpus == 0 else 1)

@@ -6,6 +6,7 @@ paper's number stands only in a cell of the same training data, network and test
 from collections.abc import Iterable, Iterator
 
 import article
+import mcdiffusion
 import paper
 from cells import Cell, Evaluation, Run
 from scales import INTERVALS, RATIOS, Captioning, Scale, Selection
@@ -186,4 +187,4 @@ def steps(scale: Scale) -> Iterator[Cell]:
 
 TABLES = {"table1": table1, "table2": table2, "table3": table3, "table4": table4, "table5": table5,
           "stability": stability, "figure4": figure4, "figure5": figure5, "lengths": lengths, "steps": steps,
-          **article.TABLES}
+          **article.TABLES, **mcdiffusion.TABLES}
