@@ -49,12 +49,13 @@ CLIP_OPTIONS = ("clip", "clip_scale", "clip_top_k", "clip_rerank")
 
 
 def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mapping, blind: Tensor | None,
-             guide: Guide | None = None) -> Decoded:
+             guide: Guide | None = None, guidance_kl: list[Tensor] | None = None) -> Decoded:
     """The captions of a batch; what is drawn depends on the seed and the batch's number alone.
 
     Args:
         options: see `flags.decoding_options`.
         guide: of the batch, if CLIP helps.
+        guidance_kl: gets the strength of guidance (`unmask.guided`).
     """
     if guide is not None and options.get("clip_rerank"):
         options = {**options, "samples": options["clip_rerank"], "rerank": True}
@@ -65,7 +66,7 @@ def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mappi
         state = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
         generator = torch.Generator(images.device).manual_seed(state)
         options["sampling"] = Sampling(**sampling, generator=generator)
-    given = {"blind": blind, "guide": guide}
+    given = {"blind": blind, "guide": guide, "guidance_kl": guidance_kl}
     return model.generate(images, return_trace=True, **options,
                           **{name: value for name, value in given.items() if value is not None})
 
@@ -85,8 +86,8 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
         clip_images: the same batches by its transform.
 
     Returns:
-        on every process captions, their numbers of tokens (without SOT and EOT) and of steps, references, samples and
-        numbers of texts that CLIP read, each by image.
+        on every process captions, their numbers of tokens (without SOT and EOT) and of steps, references, samples,
+        numbers of texts that CLIP read and the mean KL of guidance in the image's batch, each by image.
 
     Raises:
         ValueError: the data set is empty or has no captions; the length does not fit the model.
@@ -95,6 +96,7 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
     if done and rank_and_size()[0] == 0:
         logging.warning("a decoding that was stopped resumes: %d batches are done", len(done))
     rows, autocast = [], partial(torch.autocast, torch.device(device).type, enabled=amp)
+    guides = options.get("guidance_scale", 1) != 1
     with autocast():
         blind = blind_image(model, dataloader, device) if needs_blind_image(model, options) else None
     with Journal(file.with_name(f"{file.name}.part{rank_and_size()[0]}"), key, "batch") as journal:
@@ -106,14 +108,16 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
                 with autocast():
                     guide = clip and Guide(clip, read_batch(i, other, clip_images)[1].to(device), tokenizer,
                                            options.get("clip_scale", 0.0), options.get("clip_top_k", 5))
-                    text, step, _ = generate(model, images.to(device), i, options, blind, guide)
+                    kl = [] if guides else None
+                    text, step, _ = generate(model, images.to(device), i, options, blind, guide, kl)
                 count = len(text) // len(ids)  # consecutive ones are of an image
                 said = decode_captions(text.cpu(), tokenizer)
                 row = {"batch": i, "ids": ids, "captions": said[::count], "references": references,
                        "tokens": (caption_lengths(text, tokenizer.vocab_size)[::count] - 2).tolist(),
                        "steps": (step.amax(1)[::count] + 1).tolist(),
                        **({"samples": [said[j:j + count] for j in range(0, len(said), count)]} if count > 1 else {}),
-                       **({"clip_texts": guide.texts} if guide else {})}
+                       **({"clip_texts": guide.texts} if guide else {}),
+                       **({"guidance_kl": [torch.cat(kl).mean().item()] * len(ids)} if guides else {})}
                 journal.append(row)
             rows.append((i, row))
     rows = merge(rows)
@@ -122,7 +126,7 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
     ids = unique_ids([i for row in rows for i in row["ids"]])
     return {name: dict(zip(ids, [x for row in rows for x in row[name]], strict=True))
             for name in ("captions", "tokens", "steps", "references", *(("samples",) if "samples" in options else ()),
-                         *(("clip_texts",) if clip else ()))}
+                         *(("clip_texts",) if clip else ()), *(("guidance_kl",) if guides else ()))}
 
 
 def journals(file: Path) -> list[Path]:
@@ -246,6 +250,7 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
         "reference_mean_tokens": fmean(count for of_image in counts.values() for count in of_image),
         "length_match": fmean(saved["tokens"][i] in of_image for i, of_image in counts.items()),
         **({"clipscore_model": " ".join(filter(None, clipscore))} if judge else {}),
+        **({"guidance_kl": fmean(saved["guidance_kl"].values())} if "guidance_kl" in saved else {}),
         **({"clip_texts_per_caption": fmean(saved["clip_texts"].values())} if clip else {}),
         **{f"caption_{name}" if name == "length" else name: value for name, value in options.items()},
     }

@@ -161,7 +161,7 @@ def figure11(scale: Scale) -> Iterator[Cell]:
         run = run._replace(model=f"{run.model}-context{masked}") if masked else run
         for column in ("CIDEr", "exact match", "hallucinating"):
             metric, factor = METRICS[column]
-            yield Cell(f"{masked} %", column, run, told(scale, metric, asked("MDC", scale.captioning[0].lengths[0]),
+            yield Cell(f"{masked} %", column, run, captioning(scale, metric, asked("MDC", scale.captioning[0].lengths[0]),
                                                         factor=factor), competes=column in BETTER)
 
 

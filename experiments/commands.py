@@ -136,7 +136,7 @@ def check_recipes(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place
 
 def variant(evaluation: Evaluation) -> str:
     """Folder of an evaluation's results, by which they are recognised: the task and what else was asked for."""
-    flags = (re.sub(r"[^\w.-]+", "_", flag.strip("-")) for flag in evaluation.flags)
+    flags = (re.sub(r"[^\w.-]+", "_", flag.removeprefix("--")) for flag in evaluation.flags)
     return "-".join([evaluation.task, *flags, *(["clipscore"] if evaluation.judge else [])])
 
 

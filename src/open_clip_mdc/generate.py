@@ -82,6 +82,7 @@ def unmask_images(
         steps: int | None = None,
         guidance_scale: float = 1.0,
         guidance_weak: str | None = None,
+        guidance_kl: list[Tensor] | None = None,
         blind: Tensor | None = None,
         sampling: Sampling = GREEDY,
         samples: int = 1,
@@ -102,6 +103,7 @@ def unmask_images(
         guidance_weak: what the scale leans away from: "blind", no image; or "masked", the image with each feature
             masked with the probability of the training, drawn once (MC-Diffusion's Masked Condition Strategy). None is
             what the model was trained for (`CaptionCfg.weak`).
+        guidance_kl: gets the strength of guidance, see `guided`.
         blind: no image, for a model that was not trained with zeros for it: `scoring.mean_image(...)`, [P, D].
         sampling: how tokens are chosen; its generator draws whatever else is drawn.
         samples: captions of each image, that differ if they are drawn.
@@ -132,7 +134,8 @@ def unmask_images(
     network = partial(model.token_logits, image_kv)
     if guidance_scale != 1:
         weak = weak_tokens(model, image, image_embs, guidance_weak or model.caption_cfg.weak, blind, sampling.generator)
-        network = guided(network, partial(model.token_logits, model.text.project_image(weak)), guidance_scale)
+        weak_network = partial(model.token_logits, model.text.project_image(weak))
+        network = guided(network, weak_network, guidance_scale, guidance_kl)
     forbidden = (sot_id(vocab_size), eot_id(vocab_size))
 
     guides = ()

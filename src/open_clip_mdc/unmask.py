@@ -166,20 +166,27 @@ def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context
     return text
 
 
-def guided(conditional: Network, weak: Network, scale: float) -> Network:
+def guided(conditional: Network, weak: Network, scale: float, kl: list[Tensor] | None = None) -> Network:
     """Classifier-free guidance (Ho & Salimans 2022) on log p(x_0): weak + scale * (conditional - weak).
 
     Scale 1 is the conditional model, 0 the weak one, and more than 1 leans towards what only the image explains. The
     weak network sees no image, or in MC-Diffusion's Masked Condition Strategy some of its features; there w in the
     sense of the text is this scale. Its Definition 2 as printed, w * weak + (1 - w) * conditional, which leans away
     from the image as w grows, is scale 1 - w.
+
+    Args:
+        kl: gets the KL of each guided prediction from the conditional one, float32 [M] nats a call: how strong the
+            guidance of a scale is depends on what the weak network sees.
     """
     def network(lengths: Sequence[int]) -> TokenLogits:
         see, guess = conditional(lengths), weak(lengths)
 
         def token_logits(text: Tensor, asked: Tensor, *time: Tensor) -> Tensor:
             with_image, without = (logits(text, asked, *time).log_softmax(1) for logits in (see, guess))
-            return without + scale * (with_image - without)
+            combined = without + scale * (with_image - without)
+            if kl is not None:
+                kl.append(F.kl_div(with_image, combined.log_softmax(1), reduction="none", log_target=True).sum(1))
+            return combined
 
         return token_logits
 

@@ -250,11 +250,14 @@ def test_guidance_leans_towards_what_only_the_image_explains():
     """blind + s (seen - blind) at s = 2: p^2 / blind, worked out by hand."""
     seen, blind = log([0.5, 0.3, 0.1, 0.05, 0.05]), log([0.7, 0.1, 0.1, 0.05, 0.05])
     weights = torch.tensor([0.25 / 0.7, 0.09 / 0.1, 0.01 / 0.1, 0.05, 0.05])
-    combined = guided(table(seen + 3), table(blind - 5), 2.0)  # logits: log-probabilities but for a constant
+    kl = []
+    combined = guided(table(seen + 3), table(blind - 5), 2.0, kl)  # logits: log-probabilities but for a constant
     decoded = unmask(combined, [[3, 5]], 5)
     assert unmask(table(seen), [[3, 5]], 5).text.tolist() == [[3, 0]]
     assert decoded.text.tolist() == [[3, 1]]
     assert decoded.log_prob[0, 1].exp().item() == pytest.approx((weights[1] / weights.sum()).item())
+    by_hand = sum(p * (p.log() - q) for p, q in zip(weights / weights.sum(), seen.flatten(), strict=True))
+    assert torch.cat(kl).tolist() == pytest.approx([by_hand.item()], rel=1e-5)
 
 
 def test_sampled_tokens_come_as_often_as_they_are_likely():

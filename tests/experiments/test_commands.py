@@ -155,6 +155,19 @@ def test_make_dry_run_prints_the_commands_and_runs_nothing():
     assert not (REPO / "build" / "paper").exists()
 
 
+def test_mc_diffusion_at_its_own_scale_is_cub_200_with_vq_diffusions_optimiser():
+    result = subprocess.run(["make", "-n", "table6", "SCALE=paper", "DATA=/data", "GPUS=8"], cwd=REPO,
+                            capture_output=True, text=True, check=True)
+    lines = [shlex.split(line) for line in result.stdout.splitlines()]
+    assert any(words[1:3] == ["vq", "import"] for words in lines)
+    trainings = {args.model: args for args in map(parse_training, filter(is_training, lines))}
+    assert len(trainings) == 5
+    mcs = trainings["MCD-VQ-ViT-f8-mcs"]
+    assert (mcs.batch_size * 8, mcs.epochs, mcs.warmup, mcs.lr, mcs.wd) == (128, 200, 1000, 4.5e-4, 0.045)
+    assert (mcs.beta1, mcs.beta2, mcs.pretrained) == (0.9, 0.96, "build/cub/data/vq.pt")
+    assert "/data/cub/train/" in mcs.train_data and mcs.val_data == "/data/cub/test/0.tar"
+
+
 def test_the_papers_numbers_stand_beside_the_row_they_belong_to():
     cells = {(c.row, c.column): c.paper for c in TABLES["table1"](scales.PAPER)}
     assert cells["Recap-10M, ViT-B-16, MDC", "CIFAR-100"] == 81.6
