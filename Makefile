@@ -91,7 +91,7 @@ EXPERIMENT := $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) experiments/run.py --scal
 
 .PHONY: tables $(TABLES) $(ARTICLE)
 # MC-Diffusion's own scale is CUB-200.
-table6 figure7 mcdiffusion: SCALE := $(SCALE:paper=cub)
+table6 figure7 mcdiffusion: override SCALE := $(SCALE:paper=cub)
 tables $(TABLES) $(ARTICLE): | .venv/installed
 	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@)
 

@@ -161,8 +161,9 @@ def figure11(scale: Scale) -> Iterator[Cell]:
         run = run._replace(model=f"{run.model}-context{masked}") if masked else run
         for column in ("CIDEr", "exact match", "hallucinating"):
             metric, factor = METRICS[column]
-            yield Cell(f"{masked} %", column, run, captioning(scale, metric, asked("MDC", scale.captioning[0].lengths[0]),
-                                                        factor=factor), competes=column in BETTER)
+            flags = asked("MDC", scale.captioning[0].lengths[0])
+            yield Cell(f"{masked} %", column, run, captioning(scale, metric, flags, factor=factor),
+                       competes=column in BETTER)
 
 
 TABLES = {"table7": table7, "figure8": figure8, "figure9": figure9, "figure10": figure10, "figure11": figure11}

@@ -2,13 +2,13 @@
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 from cells import Cell, Evaluation, Run
-from scales import Captioning, Scale
+from scales import Captioning, Made, Scale
 from tables import systems
 
 JUDGE = "Qwen/Qwen2.5-VL-72B-Instruct"  # the paper's
@@ -39,6 +39,13 @@ def start(command: Iterable[str], place: Place) -> list[str]:
     rest = [str(next(Path(part[:-len("*.tar")]).glob("*.tar"), part)) if part.endswith("/*.tar") else part
             for part in rest]
     return [f"{place.bin}{first}", *rest]
+
+
+def to_make(scale: Scale, names: Iterable[str], place: Place) -> Iterator[Made]:
+    """What these tables need of the data that is made here, where it is not there yet."""
+    for made in scale.prepare:
+        if (not made.tables or set(made.tables) & set(names)) and not Path(fill(made.folder, place)).exists():
+            yield made
 
 
 def folder(run: Run, seed: int, place: Place) -> Path:

@@ -24,7 +24,8 @@ class Missing(NamedTuple):
     fatal: bool = True
 
 
-def training_data(scale: Scale, runs: Iterable[Run], seeds: list[int], place: Place) -> Iterator[Missing]:
+def training_data(scale: Scale, names: list[str], runs: Iterable[Run], seeds: list[int], place: Place,
+                  ) -> Iterator[Missing]:
     """Of the runs that are still to be trained, where the data is not made by the experiment itself."""
     for name in dict.fromkeys(run.data for run in runs
                               if not all(commands.checkpoint(scale, run, seed, place).exists() for seed in seeds)):
@@ -32,12 +33,11 @@ def training_data(scale: Scale, runs: Iterable[Run], seeds: list[int], place: Pl
         if scale.data[name].fetch and not any(folder.glob("*.tar")):
             yield Missing(f"{folder}/00000.tar, ...: {scale.data[name].label}",
                           commands.fill(scale.data[name].fetch, place))
-    for made in scale.prepare:
-        if not Path(commands.fill(made.folder, place)).exists():
-            for part in made.command:
-                path = Path(commands.fill(part.split("{{")[0], place))
-                if part.startswith("{data}") and not (path.parent if path.name == "*.tar" else path).exists():
-                    yield Missing(commands.fill(part, place), "see the layout in experiments/README.md")
+    for made in commands.to_make(scale, names, place):
+        for part in made.command:
+            path = Path(commands.fill(part.split("{{")[0], place))
+            if part.startswith("{data}") and not (path.parent if path.name == "*.tar" else path).exists():
+                yield Missing(commands.fill(part, place), "see the layout in experiments/README.md")
 
 
 def test_data(scale: Scale, evaluation: Evaluation, place: Place) -> Iterator[Missing]:
@@ -105,7 +105,7 @@ def programs(names: list[str], place: Place) -> Iterator[Missing]:
 
 def missing(scale: Scale, names: list[str], cells: list[Cell], seeds: list[int], place: Place) -> list[Missing]:
     runs = {run: None for cell in cells for run in (cell.run.start, cell.run) if isinstance(run, Run)}
-    found = [*training_data(scale, runs, seeds, place)]
+    found = [*training_data(scale, names, runs, seeds, place)]
     evaluations = [evaluation for evaluation, _ in commands.evaluations(cells)]
     for evaluation in evaluations:
         found += test_data(scale, evaluation, place)

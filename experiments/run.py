@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import commands
+import mcdiffusion
 import preflight
 from cells import Cell, Run
 from collect import TITLES, collect, show
@@ -26,7 +27,13 @@ from tables import TABLES
 
 
 def cells_of(scale: Scale, names: list[str]) -> list[Cell]:
-    """Figure 6 shows the captions of Table 3; the ledger takes what is there."""
+    """Figure 6 shows the captions of Table 3; the ledger takes what is there.
+
+    Raises:
+        ValueError: the table is not of this scale.
+    """
+    if scale is CUB and (others := [name for name in names if name not in (*mcdiffusion.TABLES, "mcdiffusion")]):
+        raise ValueError(f"{others[0]} is no table of CUB-200; {', '.join(mcdiffusion.TABLES)} are")
     tables = dict.fromkeys("table3" if name == "figure6" else name for name in names
                            if name not in ("figure3", "claims", "article", "mcdiffusion"))
     return [cell for name in tables for cell in TABLES[name](scale)]
@@ -50,10 +57,8 @@ def trainings(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -
 
 def plan(scale: Scale, names: list[str], seeds: list[int], place: Place) -> Iterator[tuple[str, list[Step]]]:
     """Stages in order; the steps of a stage do not depend on one another."""
-    for made in scale.prepare:  # one after the other: some are made of what others made
-        needed = not made.tables or set(made.tables) & set(names)
-        if needed and not Path(commands.fill(made.folder, place)).exists():
-            yield "data", [Step(Path(made.folder).name, commands.start(made.command, place))]
+    for made in commands.to_make(scale, names, place):  # one after the other: some are made of what others made
+        yield "data", [Step(Path(made.folder).name, commands.start(made.command, place))]
     cells = cells_of(scale, names)
     for steps in trainings(scale, cells, seeds, place):
         yield "training", steps
