@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+from scipy.special import xlogy
 from torch import Tensor
 
 from .tokens import mask_id
@@ -190,9 +191,9 @@ def infer_time(share: Tensor, schedule: Schedule) -> Tensor:
 
 def prior_kl(schedule: Schedule) -> float:
     """KL(q(x_T | x_0) || p(x_T)), nats per token; p(x_T) is [MASK] with mask_T, else any id. 0 where keep_T is 0."""
-    keep, mask, replace = (x[-1] for x in schedule[:3])
+    keep, mask, replace = (x.tolist()[-1] for x in schedule[:3])
     size, visible = schedule.vocab_size, 1 - mask
     if visible <= 0:
         return 0.0
-    return float(torch.xlogy(keep + replace, (keep + replace) * size / visible)
-                 + (size - 1) * torch.xlogy(replace, replace * size / visible))
+    return float(xlogy(keep + replace, (keep + replace) * size / visible)
+                 + (size - 1) * xlogy(replace, replace * size / visible))

@@ -171,7 +171,7 @@ def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
 
 
 def _chunk_sizes(model: CaptionModel, image_embs: Tensor, captions: Tensor, memory_mib: int | None,
-                 copies: int) -> tuple[int, int, int]:
+                 copies: int = 2) -> tuple[int, int, int]:
     """Images and captions per image of a decoder call, and tokens per call for one image, that fit the budget.
 
     Counted are, per token, its float32 logits, `copies` of them and some 16 vectors of the decoder's width (the MLP's

@@ -6,6 +6,8 @@ from conftest import VOCAB, captions, images, tiny_captioner
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from open_clip_mdc import scoring
+from open_clip_mdc.ancestral import denoise
+from open_clip_mdc.bound import bound
 from open_clip_mdc.estimators import autoregressive, heuristic
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.monte_carlo import monte_carlo
@@ -166,6 +168,21 @@ def test_scoring_waits_for_the_device_at_its_ends_alone():
     assert kernels(lambda packing, text: monte_carlo(packing, text, VOCAB, num_samples=32, max_tokens=100), model,
                    image, text)
     assert kernels(lambda packing, text: autoregressive(packing, text, VOCAB), tiny_captioner("arc"), image, text)
+
+
+@pytest.mark.parametrize("objective", ["mcd-absorbing", "mcd-replace"])
+def test_mask_and_replace_is_drawn_and_scored_without_a_question(objective):
+    """What is masked when is drawn beforehand, so that the host knows what each step asks."""
+    model, image = tiny_captioner(objective, t_min=0.0, time_embedding=True), images(2)
+    schedule = model.objective.schedule
+
+    def draw(packing, text):
+        denoise(packing, text, valid_tokens(text, VOCAB), schedule(VOCAB, text.device), 7, (VOCAB - 2, VOCAB - 1),
+                Sampling(1.0, top_p=0.9))
+
+    assert kernels(draw, model, image, fully_masked(torch.tensor([3, 8]), VOCAB))
+    assert kernels(lambda packing, text: bound(packing, text, VOCAB, schedule, num_samples=32, max_tokens=100), model,
+                   image[:1], captions([5, 9, 12, 12]))
 
 
 def test_the_watch_sees_who_waits():
