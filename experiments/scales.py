@@ -242,7 +242,7 @@ FLICKR8K = Scale(
     captioning=(Captioning("{out}/data/captions", "wds/captions", "Flickr8k", None, ("10", "15", "20", "auto")),),
     prepare=(
         Made("{out}/data/val", ("open_clip_mdc", "prepare", "shards", "--val", "{data}/flickr8k/val/*.tar", "--out",
-                                "{out}/data/val"), ("table6", "figure7")),
+                                "{out}/data/val"), ("table6", "figure7", "lengths", "steps")),
         Made("{out}/data/vq.pt", ("open_clip_mdc", "vq", "fit", "--model", "MCD-VQ-ViT-Ti-16", "--train-data",
                                   "{data}/flickr8k/train/{{00000..00005}}.tar", "--out", "{out}/data/vq.pt"),
              ("table6",)),
