@@ -126,6 +126,7 @@ TOOLS = [  # arguments, words of the message
     (("caption", "images/1.png", "--out", "c.jsonl", *MDC, "--guidance-scale", "2"), "name a folder of them by"),
     (("caption", "images/1.png", *MDC, "--out", "tables"), "is no shard (.tar) and no folder of images"),
     (("caption", "cut.tar", *MDC, "--out", "tables"), "cut.tar: not a complete tar file"),
+    (("caption", "0.tar", *MDC, "--out", "tables", "--length", "900"), "length is 900; it must be"),
     # score, embed
     ((*SCORE, *MDC, "--captions", "nowhere.txt"), "--captions: nowhere.txt: no such file or directory"),
     ((*SCORE, *MDC, "--captions", "nothing"), "--captions: nothing: is a directory"),

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from ..data.claims import Claims
 
+SHOWN = 20  # problems on the terminal
 Make = Callable[[int], Callable[[object, Path], object]]  # worker's number -> function (shard, file to write)
 
 
@@ -92,8 +93,8 @@ def ray_workers(make: Make, jobs: int | None) -> Iterator[Callable]:
     except ModuleNotFoundError as problem:
         raise ValueError("--engine ray needs Ray: pip install 'open_clip_mdc[ray]'") from problem
     started = not ray.is_initialized()
-    if started:
-        ray.init(include_dashboard=False, logging_level="ERROR")
+    if started:  # $RAY_ADDRESS names a cluster to join
+        ray.init(**({} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False, "logging_level": "ERROR"}))
     try:
         gpus = int(ray.cluster_resources().get("GPU", 0))
         if gpus and jobs and jobs > gpus:
@@ -133,7 +134,7 @@ def make_each(make: Make, work: list[tuple[object, Path]], args: argparse.Namesp
     if not todo:
         make(0)
         return
-    problems: list[str] = []
+    problems: dict[str, int] = {}  # and how often: a wrong flag is wrong for every shard
     with (ray_workers(make, args.jobs) if args.engine == "ray" else
           local_workers(make, min(args.jobs or 1, len(todo)))) as results:
         for wait in (False, True):
@@ -144,9 +145,10 @@ def make_each(make: Make, work: list[tuple[object, Path]], args: argparse.Namesp
                 if result.there:
                     yield item[1]
                 elif result.problem:
-                    problems.append(result.problem)
+                    problems[result.problem] = problems.get(result.problem, 0) + 1
                 else:
                     todo.append(item)
     if problems:
-        raise ValueError("\n  ".join([f"{len(problems)} of {len(work)} shards cannot be used, all else is written:",
-                                      *problems]))
+        hidden = [f"... and {len(problems) - SHOWN} more"] * (len(problems) > SHOWN)
+        raise ValueError("\n  ".join([f"{sum(problems.values())} of {len(work)} shards cannot be used, all else is "
+                                      "written:", *list(problems)[:SHOWN], *hidden]))
