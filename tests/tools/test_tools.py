@@ -43,7 +43,7 @@ def test_help_lists_every_tool_and_every_flag_that_it_names_exists():
     assert set(re.findall(r"--[a-z-]+", text)) == {"--help", "--version"}
     for name in tools.TOOLS:
         module = (REPO / "src" / "open_clip_mdc" / "tools" / f"{name.replace('-', '_')}.py").read_text()
-        sources = {"prepare": ("coco", "shards", "cub", "recap"), "vq": ("fit", "import")}.get(name, ("",))
+        sources = {"prepare": ("coco", "shards", "cub", "folds", "recap"), "vq": ("fit", "import")}.get(name, ("",))
         known = set().union(*(flags(f"{name} {source}".strip()) if not source else set(re.findall(
             r"--[a-z-]+", run("python", "-m", "open_clip_mdc", name, source, "--help").stdout)) for source in sources))
         examples = re.findall(rf"open_clip_mdc {name} .*", module.split('"""')[1])
