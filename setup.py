@@ -11,7 +11,7 @@ setup(
     },
     package_data={"open_clip_mdc": ["py.typed"], "open_clip_mdc.model_configs": ["*.json", "*.txt.gz"],
                   "open_clip_mdc.tools": ["*.jinja"], "clip_benchmark_ext": ["*.json"]},
-    python_requires=">=3.10,<3.14",
+    python_requires=">=3.10",
     install_requires=[
         "open_clip_torch[training]==3.3.*",  # the plug-in replaces internals: integration.py
         "clip_benchmark==1.6.*",
@@ -19,7 +19,7 @@ setup(
         "timm",
         "webdataset",
         "braceexpand",
-        "numpy<2.4",  # clip_benchmark 1.6.2 takes float() of a 1-element array
+        "numpy",
         "huggingface_hub",
         "jinja2",
         "requests",  # imported by clip_benchmark, which does not declare it
@@ -36,10 +36,11 @@ setup(
         "tqdm",
     ],
     extras_require={
+        "aro": ["spacy", "nltk"],  # and: python -m spacy download en_core_web_sm
         "export": ["timm>=1.0.31", "transformers"],
         "vq": ["diffusers"],
         "ray": ["ray"],
-        "dev": ["pytest", "pytest-xdist", "ruff", "transformers", "diffusers"],
+        "dev": ["pytest", "pytest-xdist", "ruff", "nltk", "transformers", "diffusers"],
     },
     entry_points={"console_scripts": [
         "open_clip_train = open_clip_mdc.train:main",

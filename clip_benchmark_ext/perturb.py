@@ -10,11 +10,9 @@ them to a JSON file that carries the SHA-256 of its own content. Later runs read
 The hash belongs beside every number made from it.
 
 Two of the four perturbations need part-of-speech tags. The official code takes them from spaCy's `en_core_web_sm`; so
-do we where it is installed (`pip install spacy`, `python -m spacy download en_core_web_sm`; neither is a requirement).
-Without it, a file frozen on another machine does. `tagger` may be any function from a text to (token, Penn tag) pairs.
-
-The trigram perturbations are tokenised by `treebank_tokens`, which splits as nltk's `word_tokenize` does without
-needing nltk or its data: of COCO val2014's 202,408 one-sentence captions, 17 are split differently (nltk 3.10.4).
+do we where it is installed (extra `[aro]`, then `python -m spacy download en_core_web_sm`). Without it, a file frozen
+on another machine does. `tagger` may be any function from a text to (token, Penn tag) pairs. The other two are
+tokenised as by nltk's `word_tokenize`, without the data that it downloads.
 """
 
 import hashlib
@@ -36,6 +34,7 @@ SEED = 1  # `main_aro.py --seed` of the official code
 MAX_WORDS = 30
 
 Tagger = Callable[[str], list[tuple[str, str]]]
+Tokenizer = Callable[[str], list[str]]
 
 
 def pre_caption(text: str, max_words: int = MAX_WORDS) -> str:
@@ -43,18 +42,22 @@ def pre_caption(text: str, max_words: int = MAX_WORDS) -> str:
     return " ".join(re.sub(r'[.!"()*#:;~]', " ", text.lower()).split()[:max_words])
 
 
-def treebank_tokens(text: str) -> list[str]:
-    """Split a caption into Penn Treebank tokens: punctuation apart, "don't" as "do" "n't", "dog's" as "dog" "'s"."""
-    text = re.sub(r"([^\w\s.,:'\"`/\\*+=~^|\-])", r" \1 ", text)
-    text = re.sub(r"([,:])(?=\D|$)", r" \1 ", text)  # but "3,5" and "10:30" stay whole
-    text = re.sub(r"--+|\.\.+", r" \g<0> ", text)
-    text = re.sub(r"(?<![.\s])\.(?=['\"\s)]*$|\s)", " .", text)
-    text = re.sub(r"(?<=\S)'(?=\W|$)", " ' ", text)  # a closing single quote or a plural's genitive
-    text = re.sub(r"(?i)(?<!\w)'(?=\w)(?!(?:s|m|d|ll|re|ve|t|n)\b)", " ' ", text)  # an opening single quote
-    text = re.sub(r"(?i)(?<=\w)('(?:s|m|d|ll|re|ve)|n't)(?!\w)", r" \1", text)
-    text = re.sub(r"(?i)\b(can)(not)\b", r"\1 \2", text)
-    text = re.sub(r'(^|[\s(\[{<])"', r"\1 `` ", text).replace('"', " '' ")  # double quotes, opening and closing
-    return text.split()
+def treebank_tokenizer() -> Tokenizer:
+    """nltk's `word_tokenize` without its data: the same words, in sentences as they are found without a trained model.
+
+    Raises:
+        ModuleNotFoundError: nltk is not installed.
+    """
+    import nltk  # optional: only this function needs it
+    from nltk.tokenize import NLTKWordTokenizer, PunktSentenceTokenizer
+
+    words, sentences = NLTKWordTokenizer(), PunktSentenceTokenizer()
+
+    def tokenize(text: str) -> list[str]:
+        return [word for sentence in sentences.tokenize(text) for word in words.tokenize(sentence)]
+
+    tokenize.__name__ = f"nltk-{nltk.__version__} NLTKWordTokenizer"
+    return tokenize
 
 
 def _permute(tokens: list[str], slots: list[int], rng: random.Random) -> None:
@@ -100,9 +103,9 @@ def shuffle_trigrams(tokens: list[str], rng: random.Random) -> str:
     return " ".join(token for chunk in chunks for token in chunk)
 
 
-def perturb(caption: str, tagger: Tagger, rng: random.Random) -> list[str]:
+def perturb(caption: str, tagger: Tagger, tokenizer: Tokenizer, rng: random.Random) -> list[str]:
     """The four negatives of one raw caption, in the order of `PERTURBATIONS`, each through `pre_caption`."""
-    tagged, tokens = tagger(caption), treebank_tokens(caption)
+    tagged, tokens = tagger(caption), tokenizer(caption)
     texts = (
         shuffle_nouns_and_adj(tagged, rng),
         shuffle_allbut_nouns_and_adj(tagged, rng),
@@ -173,22 +176,22 @@ def frozen_options(
 
 def _freeze(path: Path, dataset: str, captions: list[str], tagger: Tagger | None) -> None:
     """Make the perturbations of all captions and write them under their hash."""
-    if tagger is None:
-        try:
-            tagger = spacy_tagger()
-        except (ImportError, OSError) as error:
-            raise FileNotFoundError(
-                f"{path} is missing, and making the negatives of {dataset} needs spaCy's tagger ({error}). "
-                "Either `pip install spacy && python -m spacy download en_core_web_sm`, "
-                "or give a file frozen elsewhere: --perturbations FILE"
-            ) from error
+    try:
+        tagger, tokenizer = tagger or spacy_tagger(), treebank_tokenizer()
+    except (ImportError, OSError) as error:
+        raise FileNotFoundError(
+            f"{path} is missing, and making the negatives of {dataset} needs spaCy's tagger and nltk ({error}). "
+            "Either `pip install spacy nltk && python -m spacy download en_core_web_sm`, "
+            "or give a file frozen elsewhere: --perturbations FILE"
+        ) from error
     rng = random.Random(SEED)
     content = {
         "dataset": dataset,
         "seed": SEED,
         "tagger": tagger.__name__,
+        "tokenizer": tokenizer.__name__,
         "order": list(PERTURBATIONS),
-        "cases": [{"caption": caption, "perturbed": perturb(caption, tagger, rng)}
+        "cases": [{"caption": caption, "perturbed": perturb(caption, tagger, tokenizer, rng)}
                   for caption in tqdm(captions, desc=f"making the negatives of {dataset}")],
     }
     content["sha256"] = _sha256(content)

@@ -73,9 +73,10 @@ def models(runs: Iterable[Run], evaluations: Iterable[Evaluation], place: Place)
                               f"\"import open_clip; open_clip.create_model('{run.model}', '{run.start}')\"")
     order = {(e.root, d) for e in evaluations for d in e.datasets if d.endswith("_order")}
     frozen = [Path(commands.fill(root, place), f"{d.partition('/')[2]}_perturbations.json") for root, d in order]
-    if not all(path.exists() for path in frozen) and not (find_spec("spacy") and find_spec("en_core_web_sm")):
-        yield Missing("spaCy's en_core_web_sm, which makes the negatives of ARO Order",
-                      f"{place.bin}python -m pip install spacy && {place.bin}python -m spacy download en_core_web_sm")
+    if not all(path.exists() for path in frozen) and not all(map(find_spec, ("spacy", "nltk", "en_core_web_sm"))):
+        yield Missing("nltk and spaCy's en_core_web_sm, which make the negatives of ARO Order",
+                      f"{place.bin}python -m pip install spacy nltk && "
+                      f"{place.bin}python -m spacy download en_core_web_sm")
 
 
 def programs(names: list[str], place: Place) -> Iterator[Missing]:

@@ -180,6 +180,15 @@ def validation_metrics(upstream):
     return metrics_of_captions
 
 
+def accuracy(upstream):
+    """`open_clip_train.zero_shot.accuracy`: for each k the number of rows whose target is among the k largest."""
+    @wraps(upstream)
+    def count(output, target, topk=(1,)):
+        hits = output.topk(max(topk), dim=1).indices == target[:, None]
+        return [float(hits[:, :k].sum().item()) for k in topk]
+    return count
+
+
 def clip_grad_norm(upstream):
     """`torch.nn.utils.clip_grad_norm_`: leaves out parameters that are marked as `unclipped`."""
     @wraps(upstream)

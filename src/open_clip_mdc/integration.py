@@ -43,6 +43,8 @@ OPEN_CLIP = (
                 "upstream's validation needs encode_text, and a failure there loses the epoch's checkpoint"),
     Replacement("open_clip_train.train:zero_shot_eval", "open_clip_mdc.hooks:validation_metrics",
                 "the place whose metrics upstream logs to results.jsonl, tensorboard and wandb"),
+    Replacement("open_clip_train.zero_shot:accuracy", "open_clip_mdc.hooks:accuracy",
+                "numpy 2.4 refuses float() of an array with one element"),
     Replacement("torch.nn.utils:clip_grad_norm_", "open_clip_mdc.hooks:clip_grad_norm",
                 "--grad-clip-norm would count the length head's gradient, which must not change other steps"),
     Replacement("torch.nn.parallel:DistributedDataParallel", "open_clip_mdc.hooks:distributed_data_parallel",

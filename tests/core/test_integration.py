@@ -1,5 +1,6 @@
 """Claims about the seam to the upstream packages.    pytest tests/core/test_integration.py"""
 import inspect
+from argparse import Namespace
 from importlib import import_module, metadata
 
 import open_clip
@@ -64,6 +65,17 @@ def test_clip_models_give_bit_equal_outputs_registered_or_not():
     for plain, registered in zip(outputs[:2], outputs[2:], strict=True):
         assert plain.keys() == registered.keys()
         assert all(torch.equal(plain[k], registered[k]) for k in plain)
+
+
+def test_zero_shot_validation_of_clip_models_counts_with_any_numpy():
+    """By upstream's own loop: places 1, 2, 6 and 10 of the targets."""
+    open_clip_mdc.register()
+    from open_clip_train import zero_shot
+    scores = torch.arange(10, 0, -1).float().repeat(4, 1)
+    args = Namespace(device="cpu", precision="fp32", batch_size=2)
+    batches = list(zip(scores.split(2), torch.tensor([0, 1, 5, 9]).split(2), strict=True))
+    top1, top5 = zero_shot.run(lambda image: {"image_features": image}, torch.eye(10), batches, args)
+    assert (top1, top5) == (0.25, 0.5)
 
 
 def test_the_public_functions_register_by_themselves():

@@ -1,5 +1,6 @@
 """Claims about the package as it is installed.    pytest tests/core/test_packaging.py"""
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import REPO, run
 
 import open_clip_mdc
@@ -49,7 +51,8 @@ def test_declared_dependencies_are_those_that_are_imported():
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 imported.add(node.module.split(".")[0])
-    optional = {"spacy", "transformers", "diffusers", "ray"}  # said in one line how to get it, where it is missing
+    # It is said in one line how to get these, where they are missing.
+    optional = {"spacy", "nltk", "transformers", "diffusers", "ray"}
     third_party = imported - set(sys.stdlib_module_names) - {"open_clip_mdc", "clip_benchmark_ext"} - optional
     used = {name.lower().replace("-", "_") for module in third_party for name in distributions.get(module, [module])}
     declared = set()
@@ -77,3 +80,21 @@ def test_the_files_of_a_release_are_there():
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "Makefile", ".ci/run", "setup.py"):
         assert (REPO / name).read_text().strip(), name
     assert open_clip_mdc.__version__ == metadata.version("open_clip_mdc")
+
+
+def test_the_citation_is_of_this_version_and_the_paper_of_the_model_card():
+    citation = yaml.safe_load((REPO / "CITATION.cff").read_text())
+    assert citation["version"] == open_clip_mdc.__version__ and citation["license"] == "MIT"
+    paper = citation["preferred-citation"]
+    bibtex = (REPO / "src" / "open_clip_mdc" / "tools" / "model_card.md.jinja").read_text().partition("@article")[2]
+    assert f"{{{paper['title']}}}" in bibtex and f"{{{paper['year']}}}" in bibtex and paper["journal"] in bibtex
+    assert " and ".join(f"{a['family-names']}, {a['given-names']}" for a in paper["authors"]) in bibtex
+
+
+def test_the_workflow_runs_what_must_pass_on_declared_versions_of_python():
+    workflow = yaml.safe_load((REPO / ".github" / "workflows" / "ci.yml").read_text())
+    test, wheel = workflow["jobs"]["test"], workflow["jobs"]["wheel"]
+    assert {"run": ".ci/run"} in test["steps"] and os.access(REPO / ".ci" / "run", os.X_OK)
+    declared = metadata.metadata("open_clip_mdc").get_all("Classifier")
+    assert {f"Programming Language :: Python :: {v}" for v in test["strategy"]["matrix"]["python"]} <= set(declared)
+    assert any("wheel" in step.get("run", "") for step in wheel["steps"])

@@ -127,7 +127,7 @@ def write_all(loaded: PretrainedCaptioner, model_name: str, asked: list[str] | N
     for name in asked or DESTINATIONS:
         try:
             if name == "transformers" and not find_spec("transformers"):
-                raise ValueError("transformers is not installed: pip install 'open_clip_mdc[export]'")
+                raise ValueError("transformers is not installed: pip install transformers")
             DESTINATIONS[name](loaded, model_name, folder)
             done.append(name)
         except ValueError as problem:
