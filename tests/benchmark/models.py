@@ -5,6 +5,7 @@ import tarfile
 from pathlib import Path
 
 import open_clip
+import pytest
 import torch
 from open_clip.model import CLIP
 from PIL import Image
@@ -94,6 +95,7 @@ def order_data(root: Path, pictures: int = 12) -> Path:
         rows.append({"image": f"val2014/{i}.png", "caption": [
             f"a {WORDS[i % 4]} {WORDS[4 + i % 3]} {WORDS[7 - i % 2]}"]})
     (root / "coco_karpathy_test.json").write_text(json.dumps(rows))
+    pytest.importorskip("nltk")
     build_dataset("aro/coco_order", root, tagger=lambda text: [
         (word, "JJ" if word in WORDS[:4] else "NN" if word in WORDS else "DT") for word in text.split()])
     return root
