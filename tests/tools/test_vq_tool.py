@@ -2,13 +2,14 @@
 import json
 import math
 from collections import Counter
+from contextlib import redirect_stdout
+from io import StringIO
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import run
 from PIL import Image
-from training import losses, open_clip_train, weights
+from training import losses, open_clip_train_each, train_flags, weights
 
 import open_clip_mdc
 from open_clip_mdc import checkpoints
@@ -21,12 +22,12 @@ TINY = VQCfg(codes=8, channels=(8, 16), layers=1, latent=4)
 
 @pytest.fixture(scope="module")
 def fitted(scenes, tmp_path_factory):
-    """The real command for half a minute: its file and what it printed."""
+    """The real command for seconds: its file and what it printed."""
     out = tmp_path_factory.mktemp("vq") / "vq.pt"
-    shards = str(scenes / "train" / "{00000..00007}.tar")
-    said = run("python", "-m", "open_clip_mdc", "vq", "fit", "--model", "MCD-VQ-ViT-Ti-8", "--train-data", shards,
-               "--out", str(out), "--steps", "30", "--batch-size", "16", "--workers", "0")
-    return out, said.stdout
+    with redirect_stdout(StringIO()) as said:
+        cli.main(["vq", "fit", "--model", "MCD-VQ-ViT-Ti-8", "--train-data", f"{scenes}/train/{{00000..00007}}.tar",
+                  "--out", str(out), "--steps", "30", "--batch-size", "16", "--workers", "0"])
+    return out, said.getvalue()
 
 
 def test_fitting_prints_how_good_codes_are_and_shows_them(fitted):
@@ -44,10 +45,12 @@ def test_fitting_prints_how_good_codes_are_and_shows_them(fitted):
 def test_from_images_to_captions(fitted, scenes, tmp_path):
     """vq fit, open_clip_train, caption: by the real commands. The codes are those that were fitted, to the end."""
     out, _ = fitted
-    for model in ("MCD-VQ-ViT-Ti-8", "MCD-VQ-ViT-Ti-8-latent"):
-        open_clip_train("--pretrained", out, "--dataset-type", "webdataset", "--batch-size", "16", "--epochs", "1",
-                        "--train-num-samples", "32", "--val-data", scenes / "val" / "00000.tar", logs=tmp_path,
-                        data=scenes / "train" / "00000.tar", model=model, name=model, workers="1")
+    models = ("MCD-VQ-ViT-Ti-8-mcs", "MCD-VQ-ViT-Ti-8-latent")
+    open_clip_train_each(*(
+        train_flags("--pretrained", out, "--dataset-type", "webdataset", "--batch-size", "16", "--epochs", "1",
+                    "--train-num-samples", "32", "--val-data", scenes / "val" / "00000.tar", logs=tmp_path,
+                    data=scenes / "train" / "00000.tar", model=model, name=model, workers="1") for model in models))
+    for model in models:
         assert len(losses(tmp_path, model)) == 2
         trained, frozen = weights(tmp_path, 1, model), torch.load(out, weights_only=True)["state_dict"]
         assert all(torch.equal(trained[name], weight) for name, weight in frozen.items())
