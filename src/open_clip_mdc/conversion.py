@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from open_clip.timm_model import TimmModel
-from open_clip.transformer import QuickGELU, ResidualAttentionBlock
+from open_clip.transformer import QuickGELU, ResidualAttentionBlock, VisionTransformer
 from torch import Tensor, nn
 
 from . import encoder
@@ -36,8 +36,10 @@ def activation(visual: nn.Module) -> str:
     """Of a native tower's MLPs, by transformers' name.
 
     Raises:
-        ValueError: the blocks are no plain ones.
+        ValueError: it is no ViT, or the blocks are no plain ones.
     """
+    if not isinstance(visual, VisionTransformer):
+        raise ValueError(f"its image tower is a {type(visual).__name__}, which no other library has")
     block = visual.transformer.resblocks[0]
     if type(block) is not ResidualAttentionBlock or not isinstance(block.mlp.gelu, (nn.GELU, QuickGELU)):
         raise ValueError(f"its blocks are OpenCLIP's {type(block).__name__} with {type(block.mlp.gelu).__name__}, "

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from .decoder import without_autocast
 
 PREFIX = "visual.vq."  # of the frozen weights in a checkpoint
+SCORED = 16  # images at a time: the paper's batch of 128 would take 1.5 GB for [B, P, K]
 
 
 @dataclass
@@ -85,7 +86,7 @@ class VQ(nn.Module):
 
     def codes(self, latents: Tensor) -> Tensor:
         """Long [B, P] of [B, P, C]."""
-        return self.score(latents).argmax(-1)
+        return torch.cat([self.score(some).argmax(-1) for some in latents.split(SCORED)])
 
 
 class VQTower(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from conftest import VOCAB, captions, images
 
 import open_clip_mdc
-from open_clip_mdc import train
+from open_clip_mdc import conversion, train
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.objective import CaptionLoss
 from open_clip_mdc.vq import PREFIX, VQCfg, VQTower
@@ -206,6 +206,18 @@ def test_a_missing_diffusers_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers.models.autoencoders.vae", None)
     with pytest.raises(ValueError, match=r"need diffusers: pip install 'open_clip_mdc\[vq\]'"):
         tower()
+
+
+@pytest.mark.parametrize("quantise", [True, False])
+def test_the_tower_is_a_graph_that_needs_only_torch_and_no_other_librarys_vit(quantise):
+    model = captioner(quantise=quantise).eval()
+    image = normalised(bright(3), model.visual)
+    feature, tokens = conversion.exported_program(model).module()(image)
+    torch.testing.assert_close(tokens, model.encode_image_tokens(image))
+    torch.testing.assert_close(feature, model.encode_image(image))
+    for convert in (conversion.timm_model, conversion.clip_vision_model):
+        with pytest.raises(ValueError, match="VQTower, which no other library has"):
+            convert(model.visual)
 
 
 @pytest.mark.parametrize("image_size, patch_size", [(32, 8), (34, 4)])
