@@ -86,6 +86,8 @@ class VQ(nn.Module):
 
     def codes(self, latents: Tensor) -> Tensor:
         """Long [B, P] of [B, P, C]."""
+        if torch.compiler.is_compiling():  # for any B
+            return self.score(latents).argmax(-1)
         return torch.cat([self.score(some).argmax(-1) for some in latents.split(SCORED)])
 
 
