@@ -21,6 +21,7 @@ import open_clip_mdc
 from open_clip_mdc import tools as cli
 from open_clip_mdc.data.bpe import write
 from open_clip_mdc.model import Captioner
+from open_clip_mdc.tools.model_card import data_name
 
 transformers = pytest.importorskip("transformers")
 
@@ -171,6 +172,7 @@ def test_the_card_tells_the_run_and_its_code_runs(out, pictures, model, monkeypa
                  "| wds/cifar10 | linear_probe | lp_acc1 | 0.5123 |"):
         assert told in card, told
     assert not re.search("somebody|{{|--logs|None were given", card)
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in out.rglob("*") if path.is_file())
     monkeypatch.chdir(out.parent)
     pictures[0].save("image.jpg", quality=100)
     feature = model.encode_image("image.jpg")
@@ -182,6 +184,13 @@ def test_the_card_tells_the_run_and_its_code_runs(out, pictures, model, monkeypa
             exec(block, names)
         if "feature" in names and "zeros" not in block:
             assert (names["feature"] - feature).abs().max() < (0.2 if "CLIPImageProcessor" in block else 1e-5), block
+
+
+@pytest.mark.parametrize("given, told", [
+    ("scenes/train/{0..7}.tar", "scenes/train/{0..7}.tar"), ("/home/somebody/cc3m/0.tar", "cc3m/0.tar"),
+    ("pipe:curl -H 'Authorization: secret' https://host/cc3m/0.tar", "cc3m/0.tar")])
+def test_the_card_names_the_data_and_not_the_machine(given, told):
+    assert data_name(given) == told
 
 
 def test_a_folder_appears_whole_or_not_at_all(out, trained, folder, monkeypatch):

@@ -158,6 +158,8 @@ def run(args: argparse.Namespace) -> None:
         done = write_all(loaded, model_name, args.to, folder)
         card = model_card(loaded.model, args, done)
         (folder / "README.md").write_text(card, encoding="utf-8")
+        for path in filter(Path.is_file, folder.rglob("*")):
+            path.chmod(0o644)  # safetensors makes files that only their owner reads
     print(f"{', '.join(done)}: {out}")
     if args.push:
         try:

@@ -16,13 +16,18 @@ from ..model import Captioner
 TEMPLATE = (resources.files("open_clip_mdc.tools") / "model_card.md.jinja").read_text(encoding="utf-8")
 # Of the machine, not of the model.
 NOT_TOLD = {"logs", "name", "log_path", "checkpoint_path", "tensorboard_path", "tensorboard", "wandb", "resume",
-            "remote_sync", "rank", "local_rank", "device", "debug", "distributed", "log_level", "report_to",
+            "remote_sync", "rank", "local_rank", "device", "debug", "distributed", "distill", "log_level", "report_to",
             "wandb_notes", "wandb_project_name", "copy_codebase", "pretrained_image_path", "pretrained_text_path"}
 DATA = ("train_data", "val_data")
 
 
+def data_name(value: str) -> str:
+    """A --train-data without the folders of the machine, and without a command that fetches it."""
+    return "/".join(Path(value).parts[-2:]) if ":" in value or Path(value).is_absolute() else value
+
+
 def training_flags(weights: str | None) -> dict[str, str]:
-    """Flags of open_clip_train that were not left as they are, and the number of processes; of files the last folder.
+    """Flags of open_clip_train that were not left as they are, and the number of processes.
 
     Args:
         weights: a checkpoint; one outside a run folder has no flags.
@@ -34,7 +39,7 @@ def training_flags(weights: str | None) -> dict[str, str]:
     usual = {name: str(value) for name, value in vars(parse_args(["--model", values["model"]])).items()}
     told = {name: value for name, value in values.items()
             if value != usual.get(name, "None") and name not in NOT_TOLD}
-    return {name: "/".join(Path(value).parts[-2:]) if name in DATA else value for name, value in told.items()}
+    return {name: data_name(value) if name in DATA else value for name, value in told.items()}
 
 
 def result_rows(paths: list[str]) -> list[list[str]]:
