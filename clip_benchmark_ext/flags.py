@@ -177,7 +177,7 @@ def decoding_options(flags: Flags, cfg: CaptionCfg | None, seed: int, batch_size
         ValueError: a flag of the other kind of model, or of another sampler.
     """
     causal = cfg is None or OBJECTIVES[cfg.objective].order == "causal"
-    ancestral, guided = flags.sampler == "ancestral", (flags.guidance_scale or 1) != 1
+    ancestral, guided = flags.sampler == "ancestral", flags.guidance_scale not in (None, 1)
     if causal:
         default = {"length": "auto", "num_beams": NUM_BEAMS}
     else:

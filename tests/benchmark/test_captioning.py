@@ -147,13 +147,15 @@ def test_of_several_drawn_captions_the_first_is_scored_and_their_diversity_is_me
 
 
 def test_guidance_is_by_the_mean_image_and_one_is_none(runs, data, tmp_path):
-    plain, one, two = (evaluate(tmp_path, *flags(runs, data), "--caption_length", "5", *more, name=name)[1]["captions"]
-                       for name, more in (("plain", ()), ("one", ("--guidance_scale", "1")),
-                                          ("two", ("--guidance_scale", "2"))))
+    plain, one, two, none = (
+        evaluate(tmp_path, *flags(runs, data), "--caption_length", "5", *more, name=name)[1]["captions"]
+        for name, more in (("plain", ()), ("one", ("--guidance_scale", "1")), ("two", ("--guidance_scale", "2")),
+                           ("none", ("--guidance_scale", "0"))))
     model, transform, tokenizer = load(str(runs / "mdc"))
     images = torch.stack([transform(picture(i)) for i in range(len(REFERENCES))])
     text = model.generate(images, length=5, guidance_scale=2.0, blind=mean_image(model, [images]))
     assert one == plain != two and list(two.values()) == decode_captions(text, tokenizer)
+    assert len(set(none.values())) == 1  # the same for all images: the blind model alone
 
 
 def test_captions_are_drawn_by_the_reverse_diffusion_with_the_seed_and_guided_by_masked_features(runs, data, tmp_path):
