@@ -3,6 +3,7 @@ import json
 import math
 from itertools import chain, combinations
 
+import article
 import claims
 import collect
 import numpy as np
@@ -280,7 +281,7 @@ def test_results_page_prints_the_ledger_of_its_own_tables(scale):
 @pytest.mark.parametrize("scale", [scales.SCENES, scales.FLICKR8K])
 def test_the_articles_sentences_are_about_cells_that_there_are(scale):
     """On the scenes all of them; on photographs those that need no scenes."""
-    rows = claims.article_claims(scale)
+    rows = claims.claims_of(article.SENTENCES, scale)
     there = [claim for claim in rows if claim.left and claim.right]
     assert len(there) == len(rows) if scale is scales.SCENES else 10 < len(there) < len(rows)
     assert all(claim.left != claim.right for claim in there) and len({claim.text for claim in rows}) == len(rows)
@@ -299,7 +300,7 @@ def test_an_articles_claim_is_judged_by_its_images(tmp_path):
             (path.parent / "items" / path.name).write_text(json.dumps({
                 "images": list(range(60)), "values": {"hallucinating_captions": values}, "weights": {}}))
     results = collect.read_results(tmp_path)
-    page = claims.ledger(claims.article_claims(scales.SCENES), lambda cells: claims.of_results(
+    page = claims.ledger(claims.claims_of(article.SENTENCES, scales.SCENES), lambda cells: claims.of_results(
         results, scales.SCENES, cells))
     (line,) = [line for line in page.splitlines() if "fewer hallucinations |" in line]
     assert "*shows*" in line and "60 images, paired" in line
