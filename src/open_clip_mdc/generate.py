@@ -64,7 +64,7 @@ def weak_tokens(model: CaptionModel, image: Tensor, image_embs: Tensor, weak: st
             raise ValueError("guidance_weak='masked' needs a model that was trained with masked image features "
                              "(caption_cfg.condition_drop); 'blind' does not")
         masked = mask_condition(image_embs.shape[:2], 1.0, cfg.condition_mask, generator, image.device)
-        return model.encode_image_tokens(image, masked)
+        return model.encode_image_tokens(image, masked, image_embs)
     if cfg.condition_zeros:
         return torch.zeros_like(image_embs[:1])
     if blind is None:

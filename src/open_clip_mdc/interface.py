@@ -64,7 +64,8 @@ class CaptionModel(Protocol):
     text: Any  # decoder.TextDecoder: project_image, step, output
     length_head: Any  # length_head.LengthHead or None
 
-    def encode_image_tokens(self, image: Tensor, masked: Tensor | None = None) -> Tensor:
+    def encode_image_tokens(self, image: Tensor, masked: Tensor | None = None,
+                            tokens: Tensor | None = None) -> Tensor:
         """[B, P, D] from [B, 3, height, width], with tokens masked where `masked` [B, P] says so."""
 
     def token_logits(self, image_kv: ImageKV, lengths: Sequence[int]) -> TokenLogits:

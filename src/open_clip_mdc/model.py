@@ -114,16 +114,18 @@ class Captioner(nn.Module):
 
     # ---- image
 
-    def encode_image_tokens(self, image: Tensor, masked: Tensor | None = None) -> Tensor:
+    def encode_image_tokens(self, image: Tensor, masked: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
         """Normalised patch tokens, what the decoder attends to: [B, P, D] from [B, 3, height, width].
 
         Args:
             masked: bool [B, P], tokens that `no_patch` or a VQTower's [MASK] stands for; of a model that was trained
                 with some masked.
+            tokens: those of the image without `masked`, if at hand: only a tower with a [MASK] then reads it again.
         """
         if masked is None or encoder.has_mask(self.visual) and not self.caption_cfg.condition_zeros:
             return encoder.patch_tokens(self.visual, image, masked)
-        tokens = encoder.patch_tokens(self.visual, image)
+        if tokens is None:
+            tokens = encoder.patch_tokens(self.visual, image)
         masked = masked[:, :tokens.shape[1], None]  # fewer where patch_dropout drops some at random
         return torch.where(masked, self.no_patch.to(tokens.dtype), tokens)
 

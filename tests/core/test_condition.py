@@ -32,6 +32,7 @@ def test_a_masked_feature_is_the_learnt_vector_or_zeros_after_the_tower():
             model.no_patch.data.fill_(stands)
         plain, got = model.encode_image_tokens(image), model.encode_image_tokens(image, masked)
         assert torch.equal(got[~masked], plain[~masked])
+        assert torch.equal(model.encode_image_tokens(None, masked, plain), got)  # the tower does not run again
         assert (got[masked] == stands).all() and masked.any() and not masked.all()
 
 
