@@ -8,7 +8,7 @@ in the ledger (`SENTENCES`):
     figure8   a concept that training lacks, learnt from few images
     figure9   corrupted images
     figure10  diversity against quality
-    figure11  image features masked in half of the training images: how much visual context is to be inferred
+    figure11  image features masked in training images: how much visual context is to be inferred
 
 The CLIP that helps is the run of seed 0 on the captioner's own data, the CLIP that gives CLIPScore that of seed 1.
 """
@@ -28,15 +28,16 @@ SAMPLES = "5"
 CORRUPTIONS = ("gaussian_noise", "gaussian_blur", "jpeg", "brightness")
 SEVERITIES = ("1", "3", "5")
 TOP_P = ("0.5", "0.8", "0.95", "1")
-CONTEXT = (0, 10, 25, 50, 75, 100)  # per cent of features masked, of configs -context10 and so on
+# Per cent of features masked, in per cent of the images: -context25of10 and so on.
+CONTEXT = ((25, 10), (50, 10), (100, 10), (25, 50), (50, 50), (100, 50), (25, 100), (50, 100))
 
 
 def clip(scale: Scale) -> Run:
-    return Run(scale.backbone, scale.alt)
+    return Run(scale.backbone, scale.alt, epochs=scale.binding)
 
 
 def captioner(scale: Scale, objective: str) -> Run:
-    return Run(f"{objective}-{scale.backbone}", scale.alt)
+    return Run(f"{objective}-{scale.backbone}", scale.alt, epochs=scale.binding)
 
 
 def asked(objective: str, length: str) -> tuple[str, ...]:
@@ -86,9 +87,9 @@ def folds(scale: Scale) -> Iterator[Cell]:
         for way, flags in (("unguided", ()), ("CLIP 1", ("--clip_scale", "1"))):
             for column in ("CIDEr", "exact match"):
                 metric, factor = METRICS[column]
-                yield Cell(f"{fold}, {way}", column, Run(f"MDC-{scale.backbone}", fold), captioning(
+                yield Cell(f"{fold}, {way}", column, Run(f"MDC-{scale.backbone}", fold, epochs=2), captioning(
                     scale, metric, (*asked("MDC", scale.captioning[0].lengths[0]), *flags),
-                    Run(scale.backbone, fold) if flags else None,
+                    Run(scale.backbone, fold, epochs=2) if flags else None,
                     where=(f"{{out}}/data/folds/{fold}", f"wds/{fold}"), factor=factor), block=fold)
 
 
@@ -108,7 +109,7 @@ def figure8(scale: Scale) -> Iterator[Cell]:
     for shots in (0, *SHOTS):
         for label, objective, flags in (("MDC", "MDC", ()), ("MDC with CLIP", "MDC", ("--clip_scale", "1")),
                                         ("ARC", "ARC", ())):
-            base = Run(f"{objective}-{scale.backbone}", "fewshot")
+            base = Run(f"{objective}-{scale.backbone}", "fewshot", epochs=scale.binding)
             run = Run(base.model, f"shots-{shots}", start=base) if shots else base
             flags = (*asked(objective, length), *flags)
             guide = clip(scale) if "--clip_scale" in flags else None
@@ -153,16 +154,17 @@ def figure10(scale: Scale) -> Iterator[Cell]:
 
 
 def figure11(scale: Scale) -> Iterator[Cell]:
-    """Share of image features that are masked in training; whole images are captioned."""
+    """How many features are masked in how many training images (P_mask in P_cond); whole images are captioned."""
     if not scale.article:
         return
-    for masked in CONTEXT:
-        run = captioner(scale, "MDC")
-        run = run._replace(model=f"{run.model}-context{masked}") if masked else run
+    run = captioner(scale, "MDC")._replace(epochs=2)
+    runs = {"none": run} | {f"{mask} % in {drop} %": run._replace(model=f"{run.model}-context{mask}of{drop}")
+                            for mask, drop in CONTEXT}
+    for row, run in runs.items():
         for column in ("CIDEr", "exact match", "hallucinating"):
             metric, factor = METRICS[column]
             flags = asked("MDC", scale.captioning[0].lengths[0])
-            yield Cell(f"{masked} %", column, run, captioning(scale, metric, flags, factor=factor),
+            yield Cell(row, column, run, captioning(scale, metric, flags, factor=factor),
                        competes=column in BETTER)
 
 
@@ -197,8 +199,8 @@ SENTENCES = (
     ("figure10", "article: more diverse than ARC (Div-2, whole distribution)", "MDC, top-p 1", "ARC, top-p 1",
      ["Div-2"]),
     ("figure10", "control: and of as high a CIDEr", "MDC, top-p 1", "ARC, top-p 1", ["CIDEr"]),
-    ("figure11", "article: visual context, too little is masked", "50 %", "0 %", ["CIDEr"]),
-    ("figure11", "article: visual context, too much is masked", "50 %", "100 %", ["CIDEr"]),
+    ("figure11", "article: visual context, too little is masked", "50 % in 50 %", "none", ["CIDEr"]),
+    ("figure11", "article: visual context, too much is masked", "50 % in 50 %", "100 % in 50 %", ["CIDEr"]),
 )
 
 
@@ -208,10 +210,10 @@ def plot(name: str, cells: list[Cell], summaries: list, path: Path) -> None:
     points = {(c.row, c.column): s.mean for c, s in zip(cells, summaries, strict=True) if s}
     rows, columns = (list(dict.fromkeys(getattr(cell, what) for cell in cells)) for what in ("row", "column"))
 
-    def line(axes, column: str, chosen: list[str], labels: list[str]) -> None:
+    def line(axes, column: str, chosen: list[str], labels: list[str], of: str | None = None) -> None:
         found = [(x, points[row, column]) for x, row in zip(labels, chosen, strict=True) if (row, column) in points]
         if found:
-            axes.plot(*zip(*found, strict=True), marker="o", label=column.partition(",")[0])
+            axes.plot(*zip(*found, strict=True), marker="o", label=of or column.partition(",")[0])
 
     if name == "figure8":
         figure = Figure(figsize=(8, 3.2), layout="constrained")
@@ -234,7 +236,10 @@ def plot(name: str, cells: list[Cell], summaries: list, path: Path) -> None:
     elif name == "figure11":
         figure = Figure(figsize=(5, 3.2), layout="constrained")
         panels = [figure.add_subplot(xlabel="image features masked in training, %", ylabel="CIDEr")]
-        line(panels[0], "CIDEr", rows, [row.removesuffix(" %") for row in rows])
+        for drop in dict.fromkeys(drop for _, drop in CONTEXT):
+            masks = [mask for mask, d in CONTEXT if d == drop]
+            line(panels[0], "CIDEr", ["none", *(f"{mask} % in {drop} %" for mask in masks)], ["0", *map(str, masks)],
+                 f"in {drop} % of the images")
     else:
         figure = Figure(figsize=(5, 3.2), layout="constrained")
         axes = figure.add_subplot(xlabel="CIDEr of a drawn caption", ylabel="Div-2, %")

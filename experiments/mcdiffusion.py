@@ -10,11 +10,10 @@ too.
 from collections.abc import Iterator
 from pathlib import Path
 
-from article import captioning
+from article import captioning, clip
 from cells import Cell, Evaluation, Run
 from scales import Scale
 
-EPOCHS = 2  # times the scale's: MDC binds attributes to objects late
 METRICS = {"CIDEr": ("CIDEr", 100.0), "B@4": ("Bleu_4", 100.0), "METEOR": ("METEOR", 100.0),
            "exact match": ("exact_match", 100.0), "colours": ("recall_colours", 100.0),
            "nouns": ("recall_nouns", 100.0), "relations": ("recall_relations", 100.0),
@@ -33,13 +32,13 @@ def models(scale: Scale) -> dict[str, Run]:
     names = {"ARC": f"ARC-{backbone}", "MDC": f"MDC-{backbone}", "MCD absorbing": f"MCD-{backbone}-absorbing",
              "MCD code": f"MCD-{backbone}", "MCD replace": f"MCD-{backbone}-replace",
              "MCD-VQ codes": f"MCD-VQ-{backbone}", "MCD-VQ latents": f"MCD-VQ-{backbone}-latent"}
-    rows = {row: Run(model, scale.alt, epochs=EPOCHS) for row, model in names.items()}
-    return rows | {"MCD, frozen random ViT": Run(f"MCD-{backbone}", scale.alt, epochs=EPOCHS, locked=True)}
+    rows = {row: Run(model, scale.alt, epochs=scale.binding) for row, model in names.items()}
+    return rows | {"MCD, frozen random ViT": Run(f"MCD-{backbone}", scale.alt, epochs=scale.binding, locked=True)}
 
 
 def judge(scale: Scale) -> Run | None:
     """The CLIP model of CLIPScore, one that is trained on the same data; CUB-200 is too small for one."""
-    return None if scale.name == "cub" else Run(scale.backbone, scale.alt)
+    return None if scale.name == "cub" else clip(scale)
 
 
 def table6(scale: Scale) -> Iterator[Cell]:
@@ -60,8 +59,8 @@ def figure7(scale: Scale) -> Iterator[Cell]:
     """Captions by the strength of guidance; w = 1 is none in the usual form, w = 0 in the printed one."""
     if not scale.val:
         return
-    vq, epochs = ("VQ-", 1) if scale.name == "cub" else ("", EPOCHS)
-    cfg, mcs = (Run(f"MCD-{vq}{scale.backbone}-{kind}", scale.alt, epochs=epochs) for kind in ("cfg", "mcs"))
+    vq = "VQ-" if scale.name == "cub" else ""
+    cfg, mcs = (Run(f"MCD-{vq}{scale.backbone}-{kind}", scale.alt, epochs=scale.binding) for kind in ("cfg", "mcs"))
     confident, ancestral = ("--tokens_per_step", "1"), ("--sampler", "ancestral", "--steps", "25")
     rows = [(name, run, w, w, confident) for name, run in (("CFG", cfg), ("MCS", mcs)) for w in SWEEP]
     rows += [("MCS as printed", mcs, w, f"{1 - float(w):g}", confident) for w in SWEEP]

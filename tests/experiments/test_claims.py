@@ -6,6 +6,7 @@ from itertools import chain, combinations
 import article
 import claims
 import collect
+import commands
 import numpy as np
 import pytest
 import scales
@@ -294,8 +295,9 @@ def test_an_articles_claim_is_judged_by_its_images(tmp_path):
     for row, rate in (("MDC, unguided", 0.8), ("MDC, CLIP 1", 0.1)):
         for seed in (0, 1):
             values = (rng.random(60) < rate).astype(float).tolist()
-            path = write_result(tmp_path, collect.variant(cells[row].evaluation), f"MDC-ViT-Ti-8--short--s{seed}",
-                                "wds/captions", hallucinating_captions=float(np.mean(values)))
+            path = write_result(tmp_path, collect.variant(cells[row].evaluation), cells[row].run.name(seed),
+                                "wds/captions", commands.last_epoch(scales.SCENES, cells[row].run),
+                                hallucinating_captions=float(np.mean(values)))
             (path.parent / "items").mkdir(exist_ok=True)
             (path.parent / "items" / path.name).write_text(json.dumps({
                 "images": list(range(60)), "values": {"hallucinating_captions": values}, "weights": {}}))

@@ -152,7 +152,8 @@ def test_results_of_the_articles_tables_are_found_where_their_commands_leave_the
                  commands.last_epoch(scales.SCENES, one.run), **metrics)
     if name == "figure8":  # two data sets
         other = next(cell for cell in cells if cell.column == "MDC, others")
-        write_result(tmp_path, commands.variant(other.evaluation), run, other.evaluation.datasets[0], **metrics)
+        write_result(tmp_path, commands.variant(other.evaluation), run, other.evaluation.datasets[0],
+                     commands.last_epoch(scales.SCENES, one.run), **metrics)
     page = collect.collect(scales.SCENES, place(tmp_path), [name])[name]
     (line,) = [line for line in page.splitlines() if line.startswith(f"| {one.row} |")]
     assert all(f"| {number} |" in line for number in shown), line
