@@ -107,8 +107,8 @@ def early_stopping(pretrained: str, scenes: Path) -> list[tuple]:
         pairs = list(json.loads((scenes / "sugarcrepe" / f"{task}.json").read_text()).values())
         agree = draws = 0
         for pair in tqdm(pairs, desc=task):
-            with Image.open(scenes / "sugarcrepe" / "images" / pair["filename"]) as picture:
-                image = transform(picture)[None]
+            with Image.open(scenes / "sugarcrepe" / "images" / pair["filename"]) as file:
+                image = transform(file)[None]
             text = tokenizer([pair["caption"], pair["negative_caption"]])[None]
             full = model.log_likelihood(image, text, "monte_carlo")
             early = ours(model, image, text, "monte_carlo", stop_confidence=0.999)

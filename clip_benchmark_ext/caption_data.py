@@ -14,22 +14,22 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from open_clip_mdc.data.pictures import decode_picture
+from open_clip_mdc.data.images import decode_image
 
-PICTURES = ("webp", "png", "jpg", "jpeg")  # in the order in which clip_benchmark looks for them
+SUFFIXES = ("webp", "png", "jpg", "jpeg")  # in the order in which clip_benchmark looks for them
 
 
 def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tuple[Tensor, list[str], str]:
     """Image, captions and key of a sample as it lies in its shard.
 
     Raises:
-        ValueError: names the shard and the key of a sample without picture or captions.
+        ValueError: names the shard and the key of a sample without image or captions.
     """
     name = f"{sample['__url__']}, sample {sample['__key__']}"
-    picture = next((sample[kind] for kind in PICTURES if kind in sample), None)
-    if picture is None or "txt" not in sample:
-        raise ValueError(f"{name}: captioning needs a picture ({', '.join(PICTURES)}) and a .txt, a caption a line")
-    image = decode_picture(BytesIO(picture), name)
+    data = next((sample[kind] for kind in SUFFIXES if kind in sample), None)
+    if data is None or "txt" not in sample:
+        raise ValueError(f"{name}: captioning needs an image ({', '.join(SUFFIXES)}) and a .txt, a caption a line")
+    image = decode_image(BytesIO(data), name)
     try:
         captions = sample["txt"].decode()
     except UnicodeDecodeError as problem:

@@ -77,7 +77,7 @@ class SelectionDataset(Dataset):
         """Item `index`.
 
         Raises:
-            ValueError: the picture cannot be decoded.
+            ValueError: the image cannot be decoded.
         """
         case = self.cases[index]
         images = [open_rgb(path, case.box) for path in case.images]
@@ -96,12 +96,12 @@ def build_dataset(name: str, root: str | Path, transform: Callable[[Image.Image]
     Args:
         name: one of `ROWS`.
         root: the folder that was fetched; each message about a missing file describes it.
-        transform: from an RGB picture to [3, H, W]; None leaves pictures as they are.
+        transform: from an RGB image to [3, H, W]; None leaves images as they are.
         options: of ARO Order: `perturbations`, the file of frozen negatives (perturb.py), by default beside the
             captions'; `tagger`, of parts of speech, for making them at first use.
 
     Raises:
-        FileNotFoundError: a file, a folder or some pictures are missing; says which, what to fetch and the layout.
+        FileNotFoundError: a file, a folder or some images are missing; says which, what to fetch and the layout.
         ValueError: unknown name, or the data are not in the format they should have; says which row.
     """
     row = find_row(name)

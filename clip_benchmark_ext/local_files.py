@@ -1,4 +1,4 @@
-"""Annotation files and pictures that the user fetched: found, read with suspicion, described where they are missing.
+"""Annotation files and images that the user fetched: found, read with suspicion, described where they are missing.
 
 Nothing is downloaded. File names in a data file are not to be trusted.
 """
@@ -9,14 +9,14 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from PIL import Image
 
-from open_clip_mdc.data.pictures import decode_picture
+from open_clip_mdc.data.images import decode_image
 
 
 @dataclass(frozen=True)
 class Source:
     """Where a data set's files are looked for and, if they are not there, where to get them.
 
-    `folders` are tried below the root, in this order, for `file`; `images` below the folder of `file`, for pictures.
+    `folders` are tried below the root, in this order, for `file`; `images` below the folder of `file`, for images.
     """
 
     file: str
@@ -27,12 +27,12 @@ class Source:
 
 
 def open_rgb(path: Path, box: tuple[int, int, int, int] | None = None) -> Image.Image:
-    """A picture as RGB (some of COCO's are grey), cut to `box` (left, upper, right, lower) in its pixels as stored.
+    """An image as RGB (some of COCO's are grey), cut to `box` (left, upper, right, lower) in its pixels as stored.
 
     Raises:
         ValueError: it cannot be decoded.
     """
-    image = decode_picture(path)
+    image = decode_image(path)
     return image if box is None else image.crop(box)
 
 
@@ -45,22 +45,22 @@ def find(source: Source, name: str, root: Path) -> Path:
 
 
 def image_folder(source: Source, name: str, path: Path) -> Path:
-    """The first folder for pictures that exists beside the annotation file."""
+    """The first folder for images that exists beside the annotation file."""
     for folder in source.images:
         if (candidate := path.parent / folder).is_dir():
             return candidate
     raise FileNotFoundError(
-        f"{name}: no folder of pictures ({' or '.join(source.images)}) in {path.parent}. {how_to_get(source)}")
+        f"{name}: no folder of images ({' or '.join(source.images)}) in {path.parent}. {how_to_get(source)}")
 
 
 def need_images(source: Source, name: str, folder: Path, rows: list[tuple[Path, ...]]) -> None:
-    """Every picture of every row is there, or one message says how many are not."""
+    """Every image of every row is there, or one message says how many are not."""
     if not rows:
         raise ValueError(f"{name}: {source.file} has no rows")
     missing = {path for path in {path for row in rows for path in row} if not path.is_file()}
     if missing:
         count = sum(any(path in missing for path in row) for row in rows)
-        raise FileNotFoundError(f"{name}: {count} of {len(rows)} rows have no picture; {len(missing)} files are "
+        raise FileNotFoundError(f"{name}: {count} of {len(rows)} rows have no image; {len(missing)} files are "
                                 f"missing in {folder}, such as {min(missing).name}. {how_to_get(source)}")
 
 

@@ -16,7 +16,7 @@ VALSE_PIECES = ("existence", "plurals", "counting-hard", "counting-small-quant",
                 "action-replacement", "actant-swap", "coreference-standard", "coreference-hard", "foil-it")
 
 _DRIVE = "https://drive.google.com/uc?id="
-_VG_IMAGES = f"vgr_vga_images.zip from {_DRIVE}1qaPlrwhGNMrR3a11iopZUT_GPP_LrgP9 (pictures)"
+_VG_IMAGES = f"vgr_vga_images.zip from {_DRIVE}1qaPlrwhGNMrR3a11iopZUT_GPP_LrgP9 (images)"
 _KARPATHY = "https://storage.googleapis.com/sfr-vision-language-research/datasets"
 
 
@@ -25,7 +25,7 @@ class Case:
     """One decision: which of `captions` fits the image; the first one does (Winoground: caption i fits image i).
 
     `group` is what the official metric averages over: the relation, the pair of attributes, the subset, the piece.
-    `box` is (left, upper, right, lower) in pixels of the picture, or None for the whole of it.
+    `box` is (left, upper, right, lower) in pixels of the image, or None for the whole of it.
     """
 
     key: str
@@ -49,7 +49,7 @@ def sugar_crepe(name: str, root: Path, **_) -> Read:
         folders=("", "sugar_crepe", "data"),
         images=("val2017", "images", "../val2017"),
         fetch=f"https://raw.githubusercontent.com/RAIVNLab/sugar-crepe/main/data/{subset}.json and "
-              "http://images.cocodataset.org/zips/val2017.zip (pictures)",
+              "http://images.cocodataset.org/zips/val2017.zip (images)",
         layout=f"ROOT/{subset}.json, ROOT/val2017/*.jpg",
     )
     path = find(source, name, root)
@@ -108,12 +108,12 @@ def visual_genome(name: str, root: Path, **_) -> Read:
 def order(name: str, root: Path, perturbations: str | Path | None = None, tagger: Tagger | None = None) -> Read:
     """ARO's COCO-Order and Flickr30k-Order: one case per caption of Karpathy's test split, five word orders each."""
     part = name.partition("/")[2]
-    file, pictures, layout = {
+    file, archive, layout = {
         "coco_order": ("coco_karpathy_test.json", "http://images.cocodataset.org/zips/val2014.zip", "val2014/*.jpg"),
         "flickr30k_order": ("flickr30k_test.json", "https://forms.illinois.edu/sec/229675", "flickr30k-images/*.jpg"),
     }[part]
     source = Source(file, ("", "aro", part.partition("_")[0]), (),
-                    f"{_KARPATHY}/{file} and {pictures} (pictures)", f"ROOT/{file}, ROOT/{layout}")
+                    f"{_KARPATHY}/{file} and {archive} (images)", f"ROOT/{file}, ROOT/{layout}")
     path = find(source, name, root)
     keys, images, captions = [], [], []
     for index, row in enumerate(read_json(path, list)):
@@ -154,7 +154,7 @@ def winoground(name: str, root: Path, **_) -> Read:
             raise ValueError(f"{path}, line {index + 1} is not JSON: {error}") from error
         first, second, caption_0, caption_1 = texts(
             row, ("image_0", "image_1", "caption_0", "caption_1"), path, index)
-        images = tuple(  # the official file names pictures without ".png"
+        images = tuple(  # the official file names images without ".png"
             inside(folder, image if PurePosixPath(image).suffix else f"{image}.png", path, index)
             for image in (first, second))
         cases.append(Case(str(row.get("id", index)), images, (caption_0, caption_1),
@@ -171,7 +171,7 @@ def valse(name: str, root: Path, **_) -> Read:
         folders=("", "data", "valse"),
         images=("images", "../images"),
         fetch=f"https://raw.githubusercontent.com/Heidelberg-NLP/VALSE/main/data/{piece}.json (pieces: "
-              f"{', '.join(VALSE_PIECES)}), and the pictures from the data set that its field 'dataset' names",
+              f"{', '.join(VALSE_PIECES)}), and the images from the data set that its field 'dataset' names",
         layout=f"ROOT/{piece}.json, ROOT/images/*.jpg (of all source data sets together)",
     )
     path = find(source, name, root)

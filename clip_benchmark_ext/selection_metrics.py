@@ -1,4 +1,4 @@
-"""The official metrics of the compositionality data sets, from scores alone: no model, no pictures.
+"""The official metrics of the compositionality data sets, from scores alone: no model, no images.
 
 Place in the paper: every column of Table 2, for captioners and CLIP models alike. The caller scores each case's
 candidates and hands over

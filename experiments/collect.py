@@ -44,7 +44,7 @@ TITLES = {
 LEDGERS = {"claims": claims.claims, **{name: partial(claims.claims_of, sentences) for name, sentences in (
     ("article", article.SENTENCES), ("mcdiffusion", mcdiffusion.SENTENCES))}}
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
-PICTURES = 4  # of Figure 6
+IMAGES = 4  # of Figure 6
 LOSS = re.compile(r"Caption_loss: (\S+) \(")  # of a line of training; a length head's loss is none of the objective
 
 
@@ -218,16 +218,16 @@ def plot(name: str, cells: list[Cell], summaries: list[Summary | None], path: Pa
 
 
 def captions(scale: Scale, place: Place) -> dict[str, list[dict]]:
-    """Captions of the same pictures by each system of Table 3, those of seed 0: {test set: rows}.
+    """Captions of the same images by each system of Table 3, those of seed 0: {test set: rows}.
 
-    A row has the picture's "image" (its key), a "reference" and a caption by system.
+    A row has the image's "image" (its key), a "reference" and a caption by system.
     """
     tables: dict[str, dict[str, dict]] = {}
     for captioning in scale.captioning:
         for system in systems(scale, captioning):
             path = commands.caption_file(scale, captioning, system, 0, place)
             saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"captions": {}}
-            for image in list(saved["captions"])[:PICTURES]:
+            for image in list(saved["captions"])[:IMAGES]:
                 row = tables.setdefault(captioning.label, {}).setdefault(
                     image, {"image": image, "reference": saved["references"][image][0]})
                 row[system] = saved["captions"][image]
@@ -240,19 +240,19 @@ def figure6(scale: Scale, place: Place, path: Path) -> str:
 
     from matplotlib.figure import Figure
 
-    from open_clip_mdc.data.pictures import decode_picture
-    from open_clip_mdc.data.shards import find_picture, read_samples
+    from open_clip_mdc.data.images import decode_image
+    from open_clip_mdc.data.shards import image_member, read_samples
     tables, pages = captions(scale, place), []
     for captioning in scale.captioning:
         rows = tables.get(captioning.label, [])
         if not rows:
             continue
         root = Path(commands.fill(captioning.root, place))
-        samples = islice(read_samples(str(root / "test" / "0.tar")), PICTURES)
-        pictures = {sample["__key__"]: sample[find_picture(sample)] for sample in samples}
+        samples = islice(read_samples(str(root / "test" / "0.tar")), IMAGES)
+        images = {sample["__key__"]: sample[image_member(sample)] for sample in samples}
         figure = Figure(figsize=(3.2 * len(rows), 3.2))  # the text below is added by bbox_inches
         for axes, row in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
-            axes.imshow(decode_picture(BytesIO(pictures[row["image"]])))
+            axes.imshow(decode_image(BytesIO(images[row["image"]])))
             axes.axis("off")
             text = [fill(f"{system}: {caption}", 38) for system, caption in row.items() if system != "image"]
             axes.set_title("\n".join(text), y=-0.05, va="top", loc="left", fontsize=8)

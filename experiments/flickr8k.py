@@ -19,11 +19,11 @@ from open_clip.tokenizer import SimpleTokenizer
 from clip_benchmark_ext.named_words import COLOURS, NOUNS
 from open_clip_mdc.data import bpe
 from open_clip_mdc.data.files import new_folder
-from open_clip_mdc.data.shards import find_picture, find_shards, picture_suffix, read_metadata, read_samples
+from open_clip_mdc.data.shards import find_shards, image_member, image_suffix, read_metadata, read_samples
 
 MIN_COUNT = 5  # rarer words are spelt by pieces
 SEED = 0
-PAIRS = 200  # of each kind, at most one of a picture
+PAIRS = 200  # of each kind, at most one of an image
 CONTEXT_WORDS = {"and", "with", "near", "beside", "next"}  # what stands on both sides of these may be swapped freely
 RELATIONS = {"in front of": "behind", "behind": "in front of", "over": "under", "under": "over", "up": "down",
              "down": "up", "into": "out of", "out of": "into", "on top of": "beneath", "inside": "outside",
@@ -43,7 +43,7 @@ def swap(caption: str, words: list[str]) -> str | None:
 
 
 def replace(caption: str, words: list[str], described: str, rng: random.Random) -> str | None:
-    """The caption with one of these words replaced by another that no caption of the picture mentions."""
+    """The caption with one of these words replaced by another that no caption of the image mentions."""
     text = caption.split()
     places = [i for i, word in enumerate(text) if word in words]
     others = [word for word in words if word not in described]
@@ -65,7 +65,7 @@ def negatives(caption: str, described: str, rng: random.Random) -> dict[str, str
 
     Args:
         caption: lower case, words and punctuation set apart by spaces.
-        described: all captions of the picture.
+        described: all captions of the image.
     """
     made = {
         "swap_obj": swap(caption, NOUNS), "swap_att": swap(caption, COLOURS),
@@ -84,8 +84,8 @@ def write_pairs(shards: list[str], out: Path) -> None:
         for number, sample in enumerate(s for shard in shards for s in read_samples(shard)):
             captions = [" ".join(c.lower().split()) for c in read_metadata(sample)["captions"]]
             rng = random.Random(f"{SEED}/{number}")
-            picture = sample[find_picture(sample)]
-            filename = f"{number:012d}.{picture_suffix(picture)}"
+            image = sample[image_member(sample)]
+            filename = f"{number:012d}.{image_suffix(image)}"
             wanted = {}
             for caption in rng.sample(captions, len(captions)):
                 for kind, false in negatives(caption, " ".join(captions), rng).items():
@@ -94,7 +94,7 @@ def write_pairs(shards: list[str], out: Path) -> None:
             for kind, row in wanted.items():
                 rows.setdefault(kind, {})[str(number)] = row
             if wanted:
-                (folder / "val2017" / filename).write_bytes(picture)
+                (folder / "val2017" / filename).write_bytes(image)
         for kind, pairs in rows.items():
             (folder / f"{kind}.json").write_text(json.dumps(pairs, indent=1), encoding="utf-8")
     print(f"{out}: " + ", ".join(f"{kind} {len(pairs)}" for kind, pairs in sorted(rows.items())))

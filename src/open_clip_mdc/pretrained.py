@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from . import checkpoints
-from .data.pictures import open_picture
+from .data.images import open_image
 from .interface import Decoded
 from .model import Captioner
 from .sampling import Sampling
@@ -52,11 +52,11 @@ class PretrainedCaptioner:
         images = as_list(images)
         for start in range(0, len(images), batch_size):
             batch = [x if isinstance(x, Tensor) else self.transform(
-                x.convert("RGB") if isinstance(x, Image.Image) else open_picture(Path(x)))
+                x.convert("RGB") if isinstance(x, Image.Image) else open_image(Path(x)))
                 for x in images[start:start + batch_size]]
             yield torch.stack(batch).to(self.device, non_blocking=True)
 
-    def picture(self, image: Tensor) -> Image.Image:
+    def pil_image(self, image: Tensor) -> Image.Image:
         """What the model sees of an image: the transform's [3, H, W] without its normalisation."""
         mean, std = (torch.tensor(self.model.visual.preprocess_cfg[name]).view(3, 1, 1) for name in ("mean", "std"))
         pixels = (255 * (image.cpu() * std + mean).clamp(0, 1)).round().byte()

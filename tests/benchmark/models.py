@@ -51,7 +51,7 @@ def save_clip(folder: Path, name: str = "tiny-clip-vit", **text_cfg) -> tuple[st
     return name, str(weights)
 
 
-def picture(i: int, size: int = 40) -> Image.Image:
+def make_image(i: int, size: int = 40) -> Image.Image:
     noise = torch.randint(0, 256, (size, size, 3), generator=torch.Generator().manual_seed(i), dtype=torch.uint8)
     return Image.fromarray(noise.numpy())
 
@@ -64,12 +64,12 @@ def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 def png(i: int) -> bytes:
     stream = io.BytesIO()
-    picture(i).save(stream, "PNG")
+    make_image(i).save(stream, "PNG")
     return stream.getvalue()
 
 
 def labelled_webdataset(root: Path, classes: list[str], templates: list[str], per_split: int = 24) -> Path:
-    """clip_benchmark's layout; picture i has class i modulo their number."""
+    """clip_benchmark's layout; image i has class i modulo their number."""
     for split, first in (("train", 1000), ("test", 0)):
         (root / split).mkdir(parents=True)
         (root / split / "nshards.txt").write_text("1")
@@ -85,13 +85,13 @@ def labelled_webdataset(root: Path, classes: list[str], templates: list[str], pe
 WORDS = ("red", "green", "blue", "yellow", "circle", "square", "star", "triangle")
 
 
-def order_data(root: Path, pictures: int = 12) -> Path:
-    """ARO's COCO order: a caption of four words a picture, and its orders by frozen "perturbations"."""
+def order_data(root: Path, images: int = 12) -> Path:
+    """ARO's COCO order: a caption of four words an image, and its orders by frozen "perturbations"."""
     from clip_benchmark_ext.datasets import build_dataset
     (root / "val2014").mkdir(parents=True)
     rows = []
-    for i in range(pictures):
-        picture(i).save(root / "val2014" / f"{i}.png")
+    for i in range(images):
+        make_image(i).save(root / "val2014" / f"{i}.png")
         rows.append({"image": f"val2014/{i}.png", "caption": [
             f"a {WORDS[i % 4]} {WORDS[4 + i % 3]} {WORDS[7 - i % 2]}"]})
     (root / "coco_karpathy_test.json").write_text(json.dumps(rows))

@@ -158,7 +158,7 @@ def test_local_dir_and_schema_ids_are_found(runs, tmp_path):
 
 
 @needs_shared_data
-def test_sugar_crepe_and_cifar_on_real_pictures(runs, tmp_path):
+def test_sugar_crepe_and_cifar_on_real_images(runs, tmp_path):
     """End to end at 32 px with the scenes' tiny model: the path, not the number, is what is tested."""
     root = shared_data()
     metrics = evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "sugar_crepe/swap_obj",
@@ -184,15 +184,15 @@ def test_registering_the_benchmark_twice_is_once():
 
 
 @pytest.mark.parametrize("alias", ["mdc", "arc"])
-def test_the_score_tool_writes_a_line_per_picture_and_caption_that_adds_up(scenes, runs, tmp_path, alias):
+def test_the_score_tool_writes_a_line_per_image_and_caption_that_adds_up(scenes, runs, tmp_path, alias):
     rows = list(json.loads((scenes / "sugarcrepe" / "swap_att.json").read_text()).values())[:2]
     (tmp_path / "captions.txt").write_text("\n".join(r["caption"] for r in rows) + "\n")
-    pictures = [str(scenes / "sugarcrepe" / "images" / r["filename"]) for r in rows]
-    run("python", "-m", "open_clip_mdc", "score", "--pretrained", str(runs / alias), "--images", *pictures,
+    images = [str(scenes / "sugarcrepe" / "images" / r["filename"]) for r in rows]
+    run("python", "-m", "open_clip_mdc", "score", "--pretrained", str(runs / alias), "--images", *images,
         "--captions", str(tmp_path / "captions.txt"), "--blind-images", str(scenes / "sugarcrepe" / "images"),
         "--out", str(tmp_path / "scores.jsonl"))
     lines = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
-    assert [(x["image"], x["caption"]) for x in lines] == [(p, r["caption"]) for p in pictures for r in rows]
+    assert [(x["image"], x["caption"]) for x in lines] == [(p, r["caption"]) for p in images for r in rows]
     for line in lines:
         assert line["score"] == pytest.approx(sum(t["log_likelihood"] for t in line["tokens"]), abs=1e-3)
         assert line["debiased"] == pytest.approx(line["score"] - line["blind"])

@@ -11,7 +11,7 @@ import open_clip
 import pytest
 import torch
 from conftest import run
-from models import CLIP_CONFIG, add, make_runs, picture, png, save_clip, tiny_clip
+from models import CLIP_CONFIG, add, make_image, make_runs, png, save_clip, tiny_clip
 from safetensors.torch import save_file
 from test_coca import tiny_coca
 
@@ -29,7 +29,7 @@ from open_clip_mdc.sampling import Sampling
 from open_clip_mdc.scoring import mean_image
 from open_clip_mdc.tokens import caption_lengths, decode_captions
 
-REFERENCES = [  # of the seven pictures
+REFERENCES = [  # of the seven images
     ["a red square", "something red", "red"], ["a café in the rain", "ein Café im Regen"], ["雨の中の猫", "a cat"],
     ["two dogs", "2 dogs!"], ["🐈 → 🐕", "cats and dogs"], ["it's a \"sign\"\u2028of (three) lines", "a sign"], ["x"],
 ]
@@ -89,7 +89,7 @@ def evaluate(tmp_path, *arguments, name="result") -> tuple[dict, dict]:
 def test_captions_are_those_that_the_model_generates(runs, data, tmp_path, alias, given, decoding):
     metrics, saved = evaluate(tmp_path, *flags(runs, data, alias), *given)
     model, transform, tokenizer = load(str(runs / alias))
-    text = model.generate(torch.stack([transform(picture(i)) for i in range(len(REFERENCES))]), **decoding)
+    text = model.generate(torch.stack([transform(make_image(i)) for i in range(len(REFERENCES))]), **decoding)
     assert list(saved["captions"].items()) == [
         (f"key{i}", caption) for i, caption in enumerate(decode_captions(text, tokenizer))]
     assert list(saved["references"].values()) == REFERENCES
@@ -118,7 +118,7 @@ def test_drawn_captions_are_those_of_the_seed_on_any_number_of_processes(runs, d
     assert one[1]["captions"] != other != greedy != one[1]["captions"]
     model, transform, tokenizer = load(str(runs / "mdc"))
     state = int(np.random.SeedSequence([0, 1]).generate_state(1)[0])  # of the second batch
-    text = model.generate(torch.stack([transform(picture(i)) for i in (2, 3)]), length=4, sampling=Sampling(
+    text = model.generate(torch.stack([transform(make_image(i)) for i in (2, 3)]), length=4, sampling=Sampling(
         0.8, 50, 0.9, torch.Generator().manual_seed(state)))
     assert list(one[1]["captions"].values())[2:4] == decode_captions(text, tokenizer)
     lengths = {evaluate(tmp_path, *flags(runs, data), "--caption_length", "sample", "--seed", str(seed),
@@ -133,7 +133,7 @@ def test_of_several_drawn_captions_the_first_is_scored_and_their_diversity_is_me
     metrics, saved = evaluate(tmp_path, *drawing, "--samples", "3", "--train_captions", "train.txt")
     model, transform, tokenizer = load(str(runs / alias))
     state = int(np.random.SeedSequence([0, 1]).generate_state(1)[0])  # of the second batch
-    text = model.generate(torch.stack([transform(picture(i)) for i in (2, 3)]), length=4, samples=3,
+    text = model.generate(torch.stack([transform(make_image(i)) for i in (2, 3)]), length=4, samples=3,
                           sampling=Sampling(1.0, generator=torch.Generator().manual_seed(state)))
     said = decode_captions(text, tokenizer)
     assert list(saved["samples"].values())[2:4] == [said[:3], said[3:]]
@@ -152,7 +152,7 @@ def test_guidance_is_by_the_mean_image_and_one_is_none(runs, data, tmp_path):
         for name, more in (("plain", ()), ("one", ("--guidance_scale", "1")), ("two", ("--guidance_scale", "2")),
                            ("none", ("--guidance_scale", "0"))))
     model, transform, tokenizer = load(str(runs / "mdc"))
-    images = torch.stack([transform(picture(i)) for i in range(len(REFERENCES))])
+    images = torch.stack([transform(make_image(i)) for i in range(len(REFERENCES))])
     text = model.generate(images, length=5, guidance_scale=2.0, blind=mean_image(model, [images]))
     assert one == plain != two and list(two.values()) == decode_captions(text, tokenizer)
     assert len(set(none.values())) == 1  # the same for all images: the blind model alone
@@ -166,8 +166,8 @@ def test_captions_are_drawn_by_the_reverse_diffusion_with_the_seed_and_guided_by
     assert metrics["sampler"] == "ancestral" and metrics["steps"] == 4 and metrics["mean_steps"] <= 4
     model, transform, tokenizer = load(str(runs / "mdc"))
     state = int(np.random.SeedSequence([0, 1]).generate_state(1)[0])  # of the second batch
-    text = model.generate(torch.stack([transform(picture(i)) for i in (2, 3)]), length=5, sampler="ancestral", steps=4,
-                          sampling=Sampling(1.0, generator=torch.Generator().manual_seed(state)))
+    text = model.generate(torch.stack([transform(make_image(i)) for i in (2, 3)]), length=5, sampler="ancestral",
+                          steps=4, sampling=Sampling(1.0, generator=torch.Generator().manual_seed(state)))
     assert list(saved["captions"].values())[2:4] == decode_captions(text, tokenizer)
     guided = [*flags(runs, data, "mcd"), "--caption_length", "5", "--guidance_scale", "3"]
     saved = evaluate(tmp_path, *guided, name="guided")[1]
@@ -190,8 +190,8 @@ def test_clip_guides_and_reranks_by_its_own_transform_and_the_result_says_what_i
     clip, _, clip_transform = open_clip.create_model_and_transforms(name, weights)
     clip = Clip(clip.eval(), clip_transform, open_clip.get_tokenizer(name))
     model, transform, tokenizer = load(str(runs / "mdc"))
-    images = torch.stack([transform(picture(i)) for i in range(len(REFERENCES))])
-    seen = torch.stack([clip_transform(picture(i)) for i in range(len(REFERENCES))])
+    images = torch.stack([transform(make_image(i)) for i in range(len(REFERENCES))])
+    seen = torch.stack([clip_transform(make_image(i)) for i in range(len(REFERENCES))])
 
     metrics, saved = evaluate(tmp_path, *command, "--clip_scale", "2", "--clip_top_k", "3")
     guide = Guide(clip, seen, tokenizer, 2.0, 3)
@@ -321,7 +321,7 @@ def test_a_decoding_that_was_stopped_goes_on(runs, data, tmp_path, monkeypatch, 
 
 
 def test_unicode_survives_from_the_tokens_to_the_score(runs, data, tmp_path, monkeypatch):
-    """A model that says the first reference of every picture: what it says is saved, read and scored as perfect."""
+    """A model that says the first reference of every image: what it says is saved, read and scored as perfect."""
     _, _, tokenizer = load(str(runs / "mdc"))
     said = iter(range(len(REFERENCES)))
     def say(self, images, **_):
@@ -348,7 +348,7 @@ def test_clip_benchmarks_own_data_sets_are_captioned_where_their_files_are(runs,
     folder = tmp_path / "val2014" if dataset == "mscoco_captions" else tmp_path
     folder.mkdir(exist_ok=True)
     for i in range(3):
-        picture(i).save(folder / f"{i}.jpg")
+        make_image(i).save(folder / f"{i}.jpg")
     lines = [f"{i}.jpg,{caption}" for i in range(3) for caption in REFERENCES[i]]
     (tmp_path / f"{dataset}_test_karpathy.txt").write_text("\n".join(["image,caption", *lines]))
     (tmp_path / "coco_test_karpathy.json").write_text(json.dumps({
@@ -379,7 +379,7 @@ def test_bad_input_is_named_in_one_line_before_any_decoding(runs, data, tmp_path
         "--num_beams means nothing to this model, which decodes by unmasking": [*mdc, "--num_beams", "3"],
         "--min_length means nothing to this model, which decodes by unmasking": [*mdc, "--min_length", "3"],
         "--tokens_per_step means nothing to this model": [*arc, "--tokens_per_step", "3"],
-        "0.tar, sample a: captioning needs a picture": flags(runs, labelled),
+        "0.tar, sample a: captioning needs an image": flags(runs, labelled),
         "image a has no captions": flags(runs, empty),
         "nshards.txt": flags(runs, tmp_path / "absent"),
         "has wrong captions too": flags(runs, data, dataset="sugar_crepe/swap_obj"),
@@ -429,7 +429,7 @@ def test_clip_scores_by_name_and_weights_are_those_of_the_published_formula(runs
     plain, with_references = [], []
     for i, (caption, references) in enumerate(zip(saved["captions"].values(), REFERENCES, strict=True)):
         with torch.no_grad():
-            image = clip.encode_image(transform(picture(i))[None])[0]
+            image = clip.encode_image(transform(make_image(i))[None])[0]
         a = 2.5 * max(float(unit([caption])[0] @ image / image.norm()), 0)
         b = max(max((unit(references) @ unit([caption])[0]).tolist()), 0)
         plain.append(a)

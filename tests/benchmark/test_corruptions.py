@@ -4,7 +4,7 @@ import tarfile
 
 import pytest
 import torch
-from models import add, labelled_webdataset, make_runs, order_data, picture, png, save_clip
+from models import add, labelled_webdataset, make_image, make_runs, order_data, png, save_clip
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
@@ -29,12 +29,12 @@ def change(image: Image.Image, spec: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", LEVELS)
 def test_severity_0_is_the_image_each_step_makes_it_worse_and_twice_is_the_same(name):
-    image = picture(0, 200)
+    image = make_image(0, 200)
     assert parse(f"{name}:0")(image) is image
     errors = [change(image, f"{name}:{severity}").square().mean().item() for severity in SEVERITIES]
     assert errors[0] > 0 and errors == sorted(errors) and len(set(errors)) == 5
     for severity in SEVERITIES:
-        once, again = (parse(f"{name}:{severity}")(picture(0, 200)).tobytes() for _ in range(2))
+        once, again = (parse(f"{name}:{severity}")(make_image(0, 200)).tobytes() for _ in range(2))
         assert once == again
 
 
@@ -114,7 +114,7 @@ def test_captions_are_of_corrupted_images_and_are_scored_by_clean_ones(runs, cap
     (beforehand / "test" / "nshards.txt").write_text("1")
     with tarfile.open(beforehand / "test" / "0.tar", "w") as tar:
         for i in range(5):
-            parse("gaussian_noise:5")(picture(i)).save(tmp_path / "x.png")
+            parse("gaussian_noise:5")(make_image(i)).save(tmp_path / "x.png")
             add(tar, f"{i}.png", (tmp_path / "x.png").read_bytes())
             add(tar, f"{i}.txt", b"a red square")
     evaluate(tmp_path, runs, "same", *(beforehand if x == captioned else x for x in command), *clip)
@@ -128,7 +128,7 @@ def test_captions_are_of_corrupted_images_and_are_scored_by_clean_ones(runs, cap
     from clip_benchmark_ext import clipscore
     judge = clipscore.load(name, str(tmp_path / "other.pt"), "cpu")
     with torch.no_grad():
-        images = judge.model.encode_image(torch.stack([judge.transform(picture(i)) for i in range(5)]))
+        images = judge.model.encode_image(torch.stack([judge.transform(make_image(i)) for i in range(5)]))
         texts = clipscore.encode_texts(judge, list(captions["noisy"].values()), "cpu")
     assert scored["metrics"]["CLIPScore"] == pytest.approx(float(clipscore.clip_scores(images, texts).mean()), rel=1e-4)
 
@@ -147,7 +147,7 @@ def test_a_probe_is_trained_on_clean_images_and_tested_on_corrupted_ones(runs, t
         self, image))
     found = evaluate(tmp_path, runs, "probe", "--dataset", "wds/x", "--dataset_root", root, "--task", "linear_probe",
                      "--corruption", "jpeg:5", "--feature_root", tmp_path / "features", "--batch_size", 8)
-    assert set(seen) == {picture(i).tobytes() for i in range(24)}  # those of the test split
+    assert set(seen) == {make_image(i).tobytes() for i in range(24)}  # those of the test split
     assert found["settings"]["corruption"] == "jpeg:5"
 
 

@@ -40,7 +40,7 @@ def save_image(path, color, mode="RGB", size=(16, 12)):
 
 
 def sugar_crepe(root, images="val2017", keys=("0", "107", "109"), **overrides):
-    """A folder with rows whose keys have gaps; the last picture is grey."""
+    """A folder with rows whose keys have gaps; the last image is grey."""
     rows = {}
     for number, key in enumerate(keys):
         rows[key] = {"filename": f"{number:012d}.png", "caption": f"a cat on mat {key}",
@@ -68,7 +68,7 @@ def test_a_repository_checkout_with_its_data_folder_is_read_too(tmp_path):
     assert len(build_dataset("sugar_crepe/swap_obj", tmp_path)) == 3
 
 
-def test_grey_pictures_become_three_equal_channels(tmp_path):
+def test_grey_images_become_three_equal_channels(tmp_path):
     sugar_crepe(tmp_path)
     image, _ = build_dataset("sugar_crepe/swap_obj", tmp_path, TRANSFORM)[2]
     assert image.shape == (3, 8, 8)
@@ -100,13 +100,13 @@ def test_rows_with_image_may_not_name_rows_that_do_not_exist(tmp_path):
         build_dataset("sugar_crepe/swap_obj", tmp_path)
 
 
-def test_missing_pictures_are_counted_and_the_place_is_named(tmp_path):
+def test_missing_images_are_counted_and_the_place_is_named(tmp_path):
     sugar_crepe(tmp_path)
     (tmp_path / "val2017" / "000000000001.png").unlink()
     with pytest.raises(FileNotFoundError) as error:
         build_dataset("sugar_crepe/swap_obj", tmp_path)
     message = str(error.value)
-    assert "1 of 3 rows have no picture" in message and str(tmp_path / "val2017") in message
+    assert "1 of 3 rows have no image" in message and str(tmp_path / "val2017") in message
     assert "000000000001.png" in message and "val2017.zip" in message and "\n" not in message
 
 
@@ -119,9 +119,9 @@ def test_a_missing_file_says_what_to_fetch_from_where_and_the_layout(tmp_path, n
     assert "\n" not in message
 
 
-def test_a_missing_picture_folder_says_so(tmp_path):
+def test_a_missing_image_folder_says_so(tmp_path):
     save_json(tmp_path / "swap_obj.json", {})
-    with pytest.raises(FileNotFoundError, match="no folder of pictures .*val2017.zip"):
+    with pytest.raises(FileNotFoundError, match="no folder of images .*val2017.zip"):
         build_dataset("sugar_crepe/swap_obj", tmp_path)
 
 
@@ -159,9 +159,9 @@ def test_files_of_another_format_are_refused_with_the_row(tmp_path, content, mes
         build_dataset("sugar_crepe/swap_obj", tmp_path)
 
 
-def test_a_broken_picture_is_named(tmp_path):
+def test_a_broken_image_is_named(tmp_path):
     sugar_crepe(tmp_path)
-    (tmp_path / "val2017" / "000000000000.png").write_bytes(b"not a picture")
+    (tmp_path / "val2017" / "000000000000.png").write_bytes(b"not an image")
     dataset = build_dataset("sugar_crepe/swap_obj", tmp_path)
     with pytest.raises(ValueError, match="000000000000.png"):
         dataset[0]
@@ -183,8 +183,8 @@ def test_aro_visual_genome_cuts_the_box_and_puts_the_true_caption_first(tmp_path
     image.save(tmp_path / "images" / "1.png")
     save_json(tmp_path / file, [vg_row(), vg_row(bbox_x=0.4, bbox_w=3.7)])
     dataset = build_dataset(f"aro/{part}", tmp_path)
-    picture, captions = dataset[0]
-    assert picture.size == (8, 6) and picture.getcolors() == [(48, (255, 0, 0))]  # the box and nothing else
+    cut, captions = dataset[0]
+    assert cut.size == (8, 6) and cut.getcolors() == [(48, (255, 0, 0))]  # the box and nothing else
     assert captions == ["the dog on a", "a on the dog"]
     assert [case.group for case in dataset.cases] == [group, group]
     assert dataset.cases[1].box == (0, 2, 4, 8)
@@ -213,7 +213,7 @@ def test_winoground_stacks_two_images_and_keeps_captions_in_the_order_of_the_ima
     assert dataset.cases[0].group == "Object"
     (batch, texts), = DataLoader(dataset, collate_fn=dataset.collate_fn)
     assert batch.shape == (1, 2, 3, 8, 8) and texts == (["red on blue", "blue on red"],)
-    assert [picture.size for picture in build_dataset("winoground", tmp_path)[0][0]] == [(16, 12)] * 2
+    assert [x.size for x in build_dataset("winoground", tmp_path)[0][0]] == [(16, 12)] * 2
     (tmp_path / "examples.jsonl").write_text("{")
     with pytest.raises(ValueError, match="line 1 is not JSON"):
         build_dataset("winoground", tmp_path)
@@ -392,27 +392,27 @@ def test_where_the_file_cannot_be_written_the_message_says_so(tmp_path):
 # ---- the real SugarCrepe files ------------------------------------------------------------------------------------
 
 ROWS = {"add_att": (692, 62), "add_obj": (2062, 221), "replace_att": (788, 90), "replace_obj": (1652, 173),
-        "replace_rel": (1406, 139), "swap_att": (666, 56), "swap_obj": (245, 23)}  # all rows, rows with a picture
+        "replace_rel": (1406, 139), "swap_att": (666, 56), "swap_obj": (245, 23)}  # all rows, rows with an image
 
 
 @needs_sugarcrepe
-def test_the_real_sugar_crepe_has_7511_rows_of_which_764_have_a_picture_here(caplog):
+def test_the_real_sugar_crepe_has_7511_rows_of_which_764_have_an_image_here(caplog):
     folder = SHARED / "sugarcrepe"
-    counts, pictures = {}, {}
+    counts, images = {}, {}
     for subset in ROWS:
         dataset = build_dataset(f"sugar_crepe/{subset}", folder)
         rows = json.loads((folder / f"{subset}.json").read_text())
         counts[subset] = (len(dataset) + dataset.facts["cases_left_out"], len(dataset))
         for case in dataset.cases:
             assert case.captions == (rows[case.key]["caption"], rows[case.key]["negative_caption"])
-            pictures.setdefault(case.images[0], (dataset, dataset.cases.index(case)))
+            images.setdefault(case.images[0], (dataset, dataset.cases.index(case)))
     assert counts == ROWS
     assert sum(all_rows for all_rows, _ in counts.values()) == 7511
     assert sum(here for _, here in counts.values()) == 764
-    assert len(pictures) == 147
-    for dataset, index in pictures.values():  # each picture of each case opens, once
-        picture, _ = dataset[index]
-        assert picture.mode == "RGB" and min(picture.size) >= 200
+    assert len(images) == 147
+    for dataset, index in images.values():  # each image of each case opens, once
+        image, _ = dataset[index]
+        assert image.mode == "RGB" and min(image.size) >= 200
     assert caplog.text.count("not the full data set") == 7
 
 
@@ -420,5 +420,5 @@ def test_the_real_sugar_crepe_has_7511_rows_of_which_764_have_a_picture_here(cap
 def test_without_the_list_of_rows_the_real_sugar_crepe_is_an_error_that_counts(tmp_path):
     (tmp_path / "swap_obj.json").write_bytes((SHARED / "sugarcrepe" / "swap_obj.json").read_bytes())
     (tmp_path / "images").symlink_to(SHARED / "sugarcrepe" / "images")
-    with pytest.raises(FileNotFoundError, match="222 of 245 rows have no picture"):
+    with pytest.raises(FileNotFoundError, match="222 of 245 rows have no image"):
         build_dataset("sugar_crepe/swap_obj", tmp_path)

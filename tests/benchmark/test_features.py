@@ -45,7 +45,7 @@ def identity(x):
     return x
 
 
-class Pictures(Dataset):
+class Images(Dataset):
     """Random images with a torchvision-like `transform`."""
 
     def __init__(self, split="train", num_images=10, transform=identity):
@@ -60,7 +60,7 @@ class Pictures(Dataset):
         return self.transform(self.images[i]), i % 3
 
     def __repr__(self):
-        return "Pictures"
+        return "Images"
 
 
 @pytest.fixture
@@ -149,10 +149,10 @@ def test_fingerprint_follows_weights_and_settings_only():
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_extracted_features_are_in_order_and_complete(num_workers):
-    model, pictures = tiny_clip(), Pictures()
-    loader = DataLoader(pictures, batch_size=4, num_workers=num_workers)
+    model, images = tiny_clip(), Images()
+    loader = DataLoader(images, batch_size=4, num_workers=num_workers)
     features, targets = extract_features(model.encode_image, loader, "cpu", amp=False)
-    assert torch.allclose(features, model.encode_image(pictures.images), atol=1e-6)
+    assert torch.allclose(features, model.encode_image(images.images), atol=1e-6)
     assert not features.requires_grad
     assert targets.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
 
@@ -162,14 +162,14 @@ def test_features_that_are_not_finite_and_empty_data_are_refused():
         return image.flatten(1) / 0
 
     with pytest.raises(ValueError, match="NaN or infinity; try --no_amp"):
-        extract_features(broken, DataLoader(Pictures()), "cpu", amp=True)
+        extract_features(broken, DataLoader(Images()), "cpu", amp=True)
     with pytest.raises(ValueError, match="empty"):
         extract_features(broken, [], "cpu", amp=False)
 
 
 def fetch(folder, model, loader=None, split="train", kind="pooled", normalize=False, amp=False):
     """Features through the cache, and how often the encoder ran."""
-    loader = loader or DataLoader(Pictures(), batch_size=4)
+    loader = loader or DataLoader(Images(), batch_size=4)
     calls, function = [], feature_fn(model, kind)
 
     def encode(image):
@@ -184,7 +184,7 @@ def fetch(folder, model, loader=None, split="train", kind="pooled", normalize=Fa
 @pytest.mark.parametrize("amp", [False, True])
 def test_a_second_run_reads_the_same_features_without_the_encoder(tmp_path, amp):
     features, targets, calls = fetch(tmp_path, tiny_clip(), amp=amp)
-    again, targets_again, calls_again = fetch(tmp_path, tiny_clip(), DataLoader(Pictures(), batch_size=5), amp=amp)
+    again, targets_again, calls_again = fetch(tmp_path, tiny_clip(), DataLoader(Images(), batch_size=5), amp=amp)
     assert (calls, calls_again) == (3, 0)
     assert again.dtype == features.dtype == (torch.bfloat16 if amp else torch.float32)
     assert torch.equal(features, again) and torch.equal(targets, targets_again)
@@ -192,7 +192,7 @@ def test_a_second_run_reads_the_same_features_without_the_encoder(tmp_path, amp)
 
 
 def test_whatever_changes_the_features_misses_the_cache(tmp_path):
-    model, loader = tiny_clip(), DataLoader(Pictures(), batch_size=4)
+    model, loader = tiny_clip(), DataLoader(Images(), batch_size=4)
     fetch(tmp_path, model)
     half = Normalize([0.0] * 3, [2.0] * 3)
     changed_weights = tiny_clip()
@@ -200,11 +200,11 @@ def test_whatever_changes_the_features_misses_the_cache(tmp_path):
     changes = [
         dict(model=changed_weights),
         dict(model=tiny_clip(quick_gelu=True)),
-        dict(loader=DataLoader(Pictures(transform=half), batch_size=4)),
-        dict(loader=DataLoader(Pictures(split="test"), batch_size=4)),
-        dict(loader=DataLoader(Pictures(num_images=11), batch_size=4)),
-        dict(loader=DataLoader(Subset(Pictures(), [0, 1, 2, 3, 4, 5, 6, 7, 9]), batch_size=4)),
-        dict(loader=DataLoader(Subset(Pictures(), [0, 2, 1, 3, 4, 5, 6, 7, 9]), batch_size=4)),
+        dict(loader=DataLoader(Images(transform=half), batch_size=4)),
+        dict(loader=DataLoader(Images(split="test"), batch_size=4)),
+        dict(loader=DataLoader(Images(num_images=11), batch_size=4)),
+        dict(loader=DataLoader(Subset(Images(), [0, 1, 2, 3, 4, 5, 6, 7, 9]), batch_size=4)),
+        dict(loader=DataLoader(Subset(Images(), [0, 2, 1, 3, 4, 5, 6, 7, 9]), batch_size=4)),
         dict(split="val"),
         dict(kind="cls"),
         dict(kind="gap"),
@@ -242,7 +242,7 @@ def test_a_damaged_file_is_extracted_again_with_a_warning(tmp_path, damage):
 
 def test_a_file_under_a_wrong_name_is_not_believed(tmp_path):
     fetch(tmp_path, tiny_clip(seed=1))
-    key = cache_key(fingerprint(tiny_clip()), DataLoader(Pictures()), "train", "pooled", False, "cpu", False)
+    key = cache_key(fingerprint(tiny_clip()), DataLoader(Images()), "train", "pooled", False, "cpu", False)
     next(tmp_path.iterdir()).rename(feature_path(str(tmp_path), key))
     with pytest.warns(UserWarning, match="features of something else"):
         assert fetch(tmp_path, tiny_clip())[2] == 3
@@ -254,7 +254,7 @@ def test_a_file_tells_a_reader_what_it_is(tmp_path):
         key = json.loads(file.metadata()["key"])
     assert (key["split"], key["feature"], key["normalize"]) == ("train", "cls", False)
     assert key["precision"] == "that of the weights"
-    assert (key["data"]["source"], key["data"]["images"]) == ("Pictures", 10)
+    assert (key["data"]["source"], key["data"]["images"]) == ("Images", 10)
     assert key["model"] == fingerprint(tiny_clip())
 
 
@@ -281,7 +281,7 @@ t.fetch({str(folder)!r}, t.tiny_clip(), t.tiny_loader())
 
 
 def tiny_loader():
-    return DataLoader(Pictures(transform=Compose([Lambda(identity)])), batch_size=4)  # prints with a memory address
+    return DataLoader(Images(transform=Compose([Lambda(identity)])), batch_size=4)  # prints with a memory address
 
 
 def tiny_key():

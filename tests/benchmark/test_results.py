@@ -6,7 +6,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from models import labelled_webdataset, make_runs, order_data, picture, save_clip
+from models import labelled_webdataset, make_image, make_runs, order_data, save_clip
 
 import open_clip_mdc
 from clip_benchmark_ext import cli, results
@@ -25,7 +25,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    root = order_data(tmp_path_factory.mktemp("data"), pictures=4)
+    root = order_data(tmp_path_factory.mktemp("data"), images=4)
     return labelled_webdataset(root, ["red", "blue"], ["a {c}"], per_split=8)
 
 
@@ -194,7 +194,7 @@ def visual_genome(root, part, groups):
     (root / "images").mkdir()
     rows = []
     for i, group in enumerate(groups):
-        picture(i).save(root / "images" / f"{i}.png")
+        make_image(i).save(root / "images" / f"{i}.png")
         same = "a b c d e f g h " if i % 7 == 0 else ""
         names = {"relation_name": group} if part == "relation" else {"attributes": group.split("_")}
         rows.append(vg_row(f"{i}.png", f"{same}dog {i}", f"{same}{i} cat", **names))
@@ -218,7 +218,7 @@ def test_aro_of_a_clip_model_is_the_official_macro_average(tmp_path, part, group
     right, ties = {}, 0
     for i, (row, group) in enumerate(zip(rows, groups, strict=True)):
         with torch.no_grad():
-            image = model.eval().encode_image(transform(picture(i))[None])[0]
+            image = model.eval().encode_image(transform(make_image(i))[None])[0]
             true, false = (text / text.norm() for text in model.encode_text(
                 tokenizer([row["true_caption"], row["false_caption"]])))
         right.setdefault(group, []).append(bool(true @ image > false @ image))
@@ -238,7 +238,7 @@ def test_winoground_of_a_clip_model_has_three_numbers_of_each_kind(tmp_path):
     lines = []
     for i in range(6):
         for side in range(2):
-            picture(2 * i + side).save(tmp_path / "images" / f"{i}_{side}.png")
+            make_image(2 * i + side).save(tmp_path / "images" / f"{i}_{side}.png")
         lines.append({"id": i, "image_0": f"{i}_0", "image_1": f"{i}_1", "caption_0": f"dog {i}",
                       "caption_1": f"{i} cat"})
     (tmp_path / "examples.jsonl").write_text("\n".join(map(json.dumps, lines)))

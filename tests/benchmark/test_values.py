@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from models import labelled_webdataset, make_runs, order_data, picture
+from models import labelled_webdataset, make_image, make_runs, order_data
 from torch.utils.data import DataLoader
 
 import open_clip_mdc
@@ -154,7 +154,7 @@ def test_zero_shot_takes_the_class_of_the_highest_mean_over_templates(runs, tmp_
                        "--dataset_root", root, "--batch_size", "5", *flags)
     model, transform, tokenizer = load(str(runs / alias))
     with torch.no_grad(), torch.autocast("cpu"):
-        patches = model.encode_image_tokens(torch.stack([transform(picture(i)) for i in range(12)]))
+        patches = model.encode_image_tokens(torch.stack([transform(make_image(i)) for i in range(12)]))
     tokens = [[trim(text, model.vocab_size) for text in tokenizer([template.format(c=c) for template in templates])]
               for c in classes]
     logits = np.array([[np.mean([score_by_hand(model, own, text, **options) for text in texts]) for texts in tokens]
@@ -177,7 +177,7 @@ def test_a_race_is_refused_where_the_score_is_not_that_of_one_images_captions(ru
         evaluate(tmp_path, *mdc, "--dataset", "wds/tiny", "--dataset_root", root, *race)
     (tmp_path / "images").mkdir()
     for i in range(2):
-        picture(i).save(tmp_path / "images" / f"{i}.png")
+        make_image(i).save(tmp_path / "images" / f"{i}.png")
     (tmp_path / "examples.jsonl").write_text(json.dumps(
         {"id": 0, "image_0": "0", "image_1": "1", "caption_0": "a red star", "caption_1": "a star red"}))
     with pytest.raises(SystemExit, match="winoground also compares images"):

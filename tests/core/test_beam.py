@@ -101,11 +101,11 @@ def test_the_cache_does_not_change_what_is_found(model, image):
 
 def test_one_beam_is_greedy_search(model, image):
     expected = torch.zeros(len(image), 10, dtype=torch.long)
-    for row, picture in zip(expected, image.split(1), strict=True):
+    for row, one in zip(expected, image.split(1), strict=True):
         ids = [SOT]
         while ids[-1] != EOT:
             with torch.no_grad():
-                logits = model.logits(picture, torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool))[0, -1]
+                logits = model.logits(one, torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool))[0, -1]
             logits[SOT] = -math.inf
             ids.append(EOT if len(ids) == 9 else logits.argmax().item())
         row[:len(ids)] = torch.tensor(ids)

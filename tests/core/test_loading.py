@@ -20,7 +20,7 @@ SHARDS, PER_SHARD = 4, 12
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """48 pictures, as 4 shards of two captions each and as a csv file of one caption each."""
+    """48 images, as 4 shards of two captions each and as a csv file of one caption each."""
     folder = tmp_path_factory.mktemp("data")
     rows = []
     for shard in range(SHARDS):
@@ -76,7 +76,7 @@ def test_a_seed_is_a_seed_and_a_resumed_run_equals_the_unbroken_one(runs, case):
 
 
 def order(data, seed=0, rank=0, epochs=(0,)) -> list[list[tuple[int, str]]]:
-    """What a training loader of upstream's reads per epoch: (picture, colour in the caption that was drawn)."""
+    """What a training loader of upstream's reads per epoch: (image, colour in the caption that was drawn)."""
     open_clip_mdc.register()
     args = SimpleNamespace(train_data=str(data / f"{{0..{SHARDS - 1}}}.tar"), train_num_samples=96, batch_size=12,
                            train_data_upsampling_factors=None, world_size=1, rank=rank, seed=seed, workers=0,
@@ -91,7 +91,7 @@ def order(data, seed=0, rank=0, epochs=(0,)) -> list[list[tuple[int, str]]]:
 
 def test_order_and_captions_differ_between_passes_epochs_seeds_and_ranks_and_repeat_otherwise(data):
     (zero, one), (other_seed,), (other_rank,) = order(data, epochs=(0, 1)), order(data, seed=1), order(data, rank=1)
-    first, second = zero[:48], zero[48:]  # an epoch of 96 samples reads the 48 pictures twice
+    first, second = zero[:48], zero[48:]  # an epoch of 96 samples reads the 48 images twice
     assert {i for i, _ in first} == {i for i, _ in second} == set(range(48))
     assert {colour for _, colour in first} == {"red", "blue"}
     reads = [first, second, one[:48], other_seed[:48], other_rank[:48]]

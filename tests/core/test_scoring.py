@@ -499,7 +499,7 @@ def test_the_blind_score_is_that_of_the_mean_image_whatever_the_image(mdc):
         assert torch.allclose(blind, mdc.encode_image_tokens(seen).mean(0), atol=1e-5)
     prior = scoring.log_likelihood(mdc, None, text, blind=blind)
     assert torch.equal(prior, scoring.log_likelihood(mdc, images(2), text, blind=blind))
-    one = scoring.mean_image(mdc, [seen[:1]])  # the mean of one picture is that picture
+    one = scoring.mean_image(mdc, [seen[:1]])  # the mean of one image is that image
     assert close(scoring.log_likelihood(mdc, None, text, blind=one),
                  scoring.log_likelihood(mdc, seen[:1].expand(2, -1, -1, -1), text))
 

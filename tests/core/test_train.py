@@ -22,9 +22,9 @@ def csv(scenes, tmp_path_factory):
     with tarfile.open(scenes / "val" / "00000.tar") as tar:
         captions = [m for m in tar.getmembers() if m.name.endswith(".txt")][:48]
         for member in captions:
-            picture = folder / f"{len(rows)}.png"
-            picture.write_bytes(tar.extractfile(member.name.removesuffix("txt") + "png").read())
-            rows.append({"filepath": str(picture), "title": tar.extractfile(member).read().decode()})
+            image = folder / f"{len(rows)}.png"
+            image.write_bytes(tar.extractfile(member.name.removesuffix("txt") + "png").read())
+            rows.append({"filepath": str(image), "title": tar.extractfile(member).read().decode()})
     pd.DataFrame(rows).to_csv(folder / "train.csv", sep="\t", index=False)
     return folder / "train.csv"
 
@@ -245,10 +245,10 @@ def test_float16_is_warned_of_where_it_is_slow(monkeypatch):
     assert not warnings("--model", "ViT-B-32") and not warnings("--model", "MDC-ViT-B-32", "--precision", "amp_bf16")
 
 
-def test_odd_captions_and_pictures_train_or_are_logged(tmp_path):
-    """Grey, RGBA, palette and truncated pictures; empty, punctuation, endless and non-ASCII captions."""
+def test_odd_captions_and_images_train_or_are_logged(tmp_path):
+    """Grey, RGBA, palette and truncated images; empty, punctuation, endless and non-ASCII captions."""
     scene = Image.effect_noise((40, 40), 60)
-    pictures = {"grey": scene, **{mode: scene.convert(mode) for mode in ("RGBA", "P", "RGB")}}
+    images = {"grey": scene, **{mode: scene.convert(mode) for mode in ("RGBA", "P", "RGB")}}
     odd = ["", "!!!", "a red circle " * 40, "ein hündchen 犬 🐕"]
     path = tmp_path / "odd.tar"
     with tarfile.open(path, "w") as tar:
@@ -256,13 +256,13 @@ def test_odd_captions_and_pictures_train_or_are_logged(tmp_path):
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-        for i, (kind, caption) in enumerate(zip(pictures, odd, strict=True)):
+        for i, (kind, caption) in enumerate(zip(images, odd, strict=True)):
             buffer = io.BytesIO()
-            pictures[kind].save(buffer, "png")
+            images[kind].save(buffer, "png")
             add(f"{i}.png", buffer.getvalue())
             add(f"{i}.txt", caption.encode())
         add("9.png", buffer.getvalue()[:300])
-        add("9.txt", b"a truncated picture")
+        add("9.txt", b"a truncated image")
     open_clip_train("--dataset-type", "webdataset", "--batch-size", "4", "--train-num-samples", "8", "--epochs", "1",
                     data=path, logs=tmp_path)
     log = (tmp_path / "run" / "out.log").read_text()

@@ -30,14 +30,14 @@ def test_captions_are_made_false_by_rule():
     assert flickr8k.negatives("two people talk", "", random.Random(0)) == {}
 
 
-def test_pairs_of_rendered_pictures_are_sugar_crepe_files(tmp_path):
+def test_pairs_of_rendered_images_are_sugar_crepe_files(tmp_path):
     from clip_benchmark_ext.datasets import build_dataset
     texts = ["a black dog runs over a white car", "a girl behind a red table", "nothing of note"]
     with tar_writer(tmp_path / "0.tar") as tar:
         for i, text in enumerate(texts):
-            picture = io.BytesIO()
-            Image.new("RGB", (8, 8), (80 * i, 0, 0)).save(picture, "JPEG")
-            tar.write({"__key__": f"../{i}", "jpg": picture.getvalue(), "json": json.dumps({"captions": [text] * 5})})
+            image = io.BytesIO()
+            Image.new("RGB", (8, 8), (80 * i, 0, 0)).save(image, "JPEG")
+            tar.write({"__key__": f"../{i}", "jpg": image.getvalue(), "json": json.dumps({"captions": [text] * 5})})
     flickr8k.write_pairs([str(tmp_path / "0.tar")], tmp_path / "pairs")
     dataset = build_dataset("sugar_crepe/swap_att", tmp_path / "pairs")
     assert [case.captions for case in dataset.cases] == [

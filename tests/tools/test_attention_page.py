@@ -67,7 +67,7 @@ def test_the_page_has_a_map_for_each_word_and_the_features(run, folder):
         assert np.allclose(pixels(features).reshape(16, 3) / 255, (own / 4 + 0.5).clamp(0, 1), atol=0.005)
 
 
-def test_a_given_word_has_no_map_and_the_picture_is_what_the_model_sees(run, folder):
+def test_a_given_word_has_no_map_and_the_image_is_what_the_model_sees(run, folder):
     assert complaint("--pretrained", run, "photos/a.png", "--text", "a [MASK] circle", "--out", "page.html") is None
     article = (folder / "page.html").read_text().split("<article")[1]
     assert article.count('class="given"') == 2 and article.count('class="tile"') == 1

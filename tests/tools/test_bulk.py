@@ -23,7 +23,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 from open_clip_mdc.data.tables import read_about  # noqa: E402
 
 
-def picture(number: int) -> bytes:
+def make_image(number: int) -> bytes:
     noise = torch.randint(0, 256, (36, 40, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
     buffer = io.BytesIO()
     Image.fromarray(noise.numpy()).save(buffer, "png")
@@ -44,7 +44,7 @@ def place(tmp_path_factory) -> Path:
     for shard in range(4):
         with tar_writer(folder / f"{shard:03d}.tar") as writer:
             for i in range(5):
-                writer.write({"__key__": f"key{i}", "png": picture(10 * shard + i), "txt": "words"})
+                writer.write({"__key__": f"key{i}", "png": make_image(10 * shard + i), "txt": "words"})
     return folder
 
 
@@ -93,7 +93,7 @@ def test_features_are_the_models(place, tmp_path, kind):
     assert run("embed", place, shards(place, 0), "--out", tmp_path / "f", "--feature", kind, "--batch-size", 2) is None
     table = pq.read_table(tmp_path / "f" / "000.parquet")
     model, transform, _ = checkpoints.load(str(place / "run"))
-    image = torch.stack([transform(Image.open(io.BytesIO(picture(i)))) for i in range(5)])
+    image = torch.stack([transform(Image.open(io.BytesIO(make_image(i)))) for i in range(5)])
     with torch.no_grad():
         visual = model.visual
         expected = {"gap": model.encode_image, "patches": model.encode_image_tokens,
@@ -112,7 +112,7 @@ def class_token_by_hand(visual, image):
 def test_16_bit_features_are_float16_and_a_folder_of_images_is_a_unit(place, tmp_path):
     (tmp_path / "photos" / "in").mkdir(parents=True)
     for name in ("b.png", "in/a.png"):
-        (tmp_path / "photos" / name).write_bytes(picture(3))
+        (tmp_path / "photos" / name).write_bytes(make_image(3))
     assert run("embed", place, tmp_path / "photos", "--out", tmp_path / "f", "--precision", "bf16") is None
     table = pq.read_table(tmp_path / "f" / "photos.parquet")
     assert table["key"].to_pylist() == ["b.png", "in/a.png"]
@@ -121,7 +121,7 @@ def test_16_bit_features_are_float16_and_a_folder_of_images_is_a_unit(place, tmp
 
 def test_broken_images_are_counted_and_a_shard_that_breaks_off_is_named_and_not_written(place, tmp_path, capsys):
     with tar_writer(tmp_path / "some.tar") as writer:
-        for i, content in enumerate([picture(0), b"no image", picture(1), b"", picture(2)]):
+        for i, content in enumerate([make_image(0), b"no image", make_image(1), b"", make_image(2)]):
             writer.write({"__key__": f"k{i}", "png": content})
     whole = (place / "000.tar").read_bytes()
     (tmp_path / "cut.tar").write_bytes(whole[:len(whole) // 2])
@@ -155,7 +155,7 @@ def test_what_is_there_is_not_made_again_and_other_settings_are_refused(place, t
 
 
 def test_what_out_cannot_be_is_said_in_one_line(place, tmp_path):
-    (tmp_path / "x.png").write_bytes(picture(0))
+    (tmp_path / "x.png").write_bytes(make_image(0))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "000.tar").write_bytes((place / "000.tar").read_bytes())
     (tmp_path / "foreign").mkdir()

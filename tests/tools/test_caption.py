@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from open_clip_mdc import checkpoints
 from open_clip_mdc import tools as cli
 from open_clip_mdc.clip_guidance import Clip, Guide
-from open_clip_mdc.data import pictures
+from open_clip_mdc.data import images
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.tokens import decode_captions, decode_tokens, eot_id, mask_id, sot_id
 from open_clip_mdc.tools import page as report
@@ -58,9 +58,9 @@ def scene(number: int) -> Image.Image:
         Image.new("RGB", (32, 48), (20 * number, 255 - 20 * number, 90))
 
 
-def encoded(picture: Image.Image) -> bytes:
+def encoded(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, "png")
+    image.save(buffer, "png")
     return buffer.getvalue()
 
 
@@ -74,7 +74,7 @@ def write_shard(path, members: dict[str, bytes]):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Seven pictures: two in a folder, two that a pattern finds, one by name, two in shards. The working directory."""
+    """Seven images: two in a folder, two that a pattern finds, one by name, two in shards. The working directory."""
     monkeypatch.chdir(tmp_path)
     Path("deep/er").mkdir(parents=True)
     for number, name in enumerate(("deep/a.png", "deep/er/b.JPG", "x1.png", "x2.png", "holiday[1].png")):
@@ -113,7 +113,7 @@ def loaded(run):
     ("mdc", dict(length="auto", tokens_per_step=3), ("--length", "auto", "--tokens-per-step", "3")),
     ("arc", dict(length=6), ("--length", "6")),
 ], ids=["mdc", "auto", "arc"])
-def test_every_picture_gets_the_caption_that_it_gets_alone(runs, folder, capsys, alias, options, arguments):
+def test_every_image_gets_the_caption_that_it_gets_alone(runs, folder, capsys, alias, options, arguments):
     assert run("--pretrained", runs / alias, *PATHS, "--batch-size", "3", *arguments) is None
     printed = capsys.readouterr().out.splitlines()
     model, transform, tokenizer = loaded(runs / alias)
@@ -225,13 +225,13 @@ def test_captions_of_two_commands_stand_side_by_side_on_the_page(runs, folder):
         "plain.jsonl"]
 
 
-# ---- pictures that are none ----------------------------------------------------------------------------------------
+# ---- images that are none ----------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_read_is_listed_and_all_else_is_captioned(runs, folder):
     whole = encoded(scene(1))
     Path("empty.png").write_bytes(b"")
-    Path("text.png").write_text("no picture\x1b[2J")
+    Path("text.png").write_text("no image\x1b[2J")
     Path("cut.png").write_bytes(whole[:len(whole) // 2])
     Image.new("RGB", (4, 500)).save("thin.png")
     write_shard("bad.tar", {"good.png": whole, "broken.png": b"xx", "third.png": whole, "other.png": whole})
@@ -246,10 +246,10 @@ def test_what_cannot_be_read_is_listed_and_all_else_is_captioned(runs, folder):
         assert name in line and line.isprintable()
     page = Path("page.html").read_text()
     assert page.count("<article>") == 3 and "not a complete tar" in page
-    assert len(re.findall("<li>cannot (?:read|use) the picture", page)) == 5
+    assert len(re.findall("<li>cannot (?:read|use) the image", page)) == 5
 
 
-def test_with_no_readable_picture_the_files_are_there_and_empty(runs, folder):
+def test_with_no_readable_image_the_files_are_there_and_empty(runs, folder):
     Path("empty.png").write_bytes(b"")
     assert "1 skipped" in run("--pretrained", runs / "mdc", "empty.png")
     assert lines() == []
@@ -261,19 +261,19 @@ def test_a_file_name_is_never_a_command(runs, folder):
     assert lines()[0]["image"] == "pipe:touch hacked;.tar::in/key5" and not Path("hacked").exists()
 
 
-def test_pictures_stand_the_way_up_that_the_camera_noted(tmp_path):
-    picture = Image.new("RGB", (30, 20))
-    exif = picture.getexif()
+def test_images_stand_the_way_up_that_the_camera_noted(tmp_path):
+    image = Image.new("RGB", (30, 20))
+    exif = image.getexif()
     exif[0x0112] = 6
-    picture.save(tmp_path / "turned.jpg", exif=exif)
-    assert pictures.open_picture(tmp_path / "turned.jpg").size == (20, 30)
+    image.save(tmp_path / "turned.jpg", exif=exif)
+    assert images.open_image(tmp_path / "turned.jpg").size == (20, 30)
 
 
 @pytest.mark.parametrize("argv, words", [
     (("nowhere.png",), "nowhere.png"),
     (("x*.gif",), "x*.gif"),
     (("{5..7}.tar",), "7.tar"),
-    (("bare",), "no picture in bare"),
+    (("bare",), "no image in bare"),
     (("x1.png", "--out", "nowhere/out.jsonl"), "nowhere/out.jsonl: its folder"),
     (("x1.png", "--length", "900"), "length is 900"),
     (("x1.png", "--text", "a cat"), "no [MASK]"),
@@ -379,9 +379,9 @@ def test_what_is_captioned_is_not_opened_again(runs, folder):
     with pytest.MonkeyPatch.context() as patch:
         interrupt_after(patch, 6)
         run(*command)
-    opened, open_picture = [], pictures.open_picture
+    opened, open_image = [], images.open_image
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "open_picture", lambda *args: opened.append(args[1]) or open_picture(*args))
+        patch.setattr(images, "open_image", lambda *args: opened.append(args[1]) or open_image(*args))
         assert run(*command) is None
     assert opened == [NAMES[6]] and [row["image"] for row in lines()] == list(NAMES)
 
@@ -614,8 +614,8 @@ def test_the_page_never_scrolls_sideways_though_a_grid_may(tmp_path, width):
 
 
 @needs_browser
-def test_pictures_and_colours_are_on_the_screen_in_light_and_dark(tmp_path):
-    """Corners are the page's colour, and the colour of a sure word and of the picture are somewhere."""
+def test_images_and_colours_are_on_the_screen_in_light_and_dark(tmp_path):
+    """Corners are the page's colour, and the colour of a sure word and of the image are somewhere."""
     path = write(tmp_path / "page.html", row(EXAMPLE))
     for name, flags, page, sure in (("light", (), "#fbfaf7", "#1c4e7a"), ("dark", ("--force-dark-mode",), "#16191a",
                                                                        "#9bdcec")):

@@ -27,9 +27,9 @@ def cub(tmp_path) -> Path:
     """CUB_200_2011 and text_c10: odd case and white space, Latin-1 in one file, line ends of two kinds."""
     root = tmp_path / "CUB_200_2011"
     for number, (folder, name) in enumerate(NAMES, 1):
-        picture = root / "images" / folder / f"{name}.jpg"
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        Image.effect_noise((24 + number, 24), 60).convert("RGB").save(picture)
+        image = root / "images" / folder / f"{name}.jpg"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((24 + number, 24), 60).convert("RGB").save(image)
         lines = [f"  {caption(name, i)} ".replace("this", "This") for i in range(10)]
         if name == "Pelican_1":
             lines[3] = lines[3].replace("brown", "brün")
@@ -93,7 +93,7 @@ def test_missing_captions_images_and_lines_are_named_and_left_out_when_asked(cub
     nine = folder / "Albatross_2.txt"
     nine.write_text("".join(nine.read_text().splitlines(keepends=True)[:9]))
     (cub / "CUB_200_2011" / "images" / "100.Brown_Pelican" / "Pelican_2.jpg").unlink()
-    with pytest.raises(SystemExit, match="3 pictures cannot be used.*--skip-broken"):
+    with pytest.raises(SystemExit, match="3 images cannot be used.*--skip-broken"):
         prepare(cub, *reed(cub))
     said = capsys.readouterr().err
     for line in (f"'001/Albatross_1': no .txt in {cub / 'text_c10'}",

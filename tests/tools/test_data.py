@@ -1,11 +1,11 @@
-"""Claims about the files that tools read and write: journals, shards, pictures.    pytest tests/tools/test_data.py"""
+"""Claims about the files that tools read and write: journals, shards, images.    pytest tests/tools/test_data.py"""
 import io
 import json
 
 import pytest
 from PIL import Image
 
-from open_clip_mdc.data import pictures
+from open_clip_mdc.data import images
 from open_clip_mdc.data.journal import Journal, Rows
 from open_clip_mdc.data.shards import read_samples, tar_writer
 
@@ -67,18 +67,18 @@ def test_only_the_members_that_are_asked_for_are_read(tmp_path):
         ["__key__", "__url__", "jpg", "txt"], ["__key__", "__url__", "json", "txt"]]
 
 
-def test_a_picture_that_would_start_another_program_is_refused(tmp_path, monkeypatch):
+def test_an_image_that_would_start_another_program_is_refused(tmp_path, monkeypatch):
     """An EPS under the name of a JPEG: Pillow would hand it to Ghostscript."""
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *args, **kwargs: pytest.fail("Ghostscript was called"))
     Image.new("RGB", (8, 8)).save(tmp_path / "holiday.jpg", "EPS")
     eps = (tmp_path / "holiday.jpg").read_bytes()
     with pytest.raises(ValueError, match="holiday.jpg: it is no JPEG, PNG, WEBP, BMP, GIF"):
-        pictures.open_picture(tmp_path / "holiday.jpg")
+        images.open_image(tmp_path / "holiday.jpg")
     with pytest.raises(ValueError, match="in memory: it is no JPEG"):
-        pictures.decode_picture(io.BytesIO(eps), "in memory")
+        images.decode_image(io.BytesIO(eps), "in memory")
 
 
-def test_pairs_are_pictures_as_stored_and_the_first_of_several_captions(tmp_path):
+def test_pairs_are_images_as_stored_and_the_first_of_several_captions(tmp_path):
     turned = Image.new("RGB", (30, 20))
     exif = turned.getexif()
     exif[0x0112] = 6
@@ -86,8 +86,8 @@ def test_pairs_are_pictures_as_stored_and_the_first_of_several_captions(tmp_path
     turned.save(buffer, "jpeg", exif=exif)
     with tar_writer(tmp_path / "0.tar") as writer:
         writer.write({"__key__": "a", "jpg": buffer.getvalue(), "txt": "one\x1etwo"})
-        writer.write({"__key__": "b", "txt": "no picture"})
+        writer.write({"__key__": "b", "txt": "no image"})
         writer.write({"__key__": "c", "jpg": buffer.getvalue(), "json": json.dumps({})})
         writer.write({"__key__": "d", "webp": buffer.getvalue(), "txt": "last"})
-    pairs = pictures.read_pairs([str(tmp_path / "0.tar")], lambda image: image.size, lambda text: [text])
+    pairs = images.read_pairs([str(tmp_path / "0.tar")], lambda image: image.size, lambda text: [text])
     assert list(pairs) == [((30, 20), "one"), ((30, 20), "last")]  # as OpenCLIP reads them in training

@@ -74,15 +74,15 @@ def model(trained):
 
 
 @pytest.fixture(scope="module")
-def pictures():
+def images():
     noise = torch.randint(0, 256, (3, 48, 48, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     return [Image.fromarray(x.numpy()) for x in noise]
 
 
 @pytest.fixture(scope="module")
-def expected(model, pictures):
+def expected(model, images):
     """Preprocessed images, features, patch tokens."""
-    image = next(model.batches(pictures))
+    image = next(model.batches(images))
     return image, model.encode_image(image), model.encode_image_tokens(image)
 
 
@@ -90,15 +90,15 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and bool((a - b).abs().max() < 1e-5)
 
 
-def test_the_open_clip_folder_is_the_captioner_of_the_run(out, model, pictures, expected):
+def test_the_open_clip_folder_is_the_captioner_of_the_run(out, model, images, expected):
     loaded = open_clip_mdc.load(f"local-dir:{out}", device="cpu")
-    assert torch.equal(loaded.encode_image(pictures), expected[1])
-    assert loaded.caption(pictures, length="auto") == model.caption(pictures, length="auto")
-    assert torch.equal(loaded.score(pictures, CAPTIONS), model.score(pictures, CAPTIONS))
+    assert torch.equal(loaded.encode_image(images), expected[1])
+    assert loaded.caption(images, length="auto") == model.caption(images, length="auto")
+    assert torch.equal(loaded.score(images, CAPTIONS), model.score(images, CAPTIONS))
     assert torch.equal(loaded.tokenizer(CAPTIONS), model.tokenizer(CAPTIONS))
     assert loaded.model.context_length == 20
     assert complaint("--pretrained", f"local-dir:{out}", "--out", out.parent / "again", "--to", "open_clip") is None
-    assert torch.equal(open_clip_mdc.load(out.parent / "again").encode_image(pictures), expected[1])
+    assert torch.equal(open_clip_mdc.load(out.parent / "again").encode_image(images), expected[1])
 
 
 def test_a_vocabulary_beside_the_weights_is_found_there_from_anywhere(out, tmp_path, monkeypatch):
@@ -116,34 +116,34 @@ def test_a_vocabulary_beside_the_weights_is_found_there_from_anywhere(out, tmp_p
     assert len(tokenizer.encode("zebra")) == 1
 
 
-def test_timm_loads_its_folder(out, pictures, expected):
+def test_timm_loads_its_folder(out, images, expected):
     encoder = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
     image, features, tokens = expected
     with torch.no_grad():
         assert close(encoder(image), features)
         assert close(encoder.forward_features(image)[:, encoder.num_prefix_tokens:], tokens)
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(encoder))
-    assert close(torch.stack([transform(x) for x in pictures]), image)
+    assert close(torch.stack([transform(x) for x in images]), image)
 
 
-def test_transformers_loads_the_folder_of_timm(out, pictures, expected):
+def test_transformers_loads_the_folder_of_timm(out, images, expected):
     processor = transformers.AutoImageProcessor.from_pretrained(out)
     encoder = transformers.AutoModel.from_pretrained(out).eval()
     image, features, tokens = expected
-    pixels = processor(pictures)["pixel_values"]
+    pixels = processor(images)["pixel_values"]
     with torch.no_grad():
         found = encoder(pixels)
     assert close(pixels, image) and close(found.pooler_output, features)
     assert close(found.last_hidden_state[:, 1:], tokens)
 
 
-def test_transformers_loads_a_clip_vision_model(out, pictures, model, expected):
+def test_transformers_loads_a_clip_vision_model(out, images, model, expected):
     """Also its last layer but one, which LLaVA reads."""
     path = out / "clip_vision_model"
     processor = transformers.AutoImageProcessor.from_pretrained(path)
     encoder = transformers.CLIPVisionModel.from_pretrained(path).eval()
     image, features, tokens = expected
-    pixels = processor(pictures, return_tensors="pt")["pixel_values"]
+    pixels = processor(images, return_tensors="pt")["pixel_values"]
     assert (pixels - image).abs().max() < 0.05  # its resize works on bytes
     with torch.no_grad():
         found = encoder(image, output_hidden_states=True)
@@ -166,7 +166,7 @@ assert "open_clip" not in sys.modules and "timm" not in sys.modules
 """)
 
 
-def test_the_card_tells_the_run_and_its_code_runs(out, pictures, model, monkeypatch):
+def test_the_card_tells_the_run_and_its_code_runs(out, images, model, monkeypatch):
     card = (out / "README.md").read_text()
     for told in ("MDC-ViT-Ti-8", "48 x 48", "`cc12m/{00000..00009}.tar`", "| `--lr` | `0.0007` |", "`--warmup`",
                  "| wds/cifar10 | linear_probe | lp_acc1 | 0.5123 |"):
@@ -174,7 +174,7 @@ def test_the_card_tells_the_run_and_its_code_runs(out, pictures, model, monkeypa
     assert not re.search("somebody|{{|--logs|None were given", card)
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in out.rglob("*") if path.is_file())
     monkeypatch.chdir(out.parent)
-    pictures[0].save("image.jpg", quality=100)
+    images[0].save("image.jpg", quality=100)
     feature = model.encode_image("image.jpg")
     blocks = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(blocks) == 5
@@ -241,9 +241,9 @@ def test_a_destination_that_does_not_fit_is_refused(timm_tower, folder):
     assert not (folder / "refused").exists()
 
 
-def test_a_folder_is_pushed_and_loaded_from_the_hub(trained, folder, model, pictures):
+def test_a_folder_is_pushed_and_loaded_from_the_hub(trained, folder, model, images):
     """By huggingface_hub's own client, against a server that speaks its HTTP."""
-    pictures[0].save(folder / "pushed.png")
+    images[0].save(folder / "pushed.png")
     feature, caption = model.encode_image(folder / "pushed.png")[0].tolist(), model.caption(folder / "pushed.png")
     with hub() as server:
         where = dict(HF_ENDPOINT=server.url, HF_HOME=str(folder / "hf"), HF_HUB_DISABLE_XET="1")
@@ -259,10 +259,10 @@ os.environ["HF_TOKEN"] = {TOKEN!r}
 main([*export, {str(folder / 'pushed')!r}])
 model = open_clip_mdc.load("hf-hub:org/name", device="cpu")
 encoder = timm.create_model("hf-hub:org/name", pretrained=True).eval()
-picture = {str(folder / 'pushed.png')!r}
+image = {str(folder / 'pushed.png')!r}
 with torch.no_grad():
-    print(json.dumps([model.encode_image(picture)[0].tolist(), model.caption(picture),
-                      encoder(next(model.batches(picture)))[0].tolist(), len(model.tokenizer.bpe_ranks)]))
+    print(json.dumps([model.encode_image(image)[0].tolist(), model.caption(image),
+                      encoder(next(model.batches(image)))[0].tolist(), len(model.tokenizer.bpe_ranks)]))
 """
         printed = run("python", "-c", script, HF_TOKEN="wrong", **where).stdout.splitlines()
         assert any(re.match("error: .*refused is written, but not uploaded: ", line) for line in printed)

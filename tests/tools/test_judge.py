@@ -65,7 +65,7 @@ def server(monkeypatch):
 
 
 def png(number: int) -> bytes:
-    """A picture unlike that of every other number."""
+    """An image unlike that of every other number."""
     file = io.BytesIO()
     Image.new("RGB", (4, 4), (number % 256, number // 256, 7)).save(file, "PNG")
     return file.getvalue()
@@ -78,7 +78,7 @@ def write_captions(path: Path, captions: dict) -> str:
 
 @pytest.fixture
 def data(tmp_path):
-    """Pictures and captions of N ids by systems: the arguments of the command."""
+    """Images and captions of N ids by systems: the arguments of the command."""
 
     def make(count, *names, caption="{name} {i}"):
         (tmp_path / "images").mkdir(exist_ok=True)
@@ -92,7 +92,7 @@ def data(tmp_path):
     return make
 
 
-def picture(request: dict) -> bytes:
+def image_of(request: dict) -> bytes:
     """The bytes that a request shows."""
     url = request["messages"][0]["content"][0]["image_url"]["url"]
     head, _, content = url.partition(",")
@@ -140,14 +140,14 @@ def test_the_request_is_the_papers_question_the_lettered_captions_and_the_file_i
         assert request["model"] == "the-judge" and request["temperature"] == 0
         (message,) = request["messages"]
         assert message["role"] == "user" and [part["type"] for part in message["content"]] == ["image_url", "text"]
-        i = next(i for i in range(6) if png(i) == picture(request))  # the file's bytes, not a new encoding of them
+        i = next(i for i in range(6) if png(i) == image_of(request))  # the file's bytes, not a new encoding of them
         lines = message["content"][1]["text"].split("\n")
         assert lines[0] == QUESTION == flags.QUESTION
         assert [line[:3] for line in lines[1:]] == ["A. ", "B. ", "C. ", "D. "]
         # a line break in a caption cannot begin another choice
         assert sorted(line[3:] for line in lines[1:]) == [
             f"{name} is “two words” é犬 {i}" for name in ("ARC", "MDC-10", "MDC-15", "MDC-20")]
-    assert len({picture(request) for request in server.requests}) == 6
+    assert len({image_of(request) for request in server.requests}) == 6
     assert results(tmp_path)["selection_rate"] == {"ARC": 0, "MDC-10": 0, "MDC-15": 1, "MDC-20": 0}
 
 
@@ -175,7 +175,7 @@ def test_a_judge_that_always_says_a_selects_every_system_equally_often(server, d
 
 
 def test_letters_are_mapped_back_for_every_place(server, data, tmp_path, capsys):
-    server.reply = lambda server, request: choose("bad" if picture(request) == png(3) else "good")(server, request)
+    server.reply = lambda server, request: choose("bad" if image_of(request) == png(3) else "good")(server, request)
     cli.main([*data(8, "good", "bad"), "--question", "Which?"])
     assert {request["messages"][0]["content"][1]["text"].split("\n")[0] for request in server.requests} == {"Which?"}
     summary = results(tmp_path)
@@ -191,7 +191,7 @@ def test_equal_captions_are_shown_once_and_share_the_vote(server, tmp_path, data
     write_captions(tmp_path / "b.json", {"0": "a  dog ", "1": "a bat", "2": "the sea"})
     write_captions(tmp_path / "c.json", {"0": "a hat", "1": "a cat", "2": "the sea"})
     answers = {png(0): "a dog", png(1): "a bat"}
-    server.reply = lambda server, request: choose(answers[picture(request)])(server, request)
+    server.reply = lambda server, request: choose(answers[image_of(request)])(server, request)
     cli.main(arguments)
     assert sorted(sorted(choices(request).values()) for request in server.requests) == [  # nothing to ask about the sea
         ["a bat", "a cat"], ["a dog", "a hat"]]
@@ -242,7 +242,7 @@ def test_an_answer_that_only_repeats_a_caption_with_an_article_before_it_chooses
 
 def test_malformed_answers_are_counted_and_belong_to_nobody(server, data, tmp_path):
     server.reply = lambda server, request: (200, {}, {png(0): "A or B", png(1): None, png(2): "Z"}.get(
-        picture(request), next(k for k, v in choices(request).items() if "x" in v)))
+        image_of(request), next(k for k, v in choices(request).items() if "x" in v)))
     cli.main(data(5, "x", "y"))
     summary = results(tmp_path)
     assert (summary["images"], summary["judged"], summary["malformed"]) == (5, 2, 3)
@@ -339,7 +339,7 @@ def test_no_answer_is_asked_for_twice_after_a_stop_and_the_result_is_that_of_one
     server.reply = lambda server, request: (
         choose("x")(server, request) if len(server.requests) <= 9 else (403, {}, {"error": "no more"}))
     assert "403" in failure(arguments)
-    answered = {picture(request) for request in server.requests[:9]}
+    answered = {image_of(request) for request in server.requests[:9]}
     assert not (tmp_path / "judge.json").exists()
 
     lines = (tmp_path / "judge.jsonl").read_bytes()
@@ -348,17 +348,17 @@ def test_no_answer_is_asked_for_twice_after_a_stop_and_the_result_is_that_of_one
     server.requests.clear()
     server.reply = choose("x")
     cli.main(arguments)
-    asked = [picture(request) for request in server.requests]
+    asked = [image_of(request) for request in server.requests]
     assert len(asked) == 11 and not answered & set(asked)
     assert len((tmp_path / "judge.jsonl").read_text().splitlines()) == 1 + 20
     resumed = results(tmp_path)
-    orders = {picture(r): choices(r) for r in server.requests}
+    orders = {image_of(r): choices(r) for r in server.requests}
 
     (tmp_path / "judge.jsonl").unlink()
     server.requests.clear()
     cli.main(arguments)
     assert results(tmp_path) == resumed and resumed["selection_rate"] == {"x": 1, "y": 0}
-    assert orders.items() <= {picture(r): choices(r) for r in server.requests}.items()  # same letters for same pictures
+    assert orders.items() <= {image_of(r): choices(r) for r in server.requests}.items()  # same letters for same images
 
 
 def test_the_command_goes_on_after_kill_9_and_the_key_is_in_no_file_and_no_output(server, data, tmp_path):
@@ -378,11 +378,11 @@ def test_the_command_goes_on_after_kill_9_and_the_key_is_in_no_file_and_no_outpu
         process.kill()
         output = process.communicate()[0].decode()
     hold.set()
-    done = {picture(request) for request in server.requests[:3]}
+    done = {image_of(request) for request in server.requests[:3]}
     assert len((tmp_path / "judge.jsonl").read_text().splitlines()) == 1 + 3
     server.requests.clear()
     cli.main(command[3:])
-    assert len(server.requests) == 3 and not done & {picture(request) for request in server.requests}
+    assert len(server.requests) == 3 and not done & {image_of(request) for request in server.requests}
     assert results(tmp_path)["selection_rate"] == {"x": 0, "y": 1}
     assert "judge" in output and KEY not in output
     for path in tmp_path.rglob("*"):
@@ -411,7 +411,7 @@ def test_a_file_of_somebody_else_is_not_touched(server, data, tmp_path, content)
     assert (tmp_path / "judge.jsonl").read_text() == content and not server.requests
 
 
-# ---- captions and pictures -----------------------------------------------------------------------------------------
+# ---- captions and images -----------------------------------------------------------------------------------------
 
 
 def write_tar(path: Path, members: dict[str, bytes], mode: str = "w") -> None:
@@ -423,8 +423,8 @@ def write_tar(path: Path, members: dict[str, bytes], mode: str = "w") -> None:
 
 
 @pytest.mark.parametrize("ids", [["d/k0", "k1", "k2", "k1#3"], ["0", "1", "2"]], ids=["keys", "numbers"])
-def test_pictures_of_shards_are_found_by_key_or_by_number(server, tmp_path, ids):
-    write_tar(tmp_path / "0.tar", {"d/k0.txt": b"no", "d/k0.PNG": png(0), "d/k0.json": b"{}", "x.txt": b"no picture",
+def test_images_of_shards_are_found_by_key_or_by_number(server, tmp_path, ids):
+    write_tar(tmp_path / "0.tar", {"d/k0.txt": b"no", "d/k0.PNG": png(0), "d/k0.json": b"{}", "x.txt": b"no image",
                                    "k1.png": png(1)})
     write_tar(tmp_path / "1.tar", {"k2.png": png(2), "k1.png": png(3)})
     files = [write_captions(tmp_path / f"{name}.json", {id: f"{name} {i}" for i, id in enumerate(ids)})
@@ -434,7 +434,7 @@ def test_pictures_of_shards_are_found_by_key_or_by_number(server, tmp_path, ids)
     cli.main(["judge", "--images", images, "--out", out, "--captions", *files])
     assert len(server.requests) == len(ids)
     for request in server.requests:
-        assert {picture(request)} == {png(int(caption[-1])) for caption in choices(request).values()}
+        assert {image_of(request)} == {png(int(caption[-1])) for caption in choices(request).values()}
 
 
 def test_the_lines_of_the_caption_tool_are_captions_too(tmp_path):
@@ -453,18 +453,18 @@ def test_bad_input_is_named_in_one_line_before_anything_is_asked(server, data, t
     (tmp_path / "twice.jsonl").write_text('{"image": "a/0.png", "caption": ""}\n{"image": "b/0.png", "caption": ""}\n')
     for captions, message in [
         ([x], "names 1 systems, not 2 to 8"), ([x, x], "each system once"), ([x, "file.json"], "as NAME=FILE"),
-        ([x, few], "x and few caption different pictures: 1 ids are only in one of them, such as 1"),
+        ([x, few], "x and few caption different images: 1 ids are only in one of them, such as 1"),
         ([f"e={tmp_path}/empty.json", empty], "has no caption"), ([x, "z=nowhere.json"], "nowhere.json"),
         ([x, f"l={tmp_path}/list.json"], "list.json is neither JSON with"),
         ([x, f"t={tmp_path}/twice.jsonl"], "twice.jsonl has more than one caption for 0"),
-        (extra, "has no pictures for the id no/such (1 of 2 ids have none or several)"),
+        (extra, "has no images for the id no/such (1 of 2 ids have none or several)"),
     ]:
         assert message in failure([*base, *captions])
     assert "should end in .jsonl" in failure([*arguments, "--out", "judge.json"])
     with pytest.raises(SystemExit, match="2"):
         cli.main([*arguments, "--workers", "0"])
     assert "--workers: 0 should be at least 1" in capsys.readouterr().err
-    assert "no picture or folder" in failure([*arguments, "--images", str(tmp_path / "0.tar")])
+    assert "no image or folder" in failure([*arguments, "--images", str(tmp_path / "0.tar")])
     write_tar(tmp_path / "packed.tar", {"0.png": png(0)}, "w:gz")
     assert "not a complete, uncompressed tar file" in failure([*arguments, "--images", str(tmp_path / "packed.tar")])
     monkeypatch.setenv("OPENAI_API_KEY", "sk-two\nlines")
@@ -473,12 +473,12 @@ def test_bad_input_is_named_in_one_line_before_anything_is_asked(server, data, t
     monkeypatch.delenv("OPENAI_BASE_URL")
     assert "--url or $OPENAI_BASE_URL" in failure(arguments)
     (tmp_path / "images" / "1.jpg").write_bytes(png(1))
-    assert "has 2 pictures for the id 1" in failure([*arguments, "--url", server.url])
+    assert "has 2 images for the id 1" in failure([*arguments, "--url", server.url])
     assert not server.requests and not list(tmp_path.glob("judge*"))
 
 
-def test_what_is_no_picture_is_not_sent(server, data, tmp_path):
+def test_what_is_no_image_is_not_sent(server, data, tmp_path):
     arguments = data(1, "x", "y")
     (tmp_path / "images" / "0.png").write_bytes(b"secret")
-    assert "cannot read the picture at byte 0 of" in failure(arguments)
+    assert "cannot read the image at byte 0 of" in failure(arguments)
     assert not server.requests

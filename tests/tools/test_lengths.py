@@ -29,7 +29,7 @@ def write_tar(path, members):
 @pytest.fixture
 def shards(tmp_path):
     """Captions of 1, 3 and 100 words that are one token each, among members that are none."""
-    write_tar(tmp_path / "0.tar", {"a.jpg": b"no picture" * 999, "a.txt": b"dog", "a.json": b"{}", "a.alt.txt": b"a b"})
+    write_tar(tmp_path / "0.tar", {"a.jpg": b"no image" * 999, "a.txt": b"dog", "a.json": b"{}", "a.alt.txt": b"a b"})
     write_tar(tmp_path / "1.tar", {"x/b.TXT": b"a red dog", "x/c.txt": b"dog " * 100, "__meta__/d.txt": b"no"})
     return tmp_path
 

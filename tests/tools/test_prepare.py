@@ -29,12 +29,12 @@ KARPATHY = ["train"] * 5 + ["restval"] * 3 + ["val"] * 2 + ["test"] * 2
 
 
 def texts(i: int) -> list[str]:
-    """The five captions of picture i of eight, in the scenes' words."""
+    """The five captions of image i of eight, in the scenes' words."""
     return [f"a {COLOURS[i % 4]} {SHAPES[i // 4 % 2]} {ending}" for ending in ENDINGS]
 
 
 @cache
-def picture(i: int, kind: str = "jpeg") -> bytes:
+def make_image(i: int, kind: str = "jpeg") -> bytes:
     buffer = io.BytesIO()
     Image.effect_noise((40 + i, 40), 60).convert("RGB").save(buffer, kind)
     return buffer.getvalue()
@@ -61,13 +61,13 @@ def tool(*argv) -> None:
 
 @pytest.fixture
 def coco(tmp_path) -> Path:
-    """COCO's folders and Karpathy's json for twelve pictures: the eighth is a PNG, captions hold odd white space."""
+    """COCO's folders and Karpathy's json for twelve images: the eighth is a PNG, captions hold odd white space."""
     images = []
     for i, split in enumerate(KARPATHY):
         folder, name = ("train2014" if split == "train" else "val2014"), f"COCO_{i:012d}.jpg"
         path = tmp_path / "coco" / folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture(i, "png" if i == 7 else "jpeg"))
+        path.write_bytes(make_image(i, "png" if i == 7 else "jpeg"))
         raw = [f" {text}\n" for text in texts(i)]
         raw[1] = raw[1].replace(" a ", "a\n\x1e ")
         images.append({"filepath": folder, "filename": name, "split": split, "cocoid": i, "imgid": i,
@@ -82,14 +82,14 @@ def prepared(coco) -> Path:
     return coco / "out"
 
 
-def test_every_picture_is_there_byte_for_byte_with_all_its_captions_and_restval_is_trained_on(prepared):
+def test_every_image_is_there_byte_for_byte_with_all_its_captions_and_restval_is_trained_on(prepared):
     assert sorted(p.name for p in prepared.iterdir()) == ["dataset_type.txt", "test", "train", "val"]
     for folder, indices in (("train", range(8)), ("val", (8, 9))):
         content = members(prepared / folder / "00000.tar")
         assert len(content) == 3 * len(indices)
         for place, i in enumerate(indices):
             key = f"{place:08d}"
-            assert content[f"{key}.{'png' if i == 7 else 'jpg'}"] == picture(i, "png" if i == 7 else "jpeg")
+            assert content[f"{key}.{'png' if i == 7 else 'jpg'}"] == make_image(i, "png" if i == 7 else "jpeg")
             assert content[f"{key}.txt"].decode() == CAPTION_SEPARATOR.join(texts(i))
             assert json.loads(content[f"{key}.json"]) == {"filename": f"COCO_{i:012d}.jpg", "captions": texts(i)}
 
@@ -105,7 +105,7 @@ def test_the_printed_patterns_are_shards_whose_size_openclip_finds(coco, capsys,
 def test_clip_benchmark_reads_the_test_set_with_five_references(prepared, monkeypatch):
     monkeypatch.setattr(prepare, "SHARD_SIZE", 1)
     source = prepared / "test" / "0.tar"
-    tool("shards", "--test", source, "--out", prepared.parent / "again")  # two shards of one picture
+    tool("shards", "--test", source, "--out", prepared.parent / "again")  # two shards of one image
     for root in (prepared, prepared.parent / "again"):
         found = list(build_dataset("wds/coco", root=str(root), transform=lambda image: image.size, split="test",
                                    task="captioning"))
@@ -119,7 +119,7 @@ def test_whatever_ends_a_line_is_white_space_so_captions_always_come_apart_again
 
 
 def test_flickr_has_no_subfolders(tmp_path, capsys):
-    (tmp_path / "7.jpg").write_bytes(picture(0))
+    (tmp_path / "7.jpg").write_bytes(make_image(0))
     rows = {"dataset": "flickr8k", "images": [{"filename": "7.jpg", "split": "test", "sentences": [{"raw": "a dog"}]}]}
     (tmp_path / "f.json").write_text(json.dumps(rows))
     tool("flickr8k", "--images", tmp_path, "--annotations", tmp_path / "f.json", "--out", tmp_path / "out")
@@ -127,16 +127,16 @@ def test_flickr_has_no_subfolders(tmp_path, capsys):
     assert "--dataset wds/out" in capsys.readouterr().out and not (tmp_path / "out" / "train").exists()
 
 
-def test_pictures_that_cannot_be_used_stop_it_or_are_left_out_and_listed(coco, capsys):
+def test_images_that_cannot_be_used_stop_it_or_are_left_out_and_listed(coco, capsys):
     flags = ("coco", "--images", coco / "coco", "--annotations", coco / "dataset_coco.json", "--out", coco / "out")
     broken = coco / "coco" / "train2014" / "COCO_000000000001.jpg"
     broken.write_bytes(broken.read_bytes()[:300])
     (coco / "coco" / "train2014" / "COCO_000000000002.jpg").write_text("<html>404</html>")
-    with pytest.raises(SystemExit, match="2 pictures cannot be used.*--skip-broken"):
+    with pytest.raises(SystemExit, match="2 images cannot be used.*--skip-broken"):
         tool(*flags)
     assert "COCO_000000000001.jpg" in capsys.readouterr().err
     (coco / "coco" / "val2014" / "COCO_000000000011.jpg").unlink()
-    with pytest.raises(SystemExit, match="1 of 12 pictures are missing.*COCO_000000000011.jpg"):
+    with pytest.raises(SystemExit, match="1 of 12 images are missing.*COCO_000000000011.jpg"):
         tool(*flags)
     assert sorted(p.name for p in coco.iterdir()) == ["coco", "dataset_coco.json"]  # nothing half-written
     tool(*flags, "--skip-broken")
@@ -159,12 +159,12 @@ def test_bad_input_is_named_in_one_line(coco):
     for argv, words in ((("--out", coco), "not an empty folder"), (("--out", coco / "out"), "at least one of --train")):
         with pytest.raises(SystemExit, match=words):
             tool("shards", *(("--train", json_file) if "not" in words else ()), *argv)
-    cut = write_tar(coco / "cut.tar", {"0.jpg": picture(0) * 20})
+    cut = write_tar(coco / "cut.tar", {"0.jpg": make_image(0) * 20})
     cut.write_bytes(cut.read_bytes()[:3000])
     with pytest.raises(SystemExit, match="cut.tar: not a complete tar file"):
         tool("shards", "--train", cut, "--out", coco / "out")
-    empty = write_tar(coco / "empty.tar", {"0.jpg": picture(0), "0.json": b'{"captions": "'})
-    with pytest.raises(SystemExit, match="no usable picture for train; '0.jpg': no captions"):
+    empty = write_tar(coco / "empty.tar", {"0.jpg": make_image(0), "0.json": b'{"captions": "'})
+    with pytest.raises(SystemExit, match="no usable image for train; '0.jpg': no captions"):
         tool("shards", "--train", empty, "--out", coco / "out")
     assert not (coco / "out").exists()
 
@@ -219,7 +219,7 @@ def sharded(folder: Path, images: list[int], per_shard: int) -> str:
         content = {}
         for i in images[number:number + per_shard]:
             about = {"filename": f"{i}.jpg", "captions": texts(i % 8)}
-            content |= {f"k{i}.json": json.dumps(about).encode(), f"k{i}.jpg": picture(i % 12)}
+            content |= {f"k{i}.json": json.dumps(about).encode(), f"k{i}.jpg": make_image(i % 12)}
         write_tar(folder / f"{number // per_shard:05d}.tar", content)
     return f"{folder}/{{00000..{(len(images) - 1) // per_shard:05d}}}.tar"
 
@@ -263,7 +263,7 @@ def test_a_fold_is_read_by_clip_benchmark_and_has_all_captions_in_training(tmp_p
 
 def test_folds_that_cannot_be_are_named_in_one_line_and_nothing_is_written(tmp_path):
     shards = sharded(tmp_path / "a", list(range(12)), 12)
-    for argv, words in ((("--k", 1), "--k 1 leaves nothing"), (("--k", 30), "no usable picture for fold"),
+    for argv, words in ((("--k", 1), "--k 1 leaves nothing"), (("--k", 30), "no usable image for fold"),
                         (("--k", 2, "--captions-key", "texts"), "no captions")):
         with pytest.raises(SystemExit) as error:
             tool("folds", "--shards", shards, "--out", tmp_path / "folds", *argv)
@@ -331,7 +331,7 @@ torch.save(seen, sys.argv[1])
 
 
 @pytest.mark.parametrize("model", ["MDC-ViT-Ti-8", "ViT-Ti-8"])
-def test_fine_tuning_sees_each_picture_once_an_epoch_and_other_captions_in_other_epochs(prepared, tmp_path, model):
+def test_fine_tuning_sees_each_image_once_an_epoch_and_other_captions_in_other_epochs(prepared, tmp_path, model):
     initial, _, _ = open_clip_mdc.create_model_and_transforms(model)
     torch.save(initial.state_dict(), tmp_path / "initial.pt")
     flags = ["--model", model, "--pretrained", tmp_path / "initial.pt", "--lr", "0", "--dataset-type", "webdataset",
@@ -357,7 +357,7 @@ def test_fine_tuning_sees_each_picture_once_an_epoch_and_other_captions_in_other
 
 @pytest.fixture
 def recap(tmp_path) -> Path:
-    """Six shards of four samples as img2dataset writes them; one has no re_caption, one no picture."""
+    """Six shards of four samples as img2dataset writes them; one has no re_caption, one no image."""
     for shard in range(6):
         content = {}
         for i in range(4):
@@ -365,7 +365,8 @@ def recap(tmp_path) -> Path:
             meta = {"key": key, "caption": "alt text", "re_caption": f"A long text\nabout {key}."}
             if (shard, i) == (2, 1):
                 meta["re_caption"] = None
-            content |= {f"{key}.jpg": picture(i), f"{key}.txt": b"alt text", f"{key}.json": json.dumps(meta).encode()}
+            content |= {f"{key}.jpg": make_image(i), f"{key}.txt": b"alt text",
+                        f"{key}.json": json.dumps(meta).encode()}
         if shard == 4:
             del content["000040003.jpg"]
         write_tar(tmp_path / "recap" / f"{shard:05d}.tar", content)
@@ -384,7 +385,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_recaptioned_text_stands_in_for_the_alt_text_and_what_has_none_is_counted(recap, capsys):
     out = draw(recap, 22)
     printed = capsys.readouterr().out
-    assert "1 samples left out: no re_caption" in printed and "1 samples left out: no picture" in printed
+    assert "1 samples left out: no re_caption" in printed and "1 samples left out: no image" in printed
     assert f"22 pairs: --train-data '{out}/{{00000..00005}}.tar'" in printed
     assert get_dataset_size(printed.split("'")[1]) == (22, 6)
     source = {json.loads(data)["key"]: name for name in (recap / "recap").iterdir()
@@ -404,7 +405,7 @@ def test_shards_as_the_data_sets_own_readme_makes_them_have_the_text_in_key_txt(
     content = {}
     for i in range(4):
         meta = {"key": f"k{i}", "caption": f"A long text\nabout {i}.", "org_caption": "alt text"}
-        content |= {f"k{i}.jpg": picture(i), f"k{i}.txt": b"" if i == 3 else meta["caption"].encode(),
+        content |= {f"k{i}.jpg": make_image(i), f"k{i}.txt": b"" if i == 3 else meta["caption"].encode(),
                     f"k{i}.json": json.dumps(meta).encode()}
     write_tar(tmp_path / "recap" / "0.tar", content)
     tool("recap", "--shards", tmp_path / "recap" / "0.tar", "--pairs", 3, "--out", tmp_path / "out")
@@ -463,8 +464,8 @@ def test_hostile_members_leave_no_trace_outside(tmp_path):
     """Names that climb out, links, deeply nested json: only samples with our own keys come out."""
     good = json.dumps({"re_caption": "fine", "captions": ["fine"], "filename": "\x1b[31m/etc/passwd"}).encode()
     path = tmp_path / "in" / "0.tar"
-    write_tar(path, {"../../evil.jpg": picture(0), "../../evil.json": good, "/abs/x.jpg": picture(1),
-                     "/abs/x.json": b"[" * 100_000, "y.jpg": picture(2), "y.json": b"\xff\xfe"})
+    write_tar(path, {"../../evil.jpg": make_image(0), "../../evil.json": good, "/abs/x.jpg": make_image(1),
+                     "/abs/x.json": b"[" * 100_000, "y.jpg": make_image(2), "y.json": b"\xff\xfe"})
     with tarfile.open(path, "a") as tar:
         link = tarfile.TarInfo("z.jpg")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"

@@ -168,11 +168,11 @@ def test_a_concept_is_left_out_of_training_and_has_splits_of_its_own(tmp_path):
         cli.main(["scenes", "--out", str(tmp_path / "x"), "--without", "pink star"])
 
 
-def test_no_picture_is_in_two_splits(root):
+def test_no_image_is_in_two_splits(root):
     members = [m for shard in sorted(root.rglob("*.tar")) if "-long" not in str(shard) for m in samples(shard).values()]
-    pictures = [member["png"] for member in members] + [p.read_bytes() for p in (root / "sugarcrepe/images").iterdir()]
-    assert len(pictures) == 40 + 12 + 2 * 48 + 24
-    assert len(set(pictures)) == len(pictures)
+    images = [member["png"] for member in members] + [p.read_bytes() for p in (root / "sugarcrepe/images").iterdir()]
+    assert len(images) == 40 + 12 + 2 * 48 + 24
+    assert len(set(images)) == len(images)
 
 
 def test_stored_captions_say_what_the_stored_coordinates_say(root):
@@ -191,7 +191,7 @@ def test_captions_name_all_objects_in_canonical_order(world):
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_length_of_a_caption_says_nothing_about_the_picture(world):
+def test_the_length_of_a_caption_says_nothing_about_the_image(world):
     tokenizer, counts = SimpleTokenizer(), set()
     for scene, _ in drawn(world):
         negatives = scenes.negative_captions(scene, 0, 1) or {}
@@ -297,7 +297,7 @@ def test_one_changed_word_makes_a_sentence_false(world):
     assert changed > 300
 
 
-def test_long_and_short_splits_hold_the_same_pictures(root):
+def test_long_and_short_splits_hold_the_same_images(root):
     for split in ("train", "val"):
         short, long = (samples(*sorted((root / folder).glob("*.tar"))) for folder in (split, f"{split}-long"))
         assert list(short) == list(long) and len(short) == SMALL[f"num_{split}"]

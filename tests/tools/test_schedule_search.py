@@ -259,8 +259,8 @@ def test_the_command_trains_measures_and_writes_table_numbers_and_figure(schedul
     assert [round(line["t"], 2) for line in first["per_t"]] == MIDDLES.round(2).tolist()
     assert all(np.isfinite(list(line.values())).all() for line in first["per_t"])
     assert len(first["intervals"]) == 110 and first["steps"] == 3 and first["num_samples"] == 16
-    with Image.open(tmp_path / "schedule.png") as picture:
-        assert picture.format == "PNG"
+    with Image.open(tmp_path / "schedule.png") as image:
+        assert image.format == "PNG"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["schedule.json", "schedule.png"]
 
     assert schedule_search(*model, "--steps", "3") == first
@@ -279,7 +279,7 @@ def test_a_checkpoint_is_measured_without_training(schedule_search, tmp_path):
     assert loaded["per_t"] == untrained["per_t"] and loaded["steps"] == 0
 
 
-def test_no_picture_is_measured_twice_but_training_may_go_round(schedule_search, scenes, tmp_path):
+def test_no_image_is_measured_twice_but_training_may_go_round(schedule_search, scenes, tmp_path):
     few = tmp_path / "few.tar"
     with tarfile.open(scenes / "val" / "00000.tar") as whole, tarfile.open(few, "w") as tar:
         members = [m for m in whole.getmembers() if m.name < "val0000020"]
@@ -288,7 +288,7 @@ def test_no_picture_is_measured_twice_but_training_may_go_round(schedule_search,
     model = ("--model", "MDC-ViT-Ti-8", "--steps", "3")  # trains on 6, so that 16 more go round
     assert schedule_search(*model, data=few)["num_samples"] == 16
     (tmp_path / "schedule.json").unlink()
-    with pytest.raises(SystemExit, match="^error: --train-data holds 20 pictures, and none is measured twice; lower "
+    with pytest.raises(SystemExit, match="^error: --train-data holds 20 images, and none is measured twice; lower "
                                          "--num-samples$"):
         schedule_search(*model, "--num-samples", "32", data=few)
     assert not (tmp_path / "schedule.json").exists()
@@ -299,8 +299,8 @@ def test_bad_input_is_named_in_one_line(schedule_search, scenes, tmp_path):
     whole = (scenes / "val" / "00000.tar").read_bytes()
     (tmp_path / "cut.tar").write_bytes(whole[:len(whole) // 2 + 100])
     (tmp_path / "empty.tar").write_bytes(b"\0" * 10240)
-    with tarfile.open(tmp_path / "picture.tar", "w") as tar:
-        for name, content in (("a.png", b"no picture"), ("a.txt", b"a red square")):
+    with tarfile.open(tmp_path / "image.tar", "w") as tar:
+        for name, content in (("a.png", b"no image"), ("a.txt", b"a red square")):
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
@@ -315,8 +315,8 @@ def test_bad_input_is_named_in_one_line(schedule_search, scenes, tmp_path):
         ((*model, "--plot", "no/where.png"), "--plot no/where.png: its folder does not exist", None),
         (model, "9.tar: no such shard", tmp_path / "9.tar"),
         (model, "cut.tar: not a complete tar", tmp_path / "cut.tar"),
-        (model, "empty.tar: no picture", tmp_path / "empty.tar"),
-        (model, "cannot read the picture .*picture.tar::", tmp_path / "picture.tar"),
+        (model, "empty.tar: no image", tmp_path / "empty.tar"),
+        (model, "cannot read the image .*image.tar::", tmp_path / "image.tar"),
     ):
         with pytest.raises(SystemExit, match=f"^error: .*{message}") as stopped:
             schedule_search(*flags, **({} if data is None else {"data": data}))

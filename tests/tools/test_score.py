@@ -111,7 +111,7 @@ def test_bad_input_is_named_in_one_line(place, tmp_path):
         ((*images, "--out", tmp_path / "s.txt"), "should end in .csv or .jsonl"),
         ((*images, "--out", tmp_path / "no" / "s.csv"), "its folder does not exist"),
         ((*images, "--captions", tmp_path / "none.txt"), "none.txt has no caption"),
-        (("--images", tmp_path / "broken"), "cannot read the picture"),
+        (("--images", tmp_path / "broken"), "cannot read the image"),
         ((*images, "--pretrained", tmp_path / "empty.pt", "--model", "MDC-ViT-Ti-8"), "empty.pt is no checkpoint"),
         ((*images, "--pretrained", tmp_path / "text.pt", "--model", "MDC-ViT-Ti-8"), "text.pt is no checkpoint"),
     ]:

@@ -20,7 +20,7 @@ from webdataset.writer import TarWriter
 
 from .files import new_file, write_json
 
-PICTURES = ("jpg", "jpeg", "png", "webp")  # the members that OpenCLIP and clip_benchmark look for
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")  # the members that OpenCLIP and clip_benchmark look for
 SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # by Pillow's format; some JPEGs are an MPO
 
 
@@ -95,9 +95,9 @@ def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterato
         raise ValueError(f"{shard}: not a complete tar file; fetch or write it again") from problem
 
 
-def find_picture(sample: dict) -> str | None:
-    """The suffix of a sample's picture."""
-    return next((suffix for suffix in PICTURES if suffix in sample), None)
+def image_member(sample: dict) -> str | None:
+    """The suffix of a sample's image."""
+    return next((suffix for suffix in IMAGE_SUFFIXES if suffix in sample), None)
 
 
 def read_metadata(sample: dict) -> dict:
@@ -109,19 +109,19 @@ def read_metadata(sample: dict) -> dict:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def picture_suffix(picture: bytes) -> str:
-    """Decodes a picture (a JPEG at an eighth of its size, which reads all of it) and says what to call it.
+def image_suffix(data: bytes) -> str:
+    """Decodes an image (a JPEG at an eighth of its size, which reads all of it) and says what to call it.
 
     Raises:
         ValueError: it is no JPEG, PNG or WebP, or it is damaged.
     """
     try:
-        with Image.open(io.BytesIO(picture), formats=["JPEG", "PNG", "WEBP"]) as image:
+        with Image.open(io.BytesIO(data), formats=["JPEG", "PNG", "WEBP"]) as image:
             image.draft(None, (1, 1))
             image.load()
             return SUFFIXES[image.format]
     except Image.UnidentifiedImageError as problem:
-        raise ValueError("not a JPEG, PNG or WebP picture") from problem
+        raise ValueError("not a JPEG, PNG or WebP image") from problem
     except Exception as problem:  # Pillow's decoders fail in many ways on damaged files
         raise ValueError(str(problem)) from problem
 

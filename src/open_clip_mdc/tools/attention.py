@@ -19,7 +19,7 @@ from PIL import Image
 
 from ..attention import principal_components, word_maps
 from ..checkpoints import find
-from ..data.pictures import IMAGE_FILES, SHARDS, Pictures, data_url, find_pictures
+from ..data.images import IMAGE_FILES, SHARDS, Images, data_url, find_images
 from ..encoder import grid
 from ..pretrained import describe_captions
 from ..unmask import tokenize_with_masks
@@ -65,12 +65,12 @@ def feature_colours(components: torch.Tensor) -> str:
     return png((255 * (components / (2 * COLOUR_RANGE) + 0.5).clamp(0, 1)).round().byte().cpu().numpy())
 
 
-def card(name: str, row: dict, picture: str, colours: str, veils: list[str]) -> str:
+def card(name: str, row: dict, image: str, colours: str, veils: list[str]) -> str:
     """HTML of one image.
 
     Args:
         row: of `describe_captions`.
-        picture, colours, veils: data: URLs; a veil for each token that was not given.
+        image, colours, veils: data: URLs; a veil for each token that was not given.
     """
     veils, words = iter(veils), []
     for token in row["tokens"]:
@@ -78,9 +78,9 @@ def card(name: str, row: dict, picture: str, colours: str, veils: list[str]) -> 
         words.append(f'<li class="given">{word}' if token["step"] is None else
                      f'<li><div class="tile"><img src="{next(veils)}" alt="where {word} comes from"></div>{word}'
                      f'<small>step {token["step"] + 1}, {escape(percent(token["log_prob"]))} %</small>')
-    small = " small" if picture.startswith("data:image/png") else ""
-    return (f'<article class="maps{small}" style="--image:url({picture})"><div><img{small and " class=small"} '
-            f'src="{picture}" alt=""><img class="features" src="{colours}" alt="patch features as colours"></div>'
+    small = " small" if image.startswith("data:image/png") else ""
+    return (f'<article class="maps{small}" style="--image:url({image})"><div><img{small and " class=small"} '
+            f'src="{image}" alt=""><img class="features" src="{colours}" alt="patch features as colours"></div>'
             f'<div><h2 dir="auto">{escape(printable(row["caption"])) or "(no words)"}</h2>'
             f'<p class="name" dir="auto">{escape(printable(name))}</p><ol class="words">{"".join(words)}</ol>'
             "</div></article>")
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
         ValueError: images had to be skipped (the page is written by then), or flags make no sense.
     """
     need_folder("--out", args.out)
-    paths = find_pictures(args.paths, IMAGE_FILES + SHARDS)
+    paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     loaded = load_captioner(args)
     model, options = loaded.model, {}
     if args.text:
@@ -102,9 +102,9 @@ def run(args: argparse.Namespace) -> None:
         options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length).to(loaded.device)
     elif args.length:
         options["length"] = args.length
-    names, rows, pictures, veils, tokens, skipped = [], [], [], [], [], []
+    names, rows, images, veils, tokens, skipped = [], [], [], [], [], []
     shape = grid(model.visual)
-    for batch in Pictures(paths, loaded.transform, BATCH, args.limit).loader(workers=0):
+    for batch in Images(paths, loaded.transform, BATCH, args.limit).loader(workers=0):
         skipped += map(printable, batch.problems)
         if not batch.new:
             continue
@@ -112,13 +112,13 @@ def run(args: argparse.Namespace) -> None:
         decoded = model.generate(image, return_trace=True, **options)
         names += batch.new
         rows += describe_captions(decoded, loaded.tokenizer)
-        pictures += [thumbnail(loaded.picture(x)) for x in batch.image]
+        images += [thumbnail(loaded.pil_image(x)) for x in batch.image]
         veils += [[veil(x.mean((0, 1)).view(shape)) for x in maps.attention]
                   for maps in word_maps(model, image, decoded)]
         tokens.append(loaded.encode_image_tokens(image))
     if names:
         colours = [feature_colours(x.view(*shape, 3)) for x in principal_components(torch.cat(tokens))]
-        cards = list(map(card, names, rows, pictures, colours, veils))
+        cards = list(map(card, names, rows, images, colours, veils))
         model_name = find(args.pretrained, args.model).model_name
         write_page(args.out, f"Where the words come from: {model_name}",
                    {"Checkpoint": args.pretrained, "Images": str(len(names))}, EXPLANATION, cards, skipped, STYLE)

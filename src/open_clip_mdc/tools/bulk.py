@@ -16,7 +16,7 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from ..data.csv_pairs import CsvRows
-from ..data.pictures import SHARDS, Batch, Pictures, find_pictures
+from ..data.images import SHARDS, Batch, Images, find_images
 from ..data.tables import read_about, write_table
 from ..pretrained import PretrainedCaptioner
 from .common import need_folder
@@ -35,11 +35,11 @@ def find_units(paths: list[str]) -> list[Unit]:
     units: list[Unit] = []
     for path in paths:
         try:
-            units += find_pictures([path], SHARDS)
+            units += find_images([path], SHARDS)
         except FileNotFoundError:
             if not Path(path).is_dir():
                 raise
-            find_pictures([path])  # or there is nothing at all
+            find_images([path])  # or there is nothing at all
             units.append(Path(path))
     units = [unit.absolute() for unit in units]
     for unit in units:
@@ -56,8 +56,8 @@ def unit_name(unit: Unit) -> str:
 
 
 def files_of(unit: Unit) -> list[Unit]:
-    """What `Pictures` reads."""
-    return find_pictures([str(unit)]) if isinstance(unit, Path) and unit.is_dir() else [unit]
+    """What `Images` reads."""
+    return find_images([str(unit)]) if isinstance(unit, Path) and unit.is_dir() else [unit]
 
 
 def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argparse.Namespace, schema: pa.Schema,
@@ -77,7 +77,7 @@ def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argpa
     """
     stats = {"images": 0, "rows": 0, "broken": 0}
     with write_table(out, schema) as table:
-        for batch in Pictures(files_of(shard), loaded.transform, args.batch_size).loader(args.workers):
+        for batch in Images(files_of(shard), loaded.transform, args.batch_size).loader(args.workers):
             if batch.damaged:
                 raise ValueError(batch.damaged[0])
             stats["images"] += len(batch.names)

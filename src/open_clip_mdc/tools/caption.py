@@ -24,8 +24,8 @@ from .. import clip_guidance
 from ..checkpoints import find, fingerprint
 from ..clip_guidance import Clip, Guide
 from ..data.files import new_file
+from ..data.images import IMAGE_FILES, SHARDS, Batch, Images, find_images
 from ..data.journal import Journal
-from ..data.pictures import IMAGE_FILES, SHARDS, Batch, Pictures, find_pictures
 from ..objective import STEPS
 from ..pretrained import PretrainedCaptioner
 from ..sampling import Sampling
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> None:
     if is_folder(args.out):
         from . import caption_shards  # pyarrow is for tables only
         return caption_shards.run(args)
-    paths = find_pictures(args.paths, IMAGE_FILES + SHARDS)
+    paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     others = read_captions(args.compare) if args.compare else {}
     loaded = load_captioner(args)
     options = decoding_options(args, loaded, paths)
@@ -153,9 +153,9 @@ def run(args: argparse.Namespace) -> None:
     total = None if any(path.suffix.lower() in SHARDS for path in paths) else len(paths[:args.limit])
     names, cards, skipped = [], [], []
     with Journal(part, key, id="image") as journal, tqdm(total=total, desc="captions", unit=" images") as bar:
-        pictures = Pictures(paths, loaded.transform, args.batch_size, args.limit, known=frozenset(journal.rows),
+        images = Images(paths, loaded.transform, args.batch_size, args.limit, known=frozenset(journal.rows),
                             thumbnail=thumbnail if args.html else None, other_transform=clip and clip.transform)
-        for batch in pictures.loader(args.workers):
+        for batch in images.loader(args.workers):
             for row in lines_of(batch, loaded, clip, options, args) if batch.new else ():
                 journal.append(row)
             for name, url in zip(batch.names, batch.thumbnails, strict=True):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ..data.pictures import Batch
+from ..data.images import Batch
 from ..pretrained import PretrainedCaptioner
 from . import bulk
 from .caption_rows import decoding_options, sampling_of, settings

@@ -71,17 +71,17 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Names
     """
     from tqdm import tqdm
 
-    from ..data.pictures import IMAGE_FILES, SHARDS, Pictures, find_pictures
+    from ..data.images import IMAGE_FILES, SHARDS, Images, find_images
     from ..scoring import mean_image
     if args.blind_images:
-        paths = find_pictures(args.blind_images, IMAGE_FILES + SHARDS)
+        paths = find_images(args.blind_images, IMAGE_FILES + SHARDS)
         limit = None
     count = 0
 
     def images():
         nonlocal count
-        pictures = Pictures(paths, loaded.transform, args.batch_size, limit)
-        for batch in tqdm(pictures.loader(args.workers), "mean image"):
+        batches = Images(paths, loaded.transform, args.batch_size, limit)
+        for batch in tqdm(batches.loader(args.workers), "mean image"):
             if batch.problems and limit is None:
                 raise ValueError(batch.problems[0])
             count += len(batch.new)

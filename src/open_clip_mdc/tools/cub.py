@@ -97,17 +97,17 @@ def read(images: str, captions: str, split: str, classes: list[str] | None) -> t
     """
     if (split == "reed") != (classes is not None):
         raise ValueError("--split reed needs --classes TRAIN TEST, and --split official none")
-    pictures, texts = find(images, ".jpg"), find(captions, ".txt")
-    halves = reed_split(pictures.keys() | texts.keys(), classes) if classes else official_split(images)
+    files, texts = find(images, ".jpg"), find(captions, ".txt")
+    halves = reed_split(files.keys() | texts.keys(), classes) if classes else official_split(images)
     rows: dict[str, Rows] = {"train": [], "test": []}
     problems = []
     for key, half in sorted(halves.items()):
         name = f"{key[0]:03d}/{key[1]}"
         try:
-            if key not in pictures or key not in texts:
-                missing = f".jpg in {images}" if key not in pictures else f".txt in {captions}"
+            if key not in files or key not in texts:
+                missing = f".jpg in {images}" if key not in files else f".txt in {captions}"
                 raise ValueError(f"no {missing}")
-            rows[half].append((pictures[key], read_captions(texts[key])))
+            rows[half].append((files[key], read_captions(texts[key])))
         except ValueError as problem:
             problems.append((name, str(problem)))
     random.Random(0).shuffle(rows["train"])

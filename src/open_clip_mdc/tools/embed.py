@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import encoder
 from ..checkpoints import fingerprint
-from ..data.pictures import Batch
+from ..data.images import Batch
 from ..model import Captioner
 from ..pretrained import PretrainedCaptioner
 from . import bulk

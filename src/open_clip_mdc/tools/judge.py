@@ -27,8 +27,8 @@ from requests.adapters import HTTPAdapter, Retry
 from tqdm import tqdm
 from webdataset.tariterators import base_plus_ext
 
+from ..data.images import FORMATS, IMAGE_FILES, SHARDS, data_url, find_images
 from ..data.journal import Journal
-from ..data.pictures import FORMATS, IMAGE_FILES, SHARDS, data_url, find_pictures
 from .judge_answers import LETTERS, assign_letters, parse_letter, report, summarise
 
 TIMEOUT_SECONDS = (10, 300)  # to connect, and between two bytes: a large model with a queue takes its time
@@ -82,15 +82,15 @@ def read_systems(arguments: list[str]) -> dict[str, dict[str, str]]:
     for name, captions in others:
         unlike = sorted(captions.keys() ^ reference.keys())
         if unlike:
-            raise ValueError(f"{first} and {name} caption different pictures: {len(unlike)} ids are only in one of "
+            raise ValueError(f"{first} and {name} caption different images: {len(unlike)} ids are only in one of "
                              f"them, such as {unlike[0]}")
     if not reference:
         raise ValueError(f"{pairs[0][1]} has no caption")
     return systems
 
 
-def _shard_pictures(shard: Path) -> dict[str, Place]:
-    """{key: place} of the samples with a picture, in the shard's order."""
+def _shard_images(shard: Path) -> dict[str, Place]:
+    """{key: place} of the samples with an image, in the shard's order."""
     found: dict[str, Place] = {}
     try:
         with tarfile.open(shard, "r:") as archive:
@@ -103,29 +103,29 @@ def _shard_pictures(shard: Path) -> dict[str, Place]:
     return found
 
 
-def find_images(source: str, ids: set[str]) -> dict[str, Place]:
+def find_places(source: str, ids: set[str]) -> dict[str, Place]:
     """{id: place} for the ids, which are names in a folder, or keys or else numbers (from 0) in webdataset shards.
 
     A key that comes again in a later shard is KEY#NUMBER there, as in what clip_benchmark's captioning writes.
 
     Raises:
-        ValueError: an id has no picture or two, or a shard is damaged.
+        ValueError: an id has no image or two, or a shard is damaged.
         FileNotFoundError: the folder or a shard is not there.
     """
     found: list[tuple[str, Place]] = []
     keys: set[str] = set()
-    for path in find_pictures([source]):
+    for path in find_images([source]):
         shard = path.suffix.lower() in SHARDS
-        pictures = _shard_pictures(path) if shard else {path.stem: Place(path)}
-        for key, place in pictures.items():
+        images = _shard_images(path) if shard else {path.stem: Place(path)}
+        for key, place in images.items():
             found.append((f"{key}#{len(found)}" if shard and key in keys else key, place))
-        keys |= pictures.keys()
+        keys |= images.keys()
     if shard and not ids <= dict(found).keys() and ids == {str(i) for i in range(len(ids))}:
         found = [(str(i), place) for i, (_, place) in enumerate(found)]
     counts = Counter(id for id, _ in found)
     wrong = sorted(id for id in ids if counts[id] != 1)
     if wrong:
-        raise ValueError(f"--images {source} has {counts[wrong[0]] or 'no'} pictures for the id {wrong[0]} "
+        raise ValueError(f"--images {source} has {counts[wrong[0]] or 'no'} images for the id {wrong[0]} "
                          f"({len(wrong)} of {len(ids)} ids have none or several)")
     return {id: place for id, place in found if id in ids}
 
@@ -143,7 +143,7 @@ def read_url(place: Place) -> str:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             return data_url(content, image.get_format_mimetype())
     except (OSError, SyntaxError, Image.DecompressionBombError) as problem:
-        raise ValueError(f"cannot read the picture at byte {place.offset} of {place.path}: {problem}") from problem
+        raise ValueError(f"cannot read the image at byte {place.offset} of {place.path}: {problem}") from problem
 
 
 def open_session(workers: int) -> requests.Session:
@@ -221,7 +221,7 @@ def run(args: argparse.Namespace) -> None:
             raise ValueError(f"whom to ask? Give {flag} or ${variable}")
     systems = read_systems(args.captions)
     ids = list(next(iter(systems.values())))
-    images = find_images(args.images, set(ids))
+    images = find_places(args.images, set(ids))
     digests = {name: hashlib.sha256(json.dumps(captions, sort_keys=True).encode()).hexdigest()
                for name, captions in systems.items()}
     settings = {"question": args.question, "model": args.model, "seed": args.seed, "systems": digests}

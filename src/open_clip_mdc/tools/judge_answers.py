@@ -100,5 +100,5 @@ def report(path: Path, settings: dict, summary: dict) -> None:
     print(f"{'system':<{width}}  selected (%)  standard error")
     for name, rate in summary["selection_rate"].items():
         print(f"{name:<{width}}  {100 * rate:>12.1f}  {100 * summary['standard_error'][name]:>14.1f}")
-    print(f"{summary['judged']} of {summary['images']} pictures judged by {settings['model']}, {summary['malformed']} "
+    print(f"{summary['judged']} of {summary['images']} images judged by {settings['model']}, {summary['malformed']} "
           f"malformed answers, {summary['all_equal']} with equal captions: {path}")

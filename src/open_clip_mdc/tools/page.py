@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from ..data.files import new_file
-from ..data.pictures import data_url
+from ..data.images import data_url
 
 SIDE = 480  # pixels of an embedded image
 BINS = (0.1, 0.25, 0.5, 0.75, 0.9)  # of probability: class p0 below the first, p5 from the last on
@@ -26,11 +26,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def thumbnail(picture: Image.Image) -> str:
+def thumbnail(image: Image.Image) -> str:
     """An image (RGB) as a small JPEG, or a PNG where it is small already, in a data: URL."""
-    small = picture.copy()
+    small = image.copy()
     small.thumbnail((SIDE, SIDE))
-    kind = "png" if max(picture.size) <= 128 else "jpeg"
+    kind = "png" if max(image.size) <= 128 else "jpeg"
     buffer = BytesIO()
     small.save(buffer, kind, quality=80)
     return data_url(buffer.getvalue(), f"image/{kind}")
@@ -86,16 +86,16 @@ def told(row: dict) -> str:
             f'{grid(row["tokens"])}</div></div>')
 
 
-def card(row: dict, picture: str, other: dict | None = None) -> str:
+def card(row: dict, image: str, other: dict | None = None) -> str:
     """An image with its caption and its grid.
 
     Args:
         row: a line of the JSONL file.
-        picture: `thumbnail(...)`.
+        image: `thumbnail(...)`.
         other: a line for the same image by another command, to stand on the right; its "image" says whose.
     """
-    small = ' class="small"' if picture.startswith("data:image/png") else ""
-    return (f'<article{" class=pair" if other else ""}><img{small} src="{picture}" alt="">'
+    small = ' class="small"' if image.startswith("data:image/png") else ""
+    return (f'<article{" class=pair" if other else ""}><img{small} src="{image}" alt="">'
             f'{told(row)}{told(other) if other else ""}</article>')
 
 

@@ -24,8 +24,8 @@ import torch
 from ..checkpoints import fingerprint
 from ..data.csv_pairs import CsvRows, read_csv, split_csv
 from ..data.files import write_json
-from ..data.pictures import Batch, named_samples
-from ..data.shards import find_picture, open_tar, picture_suffix, read_stats, stats_file, write_sizes
+from ..data.images import Batch, named_samples
+from ..data.shards import image_member, image_suffix, open_tar, read_stats, stats_file, write_sizes
 from ..pretrained import PretrainedCaptioner
 from ..scoring import log_likelihood
 from ..tokens import CAPTION_SEPARATOR, caption_lengths
@@ -108,25 +108,25 @@ def keep(unit: bulk.Unit, out: Path, table: Path, least: float) -> dict:
     stats = {"source": str(unit.path if isinstance(unit, CsvRows) else unit), "threshold": least, "pairs": 0,
              "captions": 0}
     with open_tar(out) as writer:
-        for key, suffix, picture, metadata in pictures_of(unit, kept):
-            writer.write({"__key__": f"{table.stem}{stats['pairs']:06d}", suffix: picture, "json": metadata,
+        for key, suffix, image, metadata in images_of(unit, kept):
+            writer.write({"__key__": f"{table.stem}{stats['pairs']:06d}", suffix: image, "json": metadata,
                           "txt": CAPTION_SEPARATOR.join(kept[key])})
             stats["pairs"] += 1
             stats["captions"] += len(kept[key])
     return stats
 
 
-def pictures_of(unit: bulk.Unit, kept: dict):
+def images_of(unit: bulk.Unit, kept: dict):
     """Key, suffix, bytes and KEY.json of the images of a unit that are kept."""
     if isinstance(unit, CsvRows):
         for key, path, _ in read_csv(unit):
             if key in kept:
-                picture = path.read_bytes()
-                yield key, picture_suffix(picture), picture, json.dumps({"image": key})
+                image = path.read_bytes()
+                yield key, image_suffix(image), image, json.dumps({"image": key})
         return
     for key, sample in named_samples(unit):
         if key in kept:
-            suffix = find_picture(sample)
+            suffix = image_member(sample)
             yield key, suffix, sample[suffix], sample.get("json", b"{}")
 
 

@@ -31,9 +31,9 @@ from tqdm import tqdm
 
 from ..data.files import new_folder, write_json
 from ..data.shards import (
-    find_picture,
     find_shards,
-    picture_suffix,
+    image_member,
+    image_suffix,
     read_metadata,
     read_samples,
     shard_pattern,
@@ -48,8 +48,8 @@ SHOWN = 20  # images named on the terminal when they cannot be used
 
 
 class Sample(NamedTuple):
-    name: str  # of the picture, kept in KEY.json
-    picture: bytes
+    name: str  # of the image, kept in KEY.json
+    image: bytes
     captions: object  # a list of texts, or what stood in its place
 
 
@@ -62,9 +62,9 @@ class LeftOut(NamedTuple):
 
 
 def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list[tuple[Path, list]]]:
-    """{split: [(picture file, its captions)]} of one of Karpathy's files.
+    """{split: [(image file, its captions)]} of one of Karpathy's files.
 
-    A picture is looked for in its folder (`filepath`: COCO's train2014, val2014) and beside the others.
+    An image is looked for in its folder (`filepath`: COCO's train2014, val2014) and beside the others.
 
     Raises:
         ValueError: another file, or another data set's.
@@ -77,7 +77,7 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
         for row in content["images"]:
             place = Path(row.get("filepath", ""), row["filename"])
             if place.is_absolute() or ".." in place.parts:
-                raise ValueError(f"{annotations} names a picture outside {images}: {str(place)!r}")
+                raise ValueError(f"{annotations} names an image outside {images}: {str(place)!r}")
             path = Path(images, place) if Path(images, place).exists() else Path(images, place.name)
             rows.setdefault(SPLITS[row["split"]], []).append((path, [s["raw"] for s in row["sentences"]]))
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as problem:
@@ -86,43 +86,43 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
 
 
 def read_files(rows: list[tuple[Path, list]], left_out: list[LeftOut]) -> Iterator[Sample]:
-    """Reads the pictures one after the other; what cannot be read goes to `left_out`."""
-    for path, captions in tqdm(rows, unit="picture"):
+    """Reads the images one after the other; what cannot be read goes to `left_out`."""
+    for path, captions in tqdm(rows, unit="image"):
         try:
-            picture = path.read_bytes()
+            image = path.read_bytes()
         except OSError as problem:
             left_out.append(LeftOut(path.name, problem.strerror))
         else:
-            yield Sample(path.name, picture, captions)
+            yield Sample(path.name, image, captions)
 
 
 def read_shards(shards: list[str], captions_key: str) -> Iterator[Sample]:
     """Streams shards of KEY.jpg and KEY.json, whose `captions_key` holds the captions."""
     for shard in tqdm(shards, unit="shard"):
         for sample in read_samples(shard):
-            suffix, metadata = find_picture(sample), read_metadata(sample)
+            suffix, metadata = image_member(sample), read_metadata(sample)
             name = str(metadata.get("filename", f"{sample['__key__']}.{suffix}"))
             yield Sample(name, sample.get(suffix, b""), metadata.get(captions_key))
 
 
 def usable(samples: Iterable[Sample], left_out: list[LeftOut]) -> Iterator[tuple[str, Sample]]:
-    """(suffix, sample) of each readable picture with captions; the others go to `left_out`.
+    """(suffix, sample) of each readable image with captions; the others go to `left_out`.
 
     White space in captions becomes a space, so that none contains a line end or U+001E.
     """
-    for name, picture, captions in samples:
+    for name, image, captions in samples:
         texts = captions if isinstance(captions, list) else [captions]
         texts = [" ".join(text.split()) for text in texts if isinstance(text, str) and text.strip()]
         try:
             if not texts:
                 raise ValueError("no captions")
-            yield picture_suffix(picture), Sample(name, picture, texts)
+            yield image_suffix(image), Sample(name, image, texts)
         except ValueError as problem:
             left_out.append(LeftOut(name, str(problem)))
 
 
 def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str, separator: str) -> dict[str, int]:
-    """Writes shards of SHARD_SIZE samples, pictures byte for byte.
+    """Writes shards of SHARD_SIZE samples, images byte for byte.
 
     Args:
         shard: name of a shard, for its number.
@@ -138,7 +138,7 @@ def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str,
             for index, (suffix, sample) in group:
                 writer.write({
                     "__key__": f"{index:08d}",
-                    suffix: sample.picture,
+                    suffix: sample.image,
                     "txt": separator.join(sample.captions),
                     "json": json.dumps({"filename": sample.name, "captions": sample.captions}),
                 })
@@ -147,9 +147,9 @@ def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str,
 
 
 def refuse(left_out: list[LeftOut]) -> NoReturn:
-    """Names the first pictures that cannot be used, and raises ValueError."""
+    """Names the first images that cannot be used, and raises ValueError."""
     print(*left_out[:SHOWN], sep="\n", file=sys.stderr)
-    raise ValueError(f"{len(left_out)} pictures cannot be used, the first are named above: get them, or leave them out "
+    raise ValueError(f"{len(left_out)} images cannot be used, the first are named above: get them, or leave them out "
                      f"by --skip-broken")
 
 
@@ -163,7 +163,7 @@ def write_test(folder: Path, samples: Iterable[tuple[str, Sample]]) -> dict[str,
 
 
 def report(left_out: list[LeftOut], skip: bool, folder: Path, out: str) -> list[str]:
-    """Lists pictures that cannot be used in FOLDER/left_out.txt; what to print.
+    """Lists images that cannot be used in FOLDER/left_out.txt; what to print.
 
     Raises:
         ValueError: there are such, and `skip` is false.
@@ -172,19 +172,19 @@ def report(left_out: list[LeftOut], skip: bool, folder: Path, out: str) -> list[
         refuse(left_out)
     if left_out:
         (folder / "left_out.txt").write_text("".join(f"{row}\n" for row in left_out), encoding="utf-8")
-    return [f"{len(left_out)} pictures left out: {out}/left_out.txt"] if left_out else []
+    return [f"{len(left_out)} images left out: {out}/left_out.txt"] if left_out else []
 
 
 def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[LeftOut], join: bool, skip: bool) -> None:
     """Writes train/, val/ and test/ under `out`, which appears only when it is complete, and prints how to use them.
 
     Args:
-        left_out: pictures that cannot be used; grows while samples are read.
-        join: the captions of a picture make one text in train/ and val/.
-        skip: leave those pictures out, and list them in OUT/left_out.txt.
+        left_out: images that cannot be used; grows while samples are read.
+        join: the captions of an image make one text in train/ and val/.
+        skip: leave those images out, and list them in OUT/left_out.txt.
 
     Raises:
-        ValueError: there are such pictures and `skip` is false, or a split is empty.
+        ValueError: there are such images and `skip` is false, or a split is empty.
     """
     hints = []
     with new_folder(out) as folder:
@@ -193,8 +193,8 @@ def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[LeftOut]
             sizes = write_test(folder, found) if split == "test" else write_split(
                 folder / split, found, "{:05d}.tar", " " if join else CAPTION_SEPARATOR)
             if not sizes:
-                raise ValueError(f"no usable picture for {split}; {left_out[0] if left_out else 'there is none'}")
-            hints.append(f"{sum(sizes.values())} pictures: ")
+                raise ValueError(f"no usable image for {split}; {left_out[0] if left_out else 'there is none'}")
+            hints.append(f"{sum(sizes.values())} images: ")
             if split == "test":
                 hints[-1] += f"--dataset wds/{Path(out).name} --dataset_root {out} --task captioning"
             else:
@@ -227,7 +227,7 @@ def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bo
             parts.append(write_split(folder / "parts" / str(fold), usable(samples, left_out), "{:05d}.tar",
                                      " " if join else CAPTION_SEPARATOR))
             if not parts[-1]:
-                raise ValueError(f"no usable picture for fold {fold}; {left_out[0] if left_out else 'give a lower k'}")
+                raise ValueError(f"no usable image for fold {fold}; {left_out[0] if left_out else 'give a lower k'}")
         hints = []
         for fold in range(k):
             mine = [str(folder / "parts" / str(fold) / shard) for shard in parts[fold]]
@@ -240,7 +240,7 @@ def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bo
                     (train / name).symlink_to(f"../../parts/{part}/{shard}")
                     sizes[name] = size
             write_json(train / "sizes.json", sizes)
-            hints.append(f"{sum(sizes.values())} pictures: --train-data '"
+            hints.append(f"{sum(sizes.values())} images: --train-data '"
                          + shard_pattern(f"{out}/fold{fold}/train", len(sizes))
                          + f"'; {sum(parts[fold].values())}: --dataset wds/fold{fold} --dataset_root {out}/fold{fold} "
                            "--task captioning")
@@ -272,7 +272,7 @@ def run(args: argparse.Namespace) -> None:
         missing = [path for split in rows.values() for path, _ in split if not path.exists()]
         if missing and not args.skip_broken:  # said at once, not after an hour of copying
             total = sum(map(len, rows.values()))
-            raise FileNotFoundError(f"{len(missing)} of {total} pictures are missing in {args.images}, the first is "
+            raise FileNotFoundError(f"{len(missing)} of {total} images are missing in {args.images}, the first is "
                                     f"{missing[0]}: check --images, or leave them out by --skip-broken")
         splits = {split: read_files(rows[split], left_out) for split in ("train", "val", "test") if split in rows}
     write(args.out, splits, left_out, args.join, args.skip_broken)

@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 from ..data.files import write_json
 from ..data.shards import (
-    find_picture,
     find_shards,
+    image_member,
     open_tar,
     read_metadata,
     read_samples,
@@ -51,12 +51,12 @@ def recaption(job: tuple[str, Path], part: Path) -> None:
     source, target = job
     in_json = any("re_caption" in read_metadata(sample) for sample in read_samples(source, ("json",)))
     stats = {"source": source, "text": "json" if in_json else "txt", "pairs": 0, "without_caption": 0,
-             "without_picture": 0}
+             "without_image": 0}
     with open_tar(part) as writer:
         for sample in read_samples(source):
-            suffix, text = find_picture(sample), re_caption(sample, in_json)
+            suffix, text = image_member(sample), re_caption(sample, in_json)
             if not suffix or not text:
-                stats["without_caption" if suffix else "without_picture"] += 1
+                stats["without_caption" if suffix else "without_image"] += 1
                 continue
             key = f"{target.stem}{stats['pairs']:06d}"  # our own; the source's is in its json
             writer.write({"__key__": key, suffix: sample[suffix], "txt": text, "json": sample.get("json", b"{}")})
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> None:
     from_txt = sum(stats["text"] == "txt" for stats in done[:count])
     if from_txt:
         print(f"the text of {from_txt} of {count} shards is their KEY.txt: no KEY.json of theirs knows a re_caption")
-    for what, why in (("without_caption", "no re_caption"), ("without_picture", "no picture")):
+    for what, why in (("without_caption", "no re_caption"), ("without_image", "no image")):
         dropped = sum(stats[what] for stats in done[:count])
         if dropped:
             print(f"{dropped} samples left out: {why}")

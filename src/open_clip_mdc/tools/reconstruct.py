@@ -16,7 +16,7 @@ import torch
 
 from ..checkpoints import find
 from ..data.files import new_file
-from ..data.pictures import batched, read_pairs
+from ..data.images import batched, read_pairs
 from ..data.shards import find_shards
 from ..model import Captioner
 from ..tokens import decode_captions, mask_id, target_tokens, valid_tokens
@@ -41,19 +41,19 @@ def reconstruct(model: Captioner, image: torch.Tensor, text: torch.Tensor) -> to
         partial(model.token_logits, image_kv), hidden, valid_tokens(text, model.vocab_size), model.vocab_size).text
 
 
-def contact_sheet(pictures: list, captions: list[str], predictions: list[str], path: str) -> None:
+def contact_sheet(images: list, captions: list[str], predictions: list[str], path: str) -> None:
     """PNG of images with the true caption and the model's below; green where they agree."""
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
     columns = 4
-    rows = -(-len(pictures) // columns)
+    rows = -(-len(images) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(3.4 * columns, 3.8 * rows), squeeze=False,
                                 layout="constrained")
     for axis in axes.flat:
         axis.axis("off")
-    for axis, picture, caption, prediction in zip(axes.flat, pictures, captions, predictions, strict=False):
-        axis.imshow(picture, interpolation="nearest")
+    for axis, image, caption, prediction in zip(axes.flat, images, captions, predictions, strict=False):
+        axis.imshow(image, interpolation="nearest")
         axis.set_title(f"caption: {caption}\nmodel: {prediction}", fontsize=8,
                        color="darkgreen" if prediction == caption else "firebrick")
     with new_file(path) as partial:
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
     image, text = next(batched(read_pairs(shards, transform, tokenizer), args.num_samples))
     predicted = reconstruct(model, image.to(device), text.to(device)).cpu()
     captions, predictions = (decode_captions(x, tokenizer) for x in (text, predicted))
-    contact_sheet([loaded.picture(x) for x in image], captions, predictions, args.out)
+    contact_sheet([loaded.pil_image(x) for x in image], captions, predictions, args.out)
 
     print(f"\n{name} on {before['num_samples']} held-out captions")
     print(f"{'loss (NELBO)':<24}{'untrained':>10}{'trained':>10}")

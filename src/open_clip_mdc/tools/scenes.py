@@ -235,7 +235,7 @@ def negative_captions(scene: Scene, i: int, j: int) -> dict[str, str] | None:
 
 def _write_captioned(root: Path, split: str, world: World, count: int, shards: int, bar: tqdm,
                      concept: bool | None = None, distinct: int | None = None) -> None:
-    """Write SPLIT and SPLIT-long: the same pictures as webdataset shards with short and with long captions.
+    """Write SPLIT and SPLIT-long: the same images as webdataset shards with short and with long captions.
 
     Args:
         concept: of `draw_scene`.
@@ -271,8 +271,8 @@ def _write_probe(root: Path, world: World, count: int, bar: tqdm) -> None:
                 rng = world.rng(f"probe-{split}", index)
                 scene = draw_scene(world, rng, count=1)
                 label = CLASS_NAMES.index(f"{scene.objects[0].colour} {scene.objects[0].shape}")
-                picture = encode_png(render(scene, world.pixels, rng))
-                writer.write({"__key__": f"{split}{index:07d}", "png": picture, "cls": str(label)})
+                image = encode_png(render(scene, world.pixels, rng))
+                writer.write({"__key__": f"{split}{index:07d}", "png": image, "cls": str(label)})
                 bar.update()
         (root / split / "nshards.txt").write_text("1")
     (root / "classnames.txt").write_text("\n".join(CLASS_NAMES))
@@ -305,7 +305,7 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
     """Write the whole data set under `out`, which appears only when it is complete.
 
         train/, val/              KEY.png, KEY.txt (one sentence), KEY.json (the scene and both captions), sizes.json
-        train-long/, val-long/    the same pictures with long captions
+        train-long/, val-long/    the same images with long captions
         probe/                    labelled one-object scenes, clip_benchmark's webdataset layout
         sugarcrepe/               swap_att.json, swap_obj.json, replace_rel.json, images/
 

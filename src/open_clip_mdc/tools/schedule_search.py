@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from .. import checkpoints, configs
 from ..data.files import new_file, write_json
-from ..data.pictures import read_pairs
+from ..data.images import read_pairs
 from ..data.shards import find_shards
 from ..integration import is_captioner, register
 from ..messages import close_names
@@ -49,7 +49,7 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"--model {args.model} is no captioner known here{close}")
     find_shards(args.train_data)
     if args.steps < 0 or args.batch_size < 1:
-        raise ValueError(f"--steps {args.steps} --batch-size {args.batch_size}: at least 0 steps of at least 1 picture")
+        raise ValueError(f"--steps {args.steps} --batch-size {args.batch_size}: at least 0 steps of at least 1 image")
     if args.num_samples < GROUPS * args.batch_size:
         raise ValueError(f"--num-samples {args.num_samples}: at least {GROUPS} times --batch-size {args.batch_size}")
     if not 0 <= args.min_width <= 1:
@@ -66,31 +66,31 @@ class Sample(NamedTuple):
 
 
 def stream(shards: str, transform, tokenizer) -> Iterator[Sample]:
-    """Pictures and captions in the order of the shards, over and over.
+    """Images and captions in the order of the shards, over and over.
 
     Raises:
-        ValueError: the shards hold no picture with a caption, or are damaged.
+        ValueError: the shards hold no image with a caption, or are damaged.
     """
     while True:
         sample = None
         for number, pair in enumerate(read_pairs(find_shards(shards), transform, tokenizer)):
             yield (sample := Sample(number, *pair))
         if sample is None:
-            raise ValueError(f"{shards}: no picture (KEY.jpg) with a caption (KEY.txt)")
+            raise ValueError(f"{shards}: no image (KEY.jpg) with a caption (KEY.txt)")
 
 
 def different(samples: Iterator[Sample]) -> Iterator[Sample]:
     """The same samples, each once.
 
     Raises:
-        ValueError: a picture comes again. Its gradients are not independent of those before, and the noise of a mean
-            over repeated pictures looks as if it fell faster than it does.
+        ValueError: an image comes again. Its gradients are not independent of those before, and the noise of a mean
+            over repeated images looks as if it fell faster than it does.
     """
     first = next(samples)
     yield first
     for count, sample in enumerate(samples, 1):
         if sample.number == first.number:
-            raise ValueError(f"--train-data holds {count} pictures, and none is measured twice; lower --num-samples")
+            raise ValueError(f"--train-data holds {count} images, and none is measured twice; lower --num-samples")
         yield sample
 
 

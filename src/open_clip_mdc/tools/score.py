@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from ..data.files import new_file
-from ..data.pictures import Pictures, find_pictures
+from ..data.images import Images, find_images
 from ..model import Captioner
 from ..scoring import log_likelihood
 from ..tokens import decode_captions, target_tokens, tokenize_whole
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
     if out.suffix not in (".csv", ".jsonl"):
         raise ValueError(f"--out {out} should end in .csv or .jsonl")
     need_folder("--out", args.out)
-    captions, paths = read_captions(args.captions), find_pictures(args.images)
+    captions, paths = read_captions(args.captions), find_images(args.images)
     loaded = load_captioner(args)
     model = loaded.model
     text = tokenize_whole(captions, loaded.tokenizer, model.context_length).to(loaded.device)
@@ -99,8 +99,8 @@ def run(args: argparse.Namespace) -> None:
         writer = csv.DictWriter(file, ["image", "caption", "score", "blind", "debiased", "tokens"])
         if out.suffix == ".csv":
             writer.writeheader()
-        pictures = Pictures(paths, loaded.transform, args.batch_size)
-        for batch in tqdm(pictures.loader(args.workers), desc="scores", unit="batch"):
+        images = Images(paths, loaded.transform, args.batch_size)
+        for batch in tqdm(images.loader(args.workers), desc="scores", unit="batch"):
             if batch.problems:
                 raise ValueError(batch.problems[0])
             with loaded.autocast():

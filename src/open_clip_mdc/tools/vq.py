@@ -27,7 +27,7 @@ from torchvision.utils import save_image
 from tqdm import tqdm
 
 from ..data.files import new_file
-from ..data.pictures import Pictures
+from ..data.images import Images
 from ..data.shards import find_shards
 from ..integration import register
 from ..pretrained import default_device
@@ -63,8 +63,8 @@ def read_images(
     Raises:
         ValueError: one cannot be read.
     """
-    pictures = Pictures([Path(shard) for shard in shards], transform, args.batch_size, **options)
-    for batch in pictures.loader(args.workers):
+    images = Images([Path(shard) for shard in shards], transform, args.batch_size, **options)
+    for batch in images.loader(args.workers):
         if batch.problems:
             raise ValueError(batch.problems[0])
         if batch.image is not None:

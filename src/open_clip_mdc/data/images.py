@@ -19,7 +19,7 @@ from webdataset.shardlists import expand_urls
 
 from ..tokens import CAPTION_SEPARATOR
 from .csv_pairs import CsvRows, read_csv
-from .shards import find_picture, read_samples
+from .shards import image_member, read_samples
 
 IMAGE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")  # named to Pillow: left to choose, it runs Ghostscript on an EPS
@@ -27,7 +27,7 @@ SHARDS = (".tar",)
 MAX_ASPECT = 100  # resized to a model's height, what is narrower fills the memory
 
 
-def find_pictures(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[Path]:
+def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[Path]:
     """Files as given, what patterns ("*.jpg", "{000..009}.tar") match, and the files in folders; each sorted.
 
     Args:
@@ -42,24 +42,24 @@ def find_pictures(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> lis
         for pattern in [path] if os.path.exists(path) else expand_urls(path):
             matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
             if not matches:
-                raise FileNotFoundError(f"no picture or folder {pattern}")
+                raise FileNotFoundError(f"no image or folder {pattern}")
             for match in map(Path, matches):
                 files = [match] if not match.is_dir() else sorted(
                     p for p in match.rglob("*") if p.suffix.lower() in kinds and p.is_file())
                 if not files:
-                    raise FileNotFoundError(f"no picture in {match} ({', '.join(kinds)})")
+                    raise FileNotFoundError(f"no image in {match} ({', '.join(kinds)})")
                 found += files
     return found
 
 
-class Picture(NamedTuple):
+class Source(NamedTuple):
     name: str
-    source: Path | BytesIO | ValueError  # what `open_picture` takes
+    source: Path | BytesIO | ValueError  # what `open_image` takes
     text: str | None = None  # of its sample
 
 
 def named_samples(shard: Path) -> Iterator[tuple[str, dict]]:
-    """The samples with a picture: KEY, or KEY#NUMBER where a key comes again, by the sample's number.
+    """The samples with an image: KEY, or KEY#NUMBER where a key comes again, by the sample's number.
 
     Raises:
         ValueError, OSError: the shard breaks off, or cannot be read.
@@ -68,32 +68,32 @@ def named_samples(shard: Path) -> Iterator[tuple[str, dict]]:
     # Absolute: a file may be called "pipe:COMMAND.tar".
     for number, sample in enumerate(read_samples(str(shard.absolute()))):
         key = sample["__key__"]
-        if find_picture(sample):
+        if image_member(sample):
             yield key + f"#{number}" * (key in keys), sample
             keys.add(key)
 
 
-def read_pictures(paths: list[Path | CsvRows]) -> Iterator[Picture]:
-    """Files as they are, the rows of CSV files, and shards picture by picture, called SHARD::KEY (`named_samples`).
+def read_images(paths: list[Path | CsvRows]) -> Iterator[Source]:
+    """Files as they are, the rows of CSV files, and shards image by image, called SHARD::KEY (`named_samples`).
 
     A shard that breaks off is followed by a ValueError that says so.
     """
     for path in paths:
         if isinstance(path, CsvRows):
-            yield from (Picture(*row) for row in read_csv(path))
+            yield from (Source(*row) for row in read_csv(path))
             continue
         if path.suffix.lower() not in SHARDS:
-            yield Picture(str(path), path)
+            yield Source(str(path), path)
             continue
         try:
             for key, sample in named_samples(path):
                 text = sample.get("txt", b"").decode("utf-8", errors="replace")
-                yield Picture(f"{path}::{key}", BytesIO(sample[find_picture(sample)]), text)
+                yield Source(f"{path}::{key}", BytesIO(sample[image_member(sample)]), text)
         except (ValueError, OSError) as problem:
-            yield Picture(str(path), ValueError(str(problem)))
+            yield Source(str(path), ValueError(str(problem)))
 
 
-def decode_picture(source: Path | BytesIO, name: str | None = None, upright: bool = False) -> Image.Image:
+def decode_image(source: Path | BytesIO, name: str | None = None, upright: bool = False) -> Image.Image:
     """RGB; the only place where Pillow meets a file of others.
 
     Args:
@@ -107,23 +107,23 @@ def decode_picture(source: Path | BytesIO, name: str | None = None, upright: boo
         with Image.open(source, formats=FORMATS) as image:
             return (ImageOps.exif_transpose(image) if upright else image).convert("RGB")
     except UnidentifiedImageError as problem:  # its text would name the object in memory
-        raise ValueError(f"cannot read the picture {name or source}: it is no {', '.join(FORMATS)}") from problem
+        raise ValueError(f"cannot read the image {name or source}: it is no {', '.join(FORMATS)}") from problem
     except Exception as problem:  # Pillow's decoders fail in many ways on damaged files
-        raise ValueError(f"cannot read the picture {name or source}: {problem}") from problem
+        raise ValueError(f"cannot read the image {name or source}: {problem}") from problem
 
 
-def open_picture(source: Path | BytesIO | ValueError, name: str | None = None) -> Image.Image:
-    """RGB, upright, for `source` of `read_pictures`.
+def open_image(source: Path | BytesIO | ValueError, name: str | None = None) -> Image.Image:
+    """RGB, upright, for `source` of `read_images`.
 
     Raises:
         ValueError: it cannot be decoded, or is much longer than wide.
     """
     if isinstance(source, ValueError):
         raise source
-    picture = decode_picture(source, name, upright=True)
-    if max(picture.size) > MAX_ASPECT * min(picture.size):
-        raise ValueError(f"cannot use the picture {name or source}: it is {picture.width} x {picture.height} pixels")
-    return picture
+    image = decode_image(source, name, upright=True)
+    if max(image.size) > MAX_ASPECT * min(image.size):
+        raise ValueError(f"cannot use the image {name or source}: it is {image.width} x {image.height} pixels")
+    return image
 
 
 class Batch(NamedTuple):
@@ -137,8 +137,8 @@ class Batch(NamedTuple):
     damaged: list[str]  # shards that broke off, among the problems
 
 
-class Pictures(IterableDataset):
-    """Batches of images in the order of `read_pictures`; of a DataLoader's N workers each decodes every N-th batch."""
+class Images(IterableDataset):
+    """Batches of images in the order of `read_images`; of a DataLoader's N workers each decodes every N-th batch."""
 
     def __init__(self, paths: list[Path | CsvRows], transform: Callable, batch_size: int, limit: int | None = None,
                  known: Container[str] = (), thumbnail: Callable[[Image.Image], str] | None = None,
@@ -157,22 +157,22 @@ class Pictures(IterableDataset):
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        pictures = islice(read_pictures(self.paths), self.limit)
-        for number, rows in enumerate(iter(lambda: list(islice(pictures, self.batch_size)), [])):
+        images = islice(read_images(self.paths), self.limit)
+        for number, rows in enumerate(iter(lambda: list(islice(images, self.batch_size)), [])):
             if number % step == first:
                 yield self.decode(rows)
 
-    def decode(self, rows: list[Picture]) -> Batch:
+    def decode(self, rows: list[Source]) -> Batch:
         names, images, others, new, thumbnails, texts, problems, damaged = [], [], [], [], [], [], [], []
         for name, source, text in rows:
             thumbnail = None
             try:
                 if name not in self.known or self.thumbnail:
-                    picture = open_picture(source, name)
-                    thumbnail = self.thumbnail and self.thumbnail(picture)
+                    decoded = open_image(source, name)
+                    thumbnail = self.thumbnail and self.thumbnail(decoded)
                     if name not in self.known:
-                        images.append(self.transform(picture))
-                        others += [self.other_transform(picture)] if self.other_transform else []
+                        images.append(self.transform(decoded))
+                        others += [self.other_transform(decoded)] if self.other_transform else []
                         new.append(name)
             except ValueError as problem:
                 problems.append(str(problem))
@@ -200,9 +200,9 @@ def read_pairs(shards: list[str], transform: Callable, tokenizer: Callable) -> I
     """
     for shard in shards:
         for sample in read_samples(shard):
-            suffix = find_picture(sample)
+            suffix = image_member(sample)
             if suffix and "txt" in sample:
-                image = decode_picture(BytesIO(sample[suffix]), f"{shard}::{sample['__key__']}")
+                image = decode_image(BytesIO(sample[suffix]), f"{shard}::{sample['__key__']}")
                 caption = sample["txt"].decode("utf-8", errors="replace").split(CAPTION_SEPARATOR)[0]
                 yield transform(image), tokenizer(caption)[0]
 
