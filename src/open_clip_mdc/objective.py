@@ -208,7 +208,7 @@ def mask_and_replace(preset: str) -> Objective:
     """Mask-and-replace diffusion by a schedule of mask_replace.py: T times the bound at every token that has one.
 
     Where nothing is ever replaced those are the masked tokens, and this is "mdc" with t on the grid 1/T, ..., 1. The
-    bound lacks the constant KL of the prior, at most 1e-4 nats per token (`mask_replace.prior_kl`).
+    loss lacks the KL of the prior (`mask_replace.prior_kl`), which is constant; validation and scoring add it.
 
     In training aux_weight * (2 - (t - 1)/T) * -log p(x_0 | x_t) may join the bound's term at every such token (D3PM,
     Eq. 5); T times both is the loss.

@@ -12,6 +12,7 @@ import torch
 from open_clip import get_input_dtype
 from open_clip_train.precision import get_autocast
 
+from .mask_replace import prior_kl
 from .model import Captioner
 from .objective import spread
 from .packing import pack
@@ -54,10 +55,12 @@ def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32") ->
             logging.info(f"Validation: {num_samples} captions, NELBO {float(total / num_tokens):.4f} nats per token")
     if not num_samples:
         raise ValueError("the validation data has no sample: check --val-data")
-    per_token = float(total / num_tokens)
+    schedule = model.objective.schedule
+    prior = prior_kl(schedule(model.vocab_size, torch.device("cpu"))) if schedule else 0.0
+    per_token = float(total / num_tokens) + prior
     return {
         "nelbo_per_token": per_token,
         "perplexity_bound": math.exp(min(per_token, 700.0)),
-        "nelbo_per_caption": float(total / num_samples),
+        "nelbo_per_caption": per_token * float(num_tokens) / num_samples,
         "num_samples": num_samples,
     }

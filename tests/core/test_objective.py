@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from conftest import REPO, VOCAB, captions, images, tiny_captioner
 
+from open_clip_mdc import mask_replace, validation
 from open_clip_mdc.objective import (
     OBJECTIVES,
     CaptionCfg,
@@ -247,6 +248,18 @@ def test_validation_is_the_nelbo_whatever_the_batch_size_and_the_interval_traine
     results = [nelbo(model, zip(image.split(size), text.split(size), strict=True), "cpu") for size in (1, 2, 3, 7)]
     for result in results[1:]:
         assert result == pytest.approx(results[0], rel=1e-5)
+
+
+def test_validation_of_mask_and_replace_is_the_bound_prior_included(monkeypatch):
+    model, text, image = tiny_captioner("mcd-replace"), captions([5]), images(1)
+    data = [(image.expand(1000, -1, -1, -1), text.expand(1000, -1))] * 12
+    found = nelbo(model, data, "cpu")
+    expected = -model.log_likelihood(image, text, "bound", num_samples=20000).item()
+    assert found["nelbo_per_caption"] == pytest.approx(expected, rel=0.03)
+    monkeypatch.setattr(validation, "prior_kl", lambda schedule: 2.0 + mask_replace.prior_kl(schedule))
+    more = nelbo(model, data, "cpu")
+    assert more["nelbo_per_token"] - found["nelbo_per_token"] == pytest.approx(2.0, rel=1e-5)
+    assert more["nelbo_per_caption"] == pytest.approx(4 * more["nelbo_per_token"], rel=1e-5)  # SOT is not counted
 
 
 def test_an_objective_is_one_row(monkeypatch):
