@@ -33,7 +33,7 @@ CONTEXT = ((25, 10), (50, 10), (100, 10), (25, 50), (50, 50), (100, 50), (25, 10
 
 
 def clip(scale: Scale) -> Run:
-    return Run(scale.backbone, scale.alt, epochs=scale.binding)
+    return Run(scale.backbone, scale.alt)
 
 
 def captioner(scale: Scale, objective: str) -> Run:
@@ -87,9 +87,9 @@ def folds(scale: Scale) -> Iterator[Cell]:
         for way, flags in (("unguided", ()), ("CLIP 1", ("--clip_scale", "1"))):
             for column in ("CIDEr", "exact match"):
                 metric, factor = METRICS[column]
-                yield Cell(f"{fold}, {way}", column, Run(f"MDC-{scale.backbone}", fold, epochs=2), captioning(
+                yield Cell(f"{fold}, {way}", column, Run(f"MDC-{scale.backbone}", fold), captioning(
                     scale, metric, (*asked("MDC", scale.captioning[0].lengths[0]), *flags),
-                    Run(scale.backbone, fold, epochs=2) if flags else None,
+                    Run(scale.backbone, fold) if flags else None,
                     where=(f"{{out}}/data/folds/{fold}", f"wds/{fold}"), factor=factor), block=fold)
 
 
@@ -157,7 +157,7 @@ def figure11(scale: Scale) -> Iterator[Cell]:
     """How many features are masked in how many training images (P_mask in P_cond); whole images are captioned."""
     if not scale.article:
         return
-    run = captioner(scale, "MDC")._replace(epochs=2)
+    run = captioner(scale, "MDC")
     runs = {"none": run} | {f"{mask} % in {drop} %": run._replace(model=f"{run.model}-context{mask}of{drop}")
                             for mask, drop in CONTEXT}
     for row, run in runs.items():

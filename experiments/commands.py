@@ -95,7 +95,7 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
     if "-VQ-" in run.model:
         command += ["--pretrained", fill("{out}/data/vq.pt", place)]
     if scale.val and (run.epochs > 1 or "-VQ-" in run.model):  # where bounds are compared; else it only costs time
-        command += ["--val-data", fill(scale.val, place), "--val-frequency", str(epochs)]
+        command += ["--val-data", fill(scale.val, place)]
     if run.model.startswith("coca_"):  # a captioner like the others
         command += ["--coca-contrastive-loss-weight", "0", "--coca-caption-loss-weight", "1"]
     if run.model == "ARC-ViT-L-14" and run.data == "cc12m":

@@ -222,7 +222,7 @@ SCENES = Scale(
           for name, split in (("concept", "concept"), ("without", "val"))),
     ),
     tuning=Tuning(lr=3e-4, batch=32, epochs=1),
-    article=True, binding=6, val="{out}/data/scenes/val/00000.tar",
+    article=True, binding=2, val="{out}/data/scenes/val/00000.tar",
 )
 
 FLICKR8K = Scale(

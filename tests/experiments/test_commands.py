@@ -213,16 +213,16 @@ def test_the_clip_that_guides_and_the_one_that_scores_are_trained_whatever_the_s
     """Seed 0 guides, seed 1 scores; a fold's CLIP has not seen the fold's test images."""
     stages = list(runner.plan(scales.SCENES, ["table7"], [2], place(tmp_path)))
     made = {step.label for title, steps in stages if title == "training" for step in steps}
-    assert made >= {"ViT-Ti-8--short-e6--s0", "ViT-Ti-8--short-e6--s1", "MDC-ViT-Ti-8--short-e6--s2",
+    assert made >= {"ViT-Ti-8--short--s0", "ViT-Ti-8--short--s1", "MDC-ViT-Ti-8--short-e2--s2",
                     "MDC-ViT-Ti-8-64px--big--s2", "MDC-ViT-Ti-8-regions2--big--s2"}
-    assert made >= {f"ViT-Ti-8--fold{fold}-e2--s0" for fold in range(5)} and "ViT-Ti-8--short-e6--s2" not in made
+    assert made >= {f"ViT-Ti-8--fold{fold}--s0" for fold in range(5)} and "ViT-Ti-8--short--s2" not in made
     used = set()
     for step in stages[-1][1]:
         for flag, value in zip(step.command, step.command[1:], strict=False):
             if flag in ("--clip", "--clipscore_pretrained"):
                 used.add((flag, Path(value).parts[-3]))
-    assert used == {("--clip", "ViT-Ti-8--short-e6--s0"), ("--clipscore_pretrained", "ViT-Ti-8--short-e6--s1"),
-                    *(("--clip", f"ViT-Ti-8--fold{fold}-e2--s0") for fold in range(5))}
+    assert used == {("--clip", "ViT-Ti-8--short--s0"), ("--clipscore_pretrained", "ViT-Ti-8--short--s1"),
+                    *(("--clip", f"ViT-Ti-8--fold{fold}--s0") for fold in range(5))}
     (sized,) = [step.command for _, steps in stages for step in steps if step.label == "MDC-ViT-Ti-8-64px--big--s2"]
     assert sized[sized.index("--force-image-size") + 1] == "64"
 
