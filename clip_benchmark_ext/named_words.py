@@ -8,18 +8,18 @@ as hallucinated, so that the rate compares captioners and says little by itself.
 import re
 from collections.abc import Mapping, Sequence
 
-from open_clip_mdc.tools.scenes import SHAPES
+from open_clip_mdc.data.drawing import OUTLINES
 
-COLOURS = "black white red blue brown green yellow pink purple tan grey".split()
+COLOURS = "black white red blue brown green yellow pink purple orange tan grey".split()
 NOUNS = ("man woman boy girl dog child person baby lady ball bike car boat bench tree table building street beach "
          "field pool mountain river lake camera hat shirt jacket frisbee toy stick rock wall fence skateboard "
          "surfboard horse cat bird wave hill road ramp swing slide").split()
 RELATIONS = ("left of", "right of", "up above", "down below", "in front of", "on top of", "out of", "away from", "over",
              "behind", "under", "up", "down", "into", "beneath", "inside", "outside", "above", "below", "toward", "off",
-             "towards", "onto")
+             "towards", "onto", "bigger than", "larger than", "smaller than")
 PLURALS = {"men": "man", "women": "woman", "children": "child", "people": "person", "ladies": "lady", "babies": "baby",
            "beaches": "beach", "benches": "bench", "gray": "grey"}
-KINDS = {"colours": COLOURS, "nouns": [*NOUNS, *SHAPES], "relations": RELATIONS}
+KINDS = {"colours": COLOURS, "nouns": [*NOUNS, *OUTLINES], "relations": RELATIONS}
 PATTERNS = {kind: re.compile(r"\b(?:" + "|".join(sorted(words, key=len, reverse=True)) + r")\b")
             for kind, words in KINDS.items()}
 SINGULARS = PLURALS | {f"{noun}s": noun for noun in KINDS["nouns"]}

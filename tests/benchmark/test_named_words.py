@@ -2,7 +2,7 @@
 import pytest
 
 from clip_benchmark_ext.named_words import KINDS, metrics, named, phrase_metrics, repeats
-from open_clip_mdc.tools.scenes import COLOURS, RELATIONS, SHAPES
+from open_clip_mdc.data.plain_world import COLOURS, RELATIONS, SHAPES
 
 
 def test_words_are_found_whole_in_singular_and_with_the_longest_relation():

@@ -19,9 +19,9 @@ from PIL import Image
 from torchvision.transforms import ToTensor
 
 from open_clip_mdc import tools as cli
-from open_clip_mdc.data import bpe
+from open_clip_mdc.data import bpe, plain_world
+from open_clip_mdc.data.plain_world import World
 from open_clip_mdc.tools import scenes
-from open_clip_mdc.tools.scenes import World
 
 COMMITTED_BPE = Path(__file__).parents[2] / "model_configs" / "scenes_bpe.txt.gz"
 WORLDS = [World(), World(sizes=True, seed=1), World(objects=3, seed=2), World(pixels=48, objects=4, sizes=True, seed=3)]
@@ -40,7 +40,7 @@ def drawn(world, count=100):
     """Scenes with the random numbers that render them."""
     for index in range(count):
         rng = world.rng("test", index)
-        yield scenes.draw_scene(world, rng), rng
+        yield plain_world.draw_scene(world, rng), rng
 
 
 def samples(*shards):
@@ -108,9 +108,9 @@ def test_worlds_stay_what_they_were(world, expected):
     """Published numbers are about these scenes. Pixels are left to Pillow, the random numbers behind them are not."""
     digest = hashlib.sha256()
     for scene, rng in drawn(world, 50):
-        facts = as_dicts(scene), scene.relation, scene.background, scenes.long_caption(scene, rng)
+        facts = as_dicts(scene), scene.relation, scene.background, plain_world.long_caption(scene, rng)
         scenes.render(scene, world.pixels, rng)
-        negatives = scenes.negative_captions(scene, *rng.sample(range(world.objects), 2))
+        negatives = plain_world.negative_captions(scene, *rng.sample(range(world.objects), 2))
         digest.update(repr((facts, negatives, rng.random())).encode())
     assert digest.hexdigest()[:16] == expected
 
@@ -187,15 +187,15 @@ def test_captions_name_all_objects_in_canonical_order(world):
     for scene, _ in drawn(world):
         relation, names = read_scene(as_dicts(scene))
         assert len(set(names)) == len(names) == world.objects
-        assert scenes.caption(scene.objects, scene.relation) == f" {relation} ".join(f"a {name}" for name in names)
+        assert plain_world.caption(scene.objects, scene.relation) == f" {relation} ".join(f"a {name}" for name in names)
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_length_of_a_caption_says_nothing_about_the_image(world):
     tokenizer, counts = SimpleTokenizer(), set()
     for scene, _ in drawn(world):
-        negatives = scenes.negative_captions(scene, 0, 1) or {}
-        texts = [scenes.caption(scene.objects, scene.relation), *negatives.values()]
+        negatives = plain_world.negative_captions(scene, 0, 1) or {}
+        texts = [plain_world.caption(scene.objects, scene.relation), *negatives.values()]
         counts |= {len(tokenizer.encode(text)) for text in texts}
     assert counts == {world.objects * (4 if world.sizes else 3) + 2 * (world.objects - 1)}
 
@@ -273,12 +273,12 @@ def sentence_is_true(sentence, objects, background):
 def test_every_sentence_of_a_long_caption_is_true_and_lengths_are_in_range(world):
     tokenizer, kinds = SimpleTokenizer(), set()
     for scene, rng in drawn(world):
-        text = scenes.long_caption(scene, rng)
+        text = plain_world.long_caption(scene, rng)
         sentences = text.removesuffix(".").split(". ")
         assert len(sentences) >= 3
         for sentence in sentences:
             assert sentence_is_true(sentence, as_dicts(scene), scene.background), (sentence, scene)
-            kinds.add(re.sub("|".join([*scenes.COLOURS, *scenes.SHAPES]), "", sentence))
+            kinds.add(re.sub("|".join([*plain_world.COLOURS, *plain_world.SHAPES]), "", sentence))
         assert 40 <= len(tokenizer.encode(text)) + 2 <= 70
     assert len(kinds) > 30
 
@@ -289,7 +289,7 @@ def test_one_changed_word_makes_a_sentence_false(world):
              "above": "below", "below": "above", "smaller": "larger", "larger": "smaller", "middle": "top"}
     changed = 0
     for scene, rng in drawn(world):
-        for sentence in scenes.long_caption(scene, rng).removesuffix(".").split(". "):
+        for sentence in plain_world.long_caption(scene, rng).removesuffix(".").split(". "):
             for word in set(sentence.split()) & set(swaps):
                 wrong = re.sub(rf"\b{word}\b", swaps[word], sentence)
                 assert not sentence_is_true(wrong, as_dicts(scene), scene.background), wrong
@@ -311,7 +311,7 @@ def test_negatives_are_false_and_are_true_of_some_other_scene(world):
     tested = 0
     for scene, rng in drawn(world, 240):
         i, j = rng.sample(range(world.objects), 2)
-        negatives = scenes.negative_captions(scene, i, j)
+        negatives = plain_world.negative_captions(scene, i, j)
         truth = read_scene(as_dicts(scene))
         a, b = scene.objects[i], scene.objects[j]
         if a.colour == b.colour or a.shape == b.shape:
@@ -319,7 +319,7 @@ def test_negatives_are_false_and_are_true_of_some_other_scene(world):
         if negatives is None:
             continue
         tested += 1
-        true = scenes.caption(scene.objects, scene.relation)
+        true = plain_world.caption(scene.objects, scene.relation)
         assert len({true, *negatives.values()}) == 4
         for negative in negatives.values():
             relation, names = read_caption(negative)
@@ -423,14 +423,14 @@ def test_the_command_prints_a_pattern_that_upstream_expands_to_its_shards(tmp_pa
 
 def test_the_committed_merges_are_the_ones_this_code_makes(tmp_path):
     for name in ("first", "second"):
-        bpe.write(tmp_path / name, scenes.caption_words())
+        bpe.write(tmp_path / name, plain_world.caption_words())
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
     assert gzip.decompress((tmp_path / "first").read_bytes()) == gzip.decompress(COMMITTED_BPE.read_bytes())
 
 
 def test_every_word_is_one_token_of_clip_and_of_the_small_vocabulary():
     clip, small = SimpleTokenizer(), SimpleTokenizer(bpe_path=str(COMMITTED_BPE))
-    for word in scenes.caption_words():
+    for word in plain_world.caption_words():
         for tokenizer in (clip, small):
             assert [tokenizer.decoder[i] for i in tokenizer.encode(word)] == [f"{word}</w>"]
     assert "" not in small.encoder and len(small.encoder) == 512 + len(small.bpe_ranks) + 2 < 1000
@@ -443,16 +443,16 @@ def test_no_kept_merge_is_superfluous():
     for merge in list(small.bpe_ranks):
         rank = small.bpe_ranks.pop(merge)
         small.cache.clear()
-        assert any(" " in small.bpe(word) for word in scenes.caption_words()), merge
+        assert any(" " in small.bpe(word) for word in plain_world.caption_words()), merge
         small.bpe_ranks[merge] = rank
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_scene_texts_use_only_known_words_and_decode_back(world):
-    small, known = SimpleTokenizer(bpe_path=str(COMMITTED_BPE)), set(scenes.caption_words())
+    small, known = SimpleTokenizer(bpe_path=str(COMMITTED_BPE)), set(plain_world.caption_words())
     for scene, rng in drawn(world):
-        texts = [template.format(c=name) for template in scenes.TEMPLATES for name in scenes.CLASS_NAMES]
-        for text in [scenes.caption(scene.objects, scene.relation), scenes.long_caption(scene, rng), *texts]:
+        texts = [template.format(c=name) for template in plain_world.TEMPLATES for name in plain_world.CLASS_NAMES]
+        for text in [plain_world.caption(scene.objects, scene.relation), plain_world.long_caption(scene, rng), *texts]:
             pieces = re.findall(r"[a-z]+|\.", text)
             assert set(pieces) <= known
             assert len(small.encode(text)) == len(pieces)

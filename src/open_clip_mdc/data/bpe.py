@@ -3,8 +3,9 @@
 Of CLIP's 49,408 ids a small data set uses some hundreds or thousands, and output logits for the others would be most of
 a small model's cost. The packaged files are made by
 
-    python -c "from open_clip_mdc.data.bpe import write; from open_clip_mdc.tools.scenes import caption_words
-    write('scenes_bpe.txt.gz', caption_words())"
+    python -c "from open_clip_mdc.data import bpe, plain_world, rich_world
+    bpe.write('scenes_bpe.txt.gz', plain_world.caption_words())
+    bpe.write('rich_bpe.txt.gz', rich_world.caption_words())"
     python experiments/flickr8k.py bpe --shards 'flickr8k/train/{00000..00005}.tar' --out flickr8k_bpe.txt.gz
 """
 import gzip

@@ -34,16 +34,22 @@ def tokens_per_step(value: str) -> int | float:
 
 def scenes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help="folder to make; must not exist or be empty")
-    parser.add_argument("--size", type=int, default=32, help="side of an image in pixels (default: %(default)s)")
-    parser.add_argument("--objects", type=objects, default="2", metavar="N|M-N",
-                        help="objects per scene: 2 to 4, or a range such as 1-3 (default: %(default)s)")
+    parser.add_argument("--world", choices=("plain", "rich"), default="plain",
+                        help="plain: a row of objects and one true caption; rich: 1 to 4 objects anywhere, of 10 "
+                             "colours, 8 shapes and 3 sizes, and many true captions (default: %(default)s)")
+    parser.add_argument("--size", type=int, help="side of an image in pixels (default: 32; rich 48)")
+    parser.add_argument("--objects", type=objects, metavar="N|M-N",
+                        help="objects per scene: 2 to 4, or a range such as 1-3 (default: 2)")
     parser.add_argument("--sizes", action="store_true", help='objects are "small" or "large", and captions say so')
     parser.add_argument("--without", metavar="'COLOUR SHAPE'", help="leave this object out of training and validation; "
                         "write scenes that have it, to test on and to learn it from few")
+    parser.add_argument("--noise", type=float, default=0.0, metavar="SHARE",
+                        help="of the rich world's training captions, those that are another scene's or say nothing")
     parser.add_argument("--num-train", type=int, default=20000, help="training scenes (default: %(default)s)")
     parser.add_argument("--num-val", type=int, default=1000, help="validation scenes (default: %(default)s)")
     parser.add_argument("--num-probe", type=int, default=1600, help="labelled scenes per split (default: %(default)s)")
     parser.add_argument("--num-pairs", type=int, default=1000, help="caption pairs per task (default: %(default)s)")
+    parser.add_argument("--jobs", type=positive, default=1, help="processes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes (default: %(default)s)")
 
 

@@ -1,0 +1,210 @@
+"""The plain world of scenes: a row or a column of objects, and captions of which one is true (tools/scenes.py).
+
+A caption names the objects in one canonical order, left to right or top to bottom ("a red circle left of a blue
+square"). With a free order two captions are true of an image, and a small captioner learns the bag of words instead of
+the binding that the paper measures (Table 2, swapped attributes and objects). All captions of as many objects have the
+same number of tokens: a masked diffusion model is given the length, and would read the relation from it instead of from
+the image if one took more words than the other. In a world of 1 to 3 objects the length is that of the one true
+caption, and a model that chooses it must count.
+
+Every word is one token of CLIP's BPE; model_configs/scenes_bpe.txt.gz is the part of it that these words need (bpe.py).
+Published numbers are about these scenes: the same seed draws the same ones for ever.
+"""
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from .drawing import BACKGROUNDS, SceneObject
+
+# The world's own; drawing.py has more.
+SHAPES = ("circle", "square", "triangle", "star")
+COLOURS = ("red", "green", "blue", "yellow")
+RELATIONS = {"left of": "right of", "up above": "down below"}  # as captions say it: as seen from the other side
+RADII = {"": (0.38, 0.48), "small": (0.24, 0.30), "large": (0.40, 0.48)}  # in cells, one cell per object
+JITTER = 0.1  # across the row, in cells: twice this is less than the distance along it, so one relation is true
+
+COUNTS = {1: "one", 2: "two", 3: "three", 4: "four"}
+PLACES = (
+    ("near the top left corner", "near the top", "near the top right corner"),
+    ("near the left side", "in the middle", "near the right side"),
+    ("near the bottom left corner", "near the bottom", "near the bottom right corner"),
+)
+COMPARISONS = ("smaller than", "about the same size as", "larger than")
+SENTENCES = {
+    "opening": (
+        "there are {count} shapes on a {background} background.",
+        "{count} shapes are on a {background} background.",
+        "the picture shows {count} shapes on a {background} background.",
+    ),
+    "alone": ("there is one shape on a {background} background.", "one shape is on a {background} background."),
+    "forward": ("{caption}.", "there is {caption}.", "one can see {caption}."),
+    "backward": ("the {second} is {inverse} the {first}.", "{inverse} the {first} is the {second}."),
+    "place": ("the {noun} is {place}.", "the {noun} lies {place}.", "{place} is the {noun}."),
+    "comparison": ("the {first} is {comparison} the {second}.",),
+    "closing": ("there is nothing else.", "nothing else is in the picture.", "there is no other shape."),
+}
+LONG_TOKENS = (55, 70)  # a long caption's budget, SOT and EOT included, is drawn from this range; one object needs less
+CLASS_NAMES = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)
+TEMPLATES = ("a {c}", "a picture of a {c}")
+
+
+@dataclass(frozen=True)
+class World:
+    """What is drawn: image side in pixels, objects per scene, whether nouns carry "small" or "large", random seed."""
+
+    pixels: int = 32
+    objects: int = 2
+    sizes: bool = False
+    seed: int = 0
+    fewest: int | None = None  # of objects per scene, where that is drawn: `objects` is then the most
+    without: str | None = None  # of CLASS_NAMES: left out of train/ and val/, and in splits of its own
+
+    def rng(self, stream: str, index: int) -> random.Random:
+        """The random numbers of one scene."""
+        return random.Random(f"{self.seed}/{stream}/{index}")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Objects in canonical order; `relation` (a key of RELATIONS) holds between each object and the next."""
+
+    objects: tuple[SceneObject, ...]
+    relation: str
+    background: str
+
+
+class Probe(NamedTuple):
+    """Labelled scenes."""
+
+    classes: tuple[str, ...]
+    templates: tuple[str, ...]  # of prompts; {c} is the class
+    draw: Callable[..., tuple[Scene, int]]  # of a world and random numbers: a scene and its class
+
+
+def check(world: World) -> None:
+    """Raises ValueError if such scenes cannot be drawn."""
+    if not (1 < world.objects <= max(COUNTS) and (world.fewest is None or 1 <= world.fewest < world.objects)):
+        fewest = "" if world.fewest is None else f"{world.fewest}-"
+        raise ValueError(f"--objects must be 2, 3, 4 or a range such as 1-3, not {fewest}{world.objects}")
+    if world.without not in (None, *CLASS_NAMES):
+        raise ValueError(f"--without {world.without!r} is none of {', '.join(CLASS_NAMES)}")
+    if world.pixels < 10 * world.objects:
+        raise ValueError(f"--size {world.pixels} cannot show {world.objects} objects: use {10 * world.objects} or more")
+
+
+def draw_scene(world: World, rng: random.Random, count: int | None = None, concept: bool | None = None) -> Scene:
+    """Draws a scene of `count` objects (default: the world's), all different, that lie in cells along one axis.
+
+    Args:
+        concept: whether the object `world.without` is among them; None: as it comes.
+    """
+    count = count or (rng.randint(world.fewest, world.objects) if world.fewest else world.objects)
+    relation = rng.choice(list(RELATIONS))
+    unit = 1 / world.objects
+    sizes = [rng.choice(("small", "large")) if world.sizes else "" for _ in range(count)]
+    radii = [unit * rng.uniform(*RADII[size]) for size in sizes]
+    margin = max(radii) + unit * JITTER
+    across = rng.uniform(margin, 1 - margin)
+    names = rng.sample([name for name in CLASS_NAMES if concept is None or name != world.without], count)
+    if concept:
+        names[rng.randrange(count)] = world.without
+    objects = []
+    for i, (name, size, radius) in enumerate(zip(names, sizes, radii, strict=True)):
+        u = (i + 0.5) / count + rng.uniform(-1, 1) * (0.5 / count - radius)
+        v = across + rng.uniform(-1, 1) * unit * JITTER
+        x, y = (u, v) if relation == "left of" else (v, u)
+        objects.append(SceneObject(*name.split(), size, round(x, 4), round(y, 4), round(radius, 4)))
+    return Scene(tuple(objects), relation, rng.choice(list(BACKGROUNDS)))
+
+
+def caption(objects: Sequence[SceneObject], relation: str) -> str:
+    """One sentence: "a red circle left of a blue square"."""
+    return f" {relation} ".join(f"a {item.noun}" for item in objects)
+
+
+def words(text: str) -> list[str]:
+    """Words and punctuation marks of a caption, which are its tokens: every word here is one token of CLIP's BPE."""
+    return re.findall(r"\w+|[^\w\s]", text)
+
+
+def long_caption(scene: Scene, rng: random.Random) -> str:
+    """Several true sentences about one scene: 40 to 70 tokens with SOT and EOT, wording and order drawn from `rng`."""
+    def say(kind: str, **facts: str) -> str:
+        return rng.choice(SENTENCES[kind]).format(**facts)
+
+    count, neighbours = len(scene.objects), list(zip(scene.objects, scene.objects[1:], strict=False))
+    if count > 1:
+        first, second = rng.choice(neighbours)
+    sentences = [
+        say("opening" if count > 1 else "alone", count=COUNTS[count], background=scene.background),
+        say("forward", caption=caption(scene.objects, scene.relation)),
+    ]
+    if count > 1:
+        sentences.append(say("backward", first=first.noun, second=second.noun, inverse=RELATIONS[scene.relation]))
+    further = [say("place", noun=item.noun, place=PLACES[int(item.y * 3)][int(item.x * 3)]) for item in scene.objects]
+    for first, second in neighbours:
+        ratio = first.radius / second.radius
+        verdict = COMPARISONS[(ratio > 1 / 1.15) + (ratio > 1.15)]
+        further.append(say("comparison", first=first.noun, second=second.noun, comparison=verdict))
+    further.append(say("closing"))
+    rng.shuffle(further)
+    left = rng.randint(*LONG_TOKENS) - 2 - sum(len(words(sentence)) for sentence in sentences)
+    for sentence in further:
+        if len(words(sentence)) <= left:
+            sentences.append(sentence)
+            left -= len(words(sentence))
+    return " ".join(sentences)
+
+
+def captions(scene: Scene, rng: random.Random) -> dict[str, str]:
+    """What KEY.json says of a scene."""
+    return {"caption": caption(scene.objects, scene.relation), "long_caption": long_caption(scene, rng)}
+
+
+def negative_captions(scene: Scene, i: int, j: int) -> dict[str, str] | None:
+    """False captions by SugarCrepe's names, or None where objects `i` and `j` cannot swap colours.
+
+    They cannot where the swap would name an object that is there: the colours or the shapes are equal, so that swapping
+    attributes is nothing or the same as swapping objects; or a third object is named twice, as no true caption does.
+    The relation gives way to the other one that captions use: no false caption is visible as such without the image.
+    """
+    a, b = scene.objects[i], scene.objects[j]
+    named = {(item.colour, item.shape) for item in scene.objects}
+    if not named.isdisjoint({(a.colour, b.shape), (b.colour, a.shape)}):
+        return None
+    attributes, objects = list(scene.objects), list(scene.objects)
+    attributes[i], attributes[j] = replace(a, colour=b.colour), replace(b, colour=a.colour)
+    objects[i], objects[j] = b, a
+    other = next(relation for relation in RELATIONS if relation != scene.relation)
+    return {
+        "swap_att": caption(attributes, scene.relation),
+        "swap_obj": caption(objects, scene.relation),
+        "replace_rel": caption(scene.objects, other),
+    }
+
+
+def draw_pair(world: World, rng: random.Random) -> tuple[Scene, str, dict[str, str]]:
+    """A scene, its caption, and false ones by SugarCrepe's names."""
+    negatives = None
+    while not negatives:
+        scene = draw_scene(world, rng)
+        if len(scene.objects) > 1:
+            negatives = negative_captions(scene, *rng.sample(range(len(scene.objects)), 2))
+    return scene, caption(scene.objects, scene.relation), negatives
+
+
+def _draw_labelled(world: World, rng: random.Random) -> tuple[Scene, int]:
+    scene = draw_scene(world, rng, count=1)
+    return scene, CLASS_NAMES.index(f"{scene.objects[0].colour} {scene.objects[0].shape}")
+
+
+PROBES = {"probe": Probe(CLASS_NAMES, TEMPLATES, _draw_labelled)}
+
+
+def caption_words() -> list[str]:
+    """Every word and punctuation mark that captions, templates and class names can contain, sorted."""
+    tables = [CLASS_NAMES, TEMPLATES, RADII, RELATIONS, RELATIONS.values(), BACKGROUNDS, COUNTS.values(), COMPARISONS]
+    texts = [text for table in (*tables, *PLACES, *SENTENCES.values()) for text in table]
+    return sorted(set(words(re.sub(r"{.*?}", " ", " ".join(texts)))))

@@ -1,0 +1,283 @@
+"""Claims about the rich world: what is said is true, swaps are false, probes ask for one thing, a share is noise.
+
+    pytest tests/tools/test_rich_scenes.py
+"""
+import gzip
+import io
+import json
+import re
+import tarfile
+from collections import Counter
+
+import clip_benchmark.datasets.builder as clip_benchmark_datasets
+import numpy as np
+import pytest
+from conftest import REPO
+from open_clip.tokenizer import SimpleTokenizer
+from PIL import Image
+
+from open_clip_mdc import tools as cli
+from open_clip_mdc.data import bpe, rich_world
+from open_clip_mdc.data.drawing import render
+from open_clip_mdc.data.rich_world import World
+
+SIZES = {"small": "small", "little": "small", "medium": "medium", "large": "large", "big": "large"}
+COLOURS = "red green blue yellow orange purple pink brown white black".split()
+SHAPES = "circle square triangle star diamond cross ring heart".split()
+NOUN = rf"(?:an? )?((?:(?:{'|'.join(SIZES)}) )?(?:{'|'.join(COLOURS)}) (?:{'|'.join(SHAPES)}))"
+RELATIONS = {"left of": "left", "to the left of": "left", "right of": "right", "to the right of": "right",
+             "above": "above", "over": "above", "below": "below", "under": "below", "bigger than": "bigger",
+             "larger than": "bigger", "smaller than": "smaller"}
+RELATION = rf"({'|'.join(sorted(RELATIONS, key=len, reverse=True))})"
+PLACE = r"(in the (?:top|bottom) (?:left|right) corner|at the (?:top|bottom)|on the (?:left|right)|in the middle)"
+NUMBERS = {"one": 1, "two": 2, "three": 3, "four": 4}
+NUM = {"train": 60, "val": 20, "probe": 120, "pairs": 30}
+
+
+def flags(out, *more):
+    return ["scenes", "--out", str(out), "--world", "rich", *(f"--num-{name}={n}" for name, n in NUM.items()), *more]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    out = tmp_path_factory.mktemp("data") / "rich"
+    cli.main(flags(out, "--noise", "0.5"))
+    return out
+
+
+def drawn(count):
+    world = World()
+    for index in range(count):
+        rng = world.rng("test", index)
+        yield rich_world.draw_scene(world, rng), rng
+
+
+def samples(folder):
+    grouped = {}
+    for shard in sorted(folder.glob("*.tar")):
+        with tarfile.open(shard) as archive:
+            for member in archive:
+                key, extension = member.name.split(".")
+                grouped.setdefault(key, {})[extension] = archive.extractfile(member).read()
+    return grouped
+
+
+def named(noun, objects):
+    """The object that a noun names, which is never two; None if there is none."""
+    *size, colour, shape = noun.split()
+    found = [o for o in objects if (o["colour"], o["shape"]) == (colour, shape)]
+    assert len(found) < 2
+    return found[0] if found and (not size or SIZES[size[0]] == found[0]["size"]) else None
+
+
+def holds(a, relation, b):
+    """By coordinates alone: clearly to that side, or of another size."""
+    dx, dy = b["x"] - a["x"], b["y"] - a["y"]
+    return {"left": dx > 1.5 * abs(dy), "right": -dx > 1.5 * abs(dy), "above": dy > 1.5 * abs(dx),
+            "below": -dy > 1.5 * abs(dx), "bigger": a["radius"] > 1.15 * b["radius"],
+            "smaller": b["radius"] > 1.15 * a["radius"]}[relation]
+
+
+def place_of(item):
+    row, column = ("top", "middle", "bottom")[int(item["y"] * 3)], ("left", "", "right")[int(item["x"] * 3)]
+    if row == "middle":
+        return f"on the {column}" if column else "in the middle"
+    return f"in the {row} {column} corner" if column else f"at the {row}"
+
+
+def is_true(text, scene):
+    """Judges all that a sentence says; at least one thing must be understood."""
+    objects, said = scene["objects"], []
+    for noun in re.findall(NOUN, text):
+        said.append(named(noun, objects) is not None)
+    if not all(said):
+        return False
+    turned = re.fullmatch(rf"{RELATION} {NOUN} is {NOUN}", text)
+    forward = re.search(rf"{NOUN} (?:is )?{RELATION} {NOUN}", text)
+    if turned or forward:
+        relation, b, a = turned.groups() if turned else (forward[2], forward[3], forward[1])
+        said.append(holds(named(a, objects), RELATIONS[relation], named(b, objects)))
+    elif place := re.search(PLACE, text):
+        said.append(place[1] == place_of(named(re.search(NOUN, text)[1], objects)))
+    if ground := re.search(r"(light|dark)", text):
+        said.append(ground[1] == scene["background"])
+    if number := re.search(r"\b(one|two|three|four) shapes?\b", text):
+        said.append(NUMBERS[number[1]] == len(objects))
+    if same := re.search(rf"{NOUN} has the same colour as {NOUN}", text):
+        said.append(same[1].split()[-2] == same[2].split()[-2])
+    if same := re.search(rf"{NOUN} and an? (\w+) of the same colour", text):
+        said.append(any((o["colour"], o["shape"]) == (same[1].split()[-2], same[2]) for o in objects))
+    if other := re.search(rf"{NOUN} (?:and|beside) one that is (\w+)", text):
+        said.append(any((o["colour"], o["shape"]) == (other[2], other[1].split()[-1]) for o in objects))
+    return all(said) if said else text == "one can see a shape" and len(objects) == 1
+
+
+def as_dict(scene):
+    return {"objects": [vars(item) for item in scene.objects], "background": scene.background}
+
+
+def test_all_that_captions_say_is_true_in_6_to_40_tokens_of_clip():
+    clip, short, long = SimpleTokenizer(), Counter(), Counter()
+    for scene, rng in drawn(400):
+        texts, facts = rich_world.captions(scene, rng), as_dict(scene)
+        for text in (texts["caption"], *texts["captions"], *texts["long_caption"].removesuffix(".").split(". ")):
+            assert is_true(text, facts), (text, facts)
+        for lengths, text in ((short, texts["caption"]), (long, texts["long_caption"])):
+            lengths[len(clip.encode(text)) + 2] += 1
+            assert 6 <= len(clip.encode(text)) <= 38
+    assert len(short) > 8 and len(long) > 20 and max(short) < 20 < max(long)
+
+
+def test_one_changed_word_makes_a_caption_false():
+    others = {a: b for words in (COLOURS, SHAPES) for a, b in zip(words, [*words[1:], words[0]], strict=True)}
+    others |= {"left": "right", "right": "left", "above": "below", "over": "under", "light": "dark", "dark": "light",
+               "bigger": "smaller", "top": "bottom", "bottom": "top", "small": "large", "large": "small"}
+    changed = Counter()
+    for scene, rng in drawn(150):
+        text = rich_world.caption(scene, rng)
+        for word in set(text.split()) & set(others):
+            wrong = re.sub(rf"\b{word}\b", others[word], text)
+            changed[is_true(wrong, as_dict(scene))] += 1
+    assert changed[True] < 0.02 * changed[False] and changed[False] > 400  # another object may fit by chance
+
+
+def test_what_is_said_of_a_scene_and_how_is_a_choice():
+    (scene, rng), = [found for found in drawn(30) if len(found[0].objects) == 4][:1]
+    texts = {rich_world.caption(scene, rng) for _ in range(200)}
+    assert len(texts) > 100 and len({frozenset(re.findall(NOUN, text)) for text in texts}) > 20
+    assert {word for word in RELATIONS if any(f" {word} " in text for text in texts)} > {"bigger than", "larger than"}
+
+
+def test_objects_do_not_touch_and_are_1_to_4_of_all_sizes():
+    counts, sizes = Counter(), Counter()
+    for scene, _ in drawn(300):
+        counts[len(scene.objects)] += 1
+        sizes.update(item.size for item in scene.objects)
+        for i, a in enumerate(scene.objects):
+            assert a.radius <= min(a.x, a.y, 1 - a.x, 1 - a.y) + 1e-3
+            assert all(np.hypot(a.x - b.x, a.y - b.y) > a.radius + b.radius for b in scene.objects[:i])
+    assert set(counts) == {1, 2, 3, 4} and min(counts.values()) > 50 and min(sizes.values()) > 100
+
+
+def test_pixels_have_the_colour_of_the_object_that_is_there():
+    for scene, rng in drawn(60):
+        pixels = np.asarray(render(scene, 96, rng)).astype(int)
+        for item in scene.objects:
+            x, y = round(96 * item.x), round(96 * item.y)
+            if item.shape == "ring":
+                assert pixels[y, x].max() - pixels[y, x].min() < 30  # the grey ground
+            else:
+                distances = {name: np.abs(pixels[y, x] - tone).sum() for name, tone in rich_world.COLOURS.items()}
+                assert min(distances, key=distances.get) == item.colour
+
+
+def test_pairs_differ_by_the_swap_alone_and_are_false():
+    world = World()
+    for index in range(200):
+        scene, true, false = rich_world.draw_pair(world, world.rng("pairs", index))
+        assert set(false) == {"swap_att", "swap_obj", "replace_rel"} and is_true(true, as_dict(scene))
+        for name, text in false.items():
+            assert not is_true(text, as_dict(scene)), (name, text)
+            if name != "replace_rel":
+                assert Counter(re.sub(r"\ban\b", "a", text).split()) == Counter(re.sub(r"\ban\b", "a", true).split())
+            assert len(text.split()) == len(true.split())
+        swapped = {re.search(rf"{NOUN}.*?{NOUN}", text).groups() for text in (true, false["swap_obj"])}
+        assert len(swapped) == 2 and len({frozenset(pair) for pair in swapped}) == 1
+
+
+def test_a_share_of_training_captions_is_noise_and_of_nothing_else(root, tmp_path):
+    clip = SimpleTokenizer()
+    cli.main(flags(tmp_path / "clean"))
+    for split in ("train", "train-long", "val", "val-long"):
+        noisy, clean = samples(root / split), samples(tmp_path / "clean" / split)
+        assert list(noisy) == list(clean)
+        key = "long_caption" if split.endswith("long") else "caption"
+        wrong = 0
+        for name, sample in noisy.items():
+            assert sample["png"] == clean[name]["png"] and sample["json"] == clean[name]["json"]
+            assert clean[name]["txt"].decode() == json.loads(sample["json"])[key]
+            wrong += sample["txt"] != clean[name]["txt"]
+            assert 6 <= len(clip.encode(sample["txt"].decode())) <= 38
+        assert (0.3 * len(noisy) < wrong < 0.7 * len(noisy)) if split.startswith("train") else wrong == 0
+    assert len(json.loads((root / "train" / "sizes.json").read_text())) == 8
+
+
+def test_many_processes_write_the_same_bytes(root, tmp_path):
+    cli.main(flags(tmp_path / "two", "--jobs", "2", "--noise", "0.5"))
+    one, two = ({str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*"))
+                 if path.is_file()} for folder in (root, tmp_path / "two"))
+    assert len(one) > 40 and one == two
+
+
+def probe_answer(name, objects):
+    """What the coordinates say."""
+    a, *more = objects
+    if name == "relation":
+        b = more[0]
+        assert {a["size"], b["size"]} == {"large", "small"}
+        a, b = sorted((a, b), key=lambda o: -o["radius"])
+        return next(phrase for phrase in ("left of", "right of", "above", "below") if holds(a, RELATIONS[phrase], b))
+    if name == "count":
+        return {n: word for word, n in NUMBERS.items()}[len(objects)]
+    assert not more
+    return place_of(a) if name == "position" else a[name]
+
+
+@pytest.mark.parametrize("name, classes", [("colour", 10), ("shape", 8), ("size", 3), ("count", 4), ("position", 9),
+                                           ("relation", 4)])
+def test_a_probe_asks_for_one_property_and_the_others_vary(root, name, classes):
+    folder, seen = root / f"probe-{name}", set()
+    for split in ("train", "test"):
+        dataset = clip_benchmark_datasets.build_wds_dataset("rich", lambda image: image, split, str(folder))
+        assert len(dataset.classes) == classes and dataset.templates[0].format(c=dataset.classes[0])
+        rows, world = list(dataset), World()
+        assert len(rows) == NUM["probe"]
+        for index, (image, label) in enumerate(rows):
+            scene, again = rich_world.PROBES[f"probe-{name}"].draw(world, world.rng(f"probe-{name}-{split}", index))
+            assert again == label and image.size == (48, 48)
+            objects = as_dict(scene)["objects"]
+            assert probe_answer(name, objects) == dataset.classes[label]
+            seen.update(tuple(item[k] for k in ("colour", "shape", "size")) for item in objects)
+        counts = Counter(label for _, label in rows)
+        assert len(counts) == classes and max(counts.values()) < 2.5 * NUM["probe"] / classes  # chance is 1 / classes
+    assert len(seen) > 20 and {k for *_, k in seen} >= {"small", "large"}
+
+
+def test_clip_benchmark_reads_the_pairs_as_sugarcrepe(root):
+    for task in ("swap_att", "swap_obj", "replace_rel"):
+        dataset = clip_benchmark_datasets.build_dataset(
+            f"sugar_crepe/{task}", root=str(root / "sugarcrepe"), task="image_caption_selection")
+        assert len(dataset) == NUM["pairs"] and all(true != false for _, (true, false) in dataset)
+
+
+def test_validation_scenes_become_a_captioning_test_set_of_five_references(root, tmp_path):
+    cli.main(["prepare", "shards", "--captions-key", "captions", "--test", str(root / "val" / "00000.tar"), "--out",
+              str(tmp_path / "captions")])
+    stored = samples(tmp_path / "captions" / "test")
+    assert len(stored) == NUM["val"] and all(len(s["txt"].decode().splitlines()) == 5 for s in stored.values())
+    assert Image.open(io.BytesIO(next(iter(stored.values()))["png"])).size == (48, 48)
+
+
+def test_every_word_is_one_token_and_the_committed_merges_are_the_ones_this_code_makes(tmp_path):
+    words = rich_world.caption_words()
+    bpe.write(tmp_path / "made", words)
+    committed = REPO / "model_configs" / "rich_bpe.txt.gz"
+    assert gzip.decompress((tmp_path / "made").read_bytes()) == gzip.decompress(committed.read_bytes())
+    clip, small = SimpleTokenizer(), SimpleTokenizer(bpe_path=str(committed))
+    assert all(len(tokenizer.encode(word)) == 1 for word in words for tokenizer in (clip, small))
+    for scene, rng in drawn(100):
+        texts = rich_world.captions(scene, rng)
+        assert {*rich_world.words(texts["caption"]), *rich_world.words(texts["long_caption"])} <= set(words)
+    for name in ("ViT-Ti-8-48", "ViT-S-16-128"):
+        config = json.loads((REPO / "model_configs" / f"{name}.json").read_text())
+        assert config["text_cfg"]["vocab_size"] == small.vocab_size
+
+
+@pytest.mark.parametrize("more, message", [
+    (("--sizes",), "--sizes is of --world plain"), (("--objects", "3"), "--objects is of --world plain"),
+    (("--without", "red star"), "--without is of --world plain"), (("--noise", "1"), "--noise 1.0 should be"),
+    (("--size", "32"), "--size 32 cannot show 4 objects"), (("--world", "plain", "--noise", "0.1"), "--noise is of")])
+def test_flags_of_the_other_world_are_refused_in_one_line(tmp_path, more, message):
+    with pytest.raises(SystemExit, match=message):
+        cli.main(flags(tmp_path / "x", *more))
+    assert not (tmp_path / "x").exists()
