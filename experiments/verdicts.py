@@ -1,0 +1,134 @@
+"""The verdict on a difference of two rows: its interval, its p, and Holm's correction over a ledger (claims.py).
+
+**The unit.** A claim is about the method, not about one training nor about the images of one test set. Both are
+samples: seeds s of all trainings, images i of all images. With a result y[s, i] the sides are means over both, and so
+their difference D errs by seeds and by images. A side's seeds are independent of the other's; images are shared by all
+seeds and by both sides, so that no number of seeds averages their error away.
+
+**Seeds.** var[s] of a side's mean is std^2 / n over its n seeds (Welch: the two sides need not vary alike), with n - 1
+degrees of freedom. One seed says nothing of it: such a claim is not resolved, whatever the difference.
+
+**Images.** Where the results of single images are kept (items/ beside a result), each image has an influence on D: its
+weighted deviation from the mean on the left, averaged over seeds, minus that on the right. The sum of their squares,
+times C / (C - 1), is the variance of D (images are clusters: all the cases of an image, in whichever subset, stand or
+fall together), with C - 1 degrees of freedom; C is the number of images. What both sides find hard cancels: this is the
+paired test. Where only accuracies are kept, the sides are taken as independent binomials of n cases, (k + 1) of (n + 2)
+right (Agresti and Caffo 2000: with k of n the error of 100 % would be zero). As images that are hard for one model are
+hard for another, that is too large rather than too small, unless an image has many cases. Without items, the error of a
+metric that is no plain share of cases (CIDEr, a macro average) is unknown: not resolved. A quantity that is measured on
+no test set (the loss of training) has none.
+
+**Together.** var[D] = var[left seeds] + var[right seeds] + var[images]. What is left of a seed and an image when both
+main effects are taken out is counted with the seeds and with the images, so that the sum is too large rather than too
+small. D / sqrt(var[D]) is compared with Student's t of Satterthwaite's degrees of freedom, var[D]^2 / sum(var[k]^2 /
+df[k]). Averages over cells of which only deviations are known take them as perfectly correlated, the largest they can
+be. What is assumed: means over seeds are normal; five seeds cannot test that.
+
+**Verdicts.** "Above": p is two-sided for D = 0; *shows* if D > 0, *contradicts* if D < 0. "Level", margin m: *shows* if
+-m < D < m is beyond doubt (two one-sided tests), *contradicts* if |D| > m is; each p is doubled, so that the two
+decisions together err as often as one two-sided test. Holm's correction then holds the chance that a ledger contains
+one false verdict or more at 5 %. *not resolved*: p > 5 %. *not run*: a side has no result. Absence of a verdict is no
+evidence of equality. The interval printed is the claim's own 95 %; the verdict follows the corrected p.
+"""
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+LEVEL = 0.05  # of false verdicts, over the ledger
+
+
+class Side(NamedTuple):
+    """What was measured of one side, in points."""
+
+    mean: float
+    std: float  # over seeds
+    seeds: int
+    binomial: float | None  # variance of the mean from a finite test set, if only its size is known; None: unknown
+    influence: dict | None = None  # of each image on the mean; its sum is 0
+
+
+class Finding(NamedTuple):
+    difference: float | None = None
+    interval: tuple[float, float] | None = None
+    p: float | None = None
+    supports: bool = False  # the claim, rather than its opposite
+    basis: str = "not run"
+
+
+class Verdict(NamedTuple):
+    finding: Finding
+    p: float | None  # corrected
+    verdict: str
+
+
+def test_variance(left: Side, right: Side) -> tuple[float, float, str] | None:
+    """Variance of the difference from the images of the test set, its degrees of freedom, and its name."""
+    if left.influence is not None and right.influence is not None:
+        images = left.influence.keys() | right.influence.keys()
+        count = len(images)
+        if count < 2:
+            return None
+        squares = sum((left.influence.get(i, 0.0) - right.influence.get(i, 0.0)) ** 2 for i in images)
+        return squares * count / (count - 1), count - 1, f"{count:,} images, paired"
+    if left.binomial is None or right.binomial is None:
+        return None
+    return left.binomial + right.binomial, math.inf, "test images"
+
+
+def compare(left: Side | None, right: Side | None, margin: float | None = None) -> Finding:
+    """Difference, 95 % interval and two-sided p of one claim, not yet corrected."""
+    if left is None or right is None:
+        return Finding()
+    difference = left.mean - right.mean
+    seeds = f"{left.seeds} + {right.seeds} seeds"
+    tested = test_variance(left, right)
+    if min(left.seeds, right.seeds) < 2 or tested is None:
+        return Finding(difference, basis=seeds + ("" if tested else ", test error unknown"))
+    variances = [(left.std ** 2 / left.seeds, left.seeds - 1), (right.std ** 2 / right.seeds, right.seeds - 1),
+                 tested[:2]]
+    variance = sum(v for v, _ in variances)
+    if variance == 0:
+        return Finding(difference, basis=f"{seeds}, all alike")
+    from scipy.stats import t as student
+    freedom = variance ** 2 / sum(v ** 2 / df for v, df in variances if v)
+    error = math.sqrt(variance)
+    reach = error * float(student.isf(0.025, freedom))
+
+    def tail(distance: float) -> float:
+        return float(student.sf(distance / error, freedom))
+
+    if margin is None:
+        p, supports = 2 * tail(abs(difference)), difference > 0
+    else:
+        supports = abs(difference) < margin
+        p = 2 * tail(margin - abs(difference)) if supports else 2 * tail(abs(difference) - margin)
+        if supports:
+            p = max(p, 2 * tail(margin + abs(difference)))
+    return Finding(difference, (difference - reach, difference + reach), min(p, 1.0), supports,
+                   f"{seeds}, {tested[2]}" if tested[0] else seeds)
+
+
+def holm(values: list[float]) -> list[float]:
+    """Corrected p-values: the k-th smallest of m times m - k + 1, never below that of a smaller one (Holm 1979)."""
+    corrected, largest = [0.0] * len(values), 0.0
+    for rank, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[index]))
+        corrected[index] = largest
+    return corrected
+
+
+def judge(findings: Iterable[Finding]) -> list[Verdict]:
+    """Verdicts of a ledger; claims that cannot be tested take no part in the correction."""
+    findings = list(findings)
+    corrected = iter(holm([finding.p for finding in findings if finding.p is not None]))
+    verdicts = []
+    for finding in findings:
+        p = None if finding.p is None else next(corrected)
+        if finding.difference is None:
+            verdict = "not run"
+        elif p is None or p > LEVEL:
+            verdict = "not resolved"
+        else:
+            verdict = "shows" if finding.supports else "contradicts"
+        verdicts.append(Verdict(finding, p, verdict))
+    return verdicts
