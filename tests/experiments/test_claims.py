@@ -1,4 +1,4 @@
-"""Claims about claims.py and verdicts.py: known verdicts, tests equal to textbook ones, 5 % of false ledgers or less."""
+"""Claims about claims.py and verdicts.py: known verdicts, tests equal to textbook ones, few false ledgers."""
 import json
 import math
 from itertools import chain, combinations
