@@ -113,6 +113,23 @@ def test_training_moves_the_embedding_and_the_decoder_and_nothing_of_the_vq_vae(
         n for n, _ in model.named_parameters() if n.startswith(PREFIX)}
 
 
+def test_training_on_codes_is_one_graph():
+    """As --torchcompile makes it, masked conditions included."""
+    torch._dynamo.reset()
+    model = captioner(condition_drop=0.5, condition_mask=0.3).train()
+    image, batch = normalised(bright(4), model.visual), model.prepare(captions([5, 6, 7, 8]))
+    losses, gradients = [], []
+    for network in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+        model.zero_grad()
+        loss = CaptionLoss()(**network(image, batch))
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
 def test_the_latent_control_is_a_linear_map_of_the_same_latents():
     visual = tower(quantise=False)
     image = normalised(bright(2), visual)
