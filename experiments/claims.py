@@ -123,7 +123,7 @@ def claims(scale: Scale) -> list[Claim]:
 
 
 def claims_of(sentences: Sequence[tuple], scale: Scale) -> list[Claim]:
-    """Those of article.py or mcdiffusion.py, in a ledger each: a correction over all would weaken the paper's."""
+    """Those of article.py, mcdiffusion.py, views.py, a ledger each: a correction over all would weaken the paper's."""
     rows: list[Claim] = []
     add = adder(scale, rows)
     for sentence in sentences:

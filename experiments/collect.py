@@ -22,6 +22,7 @@ import article
 import claims
 import commands
 import mcdiffusion
+import views
 from cells import Cell, Evaluation
 from commands import Place, variant
 from scales import SCALES, Scale
@@ -38,11 +39,13 @@ TITLES = {
     "table7": "Table 7: an article's claims: CLIP guidance, regions, folds",
     "figure8": "Figure 8: a concept from few images", "figure9": "Figure 9: corrupted images",
     "figure10": "Figure 10: diversity", "figure11": "Figure 11: masked image features",
+    "table8": "Table 8: two views of a caption at equal cost",
     "claims": "What this shows of the paper's claims", "article": "What this shows of the article's claims",
-    "mcdiffusion": "What this shows of MC-Diffusion's claims",
+    "mcdiffusion": "What this shows of MC-Diffusion's claims", "views": "What this shows of two views",
 }
 LEDGERS = {"claims": claims.claims, **{name: partial(claims.claims_of, sentences) for name, sentences in (
-    ("article", article.SENTENCES), ("mcdiffusion", mcdiffusion.SENTENCES))}}
+    ("article", article.SENTENCES), ("mcdiffusion", mcdiffusion.SENTENCES),
+    ("views", views.SENTENCES))}}
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
 IMAGES = 4  # of Figure 6
 LOSS = re.compile(r"Caption_loss: (\S+) \(")  # of a line of training; a length head's loss is none of the objective

@@ -19,7 +19,7 @@ import commands
 import mcdiffusion
 import preflight
 from cells import Cell, Run
-from collect import TITLES, collect, show
+from collect import LEDGERS, TITLES, collect, show
 from commands import Place
 from progress import Step, run_steps
 from scales import CUB, PAPER, SCALES, Scale
@@ -35,7 +35,7 @@ def cells_of(scale: Scale, names: list[str]) -> list[Cell]:
     if scale is CUB and (others := [name for name in names if name not in (*mcdiffusion.TABLES, "mcdiffusion")]):
         raise ValueError(f"{others[0]} is no table of CUB-200; {', '.join(mcdiffusion.TABLES)} are")
     tables = dict.fromkeys("table3" if name == "figure6" else name for name in names
-                           if name not in ("figure3", "claims", "article", "mcdiffusion"))
+                           if name not in ("figure3", *LEDGERS))
     return [cell for name in tables for cell in TABLES[name](scale)]
 
 

@@ -108,7 +108,7 @@ class Scale(NamedTuple):
     captioning: tuple[Captioning, ...]
     prepare: tuple[Made, ...] = ()
     tuning: Tuning = Tuning()
-    article: bool = False  # whether article.py's claims are measured
+    article: bool = False  # whether the claims of article.py and views.py are measured
     # Times the scale's epochs, of captioners of article.py and mcdiffusion.py: diffusion learns late which attribute
     # is whose, and before that guidance, corruption or codes have little to act on.
     binding: int = 1
@@ -245,7 +245,7 @@ FLICKR8K = Scale(
     captioning=(Captioning("{out}/data/captions", "wds/captions", "Flickr8k", None, ("10", "15", "20", "auto")),),
     prepare=(
         Made("{out}/data/val", ("open_clip_mdc", "prepare", "shards", "--val", "{data}/flickr8k/val/*.tar", "--out",
-                                "{out}/data/val"), ("table6", "figure7", "lengths", "steps")),
+                                "{out}/data/val"), ("table6", "figure7", "lengths", "steps", "table8")),
         Made("{out}/data/vq.pt", ("open_clip_mdc", "vq", "fit", "--model", "MCD-VQ-ViT-Ti-16", "--train-data",
                                   "{data}/flickr8k/train/{{00000..00005}}.tar", "--out", "{out}/data/vq.pt"),
              ("table6",)),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import article
 import mcdiffusion
 import paper
+import views
 from cells import Cell, Evaluation, Run
 from scales import INTERVALS, RATIOS, Captioning, Scale, Selection
 
@@ -187,4 +188,4 @@ def steps(scale: Scale) -> Iterator[Cell]:
 
 TABLES = {"table1": table1, "table2": table2, "table3": table3, "table4": table4, "table5": table5,
           "stability": stability, "figure4": figure4, "figure5": figure5, "lengths": lengths, "steps": steps,
-          **article.TABLES, **mcdiffusion.TABLES}
+          **article.TABLES, **mcdiffusion.TABLES, **views.TABLES}

@@ -10,6 +10,7 @@ import commands
 import numpy as np
 import pytest
 import scales
+import views
 from conftest import REPO
 from helpers import write_result
 from scipy import stats
@@ -277,6 +278,12 @@ def test_results_page_prints_the_ledger_of_its_own_tables(scale):
     assert len(numbers) > 40
     printed = page.partition(f"<!-- {scale.name} claims -->\n")[2].partition("<!-- end -->")[0]
     assert printed == claims.ledger(claims.claims(scale), lambda cells: claims.of_page(numbers, cells))
+
+
+@pytest.mark.parametrize("scale", [scales.SCENES, scales.FLICKR8K])
+def test_the_sentence_on_two_views_and_its_control_are_about_cells_that_there_are(scale):
+    for claim in claims.claims_of(views.SENTENCES, scale):
+        assert len(claim.left) == len(claim.right) == 1 and claim.left != claim.right
 
 
 @pytest.mark.parametrize("scale", [scales.SCENES, scales.FLICKR8K])

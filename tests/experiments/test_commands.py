@@ -6,15 +6,18 @@ import subprocess
 from pathlib import Path
 
 import commands
+import open_clip
 import paper
 import pytest
 import scales
+import torch
 from braceexpand import braceexpand
-from conftest import REPO
+from conftest import REPO, VOCAB, captions
 from helpers import dry_run, place, runner
 from tables import TABLES, Run
 
 from open_clip_mdc.integration import register
+from open_clip_mdc.objective import OBJECTIVES, CaptionCfg
 
 NAMES = list(runner.TITLES)
 PAPER_COMMANDS = ("--scale", "paper", "--data", "/data", "--out", "/out", "--tables", *NAMES)
@@ -140,11 +143,23 @@ def test_every_printed_command_parses(scale, gpus, tmp_path, monkeypatch):
 
 def test_every_trained_model_has_a_config():
     register()
-    import open_clip
     for scale in scales.SCALES.values():
         names = ["table6", "figure7"] if scale is scales.CUB else list(TABLES)
         for cell in runner.cells_of(scale, names):
             assert open_clip.get_model_config(cell.run.model) is not None, cell.run.model
+
+
+def test_the_decoders_of_one_and_of_two_views_see_equally_many_captions():
+    """Times the data set is read, times the captions that the objective makes of each."""
+    register()
+    text, u = captions([4, 7, 9, 12]), torch.linspace(0.1, 1, 4)
+    for scale in (scales.SCENES, scales.FLICKR8K):
+        seen = {}
+        for run in {cell.run for cell in TABLES["table8"](scale)}:
+            cfg = CaptionCfg(**open_clip.get_model_config(run.model)["caption_cfg"])
+            corrupted = OBJECTIVES[cfg.objective].corrupt(text, VOCAB, cfg, u, None)
+            seen[run.model] = run.epochs * len(corrupted.text) / len(text)
+        assert len(seen) == 3 and set(seen.values()) == {scale.binding}
 
 
 def test_make_dry_run_prints_the_commands_and_runs_nothing():
