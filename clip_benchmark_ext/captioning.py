@@ -32,6 +32,7 @@ from open_clip_mdc.checkpoints import fingerprint
 from open_clip_mdc.clip_guidance import Clip, Guide
 from open_clip_mdc.data.files import write_json
 from open_clip_mdc.data.journal import Journal, Rows
+from open_clip_mdc.decoding import guides, needs_blind_image
 from open_clip_mdc.interface import Decoded
 from open_clip_mdc.sampling import Sampling
 from open_clip_mdc.tokens import caption_lengths, decode_captions
@@ -71,12 +72,6 @@ def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mappi
                           **{name: value for name, value in given.items() if value is not None})
 
 
-def needs_blind_image(model: torch.nn.Module, options: Mapping) -> bool:
-    """Whether guidance leans away from no image, and the model was not trained with zeros for it."""
-    return options.get("guidance_scale", 1) != 1 and options["guidance_weak"] == "blind" \
-        and not model.caption_cfg.condition_zeros
-
-
 def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool, options: dict,
            key: dict, file: Path, clip: Clip | None, clip_images: DataLoader | None) -> dict[str, dict]:
     """Notes every batch in this process's journal beside `file`; what all processes noted before is not done again.
@@ -96,9 +91,9 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
     if done and rank_and_size()[0] == 0:
         logging.warning("a decoding that was stopped resumes: %d batches are done", len(done))
     rows, autocast = [], partial(torch.autocast, torch.device(device).type, enabled=amp)
-    guides = options.get("guidance_scale", 1) != 1
+    guided = guides(options)
     with autocast():
-        blind = blind_image(model, dataloader, device) if needs_blind_image(model, options) else None
+        blind = blind_image(model, dataloader, device) if needs_blind_image(options, model) else None
     with Journal(file.with_name(f"{file.name}.part{rank_and_size()[0]}"), key, "batch") as journal:
         seen_by_clip = own_batches(clip_images, "images for CLIP") if clip else repeat((0, None))
         for (i, batch), (_, other) in zip(own_batches(dataloader, "captions"), seen_by_clip, strict=clip is not None):
@@ -108,7 +103,7 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
                 with autocast():
                     guide = clip and Guide(clip, read_batch(i, other, clip_images)[1].to(device), tokenizer,
                                            options.get("clip_scale", 0.0), options.get("clip_top_k", 5))
-                    kl = [] if guides else None
+                    kl = [] if guided else None
                     text, step, _ = generate(model, images.to(device), i, options, blind, guide, kl)
                 count = len(text) // len(ids)  # consecutive ones are of an image
                 said = decode_captions(text.cpu(), tokenizer)
@@ -117,7 +112,7 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
                        "steps": (step.amax(1)[::count] + 1).tolist(),
                        **({"samples": [said[j:j + count] for j in range(0, len(said), count)]} if count > 1 else {}),
                        **({"clip_texts": guide.texts} if guide else {}),
-                       **({"guidance_kl": [torch.cat(kl).mean().item()] * len(ids)} if guides else {})}
+                       **({"guidance_kl": [torch.cat(kl).mean().item()] * len(ids)} if guided else {})}
                 journal.append(row)
             rows.append((i, row))
     rows = merge(rows)
@@ -126,7 +121,7 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
     ids = unique_ids([i for row in rows for i in row["ids"]])
     return {name: dict(zip(ids, [x for row in rows for x in row[name]], strict=True))
             for name in ("captions", "tokens", "steps", "references", *(("samples",) if "samples" in options else ()),
-                         *(("clip_texts",) if clip else ()), *(("guidance_kl",) if guides else ()))}
+                         *(("clip_texts",) if clip else ()), *(("guidance_kl",) if guided else ()))}
 
 
 def journals(file: Path) -> list[Path]:

@@ -15,6 +15,8 @@ from pycocoevalcap.bleu.bleu import Bleu
 from open_clip_mdc.data.shards import find_shards, read_samples
 from open_clip_mdc.tokens import CAPTION_SEPARATOR
 
+from .named_words import normal
+
 
 def div(captions: Sequence[str], n: int) -> float:
     """Distinct n-grams per word, of captions whose words stand between spaces; 0 of no words."""
@@ -32,10 +34,6 @@ def m_bleu(samples: Mapping[str, Sequence[str]]) -> float:
         others = {image: [*captions[:k], *captions[k + 1:]] for image, captions in samples.items()}
         scores.append(Bleu(4).compute_score(others, candidates, verbose=0)[0][3])
     return fmean(scores)
-
-
-def normal(caption: str) -> str:
-    return " ".join(caption.lower().split())
 
 
 def read_train_captions(path: str) -> set[str]:

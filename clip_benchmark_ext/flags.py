@@ -3,6 +3,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from open_clip_mdc import decoding
 from open_clip_mdc.objective import OBJECTIVES, STEPS, CaptionCfg
 
 MDC_LENGTH = 15  # tokens, one of the paper's; an autoregressive model ends its captions by itself
@@ -150,13 +151,8 @@ def scoring_options(flags: Flags, scorers: Sequence[str], interval: tuple[float,
     return dict(method=method, num_samples=flags.num_samples) if method == "bound" else dict(method=method)
 
 
-def check_choices(flags: Flags, drawn: bool) -> None:
-    """Raises ValueError for flags on samples and CLIP that do not go together; `drawn` says whether captions differ."""
-    if (flags.clip is not None) != bool(flags.clip_scale or flags.clip_rerank):
-        raise ValueError("--clip_scale or --clip_rerank needs --clip MODEL:FILE" if flags.clip is None else
-                         "--clip changes nothing without --clip_scale or --clip_rerank")
-    if flags.clip_scale and flags.sampler == "ancestral":
-        raise ValueError("--clip_scale guides --sampler confidence, not ancestral")
+def check_samples(flags: Flags, drawn: bool) -> None:
+    """Raises ValueError for flags on samples that do not go together; `drawn` says whether captions differ."""
     if (flags.samples or 2) < 2 or flags.samples and not drawn:
         raise ValueError("--samples needs a temperature, and to be 2 or more")
     if flags.samples and flags.clip_rerank:
@@ -177,27 +173,20 @@ def decoding_options(flags: Flags, cfg: CaptionCfg | None, seed: int, batch_size
         ValueError: a flag of the other kind of model, or of another sampler.
     """
     causal = cfg is None or OBJECTIVES[cfg.objective].order == "causal"
-    ancestral, guided = flags.sampler == "ancestral", flags.guidance_scale not in (None, 1)
+    ancestral = flags.sampler == "ancestral"
+    asked = {"length": flags.caption_length} | {name: getattr(flags, name) for name in (
+        "num_beams", "min_length", "tokens_per_step", "sampler", "steps", "temperature", "top_k", "top_p", "samples",
+        "guidance_scale", "guidance_weak", "clip", "clip_scale", "clip_top_k", "clip_rerank")}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    decoding.check_kind(asked, causal, "--{}".format)
+    decoding.check(asked, "--{}".format)
     if causal:
         default = {"length": "auto", "num_beams": NUM_BEAMS}
     else:
         default = {"length": MDC_LENGTH, **({"steps": STEPS} if ancestral else {"tokens_per_step": 1}),
-                   **({"guidance_weak": cfg.weak} if guided else {})}
-    of_kind = ("min_length",) if causal else ("guidance_scale", "sampler", "clip_scale", "clip_top_k")
-    known = {*default, "temperature", "top_k", "top_p", "samples", "clip", "clip_rerank", *of_kind}
-    asked = {"length": flags.caption_length} | {name: getattr(flags, name) for name in (
-        "num_beams", "min_length", "tokens_per_step", "sampler", "steps", "temperature", "top_k", "top_p", "samples",
-        "guidance_scale", "guidance_weak", "clip", "clip_scale", "clip_top_k", "clip_rerank")}
-    given = {name: value for name, value in asked.items() if value is not None}
-    for name in given.keys() - known:
-        if causal or name in ("num_beams", "min_length"):
-            kind = "from left to right" if causal else "by unmasking"
-            raise ValueError(f"--{name} means nothing to this model, which decodes {kind}")
-        needed = {"steps": "--sampler ancestral", "tokens_per_step": "--sampler confidence",
-                  "guidance_weak": "a --guidance_scale other than 1"}[name]
-        raise ValueError(f"--{name} needs {needed}")
-    options = default | given
+                   **({"guidance_weak": cfg.weak} if decoding.guides(asked) else {})}
+    options = default | asked
     drawn = options.get("temperature") or options["length"] == "sample" or ancestral \
         or options.get("guidance_weak") == "masked"
-    check_choices(flags, bool(drawn))
+    check_samples(flags, bool(drawn))
     return options | ({"seed": seed, "batch_size": batch_size} if drawn else {})

@@ -25,6 +25,11 @@ PATTERNS = {kind: re.compile(r"\b(?:" + "|".join(sorted(words, key=len, reverse=
 SINGULARS = PLURALS | {f"{noun}s": noun for noun in KINDS["nouns"]}
 
 
+def normal(caption: str) -> str:
+    """Without letter case, and with one space between words."""
+    return " ".join(caption.lower().split())
+
+
 def named(caption: str) -> dict[str, set[str]]:
     """The words of each kind that a caption names."""
     text = re.sub(r"[a-z]+", lambda word: SINGULARS.get(word[0], word[0]), caption.lower())
@@ -74,7 +79,7 @@ def metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]
         for kind in KINDS:
             add(f"recall_{kind}", len(mine[kind] & true[kind]), len(true[kind]))
         add("repeated_words", repeats(caption))
-        add("exact_match", float(" ".join(caption.lower().split()) in {" ".join(t.lower().split()) for t in texts}))
+        add("exact_match", float(normal(caption) in set(map(normal, texts))))
     return weighted_means(columns)
 
 

@@ -18,7 +18,7 @@ from open_clip_mdc.scoring import log_likelihood, mean_image
 
 from .datasets import SelectionDataset
 from .distributed import merge, own_batches
-from .selection_metrics import case_results, clip_benchmarks_metrics, debiased_score, selection_metrics
+from .selection_metrics import clip_benchmarks_metrics, debiased_score, selection_metrics
 
 BLIND_IMAGES = 256  # the first of a data set, whose mean stands for "no image"
 ROWS = ("plain", "blind", "debiased")
@@ -122,8 +122,8 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
         cases = [case for batch in merge([(i, score(images, texts)) for i, (images, texts) in own_batches(
             dataloader, dataset.name)]) for case in batch]
     rows = {row: [case[row] for case in cases] for row in ROWS if row in cases[0]}
-    metrics = {**selection_metrics(dataset.metric, rows, dataset.cases), **dataset.facts,
-               "items": case_results(dataset.metric, rows, dataset.cases)}
+    metrics, items = selection_metrics(dataset.metric, rows, dataset.cases)
+    metrics |= {**dataset.facts, "items": items}
     if not isinstance(model, Captioner):
         return {**metrics, **clip_benchmarks_metrics([case["upstream"] for case in cases]), "scorer": "cosine"}
     metrics |= {"scorer": options["method"], "alpha": alpha, "blind": "mean image",

@@ -4,7 +4,7 @@ Place in the paper: every column of Table 2, for captioners and CLIP models alik
 candidates and hands over
 
     scores = {"plain": [...], "blind": [...], "debiased": [...]}       # any rows, one array per case, dataset order
-    metrics = selection_metrics(dataset.metric, scores, dataset.cases) # {"text_acc": ..., "text_acc_blind": ...}
+    metrics, items = selection_metrics(dataset.metric, scores, dataset.cases) # {"text_acc": ..., ...}
 
 An array is [C], the score of each candidate (the right one first), or for Winoground [I, C] = [2, 2], the score of
 image i with caption c. Higher is better. Row "plain" has no suffix in the metrics' names, any other row has its own.
@@ -90,7 +90,7 @@ def has_same_words(case: Case) -> bool:
                if caption != case.captions[0])
 
 
-def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Sequence[Case]) -> dict:
+def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Sequence[Case]) -> tuple[dict, dict]:
     """The metrics of one data set; names and rules are at the head of this file.
 
     Args:
@@ -99,7 +99,8 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
         cases: the cases scored.
 
     Returns:
-        Numbers and texts only, ready for clip_benchmark's result file.
+        Numbers and texts only, ready for clip_benchmark's result file; and what each case adds to the accuracies by
+        caption, as `results.write_items` takes it.
 
     Raises:
         ValueError: a row has another number of cases, an array another shape, or a score is NaN.
@@ -111,11 +112,13 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
         "same_words": int(sum(same_words)),
         "ties_count_as": metric.ties_count_as,
     }
+    least, right = 0 if metric.ties_count_as == "right" else 1, {}
     for row, values in scores.items():
         suffix = "" if row == "plain" else f"_{row}"
         arrays = _checked(values, cases, row)
         text = np.array([_outcome(array) for array in arrays], dtype=int)
         image = np.array([_outcome(array.T) if array.ndim == 2 else 1 for array in arrays], dtype=int)
+        right[suffix] = (text >= least).astype(int).tolist()
         for name, number in metric.accuracies(text, image, cases).items():
             metrics[name if name in OF_ALL_ROWS else f"{name}{suffix}"] = number
         if same_words.any():
@@ -124,19 +127,13 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
         metrics |= {f"ties{suffix}": len(tied), f"tied_cases{suffix}": " ".join(tied[:TIES_NAMED])}
         if any(array.ndim == 2 for array in arrays):
             metrics[f"image_ties{suffix}"] = int((image == 0).sum())
-    return metrics
+    return metrics, {"images": [case.images[0].name for case in cases], "same_words": same_words.tolist(),
+                     **_items(metric, right, cases)}
 
 
-def case_results(metric: Metric, scores: Mapping[str, Sequence], cases: Sequence[Case]) -> dict:
-    """What each case adds to the accuracies by caption, as `results.write_items` takes it.
-
-    Args: as of `selection_metrics`.
-    """
-    least = 0 if metric.ties_count_as == "right" else 1
-    right = {"" if row == "plain" else f"_{row}": [int(_outcome(array) >= least) for array in _checked(
-        values, cases, row)] for row, values in scores.items()}
-    items = {"images": [case.images[0].name for case in cases], "same_words": [has_same_words(c) for c in cases],
-             "values": {}, "weights": {}}
+def _items(metric: Metric, right: Mapping[str, list[int]], cases: Sequence[Case]) -> dict:
+    """By accuracy, the value of each case, and its weight in the mean; `right` by the row's suffix."""
+    items: dict = {"values": {}, "weights": {}}
     sizes = Counter(case.group for case in cases)
     kept = metric.groups(sizes) if metric.groups else None
     averages = {"": None} if kept is None else {

@@ -24,7 +24,7 @@ from clip_benchmark_ext.selection_metrics import (
 
 
 def selection_metrics(name, scores, cases):
-    return metrics_of_scores.selection_metrics(find_row(name).metric, scores, cases)
+    return metrics_of_scores.selection_metrics(find_row(name).metric, scores, cases)[0]
 
 
 RIGHT, TIE, WRONG = [2.0, 1.0], [1.0, 1.0], [1.0, 2.0]
@@ -96,10 +96,9 @@ def test_pairs_with_the_same_words_are_counted_marked_and_averaged_apart():
              ("two dogs, one cat", "One cat, two dogs!"), ("a a b", "a b b"), ("a dog", "a dog")]
     cases = [Case(f"row{i}", (Path(f"{i}.png"),), pair, "g") for i, pair in enumerate(texts)]
     scores = {"plain": [RIGHT, WRONG, RIGHT, WRONG, RIGHT, TIE], "blind": [WRONG, RIGHT, WRONG, RIGHT, WRONG, TIE]}
-    metrics = selection_metrics("sugar_crepe/swap_obj", scores, cases)
+    metrics, items = metrics_of_scores.selection_metrics(find_row("sugar_crepe/swap_obj").metric, scores, cases)
     assert (metrics["same_words"], metrics["duplicates"]) == (2, 1)
     assert (metrics["same_words_acc"], metrics["same_words_acc_blind"]) == (0.5, 0.5)
-    items = metrics_of_scores.case_results(find_row("sugar_crepe/swap_obj").metric, scores, cases)
     assert items["same_words"] == [True, False, False, True, False, False]
 
 

@@ -23,7 +23,7 @@ from ..data.images import IMAGE_FILES, SHARDS, Images, data_url, find_images
 from ..encoder import grid
 from ..pretrained import describe_captions
 from ..unmask import tokenize_with_masks
-from .common import load_captioner, need_folder
+from .common import complain, load_captioner, need_folder
 from .page import percent, printable, thumbnail, write_page
 
 BATCH = 8
@@ -123,5 +123,4 @@ def run(args: argparse.Namespace) -> None:
         write_page(args.out, f"Where the words come from: {model_name}",
                    {"Checkpoint": args.pretrained, "Images": str(len(names))}, EXPLANATION, cards, skipped, STYLE)
         print(f"{len(names)} images: {args.out}")
-    if skipped:
-        raise ValueError("\n  ".join([f"{len(skipped)} skipped, all else is written:", *skipped]))
+    complain(skipped)

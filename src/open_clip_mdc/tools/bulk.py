@@ -103,6 +103,11 @@ def check_settings(settings: dict, tables: Iterable[Path]) -> None:
                                  f"otherwise needs another --out")
 
 
+def check_out(out: str, settings: dict) -> None:
+    """Raises ValueError where a folder has a table of rows of other settings: one stands for all."""
+    check_settings(settings, list(Path(out).glob("*.parquet"))[:1])
+
+
 def absolute(path: str) -> str:
     """A path that means the same in another folder; an id stays what it is."""
     return os.path.abspath(path) if os.path.exists(path) else path

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .. import clip_guidance
+from .. import clip_guidance, decoding
 from ..checkpoints import find, fingerprint
 from ..clip_guidance import Clip, Guide
 from ..data.files import new_file
@@ -29,8 +29,8 @@ from ..data.journal import Journal
 from ..objective import STEPS
 from ..pretrained import PretrainedCaptioner
 from ..sampling import Sampling
-from .caption_rows import decoding_options, sampling_of, settings
-from .common import is_folder, load_captioner, need_folder
+from .caption_rows import asked, decoding_options, flag, sampling_of, settings
+from .common import complain, is_folder, load_captioner, need_folder
 from .page import card, legend, printable, thumbnail, write_page
 
 CLIP = ("clip_scale", "clip_top_k", "clip_rerank")
@@ -45,16 +45,7 @@ def check(args: argparse.Namespace) -> None:
     if args.min_length and isinstance(args.length, int) and args.min_length > args.length:
         raise ValueError(f"--min-length {args.min_length} is more than --length {args.length}")
     Sampling(args.temperature, args.top_k, args.top_p).check()
-    if args.sampler == "ancestral" and args.tokens_per_step:
-        raise ValueError("--tokens-per-step is of --sampler confidence; ancestral has --steps")
-    if args.sampler == "confidence" and args.steps:
-        raise ValueError("--steps is of --sampler ancestral; confidence has --tokens-per-step")
-    if args.guidance_weak and args.guidance_scale == 1:
-        raise ValueError("--guidance-weak changes nothing without --guidance-scale")
-    if args.clip and not args.clip_scale and args.clip_rerank == 1:
-        raise ValueError("--clip changes nothing without --clip-scale or --clip-rerank")
-    if not args.clip and (args.clip_scale or args.clip_rerank > 1):
-        raise ValueError("--clip-scale and --clip-rerank need --clip MODEL:FILE")
+    decoding.check(asked(args), flag)
     if args.compare and not args.html:
         raise ValueError("--compare needs --html, the page on which captions stand side by side")
     if not is_folder(args.out) and Path(args.out).suffix != ".jsonl":
@@ -141,8 +132,6 @@ def run(args: argparse.Namespace) -> None:
     others = read_captions(args.compare) if args.compare else {}
     loaded = load_captioner(args)
     options = decoding_options(args, loaded, paths)
-    if args.clip_scale and loaded.model.causal:
-        raise ValueError("--clip-scale is for masked diffusion; this model is autoregressive")
     if args.clip_rerank > 1:
         options |= {"samples": args.clip_rerank, "rerank": True}
     clip = clip_guidance.load(*clip_guidance.parse(args.clip), loaded.device) if args.clip else None
@@ -174,5 +163,4 @@ def run(args: argparse.Namespace) -> None:
         file.writelines(json.dumps(journal.rows[name]) + "\n" for name in names)
     part.unlink(missing_ok=True)
     print(f"{len(names)} captions: {args.out}" + (f", {args.html}" if args.html else ""))
-    if skipped:
-        raise ValueError("\n  ".join([f"{len(skipped)} skipped, all else is written:", *skipped]))
+    complain(skipped)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from .. import decoding
 from ..checkpoints import fingerprint
 from ..pretrained import PretrainedCaptioner
 from ..sampling import Sampling
@@ -19,6 +20,18 @@ DECODING = ("length", "min_length", "tokens_per_step", "sampler", "steps", "text
             "seed", "guidance_scale", "guidance_weak")
 
 
+def flag(name: str) -> str:
+    """The spelling of an option."""
+    return f"--{name.replace('_', '-')}"
+
+
+def asked(args: argparse.Namespace) -> dict:
+    """The options of decoding that are not at their defaults."""
+    return {name: value for name, value in vars(args).items() if name in (
+        *decoding.OF_UNMASKING, *decoding.OF_SEARCH, "clip", "clip_rerank") and value not in (
+        None, decoding.DEFAULTS.get(name))}
+
+
 def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, paths: list[Path],
                      limit: int | None = None) -> dict:
     """What was asked for, as options of `generate.generate`; paths and limit as of `blind_image`.
@@ -26,25 +39,19 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
     Raises:
         ValueError: a flag does not fit the model.
     """
-    model, cfg = loaded.model, loaded.model.caption_cfg
-    ancestral, guided = args.sampler == "ancestral", args.guidance_scale != 1
-    if model.causal and (args.tokens_per_step or args.text or ancestral or guided):
-        raise ValueError("--tokens-per-step, --text, --sampler and --guidance-scale are for masked diffusion; this "
-                         "model is autoregressive")
-    if args.min_length and not model.causal:
-        raise ValueError("--min-length is for autoregressive models, which end their captions themselves; this one is "
-                         "given the --length")
+    model = loaded.model
+    decoding.check_kind(asked(args), model.causal, flag)
     options = {name: value for name in ("length", "min_length", "tokens_per_step", "steps")
                if (value := getattr(args, name)) is not None}
     if args.text:
         options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length).to(loaded.device)
-    if ancestral:
+    if args.sampler == "ancestral":
         options["sampler"] = args.sampler
-    if guided:
-        weak = args.guidance_weak or cfg.weak
-        options |= {"guidance_scale": args.guidance_scale, "guidance_weak": weak}
-        if weak == "blind" and not cfg.condition_zeros:
-            options["blind"] = blind_image(loaded, paths, args, limit)
+    if decoding.guides(vars(args)):
+        options |= {"guidance_scale": args.guidance_scale,
+                    "guidance_weak": args.guidance_weak or model.caption_cfg.weak}
+    if decoding.needs_blind_image(options, model):
+        options["blind"] = blind_image(loaded, paths, args, limit)
     return options
 
 

@@ -40,7 +40,7 @@ def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
     files = [file for unit in units for file in bulk.files_of(unit)]
     options = decoding_options(args, loaded, files, bulk.BLIND_IMAGES)
     about = {"tool": "caption", **settings(args, loaded, options, args.blind_images or bulk.unit_name(units[0]))}
-    bulk.check_settings(about, list(Path(args.out).glob("*.parquet"))[:1])
+    bulk.check_out(args.out, about)
     return partial(caption_shard, loaded, args=args, about=about, options=options)
 
 

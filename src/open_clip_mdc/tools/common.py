@@ -96,6 +96,12 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Names
     return blind
 
 
+def complain(skipped: list[str]) -> None:
+    """Raises ValueError that lists the images which cannot be read, if there are any."""
+    if skipped:
+        raise ValueError("\n  ".join([f"{len(skipped)} skipped, all else is written:", *skipped]))
+
+
 def is_folder(out: str) -> bool:
     """Whether --out means a folder of tables, one for each shard, rather than one file: it has no suffix."""
     return Path(out).is_dir() or not Path(out).suffix

@@ -61,7 +61,7 @@ def worker(args: argparse.Namespace, number: int):
     loaded = load_captioner(args, number)
     settings = {"tool": "embed", "model": fingerprint(loaded.model), "precision": loaded.precision,
                 "feature": args.feature}
-    bulk.check_settings(settings, list(Path(args.out).glob("*.parquet"))[:1])
+    bulk.check_out(args.out, settings)
     return partial(embed_shard, loaded, args=args, settings=settings)
 
 

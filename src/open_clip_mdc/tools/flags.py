@@ -2,6 +2,7 @@
 import argparse
 import os
 
+from .. import decoding
 from .common import add_engine, add_images, add_model, positive
 
 KARPATHY = ("coco", "flickr30k", "flickr8k")
@@ -123,7 +124,7 @@ def caption(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-length", type=positive, metavar="N", help="tokens of a caption of ARC, at least")
     parser.add_argument("--tokens-per-step", type=tokens_per_step, metavar="K|P",
                         help="tokens revealed at a time; or, as 0.9, all that are so probable (default: 1)")
-    parser.add_argument("--sampler", choices=("confidence", "ancestral"), default="confidence",
+    parser.add_argument("--sampler", choices=("confidence", "ancestral"), 
                         help="the most confident tokens first, or draws of the reverse diffusion (default: "
                              "%(default)s)")
     parser.add_argument("--steps", type=positive, metavar="N", help="of --sampler ancestral (default: 100)")
@@ -133,21 +134,22 @@ def caption(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, metavar="K", help="draw among the K most probable tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="draw among the fewest tokens that have probability P")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default: %(default)s)")
-    parser.add_argument("--guidance-scale", type=float, default=1.0, metavar="S",
+    parser.add_argument("--guidance-scale", type=float, metavar="S",
                         help="more than 1 leans towards what only the image explains (default: %(default)s)")
     parser.add_argument("--guidance-weak", choices=("blind", "masked"),
                         help="what guidance leans away from: no image, or the image with features masked at random, "
                              "for models trained so (default: what the model was trained for, else blind)")
     parser.add_argument("--clip", metavar="MODEL:FILE", help="a CLIP model of OpenCLIP that helps, by --clip-scale or "
                         "--clip-rerank: its name and weights, or local-dir:DIR")
-    parser.add_argument("--clip-scale", type=float, default=0.0, metavar="S", help="at each step multiply the most "
+    parser.add_argument("--clip-scale", type=float, metavar="S", help="at each step multiply the most "
                         "probable tokens' probabilities by CLIP's to the power of S (default: %(default)s, not at all)")
-    parser.add_argument("--clip-top-k", type=positive, default=5, metavar="K",
+    parser.add_argument("--clip-top-k", type=positive, metavar="K",
                         help="tokens that CLIP compares at each step (default: %(default)s)")
-    parser.add_argument("--clip-rerank", type=positive, default=1, metavar="N",
+    parser.add_argument("--clip-rerank", type=positive, metavar="N",
                         help="draw N captions and keep the one that CLIP finds the most similar; needs a temperature")
     parser.add_argument("--compare", metavar="JSONL", help="captions of the same images by another command, to stand "
                         "beside these on the page")
+    parser.set_defaults(**decoding.DEFAULTS)
 
 
 def attention(parser: argparse.ArgumentParser) -> None:

@@ -79,7 +79,7 @@ def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
     loaded = load_captioner(args, number)
     settings = {"tool": "score", "model": fingerprint(loaded.model), "precision": loaded.precision,
                 "alpha": args.alpha, "blind": args.blind_images or bulk.unit_name(units[0])}
-    bulk.check_settings(settings, list(Path(args.out).glob("*.parquet"))[:1])
+    bulk.check_out(args.out, settings)
     blind = blind_image(loaded, units, args, bulk.BLIND_IMAGES)
     return partial(score_shard, loaded, args=args, settings=settings, blind=blind)
 
