@@ -109,8 +109,8 @@ class Scale(NamedTuple):
     prepare: tuple[Made, ...] = ()
     tuning: Tuning = Tuning()
     article: bool = False  # whether the claims of article.py and views.py are measured
-    # Times the scale's epochs, of captioners of article.py and mcdiffusion.py: diffusion learns late which attribute
-    # is whose, and before that guidance, corruption or codes have little to act on.
+    # Times the scale's epochs, of captioners of article.py, mcdiffusion.py and views.py: diffusion learns late which
+    # attribute is whose, and before that guidance, corruption or codes have little to act on.
     binding: int = 1
     val: str | None = None  # shards on which the bound is measured, for mcdiffusion.py's claims
 
