@@ -20,6 +20,7 @@ METRICS = {"CIDEr": ("CIDEr", 100.0), "B@4": ("Bleu_4", 100.0), "METEOR": ("METE
            "CLIPScore": ("CLIPScore", 100.0)}
 SWEEP = ("0", "0.5", "1", "1.5", "2", "3", "5", "7")
 FEW = ("1", "3", "7")
+KL = "KL, 1/1000 nats"  # of guided from plain predictions, a token
 
 
 def models(scale: Scale) -> dict[str, Run]:
@@ -71,8 +72,8 @@ def figure7(scale: Scale) -> Iterator[Cell]:
             if column in ("CIDEr", "B@4", "METEOR", "CLIPScore"):
                 yield Cell(f"{name}, w = {w}", column, run,
                            captioning(scale, metric, flags, judge=judge(scale), factor=factor), block=name)
-        yield Cell(f"{name}, w = {w}", "KL", run, captioning(
-            scale, "guidance_kl", flags, judge=judge(scale), factor=1.0), block=name, competes=False)
+        yield Cell(f"{name}, w = {w}", KL, run, captioning(
+            scale, "guidance_kl", flags, judge=judge(scale), factor=1000.0), block=name, competes=False)
 
 
 TABLES = {"table6": table6, "figure7": figure7}
@@ -104,9 +105,9 @@ def plot(name: str, cells: list[Cell], summaries: list, path: Path) -> None:
     from matplotlib.figure import Figure
     points = {(c.row, c.column): s.mean for c, s in zip(cells, summaries, strict=True) if s}
     figure = Figure(figsize=(13, 3.2), layout="constrained")
-    panels = (("CIDEr", "CLIPScore"), ("METEOR", "CLIPScore"), ("B@4", "CLIPScore"), ("KL", "CIDEr"))
+    panels = (("CIDEr", "CLIPScore"), ("METEOR", "CLIPScore"), ("B@4", "CLIPScore"), (KL, "CIDEr"))
     for axes, (x, y) in zip(figure.subplots(1, 4), panels, strict=True):
-        axes.set(xlabel="KL of guided from plain, nats" if x == "KL" else x, ylabel=y)
+        axes.set(xlabel=f"{x}, guided from plain" if x == KL else x, ylabel=y)
         for block in dict.fromkeys(cell.block for cell in cells):
             rows = [row for row in dict.fromkeys(cell.row for cell in cells if cell.block == block)
                     if (row, x) in points and (row, y) in points]
