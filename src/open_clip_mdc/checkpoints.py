@@ -6,10 +6,13 @@ checkpoints, `load` makes the model as it was trained. `local-dir:` and `hf-hub:
 import ast
 import hashlib
 import re
+import struct
+import zlib
 from dataclasses import is_dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import NamedTuple
+from zipfile import BadZipFile, ZipFile
 
 import torch
 
@@ -119,6 +122,9 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
         if isinstance(problem, ValueError) or isinstance(problem, OSError) and weights is None:
             raise
         raise ValueError(f"{pretrained} holds no weights of {name}: {first_lines(problem)}") from problem
+    for key, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ValueError(f"{pretrained} holds NaN or infinity ({key}): nothing can be computed with it")
     tokenizer = open_clip.get_tokenizer(name, context_length=args.get("force_context_length"))
     return model.eval(), transform, tokenizer
 
@@ -132,13 +138,24 @@ def check_device(device: str) -> None:
 
 
 def check_format(path: Path) -> None:
-    """Raises ValueError if it is no file that torch.save or safetensors writes, or that OpenCLIP reads (.npz)."""
+    """Raises ValueError if it is no file that torch.save or safetensors writes, or that OpenCLIP reads (.npz).
+
+    Of a zip, as torch.save writes, all checksums are compared: PyTorch does not, and a changed bit is another weight.
+    """
     with path.open("rb") as file:
         start = file.read(9)
     pickled, safetensors = start[:1] == b"\x80", start[8:] == b"{"
     if not (start[:2] == b"PK" or pickled or safetensors):
         raise ValueError(f"{path} is no checkpoint: " + ("it is empty" if not start else
                          "neither torch.save nor safetensors wrote it"))
+    if start[:2] == b"PK":
+        try:
+            with ZipFile(path) as archive:
+                damaged = archive.testzip()
+        except (BadZipFile, NotImplementedError, EOFError, ValueError, OSError, zlib.error, struct.error) as problem:
+            raise ValueError(f"{path} is damaged or was cut off ({problem}): copy or make it again") from problem
+        if damaged:
+            raise ValueError(f"{path} is damaged (the checksum of {damaged} is wrong): copy or make it again")
 
 
 def first_lines(problem: Exception) -> str:

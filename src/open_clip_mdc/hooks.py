@@ -3,7 +3,9 @@
 Each hook takes the upstream object and returns its replacement, which does something only for captioners, except
 that what reads the training data and seeds the random numbers does so for every model.
 """
+import json
 import logging
+import os
 import random
 from contextlib import nullcontext
 from functools import wraps
@@ -17,8 +19,10 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 
 from . import configs
+from .checkpoints import check_format
+from .data.files import new_file
 from .integration import is_captioner
-from .loading import Batches, seed_noise, seed_webdataset, split_normalization
+from .loading import Batches, CsvImages, need_batches, seed_noise, seed_webdataset, split_normalization
 from .model import Captioner
 from .objective import CaptionLoss
 from .tokens import CAPTION_SEPARATOR
@@ -104,8 +108,51 @@ def get_wds_dataset(upstream):
         info.dataloader.pipeline[0].pin_memory = args.device.startswith("cuda")
         if is_train:
             seed_webdataset(info, args.seed, args.rank)
+            need_batches(info, args.batch_size, args.train_data)
         return info
     return get_dataset
+
+
+def csv_dataset(upstream):
+    """`open_clip_train.data.CsvDataset`."""
+    return CsvImages
+
+
+def pt_load(upstream):
+    """`open_clip_train.main.pt_load`: raises ValueError for a file that is damaged."""
+    @wraps(upstream)
+    def load(file_path, map_location=None):
+        if os.path.exists(file_path):
+            check_format(Path(file_path))
+        return upstream(file_path, map_location=map_location)
+    return load
+
+
+def save(upstream):
+    """`torch.save`: a file appears under its name when it is complete, or not at all.
+
+    Raises:
+        OSError: it cannot be written; PyTorch's own error does not say why.
+    """
+    @wraps(upstream)
+    def save_whole(obj, f, *args, **kwargs):
+        if not isinstance(f, (str, os.PathLike)):
+            return upstream(obj, f, *args, **kwargs)
+        with new_file(f) as partial:
+            try:
+                with partial.open("wb") as file:
+                    upstream(obj, file, *args, **kwargs)
+            except (RuntimeError, OSError) as problem:
+                cause = problem if isinstance(problem, OSError) else problem.__context__
+                if not isinstance(cause, OSError):
+                    raise
+                raise OSError(cause.errno, cause.strerror, str(f)) from problem
+    return save_whole
+
+
+def no_program(upstream):
+    """`PIL.EpsImagePlugin.gs_binary`: there is no Ghostscript."""
+    return False
 
 
 def get_data(upstream):
@@ -148,10 +195,28 @@ def train_one_epoch(upstream):
     return train
 
 
+def forget_from(epoch: int, path: Path) -> None:
+    """Drops the rows of this epoch and later ones, which a run that was killed before it saved has left."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            if json.loads(line)["epoch"] >= epoch:
+                break
+        except (ValueError, LookupError, TypeError):  # this line was broken off
+            break
+        kept.append(f"{line}\n")
+    with new_file(path) as partial:
+        partial.write_text("".join(kept), encoding="utf-8")
+
+
 def evaluate(upstream):
     """`open_clip_train.main.evaluate`: captioners are validated by `validation_metrics`, logged by upstream."""
     @wraps(upstream)
     def evaluate_captioner(model, data, epoch, args, tb_writer=None, tokenizer=None):
+        if args.save_logs and args.train_data:
+            forget_from(epoch, Path(args.checkpoint_path) / "results.jsonl")
         if not is_captioner(args.model):
             return upstream(model, data, epoch, args, tb_writer=tb_writer, tokenizer=tokenizer)
         # Upstream's contrastive validation runs where it finds "val".

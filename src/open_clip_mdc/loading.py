@@ -11,11 +11,11 @@ Dimensions: B images.
 """
 import random
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
-from open_clip_train.data import DataInfo, ResampledShards2, SharedEpoch
+from open_clip_train.data import CsvDataset, DataInfo, ResampledShards2, SharedEpoch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import get_worker_info
@@ -74,6 +74,35 @@ def seed_webdataset(info: DataInfo, seed: int, rank: int) -> None:
         raise RuntimeError(f"the webdataset pipeline has {len(places)} sample shuffles, not 1: {stages}")
     stages[places[0]].kw["rng"] = random  # by default a generator of its own, seeded by process id and clock
     stages.insert(places[0], SeedEachPass(seed, rank, info.shared_epoch))
+
+
+def need_batches(info: DataInfo, batch_size: int, shards: str) -> None:
+    """Ends the training webdataset with a stage that raises ValueError where a pass over a worker's shards is in vain.
+
+    Upstream would read them again, for ever.
+    """
+    info.dataloader.pipeline[0].dataset.append(partial(_not_in_vain, batch_size=batch_size, shards=shards))
+
+
+def _not_in_vain(batches: Iterable, batch_size: int, shards: str) -> Iterator:
+    found = False
+    for batch in batches:
+        found = True
+        yield batch
+    if not found:
+        raise ValueError(f"--train-data {shards}: the shards of data worker {worker_id()} hold fewer pairs that can be "
+                         f"read than --batch-size {batch_size} (the log names what is broken)")
+
+
+class CsvImages(CsvDataset):
+    """Upstream's pairs of a CSV file; one that cannot be read is named."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Raises ValueError."""
+        try:
+            return super().__getitem__(index)
+        except Exception as problem:  # Pillow's decoders fail in many ways on damaged files
+            raise ValueError(f"cannot read the image {self.images[index]}: {problem}") from problem
 
 
 def to_bytes(image: Image.Image) -> Tensor:

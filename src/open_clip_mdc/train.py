@@ -11,12 +11,14 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr
+from pathlib import Path
 
 import torch
 
+from .checkpoints import check_format
 from .data.shards import find_shards
 from .integration import is_captioner, register
-from .messages import close_names
+from .messages import close_names, complaint
 from .vq import VQCfg, convolutions
 
 # What contrasts, distils or reads a text tower has no meaning for a captioner: flag, what to do instead.
@@ -55,6 +57,8 @@ def find_model_problem(args) -> str | None:
             and not open_clip.is_pretrained_cfg(args.model, args.pretrained):
         tags = ", ".join(open_clip.list_pretrained_tags_by_model(args.model))
         return f"--pretrained {args.pretrained} is no file" + (f", and no tag of {args.model}: {tags}" if tags else "")
+    if args.pretrained and os.path.isfile(args.pretrained):
+        check_format(Path(args.pretrained))
     if args.resume and args.resume != "latest" and "://" not in args.resume and not os.path.isfile(args.resume):
         return f"--resume {args.resume} is no file: give a checkpoint or 'latest'"
     return None
@@ -195,7 +199,10 @@ def main(argv: list[str] | None = None) -> int | None:
     if world_info_from_env()[1] == 0:  # not by logging: that would make upstream print each line twice
         for warning in find_warnings(args):
             print(f"warning: {warning}", file=sys.stderr)
-    return upstream_main(argv)
+    try:
+        return upstream_main(argv)
+    except (ValueError, OSError) as problem:  # of a data worker: its traceback, the reason last
+        sys.exit(f"error: {complaint(problem, args).strip().splitlines()[-1].removeprefix('ValueError: ')}")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@ import copy
 import json
 from pathlib import Path
 
+import open_clip
 import pytest
 import torch
-from conftest import VOCAB, captions, images, tiny_captioner
+from conftest import VOCAB, captions, images, run, tiny_captioner
 
+import open_clip_mdc
 from open_clip_mdc import checkpoints
 from open_clip_mdc.checkpoints import fingerprint
 from open_clip_mdc.model import Captioner
@@ -65,3 +67,50 @@ def test_using_a_model_leaves_its_fingerprint():
     model(images(2), captions([4, 5]))
     model.set_grad_checkpointing(False)
     assert fingerprint(model) == expected
+
+
+def test_a_changed_bit_in_a_weight_is_noticed(tmp_path):
+    """PyTorch reads it as another weight."""
+    path = tmp_path / "epoch_1.pt"
+    torch.save({"weight": torch.zeros(1000)}, path)
+    checkpoints.check_format(path)
+    whole = path.read_bytes()
+    place = whole.index(bytes(2000)) + 1000
+    path.write_bytes(whole[:place] + b"\x01" + whole[place + 1:])
+    assert torch.load(path, weights_only=True)["weight"].any()
+    with pytest.raises(ValueError, match=r"epoch_1.pt is damaged \(the checksum of .*data/0 is wrong\)"):
+        checkpoints.check_format(path)
+    for size in range(9, len(whole), 97):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match="epoch_1.pt is damaged or was cut off"):
+            checkpoints.check_format(path)
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path):
+    open_clip_mdc.register()
+    state = open_clip.create_model("MDC-ViT-Ti-8").state_dict()
+    state["text.output.weight"][3, 5] = float("nan")
+    torch.save(state, tmp_path / "epoch_1.pt")
+    with pytest.raises(ValueError, match=r"holds NaN or infinity \(text.output.weight\)"):
+        checkpoints.load(str(tmp_path / "epoch_1.pt"), "MDC-ViT-Ti-8")
+
+
+def test_a_checkpoint_appears_whole_or_not_at_all(tmp_path):
+    """As `open_clip_train` saves it; the reason of a failure is the system's, not PyTorch's."""
+    script = """
+import resource, sys, torch, open_clip_mdc
+open_clip_mdc.register()
+path = sys.argv[1]
+torch.save({"weight": torch.zeros(100)}, path)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+try:
+    torch.save({"weight": torch.ones(100_000)}, path)
+except OSError as problem:
+    assert problem.filename == path and problem.strerror == "File too large", problem
+else:
+    raise SystemExit("it was saved")
+"""
+    path = tmp_path / "epoch_1.pt"
+    run("python", "-c", script, str(path))
+    assert torch.load(path, weights_only=True)["weight"].shape == (100,)
+    assert [p.name for p in tmp_path.iterdir()] == ["epoch_1.pt"]

@@ -1,6 +1,8 @@
 """Claims about the way from a shard to a training step.    pytest tests/core/test_loading.py"""
+import os
 from types import SimpleNamespace
 
+import open_clip
 import open_clip_train.data
 import pandas as pd
 import pytest
@@ -11,7 +13,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from training import equal, open_clip_train_each, train_flags, weights
 
 import open_clip_mdc
-from open_clip_mdc import loading
+from open_clip_mdc import hooks, loading
 from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.tokens import CAPTION_SEPARATOR
 
@@ -180,3 +182,66 @@ def test_batches_on_a_gpu_equal_those_on_the_cpu():
     for (image, captions), (image_gpu, captions_gpu) in zip(*made, strict=True):
         torch.testing.assert_close(image, image_gpu, atol=1e-6, rtol=0)
         assert torch.equal(captions.packed.token, captions_gpu.packed.token)
+
+
+def args_of(path, **more) -> SimpleNamespace:
+    return SimpleNamespace(**dict(
+        train_data=str(path), val_data=None, train_num_samples=16, train_data_upsampling_factors=None, batch_size=4,
+        world_size=1, workers=0, seed=0, rank=0, device="cpu", dataset_resampled=False, csv_img_key="filepath",
+        csv_caption_key="title", csv_separator="\t", distributed=False) | more)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_shards_without_a_batch_that_can_be_read_end_training_in_one_line(data, tmp_path, workers):
+    """Upstream reads them again, for ever: three pairs of a batch of four, one broken image, one without caption."""
+    good = (data / "0.png").read_bytes()
+    with tar_writer(tmp_path / "0.tar") as write:
+        for i, image in enumerate([good, good, good, good[:40]]):
+            write.write({"__key__": str(i), "png": image, "txt": "a red circle"})
+        write.write({"__key__": "9", "png": good})
+    open_clip_mdc.register()
+    tokenize = open_clip.get_tokenizer("MDC-ViT-Ti-8")
+    for size, passes in ((3, True), (4, False)):
+        info = open_clip_train.data.get_wds_dataset(args_of(tmp_path / "0.tar", batch_size=size, workers=workers),
+                                                    to_tensor, True, tokenizer=tokenize)
+        if passes:
+            assert len(next(iter(info.dataloader))[0]) == 3
+            continue
+        with pytest.raises(ValueError, match="0.tar: the shards of data worker 0 hold fewer pairs that can be read "
+                                             "than --batch-size 4"):
+            next(iter(info.dataloader))
+
+
+def to_tensor(image: Image.Image) -> torch.Tensor:
+    return pil_to_tensor(image.resize((8, 8)))
+
+
+def test_an_image_of_a_csv_file_that_cannot_be_read_is_named_and_no_program_is_started_for_it(tmp_path, monkeypatch):
+    """An EPS under another name: Pillow hands it to Ghostscript."""
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    Image.new("RGB", (8, 8)).save(tmp_path / "eps.jpg", "EPS")
+    (tmp_path / "cut.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    names = [str(tmp_path / name) for name in ("eps.jpg", "cut.png", "there-is-none.png")]
+    pd.DataFrame({"filepath": names, "title": "a"}).to_csv(tmp_path / "a.csv", sep="\t", index=False)
+    open_clip_mdc.register()
+    tokenize = open_clip.get_tokenizer("MDC-ViT-Ti-8")
+    dataset = open_clip_train.data.get_csv_dataset(args_of(tmp_path / "a.csv"), to_tensor, True,
+                                                   tokenizer=tokenize).dataloader.dataset
+    for i, name in enumerate(names):
+        with pytest.raises(ValueError, match=f"cannot read the image {name}: "):
+            dataset[i]
+    assert not (tmp_path / "started").exists()
+
+
+def test_validation_forgets_what_a_killed_run_said_of_epochs_that_it_did_not_save(tmp_path):
+    path = tmp_path / "results.jsonl"
+    hooks.forget_from(1, path)
+    assert not path.exists()
+    rows = [f'{{"nelbo": {n}.5, "epoch": {n}}}\n' for n in (1, 2, 3)]
+    for text, epoch, kept in [("".join(rows), 4, rows), ("".join(rows), 2, rows[:1]), ("".join(rows), 1, []),
+                              ("".join(rows)[:-5], 3, rows[:2]), (rows[0] + "\0\0", 2, rows[:1]), ("[]\n", 1, [])]:
+        path.write_text(text)
+        hooks.forget_from(epoch, path)
+        assert path.read_text() == "".join(kept)
