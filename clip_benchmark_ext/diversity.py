@@ -43,7 +43,7 @@ def read_train_captions(path: str) -> set[str]:
         FileNotFoundError, ValueError: it is not there, is damaged, or holds no caption.
     """
     if not path.endswith(".tar"):
-        texts = Path(path).read_text(encoding="utf-8").splitlines()
+        texts = Path(path).read_text(encoding="utf-8").split("\n")
     else:
         texts = [text for shard in find_shards(path) for sample in read_samples(shard, ("txt",)) if "txt" in sample
                  for text in sample["txt"].decode(errors="replace").split(CAPTION_SEPARATOR)]

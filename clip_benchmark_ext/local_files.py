@@ -2,13 +2,13 @@
 
 Nothing is downloaded. File names in a data file are not to be trusted.
 """
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from PIL import Image
 
+from open_clip_mdc.data.files import parse_json
 from open_clip_mdc.data.images import decode_image
 
 
@@ -85,7 +85,7 @@ def inside(folder: Path, name: str, path: Path, row: str | int) -> Path:
 def read_json(path: Path, kind: type) -> dict | list:
     """The content of a JSON file whose outermost value must be of `kind`."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, kind):

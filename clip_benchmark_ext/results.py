@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from open_clip_mdc.data.files import new_file
+from open_clip_mdc.data.files import new_file, parse_json
 
 from .flags import Flags
 
@@ -85,7 +85,7 @@ def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, 
 def is_there(path: Path, about: dict) -> bool:
     """Whether the file holds a result of just this; says so where it is one of something else."""
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = parse_json(path.read_bytes())
     except FileNotFoundError:
         return False
     except ValueError:

@@ -11,6 +11,7 @@ import logging
 import sys
 from pathlib import Path
 
+from open_clip_mdc.data.files import parse_json
 from open_clip_mdc.data.markdown import markdown_table
 
 from .selection_metrics import sugar_crepe_groups
@@ -35,7 +36,7 @@ def read_results(paths: list[str]) -> list[dict]:
     results = []
     for path in paths:
         try:
-            result = json.loads(Path(path).read_text(encoding="utf-8"))
+            result = parse_json(Path(path).read_bytes())
             results.append({**{k: result[k] for k in ("dataset", "model", "pretrained", "task", "metrics")},
                             "settings": {**result.get("settings", {}), "dataset_root": None}})
         except (ValueError, KeyError, TypeError) as problem:

@@ -47,17 +47,25 @@ def valid_tokens(text: Tensor, vocab_size: int) -> Tensor:
     return is_eot.long().cumsum(-1) - is_eot.long() == 0
 
 
+def not_whole(caption: str, tokenizer: Callable, context_length: int) -> str | None:
+    """Why the tokenizer would cut a caption; None if it would not. It says nothing itself."""
+    ids = tokenizer.encode(caption)
+    if len(ids) + 2 > context_length:
+        return f"has {len(ids) + 2} tokens with SOT and EOT, and the model reads {context_length}: shorten it"
+    if {sot_id(tokenizer.vocab_size), eot_id(tokenizer.vocab_size)} & set(ids):
+        return "holds <start_of_text> or <end_of_text>, where it would begin or end: leave them out"
+    return None
+
+
 def tokenize_whole(captions: Sequence[str], tokenizer: Callable, context_length: int) -> Tensor:
     """Ids of captions, long [C, L].
 
     Raises:
-        ValueError: a caption is longer than the context; the tokenizer would cut it and say nothing.
+        ValueError: a caption is not read as a whole (`not_whole`).
     """
     for number, caption in enumerate(captions, 1):
-        count = len(tokenizer.encode(caption)) + 2
-        if count > context_length:
-            raise ValueError(f"caption {number} has {count} tokens with SOT and EOT, and the model reads "
-                             f"{context_length}: shorten it ({caption[:40]!r}...)")
+        if why := not_whole(caption, tokenizer, context_length):
+            raise ValueError(f"caption {number} {why} ({caption[:40]!r}...)")
     return tokenizer(list(captions), context_length)
 
 

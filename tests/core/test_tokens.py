@@ -1,8 +1,19 @@
 """Claims about token ids.    pytest tests/core/test_tokens.py"""
 import open_clip
+import pytest
 import torch
 
-from open_clip_mdc.tokens import caption_lengths, decode_captions, eot_id, mask_id, sot_id, target_tokens, valid_tokens
+from open_clip_mdc.tokens import (
+    caption_lengths,
+    decode_captions,
+    eot_id,
+    mask_id,
+    not_whole,
+    sot_id,
+    target_tokens,
+    tokenize_whole,
+    valid_tokens,
+)
 
 TOKENIZER = open_clip.SimpleTokenizer()
 V = TOKENIZER.vocab_size
@@ -45,3 +56,11 @@ def test_decoding_drops_special_ids_and_shows_masks():
 def test_captions_outside_ascii_survive():
     caption = "ein hündchen, 犬 und 🐕"
     assert decode_captions(TOKENIZER([caption]), TOKENIZER)[0].replace(" ", "") == caption.replace(" ", "")
+
+
+def test_a_caption_that_would_be_cut_is_not_scored():
+    assert not_whole("dog " * 75, TOKENIZER, 77) is None
+    assert "has 78 tokens with SOT and EOT, and the model reads 77" in not_whole("dog " * 76, TOKENIZER, 77)
+    for name in ("<end_of_text>", "<start_of_text>", "<End_of_Text>"):
+        with pytest.raises(ValueError, match="caption 2 holds <start_of_text> or <end_of_text>"):
+            tokenize_whole(["a dog", f"a dog{name} and all that it does not say"], TOKENIZER, 77)

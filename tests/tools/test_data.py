@@ -1,13 +1,16 @@
 """Claims about the files that tools read and write: journals, shards, images.    pytest tests/tools/test_data.py"""
+import gzip
 import io
 import json
 
 import pytest
+import torch
 from PIL import Image
 
 from open_clip_mdc.data import images
+from open_clip_mdc.data.files import parse_json
 from open_clip_mdc.data.journal import Journal, Rows
-from open_clip_mdc.data.shards import read_samples, tar_writer
+from open_clip_mdc.data.shards import is_text, read_samples, tar_writer
 
 KEY = {"model": "m", "length": 15}
 
@@ -91,3 +94,57 @@ def test_pairs_are_images_as_stored_and_the_first_of_several_captions(tmp_path):
         writer.write({"__key__": "d", "webp": buffer.getvalue(), "txt": "last"})
     pairs = images.read_pairs([str(tmp_path / "0.tar")], lambda image: image.size, lambda text: [text])
     assert list(pairs) == [((30, 20), "one"), ((30, 20), "last")]  # as OpenCLIP reads them in training
+
+
+def test_a_shard_that_was_cut_anywhere_is_no_whole_one(tmp_path):
+    """Between two members too, where tarfile sees an end."""
+    path = tmp_path / "0.tar"
+    with tar_writer(path) as writer:
+        for key in "abc":
+            writer.write({"__key__": key, "jpg": b"x" * 700, "txt": b"one"})
+    whole = path.read_bytes()
+    end = len(whole.rstrip(b"\0")) // 512 * 512 + 512
+    for size in range(0, end + 1, 256):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match="not a complete tar file"):
+            list(read_samples(str(path)))
+    for content in (whole, whole[:end + 1024], gzip.compress(whole)):
+        path.write_bytes(content)
+        assert [sample["__key__"] for sample in read_samples(str(path))] == list("abc")
+
+
+def test_a_batch_of_which_some_are_known_is_read_as_a_whole(tmp_path):
+    """What is drawn for an image depends on its batch: one that was half noted must not become two."""
+    for name in "abcdef":
+        Image.new("RGB", (4, 4)).save(tmp_path / f"{name}.png")
+    (tmp_path / "g.png").write_bytes(b"no image")
+    files = sorted(tmp_path.iterdir())
+    known = frozenset(map(str, files[:5]))
+    batches = list(images.Images(files, lambda image: torch.zeros(3, 4, 4), 2, known=known))
+    assert [batch.new for batch in batches] == [[], [], [str(files[4]), str(files[5])], []]
+    assert [len(batch.names) for batch in batches] == [2, 2, 2, 0] and len(batches[3].problems) == 1
+
+
+def test_json_of_others_is_refused_whatever_it_is():
+    for text in ("{", "[" * 100_000, b"\xff\xfe", "1" * 5000, ""):
+        with pytest.raises(ValueError):
+            parse_json(text)
+    assert parse_json(b'{"a": [1]}') == {"a": [1]}
+
+
+def test_half_of_a_letter_is_no_text():
+    assert is_text("a \u72ac") and not is_text("\ud800") and not is_text(" \n") and not is_text(None)
+
+
+def test_a_changed_bit_in_a_table_is_noticed(tmp_path):
+    """Parquet itself reads it as another number."""
+    tables = pytest.importorskip("open_clip_mdc.data.tables")
+    import pyarrow
+    path = tmp_path / "t.parquet"
+    with tables.write_table(path, pyarrow.schema([("score", pyarrow.float32())])) as table:
+        table.add({"score": torch.arange(1000.0).numpy()})
+    assert tables.read_rows(path, ["score"])["score"].to_pylist() == list(range(1000))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:2000] + bytes([whole[2000] ^ 1]) + whole[2001:])
+    with pytest.raises(ValueError, match="t.parquet is damaged: remove it"):
+        tables.read_rows(path, ["score"])

@@ -178,3 +178,13 @@ def test_bad_input_is_named_in_one_line(place, tmp_path):
         complaint = score(place, *(argv if "--out" in argv else (*argv, "--out", tmp_path / "s")))
         assert complaint.startswith("error: ") and words in complaint and "\n" not in complaint, complaint
     assert not (tmp_path / "s").exists()
+
+
+def test_a_caption_of_a_csv_file_may_be_long_and_what_is_no_csv_is_one_line(tmp_path):
+    long = "a red circle " * 20_000
+    (tmp_path / "a.csv").write_text(f'image,caption\na.png,{long}\n')
+    [part] = split_csv(tmp_path / "a.csv")
+    assert [caption for *_, caption in read_csv(part)] == [long]
+    (tmp_path / "b.csv").write_text("image,caption\na.png\rb,a star\n")
+    with pytest.raises(ValueError, match="b.csv is no CSV file: new-line character seen"):
+        split_csv(tmp_path / "b.csv")

@@ -11,6 +11,7 @@ from PIL import Image
 from open_clip_mdc import checkpoints, register
 from open_clip_mdc import tools as cli
 from open_clip_mdc.scoring import mean_image
+from open_clip_mdc.tools.score import read_captions
 
 CAPTIONS = ["a red circle left of a blue square", "a star", "a blue square up above a red star"]
 
@@ -118,3 +119,8 @@ def test_bad_input_is_named_in_one_line(place, tmp_path):
         complaint = score(place, "--out", tmp_path / "s.csv", *argv)
         assert complaint.startswith("error: ") and words in complaint and "\n" not in complaint, complaint
     assert not list(tmp_path.glob("*.csv"))
+
+
+def test_a_caption_is_a_line_whatever_else_ends_lines(tmp_path):
+    (tmp_path / "c.txt").write_bytes("a\u2028b\x0bc\x85d\n\n e \r\n".encode())
+    assert read_captions(str(tmp_path / "c.txt")) == ["a\u2028b\x0bc\x85d", "e"]

@@ -4,6 +4,7 @@ A part begins at a byte of the file, so that a late one costs no more than the f
 """
 import csv
 import os
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -29,6 +30,19 @@ def read_lines(file: BinaryIO) -> Iterator[str]:
         yield line.decode("utf-8", errors="replace")
 
 
+def read_rows(path: Path, lines: Iterator[str]) -> Iterator[list[str]]:
+    """Rows of any length.
+
+    Raises:
+        ValueError: this is no CSV.
+    """
+    csv.field_size_limit(sys.maxsize)  # of the process; by default a caption of 131,072 letters is refused
+    try:
+        yield from csv.reader(lines)
+    except csv.Error as problem:
+        raise ValueError(f"{path} is no CSV file: {problem}") from problem
+
+
 def split_csv(path: Path, size: int = 10_000) -> list[CsvRows]:
     """Parts of `size` rows; images are where the present folder says, as for open_clip_train.
 
@@ -37,7 +51,7 @@ def split_csv(path: Path, size: int = 10_000) -> list[CsvRows]:
     """
     parts: list[CsvRows] = []
     with path.open("rb") as file:
-        rows = csv.reader(read_lines(file))
+        rows = read_rows(path, read_lines(file))
         header = next(rows, [])
         if missing := [name for name in COLUMNS if name not in header]:
             raise ValueError(f"{path} has no column {missing[0]!r}, only {header}: it needs image,caption")
@@ -62,7 +76,7 @@ def read_csv(part: CsvRows) -> Iterator[tuple[str, Path, str]]:
     seen: set[str] = set()
     with part.path.open("rb") as file:
         file.seek(part.start)
-        for number, row in enumerate(islice(csv.reader(read_lines(file)), part.count)):
+        for number, row in enumerate(islice(read_rows(part.path, read_lines(file)), part.count)):
             if len(row) <= max(part.columns):
                 raise ValueError(f"{part.path}: row {number + 1} after byte {part.start} has {len(row)} cells: {row}")
             image, caption = (row[place] for place in part.columns)

@@ -24,6 +24,14 @@ def new_file(path: str | Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def parse_json(text: str | bytes) -> object:
+    """Of a file of others. Raises ValueError for what is no JSON, or is nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError as problem:
+        raise ValueError("it is nested too deeply") from problem
+
+
 def write_json(path: str | Path, content: object, indent: int | None = None) -> None:
     with new_file(path) as partial:
         partial.write_text(json.dumps(content, indent=indent))

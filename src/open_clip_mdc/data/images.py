@@ -163,14 +163,19 @@ class Images(IterableDataset):
                 yield self.decode(rows)
 
     def decode(self, rows: list[Source]) -> Batch:
+        """A batch of which some are known is done again as a whole: what is drawn for an image depends on all of it."""
+        batch = self.decode_new(rows, self.known)
+        return self.decode_new(rows, ()) if 0 < len(batch.new) < len(batch.names) else batch
+
+    def decode_new(self, rows: list[Source], known: Container[str]) -> Batch:
         names, images, others, new, thumbnails, texts, problems, damaged = [], [], [], [], [], [], [], []
         for name, source, text in rows:
             thumbnail = None
             try:
-                if name not in self.known or self.thumbnail:
+                if name not in known or self.thumbnail:
                     decoded = open_image(source, name)
                     thumbnail = self.thumbnail and self.thumbnail(decoded)
-                    if name not in self.known:
+                    if name not in known:
                         images.append(self.transform(decoded))
                         others += [self.other_transform(decoded)] if self.other_transform else []
                         new.append(name)

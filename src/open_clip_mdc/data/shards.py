@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tarfile import BLOCKSIZE
+from typing import BinaryIO
 from urllib.parse import urlparse
 
 from open_clip_train.data import group_by_keys_nothrow
@@ -75,6 +77,22 @@ def write_sizes(folder: Path) -> None:
     write_json(folder / "sizes.json", {path.name: read_stats(path)["pairs"] for path in sorted(folder.glob("*.tar"))})
 
 
+class Tail:
+    """A stream that remembers how it began and what was last read of it."""
+
+    def __init__(self, stream: BinaryIO):
+        self.stream, self.start, self.end = stream, b"", b""
+
+    def read(self, size: int = -1) -> bytes:
+        part = self.stream.read(size)
+        self.start, self.end = self.start or part[:2], (self.end + part)[-BLOCKSIZE:]
+        return part
+
+    def is_whole(self) -> bool:
+        """Whether an archive was read to its end, which is zeros; a compressed one notices by itself."""
+        return self.start in (b"\x1f\x8b", b"BZ", b"\xfd7") or not any(self.end)
+
+
 def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterator[dict]:
     """Streams a shard's samples, grouped as OpenCLIP groups them in training: `__key__` and {suffix: bytes}.
 
@@ -87,8 +105,11 @@ def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterato
     wanted = None if suffixes is None else lambda name: (base_plus_ext(name)[1] or "").lower() in suffixes
     try:
         with gopen(shard) as stream:
-            members = tar_file_iterator(stream, select_files=wanted)
+            tail = Tail(stream)
+            members = tar_file_iterator(tail, select_files=wanted)
             yield from group_by_keys_nothrow({**member, "__url__": shard} for member in members)
+            if not tail.is_whole():  # tarfile takes one that was cut between two members for a whole one
+                raise ValueError("no end")
     except OSError:
         raise
     except Exception as problem:  # tarfile fails in many ways on damaged files
@@ -107,6 +128,14 @@ def read_metadata(sample: dict) -> dict:
     except (ValueError, RecursionError):
         return {}
     return metadata if isinstance(metadata, dict) else {}
+
+
+def is_text(value: object) -> bool:
+    """Whether it is a caption: a text that is not empty and can be written. JSON can hold half of a letter's code."""
+    try:
+        return isinstance(value, str) and bool(value.strip() and value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def image_suffix(data: bytes) -> str:

@@ -35,11 +35,23 @@ class Table:
 @contextmanager
 def write_table(path: Path, schema: pa.Schema) -> Iterator[Table]:
     """Writes to `path` as it goes; the same rows give the same bytes."""
-    with pq.ParquetWriter(path, schema) as writer:
+    with pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:
         table = Table(writer)
         yield table
         table.flush()
         writer.add_key_value_metadata({ABOUT: json.dumps(table.about)})
+
+
+def read_rows(path: Path, columns: list[str]) -> pa.Table:
+    """Some columns of a table.
+
+    Raises:
+        ValueError: it is damaged; a changed bit would be another number.
+    """
+    try:
+        return pq.read_table(path, columns=columns, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as problem:
+        raise ValueError(f"{path} is damaged: remove it, and the same command makes it anew ({problem})") from problem
 
 
 def read_about(path: Path) -> dict:

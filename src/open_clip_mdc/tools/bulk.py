@@ -84,6 +84,7 @@ def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argpa
             stats["broken"] += len(batch.problems)
             if batch.names:
                 keys = [name.removeprefix(f"{shard}::").removeprefix(f"{shard}/") for name in batch.names]
+                keys = [key.encode("utf-8", "backslashreplace").decode() for key in keys]  # names are any bytes
                 rows = {"key": keys, **columns(batch._replace(names=keys, image=batch.image.to(
                     loaded.device, non_blocking=True)))}
                 table.add(rows)

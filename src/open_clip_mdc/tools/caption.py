@@ -23,7 +23,7 @@ from tqdm import tqdm
 from .. import clip_guidance, decoding
 from ..checkpoints import find, fingerprint
 from ..clip_guidance import Clip, Guide
-from ..data.files import new_file
+from ..data.files import new_file, parse_json
 from ..data.images import IMAGE_FILES, SHARDS, Batch, Images, find_images
 from ..data.journal import Journal
 from ..objective import STEPS
@@ -64,7 +64,7 @@ def read_captions(path: str) -> dict[str, dict]:
         ValueError: it is another file. FileNotFoundError: there is none.
     """
     try:
-        rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        rows = [parse_json(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
         return {row["image"]: {"image": path, "caption": row["caption"], "tokens": [
             {name: token[name] for name in ("token", "step", "log_prob")} for token in row["tokens"]]} for row in rows}
     except (ValueError, KeyError, TypeError) as problem:
@@ -146,7 +146,8 @@ def run(args: argparse.Namespace) -> None:
                             thumbnail=thumbnail if args.html else None, other_transform=clip and clip.transform)
         for batch in images.loader(args.workers):
             for row in lines_of(batch, loaded, clip, options, args) if batch.new else ():
-                journal.append(row)
+                if row["image"] not in journal.rows:
+                    journal.append(row)
             for name, url in zip(batch.names, batch.thumbnails, strict=True):
                 row = journal.rows[name]
                 tqdm.write(printable(f"{name}: {row['caption']}"))

@@ -16,6 +16,7 @@ import json
 import os
 import tarfile
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -27,11 +28,13 @@ from requests.adapters import HTTPAdapter, Retry
 from tqdm import tqdm
 from webdataset.tariterators import base_plus_ext
 
+from ..data.files import parse_json
 from ..data.images import FORMATS, IMAGE_FILES, SHARDS, data_url, find_images
 from ..data.journal import Journal
 from .judge_answers import LETTERS, assign_letters, parse_letter, report, summarise
 
 TIMEOUT_SECONDS = (10, 300)  # to connect, and between two bytes: a large model with a queue takes its time
+ANSWER_SECONDS, ANSWER_BYTES = 900, 2 ** 20  # of a whole answer
 RETRIES = 7  # waits of 0, 1, 2, 4, ... 32 seconds where the server does not say how long
 
 
@@ -52,10 +55,10 @@ def read_captions(path: str) -> dict[str, str]:
     try:
         with open(path, encoding="utf-8") as file:
             if path.endswith(".jsonl"):
-                rows = [json.loads(line) for line in file if line.strip()]
+                rows = [parse_json(line) for line in file if line.strip()]
                 pairs = [(row["image"].partition("::")[2] or Path(row["image"]).stem, row["caption"]) for row in rows]
             else:
-                pairs = list(json.load(file)["captions"].items())
+                pairs = list(parse_json(file.read())["captions"].items())
         captions = {id: " ".join(caption.split()) for id, caption in pairs}
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ValueError(f'{path} is neither JSON with {{"captions": {{id: caption}}}} nor .jsonl with "image" and '
@@ -168,10 +171,24 @@ def open_session(workers: int) -> requests.Session:
     return session
 
 
-def _excerpt(response: requests.Response) -> str:
+def read_answer(response: requests.Response) -> bytes:
+    """The body, byte by byte: what is sent slowly or without an end does not hold up the others for ever.
+
+    Raises:
+        ValueError: it is too long, or takes too long.
+    """
+    content, deadline = bytearray(), time.monotonic() + ANSWER_SECONDS
+    for part in response.iter_content(1):
+        content += part
+        if len(content) > ANSWER_BYTES or time.monotonic() > deadline:
+            raise ValueError(f"{response.url} sends an answer without an end: {len(content)} bytes until now")
+    return bytes(content)
+
+
+def _excerpt(response: requests.Response, content: bytes) -> str:
     """The beginning of what a server says, on one line, without the key, which some repeat."""
     key = response.request.headers.get("Authorization", "").removeprefix("Bearer ")
-    text = " ".join(response.text.split())
+    text = " ".join(content.decode(errors="replace").split())
     return (text.replace(key, "***") if key else text)[:300]
 
 
@@ -185,16 +202,18 @@ def ask(session: requests.Session, url: str, model: str, prompt: str, image: str
     content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": prompt}]
     body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": content}]}
     try:
-        response = session.post(f"{url}/chat/completions", json=body, timeout=TIMEOUT_SECONDS, allow_redirects=False)
-    except requests.RequestException as problem:
+        with session.post(f"{url}/chat/completions", json=body, timeout=TIMEOUT_SECONDS, allow_redirects=False,
+                          stream=True) as response:
+            content = read_answer(response)
+    except (requests.RequestException, UnicodeError) as problem:
         raise OSError(f"{url} cannot be reached, {RETRIES} times tried again: {problem}") from problem
     if response.status_code != 200:
-        raise ValueError(f"{url} answers {response.status_code}: {_excerpt(response)}")
+        raise ValueError(f"{url} answers {response.status_code}: {_excerpt(response, content)}")
     try:
-        answer = response.json()["choices"][0]["message"]["content"] or ""
+        answer = parse_json(content)["choices"][0]["message"]["content"] or ""
         return answer.strip()
     except (ValueError, LookupError, TypeError, AttributeError) as problem:
-        raise ValueError(f"{url} gives no chat completion: {_excerpt(response)}") from problem
+        raise ValueError(f"{url} gives no chat completion: {_excerpt(response, content)}") from problem
 
 
 def check_journal(path: Path, settings: dict) -> None:
@@ -203,7 +222,7 @@ def check_journal(path: Path, settings: dict) -> None:
         return
     try:
         with path.open("rb") as file:
-            earlier = json.loads(file.readline())
+            earlier = parse_json(file.readline())
         unlike = [name for name in settings if earlier[name] != settings[name]]
     except (ValueError, LookupError, TypeError) as problem:
         raise ValueError(f"{path} is damaged or no file of this tool: give another --out") from problem

@@ -5,8 +5,9 @@
 
 OUT/SHARD.parquet (of a CSV file OUT/NAME-00000.parquet, ... for every 10,000 rows) has a row per caption: key, caption,
 score = log p(c | i), blind = log p(c), debiased = score - alpha * blind, in nats, and num_tokens, the tokens that these
-are sums over. A caption longer than the context has no score. --top keeps that share of the scored captions, those with
-the highest debiased score, and writes shards of them; an image with several kept captions keeps them all.
+are sums over. A caption that the tokenizer would cut, being longer than the context, has no score. --top keeps that
+share of the scored captions, those with the highest debiased score, and writes shards of them; an image with several
+kept captions keeps them all.
 
 Place in the paper: Eq. 7 and the heuristic of Sec. 4.2. Dimensions: B images, C captions, L positions.
 """
@@ -18,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from ..checkpoints import fingerprint
@@ -26,9 +26,10 @@ from ..data.csv_pairs import CsvRows, read_csv, split_csv
 from ..data.files import write_json
 from ..data.images import Batch, named_samples
 from ..data.shards import image_member, image_suffix, open_tar, read_stats, stats_file, write_sizes
+from ..data.tables import read_rows
 from ..pretrained import PretrainedCaptioner
 from ..scoring import log_likelihood
-from ..tokens import CAPTION_SEPARATOR, caption_lengths
+from ..tokens import CAPTION_SEPARATOR, caption_lengths, not_whole
 from . import bulk
 from .common import blind_image, load_captioner
 from .engine import make_each
@@ -47,7 +48,7 @@ def score_columns(loaded: PretrainedCaptioner, blind: torch.Tensor, alpha: float
     """A row for each caption of each image; columns of SCHEMA."""
     model, tokenizer = loaded.model, loaded.tokenizer
     captions = [captions_of(text) for text in batch.texts]
-    fits = [[c for c in own if len(tokenizer.encode(c)) + 2 <= model.context_length] for own in captions]
+    fits = [[c for c in own if not not_whole(c, tokenizer, model.context_length)] for own in captions]
     some, most = [i for i, own in enumerate(fits) if own], max(map(len, fits))
     found: dict[tuple[int, str], tuple] = {}
     if some:
@@ -86,7 +87,7 @@ def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
 
 def threshold(tables: list[Path], top: float) -> float:
     """The debiased score that the share `top` of the scored captions has at least."""
-    scores = [pq.read_table(path, columns=["debiased"])["debiased"].drop_null().to_numpy() for path in tables]
+    scores = [read_rows(path, ["debiased"])["debiased"].drop_null().to_numpy() for path in tables]
     scores = np.concatenate(scores)
     if not len(scores):
         raise ValueError("no caption has a score: nothing can be kept")
@@ -100,7 +101,7 @@ def keep(unit: bulk.Unit, out: Path, table: Path, least: float) -> dict:
     Returns:
         the threshold, and numbers of pairs (images) and captions kept.
     """
-    rows = pq.read_table(table, columns=["key", "caption", "debiased"]).to_pylist()
+    rows = read_rows(table, ["key", "caption", "debiased"]).to_pylist()
     kept: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         if row["debiased"] is not None and row["debiased"] >= least:

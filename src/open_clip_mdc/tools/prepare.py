@@ -29,11 +29,12 @@ from typing import NamedTuple, NoReturn
 
 from tqdm import tqdm
 
-from ..data.files import new_folder, write_json
+from ..data.files import new_folder, parse_json, write_json
 from ..data.shards import (
     find_shards,
     image_member,
     image_suffix,
+    is_text,
     read_metadata,
     read_samples,
     shard_pattern,
@@ -70,8 +71,12 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
         ValueError: another file, or another data set's.
     """
     rows: dict[str, list] = {}
+    what = f"{annotations} is not Karpathy's dataset_{dataset}.json"
     try:
-        content = json.loads(Path(annotations).read_text(encoding="utf-8"))
+        content = parse_json(Path(annotations).read_bytes())
+    except ValueError as problem:
+        raise ValueError(f"{what}: {problem!r}") from problem
+    try:
         if content.get("dataset", dataset) != dataset:
             raise ValueError(f"{annotations} is for {content['dataset']!r}, not for {dataset}")
         for row in content["images"]:
@@ -80,8 +85,8 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
                 raise ValueError(f"{annotations} names an image outside {images}: {str(place)!r}")
             path = Path(images, place) if Path(images, place).exists() else Path(images, place.name)
             rows.setdefault(SPLITS[row["split"]], []).append((path, [s["raw"] for s in row["sentences"]]))
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as problem:
-        raise ValueError(f"{annotations} is not Karpathy's dataset_{dataset}.json: {problem!r}") from problem
+    except (KeyError, TypeError, AttributeError) as problem:
+        raise ValueError(f"{what}: {problem!r}") from problem
     return rows
 
 
@@ -90,8 +95,8 @@ def read_files(rows: list[tuple[Path, list]], left_out: list[LeftOut]) -> Iterat
     for path, captions in tqdm(rows, unit="image"):
         try:
             image = path.read_bytes()
-        except OSError as problem:
-            left_out.append(LeftOut(path.name, problem.strerror))
+        except (OSError, ValueError) as problem:  # ValueError: no file can have this name
+            left_out.append(LeftOut(path.name, getattr(problem, "strerror", None) or str(problem)))
         else:
             yield Sample(path.name, image, captions)
 
@@ -112,7 +117,7 @@ def usable(samples: Iterable[Sample], left_out: list[LeftOut]) -> Iterator[tuple
     """
     for name, image, captions in samples:
         texts = captions if isinstance(captions, list) else [captions]
-        texts = [" ".join(text.split()) for text in texts if isinstance(text, str) and text.strip()]
+        texts = [" ".join(text.split()) for text in texts if is_text(text)]
         try:
             if not texts:
                 raise ValueError("no captions")

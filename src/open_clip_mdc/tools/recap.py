@@ -21,6 +21,7 @@ from ..data.files import write_json
 from ..data.shards import (
     find_shards,
     image_member,
+    is_text,
     open_tar,
     read_metadata,
     read_samples,
@@ -35,7 +36,7 @@ from .engine import make_each
 def re_caption(sample: dict, in_json: bool) -> str:
     """The recaptioned text of a sample, without white space at its ends and line ends; empty where there is none."""
     text = read_metadata(sample).get("re_caption") if in_json else sample.get("txt", b"").decode("utf-8", "replace")
-    return " ".join(text.split()) if isinstance(text, str) else ""
+    return " ".join(text.split()) if is_text(text) else ""
 
 
 def recaption(job: tuple[str, Path], part: Path) -> None:

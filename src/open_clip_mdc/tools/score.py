@@ -33,7 +33,8 @@ def read_captions(path: str) -> list[str]:
     Raises:
         ValueError: there is none.
     """
-    captions = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = Path(path).read_text(encoding="utf-8").split("\n")  # not at U+2028 and the like, which a caption may hold
+    captions = [line.strip() for line in lines if line.strip()]
     if not captions:
         raise ValueError(f"{path} has no caption")
     return captions
@@ -95,7 +96,8 @@ def run(args: argparse.Namespace) -> None:
     blind = blind_image(loaded, paths, args)
     with loaded.autocast():
         prior = log_likelihood(model, None, text[None], blind=blind)[0].tolist()
-    with new_file(out) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+    with new_file(out) as partial, partial.open(
+            "w", encoding="utf-8", errors="backslashreplace", newline="") as file:  # names of files are any bytes
         writer = csv.DictWriter(file, ["image", "caption", "score", "blind", "debiased", "tokens"])
         if out.suffix == ".csv":
             writer.writeheader()
