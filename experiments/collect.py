@@ -48,7 +48,8 @@ LEDGERS = {"claims": claims.claims, **{name: partial(claims.claims_of, sentences
     ("views", views.SENTENCES))}}
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
 IMAGES = 4  # of Figure 6
-LOSS = re.compile(r"Caption_loss: (\S+) \(")  # of a line of training; a length head's loss is none of the objective
+# Epoch, samples and loss of a line of training; a length head's loss is none of the objective.
+LOSS = re.compile(r"Train Epoch: (\d+) \[\s*(\d+)/.*?Caption_loss: (\S+) \(")
 
 
 class Result(NamedTuple):
@@ -74,9 +75,15 @@ def loss_variation(log: str) -> float:
     """How much the loss varies from one logged step to the next, as a share of its mean, in training's second half.
 
     The root mean square of successive differences over sqrt(2): the standard deviation of the noise around any trend
-    that is slow beside the steps. NaN with fewer than two lines.
+    that is slow beside the steps. NaN with fewer than two lines. What a resumed training did again counts once.
     """
-    losses = [float(loss) for loss in LOSS.findall(log)]
+    lines: list[tuple[tuple[int, int], float]] = []
+    for epoch, samples, loss in LOSS.findall(log):
+        place = int(epoch), int(samples)
+        while lines and lines[-1][0] >= place:
+            lines.pop()
+        lines.append((place, float(loss)))
+    losses = [loss for _, loss in lines]
     losses = losses[len(losses) // 2:]
     if len(losses) < 2:
         return math.nan

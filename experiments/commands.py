@@ -121,8 +121,8 @@ def changed(scale: Scale, run: Run, seed: int, place: Place) -> str | None:
     path = folder(run, seed, place) / "command.txt"
     if not path.parent.exists():
         return None
-    if not path.exists():
-        return "it has no command.txt"
+    if not path.exists():  # nor any result, if it was killed at its very beginning
+        return "it has no command.txt" if any(path.parent.rglob("*.*")) else None
     old, new = shlex.split(path.read_text(encoding="utf-8")), shlex.split(recipe(scale, run, seed))
     unlike = [(before, after) for before, after in zip_longest(old, new, fillvalue="nothing") if before != after]
     return f"{unlike[0][0]}, now {unlike[0][1]}" if unlike else None

@@ -5,12 +5,15 @@
 What a command writes goes to LOGS/LABEL.out, its messages to LOGS/LABEL.log, where a training says how far it is.
 """
 import argparse
+import fcntl
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,19 +44,41 @@ def fraction(step: Step, logs: Path) -> float | None:
     return (epoch + percent / 100) / int(step.command[step.command.index("--epochs") + 1])
 
 
-def run_step(step: Step, logs: Path, threads: int) -> None:
+@contextmanager
+def alone(logs: Path) -> Iterator[int]:
+    """Waits for what an earlier call started here and left behind when it was killed; yields the lock's descriptor.
+
+    Every step inherits the lock, which ends with the last process that has it.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for the steps of another call, which write to {logs}/", file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+
+
+def run_step(step: Step, logs: Path, threads: int, lock: int) -> None:
     """Runs a command to its end.
+
+    Args:
+        lock: of `alone`.
 
     Raises:
         RuntimeError: in one line, if the command fails.
     """
     log = logs / f"{step.label}.log"
     if step.folder:
+        from open_clip_mdc.data.files import new_file  # here: `make -n` runs where nothing is installed
         step.folder.mkdir(parents=True, exist_ok=True)
-        (step.folder / "command.txt").write_text(step.recipe, encoding="utf-8")
+        with new_file(step.folder / "command.txt") as partial:
+            partial.write_text(step.recipe, encoding="utf-8")
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     with log.open("w") as messages, log.with_suffix(".out").open("w") as output:
-        code = subprocess.run(step.command, stdout=output, stderr=messages, env=environment).returncode
+        code = subprocess.run(step.command, stdout=output, stderr=messages, env=environment,
+                              pass_fds=(lock,)).returncode
     if code:
         lines = log.read_text(errors="replace").splitlines() or [""]
         raise RuntimeError(f"{step.label} failed (exit status {code}), see {log}: {lines[-1]}")
@@ -66,29 +91,30 @@ def run_steps(title: str, steps: list[Step], logs: Path, jobs: int) -> None:
         RuntimeError: the first that fails; those under way are waited for, the others not begun.
     """
     from tqdm import tqdm
-    logs.mkdir(parents=True, exist_ok=True)
-    for step in steps:  # an old log says nothing of today
-        (logs / f"{step.label}.log").unlink(missing_ok=True)
     jobs = min(jobs, len(steps))  # a step alone has all cores
     threads = max(1, (os.cpu_count() or 1) // jobs)
     pool = ThreadPoolExecutor(jobs)
-    try:
-        going = {pool.submit(run_step, step, logs, threads): step for step in steps}
-        with tqdm(total=len(steps), desc=f"{title} (logs: {logs}/)",
-                  mininterval=0.1 if sys.stderr.isatty() else QUIET_SECONDS,
-                  bar_format="{desc} {percentage:3.0f} % |{bar:20}| {elapsed}{postfix}") as bar:
-            while going:
-                done, _ = wait(going, SECONDS, FIRST_COMPLETED)
-                for future in done:
-                    going.pop(future)
-                    future.result()
-                known = {step.label: part for step in going.values()
-                         if (part := fraction(step, logs)) is not None}
-                bar.n = len(steps) - len(going) + sum(known.values())
-                bar.set_postfix_str(", ".join(f"{label} {part:.0%}" for label, part in known.items()), refresh=False)
-                bar.update(0) if going else bar.refresh()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with alone(logs) as lock:
+        for step in steps:  # an old log says nothing of today
+            (logs / f"{step.label}.log").unlink(missing_ok=True)
+        try:
+            going = {pool.submit(run_step, step, logs, threads, lock): step for step in steps}
+            with tqdm(total=len(steps), desc=f"{title} (logs: {logs}/)",
+                      mininterval=0.1 if sys.stderr.isatty() else QUIET_SECONDS,
+                      bar_format="{desc} {percentage:3.0f} % |{bar:20}| {elapsed}{postfix}") as bar:
+                while going:
+                    done, _ = wait(going, SECONDS, FIRST_COMPLETED)
+                    for future in done:
+                        going.pop(future)
+                        future.result()
+                    known = {step.label: part for step in going.values()
+                             if (part := fraction(step, logs)) is not None}
+                    bar.n = len(steps) - len(going) + sum(known.values())
+                    bar.set_postfix_str(", ".join(f"{label} {part:.0%}" for label, part in known.items()),
+                                        refresh=False)
+                    bar.update(0) if going else bar.refresh()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def main() -> None:

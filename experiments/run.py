@@ -21,7 +21,7 @@ import preflight
 from cells import Cell, Run
 from collect import LEDGERS, TITLES, collect, show
 from commands import Place
-from progress import Step, run_steps
+from progress import Step, alone, run_steps
 from scales import CUB, PAPER, SCALES, Scale
 from tables import TABLES
 
@@ -98,6 +98,8 @@ def main(argv: list[str] | None = None) -> None:
             commands.check_recipes(scale, [clip], [seed], place)
         if not args.dry_run:
             preflight.check(scale, args.tables, cells, seeds, place)
+            with alone(place.out / "logs"):
+                pass  # what is under way there is not planned again
         for title, steps in plan(scale, args.tables, seeds, place):
             if args.dry_run:
                 for step in steps:

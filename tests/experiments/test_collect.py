@@ -95,10 +95,12 @@ def test_results_of_another_recipe_do_not_enter_a_table(tmp_path):
 
 def test_stability_is_the_noise_of_the_logged_loss_around_a_slow_trend(tmp_path):
     noise = [1.0, -1.0] * 20
-    lines = [f"... Train Epoch: 0 [1/2 (3%)] Caption_loss: {20 - 0.01 * i + n:.5f} (7.0) Loss: 99 (9)"
+    lines = [f"... Train Epoch: 0 [{i:>2}/99 (3%)] Caption_loss: {20 - 0.01 * i + n:.5f} (7.0) Loss: 99 (9)"
              for i, n in enumerate(noise)]
     # successive differences are 2 but for the trend: 2 / sqrt(2) = 1.414 of a mean of about 20 - 0.3
     assert collect.loss_variation("\n".join(lines)) == pytest.approx(math.sqrt(2) / 19.7, rel=0.01)
+    resumed = [*lines[:25], *lines[10:33], *lines[30:]]  # killed twice, and begun again from an earlier step
+    assert collect.loss_variation("\n".join(resumed)) == collect.loss_variation("\n".join(lines))
     assert math.isnan(collect.loss_variation("no line"))
     folder = tmp_path / "runs" / "MDC-ViT-Ti-8-t0.0-1.0--short--s0"
     (folder / "checkpoints").mkdir(parents=True)

@@ -88,3 +88,30 @@ def test_the_terminal_shows_how_far_trainings_are_and_not_what_they_say(tmp_path
     assert process.wait() == 0 and b"Epoch" not in shown and b"100 %" in shown
     assert f"{tmp_path}/logs/".encode() in shown
     assert "Train Epoch: 1" in (tmp_path / "logs" / "arc.log").read_text()
+
+
+def test_what_a_killed_call_left_running_is_waited_for(tmp_path):
+    """Two writers in one run's folder would be the end of it."""
+    says = "import sys, time, pathlib; time.sleep(3 * (sys.argv[1] == 'a')); print(sys.argv[1], flush=True)"
+    call = [sys.executable, str(REPO / "experiments" / "progress.py"), "--logs", str(tmp_path)]
+    first = subprocess.Popen([*call, shlex.join(["a=" + sys.executable, "-c", says, "a"])], stderr=subprocess.DEVNULL)
+    while not (tmp_path / "a.out").exists():
+        time.sleep(0.01)
+    first.kill()
+    first.wait()
+    second = subprocess.run([*call, shlex.join(["b=" + sys.executable, "-c", says, "b"])], capture_output=True,
+                            text=True)
+    assert second.returncode == 0 and "waiting for the steps of another call" in second.stderr
+    assert (tmp_path / "a.out").read_text() == "a\n" and (tmp_path / "b.out").read_text() == "b\n"
+    assert (tmp_path / "a.out").stat().st_mtime_ns < (tmp_path / "b.out").stat().st_mtime_ns
+
+
+def test_a_run_that_was_killed_before_its_first_file_is_no_run_of_another_recipe(tmp_path):
+    import commands
+    import scales
+    from cells import Run
+    run, there = Run("MDC-ViT-Ti-8", "short"), commands.Place(tmp_path, tmp_path, "", 0)
+    commands.folder(run, 0, there).mkdir(parents=True)
+    assert commands.changed(scales.SCENES, run, 0, there) is None
+    (commands.folder(run, 0, there) / "out.log").touch()
+    assert commands.changed(scales.SCENES, run, 0, there) == "it has no command.txt"
