@@ -108,7 +108,7 @@ def get_wds_dataset(upstream):
         info.dataloader.pipeline[0].pin_memory = args.device.startswith("cuda")
         if is_train:
             seed_webdataset(info, args.seed, args.rank)
-            need_batches(info, args.batch_size, args.train_data)
+            need_batches(info, args.train_data)
         return info
     return get_dataset
 

@@ -76,22 +76,22 @@ def seed_webdataset(info: DataInfo, seed: int, rank: int) -> None:
     stages.insert(places[0], SeedEachPass(seed, rank, info.shared_epoch))
 
 
-def need_batches(info: DataInfo, batch_size: int, shards: str) -> None:
+def need_batches(info: DataInfo, shards: str) -> None:
     """Ends the training webdataset with a stage that raises ValueError where a pass over a worker's shards is in vain.
 
     Upstream would read them again, for ever.
     """
-    info.dataloader.pipeline[0].dataset.append(partial(_not_in_vain, batch_size=batch_size, shards=shards))
+    info.dataloader.pipeline[0].dataset.append(partial(_not_in_vain, shards=shards))
 
 
-def _not_in_vain(batches: Iterable, batch_size: int, shards: str) -> Iterator:
+def _not_in_vain(batches: Iterable, shards: str) -> Iterator:
     found = False
     for batch in batches:
         found = True
         yield batch
     if not found:
         raise ValueError(f"--train-data {shards}: the shards of data worker {worker_id()} hold fewer pairs that can be "
-                         f"read than --batch-size {batch_size} (the log names what is broken)")
+                         f"read than --batch-size (the log names what is broken)")
 
 
 class CsvImages(CsvDataset):

@@ -208,7 +208,7 @@ def test_shards_without_a_batch_that_can_be_read_end_training_in_one_line(data, 
             assert len(next(iter(info.dataloader))[0]) == 3
             continue
         with pytest.raises(ValueError, match="0.tar: the shards of data worker 0 hold fewer pairs that can be read "
-                                             "than --batch-size 4"):
+                                             "than --batch-size "):
             next(iter(info.dataloader))
 
 

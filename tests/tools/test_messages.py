@@ -90,7 +90,7 @@ TOOLS = [  # arguments, words of the message
     ((*CAPTION, "--pretrained", "clip"), "clip is no captioner"),
     ((*CAPTION, "--pretrained", "empty.pt", "--model", "MDC-ViT-Ti-8"), "empty.pt is no checkpoint: it is empty"),
     ((*CAPTION, "--pretrained", "text.pt", "--model", "MDC-ViT-Ti-8"), "text.pt is no checkpoint: neither torch.save"),
-    ((*CAPTION, "--pretrained", "cut.pt", "--model", "MDC-ViT-Ti-8"), "cut.pt holds no weights of"),
+    ((*CAPTION, "--pretrained", "cut.pt", "--model", "MDC-ViT-Ti-8"), "cut.pt is damaged or was cut off"),
     ((*CAPTION, "--pretrained", "timm"), "is a folder for timm or transformers"),
     ((*CAPTION, "--pretrained", "nothing"), "has no epoch_*.pt"),
     ((*CAPTION, "--pretrained", "norun/checkpoints"), "has no epoch_*.pt"),
