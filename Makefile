@@ -13,12 +13,13 @@ CAPTIONS ?= $(wildcard ../shared/data/flickr8k/captions_test.json)
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-gpu clean
+.PHONY: help demo test lint faults bench bench-gpu clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo                  install into .venv, render scenes, train on them, show what was learnt"
 	@echo "make test                  install into .venv, run the tests"
+	@echo "make faults                kills, full disks, hostile captions, broken files, on purpose: tests/FAULTS.md (hours)"
 	@echo "make bench [CAPTIONS=FILE]  speed and memory against Algorithm 1, CLIP, CoCa and plain loops: benchmarks/RESULTS.md"
 	@echo "make bench-gpu             the same of a GPU, MDC and CLIP on one card: benchmarks/GPU.md"
 	@echo "make table6 figure7 mcdiffusion               MC-Diffusion's claims, and what they come to"
@@ -77,6 +78,10 @@ test: .venv/installed
 
 lint: .venv/installed
 	$(BIN)/ruff check .
+
+# Interrupted, it continues; finished parts are in build/faults/parts.
+faults: .venv/installed
+	$(BIN)/python tests/faults/campaign.py --out tests/FAULTS.md
 
 # ---- The paper's tables and figures (experiments/run.py). The recipe runs under `make -n` too, and prints what it would
 # run: that depends on what is there already.

@@ -1,0 +1,141 @@
+"""Faults on purpose, and what the commands make of them: the table in tests/FAULTS.md.
+
+    make faults
+    python tests/faults/campaign.py --out tests/FAULTS.md [--only kill judge ...] [--kills 20] [--seed 0]
+
+A case is right if the command ends in a right result, or in one clear line and a status that is not 0; if no number is
+wrong, nothing is written outside the target, and JSON is JSON. Parts that are finished are kept in --work: the same
+command continues an interrupted campaign. The exit status is 1 if a case failed.
+"""
+import argparse
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch reads them; forked processes must not share threads
+os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+
+import captions  # noqa: E402
+import disk  # noqa: E402
+import files  # noqa: E402
+import images  # noqa: E402
+import judge  # noqa: E402
+import kill  # noqa: E402
+import tars  # noqa: E402
+from world import REPO, SKIPPED, World  # noqa: E402
+
+from open_clip_mdc.data.files import new_file, write_json  # noqa: E402
+from open_clip_mdc.data.markdown import markdown_table  # noqa: E402
+
+# A module of parts, and the counts that decide its cases.
+MODULES = {kill: ("kills",), disk: (), captions: ("captions",), images: ("images",), tars: ("tars",),
+           files: ("broken",), judge: ("broken", "captions")}
+PARTS = {name: part for module in MODULES for name, part in module.PARTS.items()}
+COUNTED = {name: counts for module, counts in MODULES.items() for name in module.PARTS}
+SHOWN = 20  # failures of a part in the report
+COUNTS = ("kills", "captions", "images", "tars", "broken")
+PACKAGES = ("open_clip_torch", "clip_benchmark", "torch", "webdataset", "pillow", "pyarrow")
+
+INTRODUCTION = """# Faults
+
+    {command}
+
+Seed {seed}; {system}; {versions}; commits of the parts: {commits}.
+
+A case is right if the command ends in a right result, or in one clear line and a status that is not 0; if no number is
+wrong, nothing is written outside the target, and JSON is JSON. What a part does is said where it is defined, in
+[tests/faults](faults). The same command and seed make the same cases, but for the moments of SIGKILL: these are shares
+of a duration that is measured first.
+
+"""
+
+
+def run_part(name: str, world: World) -> dict:
+    """Counts, failures and what was skipped, by case."""
+    found = {"part": name, "cases": 0, "failures": {}, "skipped": {}, "seconds": 0.0}
+    begun = last = time.monotonic()
+    for case, problem in PARTS[name](world):
+        if problem and problem.startswith(SKIPPED):
+            found["skipped"][case] = problem.removeprefix(SKIPPED)
+            continue
+        found["cases"] += 1
+        if problem:
+            found["failures"][case] = " ".join(problem.split())
+            print(f"{name}: {case}: {problem}", flush=True)
+        if time.monotonic() - last > 10:
+            last = time.monotonic()
+            print(f"{name}: {found['cases']} cases, {len(found['failures'])} failures", flush=True)
+    found["seconds"] = round(time.monotonic() - begun)
+    print(f"{name}: {found['cases']} cases, {len(found['failures'])} failures, {found['seconds']} s", flush=True)
+    return found
+
+
+def commit() -> str:
+    return subprocess.run(["git", "-C", str(REPO), "describe", "--always", "--dirty"], capture_output=True,
+                          text=True).stdout.strip() or "unknown"
+
+
+def report(parts: list[dict], args: argparse.Namespace, command: str) -> str:
+    commits = ", ".join(dict.fromkeys(part["commit"] for part in parts))
+    text = INTRODUCTION.format(command=command, seed=args.seed, commits=commits,
+                               system=f"Python {platform.python_version()} on {platform.system()}",
+                               versions=", ".join(f"{name} {version(name)}" for name in PACKAGES))
+    rows = [(part["part"], part["cases"], len(part["failures"])) for part in parts]
+    text += markdown_table(("part", "cases", "failures"), [*rows, ("all", *(sum(row[i] for row in rows)
+                                                                            for i in (1, 2)))]) + "\n"
+    for title, kind in (("Failures", "failures"), ("Skipped", "skipped")):
+        lines = []
+        for part in parts:
+            shown = list(part[kind].items())
+            lines += [f"- {part['part']}, {case}: {problem}" for case, problem in shown[:SHOWN]]
+            lines += [f"- {part['part']}: ... and {len(shown) - SHOWN} more"] * (len(shown) > SHOWN)
+        text += f"\n## {title}\n\n" + "\n".join(lines or ["None."]) + "\n"
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, type=Path, help="the report, Markdown")
+    parser.add_argument("--work", type=Path, default=REPO / "build" / "faults", help="data and finished parts")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"parts that begin so: {', '.join(PARTS)}")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kills", type=int, default=20, help="of each command (default: %(default)s)")
+    parser.add_argument("--captions", type=int, default=1000, help="hostile ones (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=200, help="broken or odd ones (default: %(default)s)")
+    parser.add_argument("--tars", type=int, default=20, help="broken ones (default: %(default)s)")
+    parser.add_argument("--broken", type=int, default=20, help="of each kind of other files (default: %(default)s)")
+    args = parser.parse_args()
+    names = [name for name in PARTS if not args.only or name.startswith(tuple(args.only))]
+    if not names:
+        parser.error(f"--only {' '.join(args.only)} is no part: {', '.join(PARTS)}")
+    warnings.filterwarnings("ignore")
+    args.work = args.work.absolute()
+    world, parts = World(args.work, args), []
+    counts = {name: getattr(args, name) for name in ("seed", *COUNTS)}
+    for name in names:
+        own = {count: counts[count] for count in ("seed", *COUNTED[name])}
+        key = hashlib.sha256(json.dumps([name, own]).encode()).hexdigest()[:16]
+        kept = args.work / "parts" / f"{key}.json"
+        kept.parent.mkdir(exist_ok=True)
+        if not kept.exists():
+            write_json(kept, run_part(name, world) | {"commit": commit()})
+        parts.append(json.loads(kept.read_text()))
+    command = "python tests/faults/campaign.py --out tests/FAULTS.md" + "".join(
+        f" --{name} {value}" for name, value in counts.items() if value != parser.get_default(name))
+    command += f" --only {' '.join(args.only)}" if args.only else ""
+    with new_file(args.out) as partial:
+        partial.write_text(report(parts, args, command), encoding="utf-8")
+    failures = sum(len(part["failures"]) for part in parts)
+    print(f"{sum(part['cases'] for part in parts)} cases, {failures} failures: {args.out}")
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,351 @@
+"""Broken and odd images through caption, embed, score, prepare, training and the benchmark.
+
+What an image is worth is known from elsewhere: Pillow, asked for the formats that are read, decodes it or does not.
+Those that it decodes are saved once more as plain PNGs, and must give the rows that these give.
+"""
+import io
+import json
+import warnings
+import zlib
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import pyarrow.parquet as pq
+from PIL import Image, ImageOps
+from world import (
+    CLIP_BENCHMARK,
+    MDC,
+    Cases,
+    World,
+    check_json,
+    first,
+    png,
+    strict_json,
+    write_csv,
+    write_shard,
+)
+
+from open_clip_mdc.data.shards import read_samples, tar_writer
+
+MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "I;16",
+         "I;16B", "F")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "EPS", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF", "ICO", "PDF", "SGI",
+           "PCX", "DDS", "MPO")
+READ = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+BOMB = 50_000_000  # pixels; beyond these either a result or a refusal is right
+LONGEST = 100  # times its width
+
+
+class Odd(NamedTuple):
+    name: str
+    suffix: str
+    data: bytes
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+
+def flat_png(width: int, height: int, *more: bytes) -> bytes:
+    """One bit a pixel, all black: small in the file."""
+    rows = zlib.compressobj()
+    data = b"".join(rows.compress(bytes(1 + (width + 7) // 8)) for _ in range(height)) + rows.flush()
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([1, 0, 0, 0, 0])
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(more) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def saved(image: Image.Image, kind: str, **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def photograph(number: int) -> Image.Image:
+    return Image.effect_noise((48, 40 + number % 5), 40 + number % 50).convert("RGB")
+
+
+def special() -> list[Odd]:
+    jpeg, small = saved(photograph(0), "JPEG"), photograph(1)
+    turned = small.getexif()
+    turned[0x0112] = 6
+    wrong = small.getexif()
+    wrong[0x0112] = 99
+    bmp = bytearray(saved(small, "BMP"))
+    bmp[18:26] = (100_000).to_bytes(4, "little") * 2
+    gif = bytearray(saved(small, "GIF"))
+    gif[6:10] = b"\xff" * 4
+    return [
+        Odd("nothing", "png", b""), Odd("text", "jpg", b"no image at all\n"), Odd("zeros", "png", bytes(5000)),
+        Odd("html", "jpg", b"<html><body>404 Not Found</body></html>"),
+        Odd("svg", "png", b'<svg xmlns="http://www.w3.org/2000/svg"/>'), Odd("bomb", "png", flat_png(60_000, 60_000)),
+        Odd("large", "png", flat_png(9_000, 9_000)), Odd("text-bomb", "png", flat_png(
+            8, 8, chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(200_000_000))))),
+        Odd("bmp-bomb", "png", bytes(bmp)), Odd("gif-bomb", "png", bytes(gif)), Odd("line", "png", flat_png(20_000, 1)),
+        Odd("column", "png", flat_png(1, 20_000)), Odd("pixel", "png", flat_png(1, 1)),
+        Odd("no-width", "png", flat_png(0, 4)), Odd("turned", "jpg", saved(small, "JPEG", exif=turned)),
+        Odd("turned-wrongly", "jpg", saved(small, "JPEG", exif=wrong)),
+        Odd("animation", "webp", saved(small, "WEBP", save_all=True, append_images=[photograph(6)])),
+        Odd("animation", "png", saved(small, "PNG", save_all=True, append_images=[photograph(6)])),
+        Odd("progressive", "jpg", saved(small, "JPEG", progressive=True)),
+        Odd("profile", "jpg", saved(small, "JPEG", icc_profile=b"no profile" * 100)),
+        Odd("exif", "jpg", saved(small, "JPEG", exif=b"Exif\0\0" + b"\xff" * 5000)),
+        Odd("appended", "jpg", jpeg + b"<?php ?>" * 100), Odd("twice", "jpg", jpeg + jpeg),
+        Odd("transparent", "png", saved(small.convert("P"), "PNG", transparency=3)),
+        Odd("sixteen", "png", saved(Image.effect_noise((40, 40), 90).convert("I;16"), "PNG")),
+    ]
+
+
+def of_modes() -> list[Odd]:
+    """Every mode in every format that takes it, under the names of formats that are read."""
+    found = []
+    for number, (mode, kind) in enumerate(product(MODES, FORMATS)):
+        try:
+            image = photograph(number)
+            image = image.convert("L").convert(mode) if mode in ("I;16", "I;16B", "LA", "La", "PA", "1") else (
+                image.convert("RGBA").convert(mode) if mode == "RGBa" else image.convert(mode))
+            data = saved(image, kind)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+        suffix = {"PNG": "png", "WEBP": "webp"}.get(kind, "jpg")
+        found.append(Odd(f"{mode.replace(';', '')}-{kind}", suffix, data))
+    return found
+
+
+def damaged(rng: Random, number: int) -> Odd:
+    """A picture cut off at a random place, or with some bytes changed."""
+    kind = rng.choice(READ[:3])
+    data = bytearray(saved(photograph(number), kind))
+    if number % 2:
+        return Odd(f"cut-{kind}", {"JPEG": "jpg"}.get(kind, kind.lower()), bytes(data[:rng.randrange(len(data))]))
+    for _ in range(rng.choice((1, 1, 4, 40))):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return Odd(f"rot-{kind}", {"JPEG": "jpg"}.get(kind, kind.lower()), bytes(data))
+
+
+def odd_images(world: World) -> list[Odd]:
+    """World's number of images with different names: all kinds, then damaged ones."""
+    rng, count = world.rng("images"), world.args.images
+    found = special() + of_modes()
+    if count < 2 * len(found):  # half of them are damaged
+        found = rng.sample(found, count // 2)
+    found += [damaged(rng, number) for number in range(count - len(found))]
+    return [odd._replace(name=f"{number:03d}-{odd.name}") for number, odd in enumerate(found)]
+
+
+def decoded(data: bytes) -> Image.Image | None:
+    """As files of others are to be read; None for what cannot be."""
+    try:
+        with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=READ) as image:
+            warnings.simplefilter("ignore")
+            return image if image.width * image.height > BOMB else ImageOps.exif_transpose(image).convert("RGB")
+    except Exception:
+        return None
+
+
+class Images:
+    """The odd images as files, as a shard, and what they should give.
+
+    Attributes: `good` and `bad`, names by what Pillow says; in neither is what is so large that both are right.
+    """
+
+    def __init__(self, world: World, name: str):
+        self.world, self.folder = world, world.fresh(name)
+        self.odd = odd_images(world)
+        plain = {odd.name: decoded(odd.data) for odd in self.odd}
+        too_long = {name for name, image in plain.items() if image and max(image.size) > LONGEST * min(image.size)}
+        huge = {name for name, image in plain.items() if image and image.width * image.height > BOMB}
+        self.good = {name for name, image in plain.items() if image} - too_long - huge
+        self.bad = {name for name, image in plain.items() if not image} | too_long - huge
+        for kind in ("odd", "plain"):
+            (self.folder / kind).mkdir()
+        self.files = {}
+        for odd in self.odd:
+            self.files[odd.name] = self.folder / "odd" / f"{odd.name}.{odd.suffix}"
+            self.files[odd.name].write_bytes(odd.data)
+            if odd.name in self.good:
+                (self.folder / "plain" / f"{odd.name}.png").write_bytes(png(plain[odd.name]))
+        self.shard = self.folder / "odd.tar"
+        with tar_writer(self.shard) as writer:
+            for odd in self.odd:
+                writer.write({"__key__": odd.name, odd.suffix: odd.data, "txt": "a red circle",
+                              "json": json.dumps({"caption": "a red circle", "filename": odd.name})})
+        gs = self.folder / "bin" / "gs"  # what Pillow would start for an EPS
+        gs.parent.mkdir()
+        gs.write_text(f"#!/bin/sh\ntouch {self.folder}/started\necho 10.0\n")
+        gs.chmod(0o755)
+
+    def call(self, tool, *argv, **options):
+        import os
+        path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        return tool(*argv, cwd=self.folder, timeout=1200, prepare=lambda: os.environ.update(PATH=path), **options)
+
+    def started(self) -> Cases:
+        yield "another program", "Ghostscript was started" if (self.folder / "started").exists() else None
+
+    def compare(self, command: str, found: dict[str, object], plain: dict[str, object]) -> Cases:
+        """A case for each image: a row where it can be read, the row of its plain copy; else none."""
+        for odd in self.odd:
+            name, problem = odd.name, None
+            if name in self.bad and name in found:
+                problem = "it was read"
+            elif name in self.good and found.get(name) != plain.get(name):
+                problem = f"{str(found.get(name))[:100]}, its plain copy {str(plain.get(name))[:100]}"
+            yield f"{command}: {name}", problem
+
+
+def caption_lines(path: Path) -> dict[str, tuple]:
+    rows = [strict_json(line) for line in path.read_text().splitlines()]
+    found = {Path(row["image"].rpartition("::")[2]).stem: (row["caption"], [t["step"] for t in row["tokens"]])
+             for row in rows}
+    assert len(found) == len(rows), "an image has two lines"
+    return found
+
+
+def rows_of(path: Path, digits: int = 3) -> dict[str, object]:
+    """{key: the rest of the row} of a table, numbers rounded."""
+    def rounded(value: object) -> object:
+        return round(value, digits) if isinstance(value, float) else value
+    rows = pq.read_table(path).to_pylist()
+    found = {Path(row.pop("key")).stem: [[rounded(x) for x in v] if isinstance(v, list) else rounded(v)
+                                         for v in row.values()] for row in rows}
+    assert len(found) == len(rows), "an image has two rows"
+    return found
+
+
+def caption(world: World) -> Cases:
+    images = Images(world, "images-caption")
+    for source in ("odd", "odd.tar", "plain"):
+        ended = images.call(world.tool, "caption", source, "--out", f"{source}.jsonl", "--html", f"{source}.html",
+                            "--length", 4)
+        bad = images.bad if source != "plain" else ()
+        yield f"{source}: the command", first(ended.problem(1 if bad else 0), check_json(images.folder))
+    plain = caption_lines(images.folder / "plain.jsonl")
+    for source in ("odd", "odd.tar"):
+        yield from images.compare(source, caption_lines(images.folder / f"{source}.jsonl"), plain)
+    yield from images.started()
+
+
+def tables(world: World) -> Cases:
+    """caption, embed and score --pairs; the latter of a CSV file too, in which one image is missing."""
+    images = Images(world, "images-tables")
+    write_shard(images.folder / "plain.tar", [])
+    with tar_writer(images.folder / "plain.tar") as writer:
+        for path in sorted((images.folder / "plain").iterdir()):
+            writer.write({"__key__": path.stem, "png": path.read_bytes(), "txt": "a red circle"})
+    for kind in ("odd", "plain"):
+        files = sorted((images.folder / kind).iterdir())
+        write_csv(images.folder / f"{kind}.csv", [(file, "a red circle") for file in [
+            *files, images.folder / "there-is-none.png"]])
+    blind = ("--blind-images", world.images)
+    for name, argv, sources in (("caption", ("--length", 4), ("{}.tar", "{}")), ("embed", (), ("{}.tar", "{}")),
+                                ("score", blind, ("{}.tar", "{}.csv"))):
+        for source in sources:
+            found = {}
+            for kind in ("odd", "plain"):
+                out, path = f"{name}-{source.format(kind)}".replace(".", "-"), source.format(kind)
+                ended = images.call(world.tool, name, *(("--pairs",) if name == "score" else ()), path, *argv, "--out",
+                                    out)
+                if problem := ended.problem(0):
+                    yield f"{name} {path}", problem
+                    break
+                found[kind] = {}
+                for table in (images.folder / out).glob("*.parquet"):
+                    found[kind] |= rows_of(table)
+            if len(found) == 2:
+                yield from images.compare(f"{name} {source.format('odd')}", found["odd"], found["plain"])
+    files = [images.files[odd.name] for odd in images.odd]
+    (images.folder / "c.txt").write_text("a red circle\n")
+    ended = images.call(world.tool, "score", "--images", *files, "--captions", "c.txt", *blind, "--out", "s.csv")
+    yield "score --images", first(ended.problem(1 if images.bad else 0), "a file is there" if images.bad and (
+        images.folder / "s.csv").exists() else None)
+    yield from images.started()
+
+
+def prepare(world: World) -> Cases:
+    """Images are copied byte for byte or listed as left out."""
+    images = Images(world, "images-prepare")
+    rows = [{"filename": images.files[odd.name].name, "split": "train", "sentences": [{"raw": "a red circle"}]}
+            for odd in images.odd]
+    (images.folder / "karpathy.json").write_text(json.dumps({"dataset": "coco", "images": rows}))
+    for name, argv in (("shards", ("shards", "--train", "odd.tar", "--captions-key", "caption")),
+                       ("coco", ("coco", "--images", "odd", "--annotations", "karpathy.json"))):
+        ended = images.call(world.call, MDC, "prepare", *argv, "--out", "refused")
+        yield f"{name}: without --skip-broken", first(ended.problem(1 if images.bad else 0), "it was written" if
+                                                      images.bad and (images.folder / "refused").exists() else None)
+        ended = images.call(world.call, MDC, "prepare", *argv, "--out", name, "--skip-broken")
+        if problem := ended.problem(0):
+            yield name, problem
+            continue
+        found = {}
+        for sample in read_samples(str(images.folder / name / "train" / "00000.tar")):
+            data = next(sample[suffix] for suffix in ("jpg", "png", "webp") if suffix in sample)
+            found[Path(json.loads(sample["json"])["filename"]).stem if name == "coco" else
+                  json.loads(sample["json"])["filename"]] = data
+        left_out = (images.folder / name / "left_out.txt").read_text().splitlines() if (
+            images.folder / name / "left_out.txt").exists() else []
+        for odd in images.odd:
+            listed = sum(odd.name in line for line in left_out)
+            same = found.get(odd.name) == odd.data
+            unread = decoded(odd.data) is None
+            yield f"{name}: {odd.name}", "written" if unread and same else (
+                f"written {same}, listed {listed} times" if same + listed != 1 else None)
+    yield from images.started()
+
+
+def train(world: World) -> Cases:
+    """Over shards what is broken is left out; over a CSV file it ends training in one line that names the file."""
+    images = Images(world, "images-train")
+    wds = ("--dataset-type", "webdataset", "--epochs", 1, "--batch-size", 4)
+    ended = images.call(world.train, *wds, "--train-data", images.shard, "--train-num-samples", len(images.good),
+                        name="wds")
+    yield "webdataset", ended.problem(0)
+    bad = [odd for odd in images.odd if odd.name in images.bad]
+    write_shard(images.folder / "bad.tar", [(odd.suffix, odd.data, "a red circle") for odd in special()[:5]])
+    ended = images.call(world.train, *wds, "--train-data", images.folder / "bad.tar", "--train-num-samples", 8,
+                        name="none")
+    yield "a shard without an image that can be read", ended.problem(1)
+    for name, some in (("good", sorted(images.good)), ("bad", [odd.name for odd in bad])):
+        for number, workers in enumerate((0, 2)):
+            write_csv(images.folder / f"{name}.csv", [(images.files[odd], "a red circle") for odd in some],
+                      ("filepath", "title"), "\t")
+            ended = images.call(world.train, "--train-data", images.folder / f"{name}.csv", "--epochs", 1,
+                                "--batch-size", 4, "--workers", workers, name=f"{name}{number}")
+            named = any(str(images.files[odd]) in ended.err for odd in some)
+            yield f"csv, {name}, {workers} workers", first(
+                ended.problem(0 if name == "good" else 1) if some else None,
+                "names no file" if some and name == "bad" and not named else None)
+    yield from images.started()
+
+
+def evaluate(world: World) -> Cases:
+    """Captioning, a probe and a selection: a result of those that can be read; one line where one cannot."""
+    images = Images(world, "images-eval")
+    common = ("--model", "mdc", "--pretrained", world.run, "--num_workers", 0, "--no_amp", "--quiet")
+    for kind in ("good", "all"):
+        some = [odd for odd in images.odd if odd.name in images.good or kind == "all"]
+        for split in ("train", "test"):
+            folder = images.folder / kind / split
+            folder.mkdir(parents=True)
+            (folder / "nshards.txt").write_text("1")
+            with tar_writer(folder / "0.tar") as writer:
+                for i, odd in enumerate(some):
+                    writer.write({"__key__": odd.name, odd.suffix: odd.data, "txt": "a red circle", "cls": str(i % 3)})
+        (images.folder / kind / "classnames.txt").write_text("a\nb\nc")
+        crepe = {str(i): {"filename": images.files[odd.name].name, "caption": "a red circle", "negative_caption": "a"}
+                 for i, odd in enumerate(some)}
+        (images.folder / kind / "val2017").symlink_to(images.folder / "odd")
+        (images.folder / kind / "swap_obj.json").write_text(json.dumps(crepe))
+        wanted = 0 if kind == "good" or len(some) == len(images.good) else 1
+        for task, dataset in (("captioning", "wds/x"), ("linear_probe", "wds/x"),
+                              ("image_caption_selection", "sugar_crepe/swap_obj")):
+            ended = images.call(world.call, CLIP_BENCHMARK, "eval", *common, "--dataset", dataset, "--dataset_root",
+                                images.folder / kind, "--task", task, "--output", f"{kind}-{task}.json",
+                                "--feature_root", "features")
+            yield f"{task}, {kind}", first(ended.problem(wanted), check_json(images.folder))
+    yield from images.started()
+
+
+PARTS = {"images: caption": caption, "images: caption, embed, score in tables": tables, "images: prepare": prepare,
+         "images: training": train, "images: clip_benchmark": evaluate}

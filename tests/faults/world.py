@@ -1,0 +1,217 @@
+"""What the cases work on: rendered scenes, a small run, the commands, and folders in which nothing else is written."""
+import csv
+import hashlib
+import io
+import json
+import math
+import random
+import shutil
+import signal
+import sys
+import tarfile
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+
+import process
+from PIL import Image
+from process import Outcome
+
+REPO = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(REPO / "tests")]
+
+from conftest import run_folder  # noqa: E402
+
+from clip_benchmark_ext import cli as benchmark  # noqa: E402
+from open_clip_mdc import tools, train  # noqa: E402
+from open_clip_mdc.data.shards import tar_writer  # noqa: E402
+
+Cases = Iterator[tuple[str, str | None]]  # name, what is wrong; None if nothing is
+SKIPPED = "skipped: "  # begins what could not be tried, and why
+MDC = tools.main
+TRAIN = train.main
+
+
+def CLIP_BENCHMARK(argv: list[str]) -> int | None:
+    sys.argv = ["clip_benchmark", *argv]
+    return benchmark.main(argv)
+
+
+class World:
+    """Attributes: `args`, counts and the seed; `folder`, of everything; `run`, an untrained model with opinions."""
+
+    def __init__(self, folder: Path, args: Namespace):
+        self.folder, self.args = folder, args
+        folder.mkdir(parents=True, exist_ok=True)
+        self.run = folder / "mdc"
+        if not self.run.exists():
+            run_folder(folder / ".mdc", "MDC-ViT-Ti-8")
+            (folder / ".mdc").rename(self.run)
+        self.arc = folder / "arc"  # one pass scores a caption, where a masked model takes one for each token
+        if not self.arc.exists():
+            run_folder(folder / ".arc", "ARC-ViT-Ti-8")
+            (folder / ".arc").rename(self.arc)
+        self.scenes = folder / "scenes"
+        if not self.scenes.exists():
+            made = self.call(MDC, "scenes", "--out", self.scenes, "--num-train", 256, "--num-val", 64, "--num-probe",
+                             64, "--num-pairs", 8, cwd=folder)
+            assert made.code == 0, made.err
+        self.shards = f"{self.scenes}/train/{{00000..00007}}.tar"
+
+    def rng(self, name: str) -> random.Random:
+        return random.Random(f"{self.args.seed}/{name}")
+
+    def fresh(self, name: str) -> Path:
+        """An empty folder."""
+        folder = self.folder / "cases" / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def call(self, main: Callable, *argv: object, cwd: Path, **options) -> Outcome:
+        return process.run(main, *argv, cwd=cwd, **options)
+
+    def tool(self, name: str, *argv: object, cwd: Path, run: Path | None = None, **options) -> Outcome:
+        """A command that reads the model."""
+        return self.call(MDC, name, "--pretrained", run or self.run, "--device", "cpu", "--workers", 0, *argv, cwd=cwd,
+                         **options)
+
+    def tool_without_workers(self, name: str, *argv: object, cwd: Path) -> Outcome:
+        return self.call(MDC, name, "--pretrained", self.run, "--device", "cpu", *argv, cwd=cwd)
+
+    def train(self, *argv: object, cwd: Path, name: str = "run", **options) -> Outcome:
+        return self.call(TRAIN, *train_flags(*argv, logs=cwd, name=name), cwd=cwd, **options)
+
+    @cached_property
+    def samples(self) -> list[tuple[bytes, str]]:
+        """PNG and caption of each validation scene."""
+        with tarfile.open(self.scenes / "val" / "00000.tar") as tar:
+            names = [name.removesuffix(".txt") for name in tar.getnames() if name.endswith(".txt")]
+            return [(tar.extractfile(f"{name}.png").read(), tar.extractfile(f"{name}.txt").read().decode())
+                    for name in names]
+
+    @cached_property
+    def images(self) -> Path:
+        """A folder of 40 scenes: enough for a mean that stands for no image."""
+        folder = self.folder / "images"
+        folder.mkdir(exist_ok=True)
+        for i, (image, _) in enumerate(self.samples[:40]):
+            (folder / f"{i:02d}.png").write_bytes(image)
+        return folder
+
+    @cached_property
+    def csv(self) -> Path:
+        """48 pairs in the format of open_clip_train."""
+        path = self.folder / "train.csv"
+        write_csv(path, [(self.image_file(i), caption) for i, (_, caption) in enumerate(self.samples[:48])],
+                  ("filepath", "title"), "\t")
+        return path
+
+    def image_file(self, number: int) -> Path:
+        path = self.folder / "files" / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(self.samples[number][0])
+        return path
+
+
+def train_flags(*flags: object, logs: Path, name: str = "run") -> list[str]:
+    return [str(f) for f in (
+        "--model", "MDC-ViT-Ti-8", "--logs", logs, "--name", name, "--precision", "fp32", "--device", "cpu",
+        "--workers", 0, "--warmup", 2, "--lr", 1e-3, "--log-every-n-steps", 1, *flags)]
+
+
+def write_csv(path: Path, rows: list[tuple], header: tuple = ("image", "caption"), separator: str = ",") -> None:
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        csv.writer(file, delimiter=separator).writerows([header, *rows])
+
+
+def write_shard(path: Path, samples: list[tuple]) -> Path:
+    """Samples of (suffix, image, text) as 0.png and 0.txt and so on; a text that is None is left out."""
+    with tar_writer(path) as writer:
+        for i, (suffix, image, text) in enumerate(samples):
+            writer.write({"__key__": f"k{i:04d}", suffix: image, **({} if text is None else {"txt": text})})
+    return path
+
+
+def png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "png")
+    return buffer.getvalue()
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """{path: digest} of the files in a folder but for hidden ones, which a killed process may leave."""
+    names = {path: path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {str(name): "a link" if path.is_symlink() else hashlib.sha256(path.read_bytes()).hexdigest()
+            for path, name in names.items() if not any(part.startswith(".") for part in name.parts)}
+
+
+def unlike(found: dict, expected: dict) -> str | None:
+    """The first difference of two mappings, in a line."""
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            kind = "missing" if name not in found else "more than there should be" if name not in expected else \
+                "other content"
+            return f"{name}: {kind}"
+    return None
+
+
+def strict_json(text: str) -> object:
+    """Raises ValueError for NaN and infinity, which are no JSON, and for a key that comes twice."""
+    def refuse(word: str):
+        raise ValueError(f"{word} is no JSON")
+
+    def pairs(items: list[tuple]) -> dict:
+        if len(dict(items)) < len(items):
+            raise ValueError("a key comes twice")
+        return dict(items)
+    return json.loads(text, parse_constant=refuse, object_pairs_hook=pairs)
+
+
+def check_json(folder: Path) -> str | None:
+    """What is wrong with the JSON and JSONL files of a folder."""
+    for path in sorted(folder.rglob("*.json*")):
+        if path.is_file() and path.suffix in (".json", ".jsonl"):
+            text = path.read_text(encoding="utf-8")
+            try:
+                for part in text.split("\n") if path.suffix == ".jsonl" else [text]:
+                    if part or path.suffix == ".json":
+                        strict_json(part)
+            except ValueError as problem:
+                return f"{path.name}: {problem}"
+    return None
+
+
+def finite(*numbers: float) -> bool:
+    return all(map(math.isfinite, numbers))
+
+
+def first(*problems: str | None) -> str | None:
+    return next((problem for problem in problems if problem), None)
+
+
+def each(world: "World", items: Iterable[tuple[str, object]], check: Callable[[object], str | None], cwd: Path,
+         seconds: int = 120) -> Cases:
+    """Calls check(item) for named items in a process of its own; what it raises is wrong, and so is taking long."""
+    items = list(items)
+
+    def check_all(argv: list[str]) -> None:
+        def stop(*_):
+            raise TimeoutError(f"took more than {seconds} s")
+        signal.signal(signal.SIGALRM, stop)
+        for name, item in items:
+            signal.alarm(seconds)
+            try:
+                problem = check(item)
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"[:300]
+            finally:
+                signal.alarm(0)
+            print(json.dumps([name, problem]), flush=True)
+
+    ended = world.call(check_all, cwd=cwd, timeout=40 * process.TIMEOUT)
+    found = [json.loads(line) for line in ended.out.splitlines() if line.startswith("[")]
+    yield from map(tuple, found)
+    if len(found) < len(items):
+        yield items[len(found)][0], ended.problem(0) or "ended early"
