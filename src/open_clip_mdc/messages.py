@@ -1,9 +1,14 @@
 """What a command says of bad input: one line with the flag that is to blame, and the names that were perhaps meant."""
 import argparse
 import difflib
+import errno
 import os
 import re
 from collections.abc import Iterable
+
+
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+TARGETS = ("out", "output", "logs")  # flags that name what is written
 
 
 def close_names(name: str, known: Iterable[str]) -> str:
@@ -20,8 +25,12 @@ def complaint(problem: Exception, args: argparse.Namespace, style: str = "-") ->
         style: what stands between the words of a flag.
     """
     text = str(problem)
-    if isinstance(problem, OSError) and problem.filename is not None and problem.strerror:
-        text = f"{problem.filename}: {problem.strerror[0].lower()}{problem.strerror[1:]}"
+    if isinstance(problem, OSError) and problem.strerror:
+        place = problem.filename
+        if place is None and problem.errno in NO_ROOM:  # a write does not know the name of its file
+            place = next((value for name in TARGETS if (value := getattr(args, name, None))), "a file")
+        if place is not None:
+            text = f"{place}: {problem.strerror[0].lower()}{problem.strerror[1:]}"
     text = text or type(problem).__name__
     given = [(value, name) for name, values in vars(args).items()
              for value in (values if isinstance(values, list) else [values]) if isinstance(value, str) and value]

@@ -7,6 +7,7 @@
 This file registers the captioners, refuses at once what cannot work, and calls `open_clip_train.main.main`.
 """
 import io
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -199,6 +200,7 @@ def main(argv: list[str] | None = None) -> int | None:
     if world_info_from_env()[1] == 0:  # not by logging: that would make upstream print each line twice
         for warning in find_warnings(args):
             print(f"warning: {warning}", file=sys.stderr)
+    logging.raiseExceptions = False  # a full disk would be a traceback for every line of the log
     try:
         return upstream_main(argv)
     except (ValueError, OSError) as problem:  # of a data worker: its traceback, the reason last

@@ -2,6 +2,7 @@
 
     pytest tests/tools/test_messages.py
 """
+import errno
 import io
 import json
 from pathlib import Path
@@ -261,3 +262,13 @@ def test_a_mistake_with_the_benchmark_is_one_line(place, monkeypatch, capsys, ar
 def test_close_names_are_the_closest_and_none_is_forced():
     assert close_names("MDC-ViT-B-23", ["MDC-ViT-B-32", "RN50"]) == "; close to it: MDC-ViT-B-32"
     assert close_names("zzz", ["MDC-ViT-B-32"]) == ""
+
+
+def test_a_full_disk_is_blamed_on_the_target(tmp_path):
+    from argparse import Namespace
+
+    from open_clip_mdc.messages import complaint
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert complaint(full, Namespace(out="a.jsonl")) == "--out: a.jsonl: no space left on device"
+    assert complaint(full, Namespace(logs="logs", out=None)) == "--logs: logs: no space left on device"
+    assert complaint(full, Namespace()) == "a file: no space left on device"
