@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterable
 
-
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 TARGETS = ("out", "output", "logs")  # flags that name what is written
 

@@ -25,6 +25,7 @@ from conftest import run_folder  # noqa: E402
 
 from clip_benchmark_ext import cli as benchmark  # noqa: E402
 from open_clip_mdc import tools, train  # noqa: E402
+from open_clip_mdc.data.files import new_file, new_folder  # noqa: E402
 from open_clip_mdc.data.shards import tar_writer  # noqa: E402
 
 Cases = Iterator[tuple[str, str | None]]  # name, what is wrong; None if nothing is
@@ -95,9 +96,10 @@ class World:
     def images(self) -> Path:
         """A folder of 40 scenes: enough for a mean that stands for no image."""
         folder = self.folder / "images"
-        folder.mkdir(exist_ok=True)
-        for i, (image, _) in enumerate(self.samples[:40]):
-            (folder / f"{i:02d}.png").write_bytes(image)
+        if not folder.exists():
+            with new_folder(folder) as partial:
+                for i, (image, _) in enumerate(self.samples[:40]):
+                    (partial / f"{i:02d}.png").write_bytes(image)
         return folder
 
     @cached_property
@@ -110,8 +112,10 @@ class World:
 
     def image_file(self, number: int) -> Path:
         path = self.folder / "files" / f"{number}.png"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(self.samples[number][0])
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            with new_file(path) as partial:
+                partial.write_bytes(self.samples[number][0])
         return path
 
 
