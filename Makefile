@@ -25,8 +25,9 @@ help:
 	@echo "make table6 figure7 mcdiffusion               MC-Diffusion's claims, and what they come to"
 	@echo "make table7 figure8 ... figure11 article      a summary article's"
 	@echo "make table8 views                             two views of a caption with complementary masks, at equal cost"
+	@echo "make curves SCALE=rich     learning curves in a richer world of scenes; SCALE=gpu on a GPU"
 	@echo "make table1 ... table5, figure3 ... figure6, stability, lengths, steps, claims, or tables for all: the paper's, with"
-	@echo "     SCALE=scenes (default), flickr8k or paper, DATA=folder of the data, GPUS=0 (the CPU) or more,"
+	@echo "     SCALE=scenes (default), rich, gpu, flickr8k or paper, DATA=folder of the data, GPUS=0 (the CPU) or more,"
 	@echo "     SEEDS='0 1 2', JUDGE_URL=endpoint of Table 3's judge; -n prints commands"
 	@echo "make lint | clean"
 
@@ -90,7 +91,7 @@ DATA ?= data
 GPUS ?=
 SEEDS ?=
 TABLES := table1 table2 table3 table4 table5 stability figure3 figure4 figure5 figure6 lengths steps claims
-ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 figure11 article table8 views
+ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 figure11 article table8 views curves
 DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
 EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) experiments/run.py --scale $(SCALE) --data '$(DATA)' \
     --bin $(BIN)/ $(if $(GPUS),--gpus $(GPUS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(DRY_RUN),--dry-run)

@@ -12,6 +12,7 @@ class Run(NamedTuple):
     start: "Run | str | None" = None  # fine-tuned from a run, or from OpenCLIP's weights of this tag
     size: int | None = None  # side of images, where it is not the config's
     locked: bool = False  # the image tower stays as it began
+    at: int | None = None  # the checkpoint that is evaluated, that of this epoch; None: the last. Not of the training
 
     def name(self, seed: int) -> str:
         """Of the run folder; results are recognised by it."""

@@ -77,7 +77,7 @@ def claims(scale: Scale) -> list[Claim]:
     add("table1", "ViT-B-32, CC12M: CLIP above MDC", f"{alt}, {first}, CLIP", f"{alt}, {first}, MDC", probes[-1:],
         (average("CC12M", "ViT-B-32", "CLIP"), average("CC12M", "ViT-B-32", "MDC")))
     add("table1", "ViT-B-32, CC12M, ImageNet: MDC above ARC", f"{alt}, {first}, MDC", f"{alt}, {first}, ARC",
-        probes[:1], (54.8, 54.2))
+        probes[:1] if "ImageNet" in probes else probes[-1:], (54.8, 54.2))
     add("table1", "ViT-B-32: MDC on Recap above MDC on CC12M", f"{long}, {first}, MDC", f"{alt}, {first}, MDC",
         probes[-1:], (average("Recap-10M", "ViT-B-32", "MDC"), average("CC12M", "ViT-B-32", "MDC")))
 

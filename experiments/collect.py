@@ -21,6 +21,7 @@ from typing import NamedTuple
 import article
 import claims
 import commands
+import curves
 import mcdiffusion
 import views
 from cells import Cell, Evaluation
@@ -42,6 +43,7 @@ TITLES = {
     "table8": "Table 8: two views of a caption at equal cost",
     "claims": "What this shows of the paper's claims", "article": "What this shows of the article's claims",
     "mcdiffusion": "What this shows of MC-Diffusion's claims", "views": "What this shows of two views",
+    "curves": "Learning curves",
 }
 LEDGERS = {"claims": claims.claims, **{name: partial(claims.claims_of, sentences) for name, sentences in (
     ("article", article.SENTENCES), ("mcdiffusion", mcdiffusion.SENTENCES),
@@ -127,7 +129,7 @@ def read_results(out: Path) -> Results:
 
 def parts(results: Results, scale: Scale, cell: Cell) -> list[dict[int, Result]]:
     """Results of each of a cell's data sets, by seed."""
-    name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_{commands.last_epoch(scale, cell.run)}"
+    name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_{commands.checkpoint_epoch(scale, cell.run)}"
     return [results.get((variant(cell.evaluation), dataset, "" if cell.evaluation.task == "judge" else name), {})
             for dataset in cell.evaluation.datasets]
 
@@ -306,6 +308,10 @@ def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
             write(folder / f"{name}.csv", csv(cells, summaries))
             if name.startswith("figure"):
                 PLOTS.get(name, plot)(name, cells, summaries, folder / f"{name}.png")
+            if name == "curves":
+                means = [summary and summary.mean for summary in summaries]
+                page += curves.note(scale, cells, means)
+                curves.plot(scale, cells, means, folder / f"{name}.png")
         write(folder / f"{name}.md", page)
         pages[name] = page
     return pages

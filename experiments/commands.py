@@ -56,8 +56,13 @@ def last_epoch(scale: Scale, run: Run) -> int:
     return scale.tuning.epochs if run.start else scale.epochs * run.epochs
 
 
+def checkpoint_epoch(scale: Scale, run: Run) -> int:
+    """Of the checkpoint that is evaluated."""
+    return run.at or last_epoch(scale, run)
+
+
 def checkpoint(scale: Scale, run: Run, seed: int, place: Place) -> Path:
-    return folder(run, seed, place) / "checkpoints" / f"epoch_{last_epoch(scale, run)}.pt"
+    return folder(run, seed, place) / "checkpoints" / f"epoch_{checkpoint_epoch(scale, run)}.pt"
 
 
 def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
@@ -103,7 +108,8 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
     if place.gpus == 0:
         command += ["--device", "cpu"]
     return command + [*scale.train_flags, "--seed", str(seed), "--logs", str(place.out / "runs"),
-                      "--name", run.name(seed), "--resume", "latest", "--delete-previous-checkpoint"]
+                      "--name", run.name(seed), "--resume", "latest",
+                      *(() if scale.curve else ("--delete-previous-checkpoint",))]
 
 
 def recipe(scale: Scale, run: Run, seed: int) -> str:

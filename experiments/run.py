@@ -22,7 +22,7 @@ from cells import Cell, Run
 from collect import LEDGERS, TITLES, collect, show
 from commands import Place
 from progress import Step, alone, run_steps
-from scales import CUB, PAPER, SCALES, Scale
+from scales import CUB, SCALES, Scale
 from tables import TABLES
 
 
@@ -41,7 +41,7 @@ def cells_of(scale: Scale, names: list[str]) -> list[Cell]:
 
 def runs_of(cells: list[Cell]) -> list[list[Run]]:
     """All runs, those that others are fine-tuned from first."""
-    runs = dict.fromkeys(cell.run for cell in cells)
+    runs = dict.fromkeys(cell.run._replace(at=None) for cell in cells)
     tuned = [run for run in runs if isinstance(run.start, Run)]
     return [list(dict.fromkeys([run.start for run in tuned] + [run for run in runs if run not in tuned])), tuned]
 
@@ -79,18 +79,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--scale", required=True, choices=SCALES)
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the data that is not made here")
     parser.add_argument("--out", type=Path, help="default: build/SCALE")
-    parser.add_argument("--gpus", type=int, help="processes of torchrun; 0 is the CPU (default: 8 for paper, else 0)")
-    parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 for paper, else 0 1 2 3 4")
+    parser.add_argument("--gpus", type=int, help="processes of torchrun; 0 is the CPU (default: the scale's)")
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: the scale's")
     parser.add_argument("--jobs", type=int, help="steps at a time (default: one per core on the CPU, else 1)")
     parser.add_argument("--bin", default="", help="folder of open_clip_train and its siblings, with a slash at the end")
     parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
     args = parser.parse_args(argv)
     scale = SCALES[args.scale]
-    paper = scale in (PAPER, CUB)
     place = Place(args.data, args.out or Path("build") / scale.name, args.bin,
-                  args.gpus if args.gpus is not None else 8 if paper else 0)
+                  args.gpus if args.gpus is not None else scale.gpus)
     jobs = args.jobs or ((os.cpu_count() or 1) if place.gpus == 0 else 1)
-    seeds = args.seeds or ([0] if paper else [0, 1, 2, 3, 4])
+    seeds = args.seeds or list(scale.seeds)
     try:
         cells = cells_of(scale, args.tables)
         commands.check_recipes(scale, [run for stage in runs_of(cells) for run in stage], seeds, place)

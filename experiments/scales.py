@@ -1,123 +1,17 @@
-"""The three sizes at which every table runs: the paper's, and two that two CPU cores finish.
+"""The sizes at which every table runs: the paper's, and small ones (rich_scales.py has two more).
 
-A scale says where the data is, which backbones are trained how, and what they are evaluated on. Standard library only:
-`make -n table1 SCALE=paper` prints its commands where nothing is installed.
+Standard library only: `make -n table1 SCALE=paper` prints its commands where nothing is installed.
 """
 import json
 from pathlib import Path
-from typing import NamedTuple
+
+from rich_scales import GPU, RICH
+from scale import Backbone, Captioning, Data, Made, Probe, Scale, Selection, Tuning
 
 SHOTS = (1, 4, 16, 64, 256)  # images of a concept, of `open_clip_mdc scenes --without`
 CONCEPT = "yellow star"
 FOLDS = 5
 OBJECTIVES = Path(__file__).parents[1] / "model_configs" / "objectives.json"
-
-
-class Data(NamedTuple):
-    """Training captions: webdataset shards 00000.tar and so on in a folder."""
-
-    folder: str  # {data} is the user's folder, {out} that of the experiment; in all paths of this file
-    label: str  # in tables
-    shards: int  # counted where the folder is there
-    samples: int  # of an epoch
-    fetch: str = ""  # the command that makes the folder; nothing where Scale.prepare does
-    first: bool = False  # only the folder's first shards
-
-    def count(self, data: Path, out: Path) -> int:
-        folder = Path(self.folder.format(data=data, out=out))
-        return self.shards if self.first else len(list(folder.glob("*.tar"))) or self.shards
-
-    def pattern(self, data: Path, out: Path) -> str:
-        shards = self.count(data, out)
-        return self.folder.format(data=data, out=out) + (
-            f"/{{00000..{shards - 1:05d}}}.tar" if shards > 1 else "/00000.tar")
-
-
-class Backbone(NamedTuple):
-    """Hyperparameters that go with a size of model (the paper's Tables 6 to 8)."""
-
-    lr: float
-    weight_decay: float
-    accumulate: int = 1
-
-
-class Probe(NamedTuple):
-    """A data set of images and classes, in clip_benchmark's layout."""
-
-    dataset: str  # wds/NAME
-    images: int  # of its test split
-
-
-class Selection(NamedTuple):
-    """Right captions against wrong ones."""
-
-    root: str
-    subsets: tuple[str, ...]
-    label: str
-    cases: int = 0  # of a subset, where results do not say it
-
-
-class Captioning(NamedTuple):
-    """Captions of a test set, after fine-tuning on `train` (a key of Scale.data) if it is given."""
-
-    root: str
-    dataset: str
-    label: str
-    train: str | None
-    lengths: tuple[str, ...]
-    fetch: str = ""
-    coca: str | None = None  # tag of the weights that OpenCLIP's CoCa is fine-tuned from
-
-
-class Tuning(NamedTuple):
-    """Hyperparameters of fine-tuning; ours, the paper does not name its own."""
-
-    lr: float = 5e-5
-    weight_decay: float = 0.1
-    batch: int = 256  # over all processes
-    epochs: int = 10
-
-
-class Made(NamedTuple):
-    """Data that an experiment makes itself."""
-
-    folder: str
-    command: tuple[str, ...]
-    tables: tuple[str, ...] = ()  # that need it; all if there is none
-
-
-class Scale(NamedTuple):
-    name: str
-    data: dict[str, Data]
-    backbones: dict[str, Backbone]
-    batch: int  # over all processes
-    warmup: int  # steps, but no more than a tenth of all
-    epochs: int
-    workers: int  # of a process, where there are shards enough
-    train_flags: tuple[str, ...]
-    eval_flags: tuple[str, ...]
-    alt: str  # keys of data: short captions, long ones, those of the schedule search, growing subsets
-    long: str
-    search: str
-    amounts: tuple[str, ...]
-    ratios: tuple[str, ...]  # keys of data on which BERT's masking ratios are compared
-    probes: dict[str, Probe]  # by label
-    probe_root: str
-    selection: tuple[Selection, ...]
-    draws: int  # Monte Carlo, per caption
-    captioning: tuple[Captioning, ...]
-    prepare: tuple[Made, ...] = ()
-    tuning: Tuning = Tuning()
-    article: bool = False  # whether the claims of article.py and views.py are measured
-    # Times the scale's epochs, of captioners of article.py, mcdiffusion.py and views.py: diffusion learns late which
-    # attribute is whose, and before that guidance, corruption or codes have little to act on.
-    binding: int = 1
-    val: str | None = None  # shards on which the bound is measured, for mcdiffusion.py's claims
-
-    @property
-    def backbone(self) -> str:
-        """The one of the ablations."""
-        return next(iter(self.backbones))
 
 
 # Names of models, * for the backbone: {(t_min, t_max): name}, MDC's own last, and {masking ratio in %: name}.
@@ -153,7 +47,7 @@ PAPER = Scale(
         "flickr30k": Data("{data}/flickr30k/train", "Flickr30k", 29, 29000, KARPATHY.format("flickr30k")),
     },
     backbones={"ViT-B-32": Backbone(5e-4, 0.1), "ViT-B-16": Backbone(5e-4, 0.2), "ViT-L-14": Backbone(4e-4, 0.2, 2)},
-    batch=1024, warmup=10000, epochs=32, workers=8,
+    batch=1024, warmup=10000, epochs=32, workers=8, seeds=(0,), gpus=8,
     train_flags=("--precision", "amp_bf16", "--beta1", "0.9", "--beta2", "0.98",
                  "--lr-scheduler", "cosine"),
     eval_flags=(),
@@ -267,7 +161,7 @@ CUB = Scale(
                       "open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split reed "
                       "--classes trainvalclasses.txt testclasses.txt --out {data}/cub")},
     backbones={"ViT-f8": Backbone(4.5e-4, 0.045)},
-    batch=128, warmup=1000, epochs=200, workers=8,
+    batch=128, warmup=1000, epochs=200, workers=8, seeds=(0,), gpus=8,
     train_flags=("--precision", "amp_bf16", "--beta1", "0.9", "--beta2", "0.96"), eval_flags=(),
     alt="cub", long="cub", search="cub", amounts=(), ratios=(), probes={}, probe_root="", selection=(), draws=0,
     captioning=(Captioning("{data}/cub", "wds/cub", "CUB-200", None, ("auto",)),),
@@ -277,4 +171,4 @@ CUB = Scale(
     val="{data}/cub/test/0.tar",
 )
 
-SCALES = {scale.name: scale for scale in (PAPER, SCENES, FLICKR8K, CUB)}
+SCALES = {scale.name: scale for scale in (PAPER, SCENES, RICH, GPU, FLICKR8K, CUB)}

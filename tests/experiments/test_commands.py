@@ -96,7 +96,8 @@ def test_paper_scale_trains_every_row_once_on_its_data(paper_trainings):
     assert (coca.pretrained, coca.coca_contrastive_loss_weight) == ("laion2b_s13b_b90k", 0)
 
 
-@pytest.mark.parametrize("scale,gpus", [("paper", 8), ("paper", 1), ("scenes", 0), ("flickr8k", 0)])
+@pytest.mark.parametrize("scale,gpus", [("paper", 8), ("paper", 1), ("scenes", 0), ("rich", 0), ("gpu", 1),
+                                        ("flickr8k", 0)])
 def test_every_training_has_shards_for_its_workers_and_warms_up_for_a_tenth_at_most(scale, gpus, tmp_path):
     commands = dry_run("--scale", scale, "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--tables", *NAMES,
                        "--gpus", str(gpus), "--seeds", "0")
@@ -108,7 +109,7 @@ def test_every_training_has_shards_for_its_workers_and_warms_up_for_a_tenth_at_m
         assert args.workers >= 1 and 0 < args.warmup <= steps / 10, (args.name, args.warmup, steps)
 
 
-@pytest.mark.parametrize("scale,gpus", [("paper", 8), ("scenes", 0), ("flickr8k", 0)])
+@pytest.mark.parametrize("scale,gpus", [("paper", 8), ("scenes", 0), ("rich", 0), ("gpu", 1), ("flickr8k", 0)])
 def test_every_printed_command_parses(scale, gpus, tmp_path, monkeypatch):
     """By the real parsers of the programs that it starts."""
     from clip_benchmark.cli import get_parser_args
@@ -138,7 +139,8 @@ def test_every_printed_command_parses(scale, gpus, tmp_path, monkeypatch):
         else:
             assert (REPO / words[0]).is_file(), command
     assert kinds >= {"train", "linear_probe", "image_caption_selection", "captioning", "judge", "lengths"}
-    assert len(asked) == {"paper": 5, "scenes": 12, "flickr8k": 7}[scale]  # judges by test set and seed, lengths, data
+    # Judges by test set and seed, lengths, data.
+    assert len(asked) == {"paper": 5, "scenes": 12, "rich": 5, "gpu": 5, "flickr8k": 7}[scale]
 
 
 def test_every_trained_model_has_a_config():

@@ -1,0 +1,108 @@
+"""Claims about learning curves and the rich scales.    pytest tests/experiments/test_curves.py"""
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import collect
+import commands
+import curves
+import pytest
+import scales
+from conftest import REPO, run
+from helpers import dry_run, place, runner, write_result
+from scales import GPU, RICH
+
+from open_clip_mdc.data import rich_world
+
+TINY = """
+import sys
+sys.path.insert(0, {experiments!r})
+import scales, curves
+curves.OBJECTIVES = {{"MDC": "MDC-"}}
+data = {{"short": scales.RICH.data["short"]._replace(folder="{{data}}/train", samples=64)}}
+selection = tuple(s._replace(root="{{data}}/sugarcrepe") for s in scales.RICH.selection[:1])
+scales.SCALES["rich"] = scales.RICH._replace(
+    data=data, batch=32, epochs=2, curve=(1, 2), probes=dict(list(scales.RICH.probes.items())[:2]), selection=selection,
+    probe_root="{{data}}/{{{{dataset_cleaned}}}}", prepare=(), captioning=(
+        scales.RICH.captioning[0]._replace(root="{{data}}/captions"),))
+import run
+run.main(sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("data") / "rich"
+    command = ("python", "-m", "open_clip_mdc")
+    run(*command, "scenes", "--out", str(out), "--world", "rich", "--num-train", "64", "--num-val", "8", "--num-probe",
+        "64", "--num-pairs", "8")
+    run(*command, "prepare", "shards", "--captions-key", "captions", "--test", str(out / "val" / "00000.tar"), "--out",
+        str(out / "captions"))
+    return out
+
+
+def test_an_objective_goes_from_nothing_to_its_curve(rich, tmp_path):
+    command = [sys.executable, "-c", TINY.format(experiments=str(REPO / "experiments")), "--scale", "rich", "--tables",
+               "curves", "--data", str(rich), "--out", str(tmp_path), "--seeds", "0", "--jobs", "1", "--bin",
+               f"{Path(sys.executable).parent}/"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=3600)
+    assert result.returncode == 0, result.stderr[-3000:]
+    cells = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in result.stdout.splitlines()
+             if line.startswith("| MDC, ")}
+    assert list(cells) == ["MDC, 1/2", "MDC, 1"]
+    for probes, swapped, cider, exact in ([float(c.strip(" *")) for c in columns] for columns in cells.values()):
+        assert 0 < probes <= 100 and 0 <= swapped <= 100 and cider >= 0 and exact >= 0
+    assert "A whole run: 128 images, 4 steps of 32." in result.stdout and "| MDC |" in result.stdout
+    assert (tmp_path / "tables" / "curves.png").exists()
+    saved = (tmp_path / "runs" / "MDC-ViT-Ti-8-48--short--s0" / "checkpoints").glob("epoch_?.pt")
+    assert len(list(saved)) == 2
+    measured = [json.loads(path.read_text()) for path in (tmp_path / "results").glob("linear_probe/*.json")]
+    assert {Path(found["pretrained"]).name for found in measured} == {"epoch_1.pt", "epoch_2.pt"}
+    assert {found["dataset"] for found in measured} == {"wds/probe-colour", "wds/probe-shape"} and len(measured) == 4
+
+
+@pytest.mark.parametrize("scale", [RICH, GPU])
+def test_all_objectives_have_the_same_data_steps_and_schedule_and_each_is_trained_once(scale, tmp_path):
+    printed = dry_run("--scale", scale.name, "--out", str(tmp_path), "--tables", "curves", "table1", "--seeds", "0")
+    trainings = [command for command in printed if command[0].endswith("open_clip_train")]
+    names = [command[command.index("--name") + 1] for command in trainings]
+    assert len(set(names)) == len(names) == 5 + 4
+    alike = set()
+    for command in trainings:
+        flags = dict(zip(command[1::2], command[2::2], strict=False))
+        assert int(flags["--warmup"]) == int(flags["--train-num-samples"]) // int(flags["--batch-size"]) * 8 // 10
+        assert flags["--epochs"] == "8" and "--delete-previous-checkpoint" not in command
+        if "--short--" in flags["--name"]:
+            alike.add(tuple(sorted((k, v) for k, v in flags.items() if k not in ("--model", "--name"))))
+    assert len(alike) == 1
+    evaluated = next(command for command in printed if "linear_probe" in command)
+    points = [word.partition("epoch_")[2] for word in evaluated if "--short--" in word and word.startswith("MDC-")]
+    assert points == ["8.pt", "1.pt", "2.pt", "4.pt"] or points == ["1.pt", "2.pt", "4.pt", "8.pt"]
+
+
+def test_the_panel_is_that_of_the_world_and_its_average_stands_beside_it():
+    assert [f"wds/{name}" for name in rich_world.PROBES] == [probe.dataset for probe in RICH.probes.values()]
+    columns = list(dict.fromkeys(cell.column for cell in runner.TABLES["table1"](RICH)))
+    assert columns == ["colour", "shape", "size", "count", "position", "relation", "Average"]
+    panel = tuple(f"wds/{name}" for name in rich_world.PROBES)
+    assert {cell.evaluation.datasets for cell in runner.TABLES["table5"](RICH)} == {panel}  # ablations, by the average
+
+
+def test_images_until_swapped_attributes_are_told_apart_by_hand(tmp_path):
+    accuracies = {"MDC": [0.5, 0.5, 0.6, 0.85, 0.92, 0.89, 0.95, 0.96], "ARC": [0.5, 0.91], "CapPa": [0.5] * 8}
+    for objective, values in accuracies.items():
+        for epoch, value in enumerate(values, 1):
+            write_result(tmp_path, "image_caption_selection", f"{objective}-ViT-Ti-8-48--short--s0",
+                         "sugar_crepe/swap_att", epoch, text_acc=value)
+    page = collect.collect(RICH, place(tmp_path), ["curves"])["curves"]
+    assert "| MDC, 5/8 | **92.0** |" in page and "| ARC, 1/4 | **91.0** |" in page
+    for line in ("| ARC | 80,000 |", "| MDC | 200,000 |", "| CapPa | > 320,000 |"):
+        assert line in page, page
+    assert "| CLIP |" not in page and "320,000 images, 5,000 steps of 64" in page
+
+
+def test_a_scale_that_keeps_no_checkpoints_has_no_curves():
+    assert list(curves.curves(scales.SCENES)) == [] and curves.note(scales.SCENES, [], []) == ""
+    assert "--delete-previous-checkpoint" in commands.train(
+        scales.SCENES, commands.Run("MDC-ViT-Ti-8", "short"), 0, place(Path("x")))
