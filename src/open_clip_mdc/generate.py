@@ -22,14 +22,16 @@ from .unmask import fully_masked, guided, unmask_by_confidence
 
 CHOSEN = ("auto", "sample")  # lengths that the model chooses
 SAMPLERS = ("confidence", "ancestral")
-TRIED = 5  # lengths per image, at most, that "auto" decodes
+TRIED = 8  # lengths per image, at most, that "auto" decodes
+TOKENS = 5  # that each caption counts as, when captions of different length are compared; of 1 to 10 on Flickr8k's val
 
 
 def best_of_lengths(decode: Callable[[Tensor], Decoded], log_prob: Tensor) -> Decoded:
-    """The caption of each image that maximises log p(N | image) + the mean of its tokens' log-probabilities.
+    """The caption of each image that maximises log p(N | image) + TOKENS * the mean of its tokens' log-probabilities.
 
-    That is p(N | image) times the caption's probability per token, which unlike its probability compares over N. The
-    most probable lengths are tried, in that order, until none left can win for any image: no caption adds above 0.
+    That is p(N | image) times the probability of the caption as if it had TOKENS tokens, which unlike its probability
+    compares over N. The most probable lengths are tried, in that order, until none left can win for any image: no
+    caption adds above 0.
 
     Args:
         decode: captions [R, L] of the lengths that it is given, long [R]; L does not depend on them.
@@ -37,12 +39,12 @@ def best_of_lengths(decode: Callable[[Tensor], Decoded], log_prob: Tensor) -> De
     """
     log_prob, lengths = log_prob.topk(min(TRIED, log_prob.shape[1]))
     best = decode(lengths[:, 0])
-    value = log_prob[:, 0] + best.log_prob.sum(1) / lengths[:, 0]
+    value = log_prob[:, 0] + TOKENS * best.log_prob.sum(1) / lengths[:, 0]
     for prior, length in zip(log_prob.T[1:], lengths.T[1:], strict=True):
         if (prior <= value).all():
             break
         found = decode(length)
-        found_value = prior + found.log_prob.sum(1) / length
+        found_value = prior + TOKENS * found.log_prob.sum(1) / length
         better = found_value > value
         best = Decoded(*(torch.where(better[:, None], *parts) for parts in zip(found, best, strict=True)))
         value = torch.where(better, found_value, value)

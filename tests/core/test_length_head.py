@@ -88,7 +88,7 @@ def test_training_by_the_real_command_gives_bit_for_bit_the_weights_that_it_give
     assert all(torch.equal(weight, saved["without"][name]) for name, weight in saved["with"].items())
 
 
-def test_auto_is_the_caption_of_highest_length_probability_times_probability_per_token(monkeypatch):
+def test_auto_is_the_caption_of_highest_length_probability_times_probability_as_of_so_many_tokens(monkeypatch):
     """Against captions of every length, one at a time; no empty caption, however probable."""
     monkeypatch.setattr(generate, "TRIED", 99)
     model, image = opinionated(tiny_captioner()), images(8)
@@ -98,7 +98,7 @@ def test_auto_is_the_caption_of_highest_length_probability_times_probability_per
     for i in range(8):
         log_prob = {n: logits[i, n].item() - logits[i, 1:].logsumexp(0).item() for n in range(1, 11)}
         alone = {n: model.generate(image[i:i + 1], length=n, return_trace=True) for n in log_prob}
-        value = {n: log_prob[n] + sum(alone[n].log_prob[0].tolist()) / n for n in log_prob}
+        value = {n: log_prob[n] + generate.TOKENS * sum(alone[n].log_prob[0].tolist()) / n for n in log_prob}
         expected.append(alone[max(value, key=value.get)].text[0])
         most_probable.append(max(log_prob, key=log_prob.get) + 2)
     assert len({len(text) for text in expected}) > 2 and [len(text) for text in expected] != most_probable
@@ -109,6 +109,7 @@ def test_auto_is_the_caption_of_highest_length_probability_times_probability_per
 
 def test_auto_decodes_no_more_lengths_than_can_win(monkeypatch):
     """p(2) = 0.7 with tokens at 0.5 makes 0.35, which p(4) = 0.2 cannot reach whatever its tokens are."""
+    monkeypatch.setattr(generate, "TOKENS", 1)
     def best(probability, per_token):
         tried = []
 
