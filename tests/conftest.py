@@ -1,4 +1,5 @@
 """Shared pieces of the tests: tiny models of the real classes, captions, the shared data folder, running commands."""
+import io
 import os
 import subprocess
 import sys
@@ -10,8 +11,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads them
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch  # noqa: E402
+from PIL import Image  # noqa: E402
 
-from open_clip_mdc import register  # noqa: E402
+from open_clip_mdc import register, unregister  # noqa: E402
 from open_clip_mdc.model import Captioner  # noqa: E402
 from open_clip_mdc.tokens import eot_id, sot_id  # noqa: E402
 
@@ -43,15 +45,16 @@ def tiny_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **cap
     return model.eval()
 
 
-def run_folder(folder: Path, model_name: str, **model_args) -> Path:
+def run_folder(folder: Path, model_name: str, seed: int = 1, **model_args) -> Path:
     """A run as open_clip_train leaves it, of an untrained model that has opinions.
 
     Args:
+        seed: of the model's weights.
         model_args: of params.txt, such as force_image_size=48.
     """
     import open_clip
     register()
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     model = open_clip.create_model(model_name, **{k: v for k, v in model_args.items() if k.startswith("force")})
     torch.nn.init.normal_(model.text.output.weight, std=0.3)
     if model.length_head is not None:
@@ -76,6 +79,19 @@ def images(n: int, size: int = 32, seed: int = 0) -> torch.Tensor:
     return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(seed))
 
 
+def make_image(number: int, size: int = 40) -> Image.Image:
+    """Noise, the same at every call."""
+    noise = torch.randint(0, 256, (size, size, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
+    return Image.fromarray(noise.numpy())
+
+
+def png(number: int, size: int = 40) -> bytes:
+    """The file of `make_image`."""
+    stream = io.BytesIO()
+    make_image(number, size).save(stream, "PNG")
+    return stream.getvalue()
+
+
 def run(*command: str, check: bool = True, timeout: float = 3600, **env: str) -> subprocess.CompletedProcess:
     """Runs a command with this Python's environment; its output is in the assertion when it fails.
 
@@ -98,3 +114,27 @@ def scenes(tmp_path_factory) -> Path:
     run("python", "-m", "open_clip_mdc", "scenes", "--out", str(out), "--num-train", "512", "--num-val", "64",
         "--num-probe", "96", "--num-pairs", "40")
     return out
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory) -> Path:
+    """Run folders `mdc`, `arc` and `mcd` of untrained models."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed, name in enumerate(("MDC-ViT-Ti-8", "ARC-ViT-Ti-8", "MCD-ViT-Ti-8-mcs")):
+        run_folder(folder / name[:3].lower(), name, seed)
+    unregister()
+    return folder
+
+
+@pytest.fixture
+def clip_benchmark(tmp_path, monkeypatch):
+    """The command runs within this process, in an empty folder; the seam is taken away afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["clip_benchmark"])
+    yield
+    unregister()
+
+
+@pytest.fixture
+def no_java(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))

@@ -1,4 +1,4 @@
-"""Models and data of the benchmark's tests: run folders of untrained models with opinions, tiny CLIPs, data sets."""
+"""Models and data of the benchmark's tests: tiny CLIPs, data sets."""
 import io
 import json
 import tarfile
@@ -7,31 +7,12 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
+from conftest import make_image, png
 from open_clip.model import CLIP
-from PIL import Image
-
-import open_clip_mdc
 
 CLIP_CONFIG = {"embed_dim": 16, "vision_cfg": {"image_size": 48, "layers": 1, "width": 32, "patch_size": 16,
                                                "head_width": 16},
                "text_cfg": {"context_length": 32, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}}
-
-
-def make_runs(folder: Path) -> Path:
-    """Run folders `mdc`, `arc` and `mcd` as open_clip_train leaves them, of untrained models."""
-    open_clip_mdc.register()
-    for seed, name in enumerate(("MDC-ViT-Ti-8", "ARC-ViT-Ti-8", "MCD-ViT-Ti-8-mcs")):
-        torch.manual_seed(seed)
-        model = open_clip.create_model(name)
-        torch.nn.init.normal_(model.text.output.weight, std=0.3)  # opinions
-        if model.length_head is not None:
-            torch.nn.init.normal_(model.length_head.weight.data[3:9], std=0.1)
-        path = folder / name[:3].lower()
-        (path / "checkpoints").mkdir(parents=True)
-        (path / "params.txt").write_text(f"model: {name}\n")
-        torch.save({"state_dict": model.state_dict()}, path / "checkpoints" / "epoch_1.pt")
-    open_clip_mdc.unregister()
-    return folder
 
 
 def tiny_clip(**text_cfg) -> CLIP:
@@ -51,21 +32,10 @@ def save_clip(folder: Path, name: str = "tiny-clip-vit", **text_cfg) -> tuple[st
     return name, str(weights)
 
 
-def make_image(i: int, size: int = 40) -> Image.Image:
-    noise = torch.randint(0, 256, (size, size, 3), generator=torch.Generator().manual_seed(i), dtype=torch.uint8)
-    return Image.fromarray(noise.numpy())
-
-
 def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     info = tarfile.TarInfo(name)
     info.size = len(data)
     tar.addfile(info, io.BytesIO(data))
-
-
-def png(i: int) -> bytes:
-    stream = io.BytesIO()
-    make_image(i).save(stream, "PNG")
-    return stream.getvalue()
 
 
 def labelled_webdataset(root: Path, classes: list[str], templates: list[str], per_split: int = 24) -> Path:

@@ -12,12 +12,16 @@ import pytest
 import torch
 from clip_benchmark.metrics import zeroshot_classification
 from conftest import needs_shared_data, run, shared_data
+from models import save_clip
+from training import TORCHRUN, open_clip_train_each, train_flags
 
 import open_clip_mdc
 from clip_benchmark_ext import cli
 from clip_benchmark_ext.linear_probe import top_k_accuracy
 from clip_benchmark_ext.table import markdown, read_results
+from open_clip_mdc import tools
 
+pytestmark = pytest.mark.usefixtures("clip_benchmark")
 MODELS = {"mdc": "MDC-ViT-Ti-8", "arc": "ARC-ViT-Ti-8"}
 
 
@@ -25,21 +29,10 @@ MODELS = {"mdc": "MDC-ViT-Ti-8", "arc": "ARC-ViT-Ti-8"}
 def runs(scenes, tmp_path_factory):
     """Run folders of a tiny MDC and a tiny ARC as open_clip_train leaves them: params.txt and a checkpoint."""
     folder = tmp_path_factory.mktemp("runs")
-    for alias, name in MODELS.items():
-        run("python", "-m", "open_clip_mdc.train", "--model", name, "--train-data",
-            str(scenes / "train" / "{00000..00007}.tar"), "--dataset-type", "webdataset", "--batch-size", "32",
-            "--epochs", "1", "--precision", "fp32", "--device", "cpu", "--workers", "0", "--warmup", "2", "--lr",
-            "1e-3", "--logs", str(folder), "--name", alias)
+    open_clip_train_each(*(
+        train_flags("--dataset-type", "webdataset", "--batch-size", "32", "--epochs", "1", logs=folder, name=alias,
+                    data=scenes / "train" / "{00000..00007}.tar", model=name) for alias, name in MODELS.items()))
     return folder
-
-
-@pytest.fixture(autouse=True)
-def command(tmp_path, monkeypatch):
-    """The command runs within this process, in an empty folder; the seam is taken away afterwards."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["clip_benchmark"])
-    yield
-    open_clip_mdc.unregister()
 
 
 def evaluate(*flags, name="result") -> dict:
@@ -68,19 +61,24 @@ def test_linear_probe_of_gap_features(scenes, runs, tmp_path):
 
 
 def test_two_gloo_processes_give_the_numbers_of_one_to_the_digit(scenes, runs, tmp_path):
-    torchrun = ("python", "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "-m",
-                "clip_benchmark_ext.cli")
-    for name, flags in {
+    probe = ("--dataset", "wds/probe", "--dataset_root", scenes / "probe", "--task")
+    tasks = {
         "selection": ("--dataset", "sugar_crepe/replace_rel", "--dataset_root", scenes / "sugarcrepe", "--batch_size",
                       "7"),
-        "probe": ("--dataset", "wds/probe", "--dataset_root", scenes / "probe", "--task", "linear_probe"),
-        "zeroshot": ("--dataset", "wds/probe", "--dataset_root", scenes / "probe", "--task", "zeroshot_classification"),
-    }.items():
-        flags = ("--model", "mdc", "--pretrained", str(runs / "mdc"), *map(str, flags))
+        "probe": (*probe, "linear_probe"),
+        "zeroshot": (*probe, "zeroshot_classification"),
+    }
+    tasks = {name: ("--model", "mdc", "--pretrained", str(runs / "mdc"), *map(str, flags))
+             for name, flags in tasks.items()}
+    each = [["eval", "--distributed", *flags, "--feature_root", str(tmp_path / "two"), "--num_workers", "0", "--output",
+             f"two-{name}.json"] for name, flags in tasks.items()]
+    Path("each.py").write_text("import torch.distributed\nfrom clip_benchmark_ext.cli import main\n"
+                               f"for argv in {each!r}:\n    assert not main(argv)\n"
+                               "    torch.distributed.destroy_process_group()\n")
+    run(*TORCHRUN, "each.py")
+    for name, flags in tasks.items():
         one = evaluate(*flags, "--feature_root", tmp_path / "one")
-        run(*torchrun, "eval", "--distributed", *flags, "--feature_root", str(tmp_path / "two"), "--num_workers", "0",
-            "--output", "two.json")
-        assert json.loads(Path("two.json").read_text()) == one, name
+        assert json.loads(Path(f"two-{name}.json").read_text()) == one, name
 
 
 def test_results_of_several_subsets_are_not_overwritten_and_build_makes_a_csv(scenes, runs, tmp_path):
@@ -100,14 +98,12 @@ def test_a_clip_model_through_our_script_gives_upstreams_numbers_to_the_digit(sc
     if np.lib.NumpyVersion(np.__version__) >= "2.4.0":  # which upstream's accuracy does not run with
         monkeypatch.setattr(zeroshot_classification, "accuracy", lambda logits, target, topk: top_k_accuracy(
             logits, target, topk))
-    torch.manual_seed(0)
-    checkpoint = tmp_path / "clip.pt"
-    torch.save(open_clip.create_model("ViT-S-32-alt").state_dict(), checkpoint)
+    model, checkpoint = save_clip(tmp_path)
     for name, flags in {
         "selection": ("--dataset", "sugar_crepe/swap_att", "--dataset_root", scenes / "sugarcrepe"),
         "zeroshot": ("--dataset", "wds/probe", "--dataset_root", scenes / "probe", "--task", "zeroshot_classification"),
     }.items():
-        flags = ("--model", "ViT-S-32-alt", "--pretrained", checkpoint, *flags)
+        flags = ("--model", model, "--pretrained", checkpoint, *flags)
         ours = evaluate(*flags)
         open_clip_mdc.unregister()
         sys.argv = ["clip_benchmark", "eval", *map(str, flags), "--output", "theirs.json", "--num_workers", "0"]
@@ -188,9 +184,8 @@ def test_the_score_tool_writes_a_line_per_image_and_caption_that_adds_up(scenes,
     rows = list(json.loads((scenes / "sugarcrepe" / "swap_att.json").read_text()).values())[:2]
     (tmp_path / "captions.txt").write_text("\n".join(r["caption"] for r in rows) + "\n")
     images = [str(scenes / "sugarcrepe" / "images" / r["filename"]) for r in rows]
-    run("python", "-m", "open_clip_mdc", "score", "--pretrained", str(runs / alias), "--images", *images,
-        "--captions", str(tmp_path / "captions.txt"), "--blind-images", str(scenes / "sugarcrepe" / "images"),
-        "--out", str(tmp_path / "scores.jsonl"))
+    tools.main(["score", "--pretrained", str(runs / alias), "--images", *images, "--captions", "captions.txt",
+                "--blind-images", str(scenes / "sugarcrepe" / "images"), "--out", "scores.jsonl", "--device", "cpu"])
     lines = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
     assert [(x["image"], x["caption"]) for x in lines] == [(p, r["caption"]) for p in images for r in rows]
     for line in lines:

@@ -10,12 +10,11 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-from conftest import run
-from models import CLIP_CONFIG, add, make_image, make_runs, png, save_clip, tiny_clip
+from conftest import make_image, png, run
+from models import CLIP_CONFIG, add, save_clip, tiny_clip
 from safetensors.torch import save_file
 from test_coca import tiny_coca
 
-import open_clip_mdc
 from clip_benchmark_ext import captioning, cli, diversity
 from clip_benchmark_ext import run as run_module
 from clip_benchmark_ext.caption_data import unique_ids
@@ -29,6 +28,7 @@ from open_clip_mdc.sampling import Sampling
 from open_clip_mdc.scoring import mean_image
 from open_clip_mdc.tokens import caption_lengths, decode_captions
 
+pytestmark = pytest.mark.usefixtures("clip_benchmark", "no_java")  # which takes its time (test_metrics.py)
 REFERENCES = [  # of the seven images
     ["a red square", "something red", "red"], ["a café in the rain", "ein Café im Regen"], ["雨の中の猫", "a cat"],
     ["two dogs", "2 dogs!"], ["🐈 → 🐕", "cats and dogs"], ["it's a \"sign\"\u2028of (three) lines", "a sign"], ["x"],
@@ -49,21 +49,6 @@ def data(tmp_path_factory):
                 add(tar, f"key{i}.png", png(i))
                 add(tar, f"key{i}.txt", "\n".join([*REFERENCES[i], ""]).encode())
     return root
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return make_runs(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """An empty folder to work in; no Java, which takes its time (test_metrics.py)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["clip_benchmark"])
-    monkeypatch.setenv("PATH", str(tmp_path))
-    yield
-    open_clip_mdc.unregister()
 
 
 def flags(runs, data, alias="mdc", dataset="wds/noise") -> list[str]:

@@ -4,14 +4,15 @@ import tarfile
 
 import pytest
 import torch
-from models import add, labelled_webdataset, make_image, make_runs, order_data, png, save_clip
+from conftest import make_image, png
+from models import add, labelled_webdataset, order_data, save_clip
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
-import open_clip_mdc
 from clip_benchmark_ext import cli, corruptions
 from clip_benchmark_ext.corruptions import LEVELS, parse
 
+pytestmark = pytest.mark.usefixtures("clip_benchmark", "no_java")  # which takes its time
 SEVERITIES = range(1, 6)
 
 
@@ -65,20 +66,6 @@ def test_what_is_no_corruption_is_refused(spec):
 
 
 # ---- in the tasks
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return make_runs(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["clip_benchmark"])
-    monkeypatch.setenv("PATH", str(tmp_path))
-    yield
-    open_clip_mdc.unregister()
 
 
 def evaluate(tmp_path, runs, name, *arguments) -> dict:

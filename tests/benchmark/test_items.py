@@ -32,7 +32,7 @@ def test_the_weighted_mean_of_cases_is_the_accuracy(metric, groups, names):
         assert metrics["text_acc_macro"] != metrics["text_acc_micro"] and min(items["weights"]["text_acc"]) == 0
 
 
-def test_the_mean_over_images_is_the_caption_metric():
+def test_the_mean_over_images_is_the_caption_metric(no_java):
     captions = {"7": "a dog runs on the grass", "8": "a man rides a red bike", "9": "two birds"}
     references = {"7": ["a dog is running on grass"], "8": ["a man on a bike", "a red bike"], "9": ["three fish swim"]}
     scored = score_captions(captions, references)

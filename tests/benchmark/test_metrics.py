@@ -33,11 +33,6 @@ TOKENIZED = {  # by the rules of the Penn Treebank
 
 
 @pytest.fixture
-def no_java(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-
-
-@pytest.fixture
 def fake_java(monkeypatch, tmp_path):
     """Puts a script in place of Java; $REAL is the real one and $@ its arguments."""
     def make(script: str) -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from models import labelled_webdataset, make_image, make_runs, order_data, save_clip
+from conftest import make_image
+from models import labelled_webdataset, order_data, save_clip
 
-import open_clip_mdc
 from clip_benchmark_ext import cli, results
 from clip_benchmark_ext import run as run_module
 from clip_benchmark_ext.selection_metrics import MIN_PAIR_CASES, symmetric_relations
+
+pytestmark = pytest.mark.usefixtures("clip_benchmark")
 
 
 class Loaded(Exception):
@@ -19,22 +21,9 @@ class Loaded(Exception):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return make_runs(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="module")
 def data(tmp_path_factory):
     root = order_data(tmp_path_factory.mktemp("data"), images=4)
     return labelled_webdataset(root, ["red", "blue"], ["a {c}"], per_split=8)
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["clip_benchmark"])
-    yield
-    open_clip_mdc.unregister()
 
 
 def strict(path) -> dict:

@@ -9,15 +9,16 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from models import labelled_webdataset, make_image, make_runs, order_data
+from conftest import make_image
+from models import labelled_webdataset, order_data
 from torch.utils.data import DataLoader
 
-import open_clip_mdc
 from clip_benchmark_ext import cli
 from clip_benchmark_ext.datasets import build_dataset
 from clip_benchmark_ext.selection import blind_image, likelihood_scorer
 from open_clip_mdc.checkpoints import load
 
+pytestmark = pytest.mark.usefixtures("clip_benchmark")
 TOLERANCE = 0.25  # nats
 SCORERS = {  # flags, arguments of log_likelihood, alias of the model, interval of t
     "heuristic": ([], dict(method="heuristic"), "mdc"),
@@ -29,21 +30,8 @@ SCORERS = {  # flags, arguments of log_likelihood, alias of the model, interval 
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return make_runs(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="module")
 def order(tmp_path_factory):
     return order_data(tmp_path_factory.mktemp("order"))
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["clip_benchmark"])
-    yield
-    open_clip_mdc.unregister()
 
 
 def evaluate(tmp_path, *arguments) -> dict:

@@ -8,13 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-import open_clip
 import pytest
 import torch
-from conftest import REPO
+from conftest import REPO, png, run_folder
 from PIL import Image
 
-from open_clip_mdc import checkpoints, register
+from open_clip_mdc import checkpoints
 from open_clip_mdc import tools as cli
 from open_clip_mdc.data.claims import Claims
 from open_clip_mdc.data.shards import tar_writer
@@ -23,28 +22,15 @@ pq = pytest.importorskip("pyarrow.parquet")
 from open_clip_mdc.data.tables import read_about  # noqa: E402
 
 
-def make_image(number: int) -> bytes:
-    noise = torch.randint(0, 256, (36, 40, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(noise.numpy()).save(buffer, "png")
-    return buffer.getvalue()
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     """A run of a model that is not trained but has opinions, and four shards of five images."""
-    register()
     folder = tmp_path_factory.mktemp("bulk")
-    torch.manual_seed(1)
-    model = open_clip.create_model("MDC-ViT-Ti-8")
-    torch.nn.init.normal_(model.text.output.weight, std=0.3)
-    (folder / "run" / "checkpoints").mkdir(parents=True)
-    (folder / "run" / "params.txt").write_text("model: MDC-ViT-Ti-8\n")
-    torch.save({"state_dict": model.state_dict()}, folder / "run" / "checkpoints" / "epoch_1.pt")
+    run_folder(folder / "run", "MDC-ViT-Ti-8")
     for shard in range(4):
         with tar_writer(folder / f"{shard:03d}.tar") as writer:
             for i in range(5):
-                writer.write({"__key__": f"key{i}", "png": make_image(10 * shard + i), "txt": "words"})
+                writer.write({"__key__": f"key{i}", "png": png(10 * shard + i), "txt": "words"})
     return folder
 
 
@@ -93,7 +79,7 @@ def test_features_are_the_models(place, tmp_path, kind):
     assert run("embed", place, shards(place, 0), "--out", tmp_path / "f", "--feature", kind, "--batch-size", 2) is None
     table = pq.read_table(tmp_path / "f" / "000.parquet")
     model, transform, _ = checkpoints.load(str(place / "run"))
-    image = torch.stack([transform(Image.open(io.BytesIO(make_image(i)))) for i in range(5)])
+    image = torch.stack([transform(Image.open(io.BytesIO(png(i)))) for i in range(5)])
     with torch.no_grad():
         visual = model.visual
         expected = {"gap": model.encode_image, "patches": model.encode_image_tokens,
@@ -112,7 +98,7 @@ def class_token_by_hand(visual, image):
 def test_16_bit_features_are_float16_and_a_folder_of_images_is_a_unit(place, tmp_path):
     (tmp_path / "photos" / "in").mkdir(parents=True)
     for name in ("b.png", "in/a.png"):
-        (tmp_path / "photos" / name).write_bytes(make_image(3))
+        (tmp_path / "photos" / name).write_bytes(png(3))
     assert run("embed", place, tmp_path / "photos", "--out", tmp_path / "f", "--precision", "bf16") is None
     table = pq.read_table(tmp_path / "f" / "photos.parquet")
     assert table["key"].to_pylist() == ["b.png", "in/a.png"]
@@ -121,7 +107,7 @@ def test_16_bit_features_are_float16_and_a_folder_of_images_is_a_unit(place, tmp
 
 def test_broken_images_are_counted_and_a_shard_that_breaks_off_is_named_and_not_written(place, tmp_path, capsys):
     with tar_writer(tmp_path / "some.tar") as writer:
-        for i, content in enumerate([make_image(0), b"no image", make_image(1), b"", make_image(2)]):
+        for i, content in enumerate([png(0), b"no image", png(1), b"", png(2)]):
             writer.write({"__key__": f"k{i}", "png": content})
     whole = (place / "000.tar").read_bytes()
     (tmp_path / "cut.tar").write_bytes(whole[:len(whole) // 2])
@@ -155,7 +141,7 @@ def test_what_is_there_is_not_made_again_and_other_settings_are_refused(place, t
 
 
 def test_what_out_cannot_be_is_said_in_one_line(place, tmp_path):
-    (tmp_path / "x.png").write_bytes(make_image(0))
+    (tmp_path / "x.png").write_bytes(png(0))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "000.tar").write_bytes((place / "000.tar").read_bytes())
     (tmp_path / "foreign").mkdir()

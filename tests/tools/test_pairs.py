@@ -5,13 +5,13 @@ import json
 import tarfile
 from pathlib import Path
 
-import open_clip
 import pytest
 import torch
+from conftest import png, run_folder
 from open_clip_train.data import get_dataset_size
 from PIL import Image
 
-from open_clip_mdc import checkpoints, register
+from open_clip_mdc import checkpoints
 from open_clip_mdc import tools as cli
 from open_clip_mdc.data.csv_pairs import read_csv, split_csv
 from open_clip_mdc.data.shards import tar_writer
@@ -21,24 +21,11 @@ pq = pytest.importorskip("pyarrow.parquet")
 WORDS = ["a red circle", "a blue square up above a star", "two stars", "a green star", "a circle left of a red square"]
 
 
-def make_image(number: int) -> bytes:
-    noise = torch.randint(0, 256, (32, 32, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(noise.numpy()).save(buffer, "png")
-    return buffer.getvalue()
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     """A run, two shards of twenty images with one caption, but for some odd ones, and the same as a CSV file."""
-    register()
     folder = tmp_path_factory.mktemp("pairs")
-    torch.manual_seed(1)
-    model = open_clip.create_model("MDC-ViT-Ti-8")
-    torch.nn.init.normal_(model.text.output.weight, std=0.3)
-    (folder / "run" / "checkpoints").mkdir(parents=True)
-    (folder / "run" / "params.txt").write_text("model: MDC-ViT-Ti-8\n")
-    torch.save({"state_dict": model.state_dict()}, folder / "run" / "checkpoints" / "epoch_1.pt")
+    run_folder(folder / "run", "MDC-ViT-Ti-8")
     (folder / "images").mkdir()
     odd = {3: "a star\x1ea red  star\n", 5: "", 7: "a red star " * 40}
     rows = []
@@ -47,9 +34,9 @@ def place(tmp_path_factory) -> Path:
             for i in range(20):
                 n = 20 * shard + i
                 text = odd.get(n, WORDS[n % 5])
-                sample = {"__key__": f"k{i}", "png": make_image(n), "txt": text, "json": json.dumps({"n": n})}
+                sample = {"__key__": f"k{i}", "png": png(n), "txt": text, "json": json.dumps({"n": n})}
                 writer.write({name: part for name, part in sample.items() if (n, name) != (6, "txt")})
-                (folder / "images" / f"{n}.png").write_bytes(make_image(n))
+                (folder / "images" / f"{n}.png").write_bytes(png(n))
                 rows += [(str(folder / "images" / f"{n}.png"), c) for c in text.split("\x1e") if n != 6]
     with (folder / "pairs.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("n", "caption", "image"), *((i, c, path) for i, (path, c) in enumerate(rows))])
@@ -79,7 +66,7 @@ def scored(place, tmp_path_factory) -> Path:
 def test_every_caption_has_the_score_that_the_model_gives_it_alone(place, scored):
     rows = tables(scored)
     model, transform, tokenizer = checkpoints.load(str(place / "run"))
-    image = torch.stack([transform(Image.open(io.BytesIO(make_image(n)))) for n in range(40)])
+    image = torch.stack([transform(Image.open(io.BytesIO(png(n)))) for n in range(40)])
     blind = mean_image(model, [image])
     expected = [(n, c) for n in range(40) for c in {
         3: ["a star", "a red star"], 5: [], 6: [], 7: [" ".join(["a red star"] * 40)]}.get(n, [WORDS[n % 5]])]
@@ -135,7 +122,7 @@ def test_the_share_that_is_kept_is_the_best_by_debiased_score(place, scored, tmp
             key, suffix = name.split(".")
             if suffix == "json":
                 n = json.loads(content[name])["n"]
-                assert content[f"{key}.png"] == make_image(n) and n // 20 == int(shard)
+                assert content[f"{key}.png"] == png(n) and n // 20 == int(shard)
                 found += [(shard, f"k{n % 20}", c) for c in content[f"{key}.txt"].decode().split("\x1e")]
     assert sorted(found) == sorted(row[:3] for row in best)
     assert get_dataset_size(f"{tmp_path}/kept/{{000..001}}.tar") == (len({row[:2] for row in best}), 2)

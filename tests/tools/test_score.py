@@ -3,12 +3,12 @@ import csv
 import json
 from pathlib import Path
 
-import open_clip
 import pytest
 import torch
+from conftest import make_image, run_folder
 from PIL import Image
 
-from open_clip_mdc import checkpoints, register
+from open_clip_mdc import checkpoints
 from open_clip_mdc import tools as cli
 from open_clip_mdc.scoring import mean_image
 from open_clip_mdc.tools.score import read_captions
@@ -19,19 +19,12 @@ CAPTIONS = ["a red circle left of a blue square", "a star", "a blue square up ab
 @pytest.fixture(scope="module", params=["MDC-ViT-Ti-8", "ARC-ViT-Ti-8"])
 def place(tmp_path_factory, request):
     """A run, a folder of 40 images, another of 5, and a file of captions."""
-    register()
     folder = tmp_path_factory.mktemp("score")
-    torch.manual_seed(1)
-    model = open_clip.create_model(request.param)
-    torch.nn.init.normal_(model.text.output.weight, std=0.3)
-    (folder / "run" / "checkpoints").mkdir(parents=True)
-    (folder / "run" / "params.txt").write_text(f"model: {request.param}\n")
-    torch.save({"state_dict": model.state_dict()}, folder / "run" / "checkpoints" / "epoch_1.pt")
+    run_folder(folder / "run", request.param)
     for name, count in (("many", 40), ("few", 5)):
         (folder / name).mkdir()
         for i in range(count):
-            noise = torch.randint(0, 256, (32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(i))
-            Image.fromarray(noise.numpy()).save(folder / name / f"{i:02d}.png")
+            make_image(i, 32).save(folder / name / f"{i:02d}.png")
     (folder / "captions.txt").write_text("\n".join(CAPTIONS) + "\n\n")
     return folder
 

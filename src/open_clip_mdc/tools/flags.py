@@ -109,18 +109,23 @@ def lengths(parser: argparse.ArgumentParser) -> None:
                         help="count with this model's tokenizer (default: %(default)s, CLIP's BPE)")
 
 
-def caption(parser: argparse.ArgumentParser) -> None:
+def _add_decoding(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="+", metavar="PATHS", help="images, folders, webdataset shards, patterns")
     add_model(parser)
+    parser.add_argument("--limit", type=positive, help="only the first so many images")
+    parser.add_argument("--length", type=length, metavar="N|auto|sample",
+                        help="tokens of a caption (default: 15), the model's choice or its draw; of ARC, at most")
+    parser.add_argument("--text", help="caption to fill in, e.g. 'a [MASK] dog on a [MASK]', a token each")
+
+
+def caption(parser: argparse.ArgumentParser) -> None:
+    _add_decoding(parser)
     add_images(parser)
     add_engine(parser)
-    parser.add_argument("--limit", type=positive, help="only the first so many images")
     parser.add_argument("--out", default="captions.jsonl",
                         help="NAME.jsonl, a file of all captions; or a folder (no suffix), which gets a parquet table "
                              "for each shard, by --engine (default: %(default)s)")
     parser.add_argument("--html", help="page to write, one file with the images in it; for hundreds, not millions")
-    parser.add_argument("--length", type=length, metavar="N|auto|sample",
-                        help="tokens of a caption (default: 15), the model's choice or its draw; of ARC, at most")
     parser.add_argument("--min-length", type=positive, metavar="N", help="tokens of a caption of ARC, at least")
     parser.add_argument("--tokens-per-step", type=tokens_per_step, metavar="K|P",
                         help="tokens revealed at a time; or, as 0.9, all that are so probable (default: 1)")
@@ -128,7 +133,6 @@ def caption(parser: argparse.ArgumentParser) -> None:
                         help="the most confident tokens first, or draws of the reverse diffusion (default: "
                              "%(default)s)")
     parser.add_argument("--steps", type=positive, metavar="N", help="of --sampler ancestral (default: 100)")
-    parser.add_argument("--text", help="caption to fill in, e.g. 'a [MASK] dog on a [MASK]', a token each")
     parser.add_argument("--temperature", type=float, default=0.0,
                         help="draw tokens at this temperature (default: %(default)s, the most probable ones)")
     parser.add_argument("--top-k", type=int, metavar="K", help="draw among the K most probable tokens")
@@ -153,13 +157,8 @@ def caption(parser: argparse.ArgumentParser) -> None:
 
 
 def attention(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", nargs="+", metavar="PATHS", help="images, folders, webdataset shards, patterns")
-    add_model(parser)
-    parser.add_argument("--limit", type=positive, help="only the first so many images")
+    _add_decoding(parser)
     parser.add_argument("--out", default="attention.html", help="page to write (default: %(default)s)")
-    parser.add_argument("--length", type=length, metavar="N|auto|sample",
-                        help="tokens of a caption (default: 15), the model's choice or its draw; of ARC, at most")
-    parser.add_argument("--text", help="caption to fill in, e.g. 'a [MASK] dog on a [MASK]', a token each")
 
 
 def export(parser: argparse.ArgumentParser) -> None:
