@@ -108,6 +108,7 @@ bench: $(DEMO)/mdc/checkpoints/epoch_$(DEMO_EPOCHS).pt
 	$(BENCH)training $(CAPTIONS:%=--captions %)
 	$(BENCH)scoring $(CAPTIONS:%=--captions %) --scenes $(SCENES) --pretrained $(DEMO)/mdc
 	$(BENCH)decoding
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.bulk --scenes $(SCENES) --pretrained $(DEMO)/mdc
 
 # The same on a GPU, each part within 10 minutes; writes benchmarks/GPU.md.
 bench-gpu: .venv/installed

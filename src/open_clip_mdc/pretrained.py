@@ -10,6 +10,7 @@ Dimensions: B images, C captions of an image, L positions, P patches, D image wi
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from . import checkpoints
 from .data.images import open_image
 from .interface import Decoded
+from .loading import Batches, split_normalization
 from .model import Captioner
 from .sampling import Sampling
 from .tokens import caption_lengths, decode_captions, decode_tokens, tokenize_whole
@@ -42,6 +44,20 @@ class PretrainedCaptioner:
     def autocast(self) -> AbstractContextManager:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
         return torch.autocast(torch.device(self.device).type, dtype=dtype, enabled=dtype is not None)
+
+    @cached_property
+    def _split(self) -> tuple[Callable, Batches]:
+        to_bytes, normalize = split_normalization(self.transform)
+        return to_bytes, Batches((), self.device, normalize)
+
+    @property
+    def to_bytes(self) -> Callable[[Image.Image], Tensor]:
+        """`transform` up to its conversion to floats, which costs more than the rest and is cheaper for a batch."""
+        return self._split[0]
+
+    def from_bytes(self, image: Tensor) -> Tensor:
+        """A batch [B, 3, H, W] by `to_bytes`, on the device, as `transform` makes it: equal to the last bit."""
+        return self._split[1].normalized(image.to(self.device, non_blocking=True))
 
     def batches(self, images: Images, batch_size: int = 32) -> Iterator[Tensor]:
         """Preprocessed images on the device, [B, 3, H, W], B up to `batch_size`.

@@ -72,9 +72,9 @@ def test_two_gloo_processes_give_the_numbers_of_one_to_the_digit(scenes, runs, t
              for name, flags in tasks.items()}
     each = [["eval", "--distributed", *flags, "--feature_root", str(tmp_path / "two"), "--num_workers", "0", "--output",
              f"two-{name}.json"] for name, flags in tasks.items()]
-    Path("each.py").write_text("import torch.distributed\nfrom clip_benchmark_ext.cli import main\n"
-                               f"for argv in {each!r}:\n    assert not main(argv)\n"
-                               "    torch.distributed.destroy_process_group()\n")
+    Path("each.py").write_text("from clip_benchmark_ext import cli, distributed\n"
+                               f"for argv in {each!r}:\n    assert not cli.main(argv)\n"
+                               "    distributed.start = lambda device: None  # the processes have met\n")
     run(*TORCHRUN, "each.py")
     for name, flags in tasks.items():
         one = evaluate(*flags, "--feature_root", tmp_path / "one")

@@ -1,15 +1,16 @@
 """Claims about benchmarks/: the baselines compute what the package computes, and results are written by section."""
 import sys
+from argparse import Namespace
 
 import pytest
 import torch
-from conftest import REPO, captions, images, tiny_captioner
+from conftest import REPO, captions, images, run_folder, tiny_captioner
 
 from open_clip_mdc.objective import CaptionLoss
 from open_clip_mdc.tokens import valid_tokens
 
 sys.path.insert(0, str(REPO))
-from benchmarks import plain, report, training  # noqa: E402
+from benchmarks import bulk, plain, report, training  # noqa: E402
 from benchmarks.captions import read_captions, spread  # noqa: E402
 from benchmarks.contestants import algorithm_1, contestant, count_flops, tokenize  # noqa: E402
 from benchmarks.turns import ratio, take_turns  # noqa: E402
@@ -81,6 +82,27 @@ def test_training_compares_time_with_what_the_count_says(monkeypatch):
     assert [row[6] for row in rows] == ["0.25", "2.00"]
     for row in rows:
         assert float(row[5]) == pytest.approx(float(row[3]) / float(row[4]), abs=0.01)
+
+
+def test_a_shard_is_timed_beside_its_own_tensors_in_the_same_process(scenes, tmp_path):
+    args = Namespace(scenes=scenes, pretrained=str(run_folder(tmp_path / "run", "MDC-ViT-Ti-8")), rounds=1)
+    costs = bulk.beside_the_model(args, tmp_path)
+    assert 0 < costs["model"].cpu and 0 < costs["shard"].wall and (tmp_path / "00000.parquet").exists()
+
+
+def test_bulk_is_judged_by_its_aims(monkeypatch):
+    costs = {"model": 10, "shard": 10.9, "load": 4, "one": 5, "resumed": 9.5, "local": 20, "ray": 24, "start": 5}
+    costs = {name: bulk.Cost(float(wall), 2.0) for name, wall in costs.items()}
+    for name, part in (("beside_the_model", ("model", "shard")), ("resuming", ("load", "one", "resumed")),
+                       ("engines", ("local", "ray", "start"))):
+        monkeypatch.setattr(bulk, name, lambda args, out, part=part: {name: costs[name] for name in part})
+    monkeypatch.setattr(bulk, "find_spec", lambda name: True)
+    text = bulk.report(Namespace(rounds=3))
+    assert "behind the model: wall 1.09 of at most 1.10, met, CPU 1.00; finished images within the time of loading: " \
+        "1.12 of at most 1.00, missed; Ray within two jobs and its start: 0.96 of at most 1.00, met." in text
+    assert bulk.command_cost("-c", "pass").cpu > 0
+    with pytest.raises(RuntimeError, match="ValueError: no"):
+        bulk.command_cost("-c", "raise ValueError('no')")
 
 
 def test_sides_take_turns_and_the_warm_up_is_left_out():

@@ -145,7 +145,7 @@ class Images(IterableDataset):
                  other_transform: Callable | None = None):
         """
         Args:
-            transform: of the model, from an RGB image to [3, H, W].
+            transform: of the model, from an RGB image to [3, H, W], or but for its last steps (`to_bytes`).
             limit: only the first so many images.
             known: names of images that are not needed any more; they are not opened, unless for a thumbnail.
             thumbnail: makes the small image for a page.
@@ -190,7 +190,13 @@ class Images(IterableDataset):
         return Batch(names, image, other, new, thumbnails, texts, problems, damaged)
 
     def loader(self, workers: int) -> DataLoader:
-        return DataLoader(self, batch_size=None, num_workers=workers, pin_memory=torch.cuda.is_available())
+        return DataLoader(self, batch_size=None, num_workers=workers, collate_fn=_as_it_is,
+                          pin_memory=torch.cuda.is_available())
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    """Not PyTorch's own, which looks into each text."""
+    return batch
 
 
 def data_url(content: bytes, mime: str) -> str:

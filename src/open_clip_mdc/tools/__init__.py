@@ -3,6 +3,7 @@
 A tool is a row here, a function in flags.py and a module with `run(args)`, which is imported when the flags are read.
 """
 import argparse
+import os
 import sys
 from importlib import import_module
 
@@ -41,6 +42,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """Exits with 2 on wrong usage and with 1 and one line on bad input."""
     args = parse(argv)
+    # Threads of the model that spin while they wait take the cores of the processes that decode images.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         import_module(f".{args.tool.replace('-', '_')}", __name__).run(args)
     except (ValueError, OSError) as problem:

@@ -77,7 +77,7 @@ def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argpa
     """
     stats = {"images": 0, "rows": 0, "broken": 0}
     with write_table(out, schema) as table:
-        for batch in Images(files_of(shard), loaded.transform, args.batch_size).loader(args.workers):
+        for batch in Images(files_of(shard), loaded.to_bytes, args.batch_size).loader(args.workers):
             if batch.damaged:
                 raise ValueError(batch.damaged[0])
             stats["images"] += len(batch.names)
@@ -85,8 +85,7 @@ def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argpa
             if batch.names:
                 keys = [name.removeprefix(f"{shard}::").removeprefix(f"{shard}/") for name in batch.names]
                 keys = [key.encode("utf-8", "backslashreplace").decode() for key in keys]  # names are any bytes
-                rows = {"key": keys, **columns(batch._replace(names=keys, image=batch.image.to(
-                    loaded.device, non_blocking=True)))}
+                rows = {"key": keys, **columns(batch._replace(names=keys, image=loaded.from_bytes(batch.image)))}
                 table.add(rows)
                 stats["rows"] += len(rows["key"])
         table.about.update(settings=settings, stats=stats)

@@ -112,7 +112,7 @@ def lines_of(batch: Batch, loaded: PretrainedCaptioner, clip: Clip | None, optio
     if clip:
         with loaded.autocast():
             guide = Guide(clip, batch.other.to(loaded.device), loaded.tokenizer, args.clip_scale, args.clip_top_k)
-    rows = loaded.decode(batch.image.to(loaded.device, non_blocking=True), guide=guide,
+    rows = loaded.decode(loaded.from_bytes(batch.image), guide=guide,
                          sampling=sampling_of(args, batch.new, loaded.device), **options)
     return [{"image": name, **row, **({"clip_texts": guide.texts[i]} if guide else {})}
             for i, (name, row) in enumerate(zip(batch.new, rows, strict=True))]
@@ -142,16 +142,16 @@ def run(args: argparse.Namespace) -> None:
     total = None if any(path.suffix.lower() in SHARDS for path in paths) else len(paths[:args.limit])
     names, cards, skipped = [], [], []
     with Journal(part, key, id="image") as journal, tqdm(total=total, desc="captions", unit=" images") as bar:
-        images = Images(paths, loaded.transform, args.batch_size, args.limit, known=frozenset(journal.rows),
-                            thumbnail=thumbnail if args.html else None, other_transform=clip and clip.transform)
+        images = Images(paths, loaded.to_bytes, args.batch_size, args.limit, known=frozenset(journal.rows),
+                        thumbnail=thumbnail if args.html else None, other_transform=clip and clip.transform)
         for batch in images.loader(args.workers):
             for row in lines_of(batch, loaded, clip, options, args) if batch.new else ():
                 if row["image"] not in journal.rows:
                     journal.append(row)
-            for name, url in zip(batch.names, batch.thumbnails, strict=True):
-                row = journal.rows[name]
-                tqdm.write(printable(f"{name}: {row['caption']}"))
-                cards += [card(row, url, others.get(name))] if args.html else []
+                tqdm.write(printable(f"{row['image']}: {row['caption']}"))
+            if args.html:
+                cards += [card(journal.rows[name], url, others.get(name))
+                          for name, url in zip(batch.names, batch.thumbnails, strict=True)]
             names += batch.names
             skipped += map(printable, batch.problems)
             bar.update(len(batch.names))

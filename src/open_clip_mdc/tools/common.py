@@ -1,5 +1,6 @@
 """What several tools share: flags in one spelling, and what these ask for. Imports no torch: `--help` is quick."""
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ def add_images(parser: argparse.ArgumentParser, blind: bool = True) -> None:
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"),
                         help="of the arithmetic; weights stay float32 (default: bf16 on cuda, else fp32)")
     parser.add_argument("--batch-size", type=positive, default=32, help="images at a time (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=2,
+    parser.add_argument("--workers", type=int, default=min(2, max(1, (os.cpu_count() or 1) - 1)),
                         help="processes that decode images; 0: none but this one (default: %(default)s)")
     if blind:
         parser.add_argument("--blind-images", nargs="+", metavar="PATHS",
@@ -80,13 +81,13 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Names
 
     def images():
         nonlocal count
-        batches = Images(paths, loaded.transform, args.batch_size, limit)
+        batches = Images(paths, loaded.to_bytes, args.batch_size, limit)
         for batch in tqdm(batches.loader(args.workers), "mean image"):
             if batch.problems and limit is None:
                 raise ValueError(batch.problems[0])
             count += len(batch.new)
             if batch.new:
-                yield batch.image.to(loaded.device)
+                yield loaded.from_bytes(batch.image)
 
     with loaded.autocast():
         blind = mean_image(loaded.model, images())

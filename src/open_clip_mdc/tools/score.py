@@ -101,12 +101,12 @@ def run(args: argparse.Namespace) -> None:
         writer = csv.DictWriter(file, ["image", "caption", "score", "blind", "debiased", "tokens"])
         if out.suffix == ".csv":
             writer.writeheader()
-        images = Images(paths, loaded.transform, args.batch_size)
+        images = Images(paths, loaded.to_bytes, args.batch_size)
         for batch in tqdm(images.loader(args.workers), desc="scores", unit="batch"):
             if batch.problems:
                 raise ValueError(batch.problems[0])
             with loaded.autocast():
-                scored = score_pairs(model, batch.image.to(loaded.device), captions, text, loaded.tokenizer, prior,
+                scored = score_pairs(model, loaded.from_bytes(batch.image), captions, text, loaded.tokenizer, prior,
                                      args.alpha)
             for name, rows in zip(batch.names, scored, strict=True):
                 for row in rows:

@@ -1,0 +1,180 @@
+"""What bulk captioning costs beside the model: decoding images, resuming, Ray.
+
+    OMP_WAIT_POLICY=PASSIVE python -m benchmarks.bulk --scenes demo/scenes --pretrained demo/mdc      5 minutes, 2 cores
+
+The smallest model on the smallest images: of a larger model the rest is a smaller share. Wall time means something on a
+quiet machine only; CPU time, that of child processes included, also beside other work.
+"""
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from open_clip_mdc import tools
+from open_clip_mdc.data.images import Images, read_images
+from open_clip_mdc.data.markdown import markdown_table
+from open_clip_mdc.tools import bulk, caption_shards
+
+from .report import RESULTS, machine, write_section
+
+LENGTH = "8"
+BATCH = 40  # the 1,000 images are whole batches: none waits for the image that does not come
+RAY = """
+import ray
+ray.init(include_dashboard=False, logging_level="ERROR")
+actor = ray.remote(type("Nothing", (), {"do": lambda self: None})).options(num_cpus=0)
+ray.get([worker.do.remote() for worker in [actor.remote(), actor.remote()]])
+"""
+
+
+class Cost(NamedTuple):
+    wall: float  # seconds
+    cpu: float
+
+
+def own_cost(function: Callable[[], object]) -> Cost:
+    """Of a call, with the processes that it started and waited for."""
+    start, before = time.perf_counter(), sum(os.times()[:4])
+    function()
+    return Cost(time.perf_counter() - start, sum(os.times()[:4]) - before)
+
+
+def command_cost(*command: object) -> Cost:
+    """Raises RuntimeError with what the command said if it fails."""
+    def run() -> None:
+        done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+    return own_cost(run)
+
+
+def take_turns(sides: Mapping[str, Callable[[], Cost]], rounds: int) -> dict[str, Cost]:
+    """The medians."""
+    found = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            found[name].append(side())
+    return {name: Cost(*map(median, zip(*costs, strict=True))) for name, costs in found.items()}
+
+
+def caption(args: argparse.Namespace, *flags: object) -> list[str]:
+    return ["caption", "--pretrained", args.pretrained, "--device", "cpu", "--length", LENGTH, *map(str, flags)]
+
+
+def beside_the_model(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
+    """A shard, and generating alone from its tensors by the same batches in the same process."""
+    asked = tools.parse(caption(args, args.scenes / "val" / "00000.tar", "--out", out / "tables"))
+    (unit,) = bulk.find_units(asked.paths)
+    shard = caption_shards.worker(asked, [unit], 0)
+    loaded = shard.args[0]
+    batches = [loaded.from_bytes(batch.image) for batch in Images([unit], loaded.to_bytes, asked.batch_size).loader(0)]
+    sides = {"model": lambda: [loaded.model.generate(x, length=int(LENGTH), return_trace=True) for x in batches],
+             "shard": lambda: shard(unit, out / "00000.parquet")}
+    for side in sides.values():
+        side()
+    return take_turns({name: lambda side=side: own_cost(side) for name, side in sides.items()}, args.rounds)
+
+
+def interrupted(args: argparse.Namespace, out: Path) -> tuple[Path, Path]:
+    """The journal of a run that was stopped before its last image, which is returned too."""
+    last, lines = out / "last.png", out / "captions.jsonl"
+    os.mkfifo(last)  # nobody writes to it: there the run waits
+    journal, saved = Path(f"{lines}.part"), out / "saved.part"
+    run = subprocess.Popen([sys.executable, "-m", "open_clip_mdc", *caption(
+        args, args.scenes / "val" / "00000.tar", last, "--out", lines, "--batch-size", BATCH, "--workers", 1)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    lines_of_all = 1 + sum(1 for _ in read_images([args.scenes / "val" / "00000.tar"]))
+    while not (journal.exists() and journal.read_bytes().count(b"\n") == lines_of_all):
+        if run.poll() is not None:
+            raise RuntimeError("the run that was to be interrupted ended by itself")
+        time.sleep(0.1)
+    run.send_signal(signal.SIGINT)
+    run.wait()
+    shutil.copy(journal, saved)
+    last.unlink()
+    shutil.copy(next((args.scenes / "sugarcrepe" / "images").glob("*.png")), last)
+    return saved, last
+
+
+def resuming(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
+    saved, last = interrupted(args, out)
+    lines = out / "captions.jsonl"
+
+    def resumed() -> Cost:
+        shutil.copy(saved, f"{lines}.part")
+        return command_cost("-m", "open_clip_mdc", *caption(
+            args, args.scenes / "val" / "00000.tar", last, "--out", lines, "--batch-size", BATCH))
+
+    load = f"import open_clip_mdc; open_clip_mdc.load({args.pretrained!r}, device='cpu')"
+    return take_turns({
+        "load": lambda: command_cost("-c", load),
+        "one": lambda: command_cost("-m", "open_clip_mdc", *caption(args, last, "--out", out / "one.jsonl")),
+        "resumed": resumed,
+    }, args.rounds)
+
+
+def engines(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
+    """Two jobs on two shards by each engine, and Ray's start."""
+    def by(engine: str) -> Cost:
+        shutil.rmtree(out / engine, ignore_errors=True)
+        return command_cost("-m", "open_clip_mdc", *caption(
+            args, args.scenes / "train" / "{00000..00001}.tar", "--out", out / engine, "--engine", engine, "--jobs", 2))
+
+    return take_turns({"local": lambda: by("local"), "ray": lambda: by("ray"),
+                       "start": lambda: command_cost("-c", RAY)}, args.rounds)
+
+
+def verdict(found: float, most: float) -> str:
+    return f"{found:.2f} of at most {most:.2f}, {'met' if found <= most else 'missed'}"
+
+
+def report(args: argparse.Namespace) -> str:
+    before = machine()
+    with_ray = find_spec("ray") is not None
+    with TemporaryDirectory() as folder:
+        costs = beside_the_model(args, Path(folder)) | resuming(args, Path(folder))
+        costs |= engines(args, Path(folder)) if with_ray else {}
+    wall = {name: cost.wall for name, cost in costs.items()}
+    names = {"model": "generating from 1,000 tensors in memory", "shard": "the shard of these images to its table",
+             "load": "a process that imports and loads", "one": "`caption` of one image",
+             "resumed": "`caption` of that image after 1,000 finished ones", "local": "two shards by two local jobs",
+             "ray": "two shards by two of Ray's actors", "start": "Ray's start"}
+    aims = [f"decoding hidden behind the model: wall {verdict(wall['shard'] / wall['model'], 1.1)}, CPU "
+            f"{costs['shard'].cpu / costs['model'].cpu:.2f}",
+            "finished images within the time of loading: "
+            f"{verdict((wall['resumed'] - wall['one']) / wall['load'], 1.0)}",
+            "Ray within two jobs and its start: "
+            + (verdict(wall["ray"] / (wall["local"] + wall["start"]), 1.0) if with_ray else "it is not installed")]
+    return "\n\n".join([
+        before, f"MDC-ViT-Ti-8, {LENGTH} tokens, on scenes of 32 px; medians of {args.rounds} rounds. CPU time is that "
+        "of child processes too, but of Ray's workers, which are none.",
+        markdown_table(("", "wall, s", "CPU, s"), [
+            (names[name], f"{cost.wall:.2f}", f"{cost.cpu:.2f}") for name, cost in costs.items()]),
+        f"Aims: {'; '.join(aims)}."])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenes", type=Path, required=True, help="folder of `open_clip_mdc scenes`")
+    parser.add_argument("--pretrained", required=True, help="run folder of a captioner trained on them")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="file whose section is replaced")
+    args = parser.parse_args()
+    try:
+        write_section("Bulk", report(args), args.out)
+    except (ValueError, OSError, RuntimeError) as problem:
+        sys.exit(f"error: {problem}")
+
+
+if __name__ == "__main__":
+    main()
