@@ -304,16 +304,13 @@ def evaluate(world: World) -> Cases:
     crepe = folder / "crepe"
     (crepe / "images").mkdir(parents=True)
     (crepe / "images" / "0.png").write_bytes(world.samples[0][0])
-    for name, some in (("swap_obj", fit), ("swap_att", ["word " * 1000, *fit])):
+    for name, some in (("swap_obj", fit), ("swap_att", ["word " * 1000])):  # is cut, as OpenCLIP cuts it
         (crepe / f"{name}.json").write_text(json.dumps({str(i): {
             "filename": "0.png", "caption": "a red circle", "negative_caption": caption}
             for i, caption in enumerate(some)}))
         ended = world.call(CLIP_BENCHMARK, "eval", *common, "--dataset", f"sugar_crepe/{name}", "--dataset_root", crepe,
                            "--output", folder / f"{name}.json", cwd=folder, timeout=1200)
-        if name == "swap_att":
-            yield "a negative that is too long", ended.problem(1)
-        else:
-            yield from for_all(some, first(ended.problem(0), check_json(folder)))
+        yield from for_all(some, first(ended.problem(0), check_json(folder)))
 
 
 PARTS = {"captions: tokenizer, infilling": tokenize, "captions: training": train,

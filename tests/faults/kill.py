@@ -13,6 +13,7 @@ from typing import NamedTuple
 import process
 import torch
 from process import TIMEOUT, Outcome
+from safetensors.torch import load_file
 from world import CLIP_BENCHMARK, MDC, REPO, TRAIN, Cases, World, check_json, first, train_flags, tree, unlike
 
 from open_clip_mdc.checkpoints import hash_tensor
@@ -79,6 +80,12 @@ def out(folder: Path) -> dict:
     return tree(folder / "out")
 
 
+def probed(folder: Path) -> dict:
+    """Features by their numbers: safetensors orders metadata at random."""
+    features = {path.name: digest(load_file(path)) for path in folder.rglob("*.safetensors")}
+    return {name: value for name, value in out(folder).items() if not name.endswith(".safetensors")} | features
+
+
 JOBS = {
     "train-csv": Job(
         TRAIN, lambda w: train_flags("--train-data", w.csv, "--val-data", w.csv, "--batch-size", 12, "--epochs", 3,
@@ -99,7 +106,7 @@ JOBS = {
             "eval", "--model", "mdc", "--pretrained", w.run, "--dataset", "wds/probe", "--dataset_root",
             w.scenes / "probe", "--task", "linear_probe", "--feature_root", "out/features", "--output",
             "out/probe.json", "--num_workers", 0, "--no_amp", "--quiet", "--batch_size", 8, "--skip_existing"],
-        out),
+        probed),
     "caption": Job(
         MDC, lambda w: ["caption", "--pretrained", w.run, "--device", "cpu", "--workers", 1, w.images,
                         w.scenes / "train" / "00000.tar", "--batch-size", 8, "--temperature", 1, "--out",
