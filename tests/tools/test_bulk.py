@@ -307,3 +307,17 @@ def test_without_ray_one_line_says_how_to_get_it(place, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     complaint = run("embed", place, shards(place), "--out", tmp_path / "f", "--engine", "ray")
     assert complaint == "error: --engine ray needs Ray: pip install 'open_clip_mdc[ray]'"
+
+
+def test_a_name_that_is_no_utf_8_is_a_key_and_a_cell(place, tmp_path):
+    (tmp_path / "photos").mkdir()
+    for i in range(32):
+        (tmp_path / "photos" / f"{i}.png").write_bytes(make_image(i))
+    Path(os.fsdecode(os.fsencode(tmp_path / "photos") + b"/\xff.png")).write_bytes(make_image(9))
+    assert run("embed", place, tmp_path / "photos", "--out", tmp_path / "f") is None
+    keys = pq.read_table(tmp_path / "f" / "photos.parquet")["key"].to_pylist()
+    assert len(keys) == 33 and keys[-1] == "\\udcff.png"
+    (tmp_path / "c.txt").write_text("a star\n")
+    assert run("score", place, "--images", tmp_path / "photos", "--captions", tmp_path / "c.txt", "--out",
+               tmp_path / "s.csv") is None
+    assert "/\\udcff.png,a star," in (tmp_path / "s.csv").read_text(encoding="utf-8")
