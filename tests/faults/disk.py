@@ -9,8 +9,18 @@ from process import TIMEOUT, limit_files
 from world import SKIPPED, Cases, World, check_json, first, tree, unlike
 
 SIZES = (0, 5_000, 200_000)  # bytes, beyond which no file grows
-NAMES = [name for name in JOBS if name != "experiments"]
 RESUMED = (".part", ".log", ".claims", "params.txt")  # may be there after a failure: what the next run continues from
+
+
+def without_workers(job: Job) -> Job:
+    """A limit on files binds shared memory too: a DataLoader whose worker cannot send a batch waits for ever."""
+    def argv(world: World) -> list:
+        given = job.argv(world)
+        return [0 if before == "--workers" else part for before, part in zip([None, *given], given, strict=False)]
+    return job._replace(argv=argv)
+
+
+ALONE = {name: without_workers(job) for name, job in JOBS.items() if name != "experiments"}
 
 
 def left_over(job: Job, folder: Path, expected: dict) -> str | None:
@@ -29,8 +39,8 @@ def attempt(world: World, job: Job, folder: Path, **options):
 
 def full(world: World) -> Cases:
     """Files that cannot grow: writing fails as it does on a full disk, wherever the command is by then."""
-    for name in NAMES:
-        job, whole = JOBS[name], world.fresh(f"disk-{name}/whole")
+    for name, job in ALONE.items():
+        whole = world.fresh(f"disk-{name}/whole")
         ended = finish(world, job, whole)
         if problem := ended.problem(0):
             yield f"{name}: undisturbed", problem
@@ -61,8 +71,8 @@ def mounted(folder: Path, options: str) -> Iterator[str | None]:
 
 def really_full(world: World) -> Cases:
     """A file system of 300 kB, where the machine lets one be mounted."""
-    for name in NAMES:
-        job, folder = JOBS[name], world.fresh(f"disk-{name}/small")
+    for name, job in ALONE.items():
+        folder = world.fresh(f"disk-{name}/small")
         with mounted(folder, "size=300k") as problem:
             if not problem:
                 expected = job.result(world.folder / "cases" / f"disk-{name}" / "whole")
@@ -74,8 +84,8 @@ def really_full(world: World) -> Cases:
 
 def read_only(world: World) -> Cases:
     """A file system that cannot be written, and a target below a file."""
-    for name in NAMES:
-        job, folder = JOBS[name], world.fresh(f"read-only-{name}")
+    for name, job in ALONE.items():
+        folder = world.fresh(f"read-only-{name}")
         with mounted(folder, "ro") as problem:
             yield name, problem or attempt(world, job, folder).problem(1)
         if job.result is tree:
