@@ -111,10 +111,12 @@ def find_shard_problem(path: str, args, is_train: bool) -> str | None:
         return (f"{len(shards)} shards are too few for {workers} workers x {processes} processes, each reads its own: "
                 + (f"--workers {most}, " if most else "") + "more shards, or --dataset-resampled")
     try:
-        if not (args.train_num_samples or get_dataset_size(path)[0]):
-            return f"no sizes.json beside {shards[0]}: give --train-num-samples"
+        if not (args.train_num_samples or (get_dataset_size(path)[0] or 0) > 0):
+            return f"no sizes.json beside {shards[0]} that says how many pairs there are: give --train-num-samples"
     except KeyError as missing:
         return f"sizes.json beside {shards[0]} does not know {missing}: give --train-num-samples"
+    except (ValueError, TypeError, LookupError, RecursionError) as problem:
+        return f"sizes.json beside {shards[0]} is damaged ({problem}): give --train-num-samples"
     return None
 
 

@@ -2,12 +2,15 @@
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
 import torch
 from world import CLIP_BENCHMARK, MDC, TRAIN, Cases, World, check_json, first, train_flags, tree, unlike, write_shard
+
+from open_clip_mdc.data.files import new_folder
 
 
 def cut(data: bytes, rng: Random) -> bytes:
@@ -168,81 +171,108 @@ def changed(content: object, place: tuple, value: object) -> object:
     return content
 
 
-def json_files(world: World) -> Cases:
-    """Annotations, selections, captions to compare, judges' captions, sizes, results, exported configs, params.txt."""
-    folder = world.fresh("json")
-    (folder / "images").mkdir()
-    for i in range(3):
-        (folder / "images" / f"{i}.png").write_bytes(world.samples[i][0])
-    write_shard(folder / "0.tar", [("png", world.samples[i][0], "a red circle") for i in range(8)])
-    exported = world.tool_without_workers("export", "--to", "open_clip", "--out", folder / "exported", cwd=folder)
-    made = world.tool("caption", "images", "--out", "a.jsonl", cwd=folder)
-    probe = ("eval", "--model", "mdc", "--pretrained", world.run, "--dataset", "wds/probe", "--dataset_root",
-             world.scenes / "probe", "--task", "linear_probe", "--feature_root", "features", "--output", "result.json",
-             "--num_workers", 0, "--no_amp", "--quiet", "--skip_existing")
-    evaluated = world.call(CLIP_BENCHMARK, *probe, cwd=folder)
-    yield "what is broken here", first(exported.problem(0), made.problem(0), evaluated.problem(0))
-    crepe = json.loads((world.scenes / "sugarcrepe" / "swap_obj.json").read_text())
-    (folder / "sugarcrepe").mkdir()
-    (folder / "sugarcrepe" / "images").symlink_to(world.scenes / "sugarcrepe" / "images")
+def json_world(world: World) -> Path:
+    """A folder with files of each kind, made once."""
+    folder = world.folder / "json"
+    if folder.exists():
+        return folder
+    with new_folder(folder) as work:
+        (work / "images").mkdir()
+        for i in range(3):
+            (work / "images" / f"{i}.png").write_bytes(world.samples[i][0])
+        write_shard(work / "0.tar", [("png", world.samples[i][0], "a red circle") for i in range(8)])
+        made = [world.tool_without_workers("export", "--to", "open_clip", "--out", "exported", cwd=work),
+                world.tool("caption", "images", "--out", "a.jsonl", cwd=work),
+                world.call(CLIP_BENCHMARK, *probe(world), cwd=work)]
+        assert not first(*(ended.problem(0) for ended in made)), made
+        (work / "sugarcrepe").mkdir()
+        (work / "sugarcrepe" / "images").symlink_to(world.scenes / "sugarcrepe" / "images")
+        shutil.copytree(world.run, work / "run")
+    return folder
+
+
+def probe(world: World) -> tuple:
+    return ("eval", "--model", "mdc", "--pretrained", world.run, "--dataset", "wds/probe", "--dataset_root",
+            world.scenes / "probe", "--task", "linear_probe", "--feature_root", "features", "--output", "result.json",
+            "--num_workers", 0, "--no_amp", "--quiet", "--skip_existing")
+
+
+def table(argv: list[str]) -> None:
+    """python -m clip_benchmark_ext.table"""
+    from clip_benchmark_ext import table
+    sys.argv = ["table", *argv]
+    table.main()
+
+
+SMALL = ("--device", "cpu", "--workers", 0, "images", "--limit", 1, "--out", "c.jsonl", "--length", 2)
+
+
+def readers(world: World, folder: Path) -> dict[str, tuple[object, Callable, tuple]]:
+    """By file what it holds, and the command that reads it."""
+    def content(file: str) -> object:
+        return json.loads((folder / file).read_text().splitlines()[0] if file.endswith("l") else
+                          (folder / file).read_text())
     rows = [{"filename": f"{i}.png", "filepath": "images", "split": "train", "sentences": [{"raw": "a red circle"}]}
             for i in range(3)]
     aro = [{"image_path": "0.png", "true_caption": "a", "false_caption": "b", "bbox_x": 0, "bbox_y": 0, "bbox_w": 9,
             "bbox_h": 9, "relation_name": "on"}]
-    train = train_flags("--train-data", folder / "0.tar", "--dataset-type", "webdataset", "--batch-size", 4, "--epochs",
-                        1, logs=Path("logs"))
     common = ("--model", "mdc", "--pretrained", world.run, "--num_workers", 0, "--no_amp", "--quiet", "--output",
               "e.json")
-    caption = ("--device", "cpu", "--workers", 0, "images", "--limit", 1, "--out", "c.jsonl", "--length", 2)
+    return {
+        "karpathy.json": ({"dataset": "coco", "images": rows}, MDC, (
+            "prepare", "coco", "--images", ".", "--annotations", "karpathy.json", "--out", "p")),
+        "sugarcrepe/swap_obj.json": (json.loads((world.scenes / "sugarcrepe" / "swap_obj.json").read_text()),
+                                     CLIP_BENCHMARK, ("eval", *common, "--dataset", "sugar_crepe/swap_obj",
+                                                      "--dataset_root", "sugarcrepe")),
+        "visual_genome_relation.json": (aro, CLIP_BENCHMARK, ("eval", *common, "--dataset", "aro/vg_relation",
+                                                              "--dataset_root", ".")),
+        "a.jsonl": (content("a.jsonl"), MDC, ("caption", "--pretrained", world.run, *SMALL, "--html", "h.html",
+                                              "--compare", "a.jsonl")),
+        "b.json": ({"captions": {"0": "a", "1": "b"}}, MDC, (
+            "judge", "--captions", "x=b.json", "y=b.json", "--images", "images", "--url", "http://127.0.0.1:9/v1",
+            "--model", "m", "--out", "j.jsonl")),
+        "sizes.json": ({"0.tar": 8}, TRAIN, tuple(train_flags(
+            "--train-data", folder / "0.tar", "--dataset-type", "webdataset", "--batch-size", 4, "--epochs", 1,
+            logs=Path("logs")))),
+        "result.json": (content("result.json"), CLIP_BENCHMARK, probe(world)),
+        "./result.json": (content("result.json"), table, ("result.json",)),
+        "exported/open_clip_config.json": (content("exported/open_clip_config.json"), MDC, (
+            "caption", "--pretrained", "local-dir:exported", *SMALL)),
+    }
 
-    def table(argv: list[str]) -> None:
-        import sys
 
-        from clip_benchmark_ext import table
-        sys.argv = ["table", *argv]
-        table.main()
+FILES = ("karpathy.json", "sugarcrepe/swap_obj.json", "visual_genome_relation.json", "a.jsonl", "b.json", "sizes.json",
+         "result.json", "./result.json", "exported/open_clip_config.json")
 
-    targets: list[tuple[str, object, Callable, tuple]] = [
-        ("karpathy.json", {"dataset": "coco", "images": rows}, MDC,
-         ("prepare", "coco", "--images", ".", "--annotations", "karpathy.json", "--out", "p")),
-        ("sugarcrepe/swap_obj.json", crepe, CLIP_BENCHMARK,
-         ("eval", *common, "--dataset", "sugar_crepe/swap_obj", "--dataset_root", "sugarcrepe")),
-        ("visual_genome_relation.json", aro, CLIP_BENCHMARK,
-         ("eval", *common, "--dataset", "aro/vg_relation", "--dataset_root", ".")),
-        ("a.jsonl", json.loads((folder / "a.jsonl").read_text().splitlines()[0]), MDC,
-         ("caption", "--pretrained", world.run, *caption, "--html", "h.html", "--compare", "a.jsonl")),
-        ("b.json", {"captions": {"0": "a", "1": "b"}}, MDC,
-         ("judge", "--captions", "x=b.json", "y=b.json", "--images", "images", "--url", "http://127.0.0.1:9/v1",
-          "--model", "m", "--out", "j.jsonl")),
-        ("sizes.json", {"0.tar": 8}, TRAIN, tuple(train)),
-        ("result.json", json.loads((folder / "result.json").read_text()), CLIP_BENCHMARK, probe),
-        ("result.json", json.loads((folder / "result.json").read_text()), table, ("result.json",)),
-        ("exported/open_clip_config.json", json.loads((folder / "exported" / "open_clip_config.json").read_text()), MDC,
-         ("caption", "--pretrained", "local-dir:exported", *caption)),
-    ]
-    for number, (file, content, main, argv) in enumerate(targets):
-        whole = (folder / file).read_bytes() if (folder / file).exists() else json.dumps(content).encode()
-        for name, data in mutations(content, world.rng(file), world.args.broken // 2):
-            (folder / file).write_bytes(data)
-            for out in ("p", "logs", "c.jsonl", "h.html", "j.jsonl", "e.json"):
-                shutil.rmtree(folder / out) if (folder / out).is_dir() else (folder / out).unlink(missing_ok=True)
-            ended = world.call(main, *argv, cwd=folder)
-            written = [folder / out for out in ("c.jsonl", "e.json", "p") if (folder / out).exists()]
-            (folder / "read").mkdir(exist_ok=True)
-            shutil.move(folder / file, folder / "read" / "broken")
-            yield f"{number} {file}: {name}", first(ended.problem(), check_json(folder),
-                                                    f"wrote {written[0].name}" if ended.code and written else None)
-        (folder / file).write_bytes(whole)
-    text = (world.run / "params.txt").read_text()
-    shutil.copytree(world.run, folder / "run")
+
+def json_file(world: World, file: str) -> Cases:
+    """Annotations, selections, captions to compare and to judge, sizes, results, an exported config."""
+    source, folder = json_world(world), world.fresh(f"json-{file.replace('/', '-')}")
+    shutil.copytree(source, folder, symlinks=True, dirs_exist_ok=True)
+    content, main, argv = readers(world, folder)[file]
+    for name, data in mutations(content, world.rng(file), world.args.broken // 2):
+        (folder / file).write_bytes(data)
+        for out in ("p", "logs", "c.jsonl", "h.html", "j.jsonl", "e.json"):
+            shutil.rmtree(folder / out) if (folder / out).is_dir() else (folder / out).unlink(missing_ok=True)
+        ended = world.call(main, *argv, cwd=folder)
+        written = [out for out in ("c.jsonl", "e.json", "p") if (folder / out).exists()]
+        if main is not CLIP_BENCHMARK or file != "result.json":  # there it is made again
+            (folder / file).unlink()
+        yield name, first(ended.problem(), check_json(folder), f"wrote {written}" if ended.code and written else None)
+
+
+def params(world: World) -> Cases:
+    """params.txt of a run."""
+    folder = world.fresh("params")
+    shutil.copytree(json_world(world), folder, symlinks=True, dirs_exist_ok=True)
+    text = (world.run / "params.txt").read_bytes()
     for name, data in [("nothing", b""), ("zeros", bytes(100)), ("no name", b"name: x\n"),
-                       ("depth", b"model: x\nimage_mean: " + b"(" * 10_000), ("no UTF-8", b"\xff" + text.encode()),
-                       ("a list", text.encode() + b"force_image_size: ['a', {}]\n"),
-                       ("a program", text.encode() + b"image_mean: __import__('os').system('touch started')\n")]:
+                       ("depth", b"model: x\nimage_mean: " + b"(" * 10_000), ("no UTF-8", b"\xff" + text),
+                       ("a list", text + b"force_image_size: ['a', {}]\n"),
+                       ("a program", text + b"image_mean: __import__('os').system('touch started')\n")]:
         (folder / "run" / "params.txt").write_bytes(data)
-        ended = world.call(MDC, "caption", "--pretrained", "run", *caption, cwd=folder)
-        yield f"params.txt: {name}", first(ended.problem(), "a program was started" if (folder / "started").exists()
-                                           else None)
+        ended = world.call(MDC, "caption", "--pretrained", "run", *SMALL, cwd=folder)
+        yield name, first(ended.problem(), "a program was started" if (folder / "started").exists() else None)
 
 
 # ---- what a run leaves for the next
@@ -303,5 +333,7 @@ def features(world: World) -> Cases:
                                                    {k: v for k, v in expected.items() if k.endswith(".json")}))
 
 
-PARTS = {"files: checkpoints": checkpoints, "files: training resumed": resumed, "files: JSON": json_files,
-         "files: parquet": tables, "files: journals": journals, "files: features": features}
+PARTS = {"files: checkpoints": checkpoints, "files: training resumed": resumed,
+         **{f"files: JSON, {file}": (lambda world, file=file: json_file(world, file)) for file in FILES},
+         "files: params.txt": params, "files: parquet": tables, "files: journals": journals,
+         "files: features": features}

@@ -342,6 +342,7 @@ def evaluate(world: World) -> Cases:
                 for i, odd in enumerate(some):
                     writer.write({"__key__": odd.name, odd.suffix: odd.data, "txt": "a red circle", "cls": str(i % 3)})
         (images.folder / kind / "classnames.txt").write_text("a\nb\nc")
+        (images.folder / kind / "zeroshot_classification_templates.txt").write_text("{c}")
         crepe = {str(i): {"filename": images.files[odd.name].name, "caption": "a red circle", "negative_caption": "a"}
                  for i, odd in enumerate(some)}
         (images.folder / kind / "val2017").symlink_to(images.folder / "odd")

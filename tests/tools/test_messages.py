@@ -53,6 +53,13 @@ def place(tmp_path_factory) -> Path:
     (folder / "none.txt").write_text("\n")
     (folder / "a.csv").write_text("filepath,title\nx.png,\n")
     (folder / "bad.json").write_text("{")
+    (folder / "sized").mkdir()
+    for name in ("0.tar", "1.tar"):
+        (folder / "sized" / name).write_bytes((folder / "0.tar").read_bytes())
+    (folder / "sized" / "sizes.json").write_text('{"0.tar": [], "1.tar": -1}')
+    for name, token in (("steps", {"token": "a ", "step": "x", "log_prob": -1}), ("probs", {
+            "token": "a ", "step": 0, "log_prob": float("nan")})):
+        (folder / f"{name}.jsonl").write_text(json.dumps({"image": "a.png", "caption": "a", "tokens": [token]}))
     (folder / "karpathy.json").write_text(json.dumps({"dataset": "flickr8k", "images": []}))
     (folder / "a.json").write_text(json.dumps({"captions": {"0": "a star"}}))
     (folder / "wds" / "test").mkdir(parents=True)
@@ -128,6 +135,8 @@ TOOLS = [  # arguments, words of the message
     (("caption", "images/1.png", *MDC, "--out", "tables"), "is no shard (.tar) and no folder of images"),
     (("caption", "cut.tar", *MDC, "--out", "tables"), "cut.tar: not a complete tar file"),
     (("caption", "0.tar", *MDC, "--out", "tables", "--length", "900"), "length is 900; it must be"),
+    ((*CAPTION, *MDC, "--html", "c.html", "--compare", "steps.jsonl"), "--compare steps.jsonl is no file that this"),
+    ((*CAPTION, *MDC, "--html", "c.html", "--compare", "probs.jsonl"), "nan is no step and no log-probability"),
     # score, embed
     ((*SCORE, *MDC, "--captions", "nowhere.txt"), "--captions: nowhere.txt: no such file or directory"),
     ((*SCORE, *MDC, "--captions", "nothing"), "--captions: nothing: is a directory"),
@@ -175,6 +184,8 @@ TRAIN = [
     (("--train-data", "a.csv", "--csv-separator", ","), "rows without a caption"),
     (("--train-data", "a.csv"), "has no column 'filepath'"),
     (("--train-data", "nowhere.csv"), "--train-data: nowhere.csv: no such file"),
+    (("--train-data", "sized/0.tar", "--workers", "1"), "is damaged (int() argument must be"),
+    (("--train-data", "sized/1.tar", "--workers", "1"), "that says how many pairs there are: give --train-num-samples"),
     (("--model", "MDC-ViT-B-23"), "--model MDC-ViT-B-23 is not known; close to it: MDC-ViT-B-32"),
     (("--model", "MDC-RN50", "--train-data", "a.csv"), "the image tower of RN50 is no ViT"),
     (("--model", "ViT-B-32", "--pretrained", "laion4b"), "--pretrained laion4b is no file, and no tag of ViT-B-32"),

@@ -57,6 +57,13 @@ def check(args: argparse.Namespace) -> None:
         need_folder("--html", args.html)
 
 
+def number(value: object) -> int | float | None:
+    """A step or a log-probability as it was read; raises TypeError for what can be neither."""
+    if value is not None and (isinstance(value, bool) or not -1e6 < value < 1e6):
+        raise TypeError(f"{value!r} is no step and no log-probability")
+    return value
+
+
 def read_captions(path: str) -> dict[str, dict]:
     """Lines by image of a file that this tool wrote; "image" is then the file's name.
 
@@ -65,8 +72,9 @@ def read_captions(path: str) -> dict[str, dict]:
     """
     try:
         rows = [parse_json(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-        return {row["image"]: {"image": path, "caption": row["caption"], "tokens": [
-            {name: token[name] for name in ("token", "step", "log_prob")} for token in row["tokens"]]} for row in rows}
+        return {row["image"]: {"image": path, "caption": "" + row["caption"], "tokens": [
+            {"token": "" + token["token"], **{name: number(token[name]) for name in ("step", "log_prob")}}
+            for token in row["tokens"]]} for row in rows}
     except (ValueError, KeyError, TypeError) as problem:
         raise ValueError(f"--compare {path} is no file that this tool wrote: {problem!r}") from problem
 
