@@ -209,9 +209,16 @@ def load_features(path: str, key: dict) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    """Writes a safetensors file atomically."""
+    """Writes a safetensors file atomically.
+
+    Raises:
+        OSError: the disk is full.
+    """
     with new_file(path) as partial:
-        save_file(tensors, partial, metadata=metadata)
+        try:
+            save_file(tensors, partial, metadata=metadata)
+        except SafetensorError as problem:
+            raise OSError(f"{path} cannot be written: {problem}") from problem
 
 
 def _json(value: dict) -> str:

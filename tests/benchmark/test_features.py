@@ -307,6 +307,22 @@ def test_a_write_that_fails_leaves_no_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_disk_without_room_is_an_error_that_names_the_file(tmp_path):
+    script = """
+import resource, sys, torch
+from clip_benchmark_ext.features import save_tensors
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    save_tensors(sys.argv[1], {"features": torch.zeros(1000)}, {})
+except OSError as problem:
+    assert str(problem).startswith(sys.argv[1] + " cannot be written: "), problem
+else:
+    raise SystemExit("it was written")
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "f.safetensors")], check=True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_two_runs_that_write_the_same_file_never_show_half_of_it(tmp_path):
     key, stop = {"split": "train", "anything": 1}, tmp_path / "stop"
     path = feature_path(str(tmp_path), key)
