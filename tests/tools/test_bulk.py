@@ -312,8 +312,8 @@ def test_without_ray_one_line_says_how_to_get_it(place, tmp_path, monkeypatch):
 def test_a_name_that_is_no_utf_8_is_a_key_and_a_cell(place, tmp_path):
     (tmp_path / "photos").mkdir()
     for i in range(32):
-        (tmp_path / "photos" / f"{i}.png").write_bytes(make_image(i))
-    Path(os.fsdecode(os.fsencode(tmp_path / "photos") + b"/\xff.png")).write_bytes(make_image(9))
+        (tmp_path / "photos" / f"{i}.png").write_bytes(png(i))
+    Path(os.fsdecode(os.fsencode(tmp_path / "photos") + b"/\xff.png")).write_bytes(png(9))
     assert run("embed", place, tmp_path / "photos", "--out", tmp_path / "f") is None
     keys = pq.read_table(tmp_path / "f" / "photos.parquet")["key"].to_pylist()
     assert len(keys) == 33 and keys[-1] == "\\udcff.png"
