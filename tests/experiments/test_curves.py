@@ -9,10 +9,11 @@ import commands
 import curves
 import pytest
 import scales
-from conftest import REPO, run
+from conftest import REPO
 from helpers import dry_run, place, runner, write_result
 from scales import GPU, RICH
 
+from open_clip_mdc import tools as cli
 from open_clip_mdc.data import rich_world
 
 TINY = """
@@ -34,11 +35,10 @@ run.main(sys.argv[1:])
 @pytest.fixture(scope="module")
 def rich(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("data") / "rich"
-    command = ("python", "-m", "open_clip_mdc")
-    run(*command, "scenes", "--out", str(out), "--world", "rich", "--num-train", "64", "--num-val", "8", "--num-probe",
-        "64", "--num-pairs", "8")
-    run(*command, "prepare", "shards", "--captions-key", "captions", "--test", str(out / "val" / "00000.tar"), "--out",
-        str(out / "captions"))
+    cli.main(["scenes", "--out", str(out), "--world", "rich", "--num-train", "64", "--num-val", "8", "--num-probe", "64",
+              "--num-pairs", "8"])
+    cli.main(["prepare", "shards", "--captions-key", "captions", "--test", str(out / "val" / "00000.tar"), "--out",
+              str(out / "captions")])
     return out
 
 
