@@ -35,8 +35,8 @@ run.main(sys.argv[1:])
 @pytest.fixture(scope="module")
 def rich(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("data") / "rich"
-    cli.main(["scenes", "--out", str(out), "--world", "rich", "--num-train", "64", "--num-val", "8", "--num-probe", "64",
-              "--num-pairs", "8"])
+    cli.main(["scenes", "--out", str(out), "--world", "rich", "--num-train", "64", "--num-val", "8", "--num-probe",
+              "64", "--num-pairs", "8"])
     cli.main(["prepare", "shards", "--captions-key", "captions", "--test", str(out / "val" / "00000.tar"), "--out",
               str(out / "captions")])
     return out
