@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -90,6 +91,8 @@ def report(parts: list[dict], args: argparse.Namespace, command: str) -> str:
     rows = [(part["part"], part["cases"], len(part["failures"])) for part in parts]
     text += markdown_table(("part", "cases", "failures"), [*rows, ("all", *(sum(row[i] for row in rows)
                                                                             for i in (1, 2)))]) + "\n"
+    left_out = [name for name in PARTS if name not in {part["part"] for part in parts}]
+    text += f"\nNot run: {'; '.join(left_out)}.\n" if left_out else ""
     for title, kind in (("Failures", "failures"), ("Skipped", "skipped")):
         lines = []
         for part in parts:
@@ -129,7 +132,7 @@ def main() -> int:
         parts.append(json.loads(kept.read_text()))
     command = "python tests/faults/campaign.py --out tests/FAULTS.md" + "".join(
         f" --{name} {value}" for name, value in counts.items() if value != parser.get_default(name))
-    command += f" --only {' '.join(args.only)}" if args.only else ""
+    command += f" --only {shlex.join(args.only)}" if args.only else ""
     with new_file(args.out) as partial:
         partial.write_text(report(parts, args, command), encoding="utf-8")
     failures = sum(len(part["failures"]) for part in parts)
