@@ -107,7 +107,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, type=Path, help="the report, Markdown")
     parser.add_argument("--work", type=Path, default=REPO / "build" / "faults", help="data and finished parts")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"parts that begin so: {', '.join(PARTS)}")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"parts of this name, or that begin so: {', '.join(PARTS)}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=20, help="of each command (default: %(default)s)")
     parser.add_argument("--captions", type=int, default=1000, help="hostile ones (default: %(default)s)")
@@ -115,7 +115,8 @@ def main() -> int:
     parser.add_argument("--tars", type=int, default=20, help="broken ones (default: %(default)s)")
     parser.add_argument("--broken", type=int, default=20, help="of each kind of other files (default: %(default)s)")
     args = parser.parse_args()
-    names = [name for name in PARTS if not args.only or name.startswith(tuple(args.only))]
+    beginnings = tuple(name for name in args.only or [""] if name not in PARTS)
+    names = [name for name in PARTS if name.startswith(beginnings) or name in (args.only or ())]
     if not names:
         parser.error(f"--only {' '.join(args.only)} is no part: {', '.join(PARTS)}")
     warnings.filterwarnings("ignore")
