@@ -107,7 +107,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, type=Path, help="the report, Markdown")
     parser.add_argument("--work", type=Path, default=REPO / "build" / "faults", help="data and finished parts")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"parts of this name, or that begin so: {', '.join(PARTS)}")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"parts, or how they begin: {', '.join(PARTS)}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=20, help="of each command (default: %(default)s)")
     parser.add_argument("--captions", type=int, default=1000, help="hostile ones (default: %(default)s)")
