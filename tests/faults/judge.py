@@ -149,8 +149,9 @@ def lies(world: World) -> Cases:
                 problem = None if ended.code else "it ended well"
             elif not problem:
                 votes = IMAGES if worth else IMAGES - IMAGES // every
-                problem = first(ended.problem(0 if votes else 1), None if result["judged"] == votes and
-                                result["malformed"] == IMAGES - votes else f"counted {result}")
+                counted = (result or {}).get("judged"), (result or {}).get("malformed")
+                problem = first(ended.problem(0 if votes else 1), None if counted == (votes, IMAGES - votes) else
+                                f"counted {counted}: {ended.last_line()[:200]}")
             yield f"{name}, to every {every}.", problem
             with server(lambda _: LIES["A"][0]) as url:
                 ended = ask(world, folder, url, systems)
