@@ -198,16 +198,18 @@ def test_locking_freezes_the_embedding_too():
 @pytest.mark.parametrize("flags, said", [
     (dict(), "its VQ-VAE is untrained: make one by open_clip_mdc vq"),
     (dict(resume="latest"), "its VQ-VAE is untrained"),
-    (dict(pretrained=__file__, precision="pure_bf16"), "a VQ-VAE in 16 bit gives other codes"),
-    (dict(pretrained=__file__, precision="fp16"), "a VQ-VAE in 16 bit gives other codes"),
+    (dict(pretrained="vq.pt", precision="pure_bf16"), "a VQ-VAE in 16 bit gives other codes"),
+    (dict(pretrained="vq.pt", precision="fp16"), "a VQ-VAE in 16 bit gives other codes"),
 ])
-def test_training_whose_codes_would_mean_nothing_is_refused_in_one_line(flags, said):
+def test_training_whose_codes_would_mean_nothing_is_refused_in_one_line(flags, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(tower().vq.state_dict(), "vq.pt")
     open_clip_mdc.register()
     args = train.parse(["--model", "MCD-VQ-ViT-Ti-8", "--precision", "fp32", "--dataset-type", "synthetic",
                         "--train-num-samples", "8", *(x for k, v in flags.items() for x in (f"--{k}", v))])
     problem = train.find_problem(args)
     assert said in problem and "\n" not in problem
-    ok = Namespace(**vars(args) | dict(pretrained=__file__, precision="amp_bf16", resume=None))
+    ok = Namespace(**vars(args) | dict(pretrained="vq.pt", precision="amp_bf16", resume=None))
     assert train.find_problem(ok) is None
 
 
