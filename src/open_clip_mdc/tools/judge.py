@@ -172,13 +172,13 @@ def open_session(workers: int) -> requests.Session:
 
 
 def read_answer(response: requests.Response) -> bytes:
-    """The body, byte by byte: what is sent slowly or without an end does not hold up the others for ever.
+    """The body, a few bytes at a time: what is sent slowly or without an end does not hold up the others for ever.
 
     Raises:
         ValueError: it is too long, or takes too long.
     """
     content, deadline = bytearray(), time.monotonic() + ANSWER_SECONDS
-    for part in response.iter_content(1):
+    for part in response.iter_content(16):  # it waits for all 16; one at a time, a long answer is slow itself
         content += part
         if len(content) > ANSWER_BYTES or time.monotonic() > deadline:
             raise ValueError(f"{response.url} sends an answer without an end: {len(content)} bytes until now")
