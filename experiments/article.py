@@ -42,7 +42,7 @@ def captioner(scale: Scale, objective: str) -> Run:
 
 def asked(objective: str, length: str) -> tuple[str, ...]:
     """An autoregressive model ends its captions by itself."""
-    return () if objective == "ARC" else ("--caption_length", length)
+    return () if objective in ("ARC", "CapPa") else ("--caption_length", length)
 
 
 def captioning(scale: Scale, metric: str, flags: tuple[str, ...], guide: Run | None = None, judge: Run | None = None,

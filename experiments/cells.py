@@ -1,6 +1,8 @@
 """A cell of a table: which run, by which evaluation, fills which place. No cell knows a seed."""
 from typing import NamedTuple
 
+from scale import Scale
+
 
 class Run(NamedTuple):
     """One training, up to its seed."""
@@ -49,3 +51,18 @@ class Cell(NamedTuple):
     paper: float | None = None
     block: str = ""  # the best of a column is marked in each block
     competes: bool = True  # for the best
+
+
+def probes(scale: Scale) -> dict[str, Evaluation]:
+    """By column; the last is the average, if there are several."""
+    def probe(*chosen) -> Evaluation:
+        return Evaluation("linear_probe", scale.probe_root, tuple(p.dataset for p in chosen), "lp_acc1",
+                          sizes=tuple(p.images for p in chosen))
+    average = {"Average": probe(*scale.probes.values())} if len(scale.probes) > 1 else {}
+    return {label: probe(one) for label, one in scale.probes.items()} | average
+
+
+def probe(scale: Scale) -> Evaluation:
+    """The one of the ablations: ImageNet, or what a small scale has, the average of several."""
+    found = list(probes(scale).values())
+    return found[0] if "ImageNet" in scale.probes else found[-1]

@@ -10,31 +10,26 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
-from cells import Cell, Evaluation, Run
+from article import asked, captioning
+from cells import Cell, Evaluation, Run, probe
 from scale import Scale
 
 OBJECTIVES = {"CLIP": "", "ARC": "ARC-", "MDC": "MDC-", "CapPa": "CapPa-", "MCD": "MCD-"}
-AUTO = ("--caption_length", "auto")
-LENGTH = {"MDC": AUTO, "MCD": AUTO}  # the others end their captions themselves
 PROBE, BOUND, ENOUGH = "probes", "swap_att", 90.0
 
 
 def curves(scale: Scale) -> Iterator[Cell]:
     """Selection at every checkpoint, probes and captions at those of `scale.curve`."""
-    probes = tuple(probe.dataset for probe in scale.probes.values())
-    sizes = tuple(probe.images for probe in scale.probes.values())
-    test = scale.captioning[0]
     for objective, prefix in OBJECTIVES.items() if scale.curve else ():
         for epoch in range(1, scale.epochs + 1):
             run = Run(f"{prefix}{scale.backbone}", scale.alt, at=epoch if epoch < scale.epochs else None)
             row, columns = f"{objective}, {Fraction(epoch, scale.epochs)}", {}
             if epoch in scale.curve:
-                columns[PROBE] = Evaluation("linear_probe", scale.probe_root, probes, "lp_acc1", sizes=sizes)
+                columns[PROBE] = probe(scale)
             columns |= {s.label: Evaluation("image_caption_selection", s.root, s.subsets, "text_acc", sizes=(s.cases,))
                         for s in scale.selection}
             if epoch in scale.curve and objective != "CLIP":
-                columns |= {label: Evaluation("captioning", test.root, (test.dataset,), metric,
-                                              LENGTH.get(objective, ()))
+                columns |= {label: captioning(scale, metric, asked(objective, "auto"))
                             for label, metric in (("CIDEr", "CIDEr"), ("exact match", "exact_match"))}
             for column, evaluation in columns.items():
                 yield Cell(row, column, run, evaluation, block=row.partition(", ")[2])

@@ -10,7 +10,7 @@ too.
 from collections.abc import Iterator
 from pathlib import Path
 
-from article import captioning, clip
+from article import asked, captioning, clip
 from cells import Cell, Evaluation, Run
 from scales import Scale
 
@@ -48,7 +48,7 @@ def table6(scale: Scale) -> Iterator[Cell]:
         return
     length = scale.captioning[0].lengths[0]
     for row, run in models(scale).items():
-        flags = () if row == "ARC" else ("--caption_length", length)
+        flags = asked(row, length)
         for column, (metric, factor) in METRICS.items():
             yield Cell(row, column, run, captioning(scale, metric, flags, judge=judge(scale), factor=factor),
                        block="all")

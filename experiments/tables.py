@@ -10,23 +10,8 @@ import curves
 import mcdiffusion
 import paper
 import views
-from cells import Cell, Evaluation, Run
+from cells import Cell, Evaluation, Run, probe, probes
 from scales import INTERVALS, RATIOS, Captioning, Scale, Selection
-
-
-def probes(scale: Scale) -> dict[str, Evaluation]:
-    """By column; the last is the average, if there are several."""
-    def probe(*chosen) -> Evaluation:
-        return Evaluation("linear_probe", scale.probe_root, tuple(p.dataset for p in chosen), "lp_acc1",
-                          sizes=tuple(p.images for p in chosen))
-    average = {"Average": probe(*scale.probes.values())} if len(scale.probes) > 1 else {}
-    return {label: probe(one) for label, one in scale.probes.items()} | average
-
-
-def probe(scale: Scale) -> Evaluation:
-    """The one of the ablations: ImageNet, or what a small scale has, the average of several."""
-    found = list(probes(scale).values())
-    return found[0] if "ImageNet" in scale.probes else found[-1]
 
 
 def table1(scale: Scale) -> Iterator[Cell]:

@@ -9,8 +9,8 @@ is that of complementary ones.
 """
 from collections.abc import Iterator
 
-from article import METRICS, captioner, captioning
-from cells import Cell, Evaluation
+from article import METRICS, asked, captioner, captioning
+from cells import Cell, probe
 from scales import Scale
 
 VIEWS = 2
@@ -21,17 +21,15 @@ def table8(scale: Scale) -> Iterator[Cell]:
     """Linear probe and captions."""
     if not scale.article:
         return
-    label, probe = next(iter(scale.probes.items()))
-    probed = Evaluation("linear_probe", scale.probe_root, (probe.dataset,), "lp_acc1", sizes=(probe.images,))
     for row, objective in ROWS.items():
         run = captioner(scale, objective)
         if objective != "MDC":
             run = run._replace(epochs=scale.binding // VIEWS)
-        yield Cell(row, label, run, probed)
+        yield Cell(row, next(iter(scale.probes)), run, probe(scale))
         for column in ("CIDEr", "exact match"):
             metric, factor = METRICS[column]
             yield Cell(row, column, run, captioning(
-                scale, metric, ("--caption_length", scale.captioning[0].lengths[0]), factor=factor))
+                scale, metric, asked(objective, scale.captioning[0].lengths[0]), factor=factor))
 
 
 TABLES = {"table8": table8}
