@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads them
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch  # noqa: E402
+from forked import forked  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from open_clip_mdc import register, unregister  # noqa: E402
@@ -92,16 +93,21 @@ def png(number: int, size: int = 40) -> bytes:
     return stream.getvalue()
 
 
-def run(*command: str, check: bool = True, timeout: float = 3600, **env: str) -> subprocess.CompletedProcess:
+def run(*command: str, check: bool = True, timeout: float = 3600, fork: bool = False, **env: str
+        ) -> subprocess.CompletedProcess:
     """Runs a command with this Python's environment; its output is in the assertion when it fails.
 
     The time-out only ends what hangs: a busy machine may take its time.
+
+    Args:
+        fork: of a process that has imported OpenCLIP already, for `python -m` and `python -c`.
     """
-    command = [sys.executable, *command[1:]] if command[0] == "python" else list(command)
-    result = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "", **env},
-    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "", **env}
+    if fork:
+        result = forked(command[1:], timeout, env)
+    else:
+        program = sys.executable if command[0] == "python" else command[0]
+        result = subprocess.run([program, *command[1:]], capture_output=True, text=True, timeout=timeout, env=env)
     if check:
         assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-3000:]}\n{result.stderr[-6000:]}"
     return result
@@ -112,7 +118,7 @@ def scenes(tmp_path_factory) -> Path:
     """A small embedded data set, made by the real command."""
     out = tmp_path_factory.mktemp("data") / "scenes"
     run("python", "-m", "open_clip_mdc", "scenes", "--out", str(out), "--num-train", "512", "--num-val", "64",
-        "--num-probe", "96", "--num-pairs", "40")
+        "--num-probe", "96", "--num-pairs", "40", fork=True)
     return out
 
 

@@ -20,13 +20,13 @@ def train_flags(*flags, logs, name="run", data=None, model="MDC-ViT-Ti-8", worke
 
 def open_clip_train(*flags, launcher=MAIN, check=True, **where):
     """One run by the real command."""
-    return run(*launcher, *train_flags(*flags, **where), check=check)
+    return run(*launcher, *train_flags(*flags, **where), check=check, fork=True)
 
 
 def open_clip_train_each(*runs: list[str]):
     """Several runs by the real `main`, one after the other in one process."""
     script = f"from open_clip_mdc.train import main\nfor argv in {list(runs)!r}: assert not main(argv)"
-    return run("python", "-c", script)
+    return run("python", "-c", script, fork=True)
 
 
 def losses(logs: Path, name="run") -> list[float]:

@@ -49,12 +49,12 @@ def test_results_of_other_settings_are_averaged_apart(tmp_path):
 def test_results_that_upstreams_command_wrote_have_no_number_of_cases_and_no_mean_over_them(tmp_path):
     files = [write(tmp_path, f"sugar_crepe/{subset}", text_acc=0.25, image_acc=1.0, acc=0.25)
              for members in SUGAR_CREPE_GROUPS.values() for subset in members]
-    table = run("python", "-m", "clip_benchmark_ext.table", *files).stdout
+    table = run("python", "-m", "clip_benchmark_ext.table", *files, fork=True).stdout
     assert "| sugar_crepe/add, macro | ViT-B-32 |  | 25.0 |" in table and "micro" not in table
 
 
 def test_what_is_no_result_file_is_named_in_one_line(tmp_path):
     (tmp_path / "x.json").write_text("[]")
-    result = run("python", "-m", "clip_benchmark_ext.table", str(tmp_path / "x.json"), check=False)
+    result = run("python", "-m", "clip_benchmark_ext.table", str(tmp_path / "x.json"), check=False, fork=True)
     assert result.returncode == 1 and result.stderr.startswith("error: ") and "x.json is no result" in result.stderr
-    assert "usage:" in run("python", "-m", "clip_benchmark_ext.table", "--help").stdout
+    assert "usage:" in run("python", "-m", "clip_benchmark_ext.table", "--help", fork=True).stdout

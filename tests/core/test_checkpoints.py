@@ -111,6 +111,6 @@ else:
     raise SystemExit("it was saved")
 """
     path = tmp_path / "epoch_1.pt"
-    run("python", "-c", script, str(path))
+    run("python", "-c", script, str(path), fork=True)
     assert torch.load(path, weights_only=True)["weight"].shape == (100,)
     assert [p.name for p in tmp_path.iterdir()] == ["epoch_1.pt"]

@@ -4,8 +4,6 @@ import math
 import pytest
 import torch
 from conftest import VOCAB, captions, images, tiny_captioner
-from test_train import DUMP
-from training import TORCHRUN, equal, losses, open_clip_train
 
 from open_clip_mdc import encoder
 from open_clip_mdc.model import Captioner
@@ -80,18 +78,6 @@ def test_timm_towers_know_their_patches_and_dropped_ones_are_not_missed():
     model = Captioner(64, vision, text, dict(objective="mdc", **MASKED)).train()
     CaptionLoss()(**model(images(2), captions([5, 9]))).backward()
     assert model.no_patch.grad is not None
-
-
-def test_two_processes_train_alike_when_no_feature_is_masked_and_when_some_are(scenes, tmp_path):
-    """Batches of two images, of which most have no masked feature; by the real command, with accumulation."""
-    script = tmp_path / "dump.py"
-    script.write_text(DUMP)
-    open_clip_train("--epochs", "1", "--dataset-type", "webdataset", "--batch-size", "2", "--train-num-samples", "32",
-                    "--accum-freq", "2", data=str(scenes / "train" / "{00000..00007}.tar"), logs=tmp_path,
-                    model="MCD-ViT-Ti-8-mcs", launcher=(*TORCHRUN, str(script), "--"))
-    first, second = (torch.load(tmp_path / f"run-rank{r}.pt", weights_only=True) for r in (0, 1))
-    assert equal(first, second) and len(losses(tmp_path)) == 4
-    assert first["no_patch"].any() and first["text.time_embedding.weight"].any()
 
 
 def test_rates_that_make_no_sense_are_refused():

@@ -100,7 +100,8 @@ def test_a_name_that_is_not_listed_is_trained_saved_and_found_again(scenes, tmp_
     assert name not in open_clip.list_models()
     run("python", "-m", "open_clip_mdc.train", "--model", name, "--train-data", f"{scenes}/train/00000.tar",
         "--train-num-samples", "16", "--dataset-type", "webdataset", "--batch-size", "8", "--epochs", "1",
-        "--force-image-size", "32", "--precision", "fp32", "--workers", "1", "--logs", str(tmp_path), "--name", "run")
+        "--force-image-size", "32", "--precision", "fp32", "--workers", "1", "--logs", str(tmp_path), "--name", "run",
+        fork=True)
     from open_clip_mdc import checkpoints
     model, _, tokenizer = checkpoints.load(str(tmp_path / "run"))
     assert isinstance(model, Captioner) and model.caption_cfg.t_min == model.caption_cfg.t_max == 0.45
@@ -112,7 +113,7 @@ def test_a_name_that_is_not_listed_is_trained_saved_and_found_again(scenes, tmp_
     ("clip_benchmark_ext.cli", "eval", "--model", "MDC-RN50", "--pretrained", "x.pt", "--dataset", "wds/cifar10"),
 ])
 def test_a_base_without_a_vit_ends_a_command_in_one_line(command):
-    result = run("python", "-m", *command, check=False)
+    result = run("python", "-m", *command, check=False, fork=True)
     assert result.returncode != 0 and "Traceback" not in result.stderr
     assert "the image tower of RN50 is no ViT" in result.stderr.strip().splitlines()[-1]
 

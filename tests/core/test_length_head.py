@@ -79,7 +79,7 @@ def test_training_by_the_real_command_gives_bit_for_bit_the_weights_that_it_give
         run("python", *launcher, "--model", "MDC-ViT-Ti-8", "--train-data", str(tmp_path / "train.csv"),
             "--batch-size", "8", "--epochs", "2", "--warmup", "2", "--lr", "1e-3",
             "--precision", "amp_bf16", "--grad-clip-norm", "0.1", "--accum-freq", "2", "--workers", "0",
-            "--device", "cpu", "--logs", str(tmp_path), "--name", name)
+            "--device", "cpu", "--logs", str(tmp_path), "--name", name, fork=True)
         path = tmp_path / name / "checkpoints" / "epoch_2.pt"
         saved[name] = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
     head = {name: saved["with"].pop(name) for name in ("length_head.weight", "length_head.bias")}

@@ -150,7 +150,7 @@ from open_clip_mdc import integration
 integration.register(tuple(r for r in integration.OPEN_CLIP if r.target != "open_clip_train.main:get_data"))
 from open_clip_train.main import main
 main({argv!r})
-""")
+""", fork=True)
     assert equal(weights(tmp_path, 1), weights(runs, 1, "unbroken-csv-2-ViT-Ti-8"))
 
 

@@ -6,9 +6,9 @@ import tarfile
 import pandas as pd
 import pytest
 import torch
-from conftest import images, needs_shared_data, shared_data
+from conftest import images, needs_shared_data, run, shared_data
 from PIL import Image
-from training import TORCHRUN, equal, losses, open_clip_train, weights
+from training import TORCHRUN, equal, losses, open_clip_train, train_flags, weights
 
 import open_clip_mdc
 from open_clip_mdc import train
@@ -124,43 +124,63 @@ main(sys.argv[1:])
 
 
 # Each rank saves what it holds at the end of an epoch. Inductor is left out: a test above runs it, and it compiles for
-# minutes on a busy machine.
+# minutes on a busy machine. Runs follow one another in two processes: to start these takes longer than to train.
 DUMP = """
-import functools, sys, torch
+import functools, json, sys, torch
 import open_clip_mdc.hooks as hooks
 make = hooks.train_one_epoch
 def train_one_epoch(upstream):
     train = make(upstream)
     def dumped(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, **kwargs):
         train(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, **kwargs)
-        torch.save(hooks.unwrap(model).state_dict(), f"{args.logs}/{args.name}-rank{args.rank}.pt")
+        torch.save(hooks.unwrap(model).state_dict(), f"{args.logs}/{args.name}-epoch{epoch}-rank{args.rank}.pt")
     return dumped
 hooks.train_one_epoch = train_one_epoch
 torch.compile = functools.partial(torch.compile, backend="aot_eager")
 from open_clip_mdc.train import main
-main(sys.argv[1:])
+for argv in json.loads(sys.argv[1]):
+    assert not main(argv)
+    torch.distributed.init_process_group = lambda *args, **kwargs: None  # the processes have met
 """
 
 
-def test_two_gloo_processes_hold_equal_weights_and_compiled_ones_train_to_the_same(scenes, tmp_path):
-    """By the real command under torchrun; --resume then continues with two processes."""
-    script = tmp_path / "dump.py"
-    script.write_text(DUMP)
+@pytest.fixture(scope="module")
+def two_processes(scenes, tmp_path_factory):
+    """Runs by the real `main` under torchrun: eager, compiled, eager resumed, and one with masked features."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "dump.py").write_text(DUMP)
     shards = str(scenes / "train" / "{00000..00007}.tar")
-    flags = ("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-samples", "64", "--accum-freq", "2",
-             "--val-data", scenes / "val" / "00000.tar")
-    held = {}
-    for name, compiled in (("eager", []), ("compiled", ["--torchcompile"])):
-        open_clip_train("--epochs", "1", *flags, *compiled, data=shards, logs=tmp_path, name=name,
-                        launcher=(*TORCHRUN, str(script), "--"))
-        first, second = (torch.load(tmp_path / f"{name}-rank{r}.pt", weights_only=True) for r in (0, 1))
-        assert equal(first, second)
-        held[name] = first
-    for key, eager in held["eager"].items():
-        torch.testing.assert_close(held["compiled"][key], eager, atol=1e-5, rtol=1e-4)
-    open_clip_train("--epochs", "2", *flags, "--resume", "latest", data=shards, logs=tmp_path, name="eager",
-                    launcher=(*TORCHRUN, "-m", "open_clip_mdc.train", "--"))
-    assert (tmp_path / "eager" / "checkpoints" / "epoch_2.pt").exists()
+    flags = ("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-samples", "64", "--accum-freq", "2")
+    val = ("--val-data", scenes / "val" / "00000.tar")
+    runs = [train_flags(*flags, "--epochs", "1", *more, data=shards, logs=folder, name=name, model=model)
+            for name, model, more in (
+                ("eager", "MDC-ViT-Ti-8", val), ("compiled", "MDC-ViT-Ti-8", (*val, "--torchcompile")),
+                ("eager", "MDC-ViT-Ti-8", (*val, "--epochs", "2", "--resume", "latest")),
+                ("masked", "MCD-ViT-Ti-8-mcs", ("--batch-size", "2", "--train-num-samples", "32")))]
+    run(*TORCHRUN, str(folder / "dump.py"), json.dumps(runs))
+    return folder
+
+
+def held(folder, name, epoch=0):
+    """The weights after an epoch, which are those of both ranks."""
+    first, second = (torch.load(folder / f"{name}-epoch{epoch}-rank{r}.pt", weights_only=True) for r in (0, 1))
+    assert equal(first, second)
+    return first
+
+
+def test_two_gloo_processes_hold_equal_weights_and_compiled_ones_train_to_the_same(two_processes):
+    eager, compiled = held(two_processes, "eager"), held(two_processes, "compiled")
+    for key, weight in eager.items():
+        torch.testing.assert_close(compiled[key], weight, atol=1e-5, rtol=1e-4)
+    assert not equal(eager, held(two_processes, "eager", epoch=1))
+    assert (two_processes / "eager" / "checkpoints" / "epoch_2.pt").exists()
+
+
+def test_two_processes_train_alike_when_no_feature_is_masked_and_when_some_are(two_processes):
+    """Batches of two images, of which most have no masked feature; with accumulation."""
+    weight = held(two_processes, "masked")
+    assert len(losses(two_processes, "masked")) == 4
+    assert weight["no_patch"].any() and weight["text.time_embedding.weight"].any()
 
 
 def test_a_failing_validation_never_loses_the_checkpoint(csv, tmp_path):

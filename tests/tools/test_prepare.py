@@ -339,7 +339,7 @@ def test_fine_tuning_sees_each_image_once_an_epoch_and_other_captions_in_other_e
              "--train-data", prepared / "train" / "00000.tar", "--val-data", prepared / "val" / "00000.tar", "--epochs",
              "6", "--batch-size", "4", "--workers", "1", "--device", "cpu", "--precision", "fp32", "--logs", tmp_path,
              "--name", "run", "--warmup", "1"]
-    run("python", "-c", SPY, str(tmp_path / "seen.pt"), *map(str, flags))
+    run("python", "-c", SPY, str(tmp_path / "seen.pt"), *map(str, flags), fork=True)
     tokenizer = open_clip_mdc.get_tokenizer(model)
     seen = torch.load(tmp_path / "seen.pt", weights_only=True)
     trained = [decode_captions(text, tokenizer) for training, text in seen if training]
