@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from open_clip_mdc import clip_guidance
-from open_clip_mdc.clip_guidance import TEXTS_PER_BATCH, Clip
+from open_clip_mdc.clip_guidance import TEXTS_PER_BATCH, Clip, encode_text
 
 from .caption_data import read_batch, unique_ids
 from .distributed import merge, own_batches
@@ -64,7 +64,7 @@ def encode_texts(clip: Clip, texts: Sequence[str], device: str) -> Tensor:
     """[len(texts), D], shared by all processes."""
     batches = [texts[i:i + TEXTS_PER_BATCH] for i in range(0, len(texts), TEXTS_PER_BATCH)]
     return torch.cat(merge([
-        (i, clip.model.encode_text(clip.tokenizer([PREFIX + text for text in batch]).to(device)).float().cpu())
+        (i, encode_text(clip.model, clip.tokenizer([PREFIX + text for text in batch]), device).float().cpu())
         for i, batch in own_batches(batches, "CLIPScore, texts")]))
 
 

@@ -11,7 +11,7 @@ as ConZIC (Zeng et al. 2023) adds them and as MAGIC (Su et al. 2022) weighs a la
 alone; what CLIP's own score of such captions says is no evidence, as they were chosen by it.
 
 `unmask.reweigh` does the product. Dimensions: B images, R captions (R/B consecutive ones of an image), M revealed
-tokens, K candidates, L positions.
+tokens, K candidates, L positions, N texts, E embedding width.
 """
 import os
 from collections.abc import Callable, Sequence
@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import functional_call
 
 from . import checkpoints
 from .tokens import decode_captions
@@ -74,6 +75,46 @@ def parse(spec: str) -> tuple[str, str | None]:
     return (spec, None) if name in ("local-dir", "hf-hub") else (name, pretrained)
 
 
+class _Texts(torch.nn.Module):
+    def __init__(self, clip: torch.nn.Module):
+        super().__init__()
+        self.clip = clip
+
+    def forward(self, text: Tensor) -> Tensor:
+        return self.clip.encode_text(text)
+
+
+def last_read(clip: torch.nn.Module, text: Tensor) -> Tensor | None:
+    """The position [N] at which a causal text tower pools, the last that counts; None of other towers."""
+    tower = getattr(clip, "text", clip)
+    if getattr(tower, "attn_mask", None) is None or getattr(tower, "cls_emb", None) is not None:
+        return None
+    pool = getattr(tower, "pool_type", None) or getattr(tower, "text_pool_type", None)
+    if pool == "eos":
+        end = tower.eos_id if hasattr(tower, "eos_id") else tower.text_eos_id
+        return (text == end).int().argmax(1)
+    return text.argmax(1) if pool == "argmax" else None
+
+
+def encode_text(clip: torch.nn.Module, text: Tensor, device: str | torch.device) -> Tensor:
+    """What the model's own `encode_text` gives up to rounding, [N, E], at the cost of positions that count.
+
+    OpenCLIP decodes all 77 positions of every text.
+
+    Args:
+        text: on the CPU, long [N, L].
+    """
+    read = last_read(clip, text)
+    if read is None:
+        return clip.encode_text(text.to(device))
+    length, tower, name = int(read.max()) + 1, clip, "clip"
+    if hasattr(clip, "text"):
+        tower, name = clip.text, "clip.text"
+    shorter = {f"{name}.positional_embedding": tower.positional_embedding[:length],
+               f"{name}.attn_mask": tower.attn_mask[:length, :length]}
+    return functional_call(_Texts(clip), shorter, text[:, :length].to(device))
+
+
 class Guide:
     """CLIP's opinion of captions of the images of one batch; no caption of an image is encoded twice."""
 
@@ -103,8 +144,8 @@ class Guide:
                    if pair[1] not in self.known[pair[0]]]
         for first in range(0, len(missing), TEXTS_PER_BATCH):
             rows, texts = zip(*missing[first:first + TEXTS_PER_BATCH], strict=True)
-            embs = F.normalize(self.clip.model.encode_text(self.clip.tokenizer(list(texts)).to(self.device)).float(),
-                               dim=-1)
+            text = self.clip.tokenizer(list(texts))
+            embs = F.normalize(encode_text(self.clip.model, text, self.device).float(), dim=-1)
             values = (embs * self.image[list(rows)]).sum(1).tolist()
             for row, text, value in zip(rows, texts, values, strict=True):
                 self.known[row][text] = value

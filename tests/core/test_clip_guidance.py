@@ -8,7 +8,7 @@ import torch
 from open_clip.tokenizer import SimpleTokenizer
 
 from open_clip_mdc import clip_guidance, configs, register
-from open_clip_mdc.clip_guidance import Clip, Guide
+from open_clip_mdc.clip_guidance import Clip, Guide, encode_text
 from open_clip_mdc.generate import generate
 from open_clip_mdc.sampling import Sampling
 from open_clip_mdc.tokens import caption_lengths, decode_captions, valid_tokens
@@ -67,6 +67,29 @@ def cosine(clip, image, caption, tokenizer) -> float:
     with torch.no_grad():
         return float(torch.cosine_similarity(clip.model.encode_image(image[None]),
                                              clip.model.encode_text(tokenizer([caption]))))
+
+
+TEXT = dict(context_length=77, vocab_size=80, width=32, heads=2, layers=2)
+
+
+@pytest.mark.parametrize("custom, text_cfg, positions", [
+    (False, TEXT, 6), (True, TEXT, 6), (True, TEXT | dict(pool_type="eos", eos_id=79), 6),
+    (True, TEXT | dict(pool_type="last"), 77), (True, TEXT | dict(no_causal_mask=True), 77),
+    (True, TEXT | dict(embed_cls=True, context_length=76, pad_id=0), 77),
+])
+def test_texts_cost_their_own_positions_and_are_encoded_as_by_the_model(custom, text_cfg, positions):
+    torch.manual_seed(0)
+    vision = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=1)
+    clip = (open_clip.CustomTextCLIP if custom else open_clip.CLIP)(32, vision, text_cfg).eval()
+    text = torch.zeros(3, text_cfg["context_length"], dtype=torch.long)
+    for row, n in enumerate((3, 6, 2)):
+        text[row, :n] = torch.tensor([78, 5, 6, 7, 8, 79])[[*range(n - 1), -1]]
+    expected, seen = clip.encode_text(text), []
+    transformer = clip.text.transformer if custom else clip.transformer
+    transformer.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
+    torch.testing.assert_close(encode_text(clip, text, "cpu"), expected, atol=1e-5, rtol=1e-4)
+    assert seen == [positions] and (expected[0] - expected[1]).abs().max() > 0.01
+    assert torch.equal(clip.encode_text(text), expected)  # its own tensors are in place again
 
 
 @pytest.mark.parametrize("options", [dict(length=6), dict(length="auto"), dict(length=6, tokens_per_step=3), dict(
