@@ -116,7 +116,7 @@ def figure8(scale: Scale) -> Iterator[Cell]:
             for column, metric, split, more in ((label, "phrase_recall", "concept", ("--phrase", CONCEPT)),
                                                 (f"{label}, others", "exact_match", "without", ())):
                 yield Cell(f"{shots} images", column, run, captioning(scale, metric, (*flags, *more), guide, where=(
-                    f"{{out}}/data/{split}", f"wds/{split}")), block=f"{shots}{metric}")
+                    f"{{out}}/data/{split}", f"wds/{split}")), competes=False)
 
 
 def figure9(scale: Scale) -> Iterator[Cell]:
@@ -133,7 +133,7 @@ def figure9(scale: Scale) -> Iterator[Cell]:
                 metric, factor = METRICS[name]
                 yield Cell(row, column, captioner(scale, objective), captioning(
                     scale, metric, (*asked(objective, length), *flags, *corruption), clip(scale) if flags else None,
-                    factor=factor), block=f"{row} {name}", competes=name in BETTER)
+                    factor=factor), competes=False)
 
 
 def figure10(scale: Scale) -> Iterator[Cell]:
