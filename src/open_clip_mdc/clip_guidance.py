@@ -84,32 +84,23 @@ class _Texts(torch.nn.Module):
         return self.clip.encode_text(text)
 
 
-def last_read(clip: torch.nn.Module, text: Tensor) -> Tensor | None:
-    """The position [N] at which a causal text tower pools, the last that counts; None of other towers."""
-    tower = getattr(clip, "text", clip)
-    if getattr(tower, "attn_mask", None) is None or getattr(tower, "cls_emb", None) is not None:
-        return None
-    pool = getattr(tower, "pool_type", None) or getattr(tower, "text_pool_type", None)
-    if pool == "eos":
-        end = tower.eos_id if hasattr(tower, "eos_id") else tower.text_eos_id
-        return (text == end).int().argmax(1)
-    return text.argmax(1) if pool == "argmax" else None
-
-
 def encode_text(clip: torch.nn.Module, text: Tensor, device: str | torch.device) -> Tensor:
     """What the model's own `encode_text` gives up to rounding, [N, E], at the cost of positions that count.
 
-    OpenCLIP decodes all 77 positions of every text.
+    OpenCLIP decodes all 77 positions of every text. In a causal tower those behind the last one that is pooled are read
+    by none; other towers run as they are.
 
     Args:
         text: on the CPU, long [N, L].
     """
-    read = last_read(clip, text)
-    if read is None:
+    # OpenCLIP keeps what a text tower is in a module of its own, or under names with "text_" in the model.
+    tower, name, prefix = (clip.text, "clip.text", "") if hasattr(clip, "text") else (clip, "clip", "text_")
+    pool = getattr(tower, f"{prefix}pool_type", None)
+    causal = getattr(tower, "attn_mask", None) is not None and getattr(tower, "cls_emb", None) is None
+    if not causal or pool not in ("argmax", "eos"):
         return clip.encode_text(text.to(device))
-    length, tower, name = int(read.max()) + 1, clip, "clip"
-    if hasattr(clip, "text"):
-        tower, name = clip.text, "clip.text"
+    end = text if pool == "argmax" else (text == getattr(tower, f"{prefix}eos_id")).int()
+    length = int(end.argmax(1).max()) + 1
     shorter = {f"{name}.positional_embedding": tower.positional_embedding[:length],
                f"{name}.attn_mask": tower.attn_mask[:length, :length]}
     return functional_call(_Texts(clip), shorter, text[:, :length].to(device))
