@@ -125,7 +125,7 @@ def test_predictions_are_called_predictions_until_a_card_has_run():
 
 def test_all_parts_run_small_on_a_cpu(tmp_path, monkeypatch):
     result = run("python", "-m", "benchmarks.gpu", "--device", "cpu", "--small", "--out", str(tmp_path),
-                 PYTHONPATH=str(REPO))
+                 fork=True)
     written = json.loads((tmp_path / "gpu.json").read_text())
     assert list(written["parts"]) == list(gpu.PARTS) and "a trial of the script, no result" in written["chip"]
     for part, rows in written["parts"].items():
