@@ -179,7 +179,7 @@ def make(number):
     return function
 if __name__ == "__main__":
     work = [(shard, out / f"{shard}.txt") for shard in range(8)]
-    found = list(make_each(make, work, Namespace(jobs=jobs, engine=engine)))
+    found = list(make_each(make, work, Namespace(tool="embed", jobs=jobs, engine=engine)))
     assert sorted(found) == [target for _, target in work], found
 '''
 
@@ -287,18 +287,21 @@ def test_a_killed_caption_run_resumes_with_each_row_once_and_equal_tables(place,
 
 def test_ray_makes_what_local_processes_make(place, tmp_path):
     pytest.importorskip("ray")
-    assert run("embed", place, shards(place), "--out", tmp_path / "local") is None
     import ray
+    local, argv = tmp_path / "local", (shards(place), "--engine", "ray", "--jobs")
+    assert run("embed", place, shards(place), "--out", local) is None
+    (local / "000.parquet").unlink()
+    complaint = run("embed", place, *argv, 1, "--out", local, "--feature", "cls")  # starts Ray, and ends it
+    assert "was made with feature gap, not cls" in complaint and "\n" not in complaint
+    assert not ray.is_initialized()
     ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
     try:
         whole = (place / "000.tar").read_bytes()
         (tmp_path / "cut.tar").write_bytes(whole[:len(whole) // 2])
-        argv = (tmp_path / "cut.tar", shards(place), "--out", tmp_path / "ray", "--engine", "ray", "--jobs", 2)
-        complaint = run("embed", place, *argv)
+        complaint = run("embed", place, tmp_path / "cut.tar", *argv, 2, "--out", tmp_path / "ray")
         assert complaint.startswith("error: 1 of 5 shards") and complaint.count("\n") == 1
-        assert contents(tmp_path / "ray") == contents(tmp_path / "local")
-        complaint = run("embed", place, *argv, "--feature", "cls", "--jobs", "1")
-        assert "was made with feature gap, not cls" in complaint and "\n" not in complaint
+        assert run("embed", place, shards(place), "--out", local) is None
+        assert contents(tmp_path / "ray") == contents(local)
     finally:
         ray.shutdown()
 

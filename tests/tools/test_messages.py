@@ -144,6 +144,7 @@ TOOLS = [  # arguments, words of the message
     ((*SCORE, *MDC, "--images", "nowhere"), "--images: no image or folder nowhere"),
     ((*SCORE, *MDC, "--out", "s.txt"), "should end in .csv or .jsonl"),
     ((*SCORE, *MDC, "--images", "images/1.png"), "the mean of 1 images"),
+    ((*SCORE, *MDC, "--out", "s.csv", "--jobs", "2"), "--jobs are for tables of shards"),
     (("score", *MDC, "--pairs", "nowhere.csv", "--out", "tables"), "--pairs: nowhere.csv: no such file or directory"),
     (("score", *MDC, "--pairs", "a.csv", "--out", "tables"), "has no column 'image', only ['filepath', 'title']"),
     (("score", *MDC, "--pairs", "0.tar", "--out", "tables", "--top", "30"), "--top: 30 should be more than 0"),

@@ -5,11 +5,13 @@ A tool is a row here, a function in flags.py and a module with `run(args)`, whic
 import argparse
 import os
 import sys
+import threading
 from importlib import import_module
 
 from .. import __version__
 from ..messages import complaint
 from . import flags
+from .engine import start_ray
 
 TOOLS = {
     "scenes": "render the built-in synthetic data set",
@@ -44,8 +46,12 @@ def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
     # Threads of the model that spin while they wait take the cores of the processes that decode images.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    tool = f"{__name__}.{args.tool.replace('-', '_')}"
     try:
-        import_module(f".{args.tool.replace('-', '_')}", __name__).run(args)
+        if getattr(args, "engine", None) == "ray":  # which comes up while this process imports
+            threading.Thread(target=import_module, args=(tool,), daemon=True).start()
+            start_ray(args.jobs, args.tool)
+        import_module(tool).run(args)
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {complaint(problem, args)}")
     except KeyboardInterrupt:

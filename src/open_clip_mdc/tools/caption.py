@@ -30,7 +30,7 @@ from ..objective import STEPS
 from ..pretrained import PretrainedCaptioner
 from ..sampling import Sampling
 from .caption_rows import asked, decoding_options, flag, sampling_of, settings
-from .common import complain, is_folder, load_captioner, need_folder
+from .common import check_engine, complain, is_folder, load_captioner, need_folder
 from .page import card, legend, printable, thumbnail, write_page
 
 CLIP = ("clip_scale", "clip_top_k", "clip_rerank")
@@ -52,6 +52,7 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"--out {args.out} should end in .jsonl, or be a folder (no suffix) for the tables of shards")
     if is_folder(args.out) and (args.html or args.limit or args.clip):
         raise ValueError("--html, --limit and --clip go with an --out that ends in .jsonl")
+    check_engine(args)
     need_folder("--out", args.out)
     if args.html:
         need_folder("--html", args.html)

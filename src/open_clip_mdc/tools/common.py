@@ -46,6 +46,13 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
                         help="shards at a time, in a process each (default: 1; of ray, one per GPU)")
 
 
+def check_engine(args: argparse.Namespace) -> None:
+    """Raises ValueError for flags of an engine where none works: on one file for all."""
+    if not is_folder(args.out) and (args.jobs or args.engine != "local"):
+        raise ValueError(f"--engine and --jobs are for tables of shards: --out {args.out} should then be a folder "
+                         f"(no suffix)")
+
+
 def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCaptioner":
     """The model that the flags name; raises as `pretrained.load`.
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,14 +31,17 @@ class Result(NamedTuple):
 
 
 class Worker:
-    """What one process does."""
+    """What one process does, always by the same `make`."""
 
-    def __init__(self, make: Make, number: int = 0):
-        self.make, self.number, self.function, self.claims = make, number, None, {}
+    def __init__(self, number: int = 0, tool: str | None = None):
+        """Args: `tool` is imported in a new process before there is work."""
+        if tool:
+            import_module(f"{__package__}.{tool}")
+        self.number, self.function, self.claims = number, None, {}
 
-    def do(self, shard: object, target: Path, wait: bool) -> Result:
+    def do(self, make: Make, shard: object, target: Path, wait: bool) -> Result:
         if self.function is None:
-            self.function = self.make(self.number)
+            self.function = make(self.number)
         claims = self.claims.get(target.parent) or self.claims.setdefault(target.parent, Claims(target.parent))
         try:
             return Result(claims.make(target.name, lambda part: self.function(shard, part), wait))
@@ -48,13 +53,17 @@ class Worker:
             claims.close()
 
 
-_worker: Worker  # of a process of the pool
+_do: Callable  # of a process of the pool
+
+
+def _do_here(*item) -> Result:
+    return _do(*item)
 
 
 def _start(make: Make, number) -> None:
-    global _worker
+    global _do
     with number.get_lock():
-        _worker, number.value = Worker(make, number.value), number.value + 1
+        _do, number.value = partial(Worker(number.value).do, make), number.value + 1
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
 
 
@@ -63,55 +72,72 @@ def _end_with_the_parent() -> None:
     os._exit(1)
 
 
-def _do(*item) -> Result:
-    return _worker.do(*item)
-
-
 @contextmanager
 def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
     """`map` over processes, or over this one if there is one job."""
     if jobs == 1:
-        worker = Worker(make)
+        worker = Worker()
         try:
-            yield lambda items: (worker.do(*item) for item in items)
+            yield lambda items: (worker.do(make, *item) for item in items)
         finally:
             worker.close()
         return
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(jobs, context, _start, (make, context.Value("i", 0))) as pool:
         try:
-            yield lambda items: pool.map(_do, *zip(*items, strict=True))
+            yield lambda items: pool.map(_do_here, *zip(*items, strict=True))
         except BrokenProcessPool as problem:
             raise ValueError("a worker process was killed (for its memory?); the same command resumes") from problem
 
 
-@contextmanager
-def ray_workers(make: Make, jobs: int | None) -> Iterator[Callable]:
-    """`map` over actors: --jobs of them, or one per GPU."""
+class Actors(NamedTuple):
+    workers: list  # handles of Worker
+    own: bool  # whether Ray was started for them
+
+
+@cache
+def start_ray(jobs: int | None, tool: str) -> Actors:
+    """Ray and its actors, which begin to import at once, beside this process. In the thread that stays: it ends Ray.
+
+    Args:
+        jobs: actors; None: one per GPU.
+        tool: that of the command, whose module makes their function.
+
+    Raises:
+        ValueError: there is no Ray, or there are more jobs than GPUs.
+    """
     try:
         import ray
     except ModuleNotFoundError as problem:
         raise ValueError("--engine ray needs Ray: pip install 'open_clip_mdc[ray]'") from problem
-    started = not ray.is_initialized()
-    if started:  # $RAY_ADDRESS names a cluster to join
+    own = not ray.is_initialized()
+    if own:  # $RAY_ADDRESS names a cluster to join
         ray.init(**({} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False, "logging_level": "ERROR"}))
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if gpus and jobs and jobs > gpus:
+        raise ValueError(f"--jobs {jobs}: the cluster has {gpus} GPUs")  # the others would wait for ever
+    actor = ray.remote(Worker).options(num_gpus=int(gpus > 0), num_cpus=0, scheduling_strategy="SPREAD",
+                                       max_restarts=-1, max_task_retries=-1)
+    return Actors([actor.remote(number, tool) for number in range(jobs or gpus or 1)], own)
+
+
+@contextmanager
+def ray_workers(make: Make, jobs: int | None, tool: str) -> Iterator[Callable]:
+    """`map` over the actors of `start_ray`."""
+    actors = start_ray(jobs, tool)
+    start_ray.cache_clear()
+    import ray
     try:
-        gpus = int(ray.cluster_resources().get("GPU", 0))
-        if gpus and jobs and jobs > gpus:
-            raise ValueError(f"--jobs {jobs}: the cluster has {gpus} GPUs")  # the others would wait for ever
-        jobs = jobs or gpus or 1
-        actor = ray.remote(Worker).options(num_gpus=int(gpus > 0), num_cpus=0, scheduling_strategy="SPREAD",
-                                           max_restarts=-1, max_task_retries=-1)
-        pool = ray.util.ActorPool([actor.remote(make, number) for number in range(jobs)])
+        pool, make = ray.util.ActorPool(actors.workers), ray.put(make)
 
         def results(items: list[tuple]) -> Iterator[Result]:
             try:
-                yield from pool.map(lambda worker, item: worker.do.remote(*item), items)
+                yield from pool.map(lambda worker, item: worker.do.remote(make, *item), items)
             except ray.exceptions.RayTaskError as problem:
                 raise problem.cause from None  # its own text holds a traceback
         yield results
     finally:
-        if started:
+        if actors.own:
             ray.shutdown()
 
 
@@ -122,7 +148,7 @@ def make_each(make: Make, work: list[tuple[object, Path]], args: argparse.Namesp
         make: makes a worker's function (shard, file to write); picklable. Called here if there is nothing to do, as it
             also finds what is wrong with the flags.
         work: shards, and the files to make of them.
-        args: with `engine` and `jobs`.
+        args: with `tool`, `engine` and `jobs`.
 
     Raises:
         ValueError: some could not be made, all the others are; or `make` raised it.
@@ -135,7 +161,7 @@ def make_each(make: Make, work: list[tuple[object, Path]], args: argparse.Namesp
         make(0)
         return
     problems: dict[str, int] = {}  # and how often: a wrong flag is wrong for every shard
-    with (ray_workers(make, args.jobs) if args.engine == "ray" else
+    with (ray_workers(make, args.jobs, args.tool) if args.engine == "ray" else
           local_workers(make, min(args.jobs or 1, len(todo)))) as results:
         for wait in (False, True):
             items, todo = todo, []

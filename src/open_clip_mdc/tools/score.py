@@ -24,7 +24,7 @@ from ..data.images import Images, find_images
 from ..model import Captioner
 from ..scoring import log_likelihood
 from ..tokens import decode_captions, target_tokens, tokenize_whole
-from .common import blind_image, is_folder, load_captioner, need_folder
+from .common import blind_image, check_engine, is_folder, load_captioner, need_folder
 
 
 def read_captions(path: str) -> list[str]:
@@ -77,6 +77,7 @@ def check(args: argparse.Namespace) -> None:
                          f"without a suffix")
     if not args.pairs and (args.top or args.out_shards):
         raise ValueError("--top and --out-shards are for --pairs")
+    check_engine(args)
 
 
 def run(args: argparse.Namespace) -> None:
