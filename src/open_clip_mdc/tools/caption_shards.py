@@ -10,28 +10,16 @@ Place in the paper: decoding, Eq. 6 and Sec. 3.2. Dimensions: B images.
 """
 import argparse
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 
 from ..data.images import Batch
-from ..pretrained import PretrainedCaptioner
 from . import bulk
 from .caption_rows import decoding_options, sampling_of, settings
 from .common import load_captioner
 
 TOKEN = pa.struct([("token", pa.string()), ("step", pa.int32()), ("log_prob", pa.float32())])
 SCHEMA = pa.schema([("key", pa.string()), ("caption", pa.string()), ("tokens", pa.list_(TOKEN))])
-
-
-def caption_shard(loaded: PretrainedCaptioner, shard: bulk.Unit, out: Path, args: argparse.Namespace, options: dict,
-                  about: dict) -> dict:
-    """Writes the captions of a shard's images; returns the counts."""
-    def columns(batch: Batch) -> dict:
-        rows = loaded.decode(batch.image, sampling=sampling_of(args, batch.names, loaded.device), **options)
-        return {name: [row[name] for row in rows] for name in ("caption", "tokens")}
-
-    return bulk.write_shard(shard, out, loaded, args, SCHEMA, about, columns)
 
 
 def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
@@ -41,7 +29,12 @@ def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
     options = decoding_options(args, loaded, files, bulk.BLIND_IMAGES)
     about = {"tool": "caption", **settings(args, loaded, options, args.blind_images or bulk.unit_name(units[0]))}
     bulk.check_out(args.out, about)
-    return partial(caption_shard, loaded, args=args, about=about, options=options)
+
+    def columns(batch: Batch) -> dict:
+        rows = loaded.decode(batch.image, sampling=sampling_of(args, batch.names, loaded.device), **options)
+        return {name: [row[name] for row in rows] for name in ("caption", "tokens")}
+
+    return partial(bulk.write_shard, loaded=loaded, args=args, schema=SCHEMA, settings=about, columns=columns)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -11,7 +11,6 @@ Dimensions: B images, P patches, D width.
 """
 import argparse
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 import torch
@@ -44,25 +43,20 @@ def feature_columns(loaded: PretrainedCaptioner, kind: str, batch: Batch) -> dic
     return {"feature": pa.FixedShapeTensorArray.from_numpy_ndarray(feature)}
 
 
-def embed_shard(loaded: PretrainedCaptioner, shard: bulk.Unit, out: Path, args: argparse.Namespace,
-                settings: dict) -> dict:
-    """Writes the features of a shard's images; returns the counts."""
-    size = loaded.model.visual.image_size
-    image = torch.zeros(1, 3, *(size if isinstance(size, (tuple, list)) else (size, size)), device=loaded.device)
-    with torch.inference_mode():
-        shape = features(loaded.model, image, args.feature).shape[1:]
-    number = pa.float32() if loaded.precision == "fp32" else pa.float16()
-    schema = pa.schema([("key", pa.string()), ("feature", pa.fixed_shape_tensor(number, shape))])
-    return bulk.write_shard(shard, out, loaded, args, schema, settings, partial(feature_columns, loaded, args.feature))
-
-
 def worker(args: argparse.Namespace, number: int):
     """The function of a worker (engine.py)."""
     loaded = load_captioner(args, number)
     settings = {"tool": "embed", "model": fingerprint(loaded.model), "precision": loaded.precision,
                 "feature": args.feature}
     bulk.check_out(args.out, settings)
-    return partial(embed_shard, loaded, args=args, settings=settings)
+    size = loaded.model.visual.image_size
+    image = torch.zeros(1, 3, *(size if isinstance(size, (tuple, list)) else (size, size)), device=loaded.device)
+    with torch.inference_mode():
+        shape = features(loaded.model, image, args.feature).shape[1:]
+    number = pa.float32() if loaded.precision == "fp32" else pa.float16()
+    schema = pa.schema([("key", pa.string()), ("feature", pa.fixed_shape_tensor(number, shape))])
+    return partial(bulk.write_shard, loaded=loaded, args=args, schema=schema, settings=settings,
+                   columns=partial(feature_columns, loaded, args.feature))
 
 
 def run(args: argparse.Namespace) -> None:

@@ -68,13 +68,6 @@ def score_columns(loaded: PretrainedCaptioner, blind: torch.Tensor, alpha: float
     return {name: [row[place] for row in rows] for place, name in enumerate(SCHEMA.names)}
 
 
-def score_shard(loaded: PretrainedCaptioner, shard: bulk.Unit, out: Path, args: argparse.Namespace, settings: dict,
-                blind: torch.Tensor) -> dict:
-    """Writes the scores of a shard's own captions; returns the counts."""
-    return bulk.write_shard(shard, out, loaded, args, SCHEMA, settings,
-                            partial(score_columns, loaded, blind, args.alpha))
-
-
 def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
     """The function of a worker (engine.py)."""
     loaded = load_captioner(args, number)
@@ -82,7 +75,8 @@ def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
                 "alpha": args.alpha, "blind": args.blind_images or bulk.unit_name(units[0])}
     bulk.check_out(args.out, settings)
     blind = blind_image(loaded, units, args, bulk.BLIND_IMAGES)
-    return partial(score_shard, loaded, args=args, settings=settings, blind=blind)
+    return partial(bulk.write_shard, loaded=loaded, args=args, schema=SCHEMA, settings=settings,
+                   columns=partial(score_columns, loaded, blind, args.alpha))
 
 
 def threshold(tables: list[Path], top: float) -> float:
