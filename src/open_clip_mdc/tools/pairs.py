@@ -89,12 +89,15 @@ def threshold(tables: list[Path], top: float) -> float:
     return float(np.partition(scores, place)[place])
 
 
-def keep(unit: bulk.Unit, out: Path, table: Path, least: float) -> dict:
-    """Writes the samples of a unit with a caption of this debiased score, and which captions these are.
+def keep(least: float, job: tuple, out: Path) -> None:
+    """Writes the samples of a unit with a caption of this debiased score, and TARGET_stats.json: the threshold, and
+    numbers of pairs (images) and captions kept.
 
-    Returns:
-        the threshold, and numbers of pairs (images) and captions kept.
+    Args:
+        job: the unit, its table, and the target's name.
+        out: the file to write.
     """
+    unit, table, target = job
     rows = read_rows(table, ["key", "caption", "debiased"]).to_pylist()
     kept: dict[str, list[str]] = defaultdict(list)
     for row in rows:
@@ -108,7 +111,7 @@ def keep(unit: bulk.Unit, out: Path, table: Path, least: float) -> dict:
                           "txt": CAPTION_SEPARATOR.join(kept[key])})
             stats["pairs"] += 1
             stats["captions"] += len(kept[key])
-    return stats
+    write_json(stats_file(target), stats)
 
 
 def images_of(unit: bulk.Unit, kept: dict):
@@ -125,15 +128,9 @@ def images_of(unit: bulk.Unit, kept: dict):
             yield key, suffix, sample[suffix], sample.get("json", b"{}")
 
 
-def keep_shard(least: float, job: tuple, part: Path) -> None:
-    """`keep` as the engine calls it."""
-    unit, table, target = job
-    write_json(stats_file(target), keep(unit, part, table, least))
-
-
 def keeper(least: float, number: int):
     """The function of a worker (engine.py)."""
-    return partial(keep_shard, least)
+    return partial(keep, least)
 
 
 def write_kept(units: list[bulk.Unit], tables: list[Path], args: argparse.Namespace) -> None:
