@@ -13,6 +13,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from open_clip.transformer import VisionTransformer
@@ -22,6 +23,7 @@ from torch.utils.data import IterableDataset, Subset
 
 from open_clip_mdc.checkpoints import hash_tensor
 from open_clip_mdc.data.files import new_file
+from open_clip_mdc.encoder import class_token
 
 from .distributed import everywhere, merge, own_batches
 from .results import precision
@@ -60,13 +62,10 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[torch.Tensor], to
     if kind == "cls" and not isinstance(visual, VisionTransformer):
         raise ValueError(f"feature 'cls' needs OpenCLIP's own ViT and its class token, not this {tower}: use gap")
 
-    def last_tokens(image: torch.Tensor) -> dict[str, list[torch.Tensor]]:
-        return visual.forward_intermediates(
-            image, indices=1, normalize_intermediates=True, intermediates_only=True, output_extra_tokens=kind == "cls")
-
     if kind == "cls":
-        return lambda image: last_tokens(image)["image_intermediates_prefix"][0][:, 0]
-    return lambda image: last_tokens(image)["image_intermediates"][0].mean(dim=(2, 3))
+        return partial(class_token, visual)
+    return lambda image: visual.forward_intermediates(
+        image, indices=1, normalize_intermediates=True, intermediates_only=True)["image_intermediates"][0].mean((2, 3))
 
 
 @torch.no_grad()

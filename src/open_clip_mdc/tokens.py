@@ -69,8 +69,8 @@ def tokenize_whole(captions: Sequence[str], tokenizer: Callable, context_length:
     return tokenizer(list(captions), context_length)
 
 
-def decode_captions(text: Tensor, tokenizer: Callable, mask_text: str = "[MASK]") -> list[str]:
-    """Readable captions of token ids; special ids are dropped, [MASK] is written as `mask_text`.
+def decode_captions(text: Tensor, tokenizer: Callable) -> list[str]:
+    """Readable captions of token ids; special ids are dropped, mask ids are written as [MASK].
 
     Args:
         text: ids, long [B, L], read up to the first EOT.
@@ -83,7 +83,7 @@ def decode_captions(text: Tensor, tokenizer: Callable, mask_text: str = "[MASK]"
         pieces, run = [], []
         for token in (i for i, v in zip(ids, valid, strict=True) if v and i not in special):
             if token == mask_id(vocab_size):
-                pieces += [tokenizer.decode(run).strip(), mask_text]
+                pieces += [tokenizer.decode(run).strip(), "[MASK]"]
                 run = []
             else:
                 run.append(token)

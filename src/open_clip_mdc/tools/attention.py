@@ -11,7 +11,6 @@ Place in the paper: the decoder of Fig. 2, decoded by Eq. 6. Dimensions: B image
 """
 import argparse
 from html import escape
-from io import BytesIO
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from PIL import Image
 
 from ..attention import principal_components, word_maps
 from ..checkpoints import find
+from ..data.drawing import encode_png
 from ..data.images import IMAGE_FILES, SHARDS, Images, data_url, find_images
 from ..encoder import grid
 from ..pretrained import describe_captions
@@ -47,9 +47,7 @@ STYLE = """
 
 def png(pixels: np.ndarray) -> str:
     """A data: URL of bytes [H, W, 2] (grey and how opaque) or [H, W, 3] (RGB)."""
-    buffer = BytesIO()
-    Image.fromarray(pixels, {2: "LA", 3: "RGB"}[pixels.shape[2]]).save(buffer, "png")
-    return data_url(buffer.getvalue(), "image/png")
+    return data_url(encode_png(Image.fromarray(pixels, {2: "LA", 3: "RGB"}[pixels.shape[2]])), "image/png")
 
 
 def veil(weights: torch.Tensor) -> str:

@@ -20,13 +20,14 @@ from tqdm import tqdm
 from .. import get_tokenizer
 from ..data.files import new_file
 from ..data.shards import find_shards, read_samples
+from ..tokens import CAPTION_SEPARATOR
+from .common import need_folder
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 
 
 def read_captions(shard: str) -> Iterator[str]:
     """Streams the texts that webdataset finds in a shard as "txt"."""
-    from ..tokens import CAPTION_SEPARATOR
     for sample in read_samples(shard, suffixes=("txt",)):
         yield from sample["txt"].decode("utf-8", errors="replace").split(CAPTION_SEPARATOR)
 
@@ -88,8 +89,7 @@ def run(args: argparse.Namespace) -> None:
     names = args.names or [os.path.dirname(shards[0]) or shards[0] for shards in sets]
     if len(names) != len(sets):
         raise ValueError(f"--names has {len(names)} names for {len(sets)} data sets (quote the patterns)")
-    if not Path(args.out).absolute().parent.is_dir():
-        raise FileNotFoundError(f"--out {args.out}: its folder does not exist")
+    need_folder("--out", args.out)
     tokenizer = get_tokenizer(args.tokenizer)
     if open_clip.get_model_config(args.tokenizer) is None or not isinstance(tokenizer, SimpleTokenizer):
         raise ValueError(f"--tokenizer {args.tokenizer}: no model of OpenCLIP or MDC with a tokenizer of CLIP's kind")

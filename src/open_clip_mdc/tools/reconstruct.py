@@ -13,6 +13,7 @@ from functools import partial
 
 import open_clip
 import torch
+from matplotlib.figure import Figure
 
 from ..checkpoints import find
 from ..data.files import new_file
@@ -43,13 +44,10 @@ def reconstruct(model: Captioner, image: torch.Tensor, text: torch.Tensor) -> to
 
 def contact_sheet(images: list, captions: list[str], predictions: list[str], path: str) -> None:
     """PNG of images with the true caption and the model's below; green where they agree."""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
     columns = 4
     rows = -(-len(images) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(3.4 * columns, 3.8 * rows), squeeze=False,
-                                layout="constrained")
+    figure = Figure(figsize=(3.4 * columns, 3.8 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.axis("off")
     for axis, image, caption, prediction in zip(axes.flat, images, captions, predictions, strict=False):

@@ -14,7 +14,6 @@ import argparse
 import json
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +34,7 @@ from ..model import Captioner
 from ..objective import CaptionLoss, systematic
 from ..packing import pack
 from ..pretrained import default_device
+from .common import need_folder
 from .gradient_noise import GROUPS, MIDDLES, Measurement, interval_scores, log_ratio_error, measure, moments, weights
 
 PAPER = tuple(configs.intervals())  # Table 5
@@ -54,9 +54,8 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"--num-samples {args.num_samples}: at least {GROUPS} times --batch-size {args.batch_size}")
     if not 0 <= args.min_width <= 1:
         raise ValueError(f"--min-width {args.min_width}: an interval of t is 0 to 1 wide")
-    for flag, path in (("--out", args.out), ("--plot", args.plot)):
-        if not Path(path).absolute().parent.is_dir():
-            raise FileNotFoundError(f"{flag} {path}: its folder does not exist")
+    need_folder("--out", args.out)
+    need_folder("--plot", args.plot)
 
 
 class Sample(NamedTuple):
