@@ -1,6 +1,6 @@
 """Caption metrics by pycocoevalcap, as in the COCO evaluation: BLEU, METEOR, ROUGE-L, CIDEr and SPICE (Table 3).
 
-    caption_metrics({"7": "a dog runs"}, {"7": ["a dog is running", "the dog runs fast"]})   # {"Bleu_1": ..., ...}
+    score_captions({"7": "a dog runs"}, {"7": ["a dog is running", "the dog runs fast"]}).scores   # {"Bleu_1": ...}
 
 The tokenizer, METEOR and SPICE are Java programs that pycocoevalcap brings along; SPICE's language models it fetches
 unasked. What cannot run is named with its cure, nothing is fetched, and the other metrics are still computed. They are
@@ -53,9 +53,9 @@ class CaptionScores(NamedTuple):
     of_images: dict[str, list[float]]  # of metrics that are means over images: each image's
 
 
-def caption_metrics(
+def score_captions(
         candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]],
-) -> dict[str, float]:
+) -> CaptionScores:
     """Bleu_1 to Bleu_4, METEOR, ROUGE_L, CIDEr and SPICE, those that can be computed here; warns of the others.
 
     Args:
@@ -65,13 +65,6 @@ def caption_metrics(
     Raises:
         ValueError: the images are not the same, or there are none, or something is no caption.
     """
-    return score_captions(candidates, references).scores
-
-
-def score_captions(
-        candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]],
-) -> CaptionScores:
-    """`caption_metrics` with the reasons for what is missing and the lengths, which decide much of every metric."""
     check(candidates, references)
     counts = [len(references[i]) for i in candidates]
     words, word_tokenizer = split_words([*candidates.values(), *(r for i in candidates for r in references[i])])

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from open_clip_mdc.data.files import new_file, parse_json
+from open_clip_mdc.data.files import parse_json, write_json
 
 from .flags import Flags
 
@@ -116,8 +116,7 @@ def write_items(path: Path, items: Mapping[str, object]) -> None:
     """
     folder = path.parent / "items"  # `clip_benchmark build *.json` takes every file for a result
     folder.mkdir(parents=True, exist_ok=True)
-    with new_file(folder / path.name) as partial:
-        partial.write_text(json.dumps(items, allow_nan=False), encoding="utf-8")
+    write_json(folder / path.name, items, allow_nan=False)
 
 
 def write(path: Path, about: dict, metrics: Mapping[str, object], **more: object) -> None:
@@ -126,7 +125,5 @@ def write(path: Path, about: dict, metrics: Mapping[str, object], **more: object
     Raises:
         ValueError: a value is not finite, or no JSON.
     """
-    text = json.dumps({**about, "metrics": without_nan(metrics), **more}, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    write_json(path, {**about, "metrics": without_nan(metrics), **more}, allow_nan=False)

@@ -19,7 +19,7 @@ from training import TORCHRUN
 from clip_benchmark_ext import captioning, cli, diversity
 from clip_benchmark_ext import run as run_module
 from clip_benchmark_ext.caption_data import unique_ids
-from clip_benchmark_ext.caption_metrics import caption_metrics
+from clip_benchmark_ext.caption_metrics import score_captions
 from clip_benchmark_ext.table import markdown
 from open_clip_mdc.checkpoints import load
 from open_clip_mdc.clip_guidance import Clip, Guide
@@ -82,7 +82,7 @@ def test_captions_are_those_that_the_model_generates(runs, data, tmp_path, alias
     assert saved["decoding"] == decoding and saved["dataset"] == "wds/noise"
     assert metrics["caption_length"] == decoding["length"] and metrics["images"] == len(REFERENCES)
 
-    expected = caption_metrics(saved["captions"], saved["references"])
+    expected = score_captions(saved["captions"], saved["references"]).scores
     assert {name: metrics[name] for name in expected} == expected and "Bleu_4" in expected
     assert "no Java" in metrics["METEOR_missing"] and metrics["word_tokenizer"] == "plain"
     tokens = [len(tokenizer.encode(r)) for texts in REFERENCES for r in texts]

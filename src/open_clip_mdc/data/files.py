@@ -32,9 +32,10 @@ def parse_json(text: str | bytes) -> object:
         raise ValueError("it is nested too deeply") from problem
 
 
-def write_json(path: str | Path, content: object, indent: int | None = None) -> None:
+def write_json(path: str | Path, content: object, **options) -> None:
+    """Args: options of `json.dumps`."""
     with new_file(path) as partial:
-        partial.write_text(json.dumps(content, indent=indent))
+        partial.write_text(json.dumps(content, **options))
 
 
 @contextmanager
