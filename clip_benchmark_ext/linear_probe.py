@@ -238,7 +238,7 @@ def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
     `find_peak`; the test split plays no part.)
 
     Args:
-        validation_accuracy: Accuracy after training with a weight decay; called once for each.
+        validation_accuracy: accuracy after training with a weight decay; called once for each.
     """
     candidates = np.logspace(-6, 2, num=97).tolist()
     accuracy: dict[int, float] = {}

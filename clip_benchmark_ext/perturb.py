@@ -61,7 +61,7 @@ def treebank_tokenizer() -> Tokenizer:
 
 
 def _permute(tokens: list[str], slots: list[int], rng: random.Random) -> None:
-    """Permute the tokens at `slots` among themselves, in place."""
+    """Permutes the tokens at `slots` among themselves, in place."""
     moved = [tokens[i] for i in slots]
     rng.shuffle(moved)
     for i, token in zip(slots, moved, strict=True):
@@ -69,7 +69,7 @@ def _permute(tokens: list[str], slots: list[int], rng: random.Random) -> None:
 
 
 def shuffle_nouns_and_adj(tagged: list[tuple[str, str]], rng: random.Random) -> str:
-    """Permute the nouns among the places of nouns, and apart from that the adjectives among those of adjectives."""
+    """Permutes the nouns among the places of nouns, and apart from that the adjectives among those of adjectives."""
     tokens = [token for token, _ in tagged]
     for tags in (NOUN_TAGS, ADJECTIVE_TAGS):
         _permute(tokens, [i for i, (_, tag) in enumerate(tagged) if tag in tags], rng)
@@ -77,19 +77,19 @@ def shuffle_nouns_and_adj(tagged: list[tuple[str, str]], rng: random.Random) -> 
 
 
 def shuffle_allbut_nouns_and_adj(tagged: list[tuple[str, str]], rng: random.Random) -> str:
-    """Permute all tokens that are neither nouns nor adjectives among their places."""
+    """Permutes all tokens that are neither nouns nor adjectives among their places."""
     tokens = [token for token, _ in tagged]
     _permute(tokens, [i for i, (_, tag) in enumerate(tagged) if tag not in NOUN_TAGS | ADJECTIVE_TAGS], rng)
     return " ".join(tokens)
 
 
 def trigrams(tokens: list[str]) -> list[list[str]]:
-    """Cut tokens into chunks of three; the last one may be shorter."""
+    """Cuts tokens into chunks of three; the last one may be shorter."""
     return [tokens[i : i + 3] for i in range(0, len(tokens), 3)]
 
 
 def shuffle_within_trigrams(tokens: list[str], rng: random.Random) -> str:
-    """Permute the tokens inside every chunk of three; the chunks stay where they are."""
+    """Permutes the tokens inside every chunk of three; the chunks stay where they are."""
     chunks = trigrams(tokens)
     for chunk in chunks:
         rng.shuffle(chunk)
@@ -97,7 +97,7 @@ def shuffle_within_trigrams(tokens: list[str], rng: random.Random) -> str:
 
 
 def shuffle_trigrams(tokens: list[str], rng: random.Random) -> str:
-    """Permute the chunks of three; the order inside a chunk stays."""
+    """Permutes the chunks of three; the order inside a chunk stays."""
     chunks = trigrams(tokens)
     rng.shuffle(chunks)
     return " ".join(token for chunk in chunks for token in chunk)
@@ -175,7 +175,7 @@ def frozen_options(
 
 
 def _freeze(path: Path, dataset: str, captions: list[str], tagger: Tagger | None) -> None:
-    """Make the perturbations of all captions and write them under their hash."""
+    """Makes the perturbations of all captions and write them under their hash."""
     try:
         tagger, tokenizer = tagger or spacy_tagger(), treebank_tokenizer()
     except (ImportError, OSError) as error:

@@ -99,7 +99,7 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
         cases: the cases scored.
 
     Returns:
-        Numbers and texts only, ready for clip_benchmark's result file; and what each case adds to the accuracies by
+        numbers and texts only, ready for clip_benchmark's result file; and what each case adds to the accuracies by
         caption, as `results.write_items` takes it.
 
     Raises:

@@ -1,9 +1,9 @@
 """The seam to OpenCLIP and clip_benchmark: every upstream attribute that is replaced, by what, and why.
 
 Neither upstream has a plug-in interface, so `register()` replaces the attributes of the tables below and `unregister()`
-puts them back. Nothing else in the project assigns to an upstream module (tests/test_integration.py reads the syntax
-trees). A replacement is made by a hook that takes the upstream object and falls through to it for every model that is
-no captioner. Targets and hooks are strings: this file imports neither upstream nor the rest of the project.
+puts them back. Nothing else in the project assigns to an upstream module (tests/core/test_integration.py reads the
+syntax trees). A replacement is made by a hook that takes the upstream object and falls through to it for every model
+that is no captioner, unless hooks.py says otherwise. Targets and hooks are strings: this file imports no upstream.
 """
 import re
 from copy import deepcopy

@@ -129,7 +129,7 @@ def caption(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-length", type=positive, metavar="N", help="tokens of a caption of ARC, at least")
     parser.add_argument("--tokens-per-step", type=tokens_per_step, metavar="K|P",
                         help="tokens revealed at a time; or, as 0.9, all that are so probable (default: 1)")
-    parser.add_argument("--sampler", choices=("confidence", "ancestral"), 
+    parser.add_argument("--sampler", choices=("confidence", "ancestral"),
                         help="the most confident tokens first, or draws of the reverse diffusion (default: "
                              "%(default)s)")
     parser.add_argument("--steps", type=positive, metavar="N", help="of --sampler ancestral (default: 100)")

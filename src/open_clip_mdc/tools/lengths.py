@@ -36,7 +36,7 @@ def caption_lengths(shards: Sequence[str], tokenizer: SimpleTokenizer) -> np.nda
     """Token counts [N] of all captions in the shards, SOT and EOT included, before truncation.
 
     Raises:
-        ValueError: if a shard is damaged, or none holds a caption.
+        ValueError: a shard is damaged, or none holds a caption.
     """
     lengths = [
         len(tokenizer.encode(text)) + 2
@@ -64,7 +64,7 @@ def length_table(names: Sequence[str], lengths: Sequence[np.ndarray], context: i
 
 
 def draw_histogram(path: str | Path, names: Sequence[str], lengths: Sequence[np.ndarray], context: int = 77) -> None:
-    """Draw the share of captions of each length, one area per data set, as a PNG; the longest 0.1 % are cut off."""
+    """Draws the share of captions of each length, one area per data set, as a PNG; the longest 0.1 % are cut off."""
     top = max(int(np.percentile(values, 99.9)) for values in lengths) + 2
     width = max(1, top // 100)
     figure = Figure(figsize=(7, 3.5), layout="constrained")

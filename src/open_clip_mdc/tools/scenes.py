@@ -124,7 +124,7 @@ def _count(part: partial) -> int:
 
 def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe: int, num_pairs: int,
           jobs: int = 1) -> None:
-    """Write the whole data set under `out`, which appears only when it is complete.
+    """Writes the whole data set under `out`, which appears only when it is complete.
 
         train/, val/              KEY.png, KEY.txt (one sentence), KEY.json (the scene and both captions), sizes.json
         train-long/, val-long/    the same images with long captions
@@ -140,7 +140,7 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
         shots-1/ to shots-256/    as train/, 256 samples of so many scenes with it; the fewer are the first of the more
 
     Raises:
-        ValueError: if `out` is there already and is not an empty folder, or a number is out of range.
+        ValueError: `out` is there already and is not an empty folder, or a number is out of range.
     """
     if min(num_train, num_val, num_probe, num_pairs) < 1:
         raise ValueError("--num-train, --num-val, --num-probe and --num-pairs must be at least 1")
