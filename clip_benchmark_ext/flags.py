@@ -1,48 +1,13 @@
 """The flags that this package adds to `clip_benchmark eval`, and what they ask of a captioner."""
 import argparse
+from collections import namedtuple
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from open_clip_mdc import decoding
 from open_clip_mdc.objective import OBJECTIVES, STEPS, CaptionCfg
 
 MDC_LENGTH = 15  # tokens, one of the paper's; an autoregressive model ends its captions by itself
 NUM_BEAMS = 6  # the paper's
-
-
-class Flags(NamedTuple):
-    """Our flags with their defaults; upstream's are in the Namespace that its parser makes."""
-
-    scorer: str | None = None
-    num_samples: int = 1024
-    stop_confidence: float | None = None
-    trained_interval: bool = False
-    alpha: float = 1.0
-    perturbations: str | None = None
-    feature: str | None = None
-    save_probe: str | None = None
-    corruption: str | None = None
-    caption_length: int | str | None = None
-    min_length: int | None = None
-    tokens_per_step: int | float | None = None
-    sampler: str | None = None
-    steps: int | None = None
-    num_beams: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    samples: int | None = None
-    train_captions: str | None = None
-    phrase: str | None = None
-    guidance_scale: float | None = None
-    guidance_weak: str | None = None
-    clip: str | None = None
-    clip_scale: float | None = None
-    clip_top_k: int | None = None
-    clip_rerank: int | None = None
-    save_captions: str | None = None
-    clipscore_model: str | None = None
-    clipscore_pretrained: str | None = None
 
 
 def caption_length(text: str) -> int | str:
@@ -64,14 +29,15 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--scorer", choices=["heuristic", "monte_carlo", "autoregressive", "bound"],
                        help="likelihood of a caption; default: heuristic for MDC, autoregressive for ARC, "
                             "bound for MCD")
-    group.add_argument("--num_samples", type=int,
+    group.add_argument("--num_samples", type=int, default=1024,
                        help="draws per caption of monte_carlo and bound (default and paper: 1024)")
     group.add_argument("--stop_confidence", type=float,
                        help="monte_carlo: stop drawing once the leader is this certain, e.g. 0.999; for plain scores "
                             "of one image's captions, without a debiased row")
     group.add_argument("--trained_interval", action="store_true",
                        help="monte_carlo: only mask counts of the interval of t that the model was trained on")
-    group.add_argument("--alpha", type=float, help="debiased score: log p(c|image) - alpha * log p(c) (default: 1)")
+    group.add_argument("--alpha", type=float, default=1.0,
+                       help="debiased score: log p(c|image) - alpha * log p(c) (default: 1)")
     group.add_argument("--perturbations", help="ARO Order: frozen negatives (made at first use if absent)")
     group.add_argument("--feature", choices=["gap", "cls", "pooled"],
                        help="linear probe; default: gap for captioners, cls before the projection for CLIP (the "
@@ -120,8 +86,11 @@ def make_parser() -> argparse.ArgumentParser:
                        help="captioning: file of the captions, a template like --output; default: captions/ beside it")
     group.add_argument("--clipscore_model", help="captioning: CLIPScore by this model, e.g. ViT-B-32-quickgelu")
     group.add_argument("--clipscore_pretrained", help="its weights: a file, or a tag of OpenCLIP, which is downloaded")
-    parser.set_defaults(**Flags()._asdict())
     return parser
+
+
+DEFAULTS = vars(make_parser().parse_args([]))
+Flags = namedtuple("Flags", DEFAULTS, defaults=DEFAULTS.values())  # read-only; upstream's are in its parser's Namespace
 
 
 def read_flags(argv: Sequence[str]) -> tuple[Flags, list[str]]:

@@ -175,7 +175,7 @@ def frozen_options(
 
 
 def _freeze(path: Path, dataset: str, captions: list[str], tagger: Tagger | None) -> None:
-    """Makes the perturbations of all captions and write them under their hash."""
+    """Makes the perturbations of all captions and writes them under their hash."""
     try:
         tagger, tokenizer = tagger or spacy_tagger(), treebank_tokenizer()
     except (ImportError, OSError) as error:
