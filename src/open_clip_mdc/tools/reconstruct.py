@@ -20,7 +20,7 @@ from ..data.files import new_file
 from ..data.images import batched, read_pairs
 from ..data.shards import find_shards
 from ..model import Captioner
-from ..tokens import decode_captions, mask_id, target_tokens, valid_tokens
+from ..tokens import decode_captions, eot_id, mask_id, target_tokens, valid_tokens
 from ..unmask import unmask_by_confidence
 from ..validation import nelbo
 from .common import load_captioner, need_folder
@@ -38,8 +38,9 @@ def reconstruct(model: Captioner, image: torch.Tensor, text: torch.Tensor) -> to
         return model.generate(image)
     image_kv = model.text.project_image(model.encode_image_tokens(image))
     hidden = text.masked_fill(target_tokens(text, model.vocab_size), mask_id(model.vocab_size))
-    return unmask_by_confidence(
-        partial(model.token_logits, image_kv), hidden, valid_tokens(text, model.vocab_size), model.vocab_size).text
+    valid = valid_tokens(text, model.vocab_size)
+    found = unmask_by_confidence(partial(model.token_logits, image_kv), hidden, valid, model.vocab_size).text
+    return found.masked_fill(~valid, eot_id(model.vocab_size))  # padding is no text where the model gives no EOT
 
 
 def contact_sheet(images: list, captions: list[str], predictions: list[str], path: str) -> None:
