@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, random_split
 from tqdm import tqdm
 
 from open_clip_mdc.checkpoints import fingerprint
+from open_clip_mdc.hooks import count_hits
 
 from .features import cache_key, cached_features, extract_features, feature_fn, save_tensors
 
@@ -257,9 +258,5 @@ def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
 
 
 def top_k_accuracy(logits: torch.Tensor, targets: torch.Tensor, ks: tuple[int, ...]) -> list[float]:
-    """For each k, at most C, the share of rows of logits [N, C] whose target [N] is among the k largest.
-
-    Upstream's `accuracy` takes `float()` of a one-element array, which numpy 2.4 refuses; hence ours.
-    """
-    hits = logits.topk(max(ks), dim=1).indices == targets[:, None]  # [N, max k]
-    return [hits[:, :k].sum().item() / len(targets) for k in ks]
+    """For each k, at most C, the share of rows of logits [N, C] whose target [N] is among the k largest."""
+    return [hits / len(targets) for hits in count_hits(logits, targets, ks)]

@@ -245,13 +245,15 @@ def validation_metrics(upstream):
     return metrics_of_captions
 
 
+def count_hits(output: torch.Tensor, target: torch.Tensor, topk: tuple[int, ...] = (1,)) -> list[float]:
+    """For each k, at most C, the number of rows of output [N, C] whose target [N] is among the k largest."""
+    hits = output.topk(max(topk), dim=1).indices == target[:, None]  # [N, max k]
+    return [float(hits[:, :k].sum().item()) for k in topk]
+
+
 def accuracy(upstream):
-    """`open_clip_train.zero_shot.accuracy`: for each k the number of rows whose target is among the k largest."""
-    @wraps(upstream)
-    def count(output, target, topk=(1,)):
-        hits = output.topk(max(topk), dim=1).indices == target[:, None]
-        return [float(hits[:, :k].sum().item()) for k in topk]
-    return count
+    """`open_clip_train.zero_shot.accuracy`."""
+    return count_hits
 
 
 def clip_grad_norm(upstream):
