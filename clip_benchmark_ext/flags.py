@@ -8,6 +8,8 @@ from open_clip_mdc.objective import OBJECTIVES, STEPS, CaptionCfg
 
 MDC_LENGTH = 15  # tokens, one of the paper's; an autoregressive model ends its captions by itself
 NUM_BEAMS = 6  # the paper's
+DECODING = ("caption_length", "min_length", "tokens_per_step", "sampler", "steps", "num_beams", "temperature", "top_k",
+            "top_p", "samples", "guidance_scale", "guidance_weak", "clip", "clip_scale", "clip_top_k", "clip_rerank")
 
 
 def caption_length(text: str) -> int | str:
@@ -143,10 +145,7 @@ def decoding_options(flags: Flags, cfg: CaptionCfg | None, seed: int, batch_size
     """
     causal = cfg is None or OBJECTIVES[cfg.objective].order == "causal"
     ancestral = flags.sampler == "ancestral"
-    asked = {"length": flags.caption_length} | {name: getattr(flags, name) for name in (
-        "num_beams", "min_length", "tokens_per_step", "sampler", "steps", "temperature", "top_k", "top_p", "samples",
-        "guidance_scale", "guidance_weak", "clip", "clip_scale", "clip_top_k", "clip_rerank")}
-    asked = {name: value for name, value in asked.items() if value is not None}
+    asked = {name.removeprefix("caption_"): value for name in DECODING if (value := getattr(flags, name)) is not None}
     decoding.check_kind(asked, causal, "--{}".format)
     decoding.check(asked, "--{}".format)
     if causal:

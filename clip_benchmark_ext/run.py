@@ -28,7 +28,7 @@ from . import caption_data, captioning, corruptions, datasets, linear_probe, res
 from .coca import CoCaCaptioner
 from .distributed import everywhere, rank_and_size
 from .features import default_feature
-from .flags import Flags, decoding_options, scoring_options
+from .flags import DECODING, Flags, decoding_options, scoring_options
 
 ALIASES = tuple(OBJECTIVES)  # --model mdc, arc, ... takes the architecture from the checkpoint
 NOBODYS_PRETRAINED = "laion400m_e32"  # upstream's default
@@ -172,8 +172,6 @@ class Task(NamedTuple):
     options: Callable[[Namespace, Flags, CaptionCfg | None], dict] = lambda *_: {}
 
 
-DECODER = ("caption_length", "min_length", "tokens_per_step", "sampler", "steps", "num_beams", "temperature", "top_k",
-           "top_p", "samples", "guidance_scale", "guidance_weak", "clip", "clip_scale", "clip_top_k", "clip_rerank")
 SCORER = ("scorer", "num_samples", "stop_confidence", "trained_interval")
 TASKS = {
     "image_caption_selection": Task(
@@ -185,7 +183,7 @@ TASKS = {
                                  "fewshot_epochs", "batch_size", "seed", "normalize"), ("feature",)),
     "captioning": Task(
         caption, ("annotation_file",),
-        (*DECODER, "phrase", "train_captions", "clipscore_model", "clipscore_pretrained"), (), decoding),
+        (*DECODING, "phrase", "train_captions", "clipscore_model", "clipscore_pretrained"), (), decoding),
 }
 
 
