@@ -172,6 +172,7 @@ def one_line(caption: str) -> str:
 
 
 def java() -> str:
+    """The program. Raises FileNotFoundError if there is none."""
     path = shutil.which("java")
     if path is None:
         raise FileNotFoundError(NO_JAVA)
@@ -179,6 +180,7 @@ def java() -> str:
 
 
 def patience(captions: int) -> float:
+    """Seconds after which a Java program is given up."""
     return START_SECONDS + CAPTION_SECONDS * captions
 
 
@@ -186,7 +188,7 @@ def run_java(*arguments: str | Path, text: str = "", seconds: float = START_SECO
     """Standard output of a Java program that is sent a text.
 
     Raises:
-        FileNotFoundError: there is no Java. ValueError: it failed; says what it said last.
+        FileNotFoundError: there is no Java. ValueError: it failed; the message has the exception that it printed.
         subprocess.TimeoutExpired: it took longer than `seconds`.
     """
     done = subprocess.run([java(), *map(str, arguments)], input=text.encode(errors="replace"), capture_output=True,
@@ -199,8 +201,8 @@ def run_java(*arguments: str | Path, text: str = "", seconds: float = START_SECO
 def failure(errors: bytes) -> str:
     """One line of what Java wrote: the exception rather than where it was thrown."""
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    told = [line for line in lines if "Exception" in line or "Error" in line] or lines or ["it says nothing"]
-    return f"its Java program failed (it was made for Java 8): {told[0].strip()}"
+    shown = [line for line in lines if "Exception" in line or "Error" in line] or lines or ["it says nothing"]
+    return f"its Java program failed (it was made for Java 8): {shown[0].strip()}"
 
 
 def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:

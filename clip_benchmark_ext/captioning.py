@@ -106,11 +106,11 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
                     kl = [] if guided else None
                     text, step, _ = generate(model, images.to(device), i, options, blind, guide, kl)
                 count = len(text) // len(ids)  # consecutive ones are of an image
-                said = decode_captions(text.cpu(), tokenizer)
-                row = {"batch": i, "ids": ids, "captions": said[::count], "references": references,
+                texts = decode_captions(text.cpu(), tokenizer)
+                row = {"batch": i, "ids": ids, "captions": texts[::count], "references": references,
                        "tokens": (caption_lengths(text, tokenizer.vocab_size)[::count] - 2).tolist(),
                        "steps": (step.amax(1)[::count] + 1).tolist(),
-                       **({"samples": [said[j:j + count] for j in range(0, len(said), count)]} if count > 1 else {}),
+                       **({"samples": [texts[j:j + count] for j in range(0, len(texts), count)]} if count > 1 else {}),
                        **({"clip_texts": guide.texts} if guide else {}),
                        **({"guidance_kl": [torch.cat(kl).mean().item()] * len(ids)} if guided else {})}
                 journal.append(row)

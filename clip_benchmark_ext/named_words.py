@@ -84,13 +84,13 @@ def metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]
 
 
 def phrase_metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]], phrase: str) -> Measured:
-    """How often a phrase is said where it is true and where it is not.
+    """How often captions contain a phrase, where it is true and where it is not.
 
     Returns:
         `phrase_recall`, of the images whose references have the phrase the share whose caption has it, and
         `phrase_false_alarms`, the share of the others. Shares of nothing are left out.
     """
     pattern = re.compile(rf"\b{re.escape(phrase.lower())}\b")
-    said = [float(bool(pattern.search(caption.lower()))) for caption in captions.values()]
+    found = [float(bool(pattern.search(caption.lower()))) for caption in captions.values()]
     true = [float(any(pattern.search(text.lower()) for text in references[image])) for image in captions]
-    return weighted_means({"phrase_recall": (said, true), "phrase_false_alarms": (said, [1 - x for x in true])})
+    return weighted_means({"phrase_recall": (found, true), "phrase_false_alarms": (found, [1 - x for x in true])})

@@ -52,7 +52,7 @@ def denoise(
     nothing forbidden is left.
 
     Args:
-        network: bidirectional; told the step.
+        network: bidirectional; conditioned on the step.
         text: ids, mask_id where a token is to be found, long [R, L].
         valid: bool [R, L], what is no padding.
         steps: T, the schedule's, if None; each but the last leaves masks. Steps that unmask nothing cost nothing where

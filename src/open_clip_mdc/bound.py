@@ -97,7 +97,7 @@ def bound(
     """The bound of each caption, an unbiased estimate with its standard error.
 
     Args:
-        network: bidirectional; told the step.
+        network: bidirectional; conditioned on the step.
         text: long [R, L]; without scored tokens a row gets 0.
         schedule: of the vocabulary's size and a device, `Objective.schedule`.
         num_samples: K, draws per caption; T or more for every t, twice as many for an exact standard error.

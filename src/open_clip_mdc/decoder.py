@@ -135,6 +135,7 @@ class VocabularyProjection(nn.Linear):
 
     @in_float32
     def forward(self, hidden: Tensor) -> Tensor:
+        """[M, W] -> [M, V]; in a training step in the precision of autocast."""
         if self.training and torch.is_grad_enabled():
             return super().forward(hidden)
         return F.linear(hidden.float(), self.weight.float())
@@ -152,7 +153,7 @@ class TextDecoder(nn.Module):
 
     def __init__(self, vocab_size: int, context_length: int, width: int, heads: int, layers: int, mlp_ratio: float,
                  image_width: int, act_layer: Callable, norm_layer: Callable, steps: int | None = None):
-        """Args: `steps` is T of a decoder that is told the step; None is one that is not."""
+        """Args: `steps` is T of a decoder that is conditioned on the step; None is one that is not."""
         super().__init__()
         self.vocab_size = vocab_size
         self.context_length = context_length
@@ -202,7 +203,7 @@ class TextDecoder(nn.Module):
         Args:
             packed: of R rows, ids in [0, V].
             image_kv: of I images; rows r*(R/I) to (r+1)*(R/I) belong to image r.
-            time: the step of each row, long [R], of a decoder that is told it.
+            time: the step of each row, long [R], of a decoder that is conditioned on it.
         """
         x = self.token_embedding(packed.token) + self.positional_embedding[packed.position]
         if self.time_embedding is not None:

@@ -1,4 +1,4 @@
-"""What the code that says and scores captions knows of a network, so that none of it imports the model.
+"""What the code that decodes and scores captions knows of a network, so that none of it imports the model.
 
 The algorithms (unmask.py, beam.py, estimators.py, monte_carlo.py) take a function from tokens to logits and can be run
 on a table written by hand; the drivers (generate.py, scoring.py) take a `CaptionModel`.

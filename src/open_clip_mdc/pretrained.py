@@ -42,6 +42,7 @@ class PretrainedCaptioner:
     precision: str  # of the arithmetic: fp32, bf16 or fp16; weights stay float32
 
     def autocast(self) -> AbstractContextManager:
+        """In which the model computes in `precision`."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
         return torch.autocast(torch.device(self.device).type, dtype=dtype, enabled=dtype is not None)
 
@@ -91,7 +92,7 @@ class PretrainedCaptioner:
                               for x in self.batches(images, batch_size)])
 
     def decode(self, image: Tensor, **options) -> list[dict]:
-        """Captions of one preprocessed batch [B, 3, H, W], told token by token: see `describe_captions`.
+        """Captions of one preprocessed batch [B, 3, H, W], token by token: see `describe_captions`.
 
         Args:
             options: of `generate.generate`.
@@ -181,6 +182,7 @@ def describe_captions(decoded: Decoded, tokenizer) -> list[dict]:
 
 
 def default_device(device: str | None = None) -> str:
+    """The device given; else cuda where there is one, else cpu."""
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -50,7 +50,7 @@ def png(pixels: np.ndarray) -> str:
     return data_url(encode_png(Image.fromarray(pixels, {2: "LA", 3: "RGB"}[pixels.shape[2]])), "image/png")
 
 
-def veil(weights: torch.Tensor) -> str:
+def overlay(weights: torch.Tensor) -> str:
     """Black that hides what got little of the attention [rows, columns]; the patch that got most is clear."""
     alpha = 0.9 * (1 - weights / weights.max())
     pixels = np.zeros((*alpha.shape, 2), np.uint8)
@@ -63,18 +63,18 @@ def feature_colours(components: torch.Tensor) -> str:
     return png((255 * (components / (2 * COLOUR_RANGE) + 0.5).clamp(0, 1)).round().byte().cpu().numpy())
 
 
-def card(name: str, row: dict, image: str, colours: str, veils: list[str]) -> str:
+def card(name: str, row: dict, image: str, colours: str, overlays: list[str]) -> str:
     """HTML of one image.
 
     Args:
         row: of `describe_captions`.
-        image, colours, veils: data: URLs; a veil for each token that was not given.
+        image, colours, overlays: data: URLs; an overlay for each token that was not given.
     """
-    veils, words = iter(veils), []
+    overlays, words = iter(overlays), []
     for token in row["tokens"]:
         word = escape(printable(token["token"].strip())) or "&middot;"
         words.append(f'<li class="given">{word}' if token["step"] is None else
-                     f'<li><div class="tile"><img src="{next(veils)}" alt="where {word} comes from"></div>{word}'
+                     f'<li><div class="tile"><img src="{next(overlays)}" alt="where {word} comes from"></div>{word}'
                      f'<small>step {token["step"] + 1}, {escape(percent(token["log_prob"]))} %</small>')
     small = " small" if image.startswith("data:image/png") else ""
     return (f'<article class="maps{small}" style="--image:url({image})"><div><img{small and " class=small"} '
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> None:
         options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length).to(loaded.device)
     elif args.length:
         options["length"] = args.length
-    names, rows, images, veils, tokens, skipped = [], [], [], [], [], []
+    names, rows, images, overlays, tokens, skipped = [], [], [], [], [], []
     shape = grid(model.visual)
     for batch in Images(paths, loaded.transform, BATCH, args.limit).loader(workers=0):
         skipped += map(printable, batch.problems)
@@ -111,12 +111,12 @@ def run(args: argparse.Namespace) -> None:
         names += batch.new
         rows += describe_captions(decoded, loaded.tokenizer)
         images += [thumbnail(loaded.pil_image(x)) for x in batch.image]
-        veils += [[veil(x.mean((0, 1)).view(shape)) for x in maps.attention]
+        overlays += [[overlay(x.mean((0, 1)).view(shape)) for x in maps.attention]
                   for maps in word_maps(model, image, decoded)]
         tokens.append(loaded.encode_image_tokens(image))
     if names:
         colours = [feature_colours(x.view(*shape, 3)) for x in principal_components(torch.cat(tokens))]
-        cards = list(map(card, names, rows, images, colours, veils))
+        cards = list(map(card, names, rows, images, colours, overlays))
         model_name = find(args.pretrained, args.model).model_name
         write_page(args.out, f"Where the words come from: {model_name}",
                    {"Checkpoint": args.pretrained, "Images": str(len(names))}, EXPLANATION, cards, skipped, STYLE)

@@ -37,9 +37,9 @@ def training_flags(weights: str | None) -> dict[str, str]:
         return {}
     values = read_params(params)
     usual = {name: str(value) for name, value in vars(parse_args(["--model", values["model"]])).items()}
-    told = {name: value for name, value in values.items()
+    changed = {name: value for name, value in values.items()
             if value != usual.get(name, "None") and name not in NOT_TOLD}
-    return {name: data_name(value) if name in DATA else value for name, value in told.items()}
+    return {name: data_name(value) if name in DATA else value for name, value in changed.items()}
 
 
 def result_rows(paths: list[str]) -> list[list[str]]:

@@ -78,7 +78,7 @@ def describe_steps(tokens: list[dict]) -> str:
                      for token in found) or "nothing was revealed"
 
 
-def told(row: dict) -> str:
+def captioned_grid(row: dict) -> str:
     """A caption with its grid."""
     name, caption = (escape(printable(row[key])) for key in ("image", "caption"))
     return (f'<div><h2 dir="auto">{caption or "(no words)"}</h2><p class="name" dir="auto">{name}</p>'
@@ -96,7 +96,7 @@ def card(row: dict, image: str, other: dict | None = None) -> str:
     """
     small = ' class="small"' if image.startswith("data:image/png") else ""
     return (f'<article{" class=pair" if other else ""}><img{small} src="{image}" alt="">'
-            f'{told(row)}{told(other) if other else ""}</article>')
+            f'{captioned_grid(row)}{captioned_grid(other) if other else ""}</article>')
 
 
 def legend() -> str:

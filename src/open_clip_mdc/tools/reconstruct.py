@@ -30,9 +30,9 @@ BATCH = 64
 
 @torch.inference_mode()
 def reconstruct(model: Captioner, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-    """Captions [B, L] that the model gives to images when it is told only how many tokens there are.
+    """Captions [B, L] that the model gives to images, given only the number of tokens.
 
-    A causal model is told nothing and searches with its default beam.
+    A causal model is not given it and searches with its default beam.
     """
     if model.causal:
         return model.generate(image)
