@@ -13,6 +13,7 @@ DECODING = ("caption_length", "min_length", "tokens_per_step", "sampler", "steps
 
 
 def caption_length(text: str) -> int | str:
+    """The type of --caption_length. Raises ArgumentTypeError for what is no number from 1, auto or sample."""
     if text in ("auto", "sample"):
         return text
     if not text.isdecimal() or int(text) < 1:
@@ -26,6 +27,7 @@ def tokens_per_step(text: str) -> int | float:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """The parser of our flags alone; None is the default of those that the model decides."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     group = parser.add_argument_group("captioners (MDC, ARC), beside the options above")
     group.add_argument("--scorer", choices=["heuristic", "monte_carlo", "autoregressive", "bound"],

@@ -141,7 +141,11 @@ def _load_splits(
         model: torch.nn.Module, loaders: dict[str, DataLoader], kind: str, normalize: bool, amp: bool,
         device: str | torch.device, folder: str, note: str,
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """The features [N, D] and targets [N] of each split, from their files where these exist."""
+    """The features [N, D] and targets [N] of each split, from their files where these exist.
+
+    Raises:
+        ValueError: targets are not one class id per image.
+    """
     model.eval().to(device)
     encode = feature_fn(model, kind)
     model_key = fingerprint(model)

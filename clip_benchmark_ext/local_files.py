@@ -37,7 +37,11 @@ def open_rgb(path: Path, box: tuple[int, int, int, int] | None = None) -> Image.
 
 
 def find(source: Source, name: str, root: Path) -> Path:
-    """The annotation file, in the first folder below `root` that has it."""
+    """The annotation file, in the first folder below `root` that has it.
+
+    Raises:
+        FileNotFoundError: none has it; says where to get it.
+    """
     for folder in source.folders:
         if (path := root / folder / source.file).is_file():
             return path
@@ -45,7 +49,11 @@ def find(source: Source, name: str, root: Path) -> Path:
 
 
 def image_folder(source: Source, name: str, path: Path) -> Path:
-    """The first folder for images that exists beside the annotation file."""
+    """The first folder for images that exists beside the annotation file.
+
+    Raises:
+        FileNotFoundError: there is none; says where to get it.
+    """
     for folder in source.images:
         if (candidate := path.parent / folder).is_dir():
             return candidate
@@ -54,7 +62,12 @@ def image_folder(source: Source, name: str, path: Path) -> Path:
 
 
 def need_images(source: Source, name: str, folder: Path, rows: list[tuple[Path, ...]]) -> None:
-    """Every image of every row is there, or one message says how many are not."""
+    """Checks that every image of every row is there.
+
+    Raises:
+        FileNotFoundError: some are missing; one message says how many, and where to get them.
+        ValueError: there are no rows.
+    """
     if not rows:
         raise ValueError(f"{name}: {source.file} has no rows")
     missing = {path for path in {path for row in rows for path in row} if not path.is_file()}
@@ -83,7 +96,11 @@ def inside(folder: Path, name: str, path: Path, row: str | int) -> Path:
 
 
 def read_json(path: Path, kind: type) -> dict | list:
-    """The content of a JSON file whose outermost value must be of `kind`."""
+    """The content of a JSON file whose outermost value must be of `kind`.
+
+    Raises:
+        ValueError: it is not, or not JSON.
+    """
     try:
         content = parse_json(path.read_bytes())
     except ValueError as error:
@@ -94,7 +111,11 @@ def read_json(path: Path, kind: type) -> dict | list:
 
 
 def value(row: dict, key: str, kind: type | tuple[type, ...], path: Path, number: str | int):
-    """row[key], of the right kind."""
+    """row[key], of the right kind.
+
+    Raises:
+        ValueError: it is missing, or of another kind.
+    """
     value = row.get(key) if isinstance(row, dict) else None
     if not isinstance(value, kind):
         raise ValueError(f"{path}, row {number}: {key!r} is missing or of a wrong kind ({value!r})")

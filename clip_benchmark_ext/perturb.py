@@ -38,7 +38,7 @@ Tokenizer = Callable[[str], list[str]]
 
 
 def pre_caption(text: str, max_words: int = MAX_WORDS) -> str:
-    """Lower-case, turn . ! " ( ) * # : ; ~ into spaces, collapse white space, keep the first `max_words` words."""
+    """Lower case, . ! " ( ) * # : ; ~ as spaces, single spaces, and only the first `max_words` words."""
     return " ".join(re.sub(r'[.!"()*#:;~]', " ", text.lower()).split()[:max_words])
 
 
@@ -175,7 +175,11 @@ def frozen_options(
 
 
 def _freeze(path: Path, dataset: str, captions: list[str], tagger: Tagger | None) -> None:
-    """Makes the perturbations of all captions and writes them under their hash."""
+    """Makes the perturbations of all captions and writes them under their hash.
+
+    Raises:
+        FileNotFoundError: spaCy or nltk is not installed, or the file cannot be written.
+    """
     try:
         tagger, tokenizer = tagger or spacy_tagger(), treebank_tokenizer()
     except (ImportError, OSError) as error:

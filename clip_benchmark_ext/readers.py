@@ -42,6 +42,9 @@ def sugar_crepe(name: str, root: Path, **_) -> Read:
     """A dict from keys (with gaps) to filename, caption, negative_caption. Official: github.com/RAIVNLab/sugar-crepe.
 
     A file `rows_with_image.json` ({subset: [keys]}) beside it restricts the set to those rows.
+
+    Raises:
+        ValueError: it names rows that are not there.
     """
     subset = name.partition("/")[2]
     source = Source(
@@ -75,7 +78,11 @@ def sugar_crepe(name: str, root: Path, **_) -> Read:
 
 
 def visual_genome(name: str, root: Path, **_) -> Read:
-    """ARO's VG-Relation and VG-Attribution: a list of crops with a true and a false caption."""
+    """ARO's VG-Relation and VG-Attribution: a list of crops with a true and a false caption.
+
+    Raises:
+        ValueError: a box is empty, or attributes are not two.
+    """
     part = name.partition("/")[2]
     file, drive_id = {
         "vg_relation": ("visual_genome_relation.json", "1kX2iCHEv0CADL8dSO1nMdW-V0NqIAiP3"),
@@ -106,7 +113,11 @@ def visual_genome(name: str, root: Path, **_) -> Read:
 
 
 def order(name: str, root: Path, perturbations: str | Path | None = None, tagger: Tagger | None = None) -> Read:
-    """ARO's COCO-Order and Flickr30k-Order: one case per caption of Karpathy's test split, five word orders each."""
+    """ARO's COCO-Order and Flickr30k-Order: one case per caption of Karpathy's test split, five word orders each.
+
+    Raises:
+        ValueError: a caption is not a text.
+    """
     part = name.partition("/")[2]
     file, archive, layout = {
         "coco_order": ("coco_karpathy_test.json", "http://images.cocodataset.org/zips/val2014.zip", "val2014/*.jpg"),
@@ -133,7 +144,11 @@ def order(name: str, root: Path, perturbations: str | Path | None = None, tagger
 
 
 def winoground(name: str, root: Path, **_) -> Read:
-    """Two images, two captions of the same words. Official: huggingface.co/datasets/facebook/winoground (gated)."""
+    """Two images, two captions of the same words. Official: huggingface.co/datasets/facebook/winoground (gated).
+
+    Raises:
+        ValueError: a line is not JSON.
+    """
     source = Source(
         file="examples.jsonl",
         folders=("", "data", "winoground", "winoground/data"),

@@ -98,12 +98,14 @@ class Job(NamedTuple):
 
 
 def select_captions(job: Job, batches: DataLoader) -> dict:
+    """See `selection.evaluate`."""
     options = dict(job.options)
     return selection.evaluate(job.model, batches, job.tokenizer, **job.common, alpha=options.pop("alpha", 1.0),
                               options=options)
 
 
 def classify(job: Job, batches: DataLoader) -> dict:
+    """See `zeroshot.evaluate`. Raises ValueError for a data set without class names or templates."""
     args, dataset = job.args, batches.dataset
     if not getattr(dataset, "classes", None) or not getattr(dataset, "templates", None):
         raise ValueError(f"{args.dataset} has no class names or no templates, which zero-shot classification needs")
@@ -113,6 +115,7 @@ def classify(job: Job, batches: DataLoader) -> dict:
 
 
 def probe(job: Job, batches: DataLoader) -> dict:
+    """See `linear_probe.evaluate`; `batches` are the test split, the others are loaded here."""
     args, flags = job.args, job.flags
     splits = {"train": job.load(args.train_split)}
     if args.val_split is not None:
@@ -125,6 +128,7 @@ def probe(job: Job, batches: DataLoader) -> dict:
 
 
 def retrieve(job: Job, batches: DataLoader) -> dict:
+    """Upstream's recalls. Raises ValueError for a model without text embeddings."""
     if not hasattr(job.model, "encode_text"):
         raise ValueError(f"{job.args.model} embeds no texts, which retrieval compares: give another --task")
     return zeroshot_retrieval.evaluate(job.model, batches, job.tokenizer, recall_k_list=job.args.recall_k,
@@ -132,6 +136,7 @@ def retrieve(job: Job, batches: DataLoader) -> dict:
 
 
 def caption(job: Job, batches: DataLoader) -> dict:
+    """See `captioning.evaluate`. Raises ValueError for a model that writes no captions."""
     args, flags = job.args, job.flags
     model = CoCaCaptioner(job.model) if isinstance(job.model, CoCa) else job.model
     if not hasattr(model, "generate"):
@@ -148,22 +153,29 @@ def caption(job: Job, batches: DataLoader) -> dict:
 
 
 def scoring(args: Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
-    """Of `log_likelihood`; nothing of a model that has none."""
+    """Arguments of `log_likelihood`; none for a model that has none."""
     return {} if cfg is None else scoring_options(flags, OBJECTIVES[cfg.objective].scorers, (cfg.t_min, cfg.t_max))
 
 
 def debiased_scoring(args: Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
+    """`scoring`, and alpha of the debiased scores."""
     return {} if cfg is None else scoring(args, flags, cfg) | {"alpha": flags.alpha}
 
 
 def decoding(args: Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
-    """Of `generate`; what is no captioner of ours, CoCa, is autoregressive."""
+    """Arguments of `generate`; what is no captioner of ours, CoCa, is autoregressive.
+
+    Raises:
+        ValueError: --clip without a captioner of ours; or as `decoding_options`.
+    """
     if cfg is None and flags.clip:
         raise ValueError(f"--clip helps captioners, such as MDC- and ARC-; {args.model} is none")
     return decoding_options(flags, cfg, args.seed, args.batch_size)
 
 
 class Task(NamedTuple):
+    """How a task is done, and which arguments and flags decide its numbers."""
+
     evaluate: Callable[[Job, DataLoader], dict]
     arguments: tuple[str, ...] = ()  # of upstream's, those that decide this task's numbers
     flags: tuple[str, ...] = ()  # of ours, for any model
@@ -243,7 +255,11 @@ def run(upstream):
 
 
 def evaluate(args: Namespace, flags: Flags) -> int:
-    """One result file, unless it is there and may be kept."""
+    """Writes one result file, unless it is there and may be kept; returns 0.
+
+    Raises:
+        ValueError: the task does not fit the data set; or as `resolve`, `load_model`, `Job.build` and the task.
+    """
     args = copy(args)
     args.device = "cuda" if torch.cuda.is_available() else "cpu"
     args.verbose = args.verbose and rank_and_size()[0] == 0

@@ -32,6 +32,8 @@ of words tells them apart; 164 of SugarCrepe's swap_obj, 408 of swap_att), `ties
 and `cases_in_groups`, those the official mean keeps.
 
 Equal texts within a case get equal scores here, whatever noise the scorer added: an estimator must not win by chance.
+
+Dimensions: N cases, I images of a case, C captions of a case.
 """
 
 import json
@@ -285,7 +287,11 @@ def _outcome(array: np.ndarray) -> int:
 
 
 def _checked(values: Sequence, cases: Sequence[Case], row: str) -> list[np.ndarray]:
-    """Scores as float64 arrays of the right shape, equal for equal texts."""
+    """Scores as float64 arrays of the right shape, equal for equal texts.
+
+    Raises:
+        ValueError: there is not one array per case, its shape is another, or a score is NaN.
+    """
     if len(values) != len(cases):
         raise ValueError(f"{len(values)} {row} scores for {len(cases)} cases")
     arrays = []

@@ -76,6 +76,7 @@ def markdown(results: list[dict]) -> str:
 
 
 def main() -> None:
+    """Prints the table of result files; exits with one line on bad input."""
     parser = argparse.ArgumentParser(prog="python -m clip_benchmark_ext.table", description=__doc__.split("\n")[0])
     parser.add_argument("results", nargs="+", metavar="RESULT.json", help="files that clip_benchmark eval wrote")
     logging.disable(logging.WARNING)  # a group without all of its subsets has no row, which is plain to see

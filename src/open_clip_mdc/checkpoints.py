@@ -25,13 +25,19 @@ MODEL_ARGS = ("force_quick_gelu", "force_image_size", "force_context_length", "i
 
 
 class Checkpoint(NamedTuple):
+    """A model config's name, its weights, and the arguments that the run gave beside them (`find`)."""
+
     model_name: str
     weights: str | None  # None for a schema id, which names its own
     model_args: dict
 
 
 def latest_checkpoint(run: Path) -> Path:
-    """The newest epoch of RUN/checkpoints: epoch_latest.pt (--save-most-recent), else the highest number."""
+    """The newest epoch of RUN/checkpoints: epoch_latest.pt (--save-most-recent), else the highest number.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
     folder = run / "checkpoints"
     latest = folder / "epoch_latest.pt"
     if latest.exists():

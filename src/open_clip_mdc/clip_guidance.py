@@ -30,6 +30,8 @@ TEXTS_PER_BATCH = 256
 
 
 class Clip(NamedTuple):
+    """An OpenCLIP model that compares images with texts, in eval mode."""
+
     model: torch.nn.Module
     transform: Callable  # an RGB image -> [3, H, W]; not the captioner's
     tokenizer: Callable

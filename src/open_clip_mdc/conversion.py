@@ -134,6 +134,7 @@ class ImageEncoder(nn.Module):
         self.visual = model.visual
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, D] and [B, P, D]."""
         tokens = encoder.patch_tokens(self.visual, image)
         return tokens.mean(dim=1), tokens
 

@@ -58,7 +58,7 @@ def weak_tokens(model: CaptionModel, image: Tensor, image_embs: Tensor, weak: st
     """What the weak branch of guidance sees instead of image_embs [B, P, D]: as many, or [1, P, D] for all.
 
     Raises:
-        ValueError: the model knows no masked features; or nobody says what no image is.
+        ValueError: the model was not trained with masked features; or `blind` is needed and missing.
     """
     cfg = model.caption_cfg
     if weak not in ("blind", "masked"):

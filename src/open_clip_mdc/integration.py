@@ -14,6 +14,8 @@ from . import configs
 
 
 class Replacement(NamedTuple):
+    """A row of the tables below."""
+
     target: str  # "module:attribute" upstream
     hook: str  # "module:function" of ours: takes the upstream object, returns what stands in for it
     reason: str

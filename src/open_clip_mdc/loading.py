@@ -174,6 +174,7 @@ class Batches:
 
     @cached_property
     def stream(self) -> torch.cuda.Stream:
+        """Of the copies to the device; made at first use."""
         return torch.cuda.Stream(self.device)
 
     def normalized(self, image: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class Captioner(nn.Module):
             vq_cfg: dict[str, Any] | None = None,
     ):
         """Args: as OpenCLIP's model classes; `embed_dim` is None or the encoder's width, as nothing is projected.
-        `vq_cfg` (vq.VQCfg) makes the encoder a frozen VQ-VAE's codes."""
+        `vq_cfg` (vq.VQCfg) makes the encoder a frozen VQ-VAE's codes. Raises ValueError for another `embed_dim`."""
         super().__init__()
         vision_cfg = CLIPVisionCfg(**vision_cfg) if isinstance(vision_cfg, dict) else vision_cfg
         text_cfg = CLIPTextCfg(**text_cfg) if isinstance(text_cfg, dict) else text_cfg
@@ -176,7 +176,7 @@ class Captioner(nn.Module):
         return self.text.output(hidden).view(*text.shape, -1)
 
     def infer_time(self, text: Tensor, lengths: Tensor) -> Tensor | None:
-        """The step that a decoder is told which is told one, long [R]: it follows from the share of masked tokens.
+        """The step of a decoder that is conditioned on it, long [R]: it follows from the share of masked tokens.
 
         Args:
             text: long [R, L].

@@ -253,7 +253,11 @@ OBJECTIVES = {
 
 @dataclass
 class CaptionCfg:
-    """What makes a model config a captioner: its objective. BERT is t_min == t_max; parallel decoding is 1.0, 1.0."""
+    """What makes a model config a captioner: its objective. BERT is t_min == t_max; parallel decoding is 1.0, 1.0.
+
+    Raises:
+        ValueError: a value is out of range, or does not go with the objective.
+    """
 
     objective: str = "mdc"  # a key of OBJECTIVES
     t_min: float = 0.5

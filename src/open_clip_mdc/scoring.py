@@ -153,6 +153,9 @@ def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     """Captions [B, C, L] cut to the longest and cleared of padding, and the first candidate [B, C] equal to each.
 
     A candidate that repeats an earlier one becomes a lone EOT, which has no scored token and costs next to nothing.
+
+    Raises:
+        ValueError: a candidate does not begin with SOT, or has no EOT.
     """
     eot = eot_id(vocab_size)
     broken = ((text[..., 0] != sot_id(vocab_size)) | ~(text == eot).any(-1)).nonzero().tolist()
@@ -176,6 +179,9 @@ def _chunk_sizes(model: CaptionModel, image_embs: Tensor, captions: Tensor, memo
 
     Counted are, per token, its float32 logits, `copies` of them and some 16 vectors of the decoder's width (the MLP's
     hidden layer is 4 wide); per image, keys and values of all layers.
+
+    Raises:
+        ValueError: the budget does not hold one caption.
     """
     vocab_size, width = model.text.output.weight.shape
     element = model.text.output.weight.element_size()

@@ -77,6 +77,7 @@ def find_value_problem(args) -> str | None:
 
 
 def is_csv(path: str, args) -> bool:
+    """Whether --dataset-type, or the suffix where that is "auto", makes it a CSV file."""
     return args.dataset_type == "csv" or args.dataset_type == "auto" and path.endswith((".csv", ".tsv"))
 
 

@@ -56,4 +56,5 @@ class Claims:
         return True
 
     def close(self) -> None:
+        """Gives up all claims of this process."""
         self.file.close()

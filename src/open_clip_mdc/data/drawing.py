@@ -74,10 +74,13 @@ class SceneObject:
 
     @property
     def noun(self) -> str:
+        """Size (of some worlds), colour and shape: "small red circle"."""
         return f"{self.size} {self.colour} {self.shape}".strip()
 
 
 class Scene(Protocol):
+    """What `render` needs of a scene of either world."""
+
     objects: Sequence[SceneObject]
     background: str  # a key of BACKGROUNDS
 

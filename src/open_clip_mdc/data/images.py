@@ -53,6 +53,8 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
 
 
 class Source(NamedTuple):
+    """An image before it is opened."""
+
     name: str
     source: Path | BytesIO | ValueError  # what `open_image` takes
     text: str | None = None  # of its sample
@@ -94,7 +96,8 @@ def read_images(paths: list[Path | CsvRows]) -> Iterator[Source]:
 
 
 def decode_image(source: Path | BytesIO, name: str | None = None, upright: bool = False) -> Image.Image:
-    """RGB; the only place where Pillow meets a file of others.
+    """RGB. Others' files meet Pillow here; in `shards.image_suffix`, which checks bytes that are copied; and in
+    `judge.read_url`, which reads only a header. All of them name the formats.
 
     Args:
         name: what the message calls it; by default `source`.
@@ -127,6 +130,8 @@ def open_image(source: Path | BytesIO | ValueError, name: str | None = None) -> 
 
 
 class Batch(NamedTuple):
+    """Decoded images, and what could not be read."""
+
     names: list[str]  # of the images that can be read
     image: Tensor | None  # [B, 3, H, W], of those whose names are in `new`; None where there are none
     other: Tensor | None  # the same images by another model's transform, where there is one
@@ -168,6 +173,7 @@ class Images(IterableDataset):
         return self.decode_new(rows, ()) if 0 < len(batch.new) < len(batch.names) else batch
 
     def decode_new(self, rows: list[Source], known: Container[str]) -> Batch:
+        """A batch of which only the images whose names are not in `known` are transformed."""
         names, images, others, new, thumbnails, texts, problems, damaged = [], [], [], [], [], [], [], []
         for name, source, text in rows:
             thumbnail = None
@@ -190,6 +196,7 @@ class Images(IterableDataset):
         return Batch(names, image, other, new, thumbnails, texts, problems, damaged)
 
     def loader(self, workers: int) -> DataLoader:
+        """Batches decoded by so many processes; 0 is this one."""
         return DataLoader(self, batch_size=None, num_workers=workers, collate_fn=_as_it_is,
                           pin_memory=torch.cuda.is_available())
 
@@ -200,6 +207,7 @@ def _as_it_is(batch: Batch) -> Batch:
 
 
 def data_url(content: bytes, mime: str) -> str:
+    """A file as a data: URL, in base64."""
     return f"data:{mime};base64,{base64.b64encode(content).decode()}"
 
 

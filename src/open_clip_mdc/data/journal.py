@@ -67,6 +67,7 @@ class Journal:
         return self
 
     def append(self, row: dict) -> None:
+        """Writes a row at once; it counts once its line is whole."""
         place = self.rows.size
         self._write(json.dumps(row).encode() + b"\n")
         self.rows.places[row[self.rows.id]] = place

@@ -153,6 +153,7 @@ def bare(item: SceneObject, rng: random.Random) -> str:
 
 
 def with_article(noun: str) -> str:
+    """With "a", or "an" before a vowel."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 

@@ -84,6 +84,7 @@ class Tail:
         self.stream, self.start, self.end = stream, b"", b""
 
     def read(self, size: int = -1) -> bytes:
+        """As a file's; keeps the first two bytes of the first part and the last block."""
         part = self.stream.read(size)
         self.start, self.end = self.start or part[:2], (self.end + part)[-BLOCKSIZE:]
         return part

@@ -27,6 +27,7 @@ class Table:
             self.flush()
 
     def flush(self) -> None:
+        """Writes what waits as a row group."""
         if self.waiting:
             self.writer.write_table(pa.concat_tables(self.waiting))
             self.waiting = []

@@ -38,6 +38,6 @@ def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run `open_clip_mdc caption --out FOLDER`."""
+    """Writes a table of captions for each shard to --out."""
     units = bulk.find_units(args.paths)
     bulk.write_all(partial(worker, args, units), units, args)

@@ -13,7 +13,7 @@ MIN_BLIND_IMAGES = 32  # the mean of few images shows them
 
 
 def positive(value: str) -> int:
-    """The type of flags that count something."""
+    """The type of flags that count something. Raises ArgumentTypeError below 1."""
     if int(value) < 1:
         raise argparse.ArgumentTypeError(f"{value} should be at least 1")
     return int(value)
@@ -28,6 +28,7 @@ def add_model(parser: argparse.ArgumentParser, required: bool = True) -> None:
 
 
 def add_images(parser: argparse.ArgumentParser, blind: bool = True) -> None:
+    """The flags of tools that read images; `blind`: of those that need a mean image, too."""
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"),
                         help="of the arithmetic; weights stay float32 (default: bf16 on cuda, else fp32)")
     parser.add_argument("--batch-size", type=positive, default=32, help="images at a time (default: %(default)s)")
@@ -40,6 +41,7 @@ def add_images(parser: argparse.ArgumentParser, blind: bool = True) -> None:
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
+    """The flags of tools that work shard by shard (engine.py)."""
     parser.add_argument("--engine", choices=("local", "ray"), default="local",
                         help="processes here, or actors of the Ray cluster at $RAY_ADDRESS (default: %(default)s)")
     parser.add_argument("--jobs", type=positive,

@@ -37,6 +37,7 @@ def features(model: Captioner, image: Tensor, kind: str) -> Tensor:
 
 
 def feature_columns(loaded: PretrainedCaptioner, kind: str, batch: Batch) -> dict:
+    """Column "feature" of a batch: `features` as tensors of B rows, float32 under --precision fp32, else float16."""
     with torch.inference_mode(), loaded.autocast():
         feature = features(loaded.model, batch.image, kind).cpu().numpy()
     feature = feature.astype("float32" if loaded.precision == "fp32" else "float16")
@@ -60,6 +61,6 @@ def worker(args: argparse.Namespace, number: int):
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run `open_clip_mdc embed`."""
+    """Writes a table of features for each shard to --out."""
     units = bulk.find_units(args.paths)
     bulk.write_all(partial(worker, args), units, args)

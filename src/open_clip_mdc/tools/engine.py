@@ -26,6 +26,8 @@ Make = Callable[[int], Callable[[object, Path], object]]  # worker's number -> f
 
 
 class Result(NamedTuple):
+    """What became of one shard's file."""
+
     there: bool  # now; otherwise another run is making it, or
     problem: str | None = None  # why it cannot be made
 
@@ -40,6 +42,7 @@ class Worker:
         self.number, self.function, self.claims = number, None, {}
 
     def do(self, make: Make, shard: object, target: Path, wait: bool) -> Result:
+        """Makes `target` of the shard, unless it is there; `wait` for another run that is making it."""
         if self.function is None:
             self.function = make(self.number)
         claims = self.claims.get(target.parent) or self.claims.setdefault(target.parent, Claims(target.parent))
@@ -49,6 +52,7 @@ class Worker:
             return Result(False, str(problem))
 
     def close(self) -> None:
+        """Gives up the claims of this process."""
         for claims in self.claims.values():
             claims.close()
 
@@ -74,7 +78,11 @@ def _end_with_the_parent() -> None:
 
 @contextmanager
 def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
-    """`map` over processes, or over this one if there is one job."""
+    """`map` over processes, or over this one if there is one job.
+
+    Raises:
+        ValueError: a process was killed.
+    """
     if jobs == 1:
         worker = Worker()
         try:
@@ -91,6 +99,8 @@ def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
 
 
 class Actors(NamedTuple):
+    """Ray's processes that `ray_workers` sends shards to."""
+
     workers: list  # handles of Worker
     own: bool  # whether Ray was started for them
 

@@ -49,6 +49,7 @@ def run_config(model: Captioner, model_name: str) -> dict:
 
 
 def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
+    """Writes what OpenCLIP loads by local-dir: and hf-hub:, a vocabulary of its own included."""
     config = run_config(loaded.model, model_name)
     if "bpe_path" in config["text_cfg"].get("tokenizer_kwargs", {}):
         name = Path(config["text_cfg"]["tokenizer_kwargs"]["bpe_path"]).name
@@ -62,6 +63,7 @@ def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) 
 
 
 def write_timm(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
+    """Writes the image tower as timm does. Raises ValueError as `conversion.timm_model` and `compare`."""
     from timm.models import save_for_hf
     model, cfg = conversion.timm_model(loaded.model.visual), loaded.model.visual.preprocess_cfg
     compare(loaded.model, lambda image: model.forward_features(image)[:, model.num_prefix_tokens:], model)
@@ -76,6 +78,11 @@ def write_timm(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> No
 
 
 def write_transformers(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
+    """Writes the image tower as CLIPVisionModel, with its image processor.
+
+    Raises:
+        ValueError: the transform pads images; or as `conversion.clip_vision_model` and `compare`.
+    """
     from transformers import CLIPImageProcessor
     model, cfg = conversion.clip_vision_model(loaded.model.visual), loaded.model.visual.preprocess_cfg
     norm = getattr(model, "vision_model", model).post_layernorm
@@ -92,6 +99,7 @@ def write_transformers(loaded: PretrainedCaptioner, model_name: str, folder: Pat
 
 
 def write_torch(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
+    """Writes `conversion.exported_program`. Raises ValueError as `compare`."""
     program = conversion.exported_program(loaded.model)
     compare(loaded.model, lambda image: program.module()(image)[1], lambda image: program.module()(image)[0])
     torch.export.save(program, folder / PROGRAM)
@@ -118,7 +126,7 @@ def write_all(loaded: PretrainedCaptioner, model_name: str, asked: list[str] | N
     """Fills the folder; returns the destinations that are in it.
 
     Args:
-        asked: names of destinations; None is all that this model fits, and the others are told.
+        asked: names of destinations; None is all that this model fits; the others are printed, with the reason.
 
     Raises:
         ValueError: one that was asked for does not fit, or needs a library that is not installed.
@@ -147,7 +155,11 @@ def push(folder: Path, repo: str) -> str:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes --out, whole or not at all, then uploads it where that is asked for."""
+    """Writes --out, whole or not at all, then uploads it where that is asked for.
+
+    Raises:
+        ValueError: --push is no ORG/NAME, or failed after --out was written; or as `write_all`.
+    """
     if args.push and args.push.count("/") != 1:
         raise ValueError(f"--push {args.push} should be ORG/NAME")
     logging.getLogger("timm").setLevel(logging.ERROR)

@@ -22,6 +22,8 @@ TIMEOUT = 60  # seconds without an answer
 
 
 class File(NamedTuple):
+    """A file to download."""
+
     url: str
     size: str = ""  # about
     checksum: str | None = None  # ALGORITHM:HEX
@@ -32,6 +34,8 @@ class File(NamedTuple):
 
 
 class Source(NamedTuple):
+    """Where a data set comes from."""
+
     licence: str
     files: tuple[File, ...] = ()
     commands: tuple[str, ...] = ()  # by hand, then; OUT is the folder
@@ -204,7 +208,7 @@ def commands(source: Source, out: str) -> list[str]:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run `open_clip_mdc fetch`."""
+    """Downloads what has an address to --out and prints what is left to do by hand; with --print only prints."""
     source = SOURCES[args.source]
     if args.print:
         print(describe(source, args.out))

@@ -22,7 +22,7 @@ def length(value: str) -> int | str:
 
 
 def share(value: str) -> float:
-    """The type of --top."""
+    """The type of --top. Raises ArgumentTypeError outside of (0, 1]."""
     if not 0 < float(value) <= 1:
         raise argparse.ArgumentTypeError(f"{value} should be more than 0 and at most 1")
     return float(value)

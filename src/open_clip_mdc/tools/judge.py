@@ -93,7 +93,11 @@ def read_systems(arguments: list[str]) -> dict[str, dict[str, str]]:
 
 
 def _shard_images(shard: Path) -> dict[str, Place]:
-    """{key: place} of the samples with an image, in the shard's order."""
+    """{key: place} of the samples with an image, in the shard's order.
+
+    Raises:
+        ValueError: it is no uncompressed tar file, or breaks off.
+    """
     found: dict[str, Place] = {}
     try:
         with tarfile.open(shard, "r:") as archive:
@@ -231,7 +235,11 @@ def check_journal(path: Path, settings: dict) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Asks about every image that --out does not hold yet, and writes and prints the rates."""
+    """Asks about every image that --out does not hold yet, and writes and prints the rates.
+
+    Raises:
+        ValueError: --out is no .jsonl file, or no endpoint or model is given; or as the readers and `ask`.
+    """
     out = Path(args.out)
     if out.suffix != ".jsonl":
         raise ValueError(f"--out {out} should end in .jsonl")

@@ -84,7 +84,11 @@ def draw_histogram(path: str | Path, names: Sequence[str], lengths: Sequence[np.
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run `open_clip_mdc lengths`."""
+    """Prints the table of caption lengths and writes their histogram to --out.
+
+    Raises:
+        ValueError: --names do not match the data sets, or --tokenizer has no tokenizer of CLIP's kind.
+    """
     sets = [find_shards(pattern) for pattern in args.shards]
     names = args.names or [os.path.dirname(shards[0]) or shards[0] for shards in sets]
     if len(names) != len(sets):

@@ -80,7 +80,11 @@ def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
 
 
 def threshold(tables: list[Path], top: float) -> float:
-    """The debiased score that the share `top` of the scored captions has at least."""
+    """The debiased score that the share `top` of the scored captions has at least.
+
+    Raises:
+        ValueError: no caption has a score.
+    """
     scores = [read_rows(path, ["debiased"])["debiased"].drop_null().to_numpy() for path in tables]
     scores = np.concatenate(scores)
     if not len(scores):
@@ -154,7 +158,11 @@ def write_kept(units: list[bulk.Unit], tables: list[Path], args: argparse.Namesp
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run `open_clip_mdc score --pairs`."""
+    """Writes a table of scores for each shard, and the shards of what --top keeps.
+
+    Raises:
+        ValueError: one of --top and --out-shards is missing, or a folder of images is given.
+    """
     if (args.top is None) != (args.out_shards is None):
         raise ValueError("--top and --out-shards go together: the share to keep, and where to")
     units: list[bulk.Unit] = []

@@ -49,12 +49,16 @@ SHOWN = 20  # images named on the terminal when they cannot be used
 
 
 class Sample(NamedTuple):
+    """An image and its captions as the source has them."""
+
     name: str  # of the image, kept in KEY.json
     image: bytes
     captions: object  # a list of texts, or what stood in its place
 
 
 class LeftOut(NamedTuple):
+    """An image that cannot be used."""
+
     name: str
     why: str
 
@@ -254,7 +258,12 @@ def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bo
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run `open_clip_mdc prepare`."""
+    """Writes the shards of one data set, or of its folds, to --out.
+
+    Raises:
+        FileNotFoundError: images of CUB are missing.
+        ValueError: no split of shards is named; or as `write`.
+    """
     if args.source == "recap":
         return recap.run(args)
     if args.source == "folds":

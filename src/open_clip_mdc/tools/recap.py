@@ -84,7 +84,11 @@ def stats_of(source: str, target: Path) -> dict:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run `open_clip_mdc prepare recap`."""
+    """Writes shards of at least --pairs recaptioned pairs to --out, from shards drawn at random.
+
+    Raises:
+        ValueError: all shards together hold fewer.
+    """
     sources, out = find_shards(args.shards), Path(args.out).absolute()
     sources = random.Random(args.seed).sample(sources, len(sources))
     targets = [out / f"{number:05d}.tar" for number in range(len(sources))]

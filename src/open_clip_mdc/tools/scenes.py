@@ -40,6 +40,7 @@ def drawing_of(world: World):
 
 
 def train_shards(world: World, count: int) -> int:
+    """The number of training shards of `count` scenes."""
     shards = max(TRAIN_SHARDS, -(-count // RICH_SHARD)) if isinstance(world, rich_world.World) else TRAIN_SHARDS
     return min(shards, count)
 
@@ -179,7 +180,7 @@ def world_of(args: argparse.Namespace) -> World:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run `open_clip_mdc scenes`."""
+    """Writes the data set to --out and prints the flags that train on it."""
     world = world_of(args)
     build(args.out, world, args.num_train, args.num_val, args.num_probe, args.num_pairs, args.jobs)
     last = train_shards(world, args.num_train) - 1

@@ -59,6 +59,8 @@ def check(args: argparse.Namespace) -> None:
 
 
 class Sample(NamedTuple):
+    """A captioned image, preprocessed."""
+
     number: int  # in the shards
     image: Tensor  # [3, height, width]
     text: Tensor  # long [L]
@@ -166,6 +168,7 @@ def search(measured: Measurement, min_width: float) -> pd.DataFrame:
 
 
 def interval(row: pd.Series) -> str:
+    """A row of `search` as "[0.5, 1.0]"."""
     return f"[{row.t_min:.1f}, {row.t_max:.1f}]"
 
 
@@ -233,7 +236,11 @@ def draw(path: str, table: pd.DataFrame, scores: pd.DataFrame) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Trains or loads, measures, prints the tables and writes --out and --plot."""
+    """Trains or loads, measures, prints the tables and writes --out and --plot.
+
+    Raises:
+        ValueError: the model is no masked diffusion captioner; or as `check`.
+    """
     register()
     check(args)
     device = default_device(args.device)

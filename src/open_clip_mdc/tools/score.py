@@ -81,7 +81,11 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes --out in one go at the end; of pairs shard by shard."""
+    """Writes --out in one go at the end; of pairs shard by shard.
+
+    Raises:
+        ValueError: --out is no .csv or .jsonl file, an image cannot be read, or as `check`.
+    """
     check(args)
     if args.pairs:
         from . import pairs  # pyarrow is for tables only

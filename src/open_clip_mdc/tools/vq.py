@@ -152,6 +152,8 @@ def decode(decoder: nn.Module, latents: Tensor, visual: VQTower) -> Tensor:
 
 
 class Quality(NamedTuple):
+    """How good the codes of some images are."""
+
     psnr: float  # dB, the mean over images
     used: int  # codes
     perplexity: float  # of the codes' frequencies
@@ -180,7 +182,11 @@ def write_vq(vq: VQ, out: str) -> None:
 
 
 def run_fit(args: argparse.Namespace) -> None:
-    """`open_clip_mdc vq fit`: writes OUT and, beside it, a contact sheet."""
+    """Trains a VQ-VAE; writes --out and, beside it, a contact sheet.
+
+    Raises:
+        ValueError: --train-data has no images.
+    """
     shards = find_shards(args.train_data)
     torch.manual_seed(args.seed)
     random.seed(args.seed)
@@ -208,7 +214,11 @@ def run_fit(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run `open_clip_mdc vq`."""
+    """Writes --out, a VQ-VAE that is trained (fit) or converted (import).
+
+    Raises:
+        FileNotFoundError, ValueError: see `need_folder`, `run_fit` and `taming.convert`.
+    """
     need_folder("--out", args.out)
     if args.action == "fit":
         return run_fit(args)
