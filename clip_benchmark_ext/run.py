@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import Compose
 
 from open_clip_mdc import checkpoints
+from open_clip_mdc.data.shards import check_shard
 from open_clip_mdc.integration import is_captioner
 from open_clip_mdc.messages import close_names
 from open_clip_mdc.objective import OBJECTIVES, CaptionCfg
@@ -53,7 +54,8 @@ class Job(NamedTuple):
         """The data set; images by the model's transform unless another is given.
 
         Raises:
-            FileNotFoundError, ValueError: see `datasets.build_dataset`; no webdataset where one should be.
+            FileNotFoundError, ValueError: see `datasets.build_dataset`; no webdataset where one should be; or one of
+                its shards is damaged.
         """
         args = self.args
         root = args.dataset_root.format(dataset=args.dataset.removeprefix("wds/"),
@@ -76,6 +78,9 @@ class Job(NamedTuple):
             raise ValueError(f"{args.dataset} is not in {root}: {problem}") from problem
         except AssertionError as problem:  # upstream's, e.g. of class names that are not there
             raise ValueError(f"{args.dataset} in {root} is not fit for {args.task}: {problem}") from problem
+        if args.dataset.startswith("wds/"):
+            for shard in sorted(Path(root, split).glob("*.tar")):
+                check_shard(shard)
         return caption_data.with_keys(dataset, transform) if args.task == "captioning" else dataset
 
     def load(self, split: str, transform: Callable | None = None) -> DataLoader:

@@ -3,6 +3,7 @@ import csv
 import json
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 
 import clip_benchmark.cli
@@ -134,6 +135,21 @@ def test_bad_checkpoints_are_named_in_one_line(runs, scenes, tmp_path):
                      "--dataset_root", scenes / "sugarcrepe")
         message = error.value.code
         assert message.startswith("error: ") and words in message and "\n" not in message, message
+
+
+def test_a_shard_that_was_cut_off_is_named_and_nothing_is_measured(runs, scenes, tmp_path):
+    """Cut between two samples, upstream takes it for a whole one and measures half."""
+    folder = shutil.copytree(scenes / "probe", tmp_path / "probe")
+    shard = folder / "test" / "0.tar"
+    with tarfile.open(shard) as tar:
+        place = [member.offset for member in tar.getmembers() if member.name.endswith(".cls")][10]
+        place = min(member.offset for member in tar.getmembers() if member.offset > place)
+    shard.write_bytes(shard.read_bytes()[:place])
+    with pytest.raises(SystemExit) as error:
+        evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "wds/probe", "--dataset_root", folder,
+                 "--task", "zeroshot_classification")
+    assert error.value.code == f"error: --dataset_root: {shard}: not a complete tar file; fetch or write it again"
+    assert not Path("result.json").exists()
 
 
 def test_local_dir_and_schema_ids_are_found(runs, tmp_path):

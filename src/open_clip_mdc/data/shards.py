@@ -6,6 +6,7 @@ written gets keys of our own.
 import io
 import json
 import os
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from webdataset.writer import TarWriter
 from .files import new_file, write_json
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")  # the members that OpenCLIP and clip_benchmark look for
+INCOMPLETE = "not a complete tar file; fetch or write it again"
 SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # by Pillow's format; some JPEGs are an MPO
 
 
@@ -114,7 +116,25 @@ def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterato
     except OSError:
         raise
     except Exception as problem:  # tarfile fails in many ways on damaged files
-        raise ValueError(f"{shard}: not a complete tar file; fetch or write it again") from problem
+        raise ValueError(f"{shard}: {INCOMPLETE}") from problem
+
+
+def check_shard(path: Path) -> None:
+    """Raises ValueError for a damaged or cut archive, by its headers alone.
+
+    For other readers of it: tarfile takes the first damaged header, and a cut between two members, for the end.
+    """
+    try:
+        with tarfile.open(path) as tar:
+            while tar.next():
+                tar.members.clear()
+            tar.fileobj.seek(tar.offset)
+            if (end := tar.fileobj.read(BLOCKSIZE)) != bytes(BLOCKSIZE):
+                raise ValueError(f"{end[:9]!r} is no end")
+    except OSError:
+        raise
+    except Exception as problem:  # as above
+        raise ValueError(f"{path}: {INCOMPLETE}") from problem
 
 
 def image_member(sample: dict) -> str | None:
