@@ -75,7 +75,7 @@ def beside_the_model(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
     asked = tools.parse(caption(args, args.scenes / "val" / "00000.tar", "--out", out / "tables"))
     (unit,) = bulk.find_units(asked.paths)
     shard = caption_shards.worker(asked, [unit], 0)
-    loaded = shard.args[0]
+    loaded = shard.keywords["loaded"]
     batches = [loaded.from_bytes(batch.image) for batch in Images([unit], loaded.to_bytes, asked.batch_size).loader(0)]
     sides = {"model": lambda: [loaded.model.generate(x, length=int(LENGTH), return_trace=True) for x in batches],
              "shard": lambda: shard(unit, out / "00000.parquet")}
