@@ -121,8 +121,8 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
     try:
         model, _, transform = open_clip.create_model_and_transforms(
             name, weights, device=device, precision=precision, output_dict=True, **args)
-    except (RuntimeError, KeyError, AttributeError, TypeError, EOFError, UnpicklingError, AssertionError, OSError,
-            ValueError) as problem:
+    except (RuntimeError, KeyError, AttributeError, TypeError, EOFError, UnpicklingError, AssertionError, StopIteration,
+            OSError, ValueError) as problem:
         if name.startswith("hf-hub:"):
             raise ValueError(f"{name} cannot be had from the Hugging Face hub: {first_lines(problem)}") from problem
         if isinstance(problem, ValueError) or isinstance(problem, OSError) and weights is None:
@@ -166,11 +166,19 @@ def check_format(path: Path) -> None:
 
 def first_lines(problem: Exception) -> str:
     """The reason in one line: of a state dict that does not fit, the first of its lists, cut."""
+    if isinstance(problem, StopIteration):  # OpenCLIP looks at the name of the first tensor
+        return "it holds no tensor"
     text = f"it is damaged ({problem.strerror.lower()})" if getattr(problem, "strerror", None) else str(problem)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(problem).__name__]
     if lines[0].startswith("Error(s) in loading") and len(lines) > 1:
         lines = lines[1:]
     return lines[0] if len(lines[0]) < 200 else f"{lines[0][:200]}..."
+
+
+def is_of_weights(problem: Exception) -> bool:
+    """Whether PyTorch or OpenCLIP raised it as a checkpoint is none, or holds the weights of another model."""
+    return isinstance(problem, (UnpicklingError, StopIteration)) or any(words in str(problem) for words in (
+        "Error(s) in loading state_dict", "Expected state_dict to be dict-like", "object has no attribute 'items'"))
 
 
 def fingerprint(model: torch.nn.Module) -> str:

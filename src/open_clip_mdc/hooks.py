@@ -119,12 +119,15 @@ def csv_dataset(upstream):
 
 
 def pt_load(upstream):
-    """`open_clip_train.main.pt_load`: raises ValueError for a file that is damaged."""
+    """`open_clip_train.main.pt_load`: raises ValueError for a file that is damaged, or that nothing can resume from."""
     @wraps(upstream)
     def load(file_path, map_location=None):
         if os.path.exists(file_path):
             check_format(Path(file_path))
-        return upstream(file_path, map_location=map_location)
+        checkpoint = upstream(file_path, map_location=map_location)
+        if "state_dict" in checkpoint and "epoch" not in checkpoint:
+            raise ValueError(f"{file_path} holds weights, but no epoch to resume from: give it by --pretrained")
+        return checkpoint
     return load
 
 

@@ -13,10 +13,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 
-from .checkpoints import check_format
+from .checkpoints import check_format, first_lines, is_of_weights
 from .data.shards import find_shards
 from .integration import is_captioner, register
 from .messages import close_names, complaint
@@ -208,6 +209,11 @@ def main(argv: list[str] | None = None) -> int | None:
         return upstream_main(argv)
     except (ValueError, OSError) as problem:  # of a data worker: its traceback, the reason last
         sys.exit(f"error: {complaint(problem, args).strip().splitlines()[-1].removeprefix('ValueError: ')}")
+    except (RuntimeError, TypeError, AttributeError, UnpicklingError, StopIteration) as problem:
+        if not is_of_weights(problem):
+            raise
+        flag = f"--resume {args.resume}" if args.resume else f"--pretrained {args.pretrained}"
+        sys.exit(f"error: {flag} holds no weights of {args.model}: {first_lines(problem)}")
 
 
 if __name__ == "__main__":

@@ -241,6 +241,21 @@ def test_bad_input_is_named_in_one_line_before_anything_is_built(csv, tmp_path, 
     assert not (tmp_path / "logs").exists()
 
 
+@pytest.mark.parametrize("flag, content, words", [
+    ("--pretrained", {"state_dict": {}}, "holds no weights of MDC-ViT-Ti-8: it holds no tensor"),
+    ("--pretrained", [1, 2], "holds no weights of MDC-ViT-Ti-8: 'list' object"),
+    ("--resume", {"epoch": 1, "state_dict": {"a": torch.zeros(2)}}, "holds no weights of MDC-ViT-Ti-8"),
+    ("--resume", {"state_dict": {"a": torch.zeros(2)}}, "holds weights, but no epoch to resume from"),
+])
+def test_a_checkpoint_of_something_else_is_named_in_one_line(csv, tmp_path, flag, content, words):
+    torch.save(content, tmp_path / "other.pt")
+    ended = open_clip_train("--batch-size", "12", "--epochs", "1", flag, tmp_path / "other.pt", data=csv, logs=tmp_path,
+                            check=False)
+    last = ended.stderr.strip().splitlines()[-1]
+    assert ended.returncode == 1 and last.startswith("error: ") and str(tmp_path / "other.pt") in last and words in last
+    assert "Traceback" not in ended.stderr
+
+
 def test_each_process_needs_a_shard_for_each_of_its_workers(tmp_path, monkeypatch):
     open_clip_mdc.register()
     for i in range(29):

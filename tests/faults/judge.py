@@ -30,7 +30,7 @@ LIES = {
     "null": ((200, {}, completion(None)), False), "a number": ((200, {}, completion(3)), None),
     "a list": ((200, {}, completion([{"type": "text", "text": "A"}])), None),
     "control characters": ((200, {}, completion("\x1b[2J\0\ud800")), False),
-    "a long answer": ((200, {}, completion("A " * 100_000)), False), "no JSON": ((200, {}, b"<html>502</html>"), None),
+    "a long answer": ((200, {}, completion("B " * 10_000)), True), "no JSON": ((200, {}, b"<html>502</html>"), None),
     "NaN": ((200, {}, b'{"choices": NaN}'), None), "no choices": ((200, {}, b'{"choices": []}'), None),
     "depth": ((200, {}, b"[" * 200_000), None), "digits": ((200, {}, b"1" * 10_000), None),
     "no UTF-8": ((200, {}, b'{"choices": [{"message": {"content": "\xff\xfe"}}]}'), None),
