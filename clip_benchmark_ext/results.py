@@ -85,7 +85,7 @@ def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, 
 def is_there(path: Path, about: dict) -> bool:
     """Whether the file holds a result of just this; says so where it is one of something else."""
     try:
-        saved = parse_json(path.read_bytes())
+        saved = parse_json(path.read_text(encoding="utf-8"))  # refuses a byte order mark, as others do
     except FileNotFoundError:
         return False
     except ValueError:

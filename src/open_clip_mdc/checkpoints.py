@@ -70,7 +70,7 @@ def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
         model_name: the architecture of a bare checkpoint file; by default params.txt says it.
 
     Raises:
-        FileNotFoundError: nothing there. ValueError: a checkpoint file without params.txt and without `model_name`.
+        FileNotFoundError: nothing there. ValueError: neither `model_name` nor params.txt says what it is of.
     """
     if pretrained.startswith(("local-dir:", "hf-hub:")):
         return Checkpoint(pretrained, None, {})
@@ -87,6 +87,8 @@ def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
     params = path.parent.parent / "params.txt"
     if params.exists():
         values = read_params(params)
+        if not (model_name or values.get("model")):
+            raise ValueError(f"{params} names no model: give --model too")
         args = {name: literal(values[name]) for name in MODEL_ARGS if values.get(name, "None") != "None"}
         return Checkpoint(model_name or values["model"], str(path), args)
     if model_name is None:
@@ -121,6 +123,7 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
     try:
         model, _, transform = open_clip.create_model_and_transforms(
             name, weights, device=device, precision=precision, output_dict=True, **args)
+        tokenizer = open_clip.get_tokenizer(name, context_length=args.get("force_context_length"))
     except (RuntimeError, KeyError, AttributeError, TypeError, EOFError, UnpicklingError, AssertionError, StopIteration,
             OSError, ValueError) as problem:
         if name.startswith("hf-hub:"):
@@ -131,7 +134,6 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{pretrained} holds NaN or infinity ({key}): nothing can be computed with it")
-    tokenizer = open_clip.get_tokenizer(name, context_length=args.get("force_context_length"))
     return model.eval(), transform, tokenizer
 
 

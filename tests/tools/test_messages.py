@@ -36,6 +36,9 @@ def place(tmp_path_factory) -> Path:
     (folder / "unknown" / "checkpoints").mkdir(parents=True)
     (folder / "unknown" / "params.txt").write_text("model: MDC-ViT-Ti-9\n")
     (folder / "unknown" / "checkpoints" / "epoch_1.pt").write_bytes((folder / "bare.pt").read_bytes())
+    (folder / "nameless" / "checkpoints").mkdir(parents=True)
+    (folder / "nameless" / "params.txt").write_text("name: x\n")
+    torch.save({"state_dict": {}}, folder / "nameless" / "checkpoints" / "epoch_1.pt")
     (folder / "norun" / "checkpoints").mkdir(parents=True)
     (folder / "timm").mkdir()
     (folder / "timm" / "config.json").write_text('{"architecture": "vit_base_patch32_clip_224"}')
@@ -88,6 +91,8 @@ TOOLS = [  # arguments, words of the message
     # the model
     ((*CAPTION, "--pretrained", "nowhere"), "--pretrained: no checkpoint at nowhere: give a file, a run folder"),
     ((*CAPTION, "--pretrained", "bare.pt"), "--pretrained: bare.pt is in no run folder"),
+    ((*CAPTION, "--pretrained", "nameless"), "params.txt names no model: give --model too"),
+    ((*CAPTION, "--pretrained", "nameless", "--model", "MDC-ViT-Ti-8"), "holds no weights of MDC-ViT-Ti-8: it holds"),
     ((*CAPTION, "--pretrained", "bare.pt", "--model", "MDC-ViT-Ti-9"),
      "--model MDC-ViT-Ti-9 is not known; close to it: MDC-ViT-Ti-8"),
     ((*CAPTION, "--pretrained", "unknown"), "was trained as MDC-ViT-Ti-9, which is no model known here; close to it"),
