@@ -38,27 +38,20 @@ def check_kind(asked: Mapping, causal: bool, flag: Callable[[str], str]) -> None
             raise ValueError(f"{flag(name)} means nothing to this model, which {kind}")
 
 
-def check_sampler(asked: Mapping, flag: Callable[[str], str]) -> None:
-    """Raises ValueError for an option of the other sampler; arguments as of `check_kind`."""
-    ancestral = asked.get("sampler") == "ancestral"
-    tokens_per_step, sampler, steps, clip_scale = map(flag, ("tokens_per_step", "sampler", "steps", "clip_scale"))
+def check(asked: Mapping, flag: Callable[[str], str]) -> None:
+    """Raises ValueError for options that do not go together, whatever the model; arguments as of `check_kind`."""
+    ancestral, helps = asked.get("sampler") == "ancestral", asked.get("clip_scale") or asked.get("clip_rerank", 1) > 1
+    tokens_per_step, sampler, steps, weak, scale, clip, clip_scale, rerank = map(flag, (
+        "tokens_per_step", "sampler", "steps", "guidance_weak", "guidance_scale", "clip", "clip_scale", "clip_rerank"))
     if ancestral and "tokens_per_step" in asked:
         raise ValueError(f"{tokens_per_step} is of {sampler} confidence; ancestral has {steps}")
     if not ancestral and "steps" in asked:
         raise ValueError(f"{steps} is of {sampler} ancestral; confidence has {tokens_per_step}")
-    if ancestral and asked.get("clip_scale"):
-        raise ValueError(f"{clip_scale} is of {sampler} confidence, not ancestral")
-
-
-def check(asked: Mapping, flag: Callable[[str], str]) -> None:
-    """Raises ValueError for options that do not go together, whatever the model; arguments as of `check_kind`."""
-    check_sampler(asked, flag)
-    helps = asked.get("clip_scale") or asked.get("clip_rerank", 1) > 1
-    weak, scale, clip, clip_scale, rerank = map(flag, (
-        "guidance_weak", "guidance_scale", "clip", "clip_scale", "clip_rerank"))
     if "guidance_weak" in asked and not guides(asked):
         raise ValueError(f"{weak} changes nothing without a {scale} other than 1")
     if "clip" in asked and not helps:
         raise ValueError(f"{clip} changes nothing without {clip_scale} or {rerank}")
     if helps and "clip" not in asked:
         raise ValueError(f"{clip_scale} or {rerank} needs {clip} MODEL:FILE")
+    if ancestral and asked.get("clip_scale"):
+        raise ValueError(f"{clip_scale} guides {sampler} confidence, not ancestral")

@@ -11,7 +11,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from . import decoding
 from .ancestral import denoise
 from .beam import beam_search, sample
 from .interface import CaptionModel, Decoded, Guide, ImageKV, StepLogits
@@ -23,7 +22,6 @@ from .unmask import fully_masked, guided, unmask_by_confidence
 
 CHOSEN = ("auto", "sample")  # lengths that the model chooses
 SAMPLERS = ("confidence", "ancestral")
-SPELLING = {name: name for name in ("tokens_per_step", "sampler", "steps")} | {"clip_scale": "guide.scale"}
 TRIED = 8  # lengths per image, at most, that "auto" decodes
 TOKENS = 5  # that each caption counts as, when captions of different length are compared; of 1 to 10 on Flickr8k's val
 
@@ -128,9 +126,10 @@ def unmask_images(
         raise ValueError("a text to fill in has no EOT, which tells the model where the caption ends")
     if sampler not in SAMPLERS:
         raise ValueError(f"sampler is {sampler!r}; it must be {' or '.join(map(repr, SAMPLERS))}")
-    asked = {"sampler": sampler, "steps": steps, "tokens_per_step": None if tokens_per_step == 1 else tokens_per_step,
-             "clip_scale": guide and guide.scale}
-    decoding.check_sampler({name: value for name, value in asked.items() if value is not None}, SPELLING.get)
+    if sampler == "confidence" and steps is not None:
+        raise ValueError("steps are of sampler='ancestral'; 'confidence' has tokens_per_step")
+    if sampler == "ancestral" and tokens_per_step != 1:
+        raise ValueError("tokens_per_step is of sampler='confidence'; 'ancestral' has steps")
 
     image_embs = model.encode_image_tokens(image)
     image_kv = model.text.project_image(image_embs)
@@ -240,6 +239,8 @@ def generate(model: CaptionModel, image: Tensor, return_trace: bool = False, gui
         raise ValueError(f"samples is {samples}; it must be 1, or more with a temperature: without one all are equal")
     if guide is not None and guide.scale and model.causal:
         raise ValueError("CLIP guides masked diffusion: this model is autoregressive, whose captions it can rerank")
+    if guide is not None and guide.scale and options.get("sampler") == "ancestral":
+        raise ValueError("CLIP guides the sampler 'confidence': captions of 'ancestral' it can rerank")
     if rerank and (guide is None or samples < 2):
         raise ValueError("reranking needs a guide and two samples or more")
     was_training = model.training
