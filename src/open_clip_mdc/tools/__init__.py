@@ -11,6 +11,7 @@ from importlib import import_module
 from .. import __version__
 from ..messages import complaint
 from . import flags
+from .common import is_folder
 from .engine import start_ray
 
 TOOLS = {
@@ -48,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     tool = f"{__name__}.{args.tool.replace('-', '_')}"
     try:
-        if getattr(args, "engine", None) == "ray":  # which comes up while this process imports
+        if getattr(args, "engine", None) == "ray" and is_folder(args.out):  # Ray comes up while this process imports
             threading.Thread(target=import_module, args=(tool,), daemon=True).start()
             start_ray(args.jobs, args.tool)
         import_module(tool).run(args)
