@@ -3,8 +3,9 @@
 `run` stands in for clip_benchmark's function of that name (open_clip_mdc.integration), for every model. What is no
 captioner and none of our data sets is loaded, read and, where the task is not ours, evaluated by upstream's functions.
 """
+import os
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from functools import partial, wraps
 from pathlib import Path
@@ -18,6 +19,7 @@ from clip_benchmark.metrics import zeroshot_retrieval
 from open_clip.coca_model import CoCa
 from torch.utils.data import DataLoader
 from torchvision.transforms import Compose
+from webdataset import split_by_worker
 
 from open_clip_mdc import checkpoints
 from open_clip_mdc.data.shards import check_shard
@@ -33,6 +35,14 @@ from .flags import DECODING, Flags, decoding_options, scoring_options
 
 ALIASES = tuple(OBJECTIVES)  # --model mdc, arc, ... takes the architecture from the checkpoint
 NOBODYS_PRETRAINED = "laion400m_e32"  # upstream's default
+
+
+def whole_shards(shards: Iterable[dict]) -> Iterator[dict]:
+    """A stage of a webdataset: the shards as they are read, local ones once `check_shard` has found no damage."""
+    for shard in shards:
+        if os.path.exists(shard["url"]):
+            check_shard(Path(shard["url"]))
+        yield shard
 
 
 class Job(NamedTuple):
@@ -54,8 +64,7 @@ class Job(NamedTuple):
         """The data set; images by the model's transform unless another is given.
 
         Raises:
-            FileNotFoundError, ValueError: see `datasets.build_dataset`; no webdataset where one should be; or one of
-                its shards is damaged.
+            FileNotFoundError, ValueError: see `datasets.build_dataset`; no webdataset where one should be.
         """
         args = self.args
         root = args.dataset_root.format(dataset=args.dataset.removeprefix("wds/"),
@@ -79,8 +88,7 @@ class Job(NamedTuple):
         except AssertionError as problem:  # upstream's, e.g. of class names that are not there
             raise ValueError(f"{args.dataset} in {root} is not fit for {args.task}: {problem}") from problem
         if args.dataset.startswith("wds/"):
-            for shard in sorted(Path(root, split).glob("*.tar")):
-                check_shard(shard)
+            dataset.pipeline.insert(dataset.pipeline.index(split_by_worker) + 1, whole_shards)
         return caption_data.with_keys(dataset, transform) if args.task == "captioning" else dataset
 
     def load(self, split: str, transform: Callable | None = None) -> DataLoader:

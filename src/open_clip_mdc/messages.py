@@ -24,6 +24,8 @@ def complaint(problem: Exception, args: argparse.Namespace, style: str = "-") ->
         style: what stands between the words of a flag.
     """
     text = str(problem)
+    if re.match(r"Caught \w+ in DataLoader worker", text):  # with its traceback, the reason last
+        text = text.strip().splitlines()[-1].partition(": ")[2]
     if isinstance(problem, OSError) and problem.strerror:
         place = problem.filename
         if place is None and problem.errno in NO_ROOM:  # a write does not know the name of its file

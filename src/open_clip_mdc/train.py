@@ -207,8 +207,8 @@ def main(argv: list[str] | None = None) -> int | None:
     logging.raiseExceptions = False  # a full disk would be a traceback for every line of the log
     try:
         return upstream_main(argv)
-    except (ValueError, OSError) as problem:  # of a data worker: its traceback, the reason last
-        sys.exit(f"error: {complaint(problem, args).strip().splitlines()[-1].removeprefix('ValueError: ')}")
+    except (ValueError, OSError) as problem:
+        sys.exit(f"error: {complaint(problem, args).strip().splitlines()[-1]}")
     except (RuntimeError, TypeError, AttributeError, UnpicklingError, StopIteration) as problem:
         if not is_of_weights(problem):
             raise

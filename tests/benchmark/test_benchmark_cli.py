@@ -137,7 +137,8 @@ def test_bad_checkpoints_are_named_in_one_line(runs, scenes, tmp_path):
         assert message.startswith("error: ") and words in message and "\n" not in message, message
 
 
-def test_a_shard_that_was_cut_off_is_named_and_nothing_is_measured(runs, scenes, tmp_path):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_shard_that_was_cut_off_is_named_and_nothing_is_measured(runs, scenes, tmp_path, workers):
     """Cut between two samples, upstream takes it for a whole one and measures half."""
     folder = shutil.copytree(scenes / "probe", tmp_path / "probe")
     shard = folder / "test" / "0.tar"
@@ -146,8 +147,9 @@ def test_a_shard_that_was_cut_off_is_named_and_nothing_is_measured(runs, scenes,
         place = min(member.offset for member in tar.getmembers() if member.offset > place)
     shard.write_bytes(shard.read_bytes()[:place])
     with pytest.raises(SystemExit) as error:
-        evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "wds/probe", "--dataset_root", folder,
-                 "--task", "zeroshot_classification")
+        cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset", "wds/probe",
+                  "--dataset_root", str(folder), "--task", "zeroshot_classification", "--output", "result.json",
+                  "--num_workers", str(workers), "--quiet"])
     assert error.value.code == f"error: --dataset_root: {shard}: not a complete tar file; fetch or write it again"
     assert not Path("result.json").exists()
 
