@@ -15,7 +15,7 @@ The CLIP that helps is the run of seed 0 on the captioner's own data, the CLIP t
 from collections.abc import Iterator
 from pathlib import Path
 
-from cells import Cell, Evaluation, Run
+from cells import Cell, Evaluation, Run, captioner
 from scales import CONCEPT, FOLDS, SHOTS, Scale
 
 METRICS = {"CIDEr": ("CIDEr", 100.0), "exact match": ("exact_match", 100.0), "colours": ("recall_colours", 100.0),
@@ -34,10 +34,6 @@ CONTEXT = ((25, 10), (50, 10), (100, 10), (25, 50), (50, 50), (100, 50), (25, 10
 
 def clip(scale: Scale) -> Run:
     return Run(scale.backbone, scale.alt)
-
-
-def captioner(scale: Scale, objective: str) -> Run:
-    return Run(f"{objective}-{scale.backbone}", scale.alt, *scale.binding)
 
 
 def asked(objective: str, length: str) -> tuple[str, ...]:

@@ -53,6 +53,11 @@ class Cell(NamedTuple):
     competes: bool = True  # for the best
 
 
+def captioner(scale: Scale, objective: str) -> Run:
+    """One that is asked for captions or their likelihoods; "": CLIP."""
+    return Run(f"{objective}-{scale.backbone}".lstrip("-"), scale.alt, *scale.binding)
+
+
 def probes(scale: Scale) -> dict[str, Evaluation]:
     """By column; the last is the average, if there are several."""
     def probe(*chosen) -> Evaluation:

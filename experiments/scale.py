@@ -102,8 +102,9 @@ class Scale(NamedTuple):
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     gpus: int = 0  # 0: the CPU
     article: bool = False  # whether the claims of article.py and views.py are measured
-    # Times the batch and epochs of the scale, for captioners of article.py, mcdiffusion.py and views.py. Diffusion
-    # learns late which attribute is whose, later yet in small batches; before, guidance or codes have little to act on.
+    # Times the batch and epochs of the scale, for all tables but those of probes: where captions, or their likelihoods,
+    # are asked for. Diffusion learns late which attribute is whose, later yet in small batches: before, there is little
+    # to see.
     binding: tuple[int, int] = (1, 1)
     val: str | None = None  # shards on which the bound is measured, for mcdiffusion.py's claims
 

@@ -10,7 +10,7 @@ import curves
 import mcdiffusion
 import paper
 import views
-from cells import Cell, Evaluation, Run, probe, probes
+from cells import Cell, Evaluation, Run, captioner, probe, probes
 from scales import INTERVALS, RATIOS, Captioning, Scale, Selection
 
 
@@ -47,10 +47,10 @@ def averages(selection: Selection) -> dict[str, tuple[str, str | None]]:
 
 def scorers(scale: Scale) -> dict[str, tuple[Run, tuple[str, ...]]]:
     """Rows of Table 2."""
-    mdc = Run(f"MDC-{scale.backbone}", scale.alt)
+    mdc = captioner(scale, "MDC")
     return {
-        "CLIP": (Run(scale.backbone, scale.alt), ()),
-        "ARC": (Run(f"ARC-{scale.backbone}", scale.alt), ()),
+        "CLIP": (captioner(scale, ""), ()),
+        "ARC": (captioner(scale, "ARC"), ()),
         "MDC (Monte Carlo)": (mdc, ("--scorer", "monte_carlo", "--num_samples", str(scale.draws))),
         "MDC (heuristic)": (mdc, ()),
     }
@@ -79,11 +79,11 @@ CAPTION_METRICS = {"B@4": "Bleu_4", "METEOR": "METEOR", "CIDEr": "CIDEr", "SPICE
 
 def systems(scale: Scale, captioning: Captioning) -> dict[str, tuple[Run, tuple[str, ...]]]:
     """Rows of Table 3 but for CoCa's: those that the judge compares."""
-    def captioner(objective: str) -> Run:
-        start = Run(f"{objective}-{scale.backbone}", scale.alt)
+    def tuned(objective: str) -> Run:
+        start = captioner(scale, objective)
         return start if captioning.train is None else Run(start.model, captioning.train, start=start)
-    return {"ARC": (captioner("ARC"), ()), **{f"MDC-{length}": (captioner("MDC"), ("--caption_length", length))
-                                              for length in captioning.lengths}}
+    return {"ARC": (tuned("ARC"), ()), **{f"MDC-{length}": (tuned("MDC"), ("--caption_length", length))
+                                          for length in captioning.lengths}}
 
 
 def table3(scale: Scale) -> Iterator[Cell]:

@@ -9,8 +9,8 @@ is that of complementary ones.
 """
 from collections.abc import Iterator
 
-from article import METRICS, asked, captioner, captioning
-from cells import Cell, probe
+from article import METRICS, asked, captioning
+from cells import Cell, captioner, probe
 from scales import Scale
 
 VIEWS = 2
