@@ -5,11 +5,11 @@ import pytest
 from conftest import REPO
 
 SRC = REPO / "src" / "open_clip_mdc"
-HELPERS = {"common", "engine", "bulk"}  # of all tools
-OWN_HELPERS = {"attention": {"page"}, "caption": {"caption_rows", "caption_shards", "page"},
+HELPERS = {"common", "engine", "bulk", "shard_table"}  # of all tools
+OWN_HELPERS = {"attention": {"page"}, "caption": {"caption_rows", "page"},
                "caption_shards": {"caption_rows"}, "export": {"model_card"}, "judge": {"judge_answers"},
-               "prepare": {"cub", "recap"}, "schedule_search": {"gradient_noise"}, "score": {"pairs"},
-               "vq": {"taming"}}
+               "prepare": {"cub", "recap"}, "schedule_search": {"gradient_noise"}, "pairs": {"kept"},
+               "score": {"pairs"}, "vq": {"taming"}}
 
 
 def imports(path) -> set[str]:

@@ -17,6 +17,7 @@ from open_clip_mdc import checkpoints
 from open_clip_mdc import tools as cli
 from open_clip_mdc.data.claims import Claims
 from open_clip_mdc.data.shards import tar_writer
+from open_clip_mdc.tools import bulk
 
 pq = pytest.importorskip("pyarrow.parquet")
 from open_clip_mdc.data.tables import read_about  # noqa: E402
@@ -179,7 +180,7 @@ def make(number):
     return function
 if __name__ == "__main__":
     work = [(shard, out / f"{shard}.txt") for shard in range(8)]
-    found = list(make_each(make, work, Namespace(tool="embed", jobs=jobs, engine=engine)))
+    found = list(make_each(make, work, Namespace(jobs=jobs, engine=engine)))
     assert sorted(found) == [target for _, target in work], found
 '''
 
@@ -304,6 +305,13 @@ def test_ray_makes_what_local_processes_make(place, tmp_path):
         assert contents(tmp_path / "ray") == contents(local)
     finally:
         ray.shutdown()
+
+
+def test_the_process_that_sends_shards_to_ray_imports_no_torch():
+    """Beside the actors it would take one of their cores."""
+    code = "import sys; from open_clip_mdc.tools import bulk, engine, pairs; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert set(cli.DRIVERS) == set(bulk.WORKERS)
 
 
 def test_without_ray_one_line_says_how_to_get_it(place, tmp_path, monkeypatch):

@@ -1,10 +1,8 @@
-"""Images of files, folders, patterns and webdataset shards, for the tools that read other people's files.
+"""Images of files and of webdataset shards, for the tools that read other people's files.
 
 Dimensions: B images, H and W pixels, L positions.
 """
 import base64
-import glob
-import os
 from collections.abc import Callable, Container, Iterator
 from io import BytesIO
 from itertools import islice
@@ -15,41 +13,14 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-from webdataset.shardlists import expand_urls
 
 from ..tokens import CAPTION_SEPARATOR
 from .csv_pairs import CsvRows, read_csv
+from .paths import SHARDS
 from .shards import image_member, read_samples
 
-IMAGE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")  # named to Pillow: left to choose, it runs Ghostscript on an EPS
-SHARDS = (".tar",)
 MAX_ASPECT = 100  # resized to a model's height, what is narrower fills the memory
-
-
-def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[Path]:
-    """Files as given, what patterns ("*.jpg", "{000..009}.tar") match, and the files in folders; each sorted.
-
-    Args:
-        kinds: suffixes of the files that are looked for in folders.
-
-    Raises:
-        FileNotFoundError: a path does not exist, a pattern matches nothing, or a folder holds nothing of these kinds.
-    """
-    found = []
-    for path in paths:
-        # What is there by that very name is no pattern: "holiday[1].jpg".
-        for pattern in [path] if os.path.exists(path) else expand_urls(path):
-            matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
-            if not matches:
-                raise FileNotFoundError(f"no image or folder {pattern}")
-            for match in map(Path, matches):
-                files = [match] if not match.is_dir() else sorted(
-                    p for p in match.rglob("*") if p.suffix.lower() in kinds and p.is_file())
-                if not files:
-                    raise FileNotFoundError(f"no image in {match} ({', '.join(kinds)})")
-                found += files
-    return found
 
 
 class Source(NamedTuple):

@@ -5,14 +5,12 @@ A tool is a row here, a function in flags.py and a module with `run(args)`, whic
 import argparse
 import os
 import sys
-import threading
 from importlib import import_module
 
 from .. import __version__
 from ..messages import complaint
 from . import flags
 from .common import is_folder
-from .engine import start_ray
 
 TOOLS = {
     "scenes": "render the built-in synthetic data set",
@@ -29,6 +27,8 @@ TOOLS = {
     "export": "write a model for OpenCLIP, timm, transformers and torch, or to the Hugging Face hub",
     "schedule-search": "measure gradient noise over t and propose [t_min, t_max]",
 }
+# What sends shards to Ray, by tool: it imports no torch.
+DRIVERS = {"caption": "bulk", "embed": "bulk", "score": "pairs"}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -47,12 +47,11 @@ def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
     # Threads of the model that spin while they wait take the cores of the processes that decode images.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    tool = f"{__name__}.{args.tool.replace('-', '_')}"
+    tool = args.tool.replace("-", "_")
+    if getattr(args, "engine", None) == "ray" and is_folder(args.out):
+        tool = DRIVERS.get(tool, tool)
     try:
-        if getattr(args, "engine", None) == "ray" and is_folder(args.out):  # Ray comes up while this process imports
-            threading.Thread(target=import_module, args=(tool,), daemon=True).start()
-            start_ray(args.jobs, args.tool)
-        import_module(tool).run(args)
+        import_module(f"{__name__}.{tool}").run(args)
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {complaint(problem, args)}")
     except KeyboardInterrupt:

@@ -19,7 +19,8 @@ from PIL import Image
 from ..attention import principal_components, word_maps
 from ..checkpoints import find
 from ..data.drawing import encode_png
-from ..data.images import IMAGE_FILES, SHARDS, Images, data_url, find_images
+from ..data.images import Images, data_url
+from ..data.paths import IMAGE_FILES, SHARDS, find_images
 from ..encoder import grid
 from ..pretrained import describe_captions
 from ..unmask import tokenize_with_masks

@@ -1,29 +1,39 @@
-"""What caption, score and embed share when they work on shards: OUT/SHARD.parquet of each, by the engine.
+"""Sends the shards that caption, score and embed are to work on to the engine, which makes OUT/SHARD.parquet of each.
 
 A unit is what is worked on as one: a shard, a folder of images, or some rows of a CSV file. Its table holds a row per
-image that could be read, with the sample's key; what could not be read is counted in the table's metadata.
-
-Dimensions: B images.
+image that could be read, with the sample's key; what could not be read is counted in the table's metadata. Imports no
+torch: beside Ray's actors this process needs none, and importing it would take a core from them (shard_table.py is the
+workers' side).
 """
 import argparse
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
-import pyarrow as pa
 from tqdm import tqdm
 
 from ..data.csv_pairs import CsvRows
-from ..data.images import SHARDS, Batch, Images, find_images
-from ..data.tables import read_about, write_table
-from ..pretrained import PretrainedCaptioner
+from ..data.paths import SHARDS, find_images
+from ..data.tables import read_about
 from .common import need_folder
-from .engine import Make, make_each
+from .engine import make_each
 
 Unit = Path | CsvRows
-BLIND_IMAGES = 256  # the first, whose mean stands for no image
+WORKERS = {"caption": "caption_shards", "embed": "embed", "score": "pair_scores"}  # by tool: the module with `worker`
+
+
+class Make(NamedTuple):
+    """Makes the function of a worker (engine.py), whose module is imported where it is called."""
+
+    args: argparse.Namespace
+    units: list[Unit]
+
+    def __call__(self, number: int) -> Callable:
+        return import_module(f"{__package__}.{WORKERS[self.args.tool]}").worker(self.args, self.units, number)
 
 
 def find_units(paths: list[str]) -> list[Unit]:
@@ -60,38 +70,6 @@ def files_of(unit: Unit) -> list[Unit]:
     return find_images([str(unit)]) if isinstance(unit, Path) and unit.is_dir() else [unit]
 
 
-def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argparse.Namespace, schema: pa.Schema,
-                settings: dict, columns: Callable[[Batch], dict]) -> dict:
-    """Writes the table of one unit. Knows no engine.
-
-    Args:
-        columns: of a batch with images, by the schema's names, but `key`; as many rows for all, with `key` if they are
-            not the batch's.
-        settings: what the rows depend on, plain values.
-
-    Returns:
-        numbers of images, rows and broken images.
-
-    Raises:
-        ValueError: the shard breaks off.
-    """
-    stats = {"images": 0, "rows": 0, "broken": 0}
-    with write_table(out, schema) as table:
-        for batch in Images(files_of(shard), loaded.to_bytes, args.batch_size).loader(args.workers):
-            if batch.damaged:
-                raise ValueError(batch.damaged[0])
-            stats["images"] += len(batch.names)
-            stats["broken"] += len(batch.problems)
-            if batch.names:
-                keys = [name.removeprefix(f"{shard}::").removeprefix(f"{shard}/") for name in batch.names]
-                keys = [key.encode("utf-8", "backslashreplace").decode() for key in keys]  # names are any bytes
-                rows = {"key": keys, **columns(batch._replace(names=keys, image=loaded.from_bytes(batch.image)))}
-                table.add(rows)
-                stats["rows"] += len(rows["key"])
-        table.about.update(settings=settings, stats=stats)
-    return stats
-
-
 def check_settings(settings: dict, tables: Iterable[Path]) -> None:
     """Raises ValueError where rows of other settings are among the tables."""
     settings = json.loads(json.dumps(settings))
@@ -103,18 +81,16 @@ def check_settings(settings: dict, tables: Iterable[Path]) -> None:
                                  f"otherwise needs another --out")
 
 
-def check_out(out: str, settings: dict) -> None:
-    """Raises ValueError where a folder has a table of rows of other settings: one stands for all."""
-    check_settings(settings, list(Path(out).glob("*.parquet"))[:1])
-
-
 def absolute(path: str) -> str:
     """A path that means the same in another folder; an id stays what it is."""
     return os.path.abspath(path) if os.path.exists(path) else path
 
 
-def write_all(make: Make, units: list[Unit], args: argparse.Namespace) -> list[Path]:
+def write_all(units: list[Unit], args: argparse.Namespace) -> list[Path]:
     """Makes the tables that are not there, and says what is in all of them.
+
+    Returns:
+        their paths, in the order of `units`.
 
     Raises:
         ValueError: a unit cannot be used (all the others are written), two have one name, or a table is there of other
@@ -129,7 +105,7 @@ def write_all(make: Make, units: list[Unit], args: argparse.Namespace) -> list[P
     totals, done, first = Counter(), [], None
     try:
         with tqdm(total=len(work), desc=args.tool, unit="shard") as bar:
-            for target in make_each(make, work, args):
+            for target in make_each(Make(args, units), work, args):
                 about = read_about(target)
                 first = first or about["settings"]
                 if about["settings"] != first:
@@ -144,3 +120,8 @@ def write_all(make: Make, units: list[Unit], args: argparse.Namespace) -> list[P
                            if name not in ("rows", "images") and count)
             print(f"{totals['rows']} rows of {totals['images']} images{more}: {shown}, {len(done)} tables")
     return [target for _, target in work]
+
+
+def run(args: argparse.Namespace) -> None:
+    """Writes a table for each of args.paths to --out."""
+    write_all(find_units(args.paths), args)

@@ -20,42 +20,21 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .. import clip_guidance, decoding
+from .. import clip_guidance
 from ..checkpoints import find, fingerprint
 from ..clip_guidance import Clip, Guide
 from ..data.files import new_file, parse_json
-from ..data.images import IMAGE_FILES, SHARDS, Batch, Images, find_images
+from ..data.images import Batch, Images
 from ..data.journal import Journal
+from ..data.paths import IMAGE_FILES, SHARDS, find_images
 from ..objective import STEPS
 from ..pretrained import PretrainedCaptioner
-from ..sampling import Sampling
-from .caption_rows import asked, decoding_options, flag, sampling_of, settings
-from .common import check_engine, complain, is_folder, load_captioner, need_folder
+from . import bulk
+from .caption_rows import check, decoding_options, sampling_of, settings
+from .common import complain, is_folder, load_captioner
 from .page import card, legend, printable, thumbnail, write_page
 
 CLIP = ("clip_scale", "clip_top_k", "clip_rerank")
-
-
-def check(args: argparse.Namespace) -> None:
-    """Raises ValueError or FileNotFoundError for flags that cannot work, whatever the model."""
-    if args.text and args.length:
-        raise ValueError("--text says how many tokens there are; leave out --length")
-    if args.text and "[MASK]" not in args.text:
-        raise ValueError(f"--text {args.text!r} has no [MASK] to fill in")
-    if args.min_length and isinstance(args.length, int) and args.min_length > args.length:
-        raise ValueError(f"--min-length {args.min_length} is more than --length {args.length}")
-    Sampling(args.temperature, args.top_k, args.top_p).check()
-    decoding.check(asked(args), flag)
-    if args.compare and not args.html:
-        raise ValueError("--compare needs --html, the page on which captions stand side by side")
-    if not is_folder(args.out) and Path(args.out).suffix != ".jsonl":
-        raise ValueError(f"--out {args.out} should end in .jsonl, or be a folder (no suffix) for the tables of shards")
-    if is_folder(args.out) and (args.html or args.limit or args.clip):
-        raise ValueError("--html, --limit and --clip go with an --out that ends in .jsonl")
-    check_engine(args)
-    need_folder("--out", args.out)
-    if args.html:
-        need_folder("--html", args.html)
 
 
 def number(value: object) -> int | float | None:
@@ -135,8 +114,7 @@ def run(args: argparse.Namespace) -> None:
     """
     check(args)
     if is_folder(args.out):
-        from . import caption_shards  # pyarrow is for tables only
-        return caption_shards.run(args)
+        return bulk.run(args)
     paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     others = read_captions(args.compare) if args.compare else {}
     loaded = load_captioner(args)

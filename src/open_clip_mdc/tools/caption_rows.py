@@ -14,7 +14,7 @@ from ..checkpoints import fingerprint
 from ..pretrained import PretrainedCaptioner
 from ..sampling import Sampling
 from ..unmask import tokenize_with_masks
-from .common import blind_image
+from .common import blind_image, check_engine, is_folder, need_folder
 
 DECODING = ("length", "min_length", "tokens_per_step", "sampler", "steps", "text", "temperature", "top_k", "top_p",
             "seed", "guidance_scale", "guidance_weak")
@@ -30,6 +30,28 @@ def asked(args: argparse.Namespace) -> dict:
     return {name: value for name, value in vars(args).items() if name in (
         *decoding.OF_UNMASKING, *decoding.OF_SEARCH, "clip", "clip_rerank") and value not in (
         None, decoding.DEFAULTS.get(name))}
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raises ValueError or FileNotFoundError for flags that cannot work, whatever the model."""
+    if args.text and args.length:
+        raise ValueError("--text says how many tokens there are; leave out --length")
+    if args.text and "[MASK]" not in args.text:
+        raise ValueError(f"--text {args.text!r} has no [MASK] to fill in")
+    if args.min_length and isinstance(args.length, int) and args.min_length > args.length:
+        raise ValueError(f"--min-length {args.min_length} is more than --length {args.length}")
+    Sampling(args.temperature, args.top_k, args.top_p).check()
+    decoding.check(asked(args), flag)
+    if args.compare and not args.html:
+        raise ValueError("--compare needs --html, the page on which captions stand side by side")
+    if not is_folder(args.out) and Path(args.out).suffix != ".jsonl":
+        raise ValueError(f"--out {args.out} should end in .jsonl, or be a folder (no suffix) for the tables of shards")
+    if is_folder(args.out) and (args.html or args.limit or args.clip):
+        raise ValueError("--html, --limit and --clip go with an --out that ends in .jsonl")
+    check_engine(args)
+    need_folder("--out", args.out)
+    if args.html:
+        need_folder("--html", args.html)
 
 
 def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, paths: list[Path],

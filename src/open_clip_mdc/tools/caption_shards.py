@@ -14,30 +14,26 @@ from functools import partial
 import pyarrow as pa
 
 from ..data.images import Batch
-from . import bulk
-from .caption_rows import decoding_options, sampling_of, settings
+from .bulk import Unit, files_of, unit_name
+from .caption_rows import check, decoding_options, sampling_of, settings
 from .common import load_captioner
+from .shard_table import BLIND_IMAGES, check_out, write_shard
 
 TOKEN = pa.struct([("token", pa.string()), ("step", pa.int32()), ("log_prob", pa.float32())])
 SCHEMA = pa.schema([("key", pa.string()), ("caption", pa.string()), ("tokens", pa.list_(TOKEN))])
 
 
-def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
+def worker(args: argparse.Namespace, units: list[Unit], number: int):
     """The function of a worker (engine.py)."""
+    check(args)  # Ray's driver cannot
     loaded = load_captioner(args, number)
-    files = [file for unit in units for file in bulk.files_of(unit)]
-    options = decoding_options(args, loaded, files, bulk.BLIND_IMAGES)
-    about = {"tool": "caption", **settings(args, loaded, options, args.blind_images or bulk.unit_name(units[0]))}
-    bulk.check_out(args.out, about)
+    files = [file for unit in units for file in files_of(unit)]
+    options = decoding_options(args, loaded, files, BLIND_IMAGES)
+    about = {"tool": "caption", **settings(args, loaded, options, args.blind_images or unit_name(units[0]))}
+    check_out(args.out, about)
 
     def columns(batch: Batch) -> dict:
         rows = loaded.decode(batch.image, sampling=sampling_of(args, batch.names, loaded.device), **options)
         return {name: [row[name] for row in rows] for name in ("caption", "tokens")}
 
-    return partial(bulk.write_shard, loaded=loaded, args=args, schema=SCHEMA, settings=about, columns=columns)
-
-
-def run(args: argparse.Namespace) -> None:
-    """Writes a table of captions for each shard to --out."""
-    units = bulk.find_units(args.paths)
-    bulk.write_all(partial(worker, args, units), units, args)
+    return partial(write_shard, loaded=loaded, args=args, schema=SCHEMA, settings=about, columns=columns)

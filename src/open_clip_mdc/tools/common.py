@@ -81,7 +81,8 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Names
     """
     from tqdm import tqdm
 
-    from ..data.images import IMAGE_FILES, SHARDS, Images, find_images
+    from ..data.images import Images
+    from ..data.paths import IMAGE_FILES, SHARDS, find_images
     from ..scoring import mean_image
     if args.blind_images:
         paths = find_images(args.blind_images, IMAGE_FILES + SHARDS)

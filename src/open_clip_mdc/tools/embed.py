@@ -23,6 +23,7 @@ from ..model import Captioner
 from ..pretrained import PretrainedCaptioner
 from . import bulk
 from .common import load_captioner
+from .shard_table import check_out, write_shard
 
 
 def features(model: Captioner, image: Tensor, kind: str) -> Tensor:
@@ -44,23 +45,22 @@ def feature_columns(loaded: PretrainedCaptioner, kind: str, batch: Batch) -> dic
     return {"feature": pa.FixedShapeTensorArray.from_numpy_ndarray(feature)}
 
 
-def worker(args: argparse.Namespace, number: int):
+def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
     """The function of a worker (engine.py)."""
     loaded = load_captioner(args, number)
     settings = {"tool": "embed", "model": fingerprint(loaded.model), "precision": loaded.precision,
                 "feature": args.feature}
-    bulk.check_out(args.out, settings)
+    check_out(args.out, settings)
     size = loaded.model.visual.image_size
     image = torch.zeros(1, 3, *(size if isinstance(size, (tuple, list)) else (size, size)), device=loaded.device)
     with torch.inference_mode():
         shape = features(loaded.model, image, args.feature).shape[1:]
     number = pa.float32() if loaded.precision == "fp32" else pa.float16()
     schema = pa.schema([("key", pa.string()), ("feature", pa.fixed_shape_tensor(number, shape))])
-    return partial(bulk.write_shard, loaded=loaded, args=args, schema=schema, settings=settings,
+    return partial(write_shard, loaded=loaded, args=args, schema=schema, settings=settings,
                    columns=partial(feature_columns, loaded, args.feature))
 
 
 def run(args: argparse.Namespace) -> None:
     """Writes a table of features for each shard to --out."""
-    units = bulk.find_units(args.paths)
-    bulk.write_all(partial(worker, args), units, args)
+    bulk.run(args)

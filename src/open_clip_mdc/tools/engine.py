@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import cache, partial
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,10 +34,7 @@ class Result(NamedTuple):
 class Worker:
     """What one process does, always by the same `make`."""
 
-    def __init__(self, number: int = 0, tool: str | None = None):
-        """Args: `tool` is imported in a new process before there is work."""
-        if tool:
-            import_module(f"{__package__}.{tool}")
+    def __init__(self, number: int = 0):
         self.number, self.function, self.claims = number, None, {}
 
     def do(self, make: Make, shard: object, target: Path, wait: bool) -> Result:
@@ -98,20 +94,9 @@ def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
             raise ValueError("a worker process was killed (for its memory?); the same command resumes") from problem
 
 
-class Actors(NamedTuple):
-    """Ray's processes that `ray_workers` sends shards to."""
-
-    workers: list  # handles of Worker
-    own: bool  # whether Ray was started for them
-
-
-@cache
-def start_ray(jobs: int | None, tool: str) -> Actors:
-    """Ray and its actors, which begin to import at once, beside this process. In the thread that stays: it ends Ray.
-
-    Args:
-        jobs: actors; None: one per GPU.
-        tool: that of the command, whose module makes their function.
+@contextmanager
+def ray_workers(make: Make, jobs: int | None) -> Iterator[Callable]:
+    """`map` over Ray's actors, so many, or one per GPU.
 
     Raises:
         ValueError: there is no Ray, or there are more jobs than GPUs.
@@ -123,22 +108,14 @@ def start_ray(jobs: int | None, tool: str) -> Actors:
     own = not ray.is_initialized()
     if own:  # $RAY_ADDRESS names a cluster to join
         ray.init(**({} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False, "logging_level": "ERROR"}))
-    gpus = int(ray.cluster_resources().get("GPU", 0))
-    if gpus and jobs and jobs > gpus:
-        raise ValueError(f"--jobs {jobs}: the cluster has {gpus} GPUs")  # the others would wait for ever
-    actor = ray.remote(Worker).options(num_gpus=int(gpus > 0), num_cpus=0, scheduling_strategy="SPREAD",
-                                       max_restarts=-1, max_task_retries=-1)
-    return Actors([actor.remote(number, tool) for number in range(jobs or gpus or 1)], own)
-
-
-@contextmanager
-def ray_workers(make: Make, jobs: int | None, tool: str) -> Iterator[Callable]:
-    """`map` over the actors of `start_ray`."""
-    actors = start_ray(jobs, tool)
-    start_ray.cache_clear()
-    import ray
     try:
-        pool, make = ray.util.ActorPool(actors.workers), ray.put(make)
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        if gpus and jobs and jobs > gpus:
+            raise ValueError(f"--jobs {jobs}: the cluster has {gpus} GPUs")  # the others would wait for ever
+        actor = ray.remote(Worker).options(num_gpus=int(gpus > 0), num_cpus=0, scheduling_strategy="SPREAD",
+                                           max_restarts=-1, max_task_retries=-1)
+        pool = ray.util.ActorPool([actor.remote(number) for number in range(jobs or gpus or 1)])
+        make = ray.put(make)
 
         def results(items: list[tuple]) -> Iterator[Result]:
             try:
@@ -147,7 +124,7 @@ def ray_workers(make: Make, jobs: int | None, tool: str) -> Iterator[Callable]:
                 raise problem.cause from None  # its own text holds a traceback
         yield results
     finally:
-        if actors.own:
+        if own:
             ray.shutdown()
 
 
@@ -158,7 +135,7 @@ def make_each(make: Make, work: list[tuple[object, Path]], args: argparse.Namesp
         make: makes a worker's function (shard, file to write); picklable. Called here if there is nothing to do, as it
             also finds what is wrong with the flags.
         work: shards, and the files to make of them.
-        args: with `tool`, `engine` and `jobs`.
+        args: with `engine` and `jobs`.
 
     Raises:
         ValueError: some could not be made, all the others are; or `make` raised it.
@@ -171,7 +148,7 @@ def make_each(make: Make, work: list[tuple[object, Path]], args: argparse.Namesp
         make(0)
         return
     problems: dict[str, int] = {}  # and how often: a wrong flag is wrong for every shard
-    with (ray_workers(make, args.jobs, args.tool) if args.engine == "ray" else
+    with (ray_workers(make, args.jobs) if args.engine == "ray" else
           local_workers(make, min(args.jobs or 1, len(todo)))) as results:
         for wait in (False, True):
             items, todo = todo, []

@@ -29,8 +29,9 @@ from tqdm import tqdm
 from webdataset.tariterators import base_plus_ext
 
 from ..data.files import parse_json
-from ..data.images import FORMATS, IMAGE_FILES, SHARDS, data_url, find_images
+from ..data.images import FORMATS, data_url
 from ..data.journal import Journal
+from ..data.paths import IMAGE_FILES, SHARDS, find_images
 from .judge_answers import LETTERS, assign_letters, parse_letter, report, summarise
 
 TIMEOUT_SECONDS = (10, 300)  # to connect, and between two bytes: a large model with a queue takes its time

@@ -20,11 +20,13 @@ import torch
 from tqdm import tqdm
 
 from ..data.files import new_file
-from ..data.images import Images, find_images
+from ..data.images import Images
+from ..data.paths import find_images
 from ..model import Captioner
 from ..scoring import log_likelihood
 from ..tokens import decode_captions, target_tokens, tokenize_whole
-from .common import blind_image, check_engine, is_folder, load_captioner, need_folder
+from . import pairs
+from .common import blind_image, load_captioner, need_folder
 
 
 def read_captions(path: str) -> list[str]:
@@ -67,32 +69,16 @@ def score_pairs(model: Captioner, image: torch.Tensor, captions: list[str], text
     return rows
 
 
-def check(args: argparse.Namespace) -> None:
-    """Raises ValueError for flags that do not go together."""
-    if bool(args.pairs) == bool(args.images or args.captions) or bool(args.images) != bool(args.captions):
-        raise ValueError("give --images and --captions, which are scored each with each, or --pairs, scored each with "
-                         "its own")
-    if args.pairs and not is_folder(args.out):
-        raise ValueError(f"--out {args.out}: of --pairs it is a folder, which gets a table for each shard; give a name "
-                         f"without a suffix")
-    if not args.pairs and (args.top or args.out_shards):
-        raise ValueError("--top and --out-shards are for --pairs")
-    check_engine(args)
-
-
 def run(args: argparse.Namespace) -> None:
     """Writes --out in one go at the end; of pairs shard by shard.
 
     Raises:
-        ValueError: --out is no .csv or .jsonl file, an image cannot be read, or as `check`.
+        ValueError: --out is no .csv or .jsonl file, an image cannot be read, or as `pairs.check`.
     """
-    check(args)
     if args.pairs:
-        from . import pairs  # pyarrow is for tables only
         return pairs.run(args)
+    pairs.check(args)
     out = Path(args.out)
-    if out.suffix not in (".csv", ".jsonl"):
-        raise ValueError(f"--out {out} should end in .csv or .jsonl")
     need_folder("--out", args.out)
     captions, paths = read_captions(args.captions), find_images(args.images)
     loaded = load_captioner(args)

@@ -1,0 +1,36 @@
+"""The files that a command line names: paths, folders, patterns. Imports no torch: Ray's driver asks, and reads none.
+"""
+import glob
+import os
+from pathlib import Path
+
+from braceexpand import braceexpand
+
+IMAGE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
+SHARDS = (".tar",)
+
+
+def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[Path]:
+    """Files as given, what patterns ("*.jpg", "{000..009}.tar") match, and the files in folders; each sorted.
+
+    Args:
+        kinds: suffixes of the files that are looked for in folders.
+
+    Raises:
+        FileNotFoundError: a path does not exist, a pattern matches nothing, or a folder holds nothing of these kinds.
+    """
+    found = []
+    for path in paths:
+        # What is there by that very name is no pattern: "holiday[1].jpg".
+        for pattern in [path] if os.path.exists(path) else [
+                pattern for part in path.split("::") for pattern in braceexpand(part)]:
+            matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
+            if not matches:
+                raise FileNotFoundError(f"no image or folder {pattern}")
+            for match in map(Path, matches):
+                files = [match] if not match.is_dir() else sorted(
+                    p for p in match.rglob("*") if p.suffix.lower() in kinds and p.is_file())
+                if not files:
+                    raise FileNotFoundError(f"no image in {match} ({', '.join(kinds)})")
+                found += files
+    return found

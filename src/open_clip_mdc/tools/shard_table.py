@@ -1,0 +1,53 @@
+"""The table of one shard: what the workers of caption, score and embed share (bulk.py sends them their shards).
+
+Dimensions: B images.
+"""
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+
+from ..data.images import Batch, Images
+from ..data.tables import write_table
+from ..pretrained import PretrainedCaptioner
+from .bulk import Unit, check_settings, files_of
+
+BLIND_IMAGES = 256  # the first, whose mean stands for no image
+
+
+def check_out(out: str, settings: dict) -> None:
+    """Raises ValueError where a folder has a table of rows of other settings: one stands for all."""
+    check_settings(settings, list(Path(out).glob("*.parquet"))[:1])
+
+
+def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argparse.Namespace, schema: pa.Schema,
+                settings: dict, columns: Callable[[Batch], dict]) -> dict:
+    """Writes the table of one unit. Knows no engine.
+
+    Args:
+        columns: of a batch with images, by the schema's names, but `key`; as many rows for all, with `key` if they are
+            not the batch's.
+        settings: what the rows depend on, plain values.
+
+    Returns:
+        numbers of images, rows and broken images.
+
+    Raises:
+        ValueError: the shard breaks off.
+    """
+    stats = {"images": 0, "rows": 0, "broken": 0}
+    with write_table(out, schema) as table:
+        for batch in Images(files_of(shard), loaded.to_bytes, args.batch_size).loader(args.workers):
+            if batch.damaged:
+                raise ValueError(batch.damaged[0])
+            stats["images"] += len(batch.names)
+            stats["broken"] += len(batch.problems)
+            if batch.names:
+                keys = [name.removeprefix(f"{shard}::").removeprefix(f"{shard}/") for name in batch.names]
+                keys = [key.encode("utf-8", "backslashreplace").decode() for key in keys]  # names are any bytes
+                rows = {"key": keys, **columns(batch._replace(names=keys, image=loaded.from_bytes(batch.image)))}
+                table.add(rows)
+                stats["rows"] += len(rows["key"])
+        table.about.update(settings=settings, stats=stats)
+    return stats
