@@ -110,9 +110,12 @@ def test_a_shard_that_was_cut_anywhere_is_no_whole_one(tmp_path):
             list(read_samples(str(path)))
         with pytest.raises(ValueError, match="not a complete tar file"):
             check_shard(path)
-    path.write_bytes(whole.replace(b"b.jpg", b"x.jpg"))  # a header of another checksum
-    with pytest.raises(ValueError, match="not a complete tar file"):
-        check_shard(path)
+    for name in (b"b.jpg", b"c.txt"):
+        path.write_bytes(whole.replace(name, b"x.jpg"))  # a header of another checksum
+        with pytest.raises(ValueError, match="not a complete tar file"):
+            check_shard(path)
+        with pytest.raises(ValueError, match="not a complete tar file"):
+            list(read_samples(str(path)))
     for content in (whole, whole[:end + 1024], gzip.compress(whole)):
         path.write_bytes(content)
         check_shard(path)

@@ -467,6 +467,12 @@ def test_bad_input_is_named_in_one_line_before_anything_is_asked(server, data, t
     assert "no image or folder" in failure([*arguments, "--images", str(tmp_path / "0.tar")])
     write_tar(tmp_path / "packed.tar", {"0.png": png(0)}, "w:gz")
     assert "not a complete, uncompressed tar file" in failure([*arguments, "--images", str(tmp_path / "packed.tar")])
+    write_tar(tmp_path / "damaged.tar", {"0.png": b"x" * 512, "1.png": b"y" * 512})
+    with (tmp_path / "damaged.tar").open("r+b") as file:
+        file.seek(1024)  # the second header
+        file.write(b"?" * 512)
+    message = failure([*arguments, "--images", str(tmp_path / "damaged.tar")])
+    assert "damaged.tar: not a complete, uncompressed tar file (invalid header)" in message
     monkeypatch.setenv("OPENAI_API_KEY", "sk-two\nlines")
     message = failure(arguments)
     assert "$OPENAI_API_KEY has characters" in message and "sk-two" not in message

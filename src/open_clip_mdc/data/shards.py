@@ -6,11 +6,11 @@ written gets keys of our own.
 import io
 import json
 import os
+import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tarfile import BLOCKSIZE
 from typing import BinaryIO
 from urllib.parse import urlparse
 
@@ -18,7 +18,7 @@ from open_clip_train.data import group_by_keys_nothrow
 from PIL import Image
 from webdataset.gopen import gopen
 from webdataset.shardlists import expand_urls
-from webdataset.tariterators import base_plus_ext, tar_file_iterator
+from webdataset.tariterators import base_plus_ext
 from webdataset.writer import TarWriter
 
 from .files import new_file, write_json
@@ -79,21 +79,29 @@ def write_sizes(folder: Path) -> None:
     write_json(folder / "sizes.json", {path.name: read_stats(path)["pairs"] for path in sorted(folder.glob("*.tar"))})
 
 
-class Tail:
-    """A stream that remembers how it began and what was last read of it."""
+class Header(tarfile.TarInfo):
+    """Of a member, for `tarfile.open(tarinfo=Header)`: where a damaged one, or nothing, stands in its place, tarfile by
+    itself sees the end of the archive. Here zeros are the end, and all else is an error."""
 
-    def __init__(self, stream: BinaryIO):
-        self.stream, self.start, self.end = stream, b"", b""
+    @classmethod
+    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> "Header":
+        """As tarfile's, of a block of 512 bytes; raises tarfile.ReadError for one that is damaged or missing."""
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as problem:
+            if buf == bytes(tarfile.BLOCKSIZE):
+                raise
+            raise tarfile.ReadError(str(problem)) from problem
 
-    def read(self, size: int = -1) -> bytes:
-        """As a file's; keeps the first two bytes of the first part and the last block."""
-        part = self.stream.read(size)
-        self.start, self.end = self.start or part[:2], (self.end + part)[-BLOCKSIZE:]
-        return part
 
-    def is_whole(self) -> bool:
-        """Whether an archive was read to its end, which is zeros; a compressed one notices by itself."""
-        return self.start in (b"\x1f\x8b", b"BZ", b"\xfd7") or not any(self.end)
+def read_members(stream: BinaryIO, wanted: Callable[[str], bool]) -> Iterator[dict]:
+    """The files of a tar stream, as `webdataset.tariterators.tar_file_iterator`: fname and data, without its own meta
+    data, but to the end or to an error."""
+    with tarfile.open(fileobj=stream, mode="r|*", tarinfo=Header) as archive:
+        for member in archive:
+            if member.isreg() and not re.match(r"__[^/]*__($|/)", member.name) and wanted(member.name):
+                yield {"fname": member.name, "data": archive.extractfile(member).read()}
+            archive.members.clear()  # they would add up
 
 
 def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterator[dict]:
@@ -105,14 +113,12 @@ def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterato
     Raises:
         ValueError: the shard is no complete tar file.
     """
-    wanted = None if suffixes is None else lambda name: (base_plus_ext(name)[1] or "").lower() in suffixes
+    def wanted(name: str) -> bool:
+        return suffixes is None or (base_plus_ext(name)[1] or "").lower() in suffixes
+
     try:
         with gopen(shard) as stream:
-            tail = Tail(stream)
-            members = tar_file_iterator(tail, select_files=wanted)
-            yield from group_by_keys_nothrow({**member, "__url__": shard} for member in members)
-            if not tail.is_whole():  # tarfile takes one that was cut between two members for a whole one
-                raise ValueError("no end")
+            yield from group_by_keys_nothrow({**member, "__url__": shard} for member in read_members(stream, wanted))
     except OSError:
         raise
     except Exception as problem:  # tarfile fails in many ways on damaged files
@@ -120,17 +126,11 @@ def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterato
 
 
 def check_shard(path: Path) -> None:
-    """Raises ValueError for a damaged or cut archive, by its headers alone.
-
-    For other readers of it: tarfile takes the first damaged header, and a cut between two members, for the end.
-    """
+    """Raises ValueError for a damaged or cut archive, by its headers alone: for readers that use tarfile's own."""
     try:
-        with tarfile.open(path) as tar:
-            while tar.next():
-                tar.members.clear()
-            tar.fileobj.seek(tar.offset)
-            if (end := tar.fileobj.read(BLOCKSIZE)) != bytes(BLOCKSIZE):
-                raise ValueError(f"{end[:9]!r} is no end")
+        with tarfile.open(path, tarinfo=Header) as archive:
+            for _ in archive:
+                archive.members.clear()
     except OSError:
         raise
     except Exception as problem:  # as above

@@ -32,6 +32,7 @@ from ..data.files import parse_json
 from ..data.images import FORMATS, data_url
 from ..data.journal import Journal
 from ..data.paths import IMAGE_FILES, SHARDS, find_images
+from ..data.shards import Header
 from .judge_answers import LETTERS, assign_letters, parse_letter, report, summarise
 
 TIMEOUT_SECONDS = (10, 300)  # to connect, and between two bytes: a large model with a queue takes its time
@@ -101,7 +102,7 @@ def _shard_images(shard: Path) -> dict[str, Place]:
     """
     found: dict[str, Place] = {}
     try:
-        with tarfile.open(shard, "r:") as archive:
+        with tarfile.open(shard, "r:", tarinfo=Header) as archive:
             for member in archive:
                 key, ending = base_plus_ext(member.name)
                 if member.isreg() and key and f".{ending.lower()}" in IMAGE_FILES:
