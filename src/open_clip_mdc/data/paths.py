@@ -1,5 +1,4 @@
-"""The files that a command line names: paths, folders, patterns. Imports no torch: Ray's driver asks, and reads none.
-"""
+"""The files that a command line names: paths, folders, patterns. Imports no torch, for tools/bulk.py."""
 import glob
 import os
 from pathlib import Path
@@ -21,9 +20,8 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
     """
     found = []
     for path in paths:
-        # What is there by that very name is no pattern: "holiday[1].jpg".
-        for pattern in [path] if os.path.exists(path) else [
-                pattern for part in path.split("::") for pattern in braceexpand(part)]:
+        there = os.path.exists(path)  # what is there by that very name is no pattern: "holiday[1].jpg"
+        for pattern in [path] if there else [p for part in path.split("::") for p in braceexpand(part)]:
             matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
             if not matches:
                 raise FileNotFoundError(f"no image or folder {pattern}")
