@@ -41,7 +41,7 @@ RICH = Scale(
     captioning=(Captioning("{out}/data/captions", "wds/captions", "rich scenes", None, ("10", "15", "auto")),),
     prepare=(Made(FOLDER, (*SCENES, "--num-train", "40000", "--num-probe", "1000", "--num-pairs", "400", "--jobs",
                            "2")), CAPTIONS),
-    curve=CURVE, seeds=(0, 1, 2),
+    curve=CURVE,
 )
 
 GPU = RICH._replace(

@@ -99,7 +99,7 @@ class Scale(NamedTuple):
     prepare: tuple[Made, ...] = ()
     tuning: Tuning = Tuning()
     curve: tuple[int, ...] = ()  # epochs whose checkpoints are evaluated for learning curves (curves.py); all are kept
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    seeds: tuple[int, ...] = (0, 1, 2)
     gpus: int = 0  # 0: the CPU
     article: bool = False  # whether the claims of article.py and views.py are measured
     # Times the batch and epochs of the scale, for all tables but those of probes: where captions, or their likelihoods,
