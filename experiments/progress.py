@@ -91,8 +91,7 @@ def run_steps(title: str, steps: list[Step], logs: Path, jobs: int) -> None:
         RuntimeError: the first that fails; those under way are waited for, the others not begun.
     """
     from tqdm import tqdm
-    jobs = min(jobs, len(steps))  # a step alone has all cores
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    threads = max(1, (os.cpu_count() or 1) // jobs)  # of one left alone too: weights depend on it, in the last bits
     pool = ThreadPoolExecutor(jobs)
     with alone(logs) as lock:
         for step in steps:  # an old log says nothing of today

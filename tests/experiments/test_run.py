@@ -106,6 +106,16 @@ def test_what_a_killed_call_left_running_is_waited_for(tmp_path):
     assert (tmp_path / "a.out").stat().st_mtime_ns < (tmp_path / "b.out").stat().st_mtime_ns
 
 
+def test_a_step_has_as_many_threads_when_it_is_the_last_one_left(tmp_path, monkeypatch):
+    """A resumed experiment gives the weights of an unbroken one: sums depend on the number of threads."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    says = [sys.executable, "-c", "import os; print(os.environ['OMP_NUM_THREADS'])"]
+    for left in (1, 3):
+        run_steps("training", [Step(f"of{left}-{i}", says) for i in range(left)], tmp_path, 2)
+    assert {path.read_text() for path in tmp_path.glob("*.out")} == {"4\n"}
+
+
 def test_a_run_that_was_killed_before_its_first_file_is_no_run_of_another_recipe(tmp_path):
     import commands
     import scales
