@@ -271,13 +271,30 @@ def test_the_ledger_is_of_the_papers_claims():
                 assert number == pytest.approx(np.mean([cell.paper for cell in cells]), abs=0.051), claim.text
 
 
-@pytest.mark.parametrize("scale", [scales.SCENES, scales.FLICKR8K])
-def test_results_page_prints_the_ledger_of_its_own_tables(scale):
+def ledgers(scale) -> tuple[str, str]:
+    """That of RESULTS.md, and that of its tables' means and deviations."""
     page = (REPO / "experiments" / "RESULTS.md").read_text(encoding="utf-8")
     numbers = claims.read_page(page, scale)
     assert len(numbers) > 40
     printed = page.partition(f"<!-- {scale.name} claims -->\n")[2].partition("<!-- end -->")[0]
-    assert printed == claims.ledger(claims.claims(scale), lambda cells: claims.of_page(numbers, cells))
+    return printed, claims.ledger(claims.claims(scale), lambda cells: claims.of_page(numbers, cells))
+
+
+def test_results_page_prints_the_ledger_of_its_own_tables():
+    printed, computed = ledgers(scales.FLICKR8K)
+    assert printed == computed
+
+
+def test_the_ledger_of_single_images_has_the_differences_of_the_tables_and_verdicts_of_its_own_p():
+    printed, computed = ([[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()
+                          if line.startswith("| ")][2:] for page in ledgers(scales.SCENES))
+    for (where, text, numbers, here, _, p, _, verdict), row in zip(printed, computed, strict=True):
+        assert [where, text, numbers] == row[:3]
+        assert float(here or "nan") == pytest.approx(float(row[3] or "nan"), abs=0.11, nan_ok=True), text
+        found = verdict in ("*shows*", "*contradicts*")
+        assert found == (p == "< 0.001" or bool(p) and float(p) <= 0.05), text
+        if found and "level" not in text:
+            assert (float(here) > 0) == (verdict == "*shows*"), text
 
 
 @pytest.mark.parametrize("scale", [scales.SCENES, scales.FLICKR8K])
