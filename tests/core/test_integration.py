@@ -45,7 +45,6 @@ IMPORTED = {
     "webdataset.gopen:gopen": "shards are read as a stream, from files and URLs",
     "webdataset.shardlists:expand_urls": "patterns of shards mean what they mean in training",
     "webdataset.tariterators:base_plus_ext": "members of a shard are named as in training",
-    "webdataset.tariterators:tar_file_iterator": "shards are read as a stream",
     "webdataset.writer:TarWriter": "shards are written",
     "clip_benchmark.cli:get_parser_args": "upstream's flags, beside ours",
     "clip_benchmark.cli:main_build": "the CSV of all results",
