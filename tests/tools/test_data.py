@@ -6,8 +6,9 @@ import json
 import pytest
 import torch
 from PIL import Image
+from webdataset.shardlists import expand_urls
 
-from open_clip_mdc.data import images
+from open_clip_mdc.data import images, paths
 from open_clip_mdc.data.files import parse_json
 from open_clip_mdc.data.journal import Journal, Rows
 from open_clip_mdc.data.shards import check_shard, is_text, read_samples, tar_writer
@@ -94,6 +95,12 @@ def test_pairs_are_images_as_stored_and_the_first_of_several_captions(tmp_path):
         writer.write({"__key__": "d", "webp": buffer.getvalue(), "txt": "last"})
     pairs = images.read_pairs([str(tmp_path / "0.tar")], lambda image: image.size, lambda text: [text])
     assert list(pairs) == [((30, 20), "one"), ((30, 20), "last")]  # as OpenCLIP reads them in training
+
+
+@pytest.mark.parametrize("pattern", ["a.tar", "{000..002}.tar", "a::b/{x,y}.tar", "${HERE}/{0..1}.tar", "$HOME/a"])
+def test_patterns_of_images_mean_what_they_mean_in_training(pattern, monkeypatch):
+    monkeypatch.setenv("WDS_HERE", "there")
+    assert paths.expand(pattern) == expand_urls(pattern)
 
 
 def test_a_shard_that_was_cut_anywhere_is_no_whole_one(tmp_path):

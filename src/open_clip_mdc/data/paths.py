@@ -9,6 +9,15 @@ IMAGE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 SHARDS = (".tar",)
 
 
+def expand(pattern: str) -> list[str]:
+    """The paths of a pattern, as in training. webdataset's own function imports torch: it is asked only for what it
+    reads from the environment, where ${NAME} is $WDS_NAME."""
+    if "${" in pattern:
+        from webdataset.shardlists import expand_urls
+        return expand_urls(pattern)
+    return [path for part in pattern.split("::") for path in braceexpand(part)]
+
+
 def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[Path]:
     """Files as given, what patterns ("*.jpg", "{000..009}.tar") match, and the files in folders; each sorted.
 
@@ -21,7 +30,7 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
     found = []
     for path in paths:
         there = os.path.exists(path)  # what is there by that very name is no pattern: "holiday[1].jpg"
-        for pattern in [path] if there else [p for part in path.split("::") for p in braceexpand(part)]:
+        for pattern in [path] if there else expand(path):
             matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
             if not matches:
                 raise FileNotFoundError(f"no image or folder {pattern}")
