@@ -86,7 +86,7 @@ SCENES = Scale(
         **{f"shots-{n}": Data(f"{{out}}/data/fewshot/shots-{n}", f"{n} of {CONCEPT}", 1, 3200) for n in SHOTS},
         **{f"fold{i}": Data(f"{{out}}/data/folds/fold{i}/train", f"fold {i}", 4, 16000) for i in range(FOLDS)},
     },
-    backbones={"ViT-Ti-8": Backbone(1e-3, 0.1)},
+    backbones={"ViT-Ti-8": Backbone(5e-4, 0.1)},
     batch=32, warmup=50, epochs=1, workers=1, train_flags=("--precision", "fp32"),
     eval_flags=("--no_amp", "--num_workers", "0", "--quiet"),
     alt="short", long="long", search="short", amounts=("short-1of8", "short-2of8", "short-4of8", "short"),
