@@ -55,7 +55,7 @@ class Cell(NamedTuple):
 
 def captioner(scale: Scale, objective: str) -> Run:
     """One that is asked for captions or their likelihoods; "": CLIP."""
-    return Run(f"{objective}-{scale.backbone}".lstrip("-"), scale.alt, *scale.binding)
+    return Run(f"{objective}-{scale.backbone}".lstrip("-"), scale.alt, epochs=scale.caption_epochs)
 
 
 def probes(scale: Scale) -> dict[str, Evaluation]:

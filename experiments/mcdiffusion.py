@@ -8,6 +8,7 @@ the same scale is weaker where the weak branch sees more, so that figure7 shows 
 too.
 """
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from article import asked, captioning, clip
@@ -33,8 +34,9 @@ def models(scale: Scale) -> dict[str, Run]:
     names = {"ARC": f"ARC-{backbone}", "MDC": f"MDC-{backbone}", "MCD absorbing": f"MCD-{backbone}-absorbing",
              "MCD code": f"MCD-{backbone}", "MCD replace": f"MCD-{backbone}-replace",
              "MCD-VQ codes": f"MCD-VQ-{backbone}", "MCD-VQ latents": f"MCD-VQ-{backbone}-latent"}
-    rows = {row: Run(model, scale.alt, *scale.binding) for row, model in names.items()}
-    return rows | {"MCD, frozen random ViT": Run(f"MCD-{backbone}", scale.alt, *scale.binding, locked=True)}
+    trained = partial(Run, data=scale.alt, epochs=scale.caption_epochs)
+    return {row: trained(model) for row, model in names.items()} | {
+        "MCD, frozen random ViT": trained(f"MCD-{backbone}", locked=True)}
 
 
 def judge(scale: Scale) -> Run | None:
@@ -61,7 +63,8 @@ def figure7(scale: Scale) -> Iterator[Cell]:
     if not scale.val:
         return
     vq = "VQ-" if scale.name == "cub" else ""
-    cfg, mcs = (Run(f"MCD-{vq}{scale.backbone}-{kind}", scale.alt, *scale.binding) for kind in ("cfg", "mcs"))
+    cfg, mcs = (Run(f"MCD-{vq}{scale.backbone}-{kind}", scale.alt, epochs=scale.caption_epochs)
+                for kind in ("cfg", "mcs"))
     confident, ancestral = ("--tokens_per_step", "1"), ("--sampler", "ancestral", "--steps", "25")
     rows = [(name, run, w, w, confident) for name, run in (("CFG", cfg), ("MCS", mcs)) for w in SWEEP]
     rows += [("MCS as printed", mcs, w, f"{1 - float(w):g}", confident) for w in SWEEP]

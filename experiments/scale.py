@@ -102,10 +102,9 @@ class Scale(NamedTuple):
     seeds: tuple[int, ...] = (0, 1, 2)
     gpus: int = 0  # 0: the CPU
     article: bool = False  # whether the claims of article.py and views.py are measured
-    # Times the batch and epochs of the scale, for all tables but those of probes: where captions, or their likelihoods,
-    # are asked for. Diffusion learns late which attribute is whose, later yet in small batches: before, there is little
-    # to see.
-    binding: tuple[int, int] = (1, 1)
+    # Times the epochs of the scale, for all tables but those of probes: where captions, or their likelihoods, are asked
+    # for. Diffusion learns late which attribute is whose; before, there is little to see.
+    caption_epochs: int = 1
     val: str | None = None  # shards on which the bound is measured, for mcdiffusion.py's claims
 
     @property

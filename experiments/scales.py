@@ -116,7 +116,7 @@ SCENES = Scale(
           for name, split in (("concept", "concept"), ("without", "val"))),
     ),
     tuning=Tuning(lr=3e-4, batch=32, epochs=1),
-    article=True, binding=(2, 4), val="{out}/data/scenes/val/00000.tar",
+    article=True, caption_epochs=4, val="{out}/data/scenes/val/00000.tar",
 )
 
 FLICKR8K = Scale(
@@ -152,7 +152,7 @@ FLICKR8K = Scale(
         Made("{out}/data/pairs", ("python", "experiments/flickr8k.py", "pairs", "--shards",
                                   "{data}/flickr8k/test/*.tar", "--out", "{out}/data/pairs")),
     ),
-    article=True, binding=(1, 2), val="{out}/data/val/val/00000.tar",
+    article=True, caption_epochs=2, val="{out}/data/val/val/00000.tar",
 )
 
 CUB = Scale(

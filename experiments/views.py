@@ -24,7 +24,7 @@ def table8(scale: Scale) -> Iterator[Cell]:
     for row, objective in ROWS.items():
         run = captioner(scale, objective)
         if objective != "MDC":
-            run = run._replace(epochs=scale.binding[1] // VIEWS)
+            run = run._replace(epochs=scale.caption_epochs // VIEWS)
         yield Cell(row, next(iter(scale.probes)), run, probe(scale))
         for column in ("CIDEr", "exact match"):
             metric, factor = METRICS[column]

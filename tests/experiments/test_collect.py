@@ -56,7 +56,7 @@ def test_averages_of_a_group_say_which_they_are(tmp_path):
 
 
 def test_a_column_of_which_there_is_nothing_is_named_below(tmp_path):
-    write_result(tmp_path, "captioning", "ARC-ViT-Ti-8--short-x2-e4--s0", "wds/captions", epoch=4, Bleu_4=0.5,
+    write_result(tmp_path, "captioning", "ARC-ViT-Ti-8--short-e4--s0", "wds/captions", epoch=4, Bleu_4=0.5,
                  METEOR=0.4, CIDEr=1.0, ROUGE_L=0.5, mean_length=8.0)
     page = collect.collect(scales.SCENES, place(tmp_path), ["table3"])["table3"]
     assert "not there: SPICE, LLM" in page and "SPICE" not in page.splitlines()[0]
