@@ -46,7 +46,7 @@ $(SCENES): | .venv/installed
 # 0). Interrupted, they resume. One thread each: two train side by side, and so small a model gains nothing from a second.
 TRAIN := $(BIN)/open_clip_train --logs $(DEMO) --train-data "$(SCENES)/train/{00000..00007}.tar" --resume latest \
     --dataset-type webdataset --precision fp32 --device cpu --workers 1 --batch-size 64 --warmup 100 --wd 0.1
-LEARN := --lr 5e-4 --epochs $(DEMO_EPOCHS) --val-data $(SCENES)/val/00000.tar --log-every-n-steps 10
+LEARN := --lr 1e-3 --epochs $(DEMO_EPOCHS) --val-data $(SCENES)/val/00000.tar --log-every-n-steps 10
 TRAIN_mdc := $(TRAIN) --name mdc --model MDC-ViT-Ti-8 $(LEARN)
 TRAIN_arc := $(TRAIN) --name arc --model ARC-ViT-Ti-8 $(LEARN)
 TRAIN_untrained := $(TRAIN) --name untrained --model MDC-ViT-Ti-8 --lr 0 --train-num-samples 64 --epochs 1
