@@ -105,7 +105,7 @@ def figure8(scale: Scale) -> Iterator[Cell]:
     for shots in (0, *SHOTS):
         for label, objective, flags in (("MDC", "MDC", ()), ("MDC with CLIP", "MDC", ("--clip_scale", "1")),
                                         ("ARC", "ARC", ())):
-            base = Run(f"{objective}-{scale.backbone}", "fewshot", epochs=scale.caption_epochs)
+            base = captioner(scale, objective)._replace(data="fewshot")
             run = Run(base.model, f"shots-{shots}", start=base) if shots else base
             flags = (*asked(objective, length), *flags)
             guide = clip(scale) if "--clip_scale" in flags else None

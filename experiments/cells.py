@@ -53,9 +53,9 @@ class Cell(NamedTuple):
     competes: bool = True  # for the best
 
 
-def captioner(scale: Scale, objective: str) -> Run:
+def captioner(scale: Scale, objective: str, suffix: str = "") -> Run:
     """One that is asked for captions or their likelihoods; "": CLIP."""
-    return Run(f"{objective}-{scale.backbone}".lstrip("-"), scale.alt, epochs=scale.caption_epochs)
+    return Run(f"{objective}-{scale.backbone}{suffix}".lstrip("-"), scale.alt, epochs=scale.caption_epochs)
 
 
 def probes(scale: Scale) -> dict[str, Evaluation]:

@@ -106,7 +106,7 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
     if run.model == "ARC-ViT-L-14" and run.data == "cc12m":
         command += ["--grad-clip-norm", "1.0"]  # Table 8
     if place.gpus == 0:
-        command += ["--device", "cpu", "--log-every-n-steps", "10"]  # short: Section 4.3 is read from the losses
+        command += ["--device", "cpu", "--log-every-n-steps", "10"]  # Section 4.3 is read from these few losses
     return command + [*scale.train_flags, "--seed", str(seed), "--logs", str(place.out / "runs"),
                       "--name", run.name(seed), "--resume", "latest",
                       *(() if scale.curve else ("--delete-previous-checkpoint",))]

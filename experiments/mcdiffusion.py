@@ -8,11 +8,10 @@ the same scale is weaker where the weak branch sees more, so that figure7 shows 
 too.
 """
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from article import asked, captioning, clip
-from cells import Cell, Evaluation, Run
+from cells import Cell, Evaluation, Run, captioner
 from scales import Scale
 
 METRICS = {"CIDEr": ("CIDEr", 100.0), "B@4": ("Bleu_4", 100.0), "METEOR": ("METEOR", 100.0),
@@ -26,17 +25,14 @@ KL = "KL, 1/1000 nats"  # of guided from plain predictions, a token
 
 def models(scale: Scale) -> dict[str, Run]:
     """Rows of Table 6; on CUB-200 those of MC-Diffusion, which reads codes only."""
-    backbone = scale.backbone
     if scale.name == "cub":
-        return {row: Run(f"{model}-VQ-{backbone}{kind}", scale.alt) for row, model, kind in (
-            ("ARC", "ARC", ""), ("MDC", "MDC", ""), ("MCD-VQ codes", "MCD", ""), ("MCD-VQ codes, CFG", "MCD", "-cfg"),
-            ("MCD-VQ codes, MCS", "MCD", "-mcs"))}
-    names = {"ARC": f"ARC-{backbone}", "MDC": f"MDC-{backbone}", "MCD absorbing": f"MCD-{backbone}-absorbing",
-             "MCD code": f"MCD-{backbone}", "MCD replace": f"MCD-{backbone}-replace",
-             "MCD-VQ codes": f"MCD-VQ-{backbone}", "MCD-VQ latents": f"MCD-VQ-{backbone}-latent"}
-    trained = partial(Run, data=scale.alt, epochs=scale.caption_epochs)
-    return {row: trained(model) for row, model in names.items()} | {
-        "MCD, frozen random ViT": trained(f"MCD-{backbone}", locked=True)}
+        rows = (("ARC", "ARC-VQ", ""), ("MDC", "MDC-VQ", ""), ("MCD-VQ codes", "MCD-VQ", ""),
+                ("MCD-VQ codes, CFG", "MCD-VQ", "-cfg"), ("MCD-VQ codes, MCS", "MCD-VQ", "-mcs"))
+        return {row: captioner(scale, objective, suffix) for row, objective, suffix in rows}
+    rows = (("ARC", "ARC", ""), ("MDC", "MDC", ""), ("MCD absorbing", "MCD", "-absorbing"), ("MCD code", "MCD", ""),
+            ("MCD replace", "MCD", "-replace"), ("MCD-VQ codes", "MCD-VQ", ""), ("MCD-VQ latents", "MCD-VQ", "-latent"))
+    return {row: captioner(scale, objective, suffix) for row, objective, suffix in rows} | {
+        "MCD, frozen random ViT": captioner(scale, "MCD")._replace(locked=True)}
 
 
 def judge(scale: Scale) -> Run | None:
@@ -62,9 +58,8 @@ def figure7(scale: Scale) -> Iterator[Cell]:
     """Captions by the strength of guidance; w = 1 is none in the usual form, w = 0 in the printed one."""
     if not scale.val:
         return
-    vq = "VQ-" if scale.name == "cub" else ""
-    cfg, mcs = (Run(f"MCD-{vq}{scale.backbone}-{kind}", scale.alt, epochs=scale.caption_epochs)
-                for kind in ("cfg", "mcs"))
+    objective = "MCD-VQ" if scale.name == "cub" else "MCD"
+    cfg, mcs = (captioner(scale, objective, suffix) for suffix in ("-cfg", "-mcs"))
     confident, ancestral = ("--tokens_per_step", "1"), ("--sampler", "ancestral", "--steps", "25")
     rows = [(name, run, w, w, confident) for name, run in (("CFG", cfg), ("MCS", mcs)) for w in SWEEP]
     rows += [("MCS as printed", mcs, w, f"{1 - float(w):g}", confident) for w in SWEEP]
