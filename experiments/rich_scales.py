@@ -1,7 +1,7 @@
 """The rich world's two sizes: hours of two CPU cores, and of a GPU. Models are trained until their probes are flat.
 
-A run is eight epochs with one cosine schedule; its checkpoints are kept, for learning curves (curves.py). Warm-up is a
-tenth of a run.
+A run is eight epochs with one cosine schedule, each of half of the scenes, drawn anew: every scene is read about four
+times. The checkpoints are kept, for learning curves (curves.py). Warm-up is a tenth of a run.
 """
 from scale import Backbone, Captioning, Data, Made, Probe, Scale, Selection
 
@@ -30,13 +30,11 @@ def selection(cases: int) -> tuple[Selection, ...]:
 
 RICH = Scale(
     name="rich",
-    data=data(8, 40_000) | {f"short-{n}of8": Data(f"{FOLDER}/train", f"{n}/8", n, n * 5000, first=True)
-                            for n in (1, 2, 4)},
-    backbones={"ViT-Ti-8-48": Backbone(1e-3, 0.1)},
-    batch=64, warmup=10_000, epochs=EIGHTHS, workers=1, train_flags=("--precision", "fp32"),
+    data=data(8, 20_000),
+    backbones={"ViT-Ti-8-rich": Backbone(5e-4, 0.1)},
+    batch=32, warmup=10_000, epochs=EIGHTHS, workers=1, train_flags=("--precision", "fp32"),
     eval_flags=("--no_amp", "--num_workers", "0", "--quiet"),
-    alt="short", long="long", search="short", amounts=("short-1of8", "short-2of8", "short-4of8", "short"),
-    ratios=("short",),
+    alt="short", long="long", search="short", amounts=(), ratios=("short",),
     probes=probes(1000), probe_root=f"{FOLDER}/{{{{dataset_cleaned}}}}", selection=selection(400), draws=64,
     captioning=(Captioning("{out}/data/captions", "wds/captions", "rich scenes", None, ("10", "15", "auto")),),
     prepare=(Made(FOLDER, (*SCENES, "--num-train", "40000", "--num-probe", "1000", "--num-pairs", "400", "--jobs",
@@ -46,9 +44,9 @@ RICH = Scale(
 
 GPU = RICH._replace(
     name="gpu",
-    data=data(100, 500_000),  # half of a million scenes in an epoch, drawn anew: each is read about four times
+    data=data(100, 500_000),
     backbones={"ViT-S-16-128": Backbone(1e-3, 0.1)},
-    amounts=(), batch=1024, workers=16, gpus=1, seeds=(0,),
+    batch=1024, workers=16, gpus=1, seeds=(0,),
     train_flags=("--precision", "amp_bf16"), eval_flags=("--quiet",),
     probes=probes(5000), selection=selection(2000),
     prepare=(Made(FOLDER, (*SCENES, "--size", "128", "--num-train", "1000000", "--num-probe", "5000", "--num-pairs",

@@ -57,7 +57,7 @@ def test_an_objective_goes_from_nothing_to_its_curve(rich, tmp_path):
         assert 0 < probes <= 100 and 0 <= swapped <= 100 and cider >= 0 and exact >= 0
     assert "A whole run: 128 images, 4 steps of 32." in result.stdout and "| MDC |" in result.stdout
     assert (tmp_path / "tables" / "curves.png").exists()
-    saved = (tmp_path / "runs" / "MDC-ViT-Ti-8-48--short--s0" / "checkpoints").glob("epoch_?.pt")
+    saved = (tmp_path / "runs" / "MDC-ViT-Ti-8-rich--short--s0" / "checkpoints").glob("epoch_?.pt")
     assert len(list(saved)) == 2
     measured = [json.loads(path.read_text()) for path in (tmp_path / "results").glob("linear_probe/*.json")]
     assert {Path(found["pretrained"]).name for found in measured} == {"epoch_1.pt", "epoch_2.pt"}
@@ -95,13 +95,13 @@ def test_images_until_swapped_attributes_are_told_apart_by_hand(tmp_path):
     accuracies = {"MDC": [0.5, 0.5, 0.6, 0.85, 0.92, 0.89, 0.95, 0.96], "ARC": [0.5, 0.91], "CapPa": [0.5] * 8}
     for objective, values in accuracies.items():
         for epoch, value in enumerate(values, 1):
-            write_result(tmp_path, "image_caption_selection", f"{objective}-ViT-Ti-8-48--short--s0",
+            write_result(tmp_path, "image_caption_selection", f"{objective}-ViT-Ti-8-rich--short--s0",
                          "sugar_crepe/swap_att", epoch, text_acc=value)
     page = collect.collect(RICH, place(tmp_path), ["curves"])["curves"]
     assert "| MDC, 5/8 | **92.0** |" in page and "| ARC, 1/4 | **91.0** |" in page
-    for line in ("| ARC | 80,000 |", "| MDC | 200,000 |", "| CapPa | > 320,000 |"):
+    for line in ("| ARC | 40,000 |", "| MDC | 100,000 |", "| CapPa | > 160,000 |"):
         assert line in page, page
-    assert "| CLIP |" not in page and "320,000 images, 5,000 steps of 64" in page
+    assert "| CLIP |" not in page and "160,000 images, 5,000 steps of 32" in page
 
 
 def test_a_scale_that_keeps_no_checkpoints_has_no_curves():

@@ -36,9 +36,9 @@ def tokens_per_step(value: str) -> int | float:
 def scenes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help="folder to make; must not exist or be empty")
     parser.add_argument("--world", choices=("plain", "rich"), default="plain",
-                        help="plain: a row of objects and one true caption; rich: 1 to 4 objects anywhere, of 10 "
-                             "colours, 8 shapes and 3 sizes, and many true captions (default: %(default)s)")
-    parser.add_argument("--size", type=int, help="side of an image in pixels (default: 32; rich 48)")
+                        help="plain: a row of objects and one true caption; rich: 1 to 4 objects of 10 colours, 8 "
+                             "shapes and 3 sizes, and several true captions (default: %(default)s)")
+    parser.add_argument("--size", type=int, help="side of an image in pixels (default: 32)")
     parser.add_argument("--objects", type=objects, metavar="N|M-N",
                         help="objects per scene: 2 to 4, or a range such as 1-3 (default: 2)")
     parser.add_argument("--sizes", action="store_true", help='objects are "small" or "large", and captions say so')
