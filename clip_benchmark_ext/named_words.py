@@ -16,7 +16,7 @@ NOUNS = ("man woman boy girl dog child person baby lady ball bike car boat bench
          "surfboard horse cat bird wave hill road ramp swing slide").split()
 RELATIONS = ("left of", "right of", "up above", "down below", "in front of", "on top of", "out of", "away from", "over",
              "behind", "under", "up", "down", "into", "beneath", "inside", "outside", "above", "below", "toward", "off",
-             "towards", "onto", "bigger than", "larger than", "smaller than")
+             "towards", "onto", "larger than", "smaller than", "west of", "north of", "northwest of", "northeast of")
 PLURALS = {"men": "man", "women": "woman", "children": "child", "people": "person", "ladies": "lady", "babies": "baby",
            "beaches": "beach", "benches": "bench", "gray": "grey"}
 KINDS = {"colours": COLOURS, "nouns": [*NOUNS, *OUTLINES], "relations": RELATIONS}
