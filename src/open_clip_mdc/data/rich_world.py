@@ -10,7 +10,7 @@ The wording is kept to one or two bits, as a small masked diffusion model learns
 on the image. With free order, fourteen templates and two words for most things ViT-Ti-8 at 48 px told places and shapes
 no better than chance after 160,000 images (colours at 100 %).
 
-Captions have 6 to 40 tokens with SOT and EOT. Every word is one token of CLIP's BPE; model_configs/rich_bpe.txt.gz is
+Captions have 7 to 40 tokens with SOT and EOT. Every word is one token of CLIP's BPE; model_configs/rich_bpe.txt.gz is
 the part of it that these words need (bpe.py).
 """
 import random
@@ -140,7 +140,7 @@ def caption(scene: Scene, rng: random.Random) -> str:
 
 
 def long_caption(scene: Scene, rng: random.Random) -> str:
-    """Two to four sentences, 13 to 38 words and full stops."""
+    """Two sentences or more: 16 to 38 words and full stops."""
     said = [say(OPENING if len(scene.objects) > 1 else OPENING_ONE, rng, scene, scene.objects[0])]
     further = [say(PLACED, rng, scene, item) for item in scene.objects]
     further += [say(RELATION, rng, scene, a, b) for a, b in pairwise(scene.objects)]
