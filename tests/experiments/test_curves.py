@@ -80,6 +80,9 @@ def test_all_objectives_have_the_same_data_steps_and_schedule_and_each_is_traine
     assert len(alike) == 1
     evaluated = next(command for command in printed if "linear_probe" in command)
     points = [word.partition("epoch_")[2] for word in evaluated if "--short--" in word and word.startswith("MDC-")]
+    by_draws = [command for command in printed if "--num_samples" in command and "MCD-" in " ".join(command)]
+    assert by_draws and all(command[command.index("--num_samples") + 1] == "16" and "ARC-" not in " ".join(command)
+                            for command in by_draws)
     assert points == ["8.pt", "1.pt", "2.pt", "4.pt"] or points == ["1.pt", "2.pt", "4.pt", "8.pt"]
 
 
