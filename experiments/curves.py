@@ -11,11 +11,11 @@ from fractions import Fraction
 from pathlib import Path
 
 from article import asked, captioning
-from cells import Cell, Evaluation, Run, probe
+from cells import Cell, Evaluation, Run, probes
 from scale import Scale
 
 OBJECTIVES = {"CLIP": "", "ARC": "ARC-", "MDC": "MDC-", "CapPa": "CapPa-", "MCD": "MCD-"}
-PROBE, BOUND, ENOUGH = "probes", "swap_att", 90.0
+PROBE, BOUND, ENOUGH = "Average", "swap_att", 90.0
 DRAWS = 16  # of MCD's bound; with the default's 1,024 the selection of eight checkpoints would take ten hours
 
 
@@ -27,7 +27,7 @@ def curves(scale: Scale) -> Iterator[Cell]:
             run = Run(f"{prefix}{scale.backbone}", scale.alt, at=epoch if epoch < scale.epochs else None)
             row, columns = f"{objective}, {Fraction(epoch, scale.epochs)}", {}
             if epoch in scale.curve:
-                columns[PROBE] = probe(scale)
+                columns |= probes(scale)
             columns |= {s.label: Evaluation("image_caption_selection", s.root, s.subsets, "text_acc", flags,
                                             sizes=(s.cases,)) for s in scale.selection}
             if epoch in scale.curve and objective != "CLIP":
@@ -67,7 +67,8 @@ def plot(scale: Scale, cells: list[Cell], means: list[float | None], path: Path)
     columns = [PROBE, *(s.label for s in scale.selection), "CIDEr"]
     figure = Figure(figsize=(3 * len(columns), 3), layout="constrained")
     for axes, column in zip(figure.subplots(1, len(columns)), columns, strict=True):
-        axes.set(xlabel="images seen", ylabel=column if column == "CIDEr" else f"{column}, %")
+        label = {PROBE: "probes, average, %", "CIDEr": column}.get(column, f"{column}, %")
+        axes.set(xlabel="images seen", ylabel=label)
         axes.ticklabel_format(axis="x", style="sci", scilimits=(3, 3))
         for number, objective in enumerate(OBJECTIVES):
             points = [(Fraction(cell.row.partition(", ")[2]), mean) for cell, mean in zip(cells, means, strict=True)

@@ -53,8 +53,10 @@ def test_an_objective_goes_from_nothing_to_its_curve(rich, tmp_path):
     cells = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in result.stdout.splitlines()
              if line.startswith("| MDC, ")}
     assert list(cells) == ["MDC, 1/2", "MDC, 1"]
-    for probes, swapped, cider, exact in ([float(c.strip(" *")) for c in columns] for columns in cells.values()):
-        assert 0 < probes <= 100 and 0 <= swapped <= 100 and cider >= 0 and exact >= 0
+    for colour, shape, average, swapped, cider, exact in (
+            [float(c.strip(" *")) for c in columns] for columns in cells.values()):
+        assert average == pytest.approx((colour + shape) / 2, abs=0.11) and 0 < average <= 100
+        assert 0 <= swapped <= 100 and cider >= 0 and exact >= 0
     assert "A whole run: 128 images, 4 steps of 32." in result.stdout and "| MDC |" in result.stdout
     assert (tmp_path / "tables" / "curves.png").exists()
     saved = (tmp_path / "runs" / "MDC-ViT-Ti-8-rich--short--s0" / "checkpoints").glob("epoch_?.pt")
