@@ -90,7 +90,8 @@ def compare(left: Side | None, right: Side | None, margin: float | None = None) 
     if variance == 0:
         return Finding(difference, basis=f"{seeds}, all alike")
     from scipy.stats import t as student
-    freedom = variance ** 2 / sum(v ** 2 / df for v, df in variances if v)
+    spread = sum(v ** 2 / df for v, df in variances if v)
+    freedom = variance ** 2 / spread if spread else math.inf
     error = math.sqrt(variance)
     reach = error * float(student.isf(0.025, freedom))
 

@@ -85,6 +85,12 @@ def test_with_alike_seeds_it_is_the_paired_test_over_images():
     assert finding.interval == pytest.approx(tuple(expected.confidence_interval(0.95)))
 
 
+def test_with_alike_seeds_and_no_single_images_it_is_the_z_test():
+    finding = compare(side([90.0] * 3, binomial=1.5), side([85.0] * 2, binomial=2.5))
+    assert finding.p == pytest.approx(2 * stats.norm.sf(5 / 2))
+    assert finding.interval == pytest.approx((5 - 2 * stats.norm.isf(0.025), 5 + 2 * stats.norm.isf(0.025)))
+
+
 def test_cases_of_one_image_count_once():
     rng = np.random.default_rng(1)
     left, right = rng.random(40), rng.random(40)
