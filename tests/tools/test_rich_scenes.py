@@ -185,6 +185,22 @@ def test_pairs_differ_by_the_swap_alone_and_are_false():
         assert len(swapped) == 2 and len({frozenset(pair) for pair in swapped}) == 1
 
 
+def test_pairs_cannot_be_told_apart_without_the_image():
+    """A reader who has seen which of two words is true in 4,000 pairs guesses in 4,000 others."""
+    world, count = World(), 4000
+    first_words = {"swap_att": [], "swap_obj": [], "replace_rel": []}  # in which a pair differs: (true, false)
+    for index in range(2 * count):
+        _, true, false = rich_world.draw_pair(world, world.rng("pairs", index))
+        for name, text in false.items():
+            pairs = zip(true.split(), text.split(), strict=True)
+            first_words[name].append(next((word, other) for word, other in pairs if word != other))
+    for name, pairs in first_words.items():
+        seen = Counter(pairs[:count])
+        points = (1 if seen[word, other] > seen[other, word] else 0.5 if seen[word, other] == seen[other, word] else 0
+                  for word, other in pairs[count:])
+        assert abs(sum(points) / count - 0.5) < 4 * 0.5 / count ** 0.5, name  # 4 standard errors of a coin
+
+
 def test_a_share_of_training_captions_is_noise_and_of_nothing_else(root, tmp_path):
     clip = SimpleTokenizer()
     cli.main(flags(tmp_path / "clean"))

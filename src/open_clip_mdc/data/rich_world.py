@@ -174,26 +174,25 @@ def noise(world: World, index: int) -> tuple[str, str] | None:
 
 
 def draw_pair(world: World, rng: random.Random) -> tuple[Scene, str, dict[str, str]]:
-    """A scene, a true caption, and false ones by SugarCrepe's names; a relation is replaced by another one.
+    """A scene of two objects, a true caption, and false ones by SugarCrepe's names.
 
-    No object of the scene has the one's colour and the other's shape, so that swapped attributes are false of all.
-    Swaps cannot be told apart without the image; 73.6 % of the relations can, since the first two of three or four
-    objects are mostly, or always, side by side.
+    Which of the two captions is true cannot be told without the image. Objects are exchangeable, and the false relation
+    is that of another such scene: (true, false) is as frequent as (false, true). Of more than two objects the first two
+    are mostly side by side, which a reader of captions knows.
     """
     while True:
-        scene = draw_scene(world, rng, rng.randint(2, 4))
-        a, b = scene.objects[:2]
-        swapped = {(a.colour, b.shape), (b.colour, a.shape)}
-        if swapped.isdisjoint((item.colour, item.shape) for item in scene.objects):
+        scene, other = draw_scene(world, rng, 2), draw_scene(world, rng, 2)
+        a, b = scene.objects
+        if a.shape != b.shape and a.colour != b.colour and offset(a, b) != offset(*other.objects):
             break
-    template, here = rng.choice(TWO if len(scene.objects) == 2 else MORE), rng.choice(RELATIONS[offset(a, b)])
-    other = rng.choice([key for key in RELATIONS if key != offset(a, b)])
+    template = rng.choice(TWO)
+    here, elsewhere = (rng.choice(RELATIONS[offset(*drawn.objects)]) for drawn in (scene, other))
 
     def text(a: SceneObject, b: SceneObject, relation: str = here) -> str:
         return fill(template, scene, (noun(a), noun(b)), relation)
 
     return scene, text(a, b), {"swap_att": text(replace(a, colour=b.colour), replace(b, colour=a.colour)),
-                               "swap_obj": text(b, a), "replace_rel": text(a, b, rng.choice(RELATIONS[other]))}
+                               "swap_obj": text(b, a), "replace_rel": text(a, b, elsewhere)}
 
 
 # ---- probes: one property is asked for, the others vary at random
