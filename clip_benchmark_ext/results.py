@@ -82,10 +82,15 @@ def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, 
     return json.loads(json.dumps({**about, "settings": settings}))
 
 
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
 def is_there(path: Path, about: dict) -> bool:
     """Whether the file holds a result of just this; says so where it is one of something else."""
     try:
-        saved = parse_json(path.read_text(encoding="utf-8"))  # refuses a byte order mark, as others do
+        # Refuses a byte order mark, as others do, and NaN.
+        saved = parse_json(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except FileNotFoundError:
         return False
     except ValueError:

@@ -27,6 +27,15 @@ COUNTS = ("ties", "cases", "draws", "length")
 LENGTHS = ("mean length", "references")
 
 
+def checked(name: str, value: object) -> object:
+    """A metric as it was read; raises TypeError for what a table cannot show."""
+    kinds = {"scorer": (str,), "caption_length": (int, float, str)}.get(name, (int, float))
+    shown = name in ("scorer", *COLUMNS.values()) or name.startswith("text_acc")
+    if shown and value is not None and type(value) not in kinds:
+        raise TypeError(f"{name} is {value!r}")
+    return value
+
+
 def read_results(paths: list[str]) -> list[dict]:
     """Contents of result files, and SugarCrepe's averages, of each model and settings, of complete groups.
 
@@ -37,9 +46,10 @@ def read_results(paths: list[str]) -> list[dict]:
     for path in paths:
         try:
             result = parse_json(Path(path).read_bytes())
-            results.append({**{k: result[k] for k in ("dataset", "model", "pretrained", "task", "metrics")},
-                            "settings": {**result.get("settings", {}), "dataset_root": None}})
-        except (ValueError, KeyError, TypeError) as problem:
+            metrics = {name: checked(name, value) for name, value in result["metrics"].items()}
+            results.append({**{k: "" + result[k] for k in ("dataset", "model", "pretrained", "task")},
+                            "metrics": metrics, "settings": {**result.get("settings", {}), "dataset_root": None}})
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise ValueError(f"{path} is no result file of clip_benchmark eval: {problem!r}") from problem
     families: dict[tuple, list[dict]] = {}
     for result in results:

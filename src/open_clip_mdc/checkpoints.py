@@ -134,7 +134,22 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{pretrained} holds NaN or infinity ({key}): nothing can be computed with it")
+    check_normalization(pretrained, model.visual.preprocess_cfg)
     return model.eval(), transform, tokenizer
+
+
+def check_normalization(pretrained: str, preprocess_cfg: dict) -> None:
+    """Raises ValueError unless images can be normalised by `mean` and `std`.
+
+    PyTorch makes a tensor without elements of ["", 0.5, 0.5], and normalises by 1e39 or 0 to infinity.
+    """
+    for name in ("mean", "std"):
+        given = preprocess_cfg[name]
+        values = given if isinstance(given, (list, tuple)) else [given]
+        if not (len(values) in (1, 3) and all(type(v) in (int, float) for v in values) and torch.tensor(
+                values, dtype=torch.float32).isfinite().all() and (name == "mean" or min(values) > 0)):
+            raise ValueError(f"{pretrained}: preprocess_cfg.{name} is {str(given)[:80]} in its config: it should be "
+                             "three numbers" + (" above 0" if name == "std" else ""))
 
 
 def check_device(device: str) -> None:

@@ -199,15 +199,19 @@ def train_one_epoch(upstream):
 
 
 def forget_from(epoch: int, path: Path) -> None:
-    """Drops the rows of this epoch and later ones, which a run that was killed before it saved has left."""
+    """Drops the rows of this epoch and later ones, which a run that was killed before it saved has left.
+
+    A line that broke off, and what follows it, cannot be had again: it says so.
+    """
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
             if json.loads(line)["epoch"] >= epoch:
                 break
-        except (ValueError, LookupError, TypeError):  # this line was broken off
+        except (ValueError, LookupError, TypeError):
+            logging.warning("%s: line %d broke off: it and all after it are dropped", path, number)
             break
         kept.append(f"{line}\n")
     with new_file(path) as partial:

@@ -75,7 +75,7 @@ class PretrainedCaptioner:
 
     def pil_image(self, image: Tensor) -> Image.Image:
         """What the model sees of an image: the transform's [3, H, W] without its normalisation."""
-        mean, std = (torch.tensor(self.model.visual.preprocess_cfg[name]).view(3, 1, 1) for name in ("mean", "std"))
+        mean, std = (torch.tensor(self.model.visual.preprocess_cfg[name]).view(-1, 1, 1) for name in ("mean", "std"))
         pixels = (255 * (image.cpu() * std + mean).clamp(0, 1)).round().byte()
         return Image.fromarray(pixels.permute(1, 2, 0).numpy())
 

@@ -101,7 +101,9 @@ def test_a_result_of_other_weights_under_the_same_path_or_without_settings_is_ma
         raise Loaded
     monkeypatch.setattr(run_module, "load_model", fail)
     evaluate(*command)
-    for broken in (json.dumps({k: v for k, v in json.loads(kept).items() if k != "settings"}), kept[:50]):
+    saved = json.loads(kept)
+    for broken in (json.dumps({k: v for k, v in saved.items() if k != "settings"}), kept[:50],
+                   json.dumps(saved | {"metrics": {"text_acc": float("nan")}})):
         Path("result.json").write_text(broken)
         with pytest.raises(Loaded):
             evaluate(*command)

@@ -235,7 +235,7 @@ def test_an_image_of_a_csv_file_that_cannot_be_read_is_named_and_no_program_is_s
     assert not (tmp_path / "started").exists()
 
 
-def test_validation_forgets_what_a_killed_run_said_of_epochs_that_it_did_not_save(tmp_path):
+def test_validation_forgets_what_a_killed_run_said_of_epochs_that_it_did_not_save(tmp_path, caplog):
     path = tmp_path / "results.jsonl"
     hooks.forget_from(1, path)
     assert not path.exists()
@@ -243,5 +243,7 @@ def test_validation_forgets_what_a_killed_run_said_of_epochs_that_it_did_not_sav
     for text, epoch, kept in [("".join(rows), 4, rows), ("".join(rows), 2, rows[:1]), ("".join(rows), 1, []),
                               ("".join(rows)[:-5], 3, rows[:2]), (rows[0] + "\0\0", 2, rows[:1]), ("[]\n", 1, [])]:
         path.write_text(text)
+        caplog.clear()
         hooks.forget_from(epoch, path)
         assert path.read_text() == "".join(kept)
+        assert bool(caplog.records) == (text[-2:] != "}\n")

@@ -33,6 +33,7 @@ from open_clip_mdc.data import images
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.tokens import decode_captions, decode_tokens, eot_id, mask_id, sot_id
 from open_clip_mdc.tools import page as report
+from open_clip_mdc.tools.caption import read_captions
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -309,6 +310,19 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(runs, folder, argv, wor
     complaint = run("--pretrained", runs / "mdc", *argv)
     assert words in complaint and complaint.startswith("error: ") and "\n" not in complaint
     assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize(("step", "log_prob"),
+                         [(0, None), (None, -1.0), (0, 1e5), (1.5, -1.0), (True, -1.0), (-1, -1.0)])
+def test_tokens_to_compare_have_a_step_and_its_log_probability_or_neither(tmp_path, step, log_prob):
+    row = {"image": "a.png", "caption": "a", "tokens": [{"token": "a", "step": None, "log_prob": None}]}
+    path = tmp_path / "c.jsonl"
+    path.write_text(json.dumps(row))
+    assert read_captions(str(path))["a.png"]["tokens"] == row["tokens"]
+    row["tokens"][0] |= {"step": step, "log_prob": log_prob}
+    path.write_text(json.dumps(row))
+    with pytest.raises(ValueError, match="no file that this tool wrote"):
+        read_captions(str(path))
 
 
 # ---- resuming ------------------------------------------------------------------------------------------------------

@@ -116,6 +116,18 @@ def test_a_vocabulary_beside_the_weights_is_found_there_from_anywhere(out, tmp_p
     assert len(tokenizer.encode("zebra")) == 1
 
 
+@pytest.mark.parametrize(("name", "value"), [
+    ("mean", ["", 0.5, 0.5]), ("mean", [0.5, 0.5]), ("mean", [1e39, 0, 0]), ("mean", [[0.5]]), ("std", [0, 1, 1]),
+    ("std", [True, 1, 1]), ("std", "x")])
+def test_a_normalization_of_no_use_is_refused(out, tmp_path, name, value):
+    shutil.copytree(out, tmp_path / "own")
+    config = json.loads((tmp_path / "own" / "open_clip_config.json").read_text())
+    config["preprocess_cfg"][name] = value
+    (tmp_path / "own" / "open_clip_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"preprocess_cfg.{name} is .* should be three numbers"):
+        open_clip_mdc.load(tmp_path / "own")
+
+
 def test_timm_loads_its_folder(out, images, expected):
     encoder = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
     image, features, tokens = expected

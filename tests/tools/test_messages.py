@@ -141,7 +141,7 @@ TOOLS = [  # arguments, words of the message
     (("caption", "cut.tar", *MDC, "--out", "tables"), "cut.tar: not a complete tar file"),
     (("caption", "0.tar", *MDC, "--out", "tables", "--length", "900"), "length is 900; it must be"),
     ((*CAPTION, *MDC, "--html", "c.html", "--compare", "steps.jsonl"), "--compare steps.jsonl is no file that this"),
-    ((*CAPTION, *MDC, "--html", "c.html", "--compare", "probs.jsonl"), "nan is no step and no log-probability"),
+    ((*CAPTION, *MDC, "--html", "c.html", "--compare", "probs.jsonl"), "0 and nan are no step and its log-probability"),
     # score, embed
     ((*SCORE, *MDC, "--captions", "nowhere.txt"), "--captions: nowhere.txt: no such file or directory"),
     ((*SCORE, *MDC, "--captions", "nothing"), "--captions: nothing: is a directory"),

@@ -24,10 +24,14 @@ def new_file(path: str | Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def parse_json(text: str | bytes) -> object:
-    """Of a file of others. Raises ValueError for what is no JSON, or is nested too deeply to be read."""
+def parse_json(text: str | bytes, **options) -> object:
+    """Of a file of others. Raises ValueError for what is no JSON, or is nested too deeply to be read.
+
+    Args:
+        options: of `json.loads`.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, **options)
     except RecursionError as problem:
         raise ValueError("it is nested too deeply") from problem
 

@@ -37,11 +37,13 @@ from .page import card, legend, printable, thumbnail, write_page
 CLIP = ("clip_scale", "clip_top_k", "clip_rerank")
 
 
-def number(value: object) -> int | float | None:
-    """A step or a log-probability as it was read; raises TypeError for what can be neither."""
-    if value is not None and (isinstance(value, bool) or not -1e6 < value < 1e6):
-        raise TypeError(f"{value!r} is no step and no log-probability")
-    return value
+def checked(token: dict) -> dict:
+    """A token as it was read: with step and log-probability, or neither; raises TypeError or KeyError for others."""
+    step, log_prob = token["step"], token["log_prob"]
+    if not (step is log_prob is None or
+            type(step) is int and 0 <= step < 10_000 and type(log_prob) in (int, float) and -1e6 < log_prob < 1):
+        raise TypeError(f"{step!r} and {log_prob!r} are no step and its log-probability")
+    return {"token": "" + token["token"], "step": step, "log_prob": log_prob}
 
 
 def read_captions(path: str) -> dict[str, dict]:
@@ -52,9 +54,8 @@ def read_captions(path: str) -> dict[str, dict]:
     """
     try:
         rows = [parse_json(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-        return {row["image"]: {"image": path, "caption": "" + row["caption"], "tokens": [
-            {"token": "" + token["token"], **{name: number(token[name]) for name in ("step", "log_prob")}}
-            for token in row["tokens"]]} for row in rows}
+        return {row["image"]: {"image": path, "caption": "" + row["caption"],
+                               "tokens": [checked(token) for token in row["tokens"]]} for row in rows}
     except (ValueError, KeyError, TypeError) as problem:
         raise ValueError(f"--compare {path} is no file that this tool wrote: {problem!r}") from problem
 
