@@ -99,7 +99,8 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
         command += ["--lock-image"]
     if "-VQ-" in run.model:
         command += ["--pretrained", fill("{out}/data/vq.pt", place)]
-    if scale.val and (run.epochs > 1 or "-VQ-" in run.model):  # where bounds are compared; else it only costs time
+    # Where bounds are compared; else it only costs time.
+    if scale.val and (run.epochs == scale.caption_epochs or "-VQ-" in run.model):
         command += ["--val-data", fill(scale.val, place)]
     if run.model.startswith("coca_"):  # a captioner like the others
         command += ["--coca-contrastive-loss-weight", "0", "--coca-caption-loss-weight", "1"]

@@ -38,8 +38,8 @@ def summarise(numbers: Iterable[float]) -> Summary | None:
 def markdown(cells: list[Cell], summaries: list[Summary | None]) -> str:
     """Rows and columns in the order of the cells; the paper's numbers in brackets.
 
-    Best of a column and block in bold, second in italics, as the paper marks them; columns of which there is nothing
-    are named below.
+    Best of a column and block in bold, second in italics, as the paper marks them; rows and columns of which there is
+    nothing are named below.
     """
     from open_clip_mdc.data.markdown import markdown_table
     rows, columns = (list(dict.fromkeys(getattr(cell, what) for cell in cells)) for what in ("row", "column"))
@@ -48,6 +48,7 @@ def markdown(cells: list[Cell], summaries: list[Summary | None]) -> str:
         if summary and cell.competes:
             ranks.setdefault((cell.block, cell.column), []).append(round(summary.mean, 1))
     text, empty = {}, set(columns) if any(summaries) else set()
+    absent = set(rows) - {c.row for c, s in zip(cells, summaries, strict=True) if s} if any(summaries) else set()
     for cell, summary in zip(cells, summaries, strict=True):
         shown = str(summary) if summary else "missing"
         if summary or cell.paper is not None:
@@ -59,14 +60,16 @@ def markdown(cells: list[Cell], summaries: list[Summary | None]) -> str:
         text[cell.row, cell.column] = shown + (f" [{cell.paper}]" if cell.paper is not None else "")
     shown_columns = [column for column in columns if column not in empty]
     table = markdown_table(["", *shown_columns],
-                           [[row, *(text.get((row, column), "") for column in shown_columns)] for row in rows])
+                           [[row, *(text.get((row, column), "") for column in shown_columns)]
+                            for row in rows if row not in absent])
     seeds = sorted({s.seeds for s in summaries if s}) or [0]
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    outside = sorted({cell.row.rpartition(", ")[2] for cell in cells} & {"CLIP-LB", "CoCa"})
+    outside = sorted({cell.row.rpartition(", ")[2] for cell in cells if cell.row not in absent} & {"CLIP-LB", "CoCa"})
     notes = [f"Seeds: {count}" + (", mean ± standard deviation" if seeds[-1] > 1 else ""),
              *(["in brackets the paper's number"] if any(cell.paper is not None for cell in cells) else []),
              *([f"{' and '.join(outside)} stands outside the comparison"] if outside else []),
-             *([f"not there: {', '.join(c for c in columns if c in empty)}"] if empty else [])]
+             *([f"not there: {', '.join(c for c in columns if c in empty)}"] if empty else []),
+             *([f"not run: {'; '.join(r for r in rows if r in absent)}"] if absent else [])]
     return f"{table}\n\n{'; '.join(notes)}.\n"
 
 

@@ -150,10 +150,9 @@ def figure5(scale: Scale) -> Iterator[Cell]:
 
 
 def decodings(scale: Scale, flag: str, values: Iterable, others: tuple[str, ...] = ()) -> Iterator[Cell]:
-    """Captions by MDC, trained three times as long where that costs little, at several values of one flag."""
+    """Captions by MDC at several values of one flag."""
     for captioning in scale.captioning:
         run, _ = systems(scale, captioning)["MDC-" + captioning.lengths[0]]
-        run = run if captioning.train else run._replace(epochs=3)
         for value in map(str, values):
             for label, metric in {"CIDEr": "CIDEr", "METEOR": "METEOR", "words": "mean_length",
                                   "steps": "mean_steps"}.items():

@@ -20,9 +20,9 @@ def test_hand_written_results_give_the_hand_computed_table(tmp_path):
     page = pages["table5"]
     # 50, 54, 55: mean 53, squares 9 + 1 + 4 = 14, variance 7; 60, 62, 70: mean 64, squares 16 + 4 + 36, variance 28
     assert f"| [0.0, 1.0] | 53.0 ± {math.sqrt(7):.1f} |" in page
-    assert "| [0.3, 0.8] | missing |" in page
     assert "| [0.4, 0.9] | *58.0* |" in page
     assert f"| [0.5, 1.0] | **64.0 ± {math.sqrt(28):.1f}** |" in page
+    assert "not run: [0.3, 0.8].\n" in page and "| [0.3, 0.8]" not in page
     assert "Seeds: 1 to 3" in page and page == (tmp_path / "tables" / "table5.md").read_text()
     rows = {row["row"]: row for row in csv.DictReader((tmp_path / "tables" / "table5.csv").open())}
     assert float(rows["[0.0, 1.0]"]["mean"]) == pytest.approx(53) and rows["[0.0, 1.0]"]["seeds"] == "3"
@@ -55,7 +55,7 @@ def test_averages_of_a_group_say_which_they_are(tmp_path):
     assert row["ARO relation, macro"] == "**60.0** [53.6]" and row["ARO relation, micro"] == "**70.0**"
 
 
-def test_a_column_of_which_there_is_nothing_is_named_below(tmp_path):
+def test_rows_and_columns_of_which_there_is_nothing_are_named_below(tmp_path):
     write_result(tmp_path, "captioning", "ARC-ViT-Ti-8--short-e4--s0", "wds/captions", epoch=4, Bleu_4=0.5,
                  METEOR=0.4, CIDEr=1.0, ROUGE_L=0.5, mean_length=8.0)
     page = collect.collect(scales.SCENES, place(tmp_path), ["table3"])["table3"]
@@ -64,10 +64,12 @@ def test_a_column_of_which_there_is_nothing_is_named_below(tmp_path):
     (tmp_path / "results" / "judge" / "scenes--s0.json").write_text(
         json.dumps({"selection_rate": {"ARC": 0.75, "MDC-8": 0.25}, "judged": 40}))
     page = collect.collect(scales.SCENES, place(tmp_path), ["table3"])["table3"]
-    assert "not there: SPICE." in page
+    assert "not there: SPICE; not run: " in page
     cells = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
-    assert [row[cells[0].index("LLM")] for row in cells[2:6]] == \
-        ["**75.0**", "25.0", "missing", "missing"]
+    assert [row[1::cells[0].index("LLM") - 1] for row in cells[2:4]] == \
+        [["scenes, ARC", "**75.0**"], ["scenes, MDC-8", "25.0"]]
+    assert cells[3][cells[0].index("CIDEr")] == "missing"
+    assert "not run: scenes, MDC-10; scenes, MDC-auto.\n" in page
 
 
 def test_another_checkpoint_of_a_run_neither_hides_nor_replaces_its_result(tmp_path):
