@@ -223,7 +223,8 @@ def resolve(model: str, pretrained: str) -> tuple[str, str]:
     """
     alias = model.lower() if model.lower() in ALIASES else None
     if not alias and not is_captioner(model):
-        return model, pretrained
+        is_run = (Path(pretrained) / "checkpoints").is_dir()
+        return model, checkpoints.find(pretrained, model).weights if is_run else pretrained
     if pretrained == NOBODYS_PRETRAINED:
         raise ValueError(f"--model {model} needs --pretrained: a checkpoint, a run folder, local-dir:DIR or hf-hub:ID")
     name, weights, _ = checkpoints.find(pretrained, None if alias else model)
@@ -236,7 +237,10 @@ def resolve(model: str, pretrained: str) -> tuple[str, str]:
 
 
 def load_model(args: Namespace) -> tuple:
-    """Model, transform and tokenizer: a captioner as it was trained, any other as upstream loads it.
+    """Model, transform and tokenizer: of a checkpoint that is here as it was trained, of any other as upstream loads it.
+
+    Upstream knows nothing of a run's --force-image-size and other flags of images: it would resize the positional
+    embedding to the config's image size, in silence.
 
     Raises:
         FileNotFoundError, ValueError: there is no such model or checkpoint.
@@ -245,11 +249,15 @@ def load_model(args: Namespace) -> tuple:
         raise ValueError("--skip_load finds no features here, which are kept by the model's content: leave it out")
     if is_captioner(args.model):
         return checkpoints.load(args.pretrained, None if ":" in args.model else args.model, device=args.device)
-    if args.model_type == "open_clip" and ":" not in args.model and open_clip.get_model_config(args.model) is None:
+    named = args.model_type == "open_clip" and ":" not in args.model
+    if named and open_clip.get_model_config(args.model) is None:
         close = close_names(args.model, open_clip.list_models())
         raise ValueError(f"--model {args.model} is no model known here{close}")
-    model, transform, tokenizer = upstream_models.load_clip(
-        args.model_type, args.model, args.pretrained, args.model_cache_dir, device=args.device)
+    if named and os.path.exists(args.pretrained):
+        model, transform, tokenizer = checkpoints.load(args.pretrained, args.model, device=args.device)
+    else:
+        model, transform, tokenizer = upstream_models.load_clip(
+            args.model_type, args.model, args.pretrained, args.model_cache_dir, device=args.device)
     if "nllb-clip" in args.model:
         from clip_benchmark.models.nllb_clip import set_language
         set_language(tokenizer, args.language)

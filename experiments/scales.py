@@ -128,7 +128,7 @@ FLICKR8K = Scale(
            for n in (1, 2, 4)},
     },
     backbones={"ViT-Ti-16": Backbone(1e-3, 0.1)},
-    # 64 px for the config's 96, a third of the time, buy epochs: after one of them captions are not yet language.
+    # 64 px for the config's 96, three fifths of the time, buy epochs: after one of them captions are not yet language.
     batch=32, warmup=10_000, epochs=4, workers=1, train_flags=("--precision", "fp32", "--force-image-size", "64"),
     eval_flags=("--no_amp", "--num_workers", "0", "--quiet"),
     alt="captions", long="joined", search="captions",

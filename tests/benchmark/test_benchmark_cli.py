@@ -12,12 +12,13 @@ import open_clip
 import pytest
 import torch
 from clip_benchmark.metrics import zeroshot_classification
-from conftest import needs_shared_data, run, shared_data
+from conftest import make_image, needs_shared_data, run, shared_data
 from models import save_clip
 from training import TORCHRUN, open_clip_train_each, train_flags
 
 import open_clip_mdc
 from clip_benchmark_ext import cli
+from clip_benchmark_ext import run as benchmark_run
 from clip_benchmark_ext.linear_probe import top_k_accuracy
 from clip_benchmark_ext.table import markdown, read_results
 from open_clip_mdc import tools
@@ -116,6 +117,24 @@ def test_a_clip_model_through_our_script_gives_upstreams_numbers_to_the_digit(sc
         else:
             assert ours["metrics"]["clip_benchmark_text_acc"] == pytest.approx(theirs["metrics"]["text_acc"], abs=1e-7)
             assert ours["metrics"]["scorer"] == "cosine" and ours["metrics"]["cases"] == 40
+
+
+def test_a_clip_run_is_evaluated_at_the_image_size_that_it_was_trained_at(scenes, tmp_path, monkeypatch):
+    """Given by its folder. Upstream would build it at the config's 48 px and resize the positional embedding."""
+    name, _ = save_clip(tmp_path)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "params.txt").write_text(f"model: {name}\nforce_image_size: 32\n")
+    trained = open_clip.create_model(name, force_image_size=32)
+    torch.save({"state_dict": trained.state_dict()}, tmp_path / "run" / "checkpoints" / "epoch_1.pt")
+    loaded, load = [], benchmark_run.load_model
+    monkeypatch.setattr(benchmark_run, "load_model", lambda args: loaded.append(load(args)) or loaded[0])
+    result = evaluate("--model", name, "--pretrained", tmp_path / "run", "--dataset", "sugar_crepe/swap_att",
+                      "--dataset_root", scenes / "sugarcrepe")
+    assert result["pretrained"] == str(tmp_path / "run" / "checkpoints" / "epoch_1.pt")
+    (model, transform, _), = loaded
+    image = transform(make_image(0))
+    assert image.shape == (3, 32, 32)
+    assert torch.equal(model.encode_image(image[None]), trained.eval().encode_image(image[None]))
 
 
 def test_bad_checkpoints_are_named_in_one_line(runs, scenes, tmp_path):
