@@ -237,7 +237,7 @@ def resolve(model: str, pretrained: str) -> tuple[str, str]:
 
 
 def load_model(args: Namespace) -> tuple:
-    """Model, transform and tokenizer: of a checkpoint that is here as it was trained, of any other as upstream loads it.
+    """Model, transform and tokenizer: of a checkpoint file as it was trained, of any other as upstream loads it.
 
     Upstream knows nothing of a run's --force-image-size and other flags of images: it would resize the positional
     embedding to the config's image size, in silence.
