@@ -1,24 +1,20 @@
 """The ledger: every claim of the paper that can be tested by numbers, and what our results say of it.
 
-    python experiments/claims.py --scale scenes                  # from build/scenes
-    python experiments/claims.py --scale scenes --page experiments/RESULTS.md    # from means and deviations of tables
+    python experiments/collect.py claims --scale scenes --out build/scenes
 
 A row compares two sides. Each is the mean over some cells of a table (tables.py), and each cell the mean over seeds of
 a number measured on a test set. The claim is "left is above right" or "left is level with right, within a margin".
 What a difference then comes to is of verdicts.py.
 """
-import argparse
 import json
-import re
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import paper
 from cells import Cell, Evaluation
-from scales import INTERVALS, SCALES, Scale
+from scales import INTERVALS, Scale
 from tables import BACKBONES, TABLES, averages
 from verdicts import Side, compare, judge
 
@@ -215,43 +211,14 @@ def read_items(path: Path, evaluation: Evaluation) -> list[tuple[str, float, flo
     return list(zip(content["images"], (weight / sum(weights) for weight in weights), values, strict=True))
 
 
-NUMBER = re.compile(r"^\W*(\d+\.\d)(?: ± (\d+\.\d))?")
-
-
-def read_page(text: str, scale: Scale) -> dict[tuple[str, str], tuple[float, float, int]]:
-    """(mean, standard deviation, seeds) by row and column of a scale's tables in a page."""
-    found = {}
-    for table in re.findall(rf"<!-- {scale.name} \w+ -->\n(.*?)<!-- end -->", text, re.DOTALL):
-        seeds = re.search(r"^Seeds: (\d+)", table, re.MULTILINE)
-        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()
-                if line.startswith("| ")]
-        for row in rows[2:] if seeds else ():
-            for column, cell in zip(rows[0][1:], row[1:], strict=True):
-                if number := NUMBER.match(cell):
-                    found[row[0], column] = float(number[1]), float(number[2] or 0), int(seeds[1])
-    return found
-
-
-def of_page(numbers: dict, cells: tuple[Cell, ...]) -> Side | None:
-    """A side from a page's means and standard deviations, and the sizes of test sets."""
-    found = [numbers.get((cell.row, cell.column)) for cell in cells]
-    if not found or None in found:
-        return None
-    means, deviations, seeds = zip(*found, strict=True)
-    sized = all(cell.evaluation.task == "log" or len(cell.evaluation.sizes) == 1 and cell.evaluation.sizes[0]
-                for cell in cells)
-    binomial = sum(binomial_variance(mean / 100, cell.evaluation.sizes[0]) for mean, cell in zip(
-        means, cells, strict=True) if cell.evaluation.task != "log") * (100 / len(cells)) ** 2 if sized else None
-    return Side(statistics.fmean(means), statistics.fmean(deviations), min(seeds), binomial)
-
-
 # ---- the page
 
 
-def ledger(rows: list[Claim], measure: Callable[[tuple[Cell, ...]], Side | None]) -> str:
-    """The ledger of some claims as Markdown."""
+def ledger(rows: list[Claim], results: dict, scale: Scale) -> str:
+    """The ledger of some claims as Markdown, from the results of a scale (collect.read_results)."""
     from open_clip_mdc.data.markdown import markdown_table
-    verdicts = judge(compare(measure(claim.left), measure(claim.right), claim.margin) for claim in rows)
+    verdicts = judge(compare(*(of_results(results, scale, side) for side in (claim.left, claim.right)), claim.margin)
+                     for claim in rows)
     lines = []
     for claim, (finding, p, verdict) in zip(rows, verdicts, strict=True):
         numbers = "{:.1f} / {:.1f}".format(*claim.paper) if claim.paper else ""
@@ -264,26 +231,3 @@ def ledger(rows: list[Claim], measure: Callable[[tuple[Cell, ...]], Side | None]
                        for kind in ("shows", "contradicts", "not resolved", "not run"))
     return markdown_table(["paper", "claim", "its numbers", "here", "95 %", "p (Holm)", "errors of", "verdict"],
                           lines) + f"\n\n{len(rows)} claims: {counts}.\n"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", required=True, choices=SCALES)
-    parser.add_argument("--out", type=Path, help="folder of the experiment (default: build/SCALE)")
-    parser.add_argument("--page", type=Path, help="read means and deviations from the tables of this page instead")
-    args = parser.parse_args()
-    scale = SCALES[args.scale]
-    try:
-        if args.page:
-            numbers = read_page(args.page.read_text(encoding="utf-8"), scale)
-            print(ledger(claims(scale), lambda cells: of_page(numbers, cells)))
-        else:
-            import collect
-            results = collect.read_results(args.out or Path("build") / scale.name)
-            print(ledger(claims(scale), lambda cells: of_results(results, scale, cells)))
-    except (ValueError, OSError) as problem:
-        sys.exit(f"error: {problem}")
-
-
-if __name__ == "__main__":
-    main()

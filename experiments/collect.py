@@ -165,7 +165,7 @@ def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
         elif name in LEDGERS:
             runs = dict.fromkeys(cell.run for table in TABLES.values() for cell in table(scale))
             commands.check_recipes(scale, runs, seeds, place)
-            page = claims.ledger(LEDGERS[name](scale), lambda cells: claims.of_results(results, scale, cells))
+            page = claims.ledger(LEDGERS[name](scale), results, scale)
         else:
             cells = list(TABLES[name](scale))
             commands.check_recipes(scale, dict.fromkeys(cell.run for cell in cells), seeds, place)

@@ -1,6 +1,7 @@
 """Claims about claims.py and verdicts.py: known verdicts, tests equal to textbook ones, few false ledgers."""
 import json
 import math
+import re
 from itertools import chain, combinations
 
 import article
@@ -193,8 +194,7 @@ def row_of(page: str, claim: str) -> dict[str, str]:
 
 
 def ledger_of(folder, scale=scales.SCENES) -> str:
-    results = collect.read_results(folder)
-    return claims.ledger(claims.claims(scale), lambda cells: claims.of_results(results, scale, cells))
+    return claims.ledger(claims.claims(scale), collect.read_results(folder), scale)
 
 
 def test_a_ledger_from_results(tmp_path):
@@ -277,30 +277,41 @@ def test_the_ledger_is_of_the_papers_claims():
                 assert number == pytest.approx(np.mean([cell.paper for cell in cells]), abs=0.051), claim.text
 
 
-def ledgers(scale) -> tuple[str, str]:
-    """That of RESULTS.md, and that of its tables' means and deviations."""
+def means_of_page(text: str, scale: scales.Scale) -> dict[tuple[str, str], float]:
+    """Mean by row and column of a scale's tables in RESULTS.md."""
+    found = {}
+    for table in re.findall(rf"<!-- {scale.name} \w+ -->\n(.*?)<!-- end -->", text, re.DOTALL):
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()
+                if line.startswith("| ")]
+        for row in rows[2:] if "\nSeeds: " in table else ():
+            found |= {(row[0], column): float(number[1]) for column, cell in zip(rows[0][1:], row[1:], strict=True)
+                      if (number := re.match(r"\W*(\d+\.\d)", cell))}
+    return found
+
+
+@pytest.mark.parametrize("scale", [scales.SCENES, scales.FLICKR8K])
+def test_results_page_prints_the_ledger_of_its_own_tables_and_verdicts_of_its_own_p(scale):
     page = (REPO / "experiments" / "RESULTS.md").read_text(encoding="utf-8")
-    numbers = claims.read_page(page, scale)
-    assert len(numbers) > 40
+    means = means_of_page(page, scale)
+    assert len(means) > 40
     printed = page.partition(f"<!-- {scale.name} claims -->\n")[2].partition("<!-- end -->")[0]
-    return printed, claims.ledger(claims.claims(scale), lambda cells: claims.of_page(numbers, cells))
-
-
-def test_results_page_prints_the_ledger_of_its_own_tables():
-    printed, computed = ledgers(scales.FLICKR8K)
-    assert printed == computed
-
-
-def test_the_ledger_of_single_images_has_the_differences_of_the_tables_and_verdicts_of_its_own_p():
-    printed, computed = ([[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()
-                          if line.startswith("| ")][2:] for page in ledgers(scales.SCENES))
-    for (where, text, numbers, here, _, p, _, verdict), row in zip(printed, computed, strict=True):
-        assert [where, text, numbers] == row[:3]
-        assert float(here or "nan") == pytest.approx(float(row[3] or "nan"), abs=0.11, nan_ok=True), text
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()
+            if line.startswith("| ")][2:]
+    verdicts = []
+    for claim, (where, text, _, here, _, p, _, verdict) in zip(claims.claims(scale), rows, strict=True):
+        assert (where, text) == (claim.where, claim.text)
+        left, right = ([means.get((cell.row, cell.column)) for cell in cells] for cells in (claim.left, claim.right))
+        if not left or not right or None in (*left, *right):
+            assert (here, verdict) == ("", "*not run*"), text
+        else:
+            assert float(here) == pytest.approx(np.mean(left) - np.mean(right), abs=0.11), text
         found = verdict in ("*shows*", "*contradicts*")
         assert found == (p == "< 0.001" or bool(p) and float(p) <= 0.05), text
         if found and "level" not in text:
             assert (float(here) > 0) == (verdict == "*shows*"), text
+        verdicts.append(verdict.strip("*"))
+    counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in ("shows", "contradicts", "not resolved", "not run"))
+    assert f"\n{len(rows)} claims: {counts}.\n" in printed
 
 
 def test_the_sentence_on_two_views_and_its_control_are_about_cells_that_there_are():
@@ -330,8 +341,7 @@ def test_an_articles_claim_is_judged_by_its_images(tmp_path):
             (path.parent / "items").mkdir(exist_ok=True)
             (path.parent / "items" / path.name).write_text(json.dumps({
                 "images": list(range(60)), "values": {"hallucinating_captions": values}, "weights": {}}))
-    results = collect.read_results(tmp_path)
-    page = claims.ledger(claims.claims_of(article.SENTENCES, scales.SCENES), lambda cells: claims.of_results(
-        results, scales.SCENES, cells))
+    page = claims.ledger(claims.claims_of(article.SENTENCES, scales.SCENES), collect.read_results(tmp_path),
+                         scales.SCENES)
     (line,) = [line for line in page.splitlines() if "fewer hallucinations |" in line]
     assert "*shows*" in line and "60 images, paired" in line
