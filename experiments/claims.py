@@ -7,6 +7,7 @@ a number measured on a test set. The claim is "left is above right" or "left is 
 What a difference then comes to is of verdicts.py.
 """
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -231,3 +232,19 @@ def ledger(rows: list[Claim], results: dict, scale: Scale) -> str:
                        for kind in ("shows", "contradicts", "not resolved", "not run"))
     return markdown_table(["paper", "claim", "its numbers", "here", "95 %", "p (Holm)", "errors of", "verdict"],
                           lines) + f"\n\n{len(rows)} claims: {counts}.\n"
+
+
+def resolved(page: str) -> str:
+    """The paper's claims that a ledger in a page shows or contradicts, as Markdown, one column a scale."""
+    from open_clip_mdc.data.markdown import markdown_table
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    scales = re.findall(r"<!-- (\w+) claims -->", page)
+    for scale in scales:
+        text = re.search(rf"<!-- {scale} claims -->\n(.*?)<!-- end -->", page, re.DOTALL)[1]
+        for line in [line for line in text.splitlines() if line.startswith("| ")][2:]:
+            where, claim, numbers, here, interval, _, _, verdict = (cell.strip() for cell in line.strip("|").split("|"))
+            found.setdefault((where, claim, numbers), {})[scale] = (
+                verdict + (f", {here}" if here else "") + (f" ({interval})" if interval else ""))
+    rows = [[*claim, *(verdicts.get(scale) for scale in scales)] for claim, verdicts in found.items()
+            if any(verdict.startswith(("*shows*", "*contradicts*")) for verdict in verdicts.values())]
+    return markdown_table(["paper", "claim", "its numbers", *scales], rows) + "\n"

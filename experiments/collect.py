@@ -186,6 +186,8 @@ def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
 def insert(pages: dict[str, str], scale: str, path: Path) -> None:
     """Renews the tables of a page, each between <!-- SCALE NAME --> and <!-- end -->; the words around them stay.
 
+    Between <!-- resolved --> and <!-- end --> the claims with a verdict are put together from the page's ledgers.
+
     Raises:
         ValueError: the page has no place for a table.
     """
@@ -195,7 +197,8 @@ def insert(pages: dict[str, str], scale: str, path: Path) -> None:
                               text, flags=re.DOTALL)
         if not found:
             raise ValueError(f"{path} has no <!-- {scale} {name} --> ... <!-- end -->")
-    write(path, text)
+    write(path, re.sub(r"(<!-- resolved -->\n).*?(<!-- end -->)", lambda m: m[1] + claims.resolved(text) + m[2], text,
+                       flags=re.DOTALL))
 
 
 def show(pages: dict[str, str]) -> str:

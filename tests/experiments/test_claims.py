@@ -314,6 +314,16 @@ def test_results_page_prints_the_ledger_of_its_own_tables_and_verdicts_of_its_ow
     assert f"\n{len(rows)} claims: {counts}.\n" in printed
 
 
+def test_results_page_begins_with_the_claims_that_a_ledger_of_it_resolves():
+    page = (REPO / "experiments" / "RESULTS.md").read_text(encoding="utf-8")
+    text = page.partition("<!-- resolved -->\n")[2].partition("<!-- end -->")[0]
+    assert text == claims.resolved(page)
+    ledgers = [page.partition(f"<!-- {scale} claims -->")[2].partition("<!-- end -->")[0] for scale in
+               ("scenes", "flickr8k")]
+    assert sum(ledger.count("| *shows* |") + ledger.count("| *contradicts* |") for ledger in ledgers) == \
+        text.count("*shows*") + text.count("*contradicts*") > 0
+
+
 def test_the_sentence_on_two_views_and_its_control_are_about_cells_that_there_are():
     for claim in claims.claims_of(views.SENTENCES, scales.SCENES):
         assert len(claim.left) == len(claim.right) == 1 and claim.left != claim.right
