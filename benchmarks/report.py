@@ -1,13 +1,12 @@
 """The Markdown file of results: a section per script, each replaced whole when its script has run."""
 import os
-import platform
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from open_clip_mdc.data.files import new_file
+from open_clip_mdc.environment import environment
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 HEAD = """# Speed and memory on a CPU, as ratios
@@ -19,12 +18,8 @@ ones. Sides take turns within a run; ratios are medians over the rounds. What a 
 
 def machine() -> str:
     """One line: what the numbers below it were taken on, and what else ran there."""
-    info = Path("/proc/cpuinfo")
-    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")] \
-        if info.exists() else [platform.processor()]
-    return (f"{date.today()}: {names[0]}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch "
-            f"{torch.__version__}, open_clip {version('open_clip_torch')}, float32; load of the machine before: "
-            f"{os.getloadavg()[0]:.1f}.")
+    return (f"{date.today()}: {os.cpu_count()} cores, {environment(torch.get_num_threads())}, float32; load of the "
+            f"machine before: {os.getloadavg()[0]:.1f}.")
 
 
 def write_section(title: str, text: str, path: Path = RESULTS, head: str = HEAD) -> None:

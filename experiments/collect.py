@@ -11,6 +11,7 @@ import math
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
@@ -140,6 +141,17 @@ def values(results: Results, scale: Scale, cell: Cell) -> dict[int, float]:
     return numbers
 
 
+def environments(cells: list[Cell], numbers: list[dict[int, float]], place: Place) -> str:
+    """In what the runs of a table were trained, with their number where it was not the same for all."""
+    runs = {(cell.run._replace(at=None), seed)
+            for cell, by_seed in zip(cells, numbers, strict=True) for seed in by_seed}
+    files = (commands.folder(run, seed, place) / "environment.txt" for run, seed in runs)
+    found = Counter(" and ".join(file.read_text(encoding="utf-8").splitlines()) for file in files if file.exists())
+    known = "; ".join(line if count == len(runs) else f"{line} ({count} of {len(runs)} runs)"
+                      for line, count in sorted(found.items()))
+    return f"Trained on {known}.\n" if known else ""
+
+
 def write(path: Path, text: str) -> None:
     from open_clip_mdc.data.files import new_file  # here: `make -n` runs where nothing is installed
     with new_file(path) as partial:
@@ -169,8 +181,9 @@ def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
         else:
             cells = list(TABLES[name](scale))
             commands.check_recipes(scale, dict.fromkeys(cell.run for cell in cells), seeds, place)
-            summaries = [summarise(values(results, scale, cell).values()) for cell in cells]
-            page = markdown(cells, summaries)
+            numbers = [values(results, scale, cell) for cell in cells]
+            summaries = [summarise(by_seed.values()) for by_seed in numbers]
+            page = markdown(cells, summaries) + environments(cells, numbers, place)
             write(folder / f"{name}.csv", csv(cells, summaries))
             if name.startswith("figure"):
                 PLOTS.get(name, plot)(name, cells, summaries, folder / f"{name}.png")

@@ -60,6 +60,21 @@ def alone(logs: Path) -> Iterator[int]:
         yield file.fileno()
 
 
+def describe(step: Step, threads: str) -> None:
+    """Writes a training's command.txt, and on the CPU environment.txt: a line for each that it went on in."""
+    from open_clip_mdc.data.files import new_file  # here: `make -n` runs where nothing is installed
+    from open_clip_mdc.environment import environment
+    step.folder.mkdir(parents=True, exist_ok=True)
+    with new_file(step.folder / "command.txt") as partial:
+        partial.write_text(step.recipe, encoding="utf-8")
+    if "cpu" not in step.command:  # a GPU's name would cost memory on it, and its digits do not repeat
+        return
+    path = step.folder / "environment.txt"
+    known = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    with new_file(path) as partial:
+        partial.write_text("\n".join(dict.fromkeys([*known, environment(threads)])) + "\n", encoding="utf-8")
+
+
 def run_step(step: Step, logs: Path, threads: int, lock: int) -> None:
     """Runs a command to its end.
 
@@ -70,14 +85,11 @@ def run_step(step: Step, logs: Path, threads: int, lock: int) -> None:
         RuntimeError: in one line, if the command fails.
     """
     log = logs / f"{step.label}.log"
+    variables = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     if step.folder:
-        from open_clip_mdc.data.files import new_file  # here: `make -n` runs where nothing is installed
-        step.folder.mkdir(parents=True, exist_ok=True)
-        with new_file(step.folder / "command.txt") as partial:
-            partial.write_text(step.recipe, encoding="utf-8")
-    environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+        describe(step, variables["OMP_NUM_THREADS"])
     with log.open("w") as messages, log.with_suffix(".out").open("w") as output:
-        code = subprocess.run(step.command, stdout=output, stderr=messages, env=environment,
+        code = subprocess.run(step.command, stdout=output, stderr=messages, env=variables,
                               pass_fds=(lock,)).returncode
     if code:
         lines = log.read_text(errors="replace").splitlines() or [""]

@@ -95,6 +95,23 @@ def test_results_of_another_recipe_do_not_enter_a_table(tmp_path):
         collect.collect(scales.SCENES, place(tmp_path), ["table5"])
 
 
+def test_a_table_says_in_what_its_runs_were_trained(tmp_path):
+    runs = [Run("MDC-ViT-Ti-8", "short"), Run("MDC-ViT-Ti-8-t0.0-1.0", "short")]
+    for run in runs:
+        write_result(tmp_path, "linear_probe", run.name(0), "wds/probe", lp_acc1=0.5)
+        folder = commands.folder(run, 0, place(tmp_path))
+        folder.mkdir(parents=True)
+        (folder / "command.txt").write_text(commands.recipe(scales.SCENES, run, 0))
+        (folder / "environment.txt").write_text("A, 1 thread\n")
+
+    def page() -> str:
+        return collect.collect(scales.SCENES, place(tmp_path), ["table5"])["table5"]
+    assert page().endswith("not run: [0.3, 0.8]; [0.4, 0.9].\nTrained on A, 1 thread.\n")
+    with (folder / "environment.txt").open("a") as file:
+        file.write("B, 1 thread\n")  # it was resumed there
+    assert page().endswith("\nTrained on A, 1 thread (1 of 2 runs); A, 1 thread and B, 1 thread (1 of 2 runs).\n")
+
+
 def test_stability_is_the_noise_of_the_logged_loss_around_a_slow_trend(tmp_path):
     noise = [1.0, -1.0] * 20
     lines = [f"... Train Epoch: 0 [{i:>2}/99 (3%)] Caption_loss: {20 - 0.01 * i + n:.5f} (7.0) Loss: 99 (9)"

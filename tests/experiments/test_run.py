@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from conftest import REPO
 from progress import Step, run_steps
+
+from open_clip_mdc.environment import processor
 
 HOURS = 7200  # seconds; ends a test that hangs, whatever else the machine does
 
@@ -114,6 +117,32 @@ def test_a_step_has_as_many_threads_when_it_is_the_last_one_left(tmp_path, monke
     for left in (1, 3):
         run_steps("training", [Step(f"of{left}-{i}", says) for i in range(left)], tmp_path, 2)
     assert {path.read_text() for path in tmp_path.glob("*.out")} == {"4\n"}
+
+
+def test_a_training_says_in_what_it_was_trained_and_resumed(tmp_path, monkeypatch):
+    """Last digits depend on it."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    step = Step("a", [sys.executable, "-c", "", "--device", "cpu"], "the recipe\n", tmp_path / "run")
+    for jobs in (2, 2, 1):
+        run_steps("training", [step], tmp_path / "logs", jobs)
+    one, two = (tmp_path / "run" / "environment.txt").read_text().splitlines()
+    assert f", 1 thread, torch {version('torch')}, open_clip_torch 3.3.0, timm " in one
+    assert two == one.replace("1 thread", "2 threads")
+    assert (tmp_path / "run" / "command.txt").read_text() == "the recipe\n"
+    run_steps("training", [step._replace(command=step.command[:3], folder=tmp_path / "gpu")], tmp_path / "logs", 1)
+    assert [path.name for path in (tmp_path / "gpu").iterdir()] == ["command.txt"]
+
+
+def test_a_processor_has_a_name_where_it_says_one_and_else_an_architecture(tmp_path, monkeypatch):
+    monkeypatch.setattr("platform.processor", lambda: "")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    info = tmp_path / "cpuinfo"
+    assert processor(info) == "aarch64"
+    info.write_text("processor\t: 0\nBogoMIPS\t: 50.00\n")
+    assert processor(info) == "aarch64"
+    info.write_text("processor\t: 0\nmodel name\t: AMD EPYC\nmodel name\t: AMD EPYC\n")
+    assert processor(info) == "AMD EPYC"
 
 
 def test_a_run_that_was_killed_before_its_first_file_is_no_run_of_another_recipe(tmp_path):
