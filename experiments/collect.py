@@ -50,8 +50,8 @@ LEDGERS = {"claims": claims.claims, **{name: partial(claims.claims_of, sentences
     ("article", article.SENTENCES), ("mcdiffusion", mcdiffusion.SENTENCES),
     ("views", views.SENTENCES))}}
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
-# Epoch, samples and loss of a line of training; a length head's loss is none of the objective.
-LOSS = re.compile(r"Train Epoch: (\d+) \[\s*(\d+)/.*?Caption_loss: (\S+) \(")
+# Epoch, samples, percent of the epoch, and loss of a line of training; a length head's loss is none of the objective.
+LOSS = re.compile(r"Train Epoch: (\d+) \[\s*(\d+)/.*?\((\d+)%\).*?Caption_loss: (\S+) \(")
 
 
 class Result(NamedTuple):
@@ -69,7 +69,7 @@ def loss_variation(log: str) -> float:
     that is slow beside the steps. NaN with fewer than two lines. What a resumed training did again counts once.
     """
     lines: list[tuple[tuple[int, int], float]] = []
-    for epoch, samples, loss in LOSS.findall(log):
+    for epoch, samples, _, loss in LOSS.findall(log):
         place = int(epoch), int(samples)
         while lines and lines[-1][0] >= place:
             lines.pop()
@@ -108,11 +108,12 @@ def read_results(out: Path) -> Results:
             raise ValueError(f"{path} is no result of clip_benchmark eval: {problem!r}") from problem
     for path in sorted((out / "runs").glob("*/out.log")):
         name, _, seed = path.parent.name.rpartition("--s")
-        for checkpoint in path.parent.glob("checkpoints/epoch_*.pt"):
-            bounds = checkpoint.with_name("results.jsonl")
+        log = path.read_text(encoding="utf-8", errors="replace")
+        *_, (epoch, _, percent, _) = LOSS.findall(log) or [("0", "0", "0", "0")]
+        if percent == "100":  # the epoch has ended
+            bounds = path.parent / "checkpoints" / "results.jsonl"
             bound = json.loads(bounds.read_text(encoding="utf-8").splitlines()[-1]) if bounds.exists() else {}
-            add(("log", "", f"{name}/{checkpoint.stem}"), seed, bound | {
-                "variation": loss_variation(path.read_text(encoding="utf-8", errors="replace"))}, path)
+            add(("log", "", f"{name}/epoch_{int(epoch) + 1}"), seed, bound | {"variation": loss_variation(log)}, path)
     return results
 
 

@@ -154,10 +154,16 @@ def variant(evaluation: Evaluation) -> str:
     return "-".join([evaluation.task, *flags, *(["clipscore"] if evaluation.judge else [])])
 
 
-def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[Run], seeds: Iterable[int],
-             place: Place) -> list[str]:
-    """One `clip_benchmark eval` for all runs; it skips what has a result already."""
-    models = [f"{run.model},{checkpoint(scale, run, seed, place)}" for run in runs for seed in seeds]
+def evaluated(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place: Place,
+              unfinished: set[tuple[Run, int]]) -> list[tuple[Run, int]]:
+    """Those to evaluate, with their seeds: all but finished runs whose checkpoint was deleted."""
+    return [(run, seed) for run in runs for seed in seeds
+            if (run._replace(at=None), seed) in unfinished or checkpoint(scale, run, seed, place).exists()]
+
+
+def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[tuple[Run, int]], place: Place) -> list[str]:
+    """One `clip_benchmark eval` for all runs, with their seeds; it skips what has a result already."""
+    models = [f"{run.model},{checkpoint(scale, run, seed, place)}" for run, seed in runs]
     command = place.launch("clip_benchmark_ext.cli", "clip_benchmark") + ["eval"]
     command += ["--distributed"] if place.gpus > 1 else []
     flags = [fill(flag, place) for flag in evaluation.flags]
@@ -185,7 +191,7 @@ def evaluations(cells: Iterable[Cell]) -> list[tuple[Evaluation, list[Run]]]:
     return [(key._replace(datasets=tuple(datasets[key])), list(runs[key])) for key in runs]
 
 
-def helpers(cells: Iterable[Cell]) -> list[tuple[Run, int]]:
+def helpers(cells: list[Cell]) -> list[tuple[Run, int]]:
     """The CLIP models, with their seeds, that evaluations need beside the runs that are evaluated."""
     needed = [(evaluation.guide, 0) for evaluation, _ in evaluations(cells) if evaluation.guide]
     needed += [(evaluation.judge, 1) for evaluation, _ in evaluations(cells) if evaluation.judge]

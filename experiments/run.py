@@ -4,9 +4,9 @@
     make -n table1 SCALE=paper DATA=/data        # only prints the commands
 
 It begins with a list of all that is missing on the machine (preflight.py). Interrupted, it resumes: finished runs are
-kept, half-trained ones continue from their last epoch, and what has a result is not evaluated again. A run that was
-trained by another recipe than today's is never used: it is named, and nothing is done. Everything is written below
---out: runs/, logs/, results/, tables/.
+kept, half-trained ones continue from their last epoch, and what has a result is not evaluated again. A run that has all
+of its results needs no checkpoint any more (archive.py). A run that was trained by another recipe than today's is never
+used: it is named, and nothing is done. Everything is written below --out: runs/, logs/, results/, tables/.
 """
 import argparse
 import os
@@ -19,7 +19,7 @@ import commands
 import mcdiffusion
 import preflight
 from cells import Cell, Run
-from collect import LEDGERS, TITLES, collect, show
+from collect import LEDGERS, TITLES, collect, parts, read_results, show
 from commands import Place
 from progress import Step, alone, run_steps
 from scales import CUB, SCALES, Scale
@@ -46,13 +46,27 @@ def runs_of(cells: list[Cell]) -> list[list[Run]]:
     return [list(dict.fromkeys([run.start for run in tuned] + [run for run in runs if run not in tuned])), tuned]
 
 
-def trainings(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -> Iterator[list[Step]]:
-    """The runs that are missing."""
+def unfinished(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -> set[tuple[Run, int]]:
+    """Runs, with their seeds, of which a result is missing. What the judge says depends on no checkpoint."""
+    results = read_results(place.out)
+    return {(cell.run._replace(at=None), seed) for cell in cells if cell.evaluation.task != "judge" for seed in seeds
+            if any(seed not in part for part in parts(results, scale, cell))}
+
+
+def trainings(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tuple[Run, int]],
+              place: Place) -> Iterator[list[Step]]:
+    """The runs that are missing: needed ones, those that they are fine-tuned from, and CLIP models that help."""
+    def trained(run: Run, seed: int) -> bool:
+        return commands.checkpoint(scale, run, seed, place).exists()
+
     first, tuned = ([(run, seed) for seed in seeds for run in stage] for stage in runs_of(cells))
-    for stage in (dict.fromkeys([*first, *commands.helpers(cells)]), tuned):
+    guides = commands.helpers([cell for cell in cells if commands.evaluated(scale, [cell.run], seeds, place, needed)])
+    needed = needed.union(guides, ((run.start, seed) for run, seed in tuned
+                                   if (run, seed) in needed and not trained(run, seed)))
+    for stage in (dict.fromkeys([*first, *guides]), tuned):
         yield [Step(run.name(seed), commands.train(scale, run, seed, place), commands.recipe(scale, run, seed),
                     commands.folder(run, seed, place)) for run, seed in stage
-               if not commands.checkpoint(scale, run, seed, place).exists()]
+               if (run, seed) in needed and not trained(run, seed)]
 
 
 def plan(scale: Scale, names: list[str], seeds: list[int], place: Place) -> Iterator[tuple[str, list[Step]]]:
@@ -60,12 +74,14 @@ def plan(scale: Scale, names: list[str], seeds: list[int], place: Place) -> Iter
     for made in commands.to_make(scale, names, place):  # one after the other: some are made of what others made
         yield "data", [Step(Path(made.folder).name, commands.start(made.command, place))]
     cells = cells_of(scale, names)
-    for steps in trainings(scale, cells, seeds, place):
+    needed = unfinished(scale, cells, seeds, place)
+    for steps in trainings(scale, cells, seeds, needed, place):
         yield "training", steps
     # Numbered: two folders of data may be scored alike, and each has its log.
     yield "evaluation", [Step(f"evaluation-{number}-{commands.variant(evaluation)}",
-                              commands.evaluate(scale, evaluation, runs, seeds, place))
-                         for number, (evaluation, runs) in enumerate(commands.evaluations(cells), 1)]
+                              commands.evaluate(scale, evaluation, models, place))
+                         for number, (evaluation, runs) in enumerate(commands.evaluations(cells), 1)
+                         if (models := commands.evaluated(scale, runs, seeds, place, needed))]
     if "table3" in names and (url := os.environ.get("JUDGE_URL")):
         yield "judge", [Step(f"judge-{captioning.label}--s{seed}", commands.judge(scale, captioning, seed, place, url))
                         for captioning in scale.captioning for seed in seeds]

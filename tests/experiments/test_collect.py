@@ -122,10 +122,12 @@ def test_stability_is_the_noise_of_the_logged_loss_around_a_slow_trend(tmp_path)
     assert collect.loss_variation("\n".join(resumed)) == collect.loss_variation("\n".join(lines))
     assert math.isnan(collect.loss_variation("no line"))
     folder = tmp_path / "runs" / "MDC-ViT-Ti-8-t0.0-1.0--short--s0"
-    (folder / "checkpoints").mkdir(parents=True)
-    (folder / "checkpoints" / "epoch_1.pt").touch()
+    folder.mkdir(parents=True)
     (folder / "out.log").write_text("\n".join(lines))
     (folder / "command.txt").write_text(commands.recipe(scales.SCENES, Run("MDC-ViT-Ti-8-t0.0-1.0", "short"), 0))
+    page = collect.collect(scales.SCENES, place(tmp_path), ["stability"])["stability"]
+    assert "| [0.0, 1.0] | missing |" in page, "its epoch has not ended"
+    (folder / "out.log").write_text("\n".join(lines).replace(f"[{len(lines) - 1}/99 (3%)]", "[99/99 (100%)]"))
     page = collect.collect(scales.SCENES, place(tmp_path), ["stability"])["stability"]
     assert "| [0.0, 1.0] | 7.2 |" in page
 
