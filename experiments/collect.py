@@ -189,9 +189,8 @@ def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
             if name.startswith("figure"):
                 PLOTS.get(name, plot)(name, cells, summaries, folder / f"{name}.png")
             if name == "curves":
-                means = [summary and summary.mean for summary in summaries]
-                page += curves.note(scale, cells, means)
-                curves.plot(scale, cells, means, folder / f"{name}.png")
+                page += curves.note(scale, cells, numbers)
+                curves.plot(scale, cells, numbers, folder / f"{name}.png")
         write(folder / f"{name}.md", page)
         pages[name] = page
     return pages

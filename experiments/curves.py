@@ -6,9 +6,11 @@ The paper compares trained models; at one early point an objective that learns l
 checkpoints of the runs of Tables 1 and 2 on short captions, with CapPa and MC-Diffusion beside them. Below the table
 stands after how many images swapped attributes are told apart. No claim of a ledger: compare them at the end.
 """
+import math
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
+from statistics import fmean
 
 from article import asked, captioning
 from cells import Cell, Evaluation, Run, probes
@@ -37,20 +39,27 @@ def curves(scale: Scale) -> Iterator[Cell]:
                 yield Cell(row, column, run, evaluation, block=row.partition(", ")[2])
 
 
-def images_until(scale: Scale, cells: Iterable[Cell], means: Iterable[float | None]) -> dict[str, str]:
-    """By objective, the images that were seen at the first checkpoint with `ENOUGH` % on swapped attributes."""
-    found: dict[str, str] = {}
-    for cell, mean in zip(cells, means, strict=True):
+def images_until(scale: Scale, cells: Iterable[Cell], numbers: Iterable[dict[int, float]]) -> dict[str, str]:
+    """By objective, the images seen at the first checkpoint with `ENOUGH` % on swapped attributes: its seeds' range.
+
+    Args:
+        numbers: of each cell, by seed.
+    """
+    first: dict[str, dict[int, float]] = {}
+    for cell, by_seed in zip(cells, numbers, strict=True):
         objective, _, share = cell.row.partition(", ")
-        if cell.column == BOUND and mean is not None:
-            seen = int(Fraction(share) * scale.epochs) * scale.data[scale.alt].samples
-            if not found.get(objective, ">").startswith(">"):
-                continue
-            found[objective] = f"{seen:,}" if mean >= ENOUGH else f"> {seen:,}"
-    return found
+        for seed, accuracy in by_seed.items() if cell.column == BOUND else ():
+            images = int(Fraction(share) * scale.epochs) * scale.data[scale.alt].samples
+            reached = first.setdefault(objective, {})
+            reached[seed] = min(reached.get(seed, math.inf), images if accuracy >= ENOUGH else math.inf)
+
+    def shown(images: float) -> str:
+        return f"{images:,}" if images < math.inf else f"> {scale.data[scale.alt].samples * scale.epochs:,}"
+    return {objective: " to ".join(dict.fromkeys(shown(end(seeds.values())) for end in (min, max)))
+            for objective, seeds in first.items()}
 
 
-def note(scale: Scale, cells: list[Cell], means: list[float | None]) -> str:
+def note(scale: Scale, cells: list[Cell], numbers: list[dict[int, float]]) -> str:
     """What stands below the table."""
     from open_clip_mdc.data.markdown import markdown_table
     if not scale.curve:
@@ -58,25 +67,27 @@ def note(scale: Scale, cells: list[Cell], means: list[float | None]) -> str:
     samples = scale.data[scale.alt].samples * scale.epochs
     return (f"\nA whole run: {samples:,} images, {samples // scale.batch:,} steps of {scale.batch}.\n\n" +
             markdown_table(["", f"images until {ENOUGH:.0f} % of {BOUND}"],
-                             list(images_until(scale, cells, means).items())) + "\n")
+                             list(images_until(scale, cells, numbers).items())) + "\n")
 
 
-def plot(scale: Scale, cells: list[Cell], means: list[float | None], path: Path) -> None:
-    """A panel for each of four metrics, over images seen."""
+def plot(scale: Scale, cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None:
+    """A panel for each of five metrics, over images seen: means over seeds, from the lowest to the highest of them."""
     from matplotlib.figure import Figure
     columns = [PROBE, *(s.label for s in scale.selection), "CIDEr"]
+    images = scale.data[scale.alt].samples * scale.epochs
     figure = Figure(figsize=(3 * len(columns), 3), layout="constrained")
     for axes, column in zip(figure.subplots(1, len(columns)), columns, strict=True):
         label = {PROBE: "probes, average, %", "CIDEr": column}.get(column, f"{column}, %")
         axes.set(xlabel="images seen", ylabel=label)
         axes.ticklabel_format(axis="x", style="sci", scilimits=(3, 3))
         for number, objective in enumerate(OBJECTIVES):
-            points = [(Fraction(cell.row.partition(", ")[2]), mean) for cell, mean in zip(cells, means, strict=True)
-                      if cell.column == column and mean is not None and cell.row.startswith(f"{objective},")]
+            points = {float(Fraction(cell.row.partition(", ")[2])) * images: by_seed.values()
+                      for cell, by_seed in zip(cells, numbers, strict=True)
+                      if cell.column == column and by_seed and cell.row.startswith(f"{objective},")}
             if points:
-                images = scale.data[scale.alt].samples * scale.epochs
-                axes.plot([float(share) * images for share, _ in points], [mean for _, mean in points], marker="o",
-                          markersize=3, color=f"C{number}", label=objective)
+                low, mean, high = ([of(values) for values in points.values()] for of in (min, fmean, max))
+                axes.plot(list(points), mean, marker="o", markersize=3, color=f"C{number}", label=objective)
+                axes.fill_between(list(points), low, high, color=f"C{number}", alpha=0.2, linewidth=0)
     if figure.axes[0].lines:
         figure.axes[0].legend(frameon=False, fontsize=7)
     figure.savefig(path, dpi=100)
