@@ -45,18 +45,23 @@ def images_until(scale: Scale, cells: Iterable[Cell], numbers: Iterable[dict[int
     Args:
         numbers: of each cell, by seed.
     """
-    first: dict[str, dict[int, float]] = {}
+    points: dict[str, list[tuple[int, dict[int, float]]]] = {}
     for cell, by_seed in zip(cells, numbers, strict=True):
         objective, _, share = cell.row.partition(", ")
-        for seed, accuracy in by_seed.items() if cell.column == BOUND else ():
+        if cell.column == BOUND:
             images = int(Fraction(share) * scale.epochs) * scale.data[scale.alt].samples
-            reached = first.setdefault(objective, {})
-            reached[seed] = min(reached.get(seed, math.inf), images if accuracy >= ENOUGH else math.inf)
+            points.setdefault(objective, []).append((images, by_seed))
 
     def shown(images: float) -> str:
         return f"{images:,}" if images < math.inf else f"> {scale.data[scale.alt].samples * scale.epochs:,}"
-    return {objective: " to ".join(dict.fromkeys(shown(end(seeds.values())) for end in (min, max)))
-            for objective, seeds in first.items()}
+
+    found = {}
+    for objective, curve in points.items():
+        firsts = [next((images for images, by_seed in curve if by_seed.get(seed, 0) >= ENOUGH), math.inf)
+                  for seed in curve[0][1]]  # seeds without a first checkpoint are not known from the beginning
+        if firsts:
+            found[objective] = " to ".join(dict.fromkeys((shown(min(firsts)), shown(max(firsts)))))
+    return found
 
 
 def note(scale: Scale, cells: list[Cell], numbers: list[dict[int, float]]) -> str:

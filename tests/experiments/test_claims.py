@@ -319,7 +319,7 @@ def test_results_page_begins_with_the_claims_that_a_ledger_of_it_resolves():
     text = page.partition("<!-- resolved -->\n")[2].partition("<!-- end -->")[0]
     assert text == claims.resolved(page)
     ledgers = [page.partition(f"<!-- {scale} claims -->")[2].partition("<!-- end -->")[0] for scale in
-               ("scenes", "flickr8k")]
+               ("rich", "scenes", "flickr8k")]
     assert sum(ledger.count("| *shows* |") + ledger.count("| *contradicts* |") for ledger in ledgers) == \
         text.count("*shows*") + text.count("*contradicts*") > 0
 

@@ -90,7 +90,9 @@ def test_all_objectives_have_the_same_data_steps_and_schedule_and_each_is_traine
 
 def test_the_panel_is_that_of_the_world_and_its_average_stands_beside_it():
     assert [f"wds/{name}" for name in rich_world.PROBES] == [probe.dataset for probe in RICH.probes.values()]
-    columns = list(dict.fromkeys(cell.column for cell in runner.TABLES["table1"](RICH)))
+    cells = list(runner.TABLES["table1"](RICH))
+    assert not any(cell.paper for cell in cells), "a number of the paper's beside another average than its own"
+    columns = list(dict.fromkeys(cell.column for cell in cells))
     assert columns == ["colour", "shape", "size", "count", "position", "relation", "Average"]
     panel = tuple(f"wds/{name}" for name in rich_world.PROBES)
     assert {cell.evaluation.datasets for cell in runner.TABLES["table5"](RICH)} == {panel}  # ablations, by the average
@@ -105,6 +107,8 @@ def test_images_until_swapped_attributes_are_told_apart_by_hand(tmp_path):
             for epoch, value in enumerate(values, 1):
                 run = f"{curves.OBJECTIVES[objective]}ViT-Ti-8-rich--short--s{seed}"
                 write_result(tmp_path, "image_caption_selection", run, "sugar_crepe/swap_att", epoch, text_acc=value)
+    write_result(tmp_path, "image_caption_selection", "ARC-ViT-Ti-8-rich--short--s7", "sugar_crepe/swap_att", 8,
+                 text_acc=1.0)  # Table 2's alone: when it got there is not known
     page = collect.collect(RICH, place(tmp_path), ["curves"])["curves"]
     assert "| MDC, 5/8 | **92.0** |" in page and "| ARC, 1/4 | **92.0 ± 1.4** |" in page
     for line in ("| ARC | 40,000 |", "| MDC | 40,000 to 100,000 |", "| CLIP | > 160,000 |",
