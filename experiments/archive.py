@@ -5,9 +5,10 @@
     python experiments/collect.py curves claims --scale rich --out build/rich
     python experiments/archive.py compare experiments/results/rich.tar.xz build/rich
 
-From it collect.py makes tables and ledgers again, to the digit and without a model, but for Figures 3 and 6. Unpacked,
-it can be gone on with: run.py trains and evaluates what has no result yet. Checkpoints, features, captions and data are
-not in it. `compare` says which results of one experiment (a folder or an archive) another one repeats to the digit.
+From it collect.py makes tables and ledgers again, to the digit and without a model, but for Figures 3 and 6. Unpacked
+into a folder of the same name, which is in the names of results, it can be gone on with: run.py trains and evaluates
+what has no result yet. Checkpoints, features, captions and data are not in it. `compare` says which results of one
+experiment (a folder or an archive) another one repeats to the digit.
 """
 import argparse
 import io
