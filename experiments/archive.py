@@ -12,6 +12,8 @@ experiment (a folder or an archive) another one repeats to the digit.
 """
 import argparse
 import io
+import lzma
+import os
 import sys
 import tarfile
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 from collect import LOSS, read_results
 
+FOLDERS = ("results", "runs")
 RESULTS = ("results/*/*.json", "results/*/items/*.json", "results/judge/*.jsonl", "runs/*/command.txt",
            "runs/*/environment.txt", "runs/*/checkpoints/results.jsonl", "runs/*/out.log")
 
@@ -61,17 +64,23 @@ def unpack(archive: Path, out: Path) -> int:
     """Puts the archive's files below `out`, which may hold data; returns how many there are.
 
     Raises:
-        ValueError: `out` has results already; the file is no such archive.
+        ValueError: `out` has results already; the file is no such archive, or damaged. Then nothing is written.
     """
-    for folder in ("results", "runs"):
+    for folder in FOLDERS:
         if (out / folder).exists():
             raise ValueError(f"{out / folder} is there already: give another folder")
-    try:
-        with tarfile.open(archive, "r:xz") as tar:
-            tar.extractall(out, filter="data")
-            return len(tar.getmembers())
-    except tarfile.TarError as problem:
-        raise ValueError(f"{archive} is no archive of results: {problem}") from problem
+    out.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out) as whole:  # a damaged archive leaves nothing
+        try:
+            with tarfile.open(archive, "r:xz") as tar:
+                tar.extractall(whole, filter="data")
+                count = len(tar.getmembers())
+        except (tarfile.TarError, lzma.LZMAError, EOFError) as problem:
+            raise ValueError(f"{archive} is no archive of results: {problem}") from problem
+        for folder in FOLDERS:
+            if (Path(whole) / folder).exists():
+                os.replace(Path(whole) / folder, out / folder)
+    return count
 
 
 def metrics(experiment: Path) -> dict[tuple, dict]:

@@ -49,8 +49,8 @@ def runs_of(cells: list[Cell]) -> list[list[Run]]:
 def unfinished(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -> set[tuple[Run, int]]:
     """Runs, with their seeds, of which a result is missing. What the judge says depends on no checkpoint."""
     results = read_results(place.out)
-    return {(cell.run._replace(at=None), seed) for cell in cells if cell.evaluation.task != "judge" for seed in seeds
-            if any(seed not in part for part in parts(results, scale, cell))}
+    return {(cell.run._replace(at=None), seed) for cell in cells if cell.evaluation.task != "judge"
+            for found in [parts(results, scale, cell)] for seed in seeds if any(seed not in part for part in found)}
 
 
 def trainings(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tuple[Run, int]],

@@ -57,9 +57,12 @@ def test_an_archive_gives_the_tables_and_the_ledger_again_without_a_checkpoint(t
         archive.unpack(file, tmp_path / "new")
     with pytest.raises(ValueError, match="holds no results/"):
         archive.pack(tmp_path, file)
-    file.write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="is no archive of results"):
-        archive.unpack(file, tmp_path / "other")
+    middle = len(packed) // 2
+    for damaged in (b"nothing", packed[:middle], packed[:middle] + b"damage" + packed[middle + 6:]):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match="is no archive of results"):
+            archive.unpack(file, tmp_path / "other")
+        assert not list((tmp_path / "other").iterdir())
 
 
 def test_a_finished_run_needs_no_checkpoint_and_one_that_lacks_a_result_is_trained_again(tmp_path):
@@ -87,6 +90,30 @@ def test_a_finished_run_needs_no_checkpoint_and_one_that_lacks_a_result_is_train
     next(tmp_path.glob("results/linear_probe/*t0.3-0.8--short--s1-1.json")).unlink()
     again = ["MDC-ViT-Ti-8-t0.3-0.8--short--s1"]
     assert plan([0, 1]) == {"training": again, "evaluation": again}
+
+
+def test_what_a_run_is_made_with_is_trained_again_with_it_and_only_then(tmp_path):
+    """Figure 8: fine-tuned runs, some helped by CLIP; all results are there, no checkpoint is."""
+    scale, there = scales.SCENES, place(tmp_path)
+    for made in commands.to_make(scale, ["figure8"], there):
+        Path(made.folder.format(out=tmp_path)).mkdir(parents=True, exist_ok=True)
+    paths = {}
+    for cell in runner.cells_of(scale, ["figure8"]):
+        key = commands.variant(cell.evaluation), cell.run.name(0), cell.evaluation.datasets[0]
+        paths[key] = write_result(tmp_path, *key, commands.last_epoch(scale, cell.run), phrase_recall=0.5,
+                                  exact_match=0.5)
+
+    def trained() -> set[str]:
+        return {step.label for title, steps in runner.plan(scale, ["figure8"], [0], there) for step in steps
+                if title == "training"}
+    assert trained() == set()
+    tuned = "ARC-ViT-Ti-8--shots-4-from-fewshot--s0"
+    next(path for (_, run, _), path in paths.items() if run == tuned).unlink()
+    assert trained() == {tuned, "ARC-ViT-Ti-8--fewshot-e4--s0"}
+    helped = "MDC-ViT-Ti-8--shots-4-from-fewshot--s0"
+    next(path for (kind, run, _), path in paths.items() if run == helped and "clip_scale" in kind).unlink()
+    assert trained() == {tuned, "ARC-ViT-Ti-8--fewshot-e4--s0", helped, "MDC-ViT-Ti-8--fewshot-e4--s0",
+                         "ViT-Ti-8--short--s0"}
 
 
 def test_what_a_second_experiment_does_not_repeat_is_named(tmp_path):
