@@ -69,14 +69,17 @@ def unpack(archive: Path, out: Path) -> int:
     for folder in FOLDERS:
         if (out / folder).exists():
             raise ValueError(f"{out / folder} is there already: give another folder")
-    out.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=out) as whole:  # a damaged archive leaves nothing
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out.parent) as whole:  # a damaged archive leaves nothing
         try:
             with tarfile.open(archive, "r:xz") as tar:
                 tar.extractall(whole, filter="data")
                 count = len(tar.getmembers())
         except (tarfile.TarError, lzma.LZMAError, EOFError) as problem:
             raise ValueError(f"{archive} is no archive of results: {problem}") from problem
+        if not (Path(whole) / "results").exists():
+            raise ValueError(f"{archive} is no archive of results: it has no results/")
+        out.mkdir(exist_ok=True)
         for folder in FOLDERS:
             if (Path(whole) / folder).exists():
                 os.replace(Path(whole) / folder, out / folder)

@@ -131,13 +131,12 @@ def run_steps(title: str, steps: list[Step], logs: Path, jobs: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commands", nargs="*", metavar="LABEL=COMMAND")
-    parser.add_argument("--title", default="training")
     parser.add_argument("--logs", required=True, type=Path)
     args = parser.parse_args()
     pairs = [command.partition("=")[::2] for command in args.commands]
     try:
         if pairs:
-            run_steps(args.title, [Step(label, shlex.split(command)) for label, command in pairs], args.logs,
+            run_steps("training", [Step(label, shlex.split(command)) for label, command in pairs], args.logs,
                       os.cpu_count() or 1)
     except (RuntimeError, OSError) as problem:
         sys.exit(f"error: {problem}")

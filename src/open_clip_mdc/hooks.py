@@ -1,7 +1,8 @@
 """What stands in for upstream's functions while `register()` is in force (the table is in integration.py).
 
-Each hook takes the upstream object and returns its replacement, which does something only for captioners, except
-that what reads the training data and seeds the random numbers does so for every model.
+Each hook takes the upstream object and returns its replacement, which does something only for captioners, except that
+what reads the training data, seeds the random numbers, reads or writes checkpoints and mends upstream's defects does so
+for every model.
 """
 import json
 import logging

@@ -2,6 +2,7 @@
 import json
 import re
 import shutil
+import tarfile
 from pathlib import Path
 
 import archive
@@ -58,11 +59,14 @@ def test_an_archive_gives_the_tables_and_the_ledger_again_without_a_checkpoint(t
     with pytest.raises(ValueError, match="holds no results/"):
         archive.pack(tmp_path, file)
     middle = len(packed) // 2
-    for damaged in (b"nothing", packed[:middle], packed[:middle] + b"damage" + packed[middle + 6:]):
+    with tarfile.open(tmp_path / "other.tar.xz", "w:xz") as tar:
+        tar.add(__file__, "a.txt")
+    other = (tmp_path / "other.tar.xz").read_bytes()
+    for damaged in (b"nothing", other, packed[:middle], packed[:middle] + b"damage" + packed[middle + 6:]):
         file.write_bytes(damaged)
         with pytest.raises(ValueError, match="is no archive of results"):
             archive.unpack(file, tmp_path / "other")
-        assert not list((tmp_path / "other").iterdir())
+        assert not (tmp_path / "other").exists()
 
 
 def test_a_finished_run_needs_no_checkpoint_and_one_that_lacks_a_result_is_trained_again(tmp_path):

@@ -55,5 +55,5 @@ def main(argv: list[str] | None = None) -> None:
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {complaint(problem, args)}")
     except KeyboardInterrupt:
-        sys.exit("interrupted: caption, embed, judge, prepare recap and score --pairs resume when the same command is "
-                 "given again")
+        sys.exit("interrupted: caption, embed, fetch, judge, prepare recap and score --pairs resume when the same "
+                 "command is given again")
