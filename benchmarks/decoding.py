@@ -1,6 +1,6 @@
 """Speed of decoding captions against the plain loop, one token per step and beam search without a cache; CLIP's cost.
 
-    python -m benchmarks.decoding                                   3 to 4 minutes on 2 CPU cores
+    python -m benchmarks.decoding                                   5 minutes on 2 CPU cores
 
 Each step of the plain loop (`plain.unmask`) does the same work, so a third of the 15 is timed and counted three times,
 the encoder apart.
