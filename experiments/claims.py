@@ -62,21 +62,18 @@ def claims(scale: Scale) -> list[Claim]:
     networks = [*scale.backbones, *BACKBONES[len(scale.backbones):]]
     alt, long = (scale.data[name].label for name in (scale.alt, scale.long))
 
-    def average(captions: str, network: str, method: str) -> float:
-        return round(statistics.fmean(paper.TABLE1[captions, network, method]), 1)
-
     for network, ours in zip(BACKBONES, networks, strict=True):
         add("table1", f"{network}, CC12M: MDC level with ARC", f"{alt}, {ours}, MDC", f"{alt}, {ours}, ARC",
-            probes[-1:], (average("CC12M", network, "MDC"), average("CC12M", network, "ARC")), MARGIN)
+            probes[-1:], (paper.average("CC12M", network, "MDC"), paper.average("CC12M", network, "ARC")), MARGIN)
         add("table1", f"{network}, Recap: MDC above CLIP-LB", f"{long}, {ours}, MDC", f"{long}, {ours}, CLIP-LB",
-            probes[-1:], (average("Recap-10M", network, "MDC"), average("Recap-10M", network, "CLIP-LB")))
+            probes[-1:], (paper.average("Recap-10M", network, "MDC"), paper.average("Recap-10M", network, "CLIP-LB")))
     first = networks[0]
     add("table1", "ViT-B-32, CC12M: CLIP above MDC", f"{alt}, {first}, CLIP", f"{alt}, {first}, MDC", probes[-1:],
-        (average("CC12M", "ViT-B-32", "CLIP"), average("CC12M", "ViT-B-32", "MDC")))
+        (paper.average("CC12M", "ViT-B-32", "CLIP"), paper.average("CC12M", "ViT-B-32", "MDC")))
     add("table1", "ViT-B-32, CC12M, ImageNet: MDC above ARC", f"{alt}, {first}, MDC", f"{alt}, {first}, ARC",
         probes[:1] if "ImageNet" in probes else probes[-1:], (54.8, 54.2))
     add("table1", "ViT-B-32: MDC on Recap above MDC on CC12M", f"{long}, {first}, MDC", f"{alt}, {first}, MDC",
-        probes[-1:], (average("Recap-10M", "ViT-B-32", "MDC"), average("CC12M", "ViT-B-32", "MDC")))
+        probes[-1:], (paper.average("Recap-10M", "ViT-B-32", "MDC"), paper.average("CC12M", "ViT-B-32", "MDC")))
 
     # Table 2: the mean over a benchmark's columns, each by the data set's own average
     aro, pairs = [], []

@@ -24,10 +24,9 @@ def table1(scale: Scale) -> Iterator[Cell]:
                 methods = {"CLIP-LB": Run(backbone, data, batches=2), **methods}
             block = f"{scale.data[data].label}, {backbone}"
             for method, run in methods.items():
-                numbers = paper.TABLE1[captions, network, method]
-                known = dict(zip(paper.PROBES, numbers, strict=True))
+                known = dict(zip(paper.PROBES, paper.TABLE1[captions, network, method], strict=True))
                 if tuple(scale.probes) == paper.PROBES:
-                    known["Average"] = round(sum(numbers) / len(numbers), 1)
+                    known["Average"] = paper.average(captions, network, method)
                 for label, evaluation in probes(scale).items():
                     yield Cell(f"{block}, {method}", label, run, evaluation, known.get(label), block,
                                method != "CLIP-LB")
