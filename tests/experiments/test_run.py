@@ -95,16 +95,25 @@ def test_the_terminal_shows_how_far_trainings_are_and_not_what_they_say(tmp_path
 
 def test_what_a_killed_call_left_running_is_waited_for(tmp_path):
     """Two writers in one run's folder would be the end of it."""
-    says = "import sys, time, pathlib; time.sleep(3 * (sys.argv[1] == 'a')); print(sys.argv[1], flush=True)"
+    begun, end = tmp_path / "begun", tmp_path / "end"
+    waits = (f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); end = pathlib.Path({str(end)!r})\n"
+             "while not end.exists(): time.sleep(0.01)\n"
+             "print('a')")
     call = [sys.executable, str(REPO / "experiments" / "progress.py"), "--logs", str(tmp_path)]
-    first = subprocess.Popen([*call, shlex.join(["a=" + sys.executable, "-c", says, "a"])], stderr=subprocess.DEVNULL)
-    while not (tmp_path / "a.out").exists():
+    first = subprocess.Popen([*call, shlex.join(["a=" + sys.executable, "-c", waits])], stderr=subprocess.DEVNULL)
+    while not begun.exists():  # a.out is there before the step is
         time.sleep(0.01)
     first.kill()
     first.wait()
-    second = subprocess.run([*call, shlex.join(["b=" + sys.executable, "-c", says, "b"])], capture_output=True,
-                            text=True)
-    assert second.returncode == 0 and "waiting for the steps of another call" in second.stderr
+    second = subprocess.Popen([*call, shlex.join(["b=" + sys.executable, "-c", "print('b')"])],
+                              stderr=subprocess.PIPE, text=True)
+    try:
+        shown = second.stderr.readline()
+        assert not (tmp_path / "b.out").exists()
+    finally:
+        end.touch()
+    shown += second.communicate()[1]
+    assert second.returncode == 0 and "waiting for the steps of another call" in shown
     assert (tmp_path / "a.out").read_text() == "a\n" and (tmp_path / "b.out").read_text() == "b\n"
     assert (tmp_path / "a.out").stat().st_mtime_ns < (tmp_path / "b.out").stat().st_mtime_ns
 
