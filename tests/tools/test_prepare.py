@@ -1,11 +1,9 @@
 """Claims about shards for fine-tuning, and about how they train.    pytest tests/tools/test_prepare.py"""
-import io
 import json
 import random
 import tarfile
 from argparse import Namespace
 from collections import Counter
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,50 +11,16 @@ import torch
 from clip_benchmark.datasets.builder import build_dataset
 from conftest import needs_shared_data, run, shared_data
 from open_clip_train.data import get_dataset_size
-from PIL import Image
 from scipy.stats import chisquare
+from shard_files import ENDINGS, make_image, members, texts, tool, write_tar
 
 import open_clip_mdc
 from open_clip_mdc import hooks
-from open_clip_mdc import tools as cli
 from open_clip_mdc.tokens import CAPTION_SEPARATOR, decode_captions
 from open_clip_mdc.tools import prepare
 from open_clip_mdc.tools.lengths import read_captions
 
-COLOURS, SHAPES = ("red", "green", "blue", "yellow"), ("circle", "square")
-ENDINGS = ("left of", "right of", "up above", "down below", "in the middle")
 KARPATHY = ["train"] * 5 + ["restval"] * 3 + ["val"] * 2 + ["test"] * 2
-
-
-def texts(i: int) -> list[str]:
-    """The five captions of image i of eight, in the scenes' words."""
-    return [f"a {COLOURS[i % 4]} {SHAPES[i // 4 % 2]} {ending}" for ending in ENDINGS]
-
-
-@cache
-def make_image(i: int, kind: str = "jpeg") -> bytes:
-    buffer = io.BytesIO()
-    Image.effect_noise((40 + i, 40), 60).convert("RGB").save(buffer, kind)
-    return buffer.getvalue()
-
-
-def members(path: Path) -> dict[str, bytes]:
-    with tarfile.open(path) as tar:
-        return {m.name: tar.extractfile(m).read() for m in tar.getmembers()}
-
-
-def write_tar(path: Path, content: dict[str, bytes]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for name, data in content.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return path
-
-
-def tool(*argv) -> None:
-    cli.main(["prepare", *map(str, argv)])
 
 
 @pytest.fixture
@@ -212,65 +176,6 @@ def tokenize(is_train: bool):
         return hook(args, None, is_train, tokenizer=lambda text: text).tokenizer
 
 
-# ---- folds
-
-
-def sharded(folder: Path, images: list[int], per_shard: int) -> str:
-    for number in range(0, len(images), per_shard):
-        content = {}
-        for i in images[number:number + per_shard]:
-            about = {"filename": f"{i}.jpg", "captions": texts(i % 8)}
-            content |= {f"k{i}.json": json.dumps(about).encode(), f"k{i}.jpg": make_image(i % 12)}
-        write_tar(folder / f"{number // per_shard:05d}.tar", content)
-    return f"{folder}/{{00000..{(len(images) - 1) // per_shard:05d}}}.tar"
-
-
-def names_in(folder: Path) -> list[str]:
-    return [json.loads(data)["filename"] for tar in sorted(folder.glob("*.tar"))
-            for name, data in members(tar).items() if name.endswith(".json")]
-
-
-def test_folds_are_a_partition_that_does_not_depend_on_the_shards(tmp_path, capsys):
-    tool("folds", "--shards", sharded(tmp_path / "a", list(range(40)), 40), "--k", 3, "--out", tmp_path / "folds")
-    printed = capsys.readouterr().out.splitlines()
-    again = random.Random(0).sample(range(40), 40)
-    tool("folds", "--shards", sharded(tmp_path / "b", again, 7), "--k", 3, "--out", tmp_path / "again")
-    everything = sorted(f"{i}.jpg" for i in range(40))
-    tests = []
-    for fold in range(3):
-        train, test = (names_in(tmp_path / "folds" / f"fold{fold}" / split) for split in ("train", "test"))
-        assert sorted(train + test) == everything and len(test) > 5
-        assert set(names_in(tmp_path / "again" / f"fold{fold}" / "test")) == set(test)
-        pattern = printed[fold].split("'")[1]
-        assert get_dataset_size(pattern)[0] == len(train)
-        tests += test
-    assert sorted(tests) == everything
-    assert prepare.fold_of("7.jpg", 3) == next(f for f in range(3) if "7.jpg" in names_in(
-        tmp_path / "folds" / f"fold{f}" / "test"))
-
-
-def test_a_fold_is_read_by_clip_benchmark_and_has_all_captions_in_training(tmp_path, monkeypatch):
-    tool("folds", "--shards", sharded(tmp_path / "a", list(range(12)), 12), "--k", 2, "--out", tmp_path / "folds")
-    (tmp_path / "folds").rename(tmp_path / "moved")  # links stay true
-    monkeypatch.setattr("torch.distributed.is_initialized", lambda: False)
-    dataset = build_dataset("wds/fold1", str(tmp_path / "moved" / "fold1"), lambda image: image.size, "test",
-                            task="captioning")
-    assert sorted(len([line for line in captions if line]) for _, captions in dataset) == [5] * len(
-        names_in(tmp_path / "moved" / "fold1" / "test"))
-    trained = [data.decode() for tar in (tmp_path / "moved" / "fold1" / "train").glob("*.tar")
-               for name, data in members(tar).items() if name.endswith(".txt")]
-    assert all(len(text.split(CAPTION_SEPARATOR)) == 5 for text in trained) and trained
-
-
-def test_folds_that_cannot_be_are_named_in_one_line_and_nothing_is_written(tmp_path):
-    shards = sharded(tmp_path / "a", list(range(12)), 12)
-    for argv, words in ((("--k", 1), "--k 1 leaves nothing"), (("--k", 30), "no usable image for fold"),
-                        (("--k", 2, "--captions-key", "texts"), "no captions")):
-        with pytest.raises(SystemExit) as error:
-            tool("folds", "--shards", shards, "--out", tmp_path / "folds", *argv)
-        assert words in error.value.code and "\n" not in error.value.code and not (tmp_path / "folds").exists()
-
-
 def test_training_draws_each_caption_equally_often_and_validation_takes_the_first():
     random.seed(0)
     text = CAPTION_SEPARATOR.join(texts(0))
@@ -351,115 +256,6 @@ def test_fine_tuning_sees_each_image_once_an_epoch_and_other_captions_in_other_e
     assert validated == [[texts(8)[0], texts(9)[0]]] * 6
     state = torch.load(tmp_path / "run" / "checkpoints" / "epoch_6.pt", weights_only=True)["state_dict"]
     assert all(torch.equal(weight, initial.state_dict()[name]) for name, weight in state.items())  # --lr 0
-
-
-# Recap-DataComp
-
-
-@pytest.fixture
-def recap(tmp_path) -> Path:
-    """Six shards of four samples as img2dataset writes them; one has no re_caption, one no image."""
-    for shard in range(6):
-        content = {}
-        for i in range(4):
-            key = f"{shard:05d}{i:04d}"
-            meta = {"key": key, "caption": "alt text", "re_caption": f"A long text\nabout {key}."}
-            if (shard, i) == (2, 1):
-                meta["re_caption"] = None
-            content |= {f"{key}.jpg": make_image(i), f"{key}.txt": b"alt text",
-                        f"{key}.json": json.dumps(meta).encode()}
-        if shard == 4:
-            del content["000040003.jpg"]
-        write_tar(tmp_path / "recap" / f"{shard:05d}.tar", content)
-    return tmp_path
-
-
-def draw(recap: Path, pairs: int, out: str = "out", *flags) -> Path:
-    tool("recap", "--shards", recap / "recap" / "{00000..00005}.tar", "--pairs", pairs, "--out", recap / out, *flags)
-    return recap / out
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in sorted(folder.glob("*.tar"))}
-
-
-def test_recaptioned_text_stands_in_for_the_alt_text_and_what_has_none_is_counted(recap, capsys):
-    out = draw(recap, 22)
-    printed = capsys.readouterr().out
-    assert "1 samples left out: no re_caption" in printed and "1 samples left out: no image" in printed
-    assert f"22 pairs: --train-data '{out}/{{00000..00005}}.tar'" in printed
-    assert get_dataset_size(printed.split("'")[1]) == (22, 6)
-    source = {json.loads(data)["key"]: name for name in (recap / "recap").iterdir()
-              for member, data in members(name).items() if member.endswith("json")}
-    for shard in out.glob("*.tar"):
-        content = members(shard)
-        for name in [name for name in content if name.endswith("json")]:
-            key = json.loads(content[name])["key"]
-            original = members(source[key])
-            assert content[name] == original[f"{key}.json"]
-            assert content[name.replace("json", "jpg")] == original[f"{key}.jpg"]
-            assert content[name.replace("json", "txt")].decode() == f"A long text about {key}."
-
-
-def test_shards_as_the_data_sets_own_readme_makes_them_have_the_text_in_key_txt(tmp_path, capsys):
-    """img2dataset --caption_col re_caption: KEY.txt is the re_caption, which KEY.json calls caption."""
-    content = {}
-    for i in range(4):
-        meta = {"key": f"k{i}", "caption": f"A long text\nabout {i}.", "org_caption": "alt text"}
-        content |= {f"k{i}.jpg": make_image(i), f"k{i}.txt": b"" if i == 3 else meta["caption"].encode(),
-                    f"k{i}.json": json.dumps(meta).encode()}
-    write_tar(tmp_path / "recap" / "0.tar", content)
-    tool("recap", "--shards", tmp_path / "recap" / "0.tar", "--pairs", 3, "--out", tmp_path / "out")
-    printed = capsys.readouterr().out
-    assert "the text of 1 of 1 shards is their KEY.txt" in printed and "1 samples left out: no re_caption" in printed
-    written = members(tmp_path / "out" / "00000.tar")
-    assert [written[name].decode() for name in sorted(written) if name.endswith("txt")] == [
-        f"A long text about {i}." for i in range(3)]
-
-
-def test_smaller_subsets_are_the_first_shards_of_larger_ones_and_the_seed_orders_them(recap):
-    small, large = contents(draw(recap, 5, "small")), contents(draw(recap, 14, "large"))
-    assert list(large) == ["00000.tar", "00001.tar", "00002.tar", "00003.tar"]
-    assert small == {name: large[name] for name in ("00000.tar", "00001.tar")}
-    orders = {tuple(contents(draw(recap, 5, f"seed{seed}", "--seed", seed)).values()) for seed in range(4)}
-    assert len(orders) > 1
-    grown = recap / "small"
-    before = {p: p.stat().st_mtime_ns for p in grown.glob("*.tar")}
-    assert contents(draw(recap, 14, "small")) == large  # grows in place
-    assert all(p.stat().st_mtime_ns == time for p, time in before.items())
-
-
-def test_fewer_pairs_afterwards_leave_the_larger_subset_usable(recap):
-    out = draw(recap, 14)
-    draw(recap, 5)
-    assert get_dataset_size(str(out / "{00000..00003}.tar")) == (sum(
-        len(members(shard)) // 3 for shard in out.glob("*.tar")), 4)
-
-
-def test_a_run_goes_on_where_it_was_interrupted_and_several_jobs_write_the_same(recap):
-    whole = contents(draw(recap, 22, "whole"))
-    assert contents(draw(recap, 22, "jobs", "--jobs", "3")) == whole
-    (recap / "whole" / "00003.tar").unlink()
-    kept = {p: p.stat().st_mtime_ns for p in (recap / "whole").glob("*.tar")}
-    assert contents(draw(recap, 22, "whole")) == whole
-    assert all(p.stat().st_mtime_ns == time for p, time in kept.items())
-
-
-def test_what_cannot_be_drawn_is_said_in_one_line(recap, capsys):
-    draw(recap, 5)
-    with pytest.raises(SystemExit, match="another --seed need another --out"):
-        draw(recap, 5, "out", "--seed", "1")
-    with pytest.raises(SystemExit, match="hold 22 pairs with a re_caption, fewer than --pairs 23"):
-        draw(recap, 23)
-    with pytest.raises(SystemExit, match="2"):
-        draw(recap, 0)
-    assert "--pairs: 0 should be at least 1" in capsys.readouterr().err
-    for shard in (recap / "recap").glob("*.tar"):
-        shard.write_bytes(shard.read_bytes()[:2000])
-    with pytest.raises(SystemExit, match="not a complete tar file"):
-        draw(recap, 5, "cut")
-    assert [path.name for path in (recap / "cut").iterdir()] == [".claims"]
-
 
 def test_hostile_members_leave_no_trace_outside(tmp_path):
     """Names that climb out, links, deeply nested json: only samples with our own keys come out."""

@@ -1,0 +1,17 @@
+"""Files of compositionality data sets: JSON and plain images."""
+import json
+
+from PIL import Image
+from torchvision.transforms import Compose, Resize, ToTensor
+
+TRANSFORM = Compose([Resize((8, 8)), ToTensor()])
+
+
+def save_json(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def save_image(path, color, mode="RGB", size=(16, 12)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, color).save(path)

@@ -1,0 +1,171 @@
+"""Claims about ARO's orders: how words are perturbed, and that perturbations are made once and frozen."""
+import json
+import os
+import random
+import sys
+from collections import Counter
+
+import pytest
+from case_files import TRANSFORM, save_image, save_json
+
+from clip_benchmark_ext import perturb
+from clip_benchmark_ext.datasets import build_dataset
+
+TAGS = {"a": "DT", "the": "DT", "big": "JJ", "red": "JJ", "dog": "NN", "cat": "NN", "mats": "NNS", "sees": "VBZ",
+        "on": "IN", "two": "CD"}
+
+
+def tag_by_hand(text):
+    return [(word, TAGS.get(word.lower(), ".")) for word in text.replace(".", " .").split()]
+
+
+def test_pre_caption_lowers_cuts_and_drops_the_listed_punctuation_only():
+    assert perturb.pre_caption('  A "Big" dog.  (Two!) #3: it\'s, *here*; ~now ') == "a big dog two 3 it's, here now"
+    assert perturb.pre_caption("w " * 31) == " ".join("w" * 30)
+
+
+@pytest.mark.parametrize("text, tokens", [
+    ("A dog's ball, isn't it?", "A dog 's ball , is n't it ?"),
+    ("two cats.", "two cats ."),
+    ('A "stop" sign, 3.5 feet (high)', "A `` stop '' sign , 3.5 feet ( high )"),
+    ("black-and-white dogs' o'clock", "black-and-white dogs ' o'clock"),
+    ("it's 10:30; they cannot", "it 's 10:30 ; they can not"),
+    ("Hi. It runs.", "Hi . It runs ."),
+    ("a sign 'red' here", "a sign ' red ' here"),
+    ("can't WON'T we're", "ca n't WO N'T we 're"),
+    ("", ""),
+])
+def test_captions_are_split_as_the_penn_treebank_does(text, tokens):
+    """By hand, from the treebank's rules; its quotes are `` and ''."""
+    pytest.importorskip("nltk")
+    assert perturb.treebank_tokenizer()(text) == tokens.split()
+
+
+def all_outcomes(function, tokens, count=600):
+    rng = random.Random(0)
+    return {function(tokens, rng) for _ in range(count)}
+
+
+def test_nouns_and_adjectives_are_permuted_among_their_own_places_only():
+    tagged = tag_by_hand("the big dog sees a red cat on mats")
+    adjectives = [("big", "red"), ("red", "big")]
+    nouns = [("dog", "cat", "mats"), ("dog", "mats", "cat"), ("cat", "dog", "mats"), ("cat", "mats", "dog"),
+             ("mats", "dog", "cat"), ("mats", "cat", "dog")]
+    expected = {f"the {j} {x} sees a {k} {y} on {z}" for j, k in adjectives for x, y, z in nouns}
+    assert all_outcomes(perturb.shuffle_nouns_and_adj, tagged) == expected
+
+
+def test_all_but_nouns_and_adjectives_leaves_those_in_place():
+    outcomes = all_outcomes(perturb.shuffle_allbut_nouns_and_adj, tag_by_hand("the big dog sees a cat"))
+    assert outcomes == {f"{x} big dog {y} {z} cat" for x, y, z in [
+        ("the", "sees", "a"), ("the", "a", "sees"), ("sees", "the", "a"), ("sees", "a", "the"), ("a", "the", "sees"),
+        ("a", "sees", "the")]}
+
+
+def test_shuffling_within_trigrams_moves_no_token_to_another_trigram():
+    outcomes = all_outcomes(perturb.shuffle_within_trigrams, "a b c d e".split())
+    assert len(outcomes) == 6 * 2
+    assert all(sorted(outcome.split()[:3]) == ["a", "b", "c"] for outcome in outcomes)
+
+
+def test_shuffling_trigrams_keeps_each_of_them_whole():
+    outcomes = all_outcomes(perturb.shuffle_trigrams, "a b c d e f g".split())
+    blocks = ("a b c", "d e f", "g")
+    assert outcomes == {" ".join(blocks[i] for i in order) for order in [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0),
+                                                                         (2, 0, 1), (2, 1, 0)]}
+
+
+def test_captions_with_one_noun_or_one_trigram_yield_duplicates_of_the_right_caption():
+    shuffled = perturb.perturb("The dog sees.", tag_by_hand, str.split, random.Random(0))
+    assert shuffled[0] == perturb.pre_caption("The dog sees.") == "the dog sees"
+    assert perturb.perturb("two red mats", tag_by_hand, str.split, random.Random(0))[3] == "two red mats"
+
+
+def order_folder(root, part="coco_order"):
+    pytest.importorskip("nltk")
+    file, image = {"coco_order": ("coco_karpathy_test.json", "val2014/COCO_1.png"),
+                   "flickr30k_order": ("flickr30k_test.json", "flickr30k-images/1.png")}[part]
+    save_image(root / image, 7, "L")
+    rows = [{"image": image, "caption": ["The big dog sees a red cat on two mats.", "A cat on the dog."]},
+            {"image": image, "caption": ["Two red mats"]}]
+    save_json(root / file, rows)
+    return root / f"{part}_perturbations.json"
+
+
+@pytest.mark.parametrize("part", ["coco_order", "flickr30k_order"])
+def test_aro_order_has_one_case_per_caption_with_five_orders_of_its_words(tmp_path, part):
+    frozen = order_folder(tmp_path, part)
+    dataset = build_dataset(f"aro/{part}", tmp_path, TRANSFORM, tagger=tag_by_hand)
+    assert len(dataset) == 3 and dataset.cases[1].key.endswith("1.png#1")
+    image, captions = dataset[0]
+    assert image.shape == (3, 8, 8) and len(captions) == 5
+    assert captions[0] == "the big dog sees a red cat on two mats"
+    words = Counter(captions[0].split())
+    assert all(Counter(text.split()) == words for text in captions)
+    assert dataset.facts["perturbations"] == str(frozen) and len(dataset.facts["perturbations_sha256"]) == 64
+
+
+def test_perturbations_are_made_once_and_then_only_read(tmp_path):
+    frozen = order_folder(tmp_path)
+    first = build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
+    written = frozen.read_bytes()
+
+    def not_again(text):
+        raise AssertionError("tagged again")
+
+    again = build_dataset("aro/coco_order", tmp_path, tagger=not_again)
+    assert again.cases == first.cases and again.facts == first.facts and frozen.read_bytes() == written
+    frozen.unlink()
+    build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
+    assert frozen.read_bytes() == written  # the same seed makes the same file
+    assert list(tmp_path.glob(".*")) == []  # no partial file
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda content: content["cases"][0]["perturbed"].__setitem__(0, "an easier negative"), "was changed after"),
+    (lambda content: content.update(seed=2), "was changed after"),
+    (lambda content: content.update(sha256="0" * 64), "was changed after"),
+    (lambda content: content.pop("sha256"), "not a file of frozen perturbations"),
+    (lambda content: content.update(cases=3), "not a file of frozen perturbations"),
+])
+def test_a_changed_perturbation_file_is_refused(tmp_path, change, message):
+    frozen = order_folder(tmp_path)
+    build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
+    content = json.loads(frozen.read_text())
+    change(content)
+    frozen.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
+
+
+def test_a_perturbation_file_of_other_captions_or_another_set_is_refused(tmp_path):
+    frozen = order_folder(tmp_path)
+    build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
+    order_folder(tmp_path, "flickr30k_order")
+    with pytest.raises(ValueError, match="of aro/coco_order, not of aro/flickr30k_order"):
+        build_dataset("aro/flickr30k_order", tmp_path, perturbations=frozen)
+    save_json(tmp_path / "coco_karpathy_test.json", [{"image": "val2014/COCO_1.png", "caption": ["Another dog"]}])
+    with pytest.raises(ValueError, match="made from other captions"):
+        build_dataset("aro/coco_order", tmp_path)
+
+
+def test_perturbations_frozen_elsewhere_need_no_tagger(tmp_path):
+    frozen = order_folder(tmp_path)
+    first = build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
+    elsewhere = tmp_path / "given.json"
+    os.replace(frozen, elsewhere)
+    assert build_dataset("aro/coco_order", tmp_path, perturbations=elsewhere).cases == first.cases
+    assert not frozen.exists()
+
+
+def test_without_file_and_tagger_the_message_names_both_ways_out(tmp_path, monkeypatch):
+    order_folder(tmp_path)
+    monkeypatch.setitem(sys.modules, "spacy", None)  # as if spaCy were not installed
+    with pytest.raises(FileNotFoundError, match="en_core_web_sm.*--perturbations FILE"):
+        build_dataset("aro/coco_order", tmp_path)
+
+
+def test_where_the_file_cannot_be_written_the_message_says_so(tmp_path):
+    order_folder(tmp_path)
+    with pytest.raises(FileNotFoundError, match="cannot write the perturbations .*--perturbations FILE"):
+        build_dataset("aro/coco_order", tmp_path, perturbations=tmp_path / "no" / "such.json", tagger=tag_by_hand)

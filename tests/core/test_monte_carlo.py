@@ -1,0 +1,232 @@
+"""Claims about Eq. 8 by Monte Carlo: unbiased at any number of draws, honest of its error, right when stopped early."""
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from likelihoods import EOT, MASK, SOT, V, caption, captioner, images, log_probs, random_captions, read
+from scipy.special import stdtrit
+
+from open_clip_mdc import monte_carlo, scoring
+
+
+@pytest.fixture(scope="module")
+def mdc():
+    return captioner()
+
+
+def mask_values(model, image, text):
+    """{hidden positions: what Eq. 8 averages} for every mask there is: 1/n times the sum over the n hidden tokens."""
+    text, valid = read(text)
+    masks = [m for n in range(1, len(text)) for m in itertools.combinations(range(1, len(text)), n)]
+    noisy = text.repeat(len(masks), 1)
+    for row, hidden in zip(noisy, masks, strict=True):
+        row[list(hidden)] = MASK
+    found = log_probs(model, image, noisy, valid)
+    return {hidden: sum(logp[i, text[i]].item() for i in hidden) / len(hidden)
+            for hidden, logp in zip(masks, found, strict=True)}
+
+
+def eq_8(values, counts=None):
+    """The sum over n of the mean over all masks of n tokens; over some counts only, N times their mean."""
+    num_tokens = max(map(len, values))
+    counts = counts or range(1, num_tokens + 1)
+    return num_tokens * np.mean([np.mean([v for hidden, v in values.items() if len(hidden) == n]) for n in counts])
+
+
+@pytest.mark.parametrize("num_tokens", [3, 4, 5, 6])
+def test_monte_carlo_with_a_budget_for_every_mask_is_eq_8_exactly(mdc, num_tokens):
+    image, text = images(1), random_captions(2, [num_tokens - 1], seed=num_tokens)
+    found = scoring.log_likelihood(mdc, image, text[None], "monte_carlo", num_samples=1024, return_details=True)
+    for c, row in enumerate(text):
+        assert found.log_likelihood[0, c].item() == pytest.approx(eq_8(mask_values(mdc, image[0], row)), rel=1e-5)
+    assert (found.standard_error == 0).all()
+    assert (found.draws == 2 ** num_tokens - 1).all()
+
+
+def estimates(values, num_samples, seeds, interval=None):
+    """Score, standard error and its degrees of freedom for many seeds, [seeds, 3], from the values of all masks."""
+    found = []
+    for seed in range(seeds):
+        draws = monte_carlo.draw_masks(max(map(len, values)), num_samples, seed, interval)
+        drawn = np.array([[values[tuple(hidden.nonzero()[0] + 1)] for hidden in draws.hidden]])
+        found.append(np.concatenate(monte_carlo.estimate(drawn, draws)))
+    return np.array(found)
+
+
+@pytest.fixture(scope="module")
+def six_tokens(mdc):
+    return mask_values(mdc, images(1)[0], random_captions(1, [5], seed=3)[0])
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 3, 4, 5, 6, 7, 9, 11, 12, 13, 20, 31])
+def test_monte_carlo_is_unbiased_at_every_number_of_draws(six_tokens, num_samples):
+    found = estimates(six_tokens, num_samples, seeds=1500)[:, 0]
+    assert abs(found.mean() - eq_8(six_tokens)) < 4 * found.std() / math.sqrt(len(found))  # by chance once in 16,000
+    assert found.std() > 0
+
+
+@pytest.mark.parametrize("num_samples", [2, 4, 6, 9, 12, 15, 24, 36])
+def test_the_standard_error_is_honest(six_tokens, num_samples):
+    score, error, freedom = estimates(six_tokens, num_samples, seeds=1500).T
+    stated, true = math.sqrt((error ** 2).mean()), math.sqrt(((score - eq_8(six_tokens)) ** 2).mean())
+    assert stated > 0.93 * true  # 1500 seeds tell a standard deviation to about 2 %
+    if num_samples >= 12:  # two draws of each count
+        assert stated < 1.07 * true
+    covered = np.abs(score - eq_8(six_tokens)) < stdtrit(np.minimum(freedom, 1e6), 0.975) * error
+    assert covered.mean() > 0.92
+
+
+def test_the_standard_error_is_honest_where_masks_are_too_many_to_run_out():
+    score, covered = [], []
+    for seed in range(500):
+        draws = monte_carlo.draw_masks(40, 160, seed)
+        noise = np.random.default_rng([seed, 1]).normal(scale=5, size=len(draws.stratum))
+        noise[np.isfinite(draws.population[draws.stratum])] = 0  # they would need noise that is the mask's own
+        trend = draws.hidden.sum(1)
+        found, error, freedom = monte_carlo.estimate((trend + noise)[None], draws)
+        score.append(found[0])
+        covered.append(abs(found[0] - 40 * 20.5) < stdtrit(freedom[0], 0.975) * error[0])
+    assert np.mean(score) == pytest.approx(40 * 20.5, abs=4 * np.std(score) / math.sqrt(500))
+    assert 0.91 < np.mean(covered) < 0.98  # 0.95 within 4 standard deviations of 500 coin tosses
+
+
+def test_a_single_draw_does_not_claim_to_know_its_error(mdc):
+    found = scoring.log_likelihood(mdc, images(1), random_captions(1), "monte_carlo", 1, return_details=True)
+    assert found.standard_error.isinf().all() and (found.draws == 1).all()
+
+
+@pytest.mark.parametrize("size, draws", [(8, 16), (24, 16), (40, 16), (12, 8), (10, 16), (77, 16), (3, 7), (14, 1024)])
+def test_every_mask_count_is_expected_equally_often(size, draws):
+    samples = [np.bincount(monte_carlo.systematic_sample(size, draws, k), minlength=size) for k in range(size)]
+    assert (sum(samples) == draws).all()
+    assert all(sample.max() - sample.min() <= 1 for sample in samples)
+
+
+@pytest.mark.parametrize("num_tokens, num_samples", [(7, 1024), (12, 1024), (20, 1024), (20, 50), (77, 64)])
+def test_draws_are_within_budget_and_prefixes_of_them_are_balanced(num_tokens, num_samples):
+    draws = monte_carlo.draw_masks(num_tokens, num_samples)
+    counts = draws.hidden.sum(1)
+    assert len(counts) <= num_samples and (draws.stratum == counts - 1).all()
+    for repeat in range(draws.repeat[-1]):
+        sizes = np.bincount(counts[draws.repeat <= repeat], minlength=num_tokens + 1)[1:]
+        assert (sizes <= repeat + 1).all()
+    for n in range(1, num_tokens + 1):
+        of_count = draws.hidden[counts == n]
+        if math.comb(num_tokens, n) <= 16 * len(of_count):
+            assert len(np.unique(of_count, axis=0)) == len(of_count)  # without replacement
+
+
+@pytest.mark.parametrize("interval, counts", [((0.5, 1.0), (3, 4, 5, 6)), ((0.3, 0.6), (2, 3)), ((0.55, 0.6), (4,)),
+                                              ((0.0, 0.2), (1,)), ((0.0, 1.0), (1, 2, 3, 4, 5, 6))])
+def test_an_interval_draws_its_mask_counts_only_and_averages_them(mdc, six_tokens, interval, counts):
+    found = scoring.log_likelihood(mdc, images(1), random_captions(1, [5], seed=3), "monte_carlo", interval=interval)
+    assert found.item() == pytest.approx(eq_8(six_tokens, counts), rel=1e-5)
+    rough = estimates(six_tokens, 5, seeds=1500, interval=interval)[:, 0]
+    assert abs(rough.mean() - eq_8(six_tokens, counts)) <= 4 * rough.std() / math.sqrt(1500) + 1e-9
+
+
+def test_candidates_of_equal_length_share_their_masks(mdc):
+    image_kv = mdc.text.project_image(mdc.encode_image_tokens(images(1)))
+    seen = []
+
+    def record(lengths):
+        token_logits = mdc.token_logits(image_kv, lengths)
+        return lambda text, asked: seen.append(text == MASK) or token_logits(text, asked)
+
+    with torch.no_grad():
+        monte_carlo.monte_carlo(record, random_captions(3, [6]), V, num_samples=20, seed=5)
+    first, second, third = torch.cat(seen).split(len(monte_carlo.draw_masks(7, 20, 5).hidden))
+    assert (first == second).all() and (first == third).all()
+    assert not np.array_equal(monte_carlo.draw_masks(7, 20, 5).hidden, monte_carlo.draw_masks(7, 20, 6).hidden)
+
+
+def test_masks_of_different_lengths_are_independent():
+    counts = [[monte_carlo.draw_masks(n, 1, seed).hidden.sum() for n in (40, 41)] for seed in range(300)]
+    assert abs(np.corrcoef(np.array(counts).T)[0, 1]) < 4 / math.sqrt(300)
+
+
+def test_early_stopping_decides_as_all_draws_do_with_a_fifth_of_them(mdc):
+    image, text = images(20), random_captions(40, [7]).view(20, 2, 12)
+    full = scoring.log_likelihood(mdc, image, text, "monte_carlo", 512, return_details=True)
+    early = scoring.log_likelihood(mdc, image, text, "monte_carlo", 512, stop_confidence=0.999, return_details=True)
+    assert (full.log_likelihood.argmax(1) == early.log_likelihood.argmax(1)).all()
+    assert early.draws.sum() * 5 < 512 * 40
+    unstopped = (early.draws == full.draws).all(1)
+    assert torch.equal(early.log_likelihood[unstopped], full.log_likelihood[unstopped])
+
+
+def test_early_stopping_drops_the_hopeless_and_goes_on_with_the_others(mdc):
+    image, text = images(1), random_captions(40, [5, 6, 7], seed=2)[None]
+    full = scoring.log_likelihood(mdc, image, text, "monte_carlo", 256, return_details=True)
+    early = scoring.log_likelihood(mdc, image, text, "monte_carlo", 256, stop_confidence=0.99, return_details=True)
+    assert full.log_likelihood.argmax() == early.log_likelihood.argmax()
+    leader = early.log_likelihood.argmax()
+    assert early.draws[0, leader] == early.draws.max() > early.draws.median()
+    error = (early.standard_error ** 2 + full.standard_error ** 2).sqrt()
+    assert ((early.log_likelihood - full.log_likelihood).abs() < 8 * error + 1e-4).all()
+
+
+def test_early_stopping_of_equal_captions_never_claims_a_winner(mdc):
+    text = random_captions(1, [6]).repeat(2, 1)[None]
+    found = scoring.log_likelihood(mdc, images(1), text, "monte_carlo", 64, stop_confidence=0.9, return_details=True)
+    assert found.log_likelihood[0, 0] == found.log_likelihood[0, 1]
+    assert (found.draws == len(monte_carlo.draw_masks(7, 64).hidden)).all()
+
+
+@pytest.mark.parametrize("lengths", [(8, 8, 8), (8, 8, 8, 8, 8), (8, 8, 6, 7)])
+def test_the_winner_of_the_race_has_the_highest_score(lengths):
+    # A mask moves the scores of all captions by much more than captions differ: the first masks may be lucky ones. The
+    # first two are hard to tell apart and need more draws than the others, which are clearly worse and drop out early.
+    text = torch.tensor([caption(*[word] * n, length=10) for word, n in enumerate(lengths, 1)])
+    offset = torch.tensor([0.0, 0.01, *(4 - 33.5 / n for n in lengths[2:])])  # of a word: 1.5 nats worse, all in all
+    early = 0
+    for seed in range(40):
+        of_mask = torch.from_numpy(np.random.default_rng(seed).uniform(-2, 2, 512))
+
+        def token_logits(text, asked, of_mask=of_mask):
+            code = ((text == MASK)[:, 1:] * 2 ** torch.arange(text.shape[1] - 1)).sum(1)
+            value = (of_mask[code] - 4)[:, None] + offset + 0.3 * torch.sin(code[:, None] * torch.arange(len(offset)))
+            logp = torch.full((len(text), V), -torch.inf)
+            logp[:, 1:1 + len(lengths)] = value.float()
+            logp[:, EOT] = -4
+            logp[:, 0] = (1 - logp.exp().sum(1)).log()  # a word that no caption has takes the rest
+            return logp[asked // text.shape[1]]
+
+        found = monte_carlo.monte_carlo(lambda lengths: token_logits, text, V, 256, seed, stop_confidence=0.999)
+        all_masks = monte_carlo.monte_carlo(lambda lengths: token_logits, text, V, 1024, seed)
+        truth = all_masks.log_likelihood
+        assert truth[found.log_likelihood.argmax()] > truth.max() - 0.5  # one of the two, which may be confused
+        error = found.standard_error
+        assert ((found.log_likelihood - truth).abs() < 6 * error + 1e-3).all()
+        early += int(found.draws[2:].max() < found.draws.max())
+    assert early > 10
+
+
+def test_certainty_is_wrong_no_more_often_than_promised():
+    # Each mask has its own difference between "1 1 ... 1" and "2 2 ... 2": mostly one value, seldom a much larger one,
+    # as with swapped words. They are nearly balanced, so that early looks may well be deceived.
+    stopped = wrong = 0
+    text = torch.tensor([[SOT] + [word] * 8 + [EOT] for word in (1, 2)])
+    codes = np.arange(1, 512)
+    num_hidden = np.array([bin(code).count("1") for code in codes])
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        of_mask = rng.exponential(4, 512) * (rng.random(512) < 0.15) - 0.55
+
+        def token_logits(text, asked, of_mask=of_mask):
+            code = ((text == MASK)[:, 1:] * 2 ** torch.arange(9)).sum(1)
+            logits = torch.zeros(len(asked), V)
+            logits[:, 2] = torch.from_numpy(of_mask)[code].float()[asked // text.shape[1]]
+            return logits
+
+        # The last token is EOT for both and says nothing, so a mask of n tokens counts by its share of words.
+        share = (num_hidden - (codes >= 256)) / num_hidden
+        gap = sum((share * of_mask[1:])[num_hidden == n].mean() for n in range(1, 10))
+        found = monte_carlo.monte_carlo(lambda lengths: token_logits, text, V, 256, seed, stop_confidence=0.95)
+        if found.draws.max() < len(monte_carlo.draw_masks(9, 256, seed).hidden):
+            stopped += 1
+            wrong += int(found.log_likelihood.argmax() != int(gap > 0))
+    assert stopped > 20
+    assert wrong / 200 < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)

@@ -1,0 +1,43 @@
+"""Shards and what is in them, images with five captions each in the scenes' words, and `open_clip_mdc prepare`."""
+import io
+import tarfile
+from functools import cache
+from pathlib import Path
+
+from PIL import Image
+
+from open_clip_mdc import tools as cli
+
+COLOURS, SHAPES = ("red", "green", "blue", "yellow"), ("circle", "square")
+ENDINGS = ("left of", "right of", "up above", "down below", "in the middle")
+
+
+def texts(i: int) -> list[str]:
+    """The five captions of image i of eight, in the scenes' words."""
+    return [f"a {COLOURS[i % 4]} {SHAPES[i // 4 % 2]} {ending}" for ending in ENDINGS]
+
+
+@cache
+def make_image(i: int, kind: str = "jpeg") -> bytes:
+    buffer = io.BytesIO()
+    Image.effect_noise((40 + i, 40), 60).convert("RGB").save(buffer, kind)
+    return buffer.getvalue()
+
+
+def members(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as tar:
+        return {m.name: tar.extractfile(m).read() for m in tar.getmembers()}
+
+
+def write_tar(path: Path, content: dict[str, bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in content.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def tool(*argv) -> None:
+    cli.main(["prepare", *map(str, argv)])

@@ -1,0 +1,112 @@
+"""Claims about `open_clip_mdc prepare recap`: subsets of Recap-DataComp."""
+import json
+from pathlib import Path
+
+import pytest
+from open_clip_train.data import get_dataset_size
+from shard_files import make_image, members, tool, write_tar
+
+
+@pytest.fixture
+def recap(tmp_path) -> Path:
+    """Six shards of four samples as img2dataset writes them; one has no re_caption, one no image."""
+    for shard in range(6):
+        content = {}
+        for i in range(4):
+            key = f"{shard:05d}{i:04d}"
+            meta = {"key": key, "caption": "alt text", "re_caption": f"A long text\nabout {key}."}
+            if (shard, i) == (2, 1):
+                meta["re_caption"] = None
+            content |= {f"{key}.jpg": make_image(i), f"{key}.txt": b"alt text",
+                        f"{key}.json": json.dumps(meta).encode()}
+        if shard == 4:
+            del content["000040003.jpg"]
+        write_tar(tmp_path / "recap" / f"{shard:05d}.tar", content)
+    return tmp_path
+
+
+def draw(recap: Path, pairs: int, out: str = "out", *flags) -> Path:
+    tool("recap", "--shards", recap / "recap" / "{00000..00005}.tar", "--pairs", pairs, "--out", recap / out, *flags)
+    return recap / out
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted(folder.glob("*.tar"))}
+
+
+def test_recaptioned_text_stands_in_for_the_alt_text_and_what_has_none_is_counted(recap, capsys):
+    out = draw(recap, 22)
+    printed = capsys.readouterr().out
+    assert "1 samples left out: no re_caption" in printed and "1 samples left out: no image" in printed
+    assert f"22 pairs: --train-data '{out}/{{00000..00005}}.tar'" in printed
+    assert get_dataset_size(printed.split("'")[1]) == (22, 6)
+    source = {json.loads(data)["key"]: name for name in (recap / "recap").iterdir()
+              for member, data in members(name).items() if member.endswith("json")}
+    for shard in out.glob("*.tar"):
+        content = members(shard)
+        for name in [name for name in content if name.endswith("json")]:
+            key = json.loads(content[name])["key"]
+            original = members(source[key])
+            assert content[name] == original[f"{key}.json"]
+            assert content[name.replace("json", "jpg")] == original[f"{key}.jpg"]
+            assert content[name.replace("json", "txt")].decode() == f"A long text about {key}."
+
+
+def test_shards_as_the_data_sets_own_readme_makes_them_have_the_text_in_key_txt(tmp_path, capsys):
+    """img2dataset --caption_col re_caption: KEY.txt is the re_caption, which KEY.json calls caption."""
+    content = {}
+    for i in range(4):
+        meta = {"key": f"k{i}", "caption": f"A long text\nabout {i}.", "org_caption": "alt text"}
+        content |= {f"k{i}.jpg": make_image(i), f"k{i}.txt": b"" if i == 3 else meta["caption"].encode(),
+                    f"k{i}.json": json.dumps(meta).encode()}
+    write_tar(tmp_path / "recap" / "0.tar", content)
+    tool("recap", "--shards", tmp_path / "recap" / "0.tar", "--pairs", 3, "--out", tmp_path / "out")
+    printed = capsys.readouterr().out
+    assert "the text of 1 of 1 shards is their KEY.txt" in printed and "1 samples left out: no re_caption" in printed
+    written = members(tmp_path / "out" / "00000.tar")
+    assert [written[name].decode() for name in sorted(written) if name.endswith("txt")] == [
+        f"A long text about {i}." for i in range(3)]
+
+
+def test_smaller_subsets_are_the_first_shards_of_larger_ones_and_the_seed_orders_them(recap):
+    small, large = contents(draw(recap, 5, "small")), contents(draw(recap, 14, "large"))
+    assert list(large) == ["00000.tar", "00001.tar", "00002.tar", "00003.tar"]
+    assert small == {name: large[name] for name in ("00000.tar", "00001.tar")}
+    orders = {tuple(contents(draw(recap, 5, f"seed{seed}", "--seed", seed)).values()) for seed in range(4)}
+    assert len(orders) > 1
+    grown = recap / "small"
+    before = {p: p.stat().st_mtime_ns for p in grown.glob("*.tar")}
+    assert contents(draw(recap, 14, "small")) == large  # grows in place
+    assert all(p.stat().st_mtime_ns == time for p, time in before.items())
+
+
+def test_fewer_pairs_afterwards_leave_the_larger_subset_usable(recap):
+    out = draw(recap, 14)
+    draw(recap, 5)
+    assert get_dataset_size(str(out / "{00000..00003}.tar")) == (sum(
+        len(members(shard)) // 3 for shard in out.glob("*.tar")), 4)
+
+
+def test_a_run_goes_on_where_it_was_interrupted_and_several_jobs_write_the_same(recap):
+    whole = contents(draw(recap, 22, "whole"))
+    assert contents(draw(recap, 22, "jobs", "--jobs", "3")) == whole
+    (recap / "whole" / "00003.tar").unlink()
+    kept = {p: p.stat().st_mtime_ns for p in (recap / "whole").glob("*.tar")}
+    assert contents(draw(recap, 22, "whole")) == whole
+    assert all(p.stat().st_mtime_ns == time for p, time in kept.items())
+
+
+def test_what_cannot_be_drawn_is_said_in_one_line(recap, capsys):
+    draw(recap, 5)
+    with pytest.raises(SystemExit, match="another --seed need another --out"):
+        draw(recap, 5, "out", "--seed", "1")
+    with pytest.raises(SystemExit, match="hold 22 pairs with a re_caption, fewer than --pairs 23"):
+        draw(recap, 23)
+    with pytest.raises(SystemExit, match="2"):
+        draw(recap, 0)
+    assert "--pairs: 0 should be at least 1" in capsys.readouterr().err
+    for shard in (recap / "recap").glob("*.tar"):
+        shard.write_bytes(shard.read_bytes()[:2000])
+    with pytest.raises(SystemExit, match="not a complete tar file"):
+        draw(recap, 5, "cut")
+    assert [path.name for path in (recap / "cut").iterdir()] == [".claims"]
