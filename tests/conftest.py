@@ -32,18 +32,43 @@ def shared_data() -> Path | None:
 needs_shared_data = pytest.mark.skipif(shared_data() is None, reason="no ../shared/data and no $MDC_SHARED_DATA")
 
 
-def tiny_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **caption_cfg) -> Captioner:
-    """A real Captioner of 60 ids, 12 positions, 32 px, in eval mode, with weights large enough to have opinions."""
+def untrained_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **caption_cfg) -> Captioner:
+    """A real Captioner of 60 ids, 12 positions, 32 px, in eval mode."""
     torch.manual_seed(seed)
-    model = Captioner(
+    return Captioner(
         64,
         dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2),
         dict(context_length=LENGTH, vocab_size=VOCAB, width=32, heads=2, layers=layers),
         dict(objective=objective, **caption_cfg),
-    )
+    ).eval()
+
+
+def tiny_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **caption_cfg) -> Captioner:
+    """An `untrained_captioner` with weights large enough to have opinions."""
+    model = untrained_captioner(objective, seed, layers, **caption_cfg)
     torch.nn.init.normal_(model.text.output.weight, std=0.3)
     torch.nn.init.normal_(model.text.token_embedding.weight, std=0.5)
-    return model.eval()
+    return model
+
+
+def magnified(objective: str) -> Captioner:
+    """An `untrained_captioner` of four times the weights: tokens, places and the image matter to its predictions."""
+    model = untrained_captioner(objective)
+    with torch.no_grad():
+        for parameter in model.text.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(4.0)
+    return model
+
+
+@pytest.fixture(scope="session")
+def mdc() -> Captioner:
+    return magnified("mdc")
+
+
+@pytest.fixture(scope="session")
+def arc() -> Captioner:
+    return magnified("arc")
 
 
 def run_folder(folder: Path, model_name: str, seed: int = 1, **model_args) -> Path:

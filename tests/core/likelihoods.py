@@ -1,4 +1,4 @@
-"""Tiny models, captions and images whose likelihoods are computed by the plain path, one call a caption.
+"""Captions whose likelihoods are computed by the plain path, one call a caption.
 
 Dimensions: R captions (rows), L positions, V vocabulary.
 """
@@ -6,24 +6,11 @@ import itertools
 
 import numpy as np
 import torch
+from conftest import VOCAB as V
 
-from open_clip_mdc.model import Captioner
 from open_clip_mdc.tokens import eot_id, mask_id, sot_id
 
-V = 60
 SOT, EOT, MASK = sot_id(V), eot_id(V), mask_id(V)
-
-
-def captioner(objective="mdc", seed=0, scale=4.0):
-    """A tiny model with large weights, so that tokens, places and the image all matter to its predictions."""
-    torch.manual_seed(seed)
-    model = Captioner(64, dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2),
-                      dict(context_length=12, vocab_size=V, width=32, heads=2, layers=2), dict(objective=objective))
-    with torch.no_grad():
-        for parameter in model.text.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(scale)
-    return model.eval()
 
 
 def caption(*words, length=12, padding=0):
@@ -35,10 +22,6 @@ def random_captions(count, lengths=range(2, 10), seed=0, length=12):
     rng = np.random.default_rng(seed)
     lengths = itertools.cycle(lengths)
     return torch.tensor([caption(*rng.integers(1, V - 2, size=next(lengths)), length=length) for _ in range(count)])
-
-
-def images(count, seed=0):
-    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
 
 
 def log_probs(model, image, text, valid):

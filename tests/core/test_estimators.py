@@ -5,19 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from likelihoods import MASK, SOT, V, caption, captioner, images, log_probs, random_captions, read
+from conftest import images
+from likelihoods import MASK, SOT, V, caption, log_probs, random_captions, read
 
 from open_clip_mdc import estimators, scoring
-
-
-@pytest.fixture(scope="module")
-def mdc():
-    return captioner()
-
-
-@pytest.fixture(scope="module")
-def arc():
-    return captioner("arc")
 
 
 def test_autoregressive_equals_a_naive_loop_over_logits(arc):

@@ -5,15 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from likelihoods import EOT, MASK, SOT, V, caption, captioner, images, log_probs, random_captions, read
+from conftest import images
+from likelihoods import EOT, MASK, SOT, V, caption, log_probs, random_captions, read
 from scipy.special import stdtrit
 
 from open_clip_mdc import monte_carlo, scoring
-
-
-@pytest.fixture(scope="module")
-def mdc():
-    return captioner()
 
 
 def mask_values(model, image, text):

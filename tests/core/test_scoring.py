@@ -3,22 +3,13 @@ import itertools
 
 import pytest
 import torch
-from likelihoods import EOT, SOT, V, captioner, images, random_captions
+from conftest import images
+from likelihoods import EOT, SOT, V, random_captions
 
 from open_clip_mdc import scoring
 from open_clip_mdc.model import Captioner
 
 ALL = [("mdc", "heuristic", {}), ("mdc", "monte_carlo", dict(num_samples=24)), ("arc", "autoregressive", {})]
-
-
-@pytest.fixture(scope="module")
-def mdc():
-    return captioner()
-
-
-@pytest.fixture(scope="module")
-def arc():
-    return captioner("arc")
 
 
 def close(a, b):

@@ -29,9 +29,9 @@ def members(path: Path) -> dict[str, bytes]:
         return {m.name: tar.extractfile(m).read() for m in tar.getmembers()}
 
 
-def write_tar(path: Path, content: dict[str, bytes]) -> Path:
+def write_tar(path: Path, content: dict[str, bytes], mode: str = "w") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
+    with tarfile.open(path, mode) as tar:
         for name, data in content.items():
             info = tarfile.TarInfo(name)
             info.size = len(data)

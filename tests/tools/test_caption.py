@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from html.parser import HTMLParser
@@ -25,6 +24,7 @@ from conftest import run_folder
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 from safetensors.torch import save_file
+from shard_files import write_tar
 
 from open_clip_mdc import checkpoints
 from open_clip_mdc import tools as cli
@@ -65,14 +65,6 @@ def encoded(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def write_shard(path, members: dict[str, bytes]):
-    with tarfile.open(path, "w") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Seven images: two in a folder, two that a pattern finds, one by name, two in shards. The working directory."""
@@ -81,7 +73,8 @@ def folder(tmp_path, monkeypatch):
     for number, name in enumerate(("deep/a.png", "deep/er/b.JPG", "x1.png", "x2.png", "holiday[1].png")):
         scene(number).save(name, "png")
     for number in (5, 6):
-        write_shard(f"{number}.tar", {f"in/key{number}.txt": b"words", f"in/key{number}.png": encoded(scene(number))})
+        write_tar(Path(f"{number}.tar"), {f"in/key{number}.txt": b"words",
+                                          f"in/key{number}.png": encoded(scene(number))})
     return tmp_path
 
 
@@ -235,7 +228,7 @@ def test_what_cannot_be_read_is_listed_and_all_else_is_captioned(runs, folder):
     Path("text.png").write_text("no image\x1b[2J")
     Path("cut.png").write_bytes(whole[:len(whole) // 2])
     Image.new("RGB", (4, 500)).save("thin.png")
-    write_shard("bad.tar", {"good.png": whole, "broken.png": b"xx", "third.png": whole, "other.png": whole})
+    write_tar(Path("bad.tar"), {"good.png": whole, "broken.png": b"xx", "third.png": whole, "other.png": whole})
     Path("bad.tar").write_bytes(Path("bad.tar").read_bytes()[:3 * len(whole)])
     complaint = run("--pretrained", runs / "mdc", "empty.png", "text.png", "x1.png", "cut.png", "thin.png", "bad.tar",
                     "x2.png", "--length", "3", "--html", "page.html", "--batch-size", "2")

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from shard_files import write_tar
 
 from open_clip_mdc import tools as cli
 from open_clip_mdc.tools import flags, judge
@@ -412,14 +412,6 @@ def test_a_file_of_somebody_else_is_not_touched(server, data, tmp_path, content)
 
 
 # ---- captions and images -----------------------------------------------------------------------------------------
-
-
-def write_tar(path: Path, members: dict[str, bytes], mode: str = "w") -> None:
-    with tarfile.open(path, mode) as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
 
 
 @pytest.mark.parametrize("ids", [["d/k0", "k1", "k2", "k1#3"], ["0", "1", "2"]], ids=["keys", "numbers"])

@@ -1,7 +1,5 @@
 """Claims about the caption-length table and figure."""
-import io
 import os
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -9,21 +7,13 @@ import pytest
 from matplotlib.axes import Axes
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
+from shard_files import write_tar
 
 from open_clip_mdc import tools as cli
 from open_clip_mdc.data.shards import find_shards
 from open_clip_mdc.tools import lengths
 
 SHARED = Path(os.environ.get("MDC_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
-
-
-def write_tar(path, members):
-    with tarfile.open(path, "w") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return str(path)
 
 
 @pytest.fixture
