@@ -1,0 +1,78 @@
+"""What tests of `open_clip_mdc caption` give it, its command, and readers of what it writes."""
+import io
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import torch
+from PIL import Image
+from shard_files import write_tar
+
+from open_clip_mdc import tools as cli
+
+PATHS = ("deep", "x?.png", "holiday[1].png", "{5..6}.tar")
+NAMES = ("deep/a.png", "deep/er/b.JPG", "x1.png", "x2.png", "holiday[1].png", "5.tar::in/key5", "6.tar::in/key6")
+
+
+def scene(number: int) -> Image.Image:
+    """Noise or a plain colour, the same at every call."""
+    noise = torch.randint(0, 256, (40, 36, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
+    return Image.fromarray(noise.numpy()) if number % 2 else \
+        Image.new("RGB", (32, 48), (20 * number, 255 - 20 * number, 90))
+
+
+def encoded(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "png")
+    return buffer.getvalue()
+
+
+def seven_images(folder: Path) -> Path:
+    """Two in a folder, two that a pattern finds, one by name, two in shards: PATHS in this folder."""
+    (folder / "deep/er").mkdir(parents=True)
+    for number, name in enumerate(("deep/a.png", "deep/er/b.JPG", "x1.png", "x2.png", "holiday[1].png")):
+        scene(number).save(folder / name, "png")
+    for number in (5, 6):
+        write_tar(folder / f"{number}.tar", {f"in/key{number}.txt": b"words",
+                                             f"in/key{number}.png": encoded(scene(number))})
+    return folder
+
+
+def run(*argv) -> str | None:
+    """The tool's complaint, None if it has none."""
+    try:
+        cli.main(["caption", *map(str, argv), "--device", "cpu"])
+    except SystemExit as end:
+        return end.code
+    return None
+
+
+def lines(path="captions.jsonl") -> list[dict]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+class Page(HTMLParser):
+    """What a browser would make of it, by another reader than the one that is tested there."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags, self.texts, self.cells, self.inside = [], {}, [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self.inside.append(tag)
+        if tag == "tr":
+            self.cells.append([])
+        elif tag in ("td", "th"):
+            self.cells[-1].append([dict(attributes).get("class", "").split(), ""])
+
+    def handle_endtag(self, tag):
+        while self.inside and self.inside.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        last = self.inside[-1] if self.inside else None
+        if last in ("td", "th"):
+            self.cells[-1][-1][1] += data
+        self.texts.setdefault(last, []).append(data)

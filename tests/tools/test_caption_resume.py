@@ -1,0 +1,130 @@
+"""Claims about `open_clip_mdc caption` that is interrupted and given again.
+
+    pytest tests/tools/test_caption_resume.py
+"""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from caption_files import NAMES, PATHS, lines, run, scene, seven_images
+
+from open_clip_mdc.data import images
+from open_clip_mdc.model import Captioner
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Seven images in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return seven_images(tmp_path)
+
+
+def test_an_interrupted_run_resumes_with_the_same_options_and_no_others(runs, folder):
+    command = ("--pretrained", runs / "mdc", *PATHS, "--length", "4")
+    run(*command, "--out", "whole.jsonl")
+    whole = Path("whole.jsonl").read_text().splitlines(keepends=True)
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_after(patch, 2)
+        assert "interrupted" in run(*command, "--batch-size", "2")
+    part = Path("captions.jsonl.part")
+    head, *kept = part.read_text().splitlines(keepends=True)
+    assert [json.loads(line)["image"] for line in kept] == list(NAMES[:4])
+    marked = json.dumps({**json.loads(kept[0]), "caption": "kept"}) + "\n"
+    left = head + marked + "".join(kept[1:3]) + kept[3][:50]  # killed while it wrote the fourth line
+
+    part.write_text(left)
+    run(*command, "--html", "page.html", "--batch-size", "2")
+    assert Path("captions.jsonl").read_text().startswith(marked + kept[1] + kept[2]) and not part.exists()
+    for got, expected in zip(lines()[3:], map(json.loads, whole[3:]), strict=True):
+        assert (got["image"], got["caption"]) == (expected["image"], expected["caption"])
+    assert Path("page.html").read_text().count("<article>") == 7
+
+    part.write_text(left)
+    run("--pretrained", runs / "mdc", "x1.png", "deep/a.png", "--length", "4")  # other images, in another order
+    assert [row["image"] for row in lines()] == ["x1.png", "deep/a.png"]
+    assert lines()[1]["caption"] == "kept" and lines()[0]["caption"] == json.loads(whole[2])["caption"]
+
+    for other in (("--length", "5"), ("--precision", "bf16"), ("--tokens-per-step", "2"), ("--temperature", "1"),
+                  ("--sampler", "ancestral"), ("--sampler", "ancestral", "--steps", "3")):
+        part.write_text(left)
+        run(*command, *other)
+        assert lines()[0]["caption"] != "kept"
+
+
+def test_a_resumed_run_knows_a_model_of_the_same_weights_with_another_activation(runs, folder):
+    """The weights of ViT-...-quickgelu fit the plain model: they are not what tells captions apart."""
+    shutil.copytree(runs / "mdc", "quick")
+    Path("quick/params.txt").write_text("model: MDC-ViT-Ti-8\nforce_quick_gelu: True\n")
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_after(patch, 1)
+        run("--pretrained", runs / "mdc", *PATHS, "--batch-size", "1")
+    (kept,) = [json.loads(line) for line in Path("captions.jsonl.part").read_text().splitlines()[1:]]
+    run("--pretrained", "quick", *PATHS)
+    rows = lines()
+    run("--pretrained", "quick", *PATHS, "--out", "alone.jsonl")
+    assert rows == lines("alone.jsonl") and rows[0]["tokens"] != kept["tokens"]
+
+
+def interrupt_after(patch, batches: int) -> None:
+    """The model is interrupted, as by Ctrl-C, when it is given one more batch."""
+    count, generate = 0, Captioner.generate
+
+    def interrupted(*args, **kwargs):
+        nonlocal count
+        count += 1
+        if count > batches:
+            raise KeyboardInterrupt
+        return generate(*args, **kwargs)
+
+    patch.setattr(Captioner, "generate", interrupted)
+
+
+def test_what_is_captioned_is_not_opened_again(runs, folder):
+    command = ("--pretrained", runs / "mdc", *PATHS, "--batch-size", "1", "--workers", "0")
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_after(patch, 6)
+        run(*command)
+    opened, open_image = [], images.open_image
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images, "open_image", lambda *args: opened.append(args[1]) or open_image(*args))
+        assert run(*command) is None
+    assert opened == [NAMES[6]] and [row["image"] for row in lines()] == list(NAMES)
+
+
+@pytest.mark.parametrize("workers", ["0", "1", "3"])
+def test_any_number_of_workers_gives_the_same_lines_in_the_same_order(runs, folder, workers):
+    Path("empty.png").write_bytes(b"")
+    paths = ("deep", "empty.png", *PATHS[1:])
+    complaint = run("--pretrained", runs / "mdc", *paths, "--batch-size", "2", "--workers", workers, "--limit", "7")
+    assert "1 skipped" in complaint and [row["image"] for row in lines()] == list(NAMES[:6])
+
+
+def test_ctrl_c_keeps_what_is_done(runs, folder):
+    """The second image is a pipe that nobody writes to: when the first line is there, all there is to do is wait."""
+    os.mkfifo("waits.png")
+    command = [sys.executable, "-m", "open_clip_mdc", "caption", "--pretrained", str(runs / "mdc"), "x1.png",
+               "waits.png", "--length", "3", "--batch-size", "1", "--device", "cpu"]
+    # What a shell starts in the background ignores Ctrl-C, and so would what these tests start.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    part = Path("captions.jsonl.part")
+    try:
+        while process.poll() is None and not (part.exists() and part.read_bytes().count(b"\n") == 2):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)  # a worker waits for the pipe, this process for the worker
+        _, complaint = process.communicate()
+    finally:
+        process.kill()
+    assert process.returncode == 1 and "resume when the same command is given again\n" in complaint
+    assert "Traceback" not in complaint
+    assert [row["image"] for row in lines(part)[1:]] == ["x1.png"]
+    os.remove("waits.png")
+    scene(1).save("waits.png")
+    assert run(*command[4:]) is None
+    assert [row["image"] for row in lines()] == ["x1.png", "waits.png"] and not part.exists()
