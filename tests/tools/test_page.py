@@ -11,7 +11,7 @@ from math import log
 from pathlib import Path
 
 import pytest
-from caption_files import NAMES, PATHS, Page, lines, run, scene
+from caption_files import NAMES, PATHS, Page, lines, run, scene, seven_images
 from PIL import Image
 
 from open_clip_mdc.tools import page as report
@@ -114,7 +114,8 @@ def browse(path, *flags) -> str:
 
 
 @needs_browser
-def test_the_browser_shows_every_card_and_runs_and_fetches_nothing(runs, folder):
+def test_the_browser_shows_every_card_and_runs_and_fetches_nothing(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(seven_images(tmp_path))
     asked = []
 
     class Listener(http.server.BaseHTTPRequestHandler):
