@@ -1,0 +1,190 @@
+"""Claims about the plain world: captions are true, negatives are false, and every word is known.
+
+    pytest tests/tools/test_plain_world.py
+"""
+import gzip
+import hashlib
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from open_clip.tokenizer import SimpleTokenizer
+from scene_truth import COMMITTED_BPE, coloured, hue_name, read_caption, read_scene, sentence_is_true
+
+from open_clip_mdc.data import bpe, plain_world
+from open_clip_mdc.data.plain_world import World
+from open_clip_mdc.tools import scenes
+
+WORLDS = [World(), World(sizes=True, seed=1), World(objects=3, seed=2), World(pixels=48, objects=4, sizes=True, seed=3)]
+
+
+def drawn(world, count=100):
+    """Scenes with the random numbers that render them."""
+    for index in range(count):
+        rng = world.rng("test", index)
+        yield plain_world.draw_scene(world, rng), rng
+
+
+def as_dicts(scene):
+    return [vars(item) for item in scene.objects]
+
+
+@pytest.mark.parametrize("world, expected", [(WORLDS[0], "7d89629023a6b6bc"), (WORLDS[3], "c3c75a0327697662")])
+def test_worlds_stay_what_they_were(world, expected):
+    """Published numbers are about these scenes. Pixels are left to Pillow, the random numbers behind them are not."""
+    digest = hashlib.sha256()
+    for scene, rng in drawn(world, 50):
+        facts = as_dicts(scene), scene.relation, scene.background, plain_world.long_caption(scene, rng)
+        scenes.render(scene, world.pixels, rng)
+        negatives = plain_world.negative_captions(scene, *rng.sample(range(world.objects), 2))
+        digest.update(repr((facts, negatives, rng.random())).encode())
+    assert digest.hexdigest()[:16] == expected
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_captions_name_all_objects_in_canonical_order(world):
+    for scene, _ in drawn(world):
+        relation, names = read_scene(as_dicts(scene))
+        assert len(set(names)) == len(names) == world.objects
+        assert plain_world.caption(scene.objects, scene.relation) == f" {relation} ".join(f"a {name}" for name in names)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_length_of_a_caption_says_nothing_about_the_image(world):
+    tokenizer, counts = SimpleTokenizer(), set()
+    for scene, _ in drawn(world):
+        negatives = plain_world.negative_captions(scene, 0, 1) or {}
+        texts = [plain_world.caption(scene.objects, scene.relation), *negatives.values()]
+        counts |= {len(tokenizer.encode(text)) for text in texts}
+    assert counts == {world.objects * (4 if world.sizes else 3) + 2 * (world.objects - 1)}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_neighbours_lie_clearly_on_one_axis_without_touching(world):
+    for scene, _ in drawn(world):
+        for a, b in zip(scene.objects, scene.objects[1:], strict=False):
+            along, across = (b.x - a.x, b.y - a.y) if scene.relation == "left of" else (b.y - a.y, b.x - a.x)
+            assert along >= a.radius + b.radius - 1e-3
+            assert along > 2 * abs(across)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_named_colours_are_where_the_objects_are_and_nowhere_else(world):
+    for scene, rng in drawn(world, 60):
+        image = scenes.render(scene, world.pixels, rng)
+        pixels, colour = np.asarray(image), coloured(image)
+        assert image.mode == "RGB" and image.size == (world.pixels, world.pixels)
+        assert (np.median(pixels) > 128) == (scene.background == "light")
+        y, x = (np.indices(colour.shape) + 0.5) / world.pixels
+        for item in scene.objects:
+            inside = np.hypot(x - item.x, y - item.y) <= item.radius + 1 / world.pixels
+            assert hue_name(pixels[inside & colour]) == item.colour
+            colour[inside] = False
+        assert not colour.any()
+
+
+def test_shapes_cover_their_share_of_the_bounding_box():
+    world, seen = World(pixels=256), Counter()
+    covers = {"circle": np.pi / 4, "square": 1.0, "triangle": 0.5, "star": 0.342}
+    for scene, rng in drawn(world, 40):
+        colour = coloured(scenes.render(scene, world.pixels, rng))
+        for item in scene.objects:
+            left, top, right, bottom = (
+                round(256 * edge) for edge in (item.x - item.radius, item.y - item.radius, item.x + item.radius,
+                                               item.y + item.radius))
+            box = colour[max(top - 1, 0):bottom + 1, max(left - 1, 0):right + 1]
+            rows, columns = box.any(1).sum(), box.any(0).sum()
+            assert box.sum() / (rows * columns) == pytest.approx(covers[item.shape], abs=0.035), item.shape
+            seen[item.shape] += 1
+    assert set(seen) == set(covers)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_sentence_of_a_long_caption_is_true_and_lengths_are_in_range(world):
+    tokenizer, kinds = SimpleTokenizer(), set()
+    for scene, rng in drawn(world):
+        text = plain_world.long_caption(scene, rng)
+        sentences = text.removesuffix(".").split(". ")
+        assert len(sentences) >= 3
+        for sentence in sentences:
+            assert sentence_is_true(sentence, as_dicts(scene), scene.background), (sentence, scene)
+            kinds.add(re.sub("|".join([*plain_world.COLOURS, *plain_world.SHAPES]), "", sentence))
+        assert 40 <= len(tokenizer.encode(text)) + 2 <= 70
+    assert len(kinds) > 30
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_one_changed_word_makes_a_sentence_false(world):
+    swaps = {"light": "dark", "dark": "light", "left": "right", "right": "left", "top": "bottom", "bottom": "top",
+             "above": "below", "below": "above", "smaller": "larger", "larger": "smaller", "middle": "top"}
+    changed = 0
+    for scene, rng in drawn(world):
+        for sentence in plain_world.long_caption(scene, rng).removesuffix(".").split(". "):
+            for word in set(sentence.split()) & set(swaps):
+                wrong = re.sub(rf"\b{word}\b", swaps[word], sentence)
+                assert not sentence_is_true(wrong, as_dicts(scene), scene.background), wrong
+                changed += 1
+    assert changed > 300
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_negatives_are_false_and_are_true_of_some_other_scene(world):
+    tested = 0
+    for scene, rng in drawn(world, 240):
+        i, j = rng.sample(range(world.objects), 2)
+        negatives = plain_world.negative_captions(scene, i, j)
+        truth = read_scene(as_dicts(scene))
+        a, b = scene.objects[i], scene.objects[j]
+        if a.colour == b.colour or a.shape == b.shape:
+            assert negatives is None
+        if negatives is None:
+            continue
+        tested += 1
+        true = plain_world.caption(scene.objects, scene.relation)
+        assert len({true, *negatives.values()}) == 4
+        for negative in negatives.values():
+            relation, names = read_caption(negative)
+            assert (relation, names) != truth
+            assert len({" ".join(name.split()[-2:]) for name in names}) == world.objects  # as in every true caption
+        assert Counter(negatives["swap_att"].split()) == Counter(negatives["swap_obj"].split()) == Counter(true.split())
+        assert read_caption(negatives["replace_rel"]) == (({"up above", "left of"} - {truth[0]}).pop(), truth[1])
+    assert tested > 80
+
+
+def test_the_committed_merges_are_the_ones_this_code_makes(tmp_path):
+    for name in ("first", "second"):
+        bpe.write(tmp_path / name, plain_world.caption_words())
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+    assert gzip.decompress((tmp_path / "first").read_bytes()) == gzip.decompress(COMMITTED_BPE.read_bytes())
+
+
+def test_every_word_is_one_token_of_clip_and_of_the_small_vocabulary():
+    clip, small = SimpleTokenizer(), SimpleTokenizer(bpe_path=str(COMMITTED_BPE))
+    for word in plain_world.caption_words():
+        for tokenizer in (clip, small):
+            assert [tokenizer.decoder[i] for i in tokenizer.encode(word)] == [f"{word}</w>"]
+    assert "" not in small.encoder and len(small.encoder) == 512 + len(small.bpe_ranks) + 2 < 1000
+    assert small.all_special_ids == [small.vocab_size - 2, small.vocab_size - 1]
+    assert sorted(small.bpe_ranks, key=clip.bpe_ranks.get) == list(small.bpe_ranks)
+
+
+def test_no_kept_merge_is_superfluous():
+    small = SimpleTokenizer(bpe_path=str(COMMITTED_BPE))
+    for merge in list(small.bpe_ranks):
+        rank = small.bpe_ranks.pop(merge)
+        small.cache.clear()
+        assert any(" " in small.bpe(word) for word in plain_world.caption_words()), merge
+        small.bpe_ranks[merge] = rank
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_scene_texts_use_only_known_words_and_decode_back(world):
+    small, known = SimpleTokenizer(bpe_path=str(COMMITTED_BPE)), set(plain_world.caption_words())
+    for scene, rng in drawn(world):
+        texts = [template.format(c=name) for template in plain_world.TEMPLATES for name in plain_world.CLASS_NAMES]
+        for text in [plain_world.caption(scene.objects, scene.relation), plain_world.long_caption(scene, rng), *texts]:
+            pieces = re.findall(r"[a-z]+|\.", text)
+            assert set(pieces) <= known
+            assert len(small.encode(text)) == len(pieces)
+            assert small.decode(small.encode(text)).strip() == " ".join(pieces)
