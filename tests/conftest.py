@@ -15,6 +15,7 @@ from forked import forked  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from open_clip_mdc import register, unregister  # noqa: E402
+from open_clip_mdc import tools as cli  # noqa: E402
 from open_clip_mdc.model import Captioner  # noqa: E402
 from open_clip_mdc.tokens import eot_id, sot_id  # noqa: E402
 
@@ -136,6 +137,15 @@ def run(*command: str, check: bool = True, timeout: float = 3600, fork: bool = F
     if check:
         assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-3000:]}\n{result.stderr[-6000:]}"
     return result
+
+
+def complaint_of(*argv) -> str | int | None:
+    """What `open_clip_mdc ARGV`, run within this process, exits with: a complaint, or None if it has none."""
+    try:
+        cli.main(list(map(str, argv)))
+    except SystemExit as end:
+        return end.code
+    return None
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import torch
+from conftest import complaint_of
 from PIL import Image
 from shard_files import write_tar
-
-from open_clip_mdc import tools as cli
 
 PATHS = ("deep", "x?.png", "holiday[1].png", "{5..6}.tar")
 NAMES = ("deep/a.png", "deep/er/b.JPG", "x1.png", "x2.png", "holiday[1].png", "5.tar::in/key5", "6.tar::in/key6")
@@ -40,11 +39,7 @@ def seven_images(folder: Path) -> Path:
 
 def run(*argv) -> str | None:
     """The tool's complaint, None if it has none."""
-    try:
-        cli.main(["caption", *map(str, argv), "--device", "cpu"])
-    except SystemExit as end:
-        return end.code
-    return None
+    return complaint_of("caption", *argv, "--device", "cpu")
 
 
 def lines(path="captions.jsonl") -> list[dict]:

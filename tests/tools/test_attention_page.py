@@ -7,11 +7,10 @@ from html import escape
 import numpy as np
 import pytest
 import torch
-from conftest import run_folder
+from conftest import complaint_of, run_folder
 from PIL import Image
 
 import open_clip_mdc
-from open_clip_mdc import tools as cli
 from open_clip_mdc.attention import principal_components, word_maps
 
 
@@ -31,11 +30,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def complaint(*argv) -> str | None:
-    try:
-        cli.main(["attention", *map(str, argv), "--device", "cpu"])
-    except SystemExit as end:
-        return end.code
-    return None
+    return complaint_of("attention", *argv, "--device", "cpu")
 
 
 def pixels(url: str) -> np.ndarray:

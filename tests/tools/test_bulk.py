@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO, png, run_folder
+from conftest import REPO, complaint_of, png, run_folder
 from PIL import Image
 
 from open_clip_mdc import checkpoints
@@ -37,11 +37,7 @@ def place(tmp_path_factory) -> Path:
 
 def run(tool: str, place: Path, *argv) -> str | None:
     """The tool's complaint, None if it has none."""
-    try:
-        cli.main([tool, "--pretrained", str(place / "run"), "--device", "cpu", "--workers", "0", *map(str, argv)])
-    except SystemExit as end:
-        return end.code
-    return None
+    return complaint_of(tool, "--pretrained", place / "run", "--device", "cpu", "--workers", "0", *argv)
 
 
 def shards(place: Path, last: int = 3) -> str:

@@ -11,14 +11,13 @@ import socket
 import pytest
 import timm
 import torch
-from conftest import run, run_folder
+from conftest import complaint_of, run, run_folder
 from hub import TOKEN, hub
 from open_clip.factory import SimpleTokenizer
 from PIL import Image
 from safetensors.torch import save_file
 
 import open_clip_mdc
-from open_clip_mdc import tools as cli
 from open_clip_mdc.data.bpe import write
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.tools.model_card import data_name
@@ -36,11 +35,7 @@ TIMM_CONFIG = {  # the smallest ViT of timm that has CLIP's blocks
 
 
 def complaint(*argv) -> str | None:
-    try:
-        cli.main(["export", *map(str, argv)])
-    except SystemExit as end:
-        return end.code
-    return None
+    return complaint_of("export", *argv)
 
 
 @pytest.fixture(scope="module")

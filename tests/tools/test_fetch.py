@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import requests
+from conftest import complaint_of
 
 from open_clip_mdc import tools as cli
 from open_clip_mdc.tools import fetch, flags
@@ -61,11 +62,7 @@ def server(monkeypatch):
 
 def get(out, *argv) -> str | None:
     """The tool's complaint, None if it has none."""
-    try:
-        cli.main(["fetch", "coco", "--out", str(out), *argv])
-    except SystemExit as end:
-        return end.code
-    return None
+    return complaint_of("fetch", "coco", "--out", out, *argv)
 
 
 def test_a_file_comes_whole_and_is_not_fetched_again(server, tmp_path, capsys):

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import png, run_folder
+from conftest import complaint_of, png, run_folder
 from open_clip_train.data import get_dataset_size
 from PIL import Image
 
 from open_clip_mdc import checkpoints
-from open_clip_mdc import tools as cli
 from open_clip_mdc.data.csv_pairs import read_csv, split_csv
 from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.scoring import mean_image
@@ -45,11 +44,7 @@ def place(tmp_path_factory) -> Path:
 
 def score(place: Path, *argv) -> str | None:
     """The tool's complaint, None if it has none."""
-    try:
-        cli.main(["score", "--pretrained", str(place / "run"), "--device", "cpu", "--workers", "0", *map(str, argv)])
-    except SystemExit as end:
-        return end.code
-    return None
+    return complaint_of("score", "--pretrained", place / "run", "--device", "cpu", "--workers", "0", *argv)
 
 
 def tables(folder: Path) -> list[dict]:

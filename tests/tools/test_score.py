@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_image, run_folder
+from conftest import complaint_of, make_image, run_folder
 from PIL import Image
 
 from open_clip_mdc import checkpoints
-from open_clip_mdc import tools as cli
 from open_clip_mdc.scoring import mean_image
 from open_clip_mdc.tools.score import read_captions
 
@@ -31,12 +30,8 @@ def place(tmp_path_factory, request):
 
 def score(place, *argv) -> str | None:
     """The tool's complaint, None if it has none."""
-    try:
-        cli.main(["score", "--pretrained", str(place / "run"), "--captions", str(place / "captions.txt"), "--device",
-                  "cpu", *map(str, argv)])
-    except SystemExit as end:
-        return end.code
-    return None
+    return complaint_of("score", "--pretrained", place / "run", "--captions", place / "captions.txt",
+                        "--device", "cpu", *argv)
 
 
 @pytest.mark.parametrize("flags", [(), ("--workers", "0", "--batch-size", "3")], ids=["default", "small batches"])

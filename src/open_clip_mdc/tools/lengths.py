@@ -78,7 +78,7 @@ def draw_histogram(path: str | Path, names: Sequence[str], lengths: Sequence[np.
         axes.axvline(context, color="black", linestyle="--", linewidth=1, label=f"context: {context}")
     axes.set(xlabel="tokens per caption (with SOT and EOT)", ylabel="captions of each length (%)", xlim=(0, top))
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside upper center", frameon=False)  # beside the bars, which may be anywhere
+    figure.legend(loc="outside upper center", frameon=False)  # the bars may be anywhere in the axes
     with new_file(path) as partial:
         figure.savefig(partial, format="png", dpi=150)
 
