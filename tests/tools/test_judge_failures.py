@@ -1,0 +1,156 @@
+"""A judge that fails, and one that is asked again after a stop.    pytest tests/tools/test_judge_failures.py"""
+import os
+import subprocess
+import sys
+import threading
+
+import judge_server
+import pytest
+from judge_server import KEY, always, choices, choose, failure, image_of, results
+
+from open_clip_mdc import tools as cli
+from open_clip_mdc.tools import judge
+
+server, data = pytest.fixture(judge_server.server), pytest.fixture(judge_server.data)
+
+
+# ---- failures ------------------------------------------------------------------------------------------------------
+
+
+def test_too_many_requests_and_server_errors_are_tried_again_after_the_time_they_ask_for(server, data, tmp_path):
+    replies = [(429, {"Retry-After": 1}, {}), (500, {}, {}), (200, {}, "A")]
+    server.reply = lambda server, request: replies[len(server.requests) - 1]
+    cli.main(data(1, "x", "y"))
+    assert results(tmp_path)["judged"] == 1 and len(server.requests) == 3
+    first, second, third = [request.pop("time") for request in server.requests]
+    assert second - first >= 1  # Retry-After
+    assert third - second >= 1  # back-off: the second failure in a row
+    assert server.requests[0] == server.requests[1] == server.requests[2]
+
+
+def test_waits_double_from_failure_to_failure_and_end(server, data, monkeypatch):
+    monkeypatch.setattr(judge, "RETRIES", 3)
+    server.reply = always({"error": "over\nloaded"}, 503)
+    assert '503: {"error": "over\\nloaded"}' in failure(data(1, "x", "y"))
+    times = [request["time"] for request in server.requests]
+    waits = [b - a for a, b in zip(times[:-1], times[1:], strict=True)]
+    assert len(waits) == 3 and waits[1] >= 1 and waits[2] >= 2
+
+
+def test_a_broken_connection_is_tried_again(server, data, tmp_path):
+    def reply(server, request):
+        if len(server.requests) == 1:
+            raise ConnectionAbortedError  # the handler ends without an answer
+        return 200, {}, "B"
+    server.reply, server.handle_error = reply, lambda *args: None
+    cli.main(data(1, "x", "y"))
+    assert results(tmp_path)["judged"] == 1 and len(server.requests) == 2
+
+
+@pytest.mark.parametrize("reply, message", [
+    (always({"error": f"bad key\n{KEY}"}, 401), r'/v1 answers 401: {"error": "bad key\n***"}'),
+    (always({"": 290 * "x" + KEY}, 400), 290 * "x" + "***"),
+    (always({}, 404), "answers 404"),
+    (always({}, 307, Location="http://127.0.0.1:9/"), "answers 307"),  # the key goes nowhere else
+    (always(b"<html>\nwelcome</html>"), "gives no chat completion: <html> welcome</html>"),
+    (always(b'{"choices": []}'), "gives no chat completion"),
+    (always(["B"]), "gives no chat completion"),
+], ids=["wrong key", "long answer", "wrong path", "moved", "a web page", "no choices", "no text"])
+def test_a_refusal_stops_at_once_with_one_line(server, data, reply, message):
+    server.reply = reply
+    assert message in failure([*data(40, "x", "y"), "--workers", "1"])
+    assert len(server.requests) == 1
+
+
+def test_a_server_that_is_not_there_is_named(data, monkeypatch, server, tmp_path):
+    monkeypatch.setattr(judge, "RETRIES", 1)
+    assert "http://127.0.0.1:9/v1 cannot be reached" in failure([*data(1, "x", "y"), "--url", "http://127.0.0.1:9/v1"])
+    assert not (tmp_path / "judge.json").exists()
+
+
+def test_without_a_key_none_is_sent(server, data, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY")
+    server.reply = always("A")
+    cli.main([*data(1, "x", "y"), "--url", server.url + "/"])
+    assert server.requests[0]["key"] is None and server.requests[0]["path"] == "/v1/chat/completions"
+
+
+# ---- stopping and going on -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", ["1", "4"])
+def test_no_answer_is_asked_for_twice_after_a_stop_and_the_result_is_that_of_one_run(server, data, tmp_path, workers):
+    arguments = [*data(20, "x", "y"), "--workers", workers]
+    server.reply = lambda server, request: (
+        choose("x")(server, request) if len(server.requests) <= 9 else (403, {}, {"error": "no more"}))
+    assert "403" in failure(arguments)
+    answered = {image_of(request) for request in server.requests[:9]}
+    assert not (tmp_path / "judge.json").exists()
+
+    lines = (tmp_path / "judge.jsonl").read_bytes()
+    assert len(lines.splitlines()) == 1 + 9
+    (tmp_path / "judge.jsonl").write_bytes(lines + b'{"id": "19", "shown": [["x')  # killed while writing
+    server.requests.clear()
+    server.reply = choose("x")
+    cli.main(arguments)
+    asked = [image_of(request) for request in server.requests]
+    assert len(asked) == 11 and not answered & set(asked)
+    assert len((tmp_path / "judge.jsonl").read_text().splitlines()) == 1 + 20
+    resumed = results(tmp_path)
+    orders = {image_of(r): choices(r) for r in server.requests}
+
+    (tmp_path / "judge.jsonl").unlink()
+    server.requests.clear()
+    cli.main(arguments)
+    assert results(tmp_path) == resumed and resumed["selection_rate"] == {"x": 1, "y": 0}
+    assert orders.items() <= {image_of(r): choices(r) for r in server.requests}.items()  # same letters for same images
+
+
+def test_the_command_goes_on_after_kill_9_and_the_key_is_in_no_file_and_no_output(server, data, tmp_path):
+    reached, hold = threading.Event(), threading.Event()
+
+    def reply(server, request):
+        if len(server.requests) > 3 and not hold.is_set():
+            reached.set()
+            return 429, {"Retry-After": 600}, {}
+        return choose("y")(server, request)
+
+    server.reply = reply
+    command = [sys.executable, "-m", "open_clip_mdc", *data(6, "x", "y"), "--workers", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ) as process:
+        while process.poll() is None and not reached.wait(0.1):
+            pass
+        process.kill()
+        output = process.communicate()[0].decode()
+    hold.set()
+    done = {image_of(request) for request in server.requests[:3]}
+    assert len((tmp_path / "judge.jsonl").read_text().splitlines()) == 1 + 3
+    server.requests.clear()
+    cli.main(command[3:])
+    assert len(server.requests) == 3 and not done & {image_of(request) for request in server.requests}
+    assert results(tmp_path)["selection_rate"] == {"x": 0, "y": 1}
+    assert "judge" in output and KEY not in output
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
+    assert {request["key"] for request in server.requests} == {f"Bearer {KEY}"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "images", "judge.json", "judge.jsonl", "x.json", "y.json"]
+
+
+def test_a_run_with_other_settings_is_not_mixed_in(server, data, tmp_path):
+    arguments = data(2, "x", "y")
+    server.reply = always("A")
+    cli.main(arguments)
+    before = (tmp_path / "judge.jsonl").read_bytes()
+    for flag, value in (("question", "Which?"), ("model", "other"), ("seed", "1")):
+        assert f"begun with another {flag}: give another --out" in failure([*arguments, f"--{flag}", value])
+    arguments = data(2, "x", "y", caption="new {name}")
+    assert "begun with another systems" in failure(arguments)
+    assert (tmp_path / "judge.jsonl").read_bytes() == before and len(server.requests) == 2
+
+
+@pytest.mark.parametrize("content", ["", "notes without a line end", "[1]\n", '{"id": 1}\n', "{}\nnot json\n"])
+def test_a_file_of_somebody_else_is_not_touched(server, data, tmp_path, content):
+    (tmp_path / "judge.jsonl").write_text(content)
+    assert "damaged or no file of this tool" in failure(data(1, "x", "y"))
+    assert (tmp_path / "judge.jsonl").read_text() == content and not server.requests
