@@ -5,14 +5,14 @@ The server's answers are drawn for each image; what each is worth is written bes
 import gzip
 import json
 import socket
-import threading
 import time
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import count
 from pathlib import Path
 
 import captions
+from http_server import serving
 from world import MDC, SKIPPED, Cases, World, check_json, first
 
 IMAGES = 6
@@ -101,12 +101,9 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def server(reply):
     """`reply(number of the request)`; yields the address."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        http.daemon_threads, http.block_on_close, http.handle_error = True, False, lambda *_: None
-        http.reply, http.numbers = reply, count()
-        threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{http.server_port}/v1"
-        http.shutdown()
+    with serving(Handler) as http:
+        http.reply, http.numbers, http.handle_error = reply, count(), lambda *_: None
+        yield f"{http.url}/v1"
 
 
 def impatient() -> None:

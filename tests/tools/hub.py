@@ -2,9 +2,10 @@
 import base64
 import hashlib
 import json
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from http_server import serving
 
 TOKEN, COMMIT = "hf_of_the_test", "0123456789" * 4
 
@@ -81,11 +82,6 @@ class Hub(BaseHTTPRequestHandler):
 @contextmanager
 def hub():
     """A server with `url` and, by path, `files` of the repository org/name."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.url, server.files, server.objects = f"http://127.0.0.1:{server.server_port}", {}, {}
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with serving(Hub) as server:
+        server.files, server.objects = {}, {}
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -1,14 +1,13 @@
 """A judge for tests: an HTTP server on this machine, and images and captions for it to see."""
 import base64
-import io
 import json
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-from conftest import complaint_of
-from PIL import Image
+from conftest import complaint_of, png
+from http_server import serving
 
 KEY = "sk-judge-test-1234567890"
 
@@ -38,25 +37,13 @@ class Handler(BaseHTTPRequestHandler):
 
 def server(monkeypatch):
     """A fixture, as is `data`: its `reply(server, request) -> (status, headers, answer)` is set by the test."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads, server.block_on_close = True, False
+    with serving(Handler) as server:
         server.lock, server.requests = threading.Lock(), []
-        server.url = f"http://127.0.0.1:{server.server_port}/v1"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+        server.url += "/v1"
         for name, value in {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": "the-judge", "OPENAI_API_KEY": KEY,
                             "NO_PROXY": "127.0.0.1"}.items():
             monkeypatch.setenv(name, value)
         yield server
-        server.shutdown()
-        thread.join()
-
-
-def png(number: int) -> bytes:
-    """An image unlike that of every other number."""
-    file = io.BytesIO()
-    Image.new("RGB", (4, 4), (number % 256, number // 256, 7)).save(file, "PNG")
-    return file.getvalue()
 
 
 def write_captions(path: Path, captions: dict) -> str:

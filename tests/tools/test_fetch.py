@@ -1,13 +1,13 @@
 """Claims about downloads, from a server of our own.    pytest tests/tools/test_fetch.py"""
 import hashlib
-import http.server
 import re
 import shlex
-import threading
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 import requests
 from conftest import complaint_of
+from http_server import serving
 
 from open_clip_mdc import tools as cli
 from open_clip_mdc.tools import fetch, flags
@@ -15,7 +15,7 @@ from open_clip_mdc.tools import fetch, flags
 CONTENT = bytes(range(256)) * 20_000
 
 
-class Server(http.server.BaseHTTPRequestHandler):
+class Server(BaseHTTPRequestHandler):
     """Breaks off after `cut` bytes of an answer, as long as there are `cuts`; notes what was asked."""
 
     cuts, cut, ranges, asked, etag = 0, 3_000_000, True, [], "one"
@@ -49,15 +49,12 @@ class Server(http.server.BaseHTTPRequestHandler):
 def server(monkeypatch):
     """The handler, its address, and the row of a data set there."""
     handler = type("Handler", (Server,), {"asked": []})
-    service = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=service.serve_forever, daemon=True).start()
-    handler.url = f"http://127.0.0.1:{service.server_port}/file.zip"
-    file = fetch.File(handler.url, "5 MB", f"md5:{hashlib.md5(CONTENT).hexdigest()}")
-    monkeypatch.setitem(fetch.SOURCES, "coco", fetch.Source("CC BY 4.0", (file,), ("unzip OUT/file.zip",)))
-    monkeypatch.setattr(fetch.time, "sleep", lambda seconds: None)
-    yield handler
-    service.shutdown()
-    service.server_close()
+    with serving(handler) as service:
+        handler.url = f"{service.url}/file.zip"
+        file = fetch.File(handler.url, "5 MB", f"md5:{hashlib.md5(CONTENT).hexdigest()}")
+        monkeypatch.setitem(fetch.SOURCES, "coco", fetch.Source("CC BY 4.0", (file,), ("unzip OUT/file.zip",)))
+        monkeypatch.setattr(fetch.time, "sleep", lambda seconds: None)
+        yield handler
 
 
 def get(out, *argv) -> str | None:

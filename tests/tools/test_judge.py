@@ -5,7 +5,8 @@ from itertools import permutations
 
 import judge_server
 import pytest
-from judge_server import KEY, always, choices, choose, failure, image_of, png, results, write_captions
+from conftest import png
+from judge_server import KEY, always, choices, choose, failure, image_of, results, write_captions
 from shard_files import write_tar
 
 from open_clip_mdc import tools as cli
