@@ -73,7 +73,7 @@ def make_schedule(vocab_size: int, steps: int = 100, preset: str = "absorbing",
 
 def noise(text: Tensor, noised: Tensor, t: Tensor, schedule: Schedule,
           generator: torch.Generator | None = None) -> Tensor:
-    """q(x_t | x_0): one uniform number per token says whether it is masked, replaced (perhaps by itself) or kept.
+    """q(x_t | x_0): one uniform number per token says whether it is masked, replaced (by which id) or kept.
 
     Args:
         text: clean ids, long [R, L].
@@ -87,8 +87,8 @@ def noise(text: Tensor, noised: Tensor, t: Tensor, schedule: Schedule,
     _, mask, replace = (x[:, None] for x in schedule.at(t))
     u = torch.rand(text.shape, dtype=torch.float64, device=text.device, generator=generator)
     masked, replaced = noised & (u < mask), noised & (u < mask + schedule.vocab_size * replace)
-    if not schedule.absorbing:
-        other = torch.randint(schedule.vocab_size, text.shape, device=text.device, generator=generator)
+    if not schedule.absorbing:  # each id has `replace` of the interval; where that is 0 no token is replaced
+        other = (u - mask).div(replace.where(replace > 0, 1)).clamp(0, schedule.vocab_size - 1).long()
         text = text.where(~replaced, other)
     return text.masked_fill(masked, mask_id(schedule.vocab_size))
 
