@@ -1,6 +1,8 @@
 """Claims about `open_clip_mdc vq`: what is fitted and taken over, and its use.    pytest tests/tools/test_vq_tool.py"""
 import json
 import math
+import random
+from argparse import Namespace
 from collections import Counter
 from contextlib import redirect_stdout
 from io import StringIO
@@ -84,7 +86,28 @@ def test_unused_vectors_move_to_latents_and_used_ones_stay():
     assert codebook[[1, 3]].eq(0).all() and all((latents == row).all(1).any() for row in codebook[[0, 2]])
 
 
-def test_images_held_out_are_not_trained_on_and_too_few_are_refused(scenes, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("batch_size", [3, 32, 600])
+def test_images_held_out_are_not_trained_on(scenes, batch_size):
+    """In whatever order shards come, and though a batch holds some that are held out and some that are not."""
+    shards = vq.find_shards(f"{scenes}/train/{{00000..00003}}.tar")
+    args = Namespace(batch_size=batch_size, workers=0, train_data="")
+
+    def transform(image):
+        return torch.tensor(list(image.resize((4, 4)).tobytes()))
+
+    names, images = zip(*vq.read_images(shards, transform, args), strict=True)
+    names, images = [name for some in names for name in some], torch.cat(images)
+    expected = Counter(str(image.tolist()) for image in images[50:])
+    random.seed(0)
+    batches = vq.training_batches(shards, transform, args, set(names[:50]))
+    for _ in range(4):  # passes
+        seen = Counter()
+        while seen.total() < expected.total():
+            seen.update(str(image.tolist()) for image in next(batches))
+        assert seen == expected
+
+
+def test_too_few_images_are_refused(scenes, tmp_path, monkeypatch):
     monkeypatch.setattr(vq, "HELD_OUT", 64)
     command = ["vq", "fit", "--model", "MCD-VQ-ViT-Ti-8", "--train-data", str(scenes / "val" / "00000.tar"), "--out",
                str(tmp_path / "vq.pt"), "--steps", "1", "--workers", "0"]

@@ -67,8 +67,7 @@ def read_images(
     for batch in images.loader(args.workers):
         if batch.problems:
             raise ValueError(batch.problems[0])
-        if batch.image is not None:
-            yield batch.new, batch.image
+        yield batch.names, batch.image
 
 
 def training_batches(shards: list[str], transform, args: argparse.Namespace, held_out: set[str]) -> Iterator[Tensor]:
@@ -79,9 +78,11 @@ def training_batches(shards: list[str], transform, args: argparse.Namespace, hel
     """
     while True:
         count = 0
-        for _, image in read_images(random.sample(shards, len(shards)), transform, args, known=held_out):
-            count += len(image)
-            yield image
+        for names, image in read_images(random.sample(shards, len(shards)), transform, args):
+            image = image[[name not in held_out for name in names]]
+            if len(image):
+                count += len(image)
+                yield image
         if not count:
             raise ValueError(f"--train-data {args.train_data} has {len(held_out)} images, and the first {HELD_OUT} are "
                              f"held out: give more")
