@@ -2,6 +2,7 @@
 import gzip
 import io
 import json
+from threading import Timer
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from PIL import Image
 from webdataset.shardlists import expand_urls
 
 from open_clip_mdc.data import images, paths
+from open_clip_mdc.data import journal as data_journal
 from open_clip_mdc.data.files import parse_json
 from open_clip_mdc.data.journal import Journal, Rows
 from open_clip_mdc.data.shards import check_shard, is_text, read_samples, tar_writer
@@ -48,6 +50,23 @@ def test_a_journal_of_another_key_starts_anew_and_one_without_rows_leaves_no_fil
     assert list(Rows(tmp_path / "j", {**KEY, "length": 10})) == ["b"]
     note(tmp_path / "j")
     assert not Rows(tmp_path / "nothing", KEY) and not list(tmp_path.iterdir())
+
+
+def test_a_journal_has_one_writer_at_a_time(tmp_path, monkeypatch):
+    """A second one waits some seconds, as workers of a run that was killed may hold the lock, and then says so."""
+    path = tmp_path / "j"
+    with Journal(path, KEY) as journal:
+        journal.append({"id": "a"})
+        Timer(0.5, journal.append, [{"id": "b"}]).start()
+        monkeypatch.setattr(data_journal, "SECONDS", 1)
+        with pytest.raises(ValueError, match=f"another run is writing {path}: "), Journal(path, KEY):
+            pass
+    assert list(Rows(path, KEY)) == ["a", "b"]
+    held = data_journal.open_alone(path)
+    Timer(0.5, held.close).start()
+    monkeypatch.setattr(data_journal, "SECONDS", 5)
+    note(path, {"id": "c"})
+    assert list(Rows(path, KEY)) == ["a", "b", "c"]
 
 
 def test_ctrl_c_between_a_line_and_its_entry_loses_nothing(tmp_path):

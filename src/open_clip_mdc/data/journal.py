@@ -1,11 +1,17 @@
 """A journal: JSON lines that note work as it is done, so that the same command resumes where it was stopped.
 
 The first line is the key, everything that the rows depend on; the others are rows, objects with an id. A row is in the
-journal once its line is whole: of a run that was killed the last line may not be.
+journal once its line is whole: of a run that was killed the last line may not be. One process writes at a time.
 """
+import fcntl
 import json
+import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
+
+SECONDS = 10  # that workers of a run that was killed may live on, with its lock: PyTorch's look for it every 5
 
 
 class Rows(Mapping):
@@ -48,19 +54,41 @@ class Rows(Mapping):
         return len(self.places)
 
 
+def open_alone(path: Path) -> BinaryIO:
+    """A file for appending, locked until it is closed.
+
+    Raises:
+        ValueError: another process has it.
+    """
+    for _ in range(SECONDS):
+        file = path.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samefile(path, file.fileno()):  # its last owner may have removed it
+                return file
+        except BlockingIOError:
+            time.sleep(1)
+        file.close()
+    raise ValueError(f"another run is writing {path}: wait for its end, or write to another file")
+
+
 class Journal:
     """Context manager of the journal that this process writes; without a row it leaves no file.
 
     Attributes:
         rows: those of an earlier run with the same key, and those appended since. With another key it starts anew.
+
+    Raises:
+        ValueError: another process is writing it.
     """
 
     def __init__(self, path: str | Path, key: dict, id: str = "id"):
         """Arguments are those of `Rows`."""
-        self.rows, self._head = Rows(path, key, id), json.dumps(key).encode() + b"\n"
+        self._path, self._arguments, self._head = Path(path), (key, id), json.dumps(key).encode() + b"\n"
 
     def __enter__(self) -> "Journal":
-        self._file = self.rows.path.open("ab")
+        self._file = open_alone(self._path)
+        self.rows = Rows(self._path, *self._arguments)
         self._file.truncate(self.rows.size)
         if not self.rows.size:
             self._write(self._head)
