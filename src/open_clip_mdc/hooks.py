@@ -202,16 +202,17 @@ def train_one_epoch(upstream):
 def forget_from(epoch: int, path: Path) -> None:
     """Drops the rows of this epoch and later ones, which a run that was killed before it saved has left.
 
-    A line that broke off, and what follows it, cannot be had again: it says so.
+    A line that broke off, and what follows it, cannot be had again: it says so. A row that names no epoch, as upstream
+    writes it of zero-shot classification alone, stays.
     """
     if not path.exists():
         return
     kept = []
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
-            if json.loads(line)["epoch"] >= epoch:
+            if json.loads(line).get("epoch", 0) >= epoch:
                 break
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, AttributeError, TypeError):
             logging.warning("%s: line %d broke off: it and all after it are dropped", path, number)
             break
         kept.append(f"{line}\n")
@@ -240,11 +241,15 @@ def evaluate(upstream):
 
 
 def validation_metrics(upstream):
-    """`open_clip_train.train.zero_shot_eval`, which upstream logs first: the NELBO of the validation captions."""
+    """`open_clip_train.train.zero_shot_eval`, which upstream logs first: the NELBO of the validation captions.
+
+    Of every model with the epoch, by which `forget_from` knows a row.
+    """
     @wraps(upstream)
     def metrics_of_captions(model, data, epoch, args, tokenizer=None):
         if not is_captioner(args.model):
-            return upstream(model, data, epoch, args, tokenizer=tokenizer)
+            metrics = upstream(model, data, epoch, args, tokenizer=tokenizer)
+            return {**metrics, "epoch": epoch} if metrics else metrics
         due = args.val_frequency and (epoch % args.val_frequency == 0 or epoch == args.epochs)
         if "captions" not in data or not due:
             return {}

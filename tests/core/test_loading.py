@@ -1,4 +1,5 @@
 """Claims about the way from a shard to a training step.    pytest tests/core/test_loading.py"""
+import json
 import os
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import open_clip_train.data
 import pandas as pd
 import pytest
 import torch
-from conftest import run
+from conftest import images, run
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 from training import equal, open_clip_train_each, train_flags, weights
@@ -240,10 +241,29 @@ def test_validation_forgets_what_a_killed_run_said_of_epochs_that_it_did_not_sav
     hooks.forget_from(1, path)
     assert not path.exists()
     rows = [f'{{"nelbo": {n}.5, "epoch": {n}}}\n' for n in (1, 2, 3)]
+    without = ['{"imagenet-zeroshot-val-top1": 0.5}\n']  # upstream's own, of a run without --val-data
     for text, epoch, kept in [("".join(rows), 4, rows), ("".join(rows), 2, rows[:1]), ("".join(rows), 1, []),
-                              ("".join(rows)[:-5], 3, rows[:2]), (rows[0] + "\0\0", 2, rows[:1]), ("[]\n", 1, [])]:
+                              ("".join(rows)[:-5], 3, rows[:2]), (rows[0] + "\0\0", 2, rows[:1]), ("[]\n", 1, []),
+                              ("".join(without * 2), 3, without * 2), ("".join(without + rows), 2, without + rows[:1])]:
         path.write_text(text)
         caplog.clear()
         hooks.forget_from(epoch, path)
         assert path.read_text() == "".join(kept)
         assert bool(caplog.records) == (text[-2:] != "}\n")
+
+
+def test_zero_shot_results_of_clip_are_kept_and_said_once_an_epoch(tmp_path, monkeypatch):
+    """By upstream's own evaluation, with fewer classes, without --val-data; the second epoch is evaluated again."""
+    open_clip_mdc.register()
+    from open_clip_train import main, zero_shot
+    monkeypatch.setattr(zero_shot, "IMAGENET_CLASSNAMES", zero_shot.IMAGENET_CLASSNAMES[:5])
+    monkeypatch.setattr(zero_shot, "OPENAI_IMAGENET_TEMPLATES", zero_shot.OPENAI_IMAGENET_TEMPLATES[:1])
+    model = open_clip.create_model("ViT-Ti-8", output_dict=True)
+    data = {"imagenet-val": SimpleNamespace(dataloader=[(images(2), torch.tensor([0, 1]))])}
+    args = SimpleNamespace(model="ViT-Ti-8", device="cpu", precision="fp32", rank=0, distributed=False, horovod=False,
+                           batch_size=2, epochs=3, val_frequency=1, zeroshot_frequency=1, save_logs=True, wandb=False,
+                           train_data="0.tar", checkpoint_path=str(tmp_path))
+    for epoch in (1, 2, 2, 3):
+        main.evaluate(model, data, epoch, args, tokenizer=open_clip.get_tokenizer("ViT-Ti-8"))
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2, 3] and "imagenet-zeroshot-val-top1" in rows[0]
