@@ -48,6 +48,11 @@ def latest_checkpoint(run: Path) -> Path:
     return numbered[max(numbered)]
 
 
+def params_file(checkpoint: Path) -> Path:
+    """Where the params.txt of a checkpoint's run is, if it is of one. A link belongs to the run that it stands in."""
+    return checkpoint.absolute().parent.parent / "params.txt"
+
+
 def read_params(path: Path) -> dict[str, str]:
     """`name: value` lines of the params.txt that open_clip_train writes."""
     pairs = (line.split(": ", 1) for line in path.read_text(encoding="utf-8").splitlines() if ": " in line)
@@ -83,8 +88,9 @@ def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
         raise ValueError(f"{path} is a folder for timm or transformers, with the image encoder alone: give the run, or "
                          f"the folder that export --to open_clip wrote")
     if path.is_dir():
-        path = latest_checkpoint(path.parent if path.name == "checkpoints" else path)
-    params = path.parent.parent / "params.txt"
+        named = path if path.name else path.absolute()  # "."
+        path = latest_checkpoint(named.parent if named.name == "checkpoints" else path)
+    params = params_file(path)
     if params.exists():
         values = read_params(params)
         if not (model_name or values.get("model")):

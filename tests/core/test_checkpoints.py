@@ -30,6 +30,15 @@ def test_a_run_of_version_0_1_loads_whole(name, tmp_path):
     assert {k for k in loaded if not k.startswith("length_head.")} == weights.keys()
 
 
+def test_a_file_beside_a_params_txt_is_not_of_its_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("params.txt").write_text("model: MDC-ViT-Ti-8\n")
+    Path("bare.pt").touch()
+    for pretrained in ("bare.pt", str(tmp_path / "bare.pt")):
+        with pytest.raises(ValueError, match="bare.pt is in no run folder"):
+            checkpoints.find(pretrained)
+
+
 def with_other_setting(change) -> Captioner:
     model = tiny_captioner()
     change(model)

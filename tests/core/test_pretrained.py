@@ -41,6 +41,22 @@ def test_a_run_is_loaded_with_its_size_context_and_mean(model):
     assert grey.shape == (3, 48, 48) and grey.abs().max() < 0.02  # 102 / 255 = 0.4
 
 
+@pytest.mark.parametrize("place", ["epoch_1.pt", ".", "../checkpoints", ".."])
+def test_a_run_is_loaded_as_it_was_trained_from_within_its_folder(place, run, monkeypatch):
+    monkeypatch.chdir(run / "checkpoints")
+    for model_name in (None, "MDC-ViT-Ti-8"):
+        model = open_clip_mdc.load(place, model_name).model
+        assert model.visual.image_size == (48, 48) and model.context_length == 20
+        assert model.visual.preprocess_cfg["mean"] == [0.4, 0.5, 0.6]
+
+
+def test_a_checkpoint_that_is_a_link_belongs_to_the_run_that_it_stands_in(run, folder):
+    (folder / "linked" / "checkpoints").mkdir(parents=True)
+    (folder / "linked" / "params.txt").write_text((run / "params.txt").read_text().replace("0.4", "0.3"))
+    (folder / "linked" / "checkpoints" / "epoch_1.pt").symlink_to(run / "checkpoints" / "epoch_1.pt")
+    assert open_clip_mdc.load(folder / "linked").model.visual.preprocess_cfg["mean"] == [0.3, 0.5, 0.6]
+
+
 def test_files_images_and_tensors_are_the_same_images(model, images, tmp_path):
     images[0].save(tmp_path / "0.png")
     each = [images[0], tmp_path / "0.png", str(tmp_path / "0.png"), model.transform(images[0])]

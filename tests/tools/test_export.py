@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 import open_clip_mdc
 from open_clip_mdc.data.bpe import write
 from open_clip_mdc.model import Captioner
-from open_clip_mdc.tools.model_card import data_name
+from open_clip_mdc.tools.model_card import data_name, training_flags
 
 transformers = pytest.importorskip("transformers")
 
@@ -198,6 +198,11 @@ def test_the_card_tells_the_run_and_its_code_runs(out, images, model, monkeypatc
     ("pipe:curl -H 'Authorization: secret' https://host/cc3m/0.tar", "cc3m/0.tar")])
 def test_the_card_names_the_data_and_not_the_machine(given, told):
     assert data_name(given) == told
+
+
+def test_the_flags_of_a_run_are_told_from_within_its_folder(trained, monkeypatch):
+    monkeypatch.chdir(trained / "checkpoints")
+    assert training_flags("epoch_1.pt")["warmup"] == "123" and training_flags(None) == {}
 
 
 def test_a_folder_appears_whole_or_not_at_all(out, trained, folder, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from open_clip_train.params import parse_args
 
-from ..checkpoints import find, read_params
+from ..checkpoints import find, params_file, read_params
 from ..data.markdown import markdown_table
 from ..encoder import grid, width
 from ..model import Captioner
@@ -32,7 +32,7 @@ def training_flags(weights: str | None) -> dict[str, str]:
     Args:
         weights: a checkpoint; one outside a run folder has no flags.
     """
-    params = Path(weights or "").parent.parent / "params.txt"
+    params = params_file(Path(weights or ""))
     if weights is None or not params.is_file():
         return {}
     values = read_params(params)
