@@ -5,6 +5,7 @@ checkpoints, `load` makes the model as it was trained. `local-dir:` and `hf-hub:
 """
 import ast
 import hashlib
+import math
 import re
 import struct
 import zlib
@@ -20,8 +21,9 @@ from .integration import register
 from .messages import close_names
 
 # What params.txt holds that decides how the model and its preprocessing are made (create_model_and_transforms).
-MODEL_ARGS = ("force_quick_gelu", "force_image_size", "force_context_length", "image_mean", "image_std",
-              "image_interpolation", "image_resize_mode")
+MODEL_ARGS = ("force_quick_gelu", "force_custom_text", "force_image_size", "force_context_length", "image_mean",
+              "image_std", "image_interpolation", "image_resize_mode")
+SIGLIP_ARGS = {"init_logit_scale": math.log(10), "init_logit_bias": -10}  # as open_clip_train.main has them
 
 
 class Checkpoint(NamedTuple):
@@ -96,6 +98,8 @@ def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
         if not (model_name or values.get("model")):
             raise ValueError(f"{params} names no model: give --model too")
         args = {name: literal(values[name]) for name in MODEL_ARGS if values.get(name, "None") != "None"}
+        if values.get("siglip") == "True":
+            args |= SIGLIP_ARGS
         return Checkpoint(model_name or values["model"], str(path), args)
     if model_name is None:
         raise ValueError(f"{path} is in no run folder (there is no {params}): give --model too")

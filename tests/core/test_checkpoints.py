@@ -1,12 +1,14 @@
 """Claims about checkpoints: which load, and what tells two models apart.    pytest tests/core/test_checkpoints.py"""
 import copy
 import json
+import math
 from pathlib import Path
 
 import open_clip
 import pytest
 import torch
 from conftest import VOCAB, captions, images, run, tiny_captioner
+from training import equal
 
 import open_clip_mdc
 from open_clip_mdc import checkpoints
@@ -28,6 +30,20 @@ def test_a_run_of_version_0_1_loads_whole(name, tmp_path):
     loaded = model.state_dict()
     assert all(torch.equal(loaded[k], v) for k, v in weights.items())
     assert {k for k in loaded if not k.startswith("length_head.")} == weights.keys()
+
+
+@pytest.mark.parametrize("flag, model_args", [
+    ("siglip", dict(init_logit_scale=math.log(10), init_logit_bias=-10)),
+    ("force_custom_text", dict(force_custom_text=True)),
+])
+def test_a_run_of_clip_loads_whole_with_the_flags_that_change_its_weights(flag, model_args, tmp_path):
+    open_clip_mdc.register()
+    expected = open_clip.create_model("ViT-S-32", **model_args).state_dict()
+    (tmp_path / "checkpoints").mkdir()
+    torch.save({"state_dict": expected}, tmp_path / "checkpoints" / "epoch_1.pt")
+    flags = {"force_custom_text": False, "siglip": False} | {flag: True}
+    (tmp_path / "params.txt").write_text("model: ViT-S-32\n" + "".join(f"{k}: {v}\n" for k, v in flags.items()))
+    assert equal(checkpoints.load(str(tmp_path))[0].state_dict(), expected)
 
 
 def test_a_file_beside_a_params_txt_is_not_of_its_run(tmp_path, monkeypatch):
