@@ -64,7 +64,7 @@ def replay(text: Tensor, step: Tensor, vocab_size: int, causal: bool) -> tuple[T
     return position, texts
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def word_maps(model: Captioner, image: Tensor, decoded: Decoded) -> list[WordMaps]:
     """The maps of each image's caption.
 

@@ -113,6 +113,15 @@ def without_autocast(device: str) -> AbstractContextManager:
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
+def in_training_step(module: nn.Module) -> bool:
+    """Whether the model trains, with gradients or in the first pass of --accum-freq, which upstream runs without.
+
+    All that scores or decodes puts the model in eval mode, or runs in inference mode.
+    """
+    # Compiled code is a captioner's whole forward, whose graph the question for inference mode would break.
+    return module.training and (torch.compiler.is_compiling() or not torch.is_inference_mode_enabled())
+
+
 def in_float32(method: Callable) -> Callable:
     """Takes a decoder's method out of autocast, but in a training step.
 
@@ -122,7 +131,7 @@ def in_float32(method: Callable) -> Callable:
     """
     @wraps(method)
     def outside_autocast(self: nn.Module, *args, **kwargs):
-        if self.training and torch.is_grad_enabled():
+        if in_training_step(self):
             return method(self, *args, **kwargs)
         with without_autocast(next(self.parameters()).device.type):
             return method(self, *args, **kwargs)
@@ -136,7 +145,7 @@ class VocabularyProjection(nn.Linear):
     @in_float32
     def forward(self, hidden: Tensor) -> Tensor:
         """[M, W] -> [M, V]; in a training step in the precision of autocast."""
-        if self.training and torch.is_grad_enabled():
+        if in_training_step(self):
             return super().forward(hidden)
         return F.linear(hidden.float(), self.weight.float())
 

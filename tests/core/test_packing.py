@@ -119,13 +119,15 @@ def test_a_packed_batch_moves_as_a_tensor_does():
         assert moved.packed.padded is True and prepared.packed.token.device.type == "cpu"
 
 
-def test_both_passes_of_an_accumulated_step_see_the_same_masks():
+@pytest.mark.parametrize("amp", [False, True])
+def test_both_passes_of_an_accumulated_step_see_the_same_masks_in_the_same_precision(amp):
     """Upstream runs a micro-batch twice with the very texts it was given: without gradients, then with them."""
     model = tiny_captioner().train()
     prepared, image = model.prepare(captions([12] * 8)), images(8)
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=amp):
         first = model(image, prepared)
-    second = model(image, prepared)
+    with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+        second = model(image, prepared)
     assert torch.equal(first["token_weight"], second["token_weight"])
     torch.testing.assert_close(first["token_nll"], second["token_nll"])
 

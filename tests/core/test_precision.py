@@ -4,6 +4,7 @@ import torch
 from conftest import VOCAB, captions, images, tiny_captioner
 
 from open_clip_mdc import scoring
+from open_clip_mdc.attention import word_maps
 from open_clip_mdc.packing import pack_tokens
 from open_clip_mdc.tokens import valid_tokens
 
@@ -65,6 +66,8 @@ def test_only_training_steps_run_the_decoder_in_low_precision():
     model, image, text = tiny_captioner(), images(2), captions([4, 5])
     with torch.autocast("cpu", torch.bfloat16):
         image_embs = model.encode_image_tokens(image)
+        found = model.generate(image, length=3, return_trace=True)
+        maps = word_maps(model, image, found)
 
         def decode():
             image_kv = model.text.project_image(image_embs)
@@ -73,6 +76,10 @@ def test_only_training_steps_run_the_decoder_in_low_precision():
 
         assert [x.dtype for x in decode()] == [torch.bfloat16, torch.float32, torch.bfloat16, torch.float32]
         model.train()
-        assert {x.dtype for x in decode()} == {torch.bfloat16}
+        for grad in (True, False):  # --accum-freq runs a step without gradients first
+            with torch.set_grad_enabled(grad):
+                assert {x.dtype for x in decode()} == {torch.bfloat16}
         with torch.inference_mode():  # scoring leaves the model in its mode
             assert model.text.output(torch.randn(3, 32)).dtype == torch.float32
+        for a, b in zip(maps, word_maps(model, image, found), strict=True):  # and so do maps
+            assert torch.equal(a.attention, b.attention)
