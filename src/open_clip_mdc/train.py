@@ -155,6 +155,12 @@ def find_captioner_problem(args) -> str | None:
     return None
 
 
+def has_latest(args) -> bool:
+    """Whether there is a checkpoint that --resume latest goes on from; without one upstream starts a new run."""
+    name = "epoch_latest.pt" if args.save_most_recent else "*.pt"
+    return args.name is not None and any(Path(args.logs, args.name, "checkpoints").glob(name))
+
+
 def find_vq_problem(args) -> str | None:
     """What a frozen VQ-VAE needs (vq.py)."""
     import open_clip
@@ -163,7 +169,7 @@ def find_vq_problem(args) -> str | None:
         return None
     if args.precision not in ("fp32", "amp", "amp_bf16", "amp_bfloat16"):
         return f"--precision {args.precision}: a VQ-VAE in 16 bit gives other codes; use fp32, amp or amp_bf16"
-    if not args.pretrained and args.resume in (None, "latest"):
+    if not args.pretrained and not (has_latest(args) if args.resume == "latest" else args.resume):
         return (f"{args.model}: its VQ-VAE is untrained: make one by open_clip_mdc vq fit --model {args.model} ... "
                 f"--out vq.pt and give it by --pretrained vq.pt")
     convolutions(VQCfg(**vq_cfg))  # raises where diffusers is missing

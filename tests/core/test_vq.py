@@ -213,6 +213,21 @@ def test_training_whose_codes_would_mean_nothing_is_refused_in_one_line(flags, s
     assert train.find_problem(ok) is None
 
 
+@pytest.mark.parametrize("saved, flags, resumes", [
+    ("epoch_1.pt", (), True), ("epoch_latest.pt", ("--save-most-recent",), True),
+    ("epoch_1.pt", ("--save-most-recent",), False)])  # where upstream then looks for epoch_latest.pt alone
+def test_a_run_is_resumed_with_the_vq_vae_that_its_checkpoint_holds(saved, flags, resumes, tmp_path):
+    open_clip_mdc.register()
+    args = train.parse(["--model", "MCD-VQ-ViT-Ti-8", "--precision", "fp32", "--dataset-type", "synthetic",
+                        "--train-num-samples", "8", "--logs", str(tmp_path), "--name", "run", "--resume", "latest",
+                        *flags])
+    assert "its VQ-VAE is untrained" in train.find_problem(args)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    assert "its VQ-VAE is untrained" in train.find_problem(args)
+    (tmp_path / "run" / "checkpoints" / saved).touch()
+    assert (train.find_problem(args) is None) == resumes
+
+
 def test_16_bit_weights_are_refused_when_a_model_is_made_so():
     open_clip_mdc.register()
     for precision in ("bf16", "pure_bf16"):
