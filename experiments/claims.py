@@ -128,14 +128,25 @@ def claims_of(sentences: Sequence[tuple], scale: Scale) -> list[Claim]:
 # ---- what was measured
 
 
-def of_results(results: dict, scale: Scale, cells: tuple[Cell, ...]) -> Side | None:
-    """A side from an experiment's results: numbers by seed, and the results of single images where they are kept."""
+def trainings(cells: tuple[Cell, ...]) -> frozenset:
+    """What a side's seeds are seeds of; the judge compares all systems of a test set in each of its answers."""
+    return frozenset((cell.evaluation.task, cell.evaluation.datasets) if cell.evaluation.task == "judge"
+                     else cell.run._replace(at=None) for cell in cells)
+
+
+def of_results(results: dict, scale: Scale, cells: tuple[Cell, ...], other: tuple[Cell, ...] = ()) -> Side | None:
+    """A side from an experiment's results: numbers by seed, and the results of single images where they are kept.
+
+    Args:
+        other: the cells that it is compared with; of the same trainings, only seeds that these have too.
+    """
     import collect
     numbers = [collect.values(results, scale, cell) for cell in cells]
-    seeds = sorted(set.intersection(*map(set, numbers))) if cells else []
+    needed = numbers + [collect.values(results, scale, cell) for cell in other if trainings(other) == trainings(cells)]
+    seeds = sorted(set.intersection(*map(set, needed))) if cells else []
     if not seeds:
         return None
-    means = [statistics.fmean(by_seed[seed] for by_seed in numbers) for seed in seeds]
+    means = {seed: statistics.fmean(by_seed[seed] for by_seed in numbers) for seed in seeds}
     binomials, influences = [], []
     for cell in cells:
         evaluation = cell.evaluation
@@ -151,8 +162,7 @@ def of_results(results: dict, scale: Scale, cells: tuple[Cell, ...]) -> Side | N
         of_images = {}
         for image, value in (pair for one in influences for pair in one.items()):
             of_images[image] = of_images.get(image, 0.0) + value
-    return Side(statistics.fmean(means), statistics.stdev(means) if len(means) > 1 else 0.0, len(means),
-                None if None in binomials else sum(binomials), of_images or None)
+    return Side(means, None if None in binomials else sum(binomials), of_images or None, trainings(cells))
 
 
 def binomial(evaluation: Evaluation, part: list, share: float, size: int) -> float | None:
@@ -215,8 +225,8 @@ def read_items(path: Path, evaluation: Evaluation) -> list[tuple[str, float, flo
 def ledger(rows: list[Claim], results: dict, scale: Scale) -> str:
     """The ledger of some claims as Markdown, from the results of a scale (collect.read_results)."""
     from open_clip_mdc.data.markdown import markdown_table
-    verdicts = judge(compare(*(of_results(results, scale, side) for side in (claim.left, claim.right)), claim.margin)
-                     for claim in rows)
+    verdicts = judge(compare(of_results(results, scale, claim.left, claim.right),
+                             of_results(results, scale, claim.right, claim.left), claim.margin) for claim in rows)
     lines = []
     for claim, (finding, p, verdict) in zip(rows, verdicts, strict=True):
         numbers = "{:.1f} / {:.1f}".format(*claim.paper) if claim.paper else ""

@@ -2,11 +2,15 @@
 
 **The unit.** A claim is about the method, not about one training nor about the images of one test set. Both are
 samples: seeds s of all trainings, images i of all images. With a result y[s, i] the sides are means over both, and so
-their difference D errs by seeds and by images. A side's seeds are independent of the other's; images are shared by all
+their difference D errs by seeds and by images. Seeds of different trainings are independent; images are shared by all
 seeds and by both sides, so that no number of seeds averages their error away.
 
-**Seeds.** var[s] of a side's mean is std^2 / n over its n seeds (Welch: the two sides need not vary alike), with n - 1
-degrees of freedom. One seed says nothing of it: such a claim is not resolved, whatever the difference.
+**Seeds.** Of different trainings var[s] of a side's mean is std^2 / n over its n seeds (Welch: the two sides need not
+vary alike), with n - 1 degrees of freedom, and var[seeds] is the sum of the two. Where both sides are of the same
+trainings (two scorers or two lengths of one model, with guidance and without, the judge's shares of the same answers)
+their seeds vary together, in one direction or in opposite ones, and are compared seed by seed: with d[s] = left[s] -
+right[s] of the n seeds that both have, var[seeds] = sum((d[s] - D)^2) / (n - 1) / n, with n - 1 degrees of freedom. One
+seed says nothing of it: such a claim is not resolved, whatever the difference.
 
 **Images.** Where the results of single images are kept (items/ beside a result), each image has an influence on D: its
 weighted deviation from the mean on the left, averaged over seeds, minus that on the right. The sum of their squares,
@@ -18,11 +22,11 @@ hard for another, that is too large rather than too small, unless an image has m
 metric that is no plain share of cases (CIDEr, a macro average) is unknown: not resolved. A quantity that is measured on
 no test set (the loss of training) has none.
 
-**Together.** var[D] = var[left seeds] + var[right seeds] + var[images]. What is left of a seed and an image when both
-main effects are taken out is counted with the seeds and with the images, so that the sum is too large rather than too
-small. D / sqrt(var[D]) is compared with Student's t of Satterthwaite's degrees of freedom, var[D]^2 / sum(var[k]^2 /
-df[k]). Averages over cells of which only deviations are known take them as perfectly correlated, the largest they can
-be. What is assumed: means over seeds are normal; five seeds cannot test that.
+**Together.** var[D] = var[seeds] + var[images]. What is left of a seed and an image when both main effects are taken
+out is counted with the seeds and with the images, so that the sum is too large rather than too small. D / sqrt(var[D])
+is compared with Student's t of Satterthwaite's degrees of freedom, var[D]^2 / sum(var[k]^2 / df[k]). Averages over
+cells of which only deviations are known take them as perfectly correlated, the largest they can be. What is assumed:
+means over seeds are normal; five seeds cannot test that.
 
 **Verdicts.** "Above": p is two-sided for D = 0; *shows* if D > 0, *contradicts* if D < 0. "Level", margin m: *shows* if
 -m < D < m is beyond doubt (two one-sided tests), *contradicts* if |D| > m is; each p is doubled, so that the two
@@ -31,6 +35,7 @@ one false verdict or more at 5 %. *not resolved*: p > 5 %. *not run*: a side has
 evidence of equality. The interval printed is the claim's own 95 %; the verdict follows the corrected p.
 """
 import math
+import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -40,11 +45,14 @@ LEVEL = 0.05  # of false verdicts, over the ledger
 class Side(NamedTuple):
     """What was measured of one side, in points."""
 
-    mean: float
-    std: float  # over seeds
-    seeds: int
+    numbers: dict[int, float]  # by seed
     binomial: float | None  # variance of the mean from a finite test set, if only its size is known; None: unknown
     influence: dict | None = None  # of each image on the mean; its sum is 0
+    trainings: frozenset | None = None  # of which `numbers` are, up to the seed; None: not those of another side
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.numbers.values())
 
 
 class Finding(NamedTuple):
@@ -75,17 +83,28 @@ def test_variance(left: Side, right: Side) -> tuple[float, float, str] | None:
     return left.binomial + right.binomial, math.inf, "test images"
 
 
+def seed_samples(left: Side, right: Side) -> tuple[list[list[float]], str]:
+    """Numbers of seeds whose means' errors add up to that of the difference, and their name.
+
+    Those of each side, or of the same trainings the differences of the seeds that both have.
+    """
+    if left.trainings is not None and left.trainings == right.trainings:
+        both = [left.numbers[seed] - right.numbers[seed] for seed in left.numbers if seed in right.numbers]
+        return [both], f"{len(both)} seed{'s' * (len(both) != 1)} of the same trainings"
+    return [list(left.numbers.values()), list(right.numbers.values())], \
+        f"{len(left.numbers)} + {len(right.numbers)} seeds"
+
+
 def compare(left: Side | None, right: Side | None, margin: float | None = None) -> Finding:
     """Difference, 95 % interval and two-sided p of one claim, not yet corrected."""
     if left is None or right is None:
         return Finding()
     difference = left.mean - right.mean
-    seeds = f"{left.seeds} + {right.seeds} seeds"
+    samples, seeds = seed_samples(left, right)
     tested = test_variance(left, right)
-    if min(left.seeds, right.seeds) < 2 or tested is None:
+    if min(map(len, samples)) < 2 or tested is None:
         return Finding(difference, basis=seeds + ("" if tested else ", test error unknown"))
-    variances = [(left.std ** 2 / left.seeds, left.seeds - 1), (right.std ** 2 / right.seeds, right.seeds - 1),
-                 tested[:2]]
+    variances = [*((statistics.variance(numbers) / len(numbers), len(numbers) - 1) for numbers in samples), tested[:2]]
     variance = sum(v for v, _ in variances)
     if variance == 0:
         return Finding(difference, basis=f"{seeds}, all alike")

@@ -23,7 +23,8 @@ LEDGERS, ROWS, SEEDS, IMAGES = 240, 30, 5, 100
 MOST_FALSE = int(stats.binom.isf(0.001, LEDGERS, LEVEL))
 
 
-def side(numbers, binomial: float | None = 0.0, values=None, images=None, scale: float = 1.0) -> Side:
+def side(numbers, binomial: float | None = 0.0, values=None, images=None, scale: float = 1.0,
+         trainings: str | None = None) -> Side:
     """Of numbers by seed; `values` are those of items, averaged over seeds."""
     influence = None
     if values is not None:
@@ -32,8 +33,7 @@ def side(numbers, binomial: float | None = 0.0, values=None, images=None, scale:
         for image, share in zip(range(len(values)) if images is None else images,
                                 scale * (values - values.mean()) / len(values), strict=True):
             influence[image] = influence.get(image, 0.0) + share
-    return Side(np.mean(numbers), np.std(numbers, ddof=1) if len(numbers) > 1 else 0.0, len(numbers), binomial,
-                influence)
+    return Side(dict(enumerate(map(float, numbers))), binomial, influence, trainings and frozenset({trainings}))
 
 
 # ---- known verdicts
@@ -74,6 +74,17 @@ def test_without_a_test_set_it_is_welchs_test():
     finding, expected = compare(side(left), side(right)), stats.ttest_ind(left, right, equal_var=False)
     assert finding.p == pytest.approx(expected.pvalue)
     assert finding.interval == pytest.approx(tuple(expected.confidence_interval(0.95)))
+
+
+def test_of_the_same_trainings_it_is_the_paired_test_over_their_seeds():
+    left, right = [60.0, 61.5, 64.0, 61.0], [58.0, 58.5, 58.2, 61.0]
+    finding = compare(side(left, trainings="MDC"), side(right, trainings="MDC"))
+    expected = stats.ttest_rel(left, right)
+    assert finding.p == pytest.approx(expected.pvalue)
+    assert finding.interval == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    assert finding.basis == "4 seeds of the same trainings"
+    welch = compare(side(left, trainings="MDC"), side(right, trainings="ARC"))
+    assert welch == compare(side(left), side(right)) and welch.basis == "4 + 4 seeds"
 
 
 def test_with_alike_seeds_it_is_the_paired_test_over_images():
@@ -152,6 +163,25 @@ def test_at_most_five_percent_of_null_ledgers_hold_a_false_verdict(kept, margin)
     assert count <= MOST_FALSE, f"{count} of {LEDGERS} ledgers"
 
 
+CLAIMS = 2000
+
+
+@pytest.mark.parametrize("rho", [-0.9, 0.9])
+def test_five_percent_of_null_claims_on_the_same_trainings_are_false_however_their_seeds_vary_together(rho):
+    """The paired test is exact, so that p <= 5 % in Binomial(2000, 5 %) claims: a right one is refused in 1 of 1,000.
+
+    As if of different trainings, an error of 1 is taken where it is sqrt(1 - rho): they err too often, or too seldom.
+    """
+    seeds = np.random.default_rng(6).multivariate_normal([0, 0], [[1, rho], [rho, 1]], (CLAIMS, SEEDS))
+    least, most = stats.binom.ppf(0.0005, CLAIMS, LEVEL), stats.binom.isf(0.0005, CLAIMS, LEVEL)
+
+    def false(*trainings: str) -> int:
+        return sum(compare(*(side(numbers, trainings=name) for numbers, name in zip(claim.T, trainings, strict=True))
+                           ).p <= LEVEL for claim in seeds)
+    assert least <= false("MDC", "MDC") <= most
+    assert false("MDC", "ARC") > most if rho < 0 else false("MDC", "ARC") < least
+
+
 def test_without_correction_or_without_the_images_error_far_more_ledgers_are_false():
     """So the bound above can be missed, and each part of the procedure is needed."""
     ledgers = null_ledgers(np.random.default_rng(3), kept=True)
@@ -227,6 +257,18 @@ def test_results_of_single_images_are_paired(tmp_path):
     assert high - low > 2 * 1.96 * error and row["here"] == f"{100 * difference.mean():+.1f}"
 
 
+def test_two_scorers_of_one_model_are_compared_seed_by_seed_over_the_seeds_of_both(tmp_path):
+    cells = {c.row: c for c in TABLES["table2"](scales.SCENES) if c.column == "swap_att"}
+    for row, accuracies in (("MDC (heuristic)", [0.5, 0.7, 0.9, 0.1]), ("MDC (Monte Carlo)", [0.4, 0.61, 0.79])):
+        cell = cells[row]
+        for seed, accuracy in enumerate(accuracies):
+            for selection in scales.SCENES.selection:
+                write_result(tmp_path, commands.variant(cell.evaluation), cell.run.name(seed), selection.subsets[0],
+                             commands.last_epoch(scales.SCENES, cell.run), text_acc=accuracy)
+    row = row_of(ledger_of(tmp_path), "SugarCrepe: MDC (heuristic) above MDC (Monte Carlo)")
+    assert (row["here"], row["errors of"]) == ("+10.0", "3 seeds of the same trainings, test images")
+
+
 def test_the_judges_answers_are_its_items(tmp_path):
     folder = tmp_path / "results" / "judge"
     folder.mkdir(parents=True)
@@ -242,6 +284,7 @@ def test_the_judges_answers_are_its_items(tmp_path):
     # each image gives +1 (60 of them), -1 (20) or 0: mean 0.4, variance (80 - 100 * 0.16) / 99
     reach = 100 * stats.t.isf(0.025, 99) * math.sqrt((80 - 16) / 99 / 100)
     assert row["here"] == "+40.0" and row["95 %"] == f"{40 - reach:+.1f} to {40 + reach:+.1f}"
+    assert row["errors of"] == "2 seeds of the same trainings, 100 images, paired"
 
 
 def test_weights_of_items_are_those_of_the_metric(tmp_path):
