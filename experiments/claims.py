@@ -20,6 +20,7 @@ from tables import BACKBONES, TABLES, averages
 from verdicts import Side, compare, judge
 
 MARGIN = 1.0  # points within which "comparable" and "close" are called level
+HERE = "; here "  # between a claim of the paper and the rows that are compared
 
 
 class Claim(NamedTuple):
@@ -29,6 +30,13 @@ class Claim(NamedTuple):
     right: tuple[Cell, ...]
     paper: tuple[float, float] | None = None
     margin: float | None = None  # None: left is above right
+
+    @property
+    def sentence(self) -> str:
+        """The paper's, and the rows that are compared where they are captions of other lengths than it names."""
+        rows = [cells[0].row.rpartition(", ")[2] for cells in (self.left, self.right) if cells]
+        others = set(re.findall(r"MDC-\d+", self.text)) - set(rows)
+        return self.text + (HERE + " / ".join(rows) if others and len(rows) == 2 else "")
 
 
 # ---- the paper's claims
@@ -231,7 +239,7 @@ def ledger(rows: list[Claim], results: dict, scale: Scale) -> str:
     for claim, (finding, p, verdict) in zip(rows, verdicts, strict=True):
         numbers = "{:.1f} / {:.1f}".format(*claim.paper) if claim.paper else ""
         interval = "{:+.1f} to {:+.1f}".format(*finding.interval) if finding.interval else ""
-        lines.append([claim.where, claim.text, numbers,
+        lines.append([claim.where, claim.sentence, numbers,
                       "" if finding.difference is None else f"{finding.difference:+.1f}", interval,
                       "" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001",
                       "" if verdict == "not run" else finding.basis, f"*{verdict}*"])
@@ -249,9 +257,11 @@ def resolved(page: str) -> str:
     for scale in scales:
         text = re.search(rf"<!-- {scale} claims -->\n(.*?)<!-- end -->", page, re.DOTALL)[1]
         for line in [line for line in text.splitlines() if line.startswith("| ")][2:]:
-            where, claim, numbers, here, interval, _, _, verdict = (cell.strip() for cell in line.strip("|").split("|"))
+            where, text, numbers, here, interval, _, _, verdict = (cell.strip() for cell in line.strip("|").split("|"))
+            claim, _, compared = text.partition(HERE)
             found.setdefault((where, claim, numbers), {})[scale] = (
-                verdict + (f", {here}" if here else "") + (f" ({interval})" if interval else ""))
+                verdict + (f", {here}" if here else "") + (f" ({interval})" if interval else "")
+                + (f", {compared}" if compared else ""))
     rows = [[*claim, *(verdicts.get(scale) for scale in scales)] for claim, verdicts in found.items()
             if any(verdict.startswith(("*shows*", "*contradicts*")) for verdict in verdicts.values())]
     return markdown_table(["paper", "claim", "its numbers", *scales], rows) + "\n"

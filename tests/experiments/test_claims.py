@@ -320,6 +320,32 @@ def test_the_ledger_is_of_the_papers_claims():
                 assert number == pytest.approx(np.mean([cell.paper for cell in cells]), abs=0.051), claim.text
 
 
+@pytest.mark.parametrize("scale", scales.SCALES.values(), ids=lambda scale: scale.name)
+def test_lengths_that_a_row_says_are_compared_are_those_of_its_cells(scale):
+    for claim in claims.claims(scale) if scale.selection else ():
+        rows = " / ".join(cells[0].row.rpartition(", ")[2] for cells in (claim.left, claim.right) if cells)
+        text, _, here = claim.sentence.partition("; here ")
+        assert text == claim.text and here in ("", rows)
+        if claim.left and claim.right:
+            assert set(re.findall(r"MDC-\w+", here or text)) <= set(rows.split(" / ")), claim.sentence
+
+
+def test_rows_of_other_lengths_are_named_in_ledger_and_summary(tmp_path):
+    cells = {c.row: c for c in TABLES["table3"](scales.SCENES) if c.column == "CIDEr"}
+    for row, score, step in (("scenes, MDC-8", 9.0, 1), ("scenes, MDC-10", 4.0, 2)):
+        for seed in range(3):
+            path = write_result(tmp_path, commands.variant(cells[row].evaluation), cells[row].run.name(seed),
+                                "wds/captions", commands.last_epoch(scales.SCENES, cells[row].run), CIDEr=score)
+            (path.parent / "items").mkdir(exist_ok=True)
+            (path.parent / "items" / path.name).write_text(json.dumps(
+                {"images": list(range(20)), "values": {"CIDEr": [score + step * i % 3 for i in range(20)]}}))
+    text = "COCO, CIDEr: MDC-10 above MDC-20"
+    page = ledger_of(tmp_path)
+    assert f"| {text}; here MDC-8 / MDC-10 |" in page
+    summary = claims.resolved(f"<!-- scenes claims -->\n{page}<!-- end -->")
+    assert re.search(rf"\| {text} \| 64.7 / 24.1 \| \*shows\*, \+500.0 \(.*\), MDC-8 / MDC-10 \|", summary)
+
+
 def means_of_page(text: str, scale: scales.Scale) -> dict[tuple[str, str], float]:
     """Mean by row and column of a scale's tables in RESULTS.md."""
     found = {}
@@ -342,7 +368,7 @@ def test_results_page_prints_the_ledger_of_its_own_tables_and_verdicts_of_its_ow
             if line.startswith("| ")][2:]
     verdicts = []
     for claim, (where, text, _, here, _, p, _, verdict) in zip(claims.claims(scale), rows, strict=True):
-        assert (where, text) == (claim.where, claim.text)
+        assert (where, text) == (claim.where, claim.sentence)
         left, right = ([means.get((cell.row, cell.column)) for cell in cells] for cells in (claim.left, claim.right))
         if not left or not right or None in (*left, *right):
             assert (here, verdict) == ("", "*not run*"), text
