@@ -224,7 +224,8 @@ def read_items(path: Path, evaluation: Evaluation) -> list[tuple[str, float, flo
     if values is None:
         return None
     weights = content.get("weights", {}).get(evaluation.metric) or [1.0] * len(values)
-    return list(zip(content["images"], (weight / sum(weights) for weight in weights), values, strict=True))
+    total = sum(weights)
+    return list(zip(content["images"], (weight / total for weight in weights), values, strict=True))
 
 
 # ---- the page
