@@ -31,8 +31,9 @@ means over seeds are normal; five seeds cannot test that.
 **Verdicts.** "Above": p is two-sided for D = 0; *shows* if D > 0, *contradicts* if D < 0. "Level", margin m: *shows* if
 -m < D < m is beyond doubt (two one-sided tests), *contradicts* if |D| > m is; each p is doubled, so that the two
 decisions together err as often as one two-sided test. Holm's correction then holds the chance that a ledger contains
-one false verdict or more at 5 %. *not resolved*: p > 5 %. *not run*: a side has no result. Absence of a verdict is no
-evidence of equality. The interval printed is the claim's own 95 %; the verdict follows the corrected p.
+one false verdict or more at 5 %. *not resolved*: p > 5 %, or there is none, as of a run that diverged. *not run*: a
+side has no result. Absence of a verdict is no evidence of equality. The interval printed is the claim's own 95 %; the
+verdict follows the corrected p.
 """
 import math
 import statistics
@@ -102,6 +103,8 @@ def compare(left: Side | None, right: Side | None, margin: float | None = None) 
     difference = left.mean - right.mean
     samples, seeds = seed_samples(left, right)
     tested = test_variance(left, right)
+    if not math.isfinite(sum(map(sum, samples))):
+        return Finding(difference, basis=f"{seeds}, not a number")
     if min(map(len, samples)) < 2 or tested is None:
         return Finding(difference, basis=seeds + ("" if tested else ", test error unknown"))
     variances = [*((statistics.variance(numbers) / len(numbers), len(numbers) - 1) for numbers in samples), tested[:2]]
@@ -129,7 +132,13 @@ def compare(left: Side | None, right: Side | None, margin: float | None = None) 
 
 
 def holm(values: list[float]) -> list[float]:
-    """Corrected p-values: the k-th smallest of m times m - k + 1, never below that of a smaller one (Holm 1979)."""
+    """Corrected p-values: the k-th smallest of m times m - k + 1, never below that of a smaller one (Holm 1979).
+
+    Raises:
+        ValueError: one is no number; it would have no rank.
+    """
+    if not all(map(math.isfinite, values)):
+        raise ValueError(f"p-values that are no numbers: {', '.join(str(p) for p in values if not math.isfinite(p))}")
     corrected, largest = [0.0] * len(values), 0.0
     for rank, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
         largest = max(largest, min(1.0, (len(values) - rank) * values[index]))

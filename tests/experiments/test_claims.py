@@ -66,6 +66,18 @@ def test_an_unknown_error_of_the_test_set_resolves_nothing():
     assert finding.p is None and finding.difference == pytest.approx(11) and "test error unknown" in finding.basis
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("trainings", [None, "MDC"])
+def test_a_diverged_run_has_no_p_and_leaves_the_other_verdicts_as_they_are(bad, trainings):
+    clear = compare(side([60.0, 61.0, 62.0]), side([50.0, 51.0, 49.0]))
+    diverged = compare(side([16.0, bad, 15.0], trainings=trainings), side([6.0, 7.0, 8.0], trainings=trainings))
+    assert diverged.p is None and diverged.interval is None and diverged.basis.endswith(", not a number")
+    verdicts = judge([diverged, clear])
+    assert [v.verdict for v in verdicts] == ["not resolved", "shows"] and verdicts[1].p == clear.p
+    with pytest.raises(ValueError, match="p-values that are no numbers: nan"):
+        holm([0.01, math.nan])
+
+
 # ---- the parts are textbook tests
 
 
