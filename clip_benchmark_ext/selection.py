@@ -31,9 +31,9 @@ def blind_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor
     """Patch tokens averaged over the data set's first images, [P, D]; the same on every process."""
     images, seen = [], 0
     for image, *_ in dataloader:
-        images.append(image.flatten(0, -4).to(device))
+        images.append(image.flatten(0, -4)[:BLIND_IMAGES - seen].to(device))
         seen += len(images[-1])
-        if seen >= BLIND_IMAGES:
+        if seen == BLIND_IMAGES:
             break
     return mean_image(model, images)
 

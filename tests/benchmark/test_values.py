@@ -11,12 +11,13 @@ import pytest
 import torch
 from conftest import make_image
 from models import labelled_webdataset, order_data
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from clip_benchmark_ext import cli
 from clip_benchmark_ext.datasets import build_dataset
 from clip_benchmark_ext.selection import blind_image, likelihood_scorer
 from open_clip_mdc.checkpoints import load
+from open_clip_mdc.scoring import mean_image
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
 TOLERANCE = 0.25  # nats
@@ -130,6 +131,17 @@ def test_plain_blind_and_debiased_accuracy_of_five_candidates_are_those_derived_
     assert metrics["scorer"] == options["method"] and metrics["alpha"] == 0.5 and metrics["blind"] == "mean image"
     if name == "trained interval":
         assert metrics["interval"] == [0.5, 1.0]
+
+
+def test_the_blind_image_is_of_the_first_256_whatever_the_batch_size(runs):
+    model, *_ = load(str(runs / "mdc"))
+    images = torch.randn(300, 3, 32, 32, generator=torch.manual_seed(0))
+    found = [blind_image(model, DataLoader(TensorDataset(images), size), "cpu") for size in (64, 100, 300)]
+    assert torch.equal(found[0], mean_image(model, images[:256].split(64)))
+    for other in found[1:]:
+        assert torch.allclose(other, found[0], atol=1e-5, rtol=0)  # what 44 images more or fewer change is 1e-2
+    pairs = images[:256].view(128, 2, 3, 32, 32)  # Winoground's
+    assert torch.allclose(blind_image(model, DataLoader(TensorDataset(pairs), 100), "cpu"), found[0], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", SCORERS)
