@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.scoring import log_likelihood, mean_image
+from open_clip_mdc.tokens import not_whole
 
 from .datasets import SelectionDataset
 from .distributed import merge, own_batches
@@ -88,6 +89,18 @@ def cosine_scorer(model: torch.nn.Module, tokenizer: Callable, device: str) -> S
     return score
 
 
+def check_captions(dataset: SelectionDataset, tokenizer: Callable, context_length: int) -> None:
+    """Captions that are cut would be equal where they differ, and ties: ARO's Order counts those as right.
+
+    Raises:
+        ValueError: a caption is not read as a whole.
+    """
+    for case in dataset.cases:
+        for caption in case.captions:
+            if why := not_whole(caption, tokenizer, context_length):
+                raise ValueError(f"{dataset.name}, case {case.key}: a caption {why} ({caption[:40]!r}...)")
+
+
 def per_case(scores: dict[str, Tensor | np.ndarray], cases: int, num_images: int) -> list[dict[str, np.ndarray]]:
     """Rows [B * I, C] as arrays [C], or [I, C] of cases with several images, for each case."""
     arrays = {name: torch.as_tensor(x).double().cpu().numpy().reshape(cases, num_images, -1)
@@ -108,7 +121,8 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
         the metrics of selection_metrics.py, the data set's facts, and how the scores were made.
 
     Raises:
-        ValueError: `stop_confidence` where each caption has several images.
+        ValueError: `stop_confidence` where each caption has several images; a caption too long for a captioner. A CLIP
+            model's are cut, as upstream does.
     """
     dataset: SelectionDataset = dataloader.dataset
     with torch.autocast(torch.device(device).type, enabled=amp):
@@ -116,6 +130,7 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
             if options.get("stop_confidence") is not None and any(len(case.images) > 1 for case in dataset.cases):
                 raise ValueError(f"{dataset.name} also compares images of one caption, and --stop_confidence is about "
                                  "the captions of one image: leave it out")
+            check_captions(dataset, tokenizer, model.context_length)
             score = likelihood_scorer(model, tokenizer, device, blind_image(model, dataloader, device), options, alpha)
         else:
             score = cosine_scorer(model, tokenizer, device)

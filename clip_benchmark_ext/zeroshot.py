@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.scoring import log_likelihood
-from open_clip_mdc.tokens import caption_lengths
+from open_clip_mdc.tokens import caption_lengths, tokenize_whole
 
 from .distributed import merge, own_batches
 from .linear_probe import top_k_accuracy
@@ -40,13 +40,14 @@ def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Calla
         options: arguments of `log_likelihood`.
 
     Raises:
-        ValueError: `stop_confidence`, which makes the scores of all but the best caption rough.
+        ValueError: `stop_confidence`, which makes the scores of all but the best caption rough; a caption that is not
+            read as a whole.
     """
     if options.get("stop_confidence") is not None:
         raise ValueError("--stop_confidence finds the best of some captions, and a class's score is a mean over "
                          "captions: leave it out for zero-shot classification")
     flat = [caption for one in captions for caption in one]
-    tokens = tokenizer(flat).to(device)
+    tokens = tokenize_whole(flat, tokenizer, model.context_length).to(device)
     passes = {"autoregressive": 1, "monte_carlo": options.get("num_samples"), "bound": options.get("num_samples")}.get(
         options["method"], int(caption_lengths(tokens, model.vocab_size).float().mean()))
     if len(flat) * passes > MANY_CALLS:
