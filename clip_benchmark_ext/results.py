@@ -1,7 +1,7 @@
 """Result files: where they are, which settings their numbers belong to, and strict JSON in them.
 
-A result says in "settings" all that decides its numbers beside model, data set and task, the weights' SHA-256 included.
-`--skip_existing` keeps a result of the very same settings and no other.
+A result says in "settings" all that decides its numbers beside model, data set and task, the SHA-256 of the weights and
+of files that options name included. `--skip_existing` keeps a result of the very same settings and no other.
 """
 import hashlib
 import json
@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from open_clip_mdc import clip_guidance
+from open_clip_mdc.checkpoints import latest_checkpoint
 from open_clip_mdc.data.files import parse_json, write_json
 
 from .flags import Flags
@@ -58,12 +60,29 @@ def output_file(args: Namespace, flags: Flags, names: tuple[str, ...], captioner
 
 
 @lru_cache
-def _sha256(path: str, size: int, changed: int) -> str:
+def _digest(path: str, size: int, changed: int) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while part := file.read(1 << 24):
             digest.update(part)
     return digest.hexdigest()
+
+
+def sha256(path: str) -> str:
+    """Of a file's content; each is read once a process."""
+    about = os.stat(path)
+    return _digest(path, about.st_size, about.st_mtime_ns)
+
+
+def named_files(option: str, value: object) -> list[str]:
+    """The files that an option names, if any: of a CLIP model that of its weights, in a run folder the last ones."""
+    if option == "clip" and value is not None:
+        _, value = clip_guidance.parse(value)
+    paths = [path for path in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(path, str)]
+    if option in ("clip", "clipscore_pretrained"):
+        paths = [str(latest_checkpoint(Path(path))) if (Path(path) / "checkpoints").is_dir() else path
+                 for path in paths]
+    return [path for path in paths if os.path.isfile(path)]
 
 
 def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, object]) -> dict:
@@ -72,12 +91,17 @@ def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, 
     Args:
         arguments: names of upstream's arguments that decide this task's numbers.
         options: what our flags ask for.
+
+    Raises:
+        ValueError: --clip is no MODEL:FILE.
+        FileNotFoundError: a CLIP model's run folder has no checkpoint.
     """
     settings = {name: getattr(args, name) for name in (*OF_EVERY_TASK, *arguments)} | dict(options)
+    settings |= {f"{name}_sha256": [sha256(path) for path in files] for name, value in settings.items()
+                 if (files := named_files(name, value))}
     settings["precision"] = precision(args.device, args.amp)
     if os.path.isfile(args.pretrained):
-        about = os.stat(args.pretrained)
-        settings["weights_sha256"] = _sha256(args.pretrained, about.st_size, about.st_mtime_ns)
+        settings["weights_sha256"] = sha256(args.pretrained)
     about = {name: getattr(args, name) for name in ("dataset", "model", "pretrained", "task", "language")}
     return json.loads(json.dumps({**about, "settings": settings}))
 

@@ -299,7 +299,9 @@ def evaluate(args: Namespace, flags: Flags) -> int:
     options = task.options(args, flags, cfg)
     for_any = (*task.flags, "corruption")
     output = results.output_file(args, flags, for_any + task.captioner_flags if captioner else for_any, captioner)
-    about = results.describe(args, task.arguments, {**{name: getattr(flags, name) for name in for_any}, **options})
+    describe = partial(results.describe, args, task.arguments,
+                       {**{name: getattr(flags, name) for name in for_any}, **options})
+    about = describe()
     if args.skip_existing and everywhere(results.is_there(output, about)):
         if args.verbose:
             print(f"Skip {output}: it is there, of the same settings.")
@@ -310,6 +312,7 @@ def evaluate(args: Namespace, flags: Flags) -> int:
     torch.manual_seed(args.seed)
     job = Job(args, flags, options, output, *load_model(args))
     batches = job.load_test()
+    about = describe()  # --perturbations are made at their first use
     metrics = task.evaluate(job, batches)
     if rank_and_size()[0] == 0:
         if items := metrics.pop("items", None):

@@ -5,6 +5,7 @@ The models are untrained: what they say is noise, as long as asked for, and any 
 import json
 import os
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import open_clip
@@ -204,6 +205,31 @@ def test_the_clip_that_guides_may_not_score(runs, data, tmp_path, monkeypatch):
         patch.setattr(Captioner, "generate", None)
         evaluate(tmp_path, *flags(runs, data), "--clip", f"{name}:{weights}", "--clip_scale", "1",
                  "--clipscore_model", name, "--clipscore_pretrained", str(copy))
+
+
+@pytest.mark.parametrize("option, folder", [
+    ("--clip", False), ("--clip", True), ("--clipscore_pretrained", False), ("--clipscore_pretrained", True),
+    ("--train_captions", False)])
+def test_a_result_is_of_the_contents_of_the_files_that_helped(runs, data, tmp_path, monkeypatch, option, folder):
+    """The CLIP that helps or scores is trained again under the same name, as a file or in its run folder."""
+    name, weights = save_clip(tmp_path)
+    file = tmp_path / "run" / "checkpoints" / "epoch_1.pt"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(Path(weights).read_bytes() if option != "--train_captions" else b"a cat\n")
+    given = tmp_path / "run" if folder else file
+    given = {"--clip": [f"{name}:{given}", "--clip_scale", "1"],
+             "--clipscore_pretrained": [given, "--clipscore_model", name],
+             "--train_captions": [file, "--samples", "2", "--temperature", "1"]}[option]
+    command = [*flags(runs, data), "--caption_length", "4", "--skip_existing", option, *given]
+    evaluate(tmp_path, *command)
+
+    def fail(args):
+        raise AssertionError("loaded")
+    monkeypatch.setattr(run_module, "load_model", fail)
+    evaluate(tmp_path, *command)
+    file.write_bytes(file.read_bytes() + b" ")
+    with pytest.raises(AssertionError, match="loaded"):
+        evaluate(tmp_path, *command)
 
 
 def test_coca_is_captioned_by_the_same_task(data, tmp_path, monkeypatch):

@@ -114,6 +114,35 @@ def test_a_result_of_other_weights_under_the_same_path_or_without_settings_is_ma
         evaluate(*command)
 
 
+@pytest.mark.parametrize("task, option, name", [
+    (SELECTION, "--perturbations", "perturbations"), (("--dataset", "wds/tiny"), "--custom_template_file", "templates"),
+    (("--dataset", "wds/tiny"), "--load_clfs", "classifier")])
+def test_a_result_of_a_file_that_has_been_overwritten_is_made_again(runs, data, tmp_path, monkeypatch, task, option,
+                                                                    name):
+    """Files are told by their content, whichever option names them."""
+    file, model = tmp_path / name, ("--model", "mdc", "--pretrained", runs / "mdc")
+    if name == "classifier":
+        clip, weights = save_clip(tmp_path)
+        model = ("--model", clip, "--pretrained", weights)
+        evaluate(*model, "--dataset_root", data, *task, "--save_clf", file, "--output", "first.json")
+    elif name == "templates":
+        file.write_text(json.dumps({"wds/tiny": ["a {c}"], "tiny": ["a {c}"]}))
+    else:
+        file.write_bytes(next(path for path in data.iterdir() if "perturb" in path.name).read_bytes())
+    command = (*model, "--dataset_root", data, *task, option, file, "--output", "result.json", "--skip_existing")
+    evaluate(*command)
+
+    def fail(args):
+        raise Loaded
+    monkeypatch.setattr(run_module, "load_model", fail)
+    evaluate(*command)
+    os.utime(file, (1, 1))
+    evaluate(*command)
+    file.write_bytes(file.read_bytes() + b" ")
+    with pytest.raises(Loaded):
+        evaluate(*command)
+
+
 def test_skipping_works_for_clip_models_with_the_task_left_to_the_data_set(data, tmp_path, monkeypatch):
     model, weights = save_clip(tmp_path)
     for dataset in ("aro/coco_order", "wds/tiny"):
