@@ -12,7 +12,7 @@ import re
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -117,6 +117,23 @@ def read_results(out: Path) -> Results:
     return results
 
 
+def cells_by_table(scale: Scale, names: Iterable[str]) -> dict[str, list[Cell]]:
+    """Of those names that are tables of cells; of several a table may have none, as Figure 5 in the rich world.
+
+    Raises:
+        ValueError: not one of the tables has rows at this scale.
+    """
+    def cells(name: str, scale: Scale) -> list[Cell]:
+        return list(TABLES[name](scale)) if scale.name != "cub" or name in mcdiffusion.TABLES else []
+
+    found = {name: cells(name, scale) for name in names if name in TABLES}
+    if found and not any(found.values()):
+        name = next(iter(found))
+        raise ValueError(f"{name} has no rows at {scale.name}; it is made at "
+                         f"{', '.join(other.name for other in SCALES.values() if cells(name, other))}")
+    return found
+
+
 def parts(results: Results, scale: Scale, cell: Cell) -> list[dict[int, Result]]:
     """Results of each of a cell's data sets, by seed."""
     name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_{commands.checkpoint_epoch(scale, cell.run)}"
@@ -159,12 +176,13 @@ def write(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
+def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str]:
     """Makes tables/NAME.md, .csv and figures of what is in results/, both in `place.out`; returns the Markdown by name.
 
     Raises:
-        ValueError: see `read_results`.
+        ValueError: see `cells_by_table` and `read_results`.
     """
+    tables = cells_by_table(scale, names)
     folder = place.out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     results, pages = read_results(place.out), {}
@@ -179,8 +197,9 @@ def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
             runs = dict.fromkeys(cell.run for table in TABLES.values() for cell in table(scale))
             commands.check_recipes(scale, runs, seeds, place)
             page = claims.ledger(LEDGERS[name](scale), results, scale)
+        elif not (cells := tables[name]):
+            page = f"no rows at {scale.name}\n"
         else:
-            cells = list(TABLES[name](scale))
             commands.check_recipes(scale, dict.fromkeys(cell.run for cell in cells), seeds, place)
             numbers = [values(results, scale, cell) for cell in cells]
             summaries = [summarise(by_seed.values()) for by_seed in numbers]
@@ -196,20 +215,41 @@ def collect(scale: Scale, place: Place, names: Iterable[str]) -> dict[str, str]:
     return pages
 
 
+def numbers_of(name: str, page: str) -> dict[tuple[str, str], str]:
+    """A page's cells with a number by row and column; of a ledger the claims' differences."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()
+            if line.startswith("| ")]
+    if name in LEDGERS:
+        rows = [[row[1].partition(claims.HERE)[0], row[3]] for row in rows]
+    return {(row[0], column): cell for row in rows[2:] for column, cell in zip(rows[0][1:], row[1:], strict=False)
+            if re.match(r"\W*\d", cell)}
+
+
+def check_kept(name: str, old: str, new: str, where: str) -> None:
+    """Raises ValueError if a number of the old page is not in the new one, as where an experiment's folder is empty."""
+    new_numbers = numbers_of(name, new)
+    lost = [f"{row}, {column} ({cell})" for (row, column), cell in numbers_of(name, old).items()
+            if (row, column) not in new_numbers]
+    if lost or new == "missing\n" and old.strip() not in ("", "missing"):
+        raise ValueError(f"{where} {lost[0] if lost else 'what it shows'} would be missing: give the --out that has "
+                         f"its results, or remove it from the page")
+
+
 def insert(pages: dict[str, str], scale: str, path: Path) -> None:
     """Renews the tables of a page, each between <!-- SCALE NAME --> and <!-- end -->; the words around them stay.
 
     Between <!-- resolved --> and <!-- end --> the claims with a verdict are put together from the page's ledgers.
 
     Raises:
-        ValueError: the page has no place for a table.
+        ValueError: the page has no place for a table, or a number that a new one lacks.
     """
     text = path.read_text(encoding="utf-8")
     for name, page in pages.items():
-        text, found = re.subn(rf"(<!-- {scale} {name} -->\n).*?(<!-- end -->)", lambda m, page=page: m[1] + page + m[2],
-                              text, flags=re.DOTALL)
+        found = re.search(rf"<!-- {scale} {name} -->\n(.*?)<!-- end -->", text, re.DOTALL)
         if not found:
             raise ValueError(f"{path} has no <!-- {scale} {name} --> ... <!-- end -->")
+        check_kept(name, found[1], page, f"{path}, {scale} {name}:")
+        text = text[:found.start(1)] + page + text[found.end(1):]
     write(path, re.sub(r"(<!-- resolved -->\n).*?(<!-- end -->)", lambda m: m[1] + claims.resolved(text) + m[2], text,
                        flags=re.DOTALL))
 

@@ -19,24 +19,22 @@ import commands
 import mcdiffusion
 import preflight
 from cells import Cell, Run
-from collect import LEDGERS, TITLES, collect, parts, read_results, show
+from collect import TITLES, cells_by_table, collect, parts, read_results, show
 from commands import Place
 from progress import Step, alone, run_steps
 from scales import CUB, SCALES, Scale
-from tables import TABLES
 
 
 def cells_of(scale: Scale, names: list[str]) -> list[Cell]:
     """Figure 6 shows the captions of Table 3; the ledger takes what is there.
 
     Raises:
-        ValueError: the table is not of this scale.
+        ValueError: the table is not of this scale, or see `cells_by_table`.
     """
     if scale is CUB and (others := [name for name in names if name not in (*mcdiffusion.TABLES, "mcdiffusion")]):
         raise ValueError(f"{others[0]} is no table of CUB-200; {', '.join(mcdiffusion.TABLES)} are")
-    tables = dict.fromkeys("table3" if name == "figure6" else name for name in names
-                           if name not in ("figure3", *LEDGERS))
-    return [cell for name in tables for cell in TABLES[name](scale)]
+    tables = cells_by_table(scale, ["table3" if name == "figure6" else name for name in names])
+    return [cell for cells in tables.values() for cell in cells]
 
 
 def runs_of(cells: list[Cell]) -> list[list[Run]]:

@@ -6,6 +6,7 @@ import math
 import collect
 import commands
 import pytest
+import run as runner
 import scales
 from helpers import place, write_result
 from tables import TABLES, Run
@@ -140,6 +141,44 @@ def test_tables_are_renewed_where_a_page_has_their_place(tmp_path):
                                 "<!-- scenes table4 -->\n<!-- end -->\n")
     with pytest.raises(ValueError, match="no <!-- paper table5 -->"):
         collect.insert({"table5": "| new |\n"}, "paper", page)
+
+
+@pytest.mark.parametrize("name, old, new, lost", [
+    ("table5", "|  | a | b |\n| --- | --- | --- |\n| [0.5, 1.0] | **5.0 ± 1.0** | missing |\n",
+     "|  | a | b |\n| --- | --- | --- |\n| [0.5, 1.0] | missing | 7.0 |\n", r"\[0.5, 1.0\], a \(\*\*5.0 ± 1.0\*\*\)"),
+    ("table5", "|  | a |\n| --- | --- |\n| x | 5.0 |\n| y | 1.0 [3.0] |\n",
+     "|  | a |\n| --- | --- |\n| x | 5.5 |\n\nnot run: y.\n", r"y, a \(1.0 \[3.0\]\)"),
+    ("claims", "| paper | claim | its numbers | here |\n| --- | --- | --- | --- |\n| T | a above b | 2 / 1 | +5.0 |\n",
+     "| paper | claim | its numbers | here |\n| --- | --- | --- | --- |\n| T | a above b; here c / b | 2 / 1 |  |\n",
+     r"a above b, here \(\+5.0\)"),
+    ("figure6", "scenes 0\n\n- ARC: a\n", "missing\n", "what it shows")],
+    ids=["cell", "row", "claim", "figure"])
+def test_a_number_of_a_page_is_never_replaced_by_nothing(tmp_path, name, old, new, lost):
+    page, text = tmp_path / "RESULTS.md", "<!-- scenes {} -->\n{}<!-- end -->\n"
+    page.write_text(text.format(name, old))
+    with pytest.raises(ValueError, match=f"RESULTS.md, scenes {name}: {lost} would be missing: give the --out"):
+        collect.insert({name: new}, "scenes", page)
+    assert page.read_text() == text.format(name, old)
+    other = old.replace("5.0", "6.0").replace("- ARC: a", "- ARC: b")
+    collect.insert({name: other}, "scenes", page)
+    assert page.read_text() == text.format(name, other)
+
+
+@pytest.mark.parametrize("name, scale, where", [
+    ("table7", "rich", "scenes, flickr8k"), ("curves", "scenes", "rich, gpu"), ("figure5", "gpu",
+     "paper, scenes, flickr8k"), ("table1", "cub", "paper, scenes, rich, gpu, flickr8k")])
+def test_a_table_without_rows_at_a_scale_is_refused_and_left_empty_among_others(tmp_path, name, scale, where):
+    scale = scales.SCALES[scale]
+    message = f"^{name} has no rows at {scale.name}; it is made at {where}$"
+    for names in ([name], [name, "claims"] if scale.selection else [name]):
+        with pytest.raises(ValueError, match=message):
+            collect.collect(scale, place(tmp_path), names)
+    assert not (tmp_path / "tables").exists()
+    if scale.name != "cub":
+        with pytest.raises(SystemExit, match=message.replace("^", "^error: ")):
+            runner.main(["--scale", scale.name, "--tables", name, "--out", str(tmp_path), "--dry-run"])
+    others = {"cub": "table6"}.get(scale.name, "table5")
+    assert collect.collect(scale, place(tmp_path), [name, others])[name] == f"no rows at {scale.name}\n"
 
 
 def test_a_mean_over_subsets_needs_all_of_them_from_the_same_seed(tmp_path):

@@ -11,8 +11,9 @@ import curves
 import pytest
 import scales
 from conftest import REPO
-from helpers import dry_run, place, runner, write_result
+from helpers import dry_run, place, write_result
 from scales import GPU, RICH
+from tables import TABLES
 
 from open_clip_mdc import tools as cli
 from open_clip_mdc.data import rich_world
@@ -90,12 +91,12 @@ def test_all_objectives_have_the_same_data_steps_and_schedule_and_each_is_traine
 
 def test_the_panel_is_that_of_the_world_and_its_average_stands_beside_it():
     assert [f"wds/{name}" for name in rich_world.PROBES] == [probe.dataset for probe in RICH.probes.values()]
-    cells = list(runner.TABLES["table1"](RICH))
+    cells = list(TABLES["table1"](RICH))
     assert not any(cell.paper for cell in cells), "a number of the paper's beside another average than its own"
     columns = list(dict.fromkeys(cell.column for cell in cells))
     assert columns == ["colour", "shape", "size", "count", "position", "relation", "Average"]
     panel = tuple(f"wds/{name}" for name in rich_world.PROBES)
-    assert {cell.evaluation.datasets for cell in runner.TABLES["table5"](RICH)} == {panel}  # ablations, by the average
+    assert {cell.evaluation.datasets for cell in TABLES["table5"](RICH)} == {panel}  # ablations, by the average
 
 
 def test_images_until_swapped_attributes_are_told_apart_by_hand(tmp_path):

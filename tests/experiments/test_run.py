@@ -25,10 +25,8 @@ from scales import Data, SCENES
 scales.SCALES["scenes"] = SCENES._replace(
     data={{key: data._replace(folder="{{data}}/train", samples=96) for key, data in SCENES.data.items()}},
     probe_root="{{data}}/probe", prepare=(), warmup=1)
-run.TABLES["table5"] = lambda scale: list(table5(scale))[2:]
-import tables, collect
-table5 = tables.table5
-collect.TABLES = run.TABLES
+import tables
+tables.TABLES["table5"] = lambda scale: list(tables.table5(scale))[2:]
 run.main(sys.argv[1:])
 """
 

@@ -59,16 +59,14 @@ def checkpoints(folder: Path) -> dict:
 def experiment(argv: list[str]) -> None:
     """experiments/run.py: two rows of Table 5 on few scenes, with what belongs to a machine left as it is."""
     sys.path[:0] = [str(REPO / "experiments")]
-    import collect
     import run
     import scales
+    import tables
     from scales import SCENES
     scales.SCALES["scenes"] = SCENES._replace(
         data={key: data._replace(folder="{data}/train", samples=96) for key, data in SCENES.data.items()},
         probe_root="{data}/probe", prepare=(), warmup=1)
-    table5 = run.TABLES["table5"]
-    run.TABLES["table5"] = lambda scale: list(table5(scale))[2:]
-    collect.TABLES = run.TABLES
+    tables.TABLES["table5"] = lambda scale: list(tables.table5(scale))[2:]
     run.main(argv)
 
 
