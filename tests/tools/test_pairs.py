@@ -162,11 +162,18 @@ def test_bad_input_is_named_in_one_line(place, tmp_path):
     assert not (tmp_path / "s").exists()
 
 
-def test_a_caption_of_a_csv_file_may_be_long_and_what_is_no_csv_is_one_line(tmp_path):
+def test_a_caption_of_a_csv_file_may_be_long(tmp_path):
     long = "a red circle " * 20_000
     (tmp_path / "a.csv").write_text(f'image,caption\na.png,{long}\n')
     [part] = split_csv(tmp_path / "a.csv")
     assert [caption for *_, caption in read_csv(part)] == [long]
-    (tmp_path / "b.csv").write_text("image,caption\na.png\rb,a star\n")
-    with pytest.raises(ValueError, match="b.csv is no CSV file: new-line character seen"):
+
+
+@pytest.mark.parametrize("row, problem", [
+    ("b.png\rc,a star", "new-line character seen"), ('b.png,"a dog', "unexpected end of data"),
+    ('b.png,"a dog\nc.png,"a cat"', "',' expected after '\"'")])
+def test_what_is_no_csv_is_one_line_that_says_where_it_is(row, problem, tmp_path):
+    """An open quote took all rows after it for one caption."""
+    (tmp_path / "b.csv").write_text("\n".join(["image,caption", 'a.png,"a red\nstar"', row, *["c.png,a star"] * 9]))
+    with pytest.raises(ValueError, match=rf"b.csv, line 4 is no row of a CSV file \({problem}.*close its quotes"):
         split_csv(tmp_path / "b.csv")

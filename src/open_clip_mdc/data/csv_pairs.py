@@ -34,13 +34,17 @@ def read_rows(path: Path, lines: Iterator[str]) -> Iterator[list[str]]:
     """Rows of any length.
 
     Raises:
-        ValueError: this is no CSV.
+        ValueError: one is no row of a CSV file.
     """
     csv.field_size_limit(sys.maxsize)  # of the process; by default a caption of 131,072 letters is refused
+    reader, line = csv.reader(lines, strict=True), 1  # not strict, an open quote takes all rows after it for one cell
     try:
-        yield from csv.reader(lines)
+        for row in reader:
+            yield row
+            line = reader.line_num + 1
     except csv.Error as problem:
-        raise ValueError(f"{path} is no CSV file: {problem}") from problem
+        raise ValueError(f"{path}, line {line} is no row of a CSV file ({problem}): close its quotes, and double those "
+                         f"within a caption") from problem
 
 
 def split_csv(path: Path, size: int = 10_000) -> list[CsvRows]:
