@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from . import checkpoints
-from .data.images import open_image
+from .data.images import eight_bits, open_image
 from .interface import Decoded
 from .loading import Batches, split_normalization
 from .model import Captioner
@@ -64,12 +64,12 @@ class PretrainedCaptioner:
         """Preprocessed images on the device, [B, 3, H, W], B up to `batch_size`.
 
         Raises:
-            ValueError: a file cannot be read as an image.
+            ValueError: a file cannot be read as an image, or an image has pixels of 32 bits.
         """
         images = as_list(images)
         for start in range(0, len(images), batch_size):
             batch = [x if isinstance(x, Tensor) else self.transform(
-                x.convert("RGB") if isinstance(x, Image.Image) else open_image(Path(x)))
+                eight_bits(x).convert("RGB") if isinstance(x, Image.Image) else open_image(Path(x)))
                 for x in images[start:start + batch_size]]
             yield torch.stack(batch).to(self.device, non_blocking=True)
 

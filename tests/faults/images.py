@@ -1,7 +1,7 @@
 """Broken and odd images through caption, embed, score, prepare, training and the benchmark.
 
-What an image is worth is known from elsewhere: Pillow, asked for the formats that are read, decodes it or does not.
-Those that it decodes are saved once more as plain PNGs, and must give the rows that these give.
+What an image is worth is known from elsewhere: Pillow, asked for the formats that are read, decodes it or does not;
+of 16-bit grey, numpy. Those that are decoded are saved once more as plain PNGs, and must give the rows that these give.
 """
 import io
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow.parquet as pq
 from PIL import Image, ImageOps
 from world import (
@@ -94,7 +95,7 @@ def special() -> list[Odd]:
         Odd("exif", "jpg", saved(small, "JPEG", exif=b"Exif\0\0" + b"\xff" * 5000)),
         Odd("appended", "jpg", jpeg + b"<?php ?>" * 100), Odd("twice", "jpg", jpeg + jpeg),
         Odd("transparent", "png", saved(small.convert("P"), "PNG", transparency=3)),
-        Odd("sixteen", "png", saved(Image.effect_noise((40, 40), 90).convert("I;16"), "PNG")),
+        Odd("sixteen", "png", saved(Image.fromarray(np.arange(0, 64_000, 40, np.uint16).reshape(40, 40)), "PNG")),
     ]
 
 
@@ -140,7 +141,11 @@ def decoded(data: bytes) -> Image.Image | None:
     try:
         with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=READ) as image:
             warnings.simplefilter("ignore")
-            return image if image.width * image.height > BOMB else ImageOps.exif_transpose(image).convert("RGB")
+            if image.width * image.height > BOMB:
+                return image
+            if image.mode[0] == "I":  # 16 bits, of which Pillow's conversion makes white
+                return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+            return ImageOps.exif_transpose(image).convert("RGB")
     except Exception:
         return None
 

@@ -4,6 +4,7 @@ import io
 import json
 from threading import Timer
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -99,6 +100,27 @@ def test_an_image_that_would_start_another_program_is_refused(tmp_path, monkeypa
         images.open_image(tmp_path / "holiday.jpg")
     with pytest.raises(ValueError, match="in memory: it is no JPEG"):
         images.decode_image(io.BytesIO(eps), "in memory")
+
+
+@pytest.mark.parametrize("upright", [False, True])
+def test_a_png_of_sixteen_bits_is_read_by_its_upper_eight(upright):
+    """Pillow's own conversion cuts them off at 255, which is white."""
+    grey, file = (np.arange(60 * 40, dtype=np.uint16) * 27).reshape(40, 60), io.BytesIO()
+    Image.fromarray(grey).save(file, "PNG")
+    read = images.decode_image(file, upright=upright)
+    assert read.mode == "RGB" and np.array_equal(np.asarray(read), np.repeat(grey[..., None] >> 8, 3, axis=-1))
+
+
+@pytest.mark.parametrize("mode, kind", [("I;16", "<u2"), ("I;16B", ">u2"), ("I", "<i4")])
+def test_grey_of_sixteen_bits_is_known_by_its_mode_and_format(mode, kind):
+    """Older Pillow opens such a PNG as I. Of other images of that mode nothing says what is white."""
+    grey = np.arange(2 ** 16).reshape(256, 256)
+    image = Image.frombytes(mode, grey.shape, grey.astype(kind).tobytes())
+    if mode == "I":
+        with pytest.raises(ValueError, match="mode I .* scale them to 8 bits"):
+            images.eight_bits(image)
+        image.format = "PNG"
+    assert np.array_equal(np.asarray(images.eight_bits(image).convert("L")), grey >> 8)
 
 
 def test_pairs_are_images_as_stored_and_the_first_of_several_captions(tmp_path):

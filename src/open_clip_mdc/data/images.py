@@ -66,6 +66,19 @@ def read_images(paths: list[Path | CsvRows]) -> Iterator[Source]:
             yield Source(str(path), ValueError(str(problem)))
 
 
+def eight_bits(image: Image.Image) -> Image.Image:
+    """16-bit grey by its upper 8 bits, as Pillow reads 16-bit colours; its `convert` cuts off at 255. Others unchanged.
+
+    Raises:
+        ValueError: 32-bit pixels, of which nothing says what is white.
+    """
+    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):  # of older Pillow
+        return image.convert("I").point(lambda grey: grey / 256)
+    if image.mode in ("I", "F"):
+        raise ValueError(f"pixels of mode {image.mode} have no known range: scale them to 8 bits")
+    return image
+
+
 def decode_image(source: Path | BytesIO, name: str | None = None, upright: bool = False) -> Image.Image:
     """RGB. Others' files meet Pillow here; in `shards.image_suffix`, which checks bytes that are copied; and in
     `judge.read_url`, which reads only a header. All of them name the formats.
@@ -78,7 +91,8 @@ def decode_image(source: Path | BytesIO, name: str | None = None, upright: bool 
         ValueError: it is none of FORMATS, or damaged.
     """
     try:
-        with Image.open(source, formats=FORMATS) as image:
+        with Image.open(source, formats=FORMATS) as file:
+            image = eight_bits(file)
             return (ImageOps.exif_transpose(image) if upright else image).convert("RGB")
     except UnidentifiedImageError as problem:  # its text would name the object in memory
         raise ValueError(f"cannot read the image {name or source}: it is no {', '.join(FORMATS)}") from problem
