@@ -10,6 +10,7 @@ import torch
 from conftest import complaint_of, png, run_folder
 from open_clip_train.data import get_dataset_size
 from PIL import Image
+from shard_files import members, write_tar
 
 from open_clip_mdc import checkpoints
 from open_clip_mdc.data.csv_pairs import read_csv, split_csv
@@ -138,6 +139,19 @@ def test_what_a_csv_file_keeps_becomes_shards_too(place, tmp_path):
     for row, name in zip(scored, sorted(name for name in content if name.endswith("txt")), strict=True):
         assert content[name].decode() == row["caption"]
         assert content[name.replace("txt", "png")] == Path(row["key"].split("#")[0]).read_bytes()
+
+
+def test_a_pair_whose_name_is_no_utf_8_is_kept_and_one_that_is_gone_is_missed(place, tmp_path):
+    shard = write_tar(tmp_path / "a.tar", {"k\udcff.png": png(1), "k\udcff.txt": b"a star", "k.png": png(2),
+                                           "k.txt": b"two stars"})
+    argv = ("--pairs", shard, "--out", tmp_path / "s", "--top", 1, "--blind-images", place / "images", "--out-shards")
+    assert score(place, *argv, tmp_path / "kept") is None
+    kept = members(tmp_path / "kept" / "a.tar")
+    assert [kept[name] for name in kept if name.endswith("png")] == [png(1), png(2)]
+    write_tar(shard, {"k.png": png(2), "k.txt": b"two stars"})
+    complaint = score(place, *argv, tmp_path / "less")
+    assert "a.tar has no image 'k\\\\udcff' any more" in complaint and "another --out" in complaint
+    assert not (tmp_path / "less" / "a.tar").exists()
 
 
 def test_bad_input_is_named_in_one_line(place, tmp_path):

@@ -14,6 +14,11 @@ ABOUT = "open_clip_mdc"  # the key of our metadata
 GROUP_ROWS, GROUP_BYTES = 1024, 2 ** 26  # of a row group, about: what is held in memory
 
 
+def key_of(name: str) -> str:
+    """The key of an image by its name, which is any bytes: what is no UTF-8 is escaped."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 class Table:
     """A table that is being written. Attributes: `about`, plain values to keep with it, until it is closed."""
 

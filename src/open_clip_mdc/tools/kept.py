@@ -11,7 +11,7 @@ from ..data.csv_pairs import CsvRows, read_csv
 from ..data.files import write_json
 from ..data.images import named_samples
 from ..data.shards import image_member, image_suffix, open_tar, read_stats, stats_file, write_sizes
-from ..data.tables import read_rows
+from ..data.tables import key_of, read_rows
 from ..tokens import CAPTION_SEPARATOR
 from .bulk import Unit
 from .engine import make_each
@@ -38,6 +38,9 @@ def keep(least: float, job: tuple, out: Path) -> None:
     Args:
         job: the unit, its table, and the target's name.
         out: the file to write.
+
+    Raises:
+        ValueError: an image is not there any more, or is damaged.
     """
     unit, table, target = job
     rows = read_rows(table, ["key", "caption", "debiased"]).to_pylist()
@@ -45,14 +48,19 @@ def keep(least: float, job: tuple, out: Path) -> None:
     for row in rows:
         if row["debiased"] is not None and row["debiased"] >= least:
             kept[row["key"]].append(row["caption"])
-    stats = {"source": str(unit.path if isinstance(unit, CsvRows) else unit), "threshold": least, "pairs": 0,
-             "captions": 0}
+    source = str(unit.path if isinstance(unit, CsvRows) else unit)
+    stats = {"source": source, "threshold": least, "pairs": 0, "captions": 0}
+    missing = set(kept)
     with open_tar(out) as writer:
         for key, suffix, image, metadata in images_of(unit, kept):
             writer.write({"__key__": f"{table.stem}{stats['pairs']:06d}", suffix: image, "json": metadata,
                           "txt": CAPTION_SEPARATOR.join(kept[key])})
             stats["pairs"] += 1
             stats["captions"] += len(kept[key])
+            missing.discard(key)
+    if missing:
+        raise ValueError(f"{source} has no image {min(missing)!r} any more, which {table} has a score of: give another "
+                         f"--out")
     write_json(stats_file(target), stats)
 
 
@@ -64,8 +72,8 @@ def images_of(unit: Unit, kept: dict):
                 image = path.read_bytes()
                 yield key, image_suffix(image), image, json.dumps({"image": key})
         return
-    for key, sample in named_samples(unit):
-        if key in kept:
+    for name, sample in named_samples(unit):
+        if (key := key_of(name)) in kept:
             suffix = image_member(sample)
             yield key, suffix, sample[suffix], sample.get("json", b"{}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ..data.images import Batch, Images
-from ..data.tables import write_table
+from ..data.tables import key_of, write_table
 from ..pretrained import PretrainedCaptioner
 from .bulk import Unit, check_settings, files_of
 
@@ -44,8 +44,7 @@ def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argpa
             stats["images"] += len(batch.names)
             stats["broken"] += len(batch.problems)
             if batch.names:
-                keys = [name.removeprefix(f"{shard}::").removeprefix(f"{shard}/") for name in batch.names]
-                keys = [key.encode("utf-8", "backslashreplace").decode() for key in keys]  # names are any bytes
+                keys = [key_of(name.removeprefix(f"{shard}::").removeprefix(f"{shard}/")) for name in batch.names]
                 rows = {"key": keys, **columns(batch._replace(names=keys, image=loaded.from_bytes(batch.image)))}
                 table.add(rows)
                 stats["rows"] += len(rows["key"])
