@@ -14,6 +14,8 @@ from shard_files import members, write_tar
 
 from open_clip_mdc import checkpoints
 from open_clip_mdc.data.csv_pairs import read_csv, split_csv
+from open_clip_mdc.data.drawing import encode_png
+from open_clip_mdc.data.images import decode_image
 from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.scoring import mean_image
 
@@ -152,6 +154,26 @@ def test_a_pair_whose_name_is_no_utf_8_is_kept_and_one_that_is_gone_is_missed(pl
     complaint = score(place, *argv, tmp_path / "less")
     assert "a.tar has no image 'k\\\\udcff' any more" in complaint and "another --out" in complaint
     assert not (tmp_path / "less" / "a.tar").exists()
+
+
+def test_an_image_that_shards_cannot_hold_is_kept_as_a_png(place, tmp_path):
+    rows = [("image", "caption")]
+    for kind in ("gif", "bmp", "jpeg"):
+        Image.open(io.BytesIO(png(1))).save(tmp_path / f"a.{kind}")
+        rows.append((str(tmp_path / f"a.{kind}"), "a star"))
+    with (tmp_path / "p.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    argv = ("--pairs", tmp_path / "p.csv", "--out", tmp_path / "s", "--top", 1, "--blind-images", place / "images",
+            "--out-shards")
+    assert score(place, *argv, tmp_path / "kept") is None
+    gif, bmp, jpeg = (data for name, data in members(tmp_path / "kept" / "p-00000.tar").items()
+                      if name.endswith(("png", "jpg")))
+    assert (bmp, jpeg) == (png(1), (tmp_path / "a.jpeg").read_bytes())
+    assert gif == encode_png(decode_image(tmp_path / "a.gif"))
+    for content, words in ((b"GIF89a", "cannot read the image "), (None, "No such file or directory: ")):
+        (tmp_path / "a.gif").unlink() if content is None else (tmp_path / "a.gif").write_bytes(content)
+        complaint = score(place, *argv, tmp_path / "less")
+        assert words in complaint and f"{tmp_path}/a.gif" in complaint and complaint.count("\n") == 1
 
 
 def test_bad_input_is_named_in_one_line(place, tmp_path):
