@@ -3,6 +3,8 @@ import io
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -146,6 +148,14 @@ def complaint_of(*argv) -> str | int | None:
     except SystemExit as end:
         return end.code
     return None
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Until it is so; the time-out only ends what hangs."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

@@ -118,6 +118,7 @@ JOBS = {
         MDC, lambda w: ["score", "--pretrained", w.run, "--device", "cpu", "--workers", 0, "--pairs", w.shards,
                         "--batch-size", 8, "--out", "out", "--top", 0.5, "--out-shards", "out/kept"],
         out),
+    "scenes": Job(MDC, lambda w: ["scenes", "--out", "out", "--num-train", 2000, "--jobs", 2], out),
     "prepare": Job(
         MDC, lambda w: ["prepare", "shards", "--train", w.shards, "--test", w.scenes / "val" / "00000.tar",
                         "--captions-key", "caption", "--out", "out"],

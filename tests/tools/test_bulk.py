@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO, complaint_of, png, run_folder
+from conftest import REPO, complaint_of, png, run_folder, wait_for
 from PIL import Image
 
 from open_clip_mdc import checkpoints
@@ -239,14 +239,6 @@ def holders(path: Path) -> list[str]:
     """Processes that hold a lock in a file."""
     inode = f":{path.stat().st_ino} "
     return [line for line in Path("/proc/locks").read_text().splitlines() if inode in line]
-
-
-def wait_for(condition) -> None:
-    """Until it is so; the time-out only ends what hangs."""
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_what_fails_leaves_nothing_and_is_not_there(tmp_path):

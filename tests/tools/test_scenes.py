@@ -2,16 +2,23 @@
 
     pytest tests/tools/test_scenes.py
 """
+import fcntl
 import io
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import tarfile
 from argparse import Namespace
 from collections import Counter
+from contextlib import suppress
 
 import clip_benchmark.datasets.builder as clip_benchmark_datasets
 import numpy as np
 import pytest
+from conftest import complaint_of, wait_for
 from open_clip.tokenizer import SimpleTokenizer
 from open_clip_train.data import expand_urls, get_wds_dataset
 from PIL import Image
@@ -195,6 +202,34 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(scenes, "render", interrupted)
     with pytest.raises(KeyboardInterrupt):
         scenes.build(tmp_path / "scenes", World(), **SMALL)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_end_with_the_run_that_started_them_and_so_do_the_locks_that_they_inherit(tmp_path):
+    """The experiments' lock is one: the next `make` would wait for ever."""
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = subprocess.Popen([sys.executable, "-m", "open_clip_mdc", "scenes", "--out", str(tmp_path / "scenes"),
+                                    "--num-train", "1000000", "--jobs", "2"], stderr=subprocess.DEVNULL,
+                                   pass_fds=(lock.fileno(),))
+    wait_for(lambda: len(list(tmp_path.glob(".scenes.*/train/.*.tar.*"))) == 2 or process.poll() is not None)
+    process.kill()
+    process.wait()
+
+    def is_free() -> bool:
+        with (tmp_path / "lock").open("w") as lock, suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
+    assert process.returncode == -9
+    wait_for(is_free)
+
+
+def test_a_process_that_is_killed_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(scenes, "render", lambda *args: os.kill(os.getpid(), signal.SIGKILL))
+    complaint = complaint_of("scenes", "--out", tmp_path / "scenes", "--jobs", 2)
+    assert complaint.startswith("error: a process was killed") and "\n" not in complaint
     assert list(tmp_path.iterdir()) == []
 
 

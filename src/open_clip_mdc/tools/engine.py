@@ -64,10 +64,10 @@ def _start(make: Make, number) -> None:
     global _do
     with number.get_lock():
         _do, number.value = partial(Worker(number.value).do, make), number.value + 1
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    threading.Thread(target=end_with_the_parent, daemon=True).start()
 
 
-def _end_with_the_parent() -> None:
+def end_with_the_parent() -> None:
     multiprocessing.parent_process().join()
     os._exit(1)
 

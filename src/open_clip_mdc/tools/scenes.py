@@ -13,9 +13,10 @@ of a smaller one, and no split shares a stream with another.
 """
 import argparse
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from functools import partial
 from multiprocessing import get_context
@@ -27,6 +28,7 @@ from ..data import plain_world, rich_world
 from ..data.drawing import encode_png, render
 from ..data.files import new_folder
 from ..data.shards import tar_writer
+from .engine import end_with_the_parent
 
 World = plain_world.World | rich_world.World
 SHOTS = (1, 4, 16, 64, 256)  # scenes to learn a concept from that the others lack
@@ -123,6 +125,27 @@ def _count(part: partial) -> int:
     return sum(1 for _ in part())
 
 
+def _start() -> None:
+    """A process of the pool: alone, it would keep the locks that it inherited."""
+    threading.Thread(target=end_with_the_parent, daemon=True).start()
+
+
+def _written(parts: list[partial], jobs: int) -> Iterator[int]:
+    """Writes the parts, in this process or in several; numbers of scenes, as they come.
+
+    Raises:
+        ValueError: a process was killed.
+    """
+    if jobs == 1:
+        yield from (1 for part in parts for _ in part())
+        return
+    try:
+        with ProcessPoolExecutor(jobs, get_context("fork"), _start) as pool:
+            yield from pool.map(_count, parts)
+    except BrokenProcessPool as problem:
+        raise ValueError("a process was killed (for its memory?): give fewer --jobs, or try again") from problem
+
+
 def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe: int, num_pairs: int,
           jobs: int = 1) -> None:
     """Writes the whole data set under `out`, which appears only when it is complete.
@@ -141,7 +164,8 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
         shots-1/ to shots-256/    as train/, 256 samples of so many scenes with it; the fewer are the first of the more
 
     Raises:
-        ValueError: `out` is there already and is not an empty folder, or a number is out of range.
+        ValueError: `out` is there already and is not an empty folder, a number is out of range, or a process was
+            killed.
     """
     if min(num_train, num_val, num_probe, num_pairs) < 1:
         raise ValueError("--num-train, --num-val, --num-probe and --num-pairs must be at least 1")
@@ -161,9 +185,8 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
         parts += [partial(_write_probe, folder, name, split, world, num_probe) for name in drawing.PROBES
                   for split in ("train", "test")]
         parts.append(partial(_write_pairs, folder / "sugarcrepe", world, num_pairs))
-        with ProcessPoolExecutor(jobs, get_context("fork")) if jobs > 1 else nullcontext() as pool:
-            for count in pool.map(_count, parts) if pool else (1 for part in parts for _ in part()):
-                bar.update(count)
+        for count in _written(parts, jobs):
+            bar.update(count)
 
 
 def world_of(args: argparse.Namespace) -> World:
