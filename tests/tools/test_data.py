@@ -2,6 +2,9 @@
 import gzip
 import io
 import json
+import os
+import subprocess
+import sys
 from threading import Timer
 
 import numpy as np
@@ -12,7 +15,7 @@ from webdataset.shardlists import expand_urls
 
 from open_clip_mdc.data import images, paths
 from open_clip_mdc.data import journal as data_journal
-from open_clip_mdc.data.files import parse_json
+from open_clip_mdc.data.files import new_file, parse_json
 from open_clip_mdc.data.journal import Journal, Rows
 from open_clip_mdc.data.shards import check_shard, is_text, read_samples, tar_writer
 
@@ -78,6 +81,43 @@ def test_ctrl_c_between_a_line_and_its_entry_loses_nothing(tmp_path):
         journal.rows.places = Interrupted()
         journal.append({"id": "a"})
     assert list(Rows(tmp_path / "j", KEY)) == ["a"]
+
+
+def test_a_new_file_replaces_what_a_link_leads_to_and_is_written_to_what_is_no_file(tmp_path):
+    """A link or /dev/null was replaced itself."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "there").write_text("old")
+    os.mkfifo(tmp_path / "fifo")
+    for name, target in (("link", "folder/there"), ("chain", "link"), ("dangling", "folder/new"), ("pipe", "fifo")):
+        (tmp_path / name).symlink_to(target)
+    for name, target in (("link", "there"), ("chain", "there"), ("dangling", "new")):
+        with new_file(tmp_path / name) as partial:
+            partial.write_text(name)
+        assert (tmp_path / name).is_symlink() and (tmp_path / "folder" / target).read_text() == name
+    reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    for name in ("fifo", "pipe"):
+        with new_file(tmp_path / name) as partial:
+            partial.write_text(name)
+        assert (tmp_path / name).is_fifo() and os.read(reader, 100) == name.encode()
+    os.close(reader)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["chain", "dangling", "fifo", "folder", "link", "new", "pipe",
+                                                           "there"]
+
+
+def test_a_new_file_that_is_stdout_stands_among_what_is_printed(tmp_path):
+    """Where it is redirected to a file, that must not be replaced: what is printed next would be lost."""
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")  # as /dev/stdout
+    code = f"""from open_clip_mdc.data.files import new_file
+print("before", flush=True)
+with new_file({str(tmp_path / "stdout")!r}) as partial:
+    partial.write_text("content\\n")
+print("after")"""
+    for redirected in (True, False):
+        with (tmp_path / "out").open("w+") as file:
+            ended = subprocess.run([sys.executable, "-c", code], stdout=file if redirected else subprocess.PIPE)
+            said = (tmp_path / "out").read_text() if redirected else ended.stdout.decode()
+        assert ended.returncode == 0 and said.split() == ["before", "content", "after"]
+    assert (tmp_path / "stdout").is_symlink()
 
 
 def test_only_the_members_that_are_asked_for_are_read(tmp_path):

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 
 def temporary_name(path: Path) -> Path:
@@ -13,10 +14,31 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
 
 
+def is_stdout(path: Path) -> bool:
+    """Whether it leads to where this process prints."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(1))
+    except OSError:  # that is closed
+        return False
+
+
 @contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
-    """A file to write, which becomes `path`, in place of what is there, when the block ends without an error."""
-    partial = temporary_name(Path(path))
+    """A file to write, which becomes `path`, in place of what is there, when the block ends without an error.
+
+    A link stays, and what it leads to is replaced. /dev/stdout, and what is no file, such as a FIFO, is written to.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file() or path.is_symlink() and is_stdout(path):
+        with TemporaryDirectory() as folder:
+            partial = Path(folder, path.name)
+            yield partial
+            with partial.open("rb") as source, open(os.dup(1) if is_stdout(path) else path, "wb") as target:
+                shutil.copyfileobj(source, target)
+        return
+    if path.is_symlink():
+        path = Path(os.path.realpath(path))
+    partial = temporary_name(path)
     try:
         yield partial
         os.replace(partial, path)
