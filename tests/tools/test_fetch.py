@@ -2,6 +2,7 @@
 import hashlib
 import re
 import shlex
+import uuid
 from http.server import BaseHTTPRequestHandler
 
 import pytest
@@ -16,19 +17,30 @@ CONTENT = bytes(range(256)) * 20_000
 
 
 class Server(BaseHTTPRequestHandler):
-    """Breaks off after `cut` bytes of an answer, as long as there are `cuts`; notes what was asked."""
+    """Breaks off after `cut` bytes of an answer, as long as there are `cuts`; notes what was asked.
 
-    cuts, cut, ranges, asked, etag = 0, 3_000_000, True, [], "one"
+    With `signed`, redirects each question to another address. With `shift`, begins so many bytes after what is asked.
+    """
+
+    cuts, cut, ranges, asked, etag, signed, shift = 0, 3_000_000, True, [], "one", False, 0
 
     def do_GET(self):
         kind = type(self)
         if self.path == "/none":
             return self.send_error(404)
+        if kind.signed and "?" not in self.path:
+            self.send_response(302)
+            self.send_header("Location", f"{self.path}?signature={uuid.uuid4().hex}")
+            self.send_header("Content-Length", 0)
+            return self.end_headers()
         start = int(self.headers["Range"][6:-1]) if self.headers.get("Range") and kind.ranges else 0
         kind.asked.append(start)
         if start == len(CONTENT):
             return self.send_error(416)
         self.send_response(206 if start else 200)
+        if start:
+            start = min(start + kind.shift, len(CONTENT))
+            self.send_header("Content-Range", f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}")
         self.send_header("Content-Length", len(CONTENT) - start)
         self.send_header("ETag", kind.etag)
         self.end_headers()
@@ -97,6 +109,27 @@ def test_what_came_is_kept_for_the_next_run_unless_the_servers_file_is_another(s
     server.etag, server.asked = "two", []
     fetch.download(file, tmp_path)
     assert server.asked == [0, 0] and (tmp_path / "file.zip").read_bytes() == CONTENT
+
+
+def test_a_download_resumes_behind_an_address_that_is_signed_anew_each_time(server, tmp_path, monkeypatch):
+    """As of GitHub's releases. What earlier runs left of the file goes when it is whole."""
+    server.signed, server.cuts, server.cut = True, 1, 2 ** 20
+    (tmp_path / f".file.zip.{'0' * 12}.part").write_bytes(b"left")
+    (tmp_path / f".other.zip.{'0' * 12}.part").write_bytes(b"left")
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch, "TRIES", 1)
+        patch.setattr(fetch, "append", cut_after(fetch.append, 1))
+        assert "at byte 1048576" in get(tmp_path)
+    server.asked.clear()
+    assert get(tmp_path) is None and server.asked == [0, 2 ** 20]
+    assert (tmp_path / "file.zip").read_bytes() == CONTENT
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f".other.zip.{'0' * 12}.part", "file.zip"]
+
+
+def test_an_answer_that_begins_elsewhere_is_not_appended(server, tmp_path):
+    server.cuts, server.cut, server.shift = 1, 2 ** 20, 2 ** 10
+    assert get(tmp_path) is None
+    assert (tmp_path / "file.zip").read_bytes() == CONTENT and server.asked == [0, 0, 2 ** 20, 0]
 
 
 def cut_after(append, times: int):

@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import os
 import time
+from glob import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -118,19 +119,26 @@ SOURCES = {
 }
 
 
+def ask(url: str, **headers: str) -> requests.Response:
+    """The server's answer, whose content is still to come. Raises OSError."""
+    return requests.get(url, stream=True, timeout=TIMEOUT, headers={"Accept-Encoding": "identity", **headers})
+
+
 def open_rest(url: str, part: Path) -> requests.Response:
-    """The server's answer with what comes after the bytes that are there. Raises OSError."""
+    """The server's answer with what comes after the bytes that are there, or with all. Raises OSError."""
     start = part.stat().st_size if part.exists() else 0
-    answer = requests.get(url, stream=True, timeout=TIMEOUT, headers={
-        "Accept-Encoding": "identity", **({"Range": f"bytes={start}-"} if start else {})})
+    answer = ask(url, **({"Range": f"bytes={start}-"} if start else {}))
+    if answer.status_code == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+        answer.close()
+        answer = ask(url)
     if answer.status_code != 416:  # that is all of it
         answer.raise_for_status()
     return answer
 
 
-def identity(answer: requests.Response) -> str:
-    """What tells this file of the server from another under the same address."""
-    known = [answer.url, *(answer.headers.get(name, "") for name in ("ETag", "Last-Modified", "Content-Length"))]
+def identity(file: File, answer: requests.Response) -> str:
+    """What tells this file of the server from another under the same address. (Redirects may be signed anew.)"""
+    known = [file.url, *(answer.headers.get(name, "") for name in ("ETag", "Last-Modified", "Content-Length"))]
     return hashlib.sha256("\n".join(known).encode()).hexdigest()[:12]
 
 
@@ -154,9 +162,9 @@ def download(file: File, folder: Path) -> Path:
     target, tries, size = folder / file.name, 0, -1
     if target.exists():
         return target
-    with requests.get(file.url, stream=True, timeout=TIMEOUT, headers={"Accept-Encoding": "identity"}) as head:
+    with ask(file.url) as head:
         head.raise_for_status()
-        part = folder / f".{file.name}.{identity(head)}.part"
+        part = folder / f".{file.name}.{identity(file, head)}.part"
         length = head.headers.get("Content-Length")
     with tqdm(total=length and int(length), desc=file.name, unit="B", unit_scale=True) as bar:
         while True:
@@ -176,6 +184,8 @@ def download(file: File, folder: Path) -> Path:
         part.unlink()
         raise ValueError(f"{file.url} {problem}: it is removed; fetch it again")
     os.replace(part, target)
+    for other in folder.glob(f".{escape(file.name)}.{'?' * 12}.part"):  # of what the server had before
+        other.unlink(missing_ok=True)
     return target
 
 
