@@ -22,6 +22,7 @@ from open_clip_mdc import checkpoints
 from open_clip_mdc.clip_guidance import Clip, Guide
 from open_clip_mdc.data import images
 from open_clip_mdc.tokens import decode_captions, decode_tokens, eot_id, mask_id, sot_id
+from open_clip_mdc.tools import caption_rows
 from open_clip_mdc.tools import page as report
 from open_clip_mdc.tools.caption import read_captions
 
@@ -141,6 +142,21 @@ def test_drawn_and_guided_captions_are_those_of_the_seed_and_the_page_says_how(r
         assert lines() == captions[alias]
         run(*command, runs / alias, *options, "--seed", "1")
         assert (lines() == captions[alias]) == (alias == "cfg")  # which draws nothing
+
+
+def test_the_mean_image_of_guidance_takes_the_first_images_and_skips_what_cannot_be_read(runs, tmp_path, monkeypatch):
+    """It read all the images before the first caption, whatever --limit, and one that is broken ended the run."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(40):
+        scene(number).save(f"{number:02d}.png")
+    Path("20.png").write_bytes(b"no image")
+    opened, decode = [], images.decode_image
+    monkeypatch.setattr(images, "decode_image", lambda *a, **k: opened.append(a[0]) or decode(*a, **k))
+    monkeypatch.setattr(caption_rows, "BLIND_IMAGES", 35)
+    command = ("??.png", "--length", "4", "--workers", "0", "--limit", "3", "--pretrained", runs / "mdc")
+    assert run(*command, "--guidance-scale", "2") is None
+    assert [row["image"] for row in lines()] == ["00.png", "01.png", "02.png"] and len(opened) == 35 + 3
+    assert "cannot read the image 20.png" in run(*command, "--guidance-scale", "2", "--blind-images", "??.png")
 
 
 def test_the_tokens_of_a_caption_in_any_script_put_together_are_the_caption():

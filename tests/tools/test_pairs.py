@@ -2,6 +2,7 @@
 import csv
 import io
 import json
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -131,6 +132,37 @@ def test_the_share_that_is_kept_is_the_best_by_debiased_score(place, scored, tmp
     assert "give another --out-shards" in complaint and "\n" not in complaint
 
 
+def test_a_table_of_another_unit_of_the_same_name_is_not_taken_for_this_ones(place, tmp_path):
+    """img2dataset calls the first shard of every data set 00000.tar: captions were kept beside others' images."""
+    (tmp_path / "x").mkdir()
+    shard = tmp_path / "x" / "000.tar"
+    shutil.copy(place / "000.tar", shard)
+    argv = ("--out", tmp_path / "s", "--top", 1, "--out-shards", tmp_path / "kept", "--blind-images", place / "images")
+    assert score(place, "--pairs", shard, *argv) is None
+    before = {p: p.read_bytes() for folder in ("s", "kept") for p in (tmp_path / folder).iterdir()}
+    table = tmp_path / "s" / "000.parquet"
+    assert score(place, "--pairs", place / "000.tar", *argv) == (
+        f"error: --out: {table} was made of {shard}, not {place}/000.tar: remove it, or choose another folder")
+    assert score(place, "--pairs", place / "000.tar", "--out", tmp_path / "s2", *argv[2:]) == (
+        f"error: --out-shards: {tmp_path}/kept/000.tar was made of {shard}, not {place}/000.tar: remove it, or choose "
+        "another folder")
+    shutil.copy(place / "001.tar", shard)
+    assert score(place, "--pairs", shard, *argv) == (
+        f"error: --out: {table} was made of {shard} before that changed: remove it, or choose another folder")
+    assert {p: p.read_bytes() for folder in ("s", "kept") for p in (tmp_path / folder).iterdir()} == before
+    table.unlink()
+    assert score(place, "--pairs", shard, "--out", tmp_path / "s", "--blind-images", place / "images") is None
+
+
+def test_scores_against_other_mean_images_are_not_mixed(place, tmp_path):
+    """It is of the first 256 images of all shards: more shards give another one, and other scores."""
+    alone = ("--pairs", place / "000.tar", "--out", tmp_path / "s")
+    assert "takes 32 or more" in score(place, *alone)
+    assert score(place, *alone, "--blind-images", place / "000.tar", place / "images") is None
+    complaint = score(place, "--pairs", f"{place}/{{000..001}}.tar", "--out", tmp_path / "s")
+    assert "000.parquet was made with blind the mean of 60 images" in complaint and "\n" not in complaint
+
+
 def test_what_a_csv_file_keeps_becomes_shards_too(place, tmp_path):
     assert score(place, "--pairs", place / "pairs.csv", "--out", tmp_path / "s", "--top", 1, "--out-shards",
                  tmp_path / "kept") is None
@@ -143,7 +175,7 @@ def test_what_a_csv_file_keeps_becomes_shards_too(place, tmp_path):
         assert content[name.replace("txt", "png")] == Path(row["key"].split("#")[0]).read_bytes()
 
 
-def test_a_pair_whose_name_is_no_utf_8_is_kept_and_one_that_is_gone_is_missed(place, tmp_path):
+def test_a_pair_whose_name_is_no_utf_8_is_kept_and_a_shard_that_changed_is_refused(place, tmp_path):
     shard = write_tar(tmp_path / "a.tar", {"k\udcff.png": png(1), "k\udcff.txt": b"a star", "k.png": png(2),
                                            "k.txt": b"two stars"})
     argv = ("--pairs", shard, "--out", tmp_path / "s", "--top", 1, "--blind-images", place / "images", "--out-shards")
@@ -152,7 +184,7 @@ def test_a_pair_whose_name_is_no_utf_8_is_kept_and_one_that_is_gone_is_missed(pl
     assert [kept[name] for name in kept if name.endswith("png")] == [png(1), png(2)]
     write_tar(shard, {"k.png": png(2), "k.txt": b"two stars"})
     complaint = score(place, *argv, tmp_path / "less")
-    assert "a.tar has no image 'k\\\\udcff' any more" in complaint and "another --out" in complaint
+    assert f"a.parquet was made of {shard} before that changed: " in complaint
     assert not (tmp_path / "less" / "a.tar").exists()
 
 

@@ -1,7 +1,8 @@
 """Sends the shards that caption, score and embed are to work on to the engine, which makes OUT/SHARD.parquet of each.
 
 A unit is what is worked on as one: a shard, a folder of images, or some rows of a CSV file. Its table holds a row per
-image that could be read, with the sample's key; what could not be read is counted in the table's metadata. Imports no
+image that could be read, with the sample's key; what could not be read is counted in the table's metadata, which names
+the unit too: shards of other data have the same names, 00000.tar to the last. Imports no
 torch: beside Ray's actors this process needs none, and importing it would take a core from them (shard_table.py is the
 workers' side).
 """
@@ -70,6 +71,25 @@ def files_of(unit: Unit) -> list[Unit]:
     return find_images([str(unit)]) if isinstance(unit, Path) and unit.is_dir() else [unit]
 
 
+def source_of(unit: Unit) -> dict:
+    """What tells a unit from another of the same name, and from what stood there before; plain values."""
+    path = unit.path if isinstance(unit, CsvRows) else unit
+    if path.is_dir():
+        return {"path": str(path), "images": len(files_of(unit))}
+    stat = path.stat()
+    rows = {"start": unit.start, "rows": unit.count} if isinstance(unit, CsvRows) else {}
+    return {"path": str(path), "bytes": stat.st_size, "modified": stat.st_mtime_ns, **rows}
+
+
+def check_source(unit: Unit, source: dict | None, made: Path) -> None:
+    """Raises ValueError where a file was made of another unit, or of this one before it changed."""
+    now, old = source_of(unit), source or {"path": "nothing that it names"}
+    if source != now:
+        what = f"{now['path']} before that changed" if old["path"] == now["path"] else \
+            f"{old['path']}, not {now['path']}"
+        raise ValueError(f"{made} was made of {what}: remove it, or choose another folder")
+
+
 def check_settings(settings: dict, tables: Iterable[Path]) -> None:
     """Raises ValueError where rows of other settings are among the tables."""
     settings = json.loads(json.dumps(settings))
@@ -105,8 +125,10 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> list[Path]:
     totals, done, first = Counter(), [], None
     try:
         with tqdm(total=len(work), desc=args.tool, unit="shard") as bar:
+            units_of = {target: unit for unit, target in work}
             for target in make_each(Make(args, units), work, args):
                 about = read_about(target)
+                check_source(units_of[target], about.get("source"), target)
                 first = first or about["settings"]
                 if about["settings"] != first:
                     check_settings(first, [target])

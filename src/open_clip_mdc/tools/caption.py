@@ -119,11 +119,11 @@ def run(args: argparse.Namespace) -> None:
     paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     others = read_captions(args.compare) if args.compare else {}
     loaded = load_captioner(args)
-    options = decoding_options(args, loaded, paths)
+    options, blind = decoding_options(args, loaded, paths)
     if args.clip_rerank > 1:
         options |= {"samples": args.clip_rerank, "rerank": True}
     clip = clip_guidance.load(*clip_guidance.parse(args.clip), loaded.device) if args.clip else None
-    key = settings(args, loaded, options, args.blind_images or args.paths)
+    key = settings(args, loaded, blind)
     if clip:
         key |= {"clip": fingerprint(clip.model), **{name: getattr(args, name) for name in CLIP}}
     part = Path(f"{args.out}.part")

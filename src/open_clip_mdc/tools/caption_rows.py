@@ -14,7 +14,7 @@ from ..checkpoints import fingerprint
 from ..pretrained import PretrainedCaptioner
 from ..sampling import Sampling
 from ..unmask import tokenize_with_masks
-from .common import blind_image, check_engine, is_folder, need_folder
+from .common import BLIND_IMAGES, blind_image, check_engine, is_folder, need_folder
 
 DECODING = ("length", "min_length", "tokens_per_step", "sampler", "steps", "text", "temperature", "top_k", "top_p",
             "seed", "guidance_scale", "guidance_weak")
@@ -54,17 +54,16 @@ def check(args: argparse.Namespace) -> None:
         need_folder("--html", args.html)
 
 
-def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, paths: list[Path],
-                     limit: int | None = None) -> dict:
-    """What was asked for, as options of `generate.generate`; paths and limit as of `blind_image`.
+def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, paths: list) -> tuple[dict, str | None]:
+    """What was asked for, as options of `generate.generate`, and what their mean image is of (`blind_image`).
 
     Raises:
         ValueError: a flag does not fit the model.
     """
     model = loaded.model
     decoding.check_kind(asked(args), model.causal, flag)
-    options = {name: value for name in ("length", "min_length", "tokens_per_step", "steps")
-               if (value := getattr(args, name)) is not None}
+    blind, options = None, {name: value for name in ("length", "min_length", "tokens_per_step", "steps")
+                            if (value := getattr(args, name)) is not None}
     if args.text:
         options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length).to(loaded.device)
     if args.sampler == "ancestral":
@@ -73,8 +72,8 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
         options |= {"guidance_scale": args.guidance_scale,
                     "guidance_weak": args.guidance_weak or model.caption_cfg.weak}
     if decoding.needs_blind_image(options, model):
-        options["blind"] = blind_image(loaded, paths, args, limit)
-    return options
+        options["blind"], blind = blind_image(loaded, paths, args, BLIND_IMAGES)
+    return options, blind
 
 
 def sampling_of(args: argparse.Namespace, names: list[str], device: str) -> Sampling:
@@ -84,7 +83,7 @@ def sampling_of(args: argparse.Namespace, names: list[str], device: str) -> Samp
     return Sampling(args.temperature, args.top_k, args.top_p, generator)
 
 
-def settings(args: argparse.Namespace, loaded: PretrainedCaptioner, options: dict, blind: object) -> dict:
-    """What captions depend on. Args: `blind` names the images whose mean these options may hold."""
-    return {"model": fingerprint(loaded.model), "precision": loaded.precision,
-            "blind": blind if "blind" in options else None, **{name: getattr(args, name) for name in DECODING}}
+def settings(args: argparse.Namespace, loaded: PretrainedCaptioner, blind: str | None) -> dict:
+    """What captions depend on; `blind` is what the mean image is of."""
+    return {"model": fingerprint(loaded.model), "precision": loaded.precision, "blind": blind,
+            **{name: getattr(args, name) for name in DECODING}}

@@ -14,10 +14,10 @@ from functools import partial
 import pyarrow as pa
 
 from ..data.images import Batch
-from .bulk import Unit, files_of, unit_name
+from .bulk import Unit, files_of
 from .caption_rows import check, decoding_options, sampling_of, settings
 from .common import load_captioner
-from .shard_table import BLIND_IMAGES, check_out, write_shard
+from .shard_table import check_out, write_shard
 
 TOKEN = pa.struct([("token", pa.string()), ("step", pa.int32()), ("log_prob", pa.float32())])
 SCHEMA = pa.schema([("key", pa.string()), ("caption", pa.string()), ("tokens", pa.list_(TOKEN))])
@@ -28,8 +28,8 @@ def worker(args: argparse.Namespace, units: list[Unit], number: int):
     check(args)  # Ray's driver cannot
     loaded = load_captioner(args, number)
     files = [file for unit in units for file in files_of(unit)]
-    options = decoding_options(args, loaded, files, BLIND_IMAGES)
-    about = {"tool": "caption", **settings(args, loaded, options, args.blind_images or unit_name(units[0]))}
+    options, blind = decoding_options(args, loaded, files)
+    about = {"tool": "caption", **settings(args, loaded, blind)}
     check_out(args.out, about)
 
     def columns(batch: Batch) -> dict:

@@ -1,5 +1,6 @@
 """What several tools share: flags in one spelling, and what these ask for. Imports no torch: `--help` is quick."""
 import argparse
+import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from ..pretrained import PretrainedCaptioner
 
 MIN_BLIND_IMAGES = 32  # the mean of few images shows them
+BLIND_IMAGES = 256  # the first, whose mean stands for no image
 
 
 def positive(value: str) -> int:
@@ -37,7 +39,7 @@ def add_images(parser: argparse.ArgumentParser, blind: bool = True) -> None:
     if blind:
         parser.add_argument("--blind-images", nargs="+", metavar="PATHS",
                             help=f"images whose mean stands for no image, {MIN_BLIND_IMAGES} or more "
-                                 f"(default: those given; of tables, the first 256)")
+                                 f"(default: those given; of caption and tables, the first {BLIND_IMAGES})")
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -73,8 +75,11 @@ def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCapt
 
 
 def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace,
-                limit: int | None = None) -> "torch.Tensor":
-    """What stands for no image: the mean of --blind-images, or else of the first `limit` readable ones here, [P, D].
+                limit: int | None = None) -> tuple["torch.Tensor", str]:
+    """What stands for no image: the mean of --blind-images, or else of the first `limit` readable ones here.
+
+    Returns:
+        [P, D], and what the mean is of, for who resumes: the number of images and a hash of their names.
 
     Raises:
         ValueError: there are too few images, or one cannot be read.
@@ -87,24 +92,24 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Names
     if args.blind_images:
         paths = find_images(args.blind_images, IMAGE_FILES + SHARDS)
         limit = None
-    count = 0
+    names: list[str] = []
 
     def images():
-        nonlocal count
         batches = Images(paths, loaded.to_bytes, args.batch_size, limit)
         for batch in tqdm(batches.loader(args.workers), "mean image"):
             if batch.problems and limit is None:
                 raise ValueError(batch.problems[0])
-            count += len(batch.new)
+            names.extend(batch.new)
             if batch.new:
                 yield loaded.from_bytes(batch.image)
 
     with loaded.autocast():
         blind = mean_image(loaded.model, images())
-    if count < MIN_BLIND_IMAGES:
-        raise ValueError(f"the mean of {count} images shows these images: to know what a caption is worth without an "
-                         f"image takes {MIN_BLIND_IMAGES} or more; name a folder of them by --blind-images")
-    return blind
+    if len(names) < MIN_BLIND_IMAGES:
+        raise ValueError(f"the mean of {len(names)} images shows these images: to know what a caption is worth without "
+                         f"an image takes {MIN_BLIND_IMAGES} or more; name a folder of them by --blind-images")
+    digest = hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+    return blind, f"the mean of {len(names)} images, {digest[:12]}"
 
 
 def complain(skipped: list[str]) -> None:

@@ -14,7 +14,7 @@ from ..data.images import decode_image, named_samples
 from ..data.shards import image_member, image_suffix, open_tar, read_stats, stats_file, write_sizes
 from ..data.tables import key_of, read_rows
 from ..tokens import CAPTION_SEPARATOR
-from .bulk import Unit
+from .bulk import Unit, check_source, source_of
 from .engine import make_each
 
 
@@ -49,19 +49,13 @@ def keep(least: float, job: tuple, out: Path) -> None:
     for row in rows:
         if row["debiased"] is not None and row["debiased"] >= least:
             kept[row["key"]].append(row["caption"])
-    source = str(unit.path if isinstance(unit, CsvRows) else unit)
-    stats = {"source": source, "threshold": least, "pairs": 0, "captions": 0}
-    missing = set(kept)
+    stats = {"source": source_of(unit), "threshold": least, "pairs": 0, "captions": 0}
     with open_tar(out) as writer:
         for key, suffix, image, metadata in images_of(unit, kept):
             writer.write({"__key__": f"{table.stem}{stats['pairs']:06d}", suffix: image, "json": metadata,
                           "txt": CAPTION_SEPARATOR.join(kept[key])})
             stats["pairs"] += 1
             stats["captions"] += len(kept[key])
-            missing.discard(key)
-    if missing:
-        raise ValueError(f"{source} has no image {min(missing)!r} any more, which {table} has a score of: give another "
-                         f"--out")
     write_json(stats_file(target), stats)
 
 
@@ -105,9 +99,10 @@ def write_kept(units: list[Unit], tables: list[Path], args: argparse.Namespace) 
     least, folder = threshold(tables, args.top), Path(args.out_shards).absolute()
     targets = [folder / f"{table.stem}.tar" for table in tables]
     work = [((unit, table, target), target) for unit, table, target in zip(units, tables, targets, strict=True)]
-    stats = []
+    stats, units_of = [], {target: unit for (unit, _, _), target in work}
     for target in make_each(partial(keeper, least), work, args):
         stats.append(read_stats(target))
+        check_source(units_of[target], stats[-1].get("source"), target)
         if stats[-1].get("threshold") != least:
             raise ValueError(f"{target} holds what had {stats[-1].get('threshold')} or more, and --top {args.top} is "
                              f"{least}: give another --out-shards")

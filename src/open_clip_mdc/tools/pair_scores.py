@@ -13,9 +13,9 @@ from ..data.images import Batch
 from ..pretrained import PretrainedCaptioner
 from ..scoring import log_likelihood
 from ..tokens import CAPTION_SEPARATOR, caption_lengths, not_whole
-from .bulk import Unit, unit_name
-from .common import blind_image, load_captioner
-from .shard_table import BLIND_IMAGES, check_out, write_shard
+from .bulk import Unit
+from .common import BLIND_IMAGES, blind_image, load_captioner
+from .shard_table import check_out, write_shard
 
 SCORES = ("score", "blind", "debiased")
 SCHEMA = pa.schema([("key", pa.string()), ("caption", pa.string()), *((name, pa.float32()) for name in SCORES),
@@ -54,9 +54,9 @@ def score_columns(loaded: PretrainedCaptioner, blind: torch.Tensor, alpha: float
 def worker(args: argparse.Namespace, units: list[Unit], number: int):
     """The function of a worker (engine.py)."""
     loaded = load_captioner(args, number)
+    blind, images = blind_image(loaded, units, args, BLIND_IMAGES)
     settings = {"tool": "score", "model": fingerprint(loaded.model), "precision": loaded.precision,
-                "alpha": args.alpha, "blind": args.blind_images or unit_name(units[0])}
+                "alpha": args.alpha, "blind": images}
     check_out(args.out, settings)
-    blind = blind_image(loaded, units, args, BLIND_IMAGES)
     return partial(write_shard, loaded=loaded, args=args, schema=SCHEMA, settings=settings,
                    columns=partial(score_columns, loaded, blind, args.alpha))

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
     loaded = load_captioner(args)
     model = loaded.model
     text = tokenize_whole(captions, loaded.tokenizer, model.context_length).to(loaded.device)
-    blind = blind_image(loaded, paths, args)
+    blind, _ = blind_image(loaded, paths, args)
     with loaded.autocast():
         prior = log_likelihood(model, None, text[None], blind=blind)[0].tolist()
     with new_file(out) as partial, partial.open(

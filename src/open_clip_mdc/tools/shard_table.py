@@ -11,9 +11,7 @@ import pyarrow as pa
 from ..data.images import Batch, Images
 from ..data.tables import key_of, write_table
 from ..pretrained import PretrainedCaptioner
-from .bulk import Unit, check_settings, files_of
-
-BLIND_IMAGES = 256  # the first, whose mean stands for no image
+from .bulk import Unit, check_settings, files_of, source_of
 
 
 def check_out(out: str, settings: dict) -> None:
@@ -36,7 +34,7 @@ def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argpa
     Raises:
         ValueError: the shard breaks off.
     """
-    stats = {"images": 0, "rows": 0, "broken": 0}
+    stats, source = {"images": 0, "rows": 0, "broken": 0}, source_of(shard)
     with write_table(out, schema) as table:
         for batch in Images(files_of(shard), loaded.to_bytes, args.batch_size).loader(args.workers):
             if batch.damaged:
@@ -48,5 +46,5 @@ def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argpa
                 rows = {"key": keys, **columns(batch._replace(names=keys, image=loaded.from_bytes(batch.image)))}
                 table.add(rows)
                 stats["rows"] += len(rows["key"])
-        table.about.update(settings=settings, stats=stats)
+        table.about.update(settings=settings, source=source, stats=stats)
     return stats
