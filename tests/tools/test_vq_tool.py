@@ -86,6 +86,14 @@ def test_unused_vectors_move_to_latents_and_used_ones_stay():
     assert codebook[[1, 3]].eq(0).all() and all((latents == row).all(1).any() for row in codebook[[0, 2]])
 
 
+@pytest.mark.parametrize("steps", range(1, 21))
+def test_few_steps_fit_too(steps):
+    torch.manual_seed(0)
+    visual, image = VQTower(TINY, 8, 2, 8), torch.randn(4, 3, 8, 8)
+    vq.fit(visual, make_decoder(TINY), iter(lambda: image, None), steps, 1e-3, 0)
+    assert visual.vq.vectors.isfinite().all()
+
+
 @pytest.mark.parametrize("batch_size", [3, 32, 600])
 def test_images_held_out_are_not_trained_on(scenes, batch_size):
     """In whatever order shards come, and though a batch holds some that are held out and some that are not."""

@@ -108,7 +108,8 @@ def fit(visual: VQTower, decoder: nn.Module, data: Iterator[Tensor], steps: int,
     codebook = nn.Parameter(vq.vectors.clone())
     optimizer = torch.optim.Adam(
         [*vq.encoder.parameters(), *vq.quant_conv.parameters(), *decoder.parameters(), codebook], lr=lr)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
+    rise = 0.1 if steps != 10 else 0.11  # OneCycleLR cannot rise in one step exactly, 0.1 * 10
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=rise)
     uses = torch.zeros(codes, device=device)
     progress = tqdm(range(steps), desc="vq", unit="step")
     for step in progress:
