@@ -26,10 +26,13 @@ def main(argv: list[str] | None = None) -> int | None:
 
     from . import distributed
     flags, rest = read_flags(sys.argv[1:] if argv is None else argv)
-    if "eval" in rest and {"-h", "--help"} & set(rest):
-        make_parser().print_help()
     sys.argv = [sys.argv[0], *rest]
-    parser, args = upstream.get_parser_args()
+    try:
+        parser, args = upstream.get_parser_args()
+    except SystemExit as end:
+        if rest[:1] == ["eval"] and not end.code:  # --help
+            make_parser().print_help()
+        raise
     if not hasattr(args, "which"):
         return parser.print_help()
     try:

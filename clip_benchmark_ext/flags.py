@@ -29,7 +29,9 @@ def tokens_per_step(text: str) -> int | float:
 def make_parser() -> argparse.ArgumentParser:
     """The parser of our flags alone; None is the default of those that the model decides."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
-    group = parser.add_argument_group("captioners (MDC, ARC), beside the options above")
+    group = parser.add_argument_group("captioners", "--model takes the name of a config, such as MDC-ViT-B-32, or an "
+                                      f"objective alone ({', '.join(OBJECTIVES)}), whose architecture is that of the "
+                                      "run or checkpoint given by --pretrained")
     group.add_argument("--scorer", choices=["heuristic", "monte_carlo", "autoregressive", "bound"],
                        help="likelihood of a caption; default: heuristic for MDC, autoregressive for ARC, "
                             "bound for MCD")

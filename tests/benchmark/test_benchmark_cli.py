@@ -1,6 +1,7 @@
 """Claims about `clip_benchmark` with captioners, by the real command."""
 import csv
 import json
+import re
 import shutil
 import sys
 import tarfile
@@ -201,6 +202,16 @@ def test_sugar_crepe_and_cifar_on_real_images(runs, tmp_path):
                        "--dataset_root", root / "probe" / "cifar10", "--task", "linear_probe", "--feature_root",
                        tmp_path / "features", "--fewshot_epochs", "2", "--no_amp")["metrics"]
     assert 0.1 < metrics["lp_acc1"] < 1
+
+
+def test_help_is_upstreams_then_ours_with_the_names_of_models(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "999")  # no name is broken at its hyphen
+    with pytest.raises(SystemExit) as end:
+        cli.main(["eval", "--help"])
+    theirs, ours = capsys.readouterr().out.split("\ncaptioners:\n")
+    assert end.value.code == 0 and theirs.startswith("usage:") and "--dataset_root" in theirs
+    about, _, options = ours.partition("--scorer {")
+    assert set(benchmark_run.ALIASES) <= set(re.findall(r"[\w-]+", about)) and "--clipscore_pretrained" in options
 
 
 def test_registering_the_benchmark_twice_is_once():
