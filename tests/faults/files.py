@@ -183,7 +183,8 @@ def json_world(world: World) -> Path:
         for i in range(3):
             (work / "images" / f"{i}.png").write_bytes(world.samples[i][0])
         write_shard(work / "0.tar", [("png", world.samples[i][0], "a red circle") for i in range(8)])
-        made = [world.tool_without_workers("export", "--to", "open_clip", "--out", "exported", cwd=work),
+        made = [world.call(MDC, "export", "--pretrained", world.run, "--to", "open_clip", "--out", "exported",
+                           cwd=work),
                 world.tool("caption", "images", "--out", "a.jsonl", cwd=work),
                 world.call(CLIP_BENCHMARK, *probe(world), cwd=work)]
         assert not first(*(ended.problem(0) for ended in made)), made

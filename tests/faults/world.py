@@ -78,9 +78,6 @@ class World:
         return self.call(MDC, name, "--pretrained", run or self.run, "--device", "cpu", "--workers", 0, *argv, cwd=cwd,
                          **options)
 
-    def tool_without_workers(self, name: str, *argv: object, cwd: Path) -> Outcome:
-        return self.call(MDC, name, "--pretrained", self.run, "--device", "cpu", *argv, cwd=cwd)
-
     def train(self, *argv: object, cwd: Path, name: str = "run", **options) -> Outcome:
         return self.call(TRAIN, *train_flags(*argv, logs=cwd, name=name), cwd=cwd, **options)
 

@@ -58,8 +58,7 @@ def out(trained, folder):
     result = {"dataset": "wds/cifar10", "model": "MDC", "pretrained": "/home/somebody/logs", "task": "linear_probe",
               "metrics": {"lp_acc1": 0.51234, "scorer": "heuristic", "acc5": None}, "settings": {}}
     (folder / "result.json").write_text(json.dumps(result))
-    assert complaint("--pretrained", trained, "--out", folder / "exported", "--device", "cpu",
-                     "--results", folder / "result.json") is None
+    assert complaint("--pretrained", trained, "--out", folder / "exported", "--results", folder / "result.json") is None
     return folder / "exported"
 
 
@@ -121,6 +120,11 @@ def test_a_normalization_of_no_use_is_refused(out, tmp_path, name, value):
     (tmp_path / "own" / "open_clip_config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=f"preprocess_cfg.{name} is .* should be three numbers"):
         open_clip_mdc.load(tmp_path / "own")
+
+
+def test_a_model_is_exported_on_the_cpu_whatever_the_default_device(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr("open_clip_mdc.pretrained.default_device", lambda device=None: device or "meta")
+    assert complaint("--pretrained", trained, "--out", tmp_path / "out", "--to", "open_clip", "timm") is None
 
 
 def test_timm_loads_its_folder(out, images, expected):
@@ -233,7 +237,7 @@ def timm_tower(folder):
 
 
 def test_a_timm_encoder_goes_where_it_fits(timm_tower, folder, capsys):
-    assert complaint("--pretrained", timm_tower, "--out", folder / "of_timm", "--device", "cpu") is None
+    assert complaint("--pretrained", timm_tower, "--out", folder / "of_timm") is None
     assert "Not exported to transformers: its image tower is timm's" in capsys.readouterr().out
     model = open_clip_mdc.load(timm_tower, device="cpu")
     image = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))

@@ -21,12 +21,13 @@ def positive(value: str) -> int:
     return int(value)
 
 
-def add_model(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """With `required` false --model may stand alone, for a network that is not trained yet."""
+def add_model(parser: argparse.ArgumentParser, required: bool = True, device: bool = True) -> None:
+    """With `required` false --model may stand alone, for a network not trained yet; `device`: of tools that run it."""
     parser.add_argument("--pretrained", required=required, help="checkpoint, run folder, local-dir: or hf-hub: id")
     parser.add_argument("--model", help="architecture, for a checkpoint outside a run folder" +
                         (", or alone for an untrained network") * (not required))
-    parser.add_argument("--device", help="default: cuda where there is one, else cpu")
+    if device:
+        parser.add_argument("--device", help="default: cuda where there is one, else cpu")
 
 
 def add_images(parser: argparse.ArgumentParser, blind: bool = True) -> None:

@@ -30,8 +30,7 @@ from ..checkpoints import find
 from ..data.bpe import write_merges
 from ..data.files import new_folder
 from ..model import Captioner
-from ..pretrained import PretrainedCaptioner
-from .common import load_captioner
+from ..pretrained import PretrainedCaptioner, load
 from .model_card import model_card
 
 TOLERANCE = 1e-4  # of a feature, whose scale is 1, after other kernels
@@ -163,7 +162,7 @@ def run(args: argparse.Namespace) -> None:
     if args.push and args.push.count("/") != 1:
         raise ValueError(f"--push {args.push} should be ORG/NAME")
     logging.getLogger("timm").setLevel(logging.ERROR)
-    loaded = load_captioner(args)
+    loaded = load(args.pretrained, args.model, "cpu")  # where `compare` runs the other networks
     model_name = find(args.pretrained, args.model).model_name
     out = Path(args.out)
     with new_folder(out) as folder:

@@ -162,7 +162,7 @@ def attention(parser: argparse.ArgumentParser) -> None:
 
 
 def export(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
+    add_model(parser, device=False)
     parser.add_argument("--out", required=True, help="folder to make; must not exist or be empty")
     parser.add_argument("--to", nargs="+", choices=("open_clip", "timm", "transformers", "torch"),
                         help="destinations (default: all that the model fits)")
