@@ -60,6 +60,11 @@ def load(visual: nn.Module, state_dict: dict[str, Tensor]) -> bool:
     return True
 
 
+def region_tower(visual: nn.Module) -> nn.Module:
+    """The tower that sees a region of the image: the one inside a RegionTower; any other sees the whole."""
+    return visual.tower if isinstance(visual, RegionTower) else visual
+
+
 def width(visual: nn.Module) -> int:
     """D of the patch tokens."""
     if isinstance(visual, RegionTower):

@@ -11,7 +11,7 @@ import socket
 import pytest
 import timm
 import torch
-from conftest import complaint_of, run, run_folder
+from conftest import complaint_of, make_image, run, run_folder
 from hub import TOKEN, hub
 from open_clip.factory import SimpleTokenizer
 from PIL import Image
@@ -248,6 +248,34 @@ def test_a_timm_encoder_goes_where_it_fits(timm_tower, folder, capsys):
         assert close(encoder(image), features) and close(program(image)[1], tokens)
         assert close(encoder.forward_features(image)[:, encoder.num_prefix_tokens:], tokens)
     assert torch.equal(open_clip_mdc.load(folder / "of_timm", device="cpu").encode_image(image), features)
+
+
+@pytest.mark.parametrize("model_args", [{}, {"force_image_size": 24}], ids=["32", "24"])
+def test_a_model_of_regions_goes_to_open_clip_and_torch(tmp_path, capsys, model_args):
+    path = run_folder(tmp_path / "run", "MDC-ViT-Ti-8-regions2", **model_args)
+    assert complaint("--pretrained", path, "--out", tmp_path / "out") is None
+    said, side = capsys.readouterr().out, 2 * model_args.get("force_image_size", 32)
+    assert all(f"Not exported to {name}: its image tower" in said for name in ("timm", "transformers"))
+    patches = side // 2 // 8
+    assert f"Images of {side} x {side} pixels, 5 regions x {patches} x {patches} patches" in \
+        (tmp_path / "out" / "README.md").read_text().replace("\n", " ")
+    image = torch.randn(3, 3, side, side, generator=torch.Generator().manual_seed(0))
+    tokens = open_clip_mdc.load(path, device="cpu").encode_image_tokens(image)
+    assert torch.equal(open_clip_mdc.load(tmp_path / "out", device="cpu").encode_image_tokens(image), tokens)
+    with torch.no_grad():
+        assert close(torch.export.load(tmp_path / "out" / "encode_image.pt2").module()(image)[1], tokens)
+
+
+def test_a_run_of_random_interpolation_is_exported_with_that_of_its_evaluation(tmp_path):
+    path, out = run_folder(tmp_path / "run", "MDC-ViT-Ti-8", image_interpolation="random"), tmp_path / "out"
+    assert complaint("--pretrained", path, "--out", out, "--to", "open_clip", "timm", "transformers") is None
+    image = make_image(0)
+    expected = open_clip_mdc.load(path, device="cpu").transform(image)
+    assert torch.equal(open_clip_mdc.load(out, device="cpu").transform(image), expected)
+    data = timm.data.resolve_model_data_config(timm.create_model(f"local-dir:{out}", pretrained=True))
+    assert close(timm.data.create_transform(**data)(image), expected)
+    pixels = transformers.AutoImageProcessor.from_pretrained(out / "clip_vision_model")(image, return_tensors="pt")
+    assert (pixels["pixel_values"][0] - expected).abs().max() < 0.05  # its resize works on bytes
 
 
 def test_a_destination_that_does_not_fit_is_refused(timm_tower, folder):

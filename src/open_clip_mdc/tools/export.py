@@ -41,7 +41,7 @@ PROGRAM = "encode_image.pt2"
 def run_config(model: Captioner, model_name: str) -> dict:
     """The model config as the run had it, --force-... flags included."""
     config = deepcopy(open_clip.get_model_config(model_name))
-    config["vision_cfg"]["image_size"] = list(model.visual.image_size)
+    config["vision_cfg"]["image_size"] = list(encoder.region_tower(model.visual).image_size)
     config["text_cfg"]["context_length"] = model.context_length
     config["quick_gelu"] = isinstance(model.text.blocks[0].mlp.gelu, QuickGELU)
     return config
@@ -61,6 +61,11 @@ def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) 
               folder / "open_clip_model.safetensors")
 
 
+def interpolation(preprocess_cfg: dict) -> str:
+    """Of OpenCLIP's transform in evaluation, to which "random" is bicubic."""
+    return "bilinear" if preprocess_cfg["interpolation"] == "bilinear" else "bicubic"
+
+
 def write_timm(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
     """Writes the image tower as timm does. Raises ValueError as `conversion.timm_model` and `compare`."""
     from timm.models import save_for_hf
@@ -69,7 +74,7 @@ def write_timm(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> No
     crop = {"shortest": "center", "longest": "border", "squash": "squash"}[cfg["resize_mode"]]
     save_for_hf(model, folder, safe_serialization=True, data_config={
         "input_size": (3, *loaded.model.visual.image_size), "mean": cfg["mean"], "std": cfg["std"],
-        "interpolation": cfg["interpolation"], "crop_pct": 1.0, "crop_mode": crop})
+        "interpolation": interpolation(cfg), "crop_pct": 1.0, "crop_mode": crop})
     config = json.loads((folder / "config.json").read_text())
     for name in ("num_classes", "in_chans"):  # transformers gives them itself
         config["model_args"].pop(name, None)
@@ -92,7 +97,7 @@ def write_transformers(loaded: PretrainedCaptioner, model_name: str, folder: Pat
     squash, square = cfg["resize_mode"] == "squash", {"height": side, "width": side}
     CLIPImageProcessor(
         size=square if squash else {"shortest_edge": side}, do_center_crop=not squash, crop_size=square,
-        resample={"bilinear": 2, "bicubic": 3}[cfg["interpolation"]], image_mean=list(cfg["mean"]),
+        resample={"bilinear": 2, "bicubic": 3}[interpolation(cfg)], image_mean=list(cfg["mean"]),
         image_std=list(cfg["std"])).save_pretrained(folder / CLIP_FOLDER)
     model.save_pretrained(folder / CLIP_FOLDER)
 

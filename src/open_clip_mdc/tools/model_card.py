@@ -10,7 +10,7 @@ from open_clip_train.params import parse_args
 
 from ..checkpoints import find, params_file, read_params
 from ..data.markdown import markdown_table
-from ..encoder import grid, width
+from ..encoder import grid, num_patches, region_tower, width
 from ..model import Captioner
 
 TEMPLATE = (resources.files("open_clip_mdc.tools") / "model_card.md.jinja").read_text(encoding="utf-8")
@@ -69,14 +69,16 @@ def model_card(model: Captioner, args: argparse.Namespace, destinations: list[st
     """
     name, weights, _ = find(args.pretrained, args.model)
     flags, rows = training_flags(weights), result_rows(args.results)
-    rows_of_patches, columns = grid(model.visual)
+    rows_of_patches, columns = grid(region_tower(model.visual))
+    regions = num_patches(model.visual) // (rows_of_patches * columns)
+    patches = f"{regions} regions x " * (regions > 1) + f"{rows_of_patches} x {columns}"
     return Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False).from_string(
         TEMPLATE).render(
         title=(args.push or args.out).rstrip("/").rpartition("/")[2],
         model_name=flags.get("model", name.rpartition("/")[2].rpartition(":")[2]),
         causal=model.causal, folder=args.push or Path(args.out).name, scheme="hf-hub" if args.push else "local-dir",
         local=not args.push, destinations=destinations, size=" x ".join(map(str, model.visual.image_size)),
-        width=width(model.visual), patches=f"{rows_of_patches} x {columns}", context=model.context_length,
+        width=width(model.visual), patches=patches, context=model.context_length,
         parameters=f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}",
         open_clip_version=metadata.version("open_clip_torch"),
         flags=markdown_table(["flag", "value"], [[f"`--{k.replace('_', '-')}`", f"`{v}`"] for k, v in flags.items()])
