@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 OF_UNMASKING = ("text", "tokens_per_step", "sampler", "steps", "guidance_scale", "guidance_weak", "clip_scale",
                 "clip_top_k")
 OF_SEARCH = ("min_length", "num_beams")
+LARGEST_SCALE = 1e6  # whose product with any log-probability is a number in float32
 DEFAULTS = {"sampler": "confidence", "guidance_scale": 1.0, "clip_scale": 0.0, "clip_top_k": 5, "clip_rerank": 1}
 
 
@@ -38,11 +39,19 @@ def check_kind(asked: Mapping, causal: bool, flag: Callable[[str], str]) -> None
             raise ValueError(f"{flag(name)} means nothing to this model, which {kind}")
 
 
+def check_scale(name: str, value: float) -> None:
+    """Raises ValueError for a scale of guidance, by the mean image or by CLIP, that makes no number of a logit."""
+    if not abs(value) <= LARGEST_SCALE:  # NaN neither
+        raise ValueError(f"{name} is {value}; it must be a number from -1e6 to 1e6")
+
+
 def check(asked: Mapping, flag: Callable[[str], str]) -> None:
     """Raises ValueError for options that do not go together, whatever the model; arguments as of `check_kind`."""
     ancestral, helps = asked.get("sampler") == "ancestral", asked.get("clip_scale") or asked.get("clip_rerank", 1) > 1
     tokens_per_step, sampler, steps, weak, scale, clip, clip_scale, rerank = map(flag, (
         "tokens_per_step", "sampler", "steps", "guidance_weak", "guidance_scale", "clip", "clip_scale", "clip_rerank"))
+    for name in ("guidance_scale", "clip_scale"):
+        check_scale(flag(name), asked.get(name, DEFAULTS[name]))
     if ancestral and "tokens_per_step" in asked:
         raise ValueError(f"{tokens_per_step} is of {sampler} confidence; ancestral has {steps}")
     if not ancestral and "steps" in asked:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .ancestral import denoise
 from .beam import beam_search, sample
+from .decoding import check_scale
 from .interface import CaptionModel, Decoded, Guide, ImageKV, StepLogits
 from .mask_replace import make_schedule
 from .objective import mask_condition
@@ -130,6 +131,9 @@ def unmask_images(
         raise ValueError("steps are of sampler='ancestral'; 'confidence' has tokens_per_step")
     if sampler == "ancestral" and tokens_per_step != 1:
         raise ValueError("tokens_per_step is of sampler='confidence'; 'ancestral' has steps")
+    check_scale("guidance_scale", guidance_scale)
+    if guide is not None:
+        check_scale("the scale of CLIP", guide.scale)
 
     image_embs = model.encode_image_tokens(image)
     image_kv = model.text.project_image(image_embs)

@@ -2,10 +2,13 @@
 
 Dimensions: M tokens, V vocabulary.
 """
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+COLDEST = 1e-6  # a temperature that any logits can be divided by
 
 
 class Sampling(NamedTuple):
@@ -18,8 +21,8 @@ class Sampling(NamedTuple):
 
     def check(self) -> None:
         """Raises ValueError in one line for a value out of range, or one that greedy decoding does not read."""
-        if self.temperature < 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or more")
+        if self.temperature != 0 and not COLDEST <= self.temperature < math.inf:
+            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy), or finite and 1e-6 or more")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k is {self.top_k}; it must be 1 or more")
         if self.top_p is not None and not 0 < self.top_p <= 1:

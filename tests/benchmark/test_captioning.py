@@ -165,6 +165,8 @@ def test_captions_are_drawn_by_the_reverse_diffusion_with_the_seed_and_guided_by
     for wrong, words in ((["--steps", "4"], "--steps is of --sampler ancestral"),
                          (["--sampler", "ancestral", "--tokens_per_step", "2"], "is of --sampler confidence"),
                          (["--guidance_weak", "blind"], "--guidance_weak changes nothing without a --guidance_scale"),
+                         (["--guidance_scale", "nan"], "--guidance_scale is nan"),
+                         (["--temperature", "inf"], "temperature is inf"),
                          (["--guidance_scale", "2", "--guidance_weak", "masked"], "trained with masked image")):
         with pytest.raises(SystemExit, match=words):
             cli.main([*flags(runs, data), *wrong])

@@ -249,6 +249,19 @@ def test_tokens_are_drawn_as_often_as_temperature_top_k_and_top_p_say(options, e
         assert chisquare([counts[i] for i in possible], [20000 * expected[i] for i in possible]).pvalue > 0.001
 
 
+@pytest.mark.parametrize("temperature", [math.inf, -math.inf, math.nan, -1.0, 1e-320, 1e-9])
+def test_a_temperature_that_logits_cannot_be_divided_by_is_refused(temperature):
+    with pytest.raises(ValueError, match=f"temperature is {temperature}; it must be 0"):
+        sample_tokens(torch.zeros(1, 4), Sampling(temperature))
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e300])
+def test_at_the_bounds_of_temperature_tokens_are_possible_ones(temperature):
+    logits = torch.tensor([[-torch.inf, -80.0, -90.0]]).expand(100, 3)
+    token = sample_tokens(logits, Sampling(temperature, generator=torch.Generator().manual_seed(0)))
+    assert set(token.tolist()) == ({1} if temperature < 1 else {1, 2})
+
+
 @pytest.mark.parametrize("min_length", range(4))
 def test_the_least_length_leaves_the_most_likely_of_the_captions_that_are_long_enough(min_length):
     shorter = 0

@@ -255,6 +255,8 @@ def test_what_makes_no_sense_is_refused(clip, image, tokenizer, tmp_path):
     drawn = Sampling(1.0)
     for model, options, words in (
             (arc, dict(guide=guide), "this model is autoregressive"),
+            *((mdc, dict(guide=Guide(clip, image, tokenizer, scale)), "scale of CLIP is .*; it must be a number")
+              for scale in (float("inf"), float("nan"), 1e39)),
             (mdc, dict(guide=guide, rerank=True), "two samples or more"),
             (mdc, dict(samples=3, sampling=drawn, rerank=True), "needs a guide"),
             (mdc, dict(samples=3), "without one all are equal"), (mdc, dict(samples=0), "samples is 0")):

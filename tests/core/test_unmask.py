@@ -328,6 +328,12 @@ def test_the_mode_of_the_model_is_restored(model, image):
         assert model.training is mode
 
 
+@pytest.mark.parametrize("scale", [float("inf"), float("-inf"), float("nan"), 1e39])
+def test_a_scale_of_guidance_that_float32_cannot_multiply_by_is_refused(model, image, scale):
+    with pytest.raises(ValueError, match="guidance_scale is .*; it must be a number from -1e6 to 1e6"):
+        generate(model, image, length=3, guidance_scale=scale, blind=torch.zeros(16, 64))
+
+
 def test_what_makes_no_sense_is_refused(model, image):
     for options, message in (
             (dict(length=15), "from 1 to 14"), (dict(length="long"), "'auto'"), (dict(length=0), "from 1 to 14"),

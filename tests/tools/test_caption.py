@@ -266,6 +266,9 @@ def test_images_stand_the_way_up_that_the_camera_noted(tmp_path):
     (("x1.png", "--text", "a [MASK]", "--pretrained", "arc"), "autoregressive"),
     (("x1.png", "--tokens-per-step", "2", "--pretrained", "arc"), "autoregressive"),
     (("x1.png", "--top-p", "0.9"), "top_k and top_p need a temperature"),
+    *((("x1.png", f"--temperature={value}"), "temperature is") for value in ("inf", "-inf", "nan", "1e-320", "1e-9")),
+    *((("x1.png", f"--{name}={value}"), f"--{name} is") for name in ("guidance-scale", "clip-scale")
+      for value in ("inf", "-inf", "nan", "1e39")),
     (("x1.png", "--guidance-scale", "2", "--pretrained", "arc"), "autoregressive"),
     (("x1.png", "--guidance-scale", "2"), "the mean of 1 images"),
     (("x1.png", "--guidance-scale", "2", "--guidance-weak", "masked"), "trained with masked image features"),
