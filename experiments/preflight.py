@@ -24,6 +24,11 @@ class Missing(NamedTuple):
     fatal: bool = True
 
 
+def to_fetch(scale: Scale, path: str, place: Place) -> str | None:
+    """What gives a path of {data}, if the scale says so."""
+    return next((commands.fill(fetch, place) for begin, fetch in scale.fetch if path.startswith(begin)), None)
+
+
 def training_data(scale: Scale, names: list[str], runs: Iterable[Run], seeds: list[int], place: Place,
                   ) -> Iterator[Missing]:
     """Of the runs that are still to be trained, where the data is not made by the experiment itself."""
@@ -37,7 +42,7 @@ def training_data(scale: Scale, names: list[str], runs: Iterable[Run], seeds: li
         for part in made.command:
             path = Path(commands.fill(part.split("{{")[0], place))
             if part.startswith("{data}") and not (path.parent if path.name == "*.tar" else path).exists():
-                yield Missing(commands.fill(part, place), "see the layout in experiments/README.md")
+                yield Missing(commands.fill(part, place), to_fetch(scale, part, place))
 
 
 def test_data(scale: Scale, evaluation: Evaluation, place: Place) -> Iterator[Missing]:
@@ -56,8 +61,9 @@ def test_data(scale: Scale, evaluation: Evaluation, place: Place) -> Iterator[Mi
             splits = ("train", "test") if evaluation.task == "linear_probe" else ("test",)
             lacking = [f"{root}/{split}/0.tar" for split in splits if not (root / split / "0.tar").exists()]
             if lacking:
-                fetch = {c.root: c.fetch for c in scale.captioning}.get(evaluation.root) or PROBES.format(cleaned, root)
-                yield Missing(f"{', '.join(lacking)}: {dataset}", commands.fill(fetch, place))
+                fetch = {c.root: c.fetch for c in scale.captioning}.get(evaluation.root)
+                yield Missing(f"{', '.join(lacking)}: {dataset}", commands.fill(fetch, place) if fetch else
+                              to_fetch(scale, evaluation.root, place) or PROBES.format(cleaned, root))
 
 
 def models(runs: Iterable[Run], evaluations: Iterable[Evaluation], place: Place) -> Iterator[Missing]:

@@ -106,6 +106,7 @@ class Scale(NamedTuple):
     # for. Diffusion learns late which attribute is whose; before, there is little to see.
     caption_epochs: int = 1
     val: str | None = None  # shards on which the bound is measured, for mcdiffusion.py's claims
+    fetch: tuple[tuple[str, str], ...] = ()  # folders and files of {data}, and what to run for each
 
     @property
     def backbone(self) -> str:

@@ -154,13 +154,16 @@ FLICKR8K = Scale(
                                   "{data}/flickr8k/test/*.tar", "--out", "{out}/data/pairs")),
     ),
     article=True, val="{out}/data/val/val/00000.tar",
+    fetch=(("{data}/flickr8k", "open_clip_mdc fetch flickr8k --out RAW; open_clip_mdc prepare flickr8k --images "
+                               "RAW/Flicker8k_Dataset --annotations RAW/dataset_flickr8k.json --out {data}/flickr8k"),
+           ("{data}/probe/cifar10", PROBES.format("vtab-cifar10", "{data}/probe/cifar10"))),
 )
 
+CUB_SHARDS = ("open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split reed --classes "
+              "trainvalclasses.txt testclasses.txt --out {data}/cub")
 CUB = Scale(
     name="cub",  # MC-Diffusion's own; its optimiser is VQ-Diffusion's
-    data={"cub": Data("{data}/cub/train", "CUB-200", 9, 8855,
-                      "open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split reed "
-                      "--classes trainvalclasses.txt testclasses.txt --out {data}/cub")},
+    data={"cub": Data("{data}/cub/train", "CUB-200", 9, 8855, CUB_SHARDS)},
     backbones={"ViT-f8": Backbone(4.5e-4, 0.045)},
     batch=128, warmup=1000, epochs=200, workers=8, seeds=(0,), gpus=8,
     train_flags=("--precision", "amp_bf16", "--beta1", "0.9", "--beta2", "0.96"), eval_flags=(),
@@ -170,6 +173,11 @@ CUB = Scale(
                                        "{data}/vqgan_gumbel_f8/last.ckpt", "--used", "{data}/taming_vqvae_2887.pt",
                                        "--out", "{out}/data/vq.pt"), ("table6", "figure7")),),
     val="{data}/cub/test/0.tar",
+    fetch=(("{data}/cub", CUB_SHARDS),
+           ("{data}/vqgan_gumbel_f8/last.ckpt", "curl --create-dirs -Lo {data}/vqgan_gumbel_f8/last.ckpt "
+                                                "'https://heibox.uni-heidelberg.de/f/34a747d5765840b5a99d/?dl=1'"),
+           ("{data}/taming_vqvae_2887.pt", "curl --create-dirs -Lo {data}/taming_vqvae_2887.pt https://github.com/"
+            "microsoft/VQ-Diffusion/raw/main/help_folder/statistics/taming_vqvae_2887.pt")),
 )
 
 SCALES = {scale.name: scale for scale in (PAPER, SCENES, RICH, GPU, FLICKR8K, CUB)}

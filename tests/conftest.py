@@ -26,13 +26,13 @@ VOCAB = 60
 LENGTH = 12
 
 
-def shared_data() -> Path | None:
-    """The folder with real data: $MDC_SHARED_DATA, or ../shared/data beside the checkout; None where absent."""
-    path = Path(os.environ.get("MDC_SHARED_DATA", REPO.parent / "shared" / "data"))
-    return path if path.is_dir() else None
+SHARED = Path(os.environ.get("MDC_SHARED_DATA", REPO.parent / "shared" / "data"))  # real data; may not be there
 
 
-needs_shared_data = pytest.mark.skipif(shared_data() is None, reason="no ../shared/data and no $MDC_SHARED_DATA")
+def needs_data(*names: str):
+    """Skips a test where a file or folder of SHARED that it reads is not there."""
+    lacking = [name for name in names if not (SHARED / name).exists()]
+    return pytest.mark.skipif(bool(lacking), reason=f"{SHARED} has no {', '.join(lacking)}")
 
 
 def untrained_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **caption_cfg) -> Captioner:

@@ -1,21 +1,18 @@
 """Claims about the compositionality data sets: what is read, what is refused, and what the messages say."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 import torch
 from case_files import TRANSFORM, save_image, save_json
+from conftest import SHARED, needs_data
 from PIL import Image
 from torch.utils.data import DataLoader
 
 from clip_benchmark_ext.datasets import ROWS as DATASETS
 from clip_benchmark_ext.datasets import build_dataset, find_row
 
-SHARED = Path(os.environ.get("MDC_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
-needs_sugarcrepe = pytest.mark.skipif(not (SHARED / "sugarcrepe" / "swap_obj.json").is_file(),
-                                      reason="the shared SugarCrepe files are not here")
+needs_sugarcrepe = needs_data("sugarcrepe/rows_with_image.json")  # a part of it, counted below
 
 
 def sugar_crepe(root, images="val2017", keys=("0", "107", "109"), **overrides):

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from clip_benchmark.datasets.builder import build_dataset
+from conftest import SHARED, needs_data
 from open_clip.model import CLIP
 from safetensors import safe_open
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -31,7 +32,6 @@ from clip_benchmark_ext.features import (
 from open_clip_mdc.checkpoints import fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = Path(os.environ.get("MDC_SHARED_DATA", ROOT.parent / "shared" / "data"))
 TEXT = dict(context_length=8, vocab_size=32, width=16, heads=2, layers=1)
 VISION = dict(image_size=32, patch_size=8, width=32, layers=2, head_width=16)
 
@@ -352,7 +352,7 @@ while not os.path.exists({str(stop)!r}):
 CIFAR10 = SHARED / "probe" / "cifar10"
 
 
-@pytest.mark.skipif(not CIFAR10.is_dir(), reason=f"no data in {CIFAR10}")
+@needs_data("probe/cifar10/train/0.tar")
 def test_webdatasets_differ_by_split_and_transform_but_not_by_batch_size():
     def about(split="train", size=32, batch_size=8):
         transform = open_clip.image_transform(size, is_train=False)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from pathlib import Path
 
 import open_clip
@@ -10,6 +9,7 @@ import pytest
 import torch
 from clip_benchmark.datasets import builder
 from clip_benchmark.metrics import linear_probe as upstream
+from conftest import SHARED, needs_data
 from open_clip.model import CLIP
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
@@ -19,7 +19,6 @@ from clip_benchmark_ext import cli, linear_probe
 from clip_benchmark_ext import run as run_module
 from clip_benchmark_ext.linear_probe import best_weight_decay, choose_rows, evaluate, predict, top_k_accuracy, train
 
-SHARED = Path(os.environ.get("MDC_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 NUM_CLASSES, WIDTH = 8, 16
 
 
@@ -240,7 +239,7 @@ def test_predictions_are_the_logits_of_the_rows_in_their_order():
 CIFAR10 = SHARED / "probe" / "cifar10"
 
 
-@pytest.mark.skipif(not CIFAR10.is_dir(), reason=f"no data in {CIFAR10}")
+@needs_data("probe/cifar10/train/0.tar")
 @pytest.mark.parametrize("feature", ["pooled", "cls"])
 def test_the_command_probes_a_clip_model_on_real_images_on_the_cpu(monkeypatch, tmp_path, feature):
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import needs_shared_data, shared_data
+from conftest import SHARED, needs_data
 
 from clip_benchmark_ext import caption_metrics as metrics
 from clip_benchmark_ext.caption_metrics import plain_words, ptb_words, score_captions
@@ -59,9 +59,9 @@ def children() -> set[str]:
 
 
 @needs_java
-@needs_shared_data
+@needs_data("cococaption")
 def test_cocos_example_gets_its_published_scores():
-    folder = shared_data() / "cococaption"
+    folder = SHARED / "cococaption"
     candidates = {row["image_id"]: row["caption"]
                   for row in json.loads((folder / "captions_val2014_fakecap_results.json").read_text())}
     references = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import needs_shared_data, shared_data
+from conftest import SHARED, needs_data
 
 from clip_benchmark_ext import selection_metrics as metrics_of_scores
 from clip_benchmark_ext.datasets import find_row
@@ -102,11 +102,11 @@ def test_pairs_with_the_same_words_are_counted_marked_and_averaged_apart():
     assert items["same_words"] == [True, False, False, True, False, False]
 
 
-@needs_shared_data
+@needs_data(*(f"sugarcrepe/{subset}.json" for subset in ("swap_obj", "swap_att", "replace_rel")))
 @pytest.mark.parametrize("subset, count", [("swap_obj", 164), ("swap_att", 408), ("replace_rel", 0)])
 def test_sugar_crepe_has_as_many_such_pairs_as_its_authors_were_told(subset, count):
     """Issue 10 of RAIVNLab/sugar-crepe."""
-    rows = json.loads((shared_data() / "sugarcrepe" / f"{subset}.json").read_text()).values()
+    rows = json.loads((SHARED / "sugarcrepe" / f"{subset}.json").read_text()).values()
     cases = [Case("", (Path("x"),), (row["caption"], row["negative_caption"]), "") for row in rows]
     assert sum(map(metrics_of_scores.has_same_words, cases)) == count
 

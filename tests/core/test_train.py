@@ -6,7 +6,7 @@ import tarfile
 import pandas as pd
 import pytest
 import torch
-from conftest import images, needs_shared_data, run, shared_data
+from conftest import SHARED, images, needs_data, run
 from PIL import Image
 from training import TORCHRUN, equal, losses, open_clip_train, train_flags, weights
 
@@ -312,9 +312,9 @@ def test_odd_captions_and_images_train_or_are_logged(tmp_path):
     assert "Handling webdataset error" in log and "truncated" in log
 
 
-@needs_shared_data
+@needs_data("flickr8k/train/00005.tar")
 def test_photographs_train_for_thirty_steps_with_falling_loss(tmp_path):
-    shards = str(shared_data() / "flickr8k" / "train" / "{00000..00005}.tar")
+    shards = str(SHARED / "flickr8k" / "train" / "{00000..00005}.tar")
     config = dict(open_clip_mdc.packaged_configs()["MDC-ViT-Ti-8"])
     assert config["text_cfg"]["vocab_size"] < 1000  # photographs' captions come in pieces of the scenes' vocabulary
     open_clip_train("--dataset-type", "webdataset", "--batch-size", "32", "--train-num-samples", "960", "--epochs", "1",

@@ -320,6 +320,18 @@ def test_preflight_lists_everything_that_is_missing_at_once(tmp_path, capsys, mo
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("scale", [scales.CUB, scales.FLICKR8K], ids=lambda scale: scale.name)
+def test_preflight_says_how_to_get_whatever_a_scale_makes_its_data_of(scale, tmp_path):
+    import preflight
+    tables = ["table6", "figure7"] if scale is scales.CUB else ["table1", "table2", "table3", "table6"]
+    found = preflight.missing(scale, tables, runner.cells_of(scale, tables), [0], place(tmp_path))
+    lacking = [need for need in found if need.what.startswith(str(tmp_path))]
+    assert len(lacking) >= 4
+    assert all(need.fetch.startswith(("open_clip_mdc prepare cub", "open_clip_mdc fetch flickr8k",
+                                      "curl --create-dirs", "hf download clip-benchmark/wds_vtab-cifar10"))
+               for need in lacking), lacking
+
+
 def test_preflight_asks_for_no_data_that_is_there_or_not_needed(tmp_path, capsys):
     import preflight
     (tmp_path / "cc3m").mkdir()

@@ -54,7 +54,7 @@ A case is right if the command ends in a right result, or in one clear line and 
 wrong, nothing is written outside the target, and JSON is JSON. What a part does is said where it is defined, in
 [tests/faults](faults); where one command reads all captions, each is a case, and a failure of the command is one.
 The same command and seed make the same cases, but for the moments of SIGKILL: these are shares of a duration that is
-measured first. A commit is the one a part was run at, before it was rebased.
+measured first. A commit is the one that a part was run at.
 
 """
 

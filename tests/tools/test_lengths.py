@@ -1,9 +1,7 @@
 """Claims about the caption-length table and figure."""
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
+from conftest import SHARED, needs_data
 from matplotlib.axes import Axes
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
@@ -12,8 +10,6 @@ from shard_files import write_tar
 from open_clip_mdc import tools as cli
 from open_clip_mdc.data.shards import find_shards
 from open_clip_mdc.tools import lengths
-
-SHARED = Path(os.environ.get("MDC_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 
 
 @pytest.fixture
@@ -98,7 +94,7 @@ def test_bad_input_is_named_in_one_line(shards):
     assert not (shards / "l.png").exists()
 
 
-@pytest.mark.skipif(not (SHARED / "flickr8k" / "train").is_dir(), reason="the shared Flickr8k shards are not here")
+@needs_data("flickr8k/train/00005.tar")
 def test_flickr8k_captions_have_14_tokens_on_average():
     shards = find_shards(f"{SHARED}/flickr8k/train/{{00000..00005}}.tar")
     counts = lengths.caption_lengths(shards, SimpleTokenizer())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from clip_benchmark.datasets.builder import build_dataset
-from conftest import needs_shared_data, run, shared_data
+from conftest import SHARED, needs_data, run
 from open_clip_train.data import get_dataset_size
 from scipy.stats import chisquare
 from shard_files import ENDINGS, make_image, members, texts, tool, write_tar
@@ -147,9 +147,9 @@ def test_lengths_are_counted_caption_by_caption(prepared):
     assert list(read_captions(str(prepared / "val" / "00000.tar"))) == texts(8) + texts(9)
 
 
-@needs_shared_data
+@needs_data("flickr8k/captions_test.json", "flickr8k/val/00000.tar", "flickr8k/test/00000.tar")
 def test_flickr8k_shards_become_a_captioning_set_that_agrees_with_its_coco_file(tmp_path):
-    source = shared_data() / "flickr8k"
+    source = SHARED / "flickr8k"
     tool("shards", "--train", source / "val" / "00000.tar", "--test", source / "test" / "00000.tar", "--out",
          tmp_path / "f8k")
     reference = json.loads((source / "captions_test.json").read_text())
