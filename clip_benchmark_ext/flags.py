@@ -21,11 +21,6 @@ def caption_length(text: str) -> int | str:
     return int(text)
 
 
-def tokens_per_step(text: str) -> int | float:
-    """2 is two tokens, 0.9 is what is that probable."""
-    return float(text) if "." in text else int(text)
-
-
 def make_parser() -> argparse.ArgumentParser:
     """The parser of our flags alone; None is the default of those that the model decides."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
@@ -56,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
                        help="captioning: tokens of a caption (default for MDC: 15), or auto, the model's most likely "
                             "length, or sample, a drawn one; ARC ends captions by itself and takes this as the most")
     group.add_argument("--min_length", type=int, help="captioning, ARC: tokens of a caption, at least (default: 0)")
-    group.add_argument("--tokens_per_step", type=tokens_per_step,
+    group.add_argument("--tokens_per_step", type=decoding.tokens_per_step,
                        help="captioning, MDC: tokens revealed at a time; or, as 0.9, all that are so probable "
                             "(default: 1)")
     group.add_argument("--sampler", choices=["confidence", "ancestral"],

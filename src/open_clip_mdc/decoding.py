@@ -1,10 +1,11 @@
 """What may be asked of decoding together: the rules of `open_clip_mdc caption` and of `clip_benchmark eval`.
 
 Options have the names of `generate.generate`'s; of a CLIP model that helps they are clip, clip_scale, clip_top_k and
-clip_rerank. Imports nothing: flags are looked at before torch is.
+clip_rerank. Imports no torch: flags are looked at before it is.
 
 Place in the paper: decoding, Eq. 6 and Sec. 3.2.
 """
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 
 OF_UNMASKING = ("text", "tokens_per_step", "sampler", "steps", "guidance_scale", "guidance_weak", "clip_scale",
@@ -12,6 +13,14 @@ OF_UNMASKING = ("text", "tokens_per_step", "sampler", "steps", "guidance_scale",
 OF_SEARCH = ("min_length", "num_beams")
 LARGEST_SCALE = 1e6  # whose product with any log-probability is a number in float32
 DEFAULTS = {"sampler": "confidence", "guidance_scale": 1.0, "clip_scale": 0.0, "clip_top_k": 5, "clip_rerank": 1}
+
+
+def tokens_per_step(value: str) -> int | float:
+    """The type of the flag: 2 is two tokens, 0.9 is what is that probable. Raises ArgumentTypeError out of range."""
+    number = float(value) if "." in value else int(value)
+    if not (0 <= number <= 1 if isinstance(number, float) else number >= 1):
+        raise ArgumentTypeError(f"{value} should be a number of tokens, 1 or more, or a probability such as 0.9")
+    return number
 
 
 def guides(options: Mapping) -> bool:

@@ -159,6 +159,18 @@ def test_the_mean_image_of_guidance_takes_the_first_images_and_skips_what_cannot
     assert "cannot read the image 20.png" in run(*command, "--guidance-scale", "2", "--blind-images", "??.png")
 
 
+@pytest.mark.parametrize("options, order", [
+    ((), "1 at a time"), (("--tokens-per-step", "3"), "3 at a time"),
+    (("--temperature", "0.7"), "1 at a time, drawn at temperature 0.7"),
+    (("--tokens-per-step", "0.9"), "all tokens at least 0.9 probable at once"),
+    (("--tokens-per-step", "0.0", "--temperature", "1"),
+     "all tokens at least 0.0 probable at once, drawn at temperature 1.0"),
+])
+def test_the_page_says_how_many_tokens_were_revealed_at_once_and_whether_they_were_drawn(runs, folder, options, order):
+    run("--pretrained", runs / "mdc", "x1.png", "--length", "3", "--html", "page.html", *options)
+    assert f"the most confident first, {order}" in Page(Path("page.html").read_text()).texts["dd"]
+
+
 def test_the_tokens_of_a_caption_in_any_script_put_together_are_the_caption():
     tokenizer = SimpleTokenizer()
     for text in ("two skateboarders kickflipping", "naïve überraschend", "東京 の 夜 🦄 🏳", "a < script > & \" '"):

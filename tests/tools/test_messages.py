@@ -128,6 +128,8 @@ TOOLS = [  # arguments, words of the message
     ((*CAPTION, *MDC, "--text", "[MASK] " * 90), "has 92 tokens with SOT and EOT; 77 fit"),
     ((*CAPTION, *ARC, "--text", "a [MASK]"), "means nothing to this model, which is autoregressive"),
     ((*CAPTION, *ARC, "--tokens-per-step", "2"), "means nothing to this model, which is autoregressive"),
+    *(((*CAPTION, *MDC, "--tokens-per-step", value), f"--tokens-per-step: {value} should be a number of tokens")
+      for value in ("2.0", "1.5", "0")),
     ((*CAPTION, *ARC, "--guidance-scale", "2"), "means nothing to this model, which is autoregressive"),
     ((*CAPTION, *MDC, "--min-length", "2"), "--min-length means nothing to this model, which decodes by"),
     ((*CAPTION, *MDC, "--top-k", "5"), "need a temperature"),
@@ -223,6 +225,8 @@ BENCHMARK = [
     ((*WDS, "--model", "mdc", *MDC, "--task", "zeroshot_retrieval"), "embeds no texts"),
     ((*WDS, "--model", "arc", *ARC, "--task", "captioning", "--tokens_per_step", "2"),
      "--tokens_per_step means nothing to this model"),
+    ((*WDS, "--model", "mdc", *MDC, "--task", "captioning", "--tokens_per_step", "2.0"),
+     "--tokens_per_step: 2.0 should be a number of tokens"),
 ]
 
 

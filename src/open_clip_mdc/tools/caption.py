@@ -80,7 +80,10 @@ def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: in
     elif args.sampler == "ancestral":
         facts["Order"] = f"drawn in {args.steps or STEPS} steps (ancestral), tokens at temperature {args.temperature}"
     else:
-        facts["Order"] = f"the most confident first, {args.tokens_per_step or 1} at a time"
+        count = 1 if args.tokens_per_step is None else args.tokens_per_step
+        facts["Order"] = "the most confident first, " + (
+            f"all tokens at least {count} probable at once" if isinstance(count, float) else f"{count} at a time") + (
+            f", drawn at temperature {args.temperature}" if args.temperature else "")
     if "guidance_scale" in options:
         weak = {"masked": "the image with masked features"}.get(
             options["guidance_weak"], "the mean image" if "blind" in options else "no image")

@@ -28,11 +28,6 @@ def share(value: str) -> float:
     return float(value)
 
 
-def tokens_per_step(value: str) -> int | float:
-    """The type of --tokens-per-step: 2 is two tokens, 0.9 is what is that probable."""
-    return float(value) if "." in value else positive(value)
-
-
 def scenes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help="folder to make; must not exist or be empty")
     parser.add_argument("--world", choices=("plain", "rich"), default="plain",
@@ -127,7 +122,7 @@ def caption(parser: argparse.ArgumentParser) -> None:
                              "for each shard, by --engine (default: %(default)s)")
     parser.add_argument("--html", help="page to write, one file with the images in it; for hundreds, not millions")
     parser.add_argument("--min-length", type=positive, metavar="N", help="tokens of a caption of ARC, at least")
-    parser.add_argument("--tokens-per-step", type=tokens_per_step, metavar="K|P",
+    parser.add_argument("--tokens-per-step", type=decoding.tokens_per_step, metavar="K|P",
                         help="tokens revealed at a time; or, as 0.9, all that are so probable (default: 1)")
     parser.add_argument("--sampler", choices=("confidence", "ancestral"),
                         help="the most confident tokens first, or draws of the reverse diffusion (default: "
