@@ -1,6 +1,7 @@
 """The model card of `open_clip_mdc export`: what the model is, how each library loads it, training, results, limits."""
 import argparse
 import json
+import re
 from importlib import metadata, resources
 from numbers import Number
 from pathlib import Path
@@ -10,6 +11,7 @@ from open_clip_train.params import parse_args
 
 from ..checkpoints import find, params_file, read_params
 from ..data.markdown import markdown_table
+from ..data.paths import expand
 from ..encoder import grid, num_patches, region_tower, width
 from ..model import Captioner
 
@@ -17,13 +19,45 @@ TEMPLATE = (resources.files("open_clip_mdc.tools") / "model_card.md.jinja").read
 # Of the machine, not of the model.
 NOT_TOLD = {"logs", "name", "log_path", "checkpoint_path", "tensorboard_path", "tensorboard", "wandb", "resume",
             "remote_sync", "rank", "local_rank", "device", "debug", "distributed", "distill", "log_level", "report_to",
-            "wandb_notes", "wandb_project_name", "copy_codebase", "pretrained_image_path", "pretrained_text_path"}
+            "wandb_notes", "wandb_project_name", "copy_codebase", "pretrained_image_path", "pretrained_text_path",
+            "imagenet_val", "imagenet_v2", "cache_dir", "dist_url", "dist_backend"}
 DATA = ("train_data", "val_data")
+URL = r"[A-Za-z][A-Za-z0-9+.-]*://"
+
+
+def place_name(value: str, folders: int = 0) -> str:
+    """The name of a file of this machine or of the network, after so many of its folders; any other value is whole.
+
+    Nothing is told of a URL's user, password, query and fragment, nor of a home folder.
+    """
+    prefix = re.match(rf"{URL}|file:|local-dir:", value)
+    if prefix:
+        value = re.sub("^[^/]*@", "", re.split("[?#]", value[prefix.end():])[0])
+    elif not value.startswith(("/", "~", "../")):
+        return value
+    return "/".join(filter(None, re.sub("^/(home|Users)/[^/]+", "", value).split("/")[-1 - folders:]))
+
+
+def shard_names(pattern: str) -> list[str]:
+    """Of a pattern without "::": one, or a name for each folder where braces hold several."""
+    if not re.search("{[^}]*/", pattern):
+        return [place_name(pattern, 1)]
+    return list(dict.fromkeys(re.sub("[^/]+$", "*.tar", place_name(path, 1)) for path in expand(pattern)))
+
+
+def fetched_names(command: str) -> list[str]:
+    """Of what a "pipe:" reads: the shards among its words, or else the first URL; keys and options may be any word."""
+    words = [re.search(rf"{URL}.*|[^=]*$", word)[0] for word in re.split(r"::|[\s'\"`;|&<>()]+", command)]
+    shards = [word for word in words if re.search(r"\.(tar|tgz|tar\.\w+)$", re.split("[?#]", word)[0])]
+    found = shards or [word for word in words if re.match(URL, word)][:1]
+    return [name for word in found for name in shard_names(word)] or ["a command"]
 
 
 def data_name(value: str) -> str:
-    """A --train-data without the folders of the machine, and without a command that fetches it."""
-    return "/".join(Path(value).parts[-2:]) if ":" in value or Path(value).is_absolute() else value
+    """A --train-data without the folders of the machine, and without the commands and keys that fetch it."""
+    files, *commands = re.split("(?:^|::)pipe:", value)
+    return "::".join([name for pattern in files.split("::") if pattern for name in shard_names(pattern)] +
+                     [name for command in commands for name in fetched_names(command)])
 
 
 def training_flags(weights: str | None) -> dict[str, str]:
@@ -39,7 +73,7 @@ def training_flags(weights: str | None) -> dict[str, str]:
     usual = {name: str(value) for name, value in vars(parse_args(["--model", values["model"]])).items()}
     changed = {name: value for name, value in values.items()
             if value != usual.get(name, "None") and name not in NOT_TOLD}
-    return {name: data_name(value) if name in DATA else value for name, value in changed.items()}
+    return {name: (data_name if name in DATA else place_name)(value) for name, value in changed.items()}
 
 
 def result_rows(paths: list[str]) -> list[list[str]]:
@@ -55,7 +89,7 @@ def result_rows(paths: list[str]) -> list[list[str]]:
             about, metrics = [result["dataset"], result["task"]], result["metrics"].items()
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise ValueError(f"--results {path} is no result file of clip_benchmark eval: {problem!r}") from problem
-        rows += [[*about, name, f"{value:.4g}"] for name, value in metrics
+        rows += [[*about, name, str(value) if isinstance(value, int) else f"{value:.4g}"] for name, value in metrics
                  if isinstance(value, Number) and not isinstance(value, bool)]
     return rows
 
