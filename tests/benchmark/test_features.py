@@ -259,7 +259,7 @@ def test_a_file_tells_a_reader_what_it_is(tmp_path):
 
 
 def run_python(code, **popen):
-    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", Path(__file__).parent)))
     return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True,
                             env=os.environ | {"PYTHONPATH": path}, **popen)
 
