@@ -19,7 +19,7 @@ export OMP_WAIT_POLICY := PASSIVE
 help:
 	@echo "make demo                  install into .venv, render scenes, train on them, show what was learnt"
 	@echo "make test                  install into .venv, run the tests"
-	@echo "make faults                kills, full disks, hostile captions, broken files, on purpose: tests/FAULTS.md (an hour)"
+	@echo "make faults                kills, full disks, hostile captions, broken files, on purpose: tests/FAULTS.md (half an hour)"
 	@echo "make bench [CAPTIONS=FILE]  speed and memory against Algorithm 1, CLIP, CoCa and plain loops: benchmarks/RESULTS.md"
 	@echo "make bench-gpu             the same of a GPU, MDC and CLIP on one card: benchmarks/GPU.md"
 	@echo "make table6 figure7 mcdiffusion               MC-Diffusion's claims, and what they come to (scenes, flickr8k, cub)"
