@@ -156,7 +156,7 @@ def find_captioner_problem(args) -> str | None:
 
 
 def has_latest(args) -> bool:
-    """Whether there is a checkpoint that --resume latest goes on from; without one upstream starts a new run."""
+    """Whether there is a checkpoint that --resume latest resumes from; without one upstream starts a new run."""
     name = "epoch_latest.pt" if args.save_most_recent else "*.pt"
     return args.name is not None and any(Path(args.logs, args.name, "checkpoints").glob(name))
 

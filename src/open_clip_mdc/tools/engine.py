@@ -64,12 +64,36 @@ def _start(make: Make, number) -> None:
     global _do
     with number.get_lock():
         _do, number.value = partial(Worker(number.value).do, make), number.value + 1
-    threading.Thread(target=end_with_the_parent, daemon=True).start()
 
 
-def end_with_the_parent() -> None:
+def _end_with_the_parent() -> None:
     multiprocessing.parent_process().join()
     os._exit(1)
+
+
+def _start_process(start: Callable | None, *args) -> None:
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    if start:
+        start(*args)
+
+
+@contextmanager
+def process_pool(jobs: int, killed: str, start: Callable | None = None, *args) -> Iterator[ProcessPoolExecutor]:
+    """Forked processes that end with this one: alone, they would keep the locks that they inherited.
+
+    Args:
+        killed: what to say where one is killed.
+        start: called with `args` in each process.
+
+    Raises:
+        ValueError: `killed`.
+    """
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(jobs, context, _start_process, (start, *args)) as pool:
+        try:
+            yield pool
+        except BrokenProcessPool as problem:
+            raise ValueError(killed) from problem
 
 
 @contextmanager
@@ -86,12 +110,10 @@ def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
         finally:
             worker.close()
         return
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(jobs, context, _start, (make, context.Value("i", 0))) as pool:
-        try:
-            yield lambda items: pool.map(_do_here, *zip(*items, strict=True))
-        except BrokenProcessPool as problem:
-            raise ValueError("a worker process was killed (for its memory?); the same command resumes") from problem
+    number = multiprocessing.get_context("fork").Value("i", 0)
+    with process_pool(jobs, "a worker process was killed (for its memory?); the same command resumes", _start, make,
+                      number) as pool:
+        yield lambda items: pool.map(_do_here, *zip(*items, strict=True))
 
 
 @contextmanager

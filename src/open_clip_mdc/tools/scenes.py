@@ -13,13 +13,9 @@ of a smaller one, and no split shares a stream with another.
 """
 import argparse
 import json
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 from tqdm import tqdm
@@ -28,7 +24,7 @@ from ..data import plain_world, rich_world
 from ..data.drawing import encode_png, render
 from ..data.files import new_folder
 from ..data.shards import tar_writer
-from .engine import end_with_the_parent
+from .engine import process_pool
 
 World = plain_world.World | rich_world.World
 SHOTS = (1, 4, 16, 64, 256)  # scenes to learn a concept from that the others lack
@@ -125,11 +121,6 @@ def _count(part: partial) -> int:
     return sum(1 for _ in part())
 
 
-def _start() -> None:
-    """A process of the pool: alone, it would keep the locks that it inherited."""
-    threading.Thread(target=end_with_the_parent, daemon=True).start()
-
-
 def _written(parts: list[partial], jobs: int) -> Iterator[int]:
     """Writes the parts, in this process or in several; numbers of scenes, as they come.
 
@@ -139,11 +130,8 @@ def _written(parts: list[partial], jobs: int) -> Iterator[int]:
     if jobs == 1:
         yield from (1 for part in parts for _ in part())
         return
-    try:
-        with ProcessPoolExecutor(jobs, get_context("fork"), _start) as pool:
-            yield from pool.map(_count, parts)
-    except BrokenProcessPool as problem:
-        raise ValueError("a process was killed (for its memory?): give fewer --jobs, or try again") from problem
+    with process_pool(jobs, "a process was killed (for its memory?): give fewer --jobs, or try again") as pool:
+        yield from pool.map(_count, parts)
 
 
 def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe: int, num_pairs: int,
