@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from open_clip_mdc import clip_guidance
-from open_clip_mdc.checkpoints import latest_checkpoint
+from open_clip_mdc.checkpoints import find
 from open_clip_mdc.data.files import parse_json, write_json
 
 from .flags import Flags
@@ -75,13 +75,12 @@ def sha256(path: str) -> str:
 
 
 def named_files(option: str, value: object) -> list[str]:
-    """The files that an option names, if any: of a CLIP model that of its weights, in a run folder the last ones."""
+    """The files that an option names, if any: of a CLIP model that of its weights, as `checkpoints.find` finds them."""
     if option == "clip" and value is not None:
         _, value = clip_guidance.parse(value)
     paths = [path for path in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(path, str)]
     if option in ("clip", "clipscore_pretrained"):
-        paths = [str(latest_checkpoint(Path(path))) if (Path(path) / "checkpoints").is_dir() else path
-                 for path in paths]
+        paths = [find(path, "CLIP").weights or path if os.path.exists(path) else path for path in paths]
     return [path for path in paths if os.path.isfile(path)]
 
 

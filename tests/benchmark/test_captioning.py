@@ -209,16 +209,17 @@ def test_the_clip_that_guides_may_not_score(runs, data, tmp_path, monkeypatch):
                  "--clipscore_model", name, "--clipscore_pretrained", str(copy))
 
 
-@pytest.mark.parametrize("option, folder", [
-    ("--clip", False), ("--clip", True), ("--clipscore_pretrained", False), ("--clipscore_pretrained", True),
-    ("--train_captions", False)])
-def test_a_result_is_of_the_contents_of_the_files_that_helped(runs, data, tmp_path, monkeypatch, option, folder):
+@pytest.mark.parametrize("option, given", [
+    *((option, given) for option in ("--clip", "--clipscore_pretrained")
+      for given in ("run/checkpoints/epoch_1.pt", "run", "run/checkpoints")),
+    ("--train_captions", "run/checkpoints/epoch_1.pt")])
+def test_a_result_is_of_the_contents_of_the_files_that_helped(runs, data, tmp_path, monkeypatch, option, given):
     """The CLIP that helps or scores is trained again under the same name, as a file or in its run folder."""
     name, weights = save_clip(tmp_path)
     file = tmp_path / "run" / "checkpoints" / "epoch_1.pt"
     file.parent.mkdir(parents=True)
     file.write_bytes(Path(weights).read_bytes() if option != "--train_captions" else b"a cat\n")
-    given = tmp_path / "run" if folder else file
+    given = tmp_path / given
     given = {"--clip": [f"{name}:{given}", "--clip_scale", "1"],
              "--clipscore_pretrained": [given, "--clipscore_model", name],
              "--train_captions": [file, "--samples", "2", "--temperature", "1"]}[option]
