@@ -61,8 +61,7 @@ def test_data(scale: Scale, evaluation: Evaluation, place: Place) -> Iterator[Mi
             splits = ("train", "test") if evaluation.task == "linear_probe" else ("test",)
             lacking = [f"{root}/{split}/0.tar" for split in splits if not (root / split / "0.tar").exists()]
             if lacking:
-                fetch = {c.root: c.fetch for c in scale.captioning}.get(evaluation.root)
-                yield Missing(f"{', '.join(lacking)}: {dataset}", commands.fill(fetch, place) if fetch else
+                yield Missing(f"{', '.join(lacking)}: {dataset}",
                               to_fetch(scale, evaluation.root, place) or PROBES.format(cleaned, root))
 
 

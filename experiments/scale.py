@@ -55,7 +55,6 @@ class Captioning(NamedTuple):
     label: str
     train: str | None
     lengths: tuple[str, ...]
-    fetch: str = ""
     coca: str | None = None  # tag of the weights that OpenCLIP's CoCa is fine-tuned from
 
 

@@ -66,10 +66,9 @@ PAPER = Scale(
           for group, subsets in SUGARCREPE),
     ),
     draws=1024,
-    captioning=(Captioning("{data}/coco", "wds/coco", "MSCOCO", "coco", ("10", "15", "20"), KARPATHY.format("coco"),
-                           "laion2b_s13b_b90k"),
-                Captioning("{data}/flickr30k", "wds/flickr30k", "Flickr30k", "flickr30k", ("10", "15", "20"),
-                           KARPATHY.format("flickr30k"))),
+    captioning=(Captioning("{data}/coco", "wds/coco", "MSCOCO", "coco", ("10", "15", "20"), "laion2b_s13b_b90k"),
+                Captioning("{data}/flickr30k", "wds/flickr30k", "Flickr30k", "flickr30k", ("10", "15", "20"))),
+    fetch=tuple(("{data}/" + name, KARPATHY.format(name)) for name in ("coco", "flickr30k")),
 )
 
 # Of scenes, whose captions are one each.
