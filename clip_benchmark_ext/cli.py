@@ -8,14 +8,38 @@
 Upstream's parser reads its flags, ours (flags.py) travel beside them as `args.flags`; its loop over models, data sets
 and languages then calls what stands in for its `run` (run.py).
 """
+import argparse
 import sys
 
 import torch
 
+from open_clip_mdc import messages
 from open_clip_mdc.integration import BENCHMARK, register
-from open_clip_mdc.messages import complaint
 
-from .flags import make_parser, read_flags
+from .flags import Flags, make_parser, read_flags
+
+
+def parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace, Flags]:
+    """Return upstream's parser, its flags and ours."""
+    from clip_benchmark import cli as upstream
+    flags, rest = read_flags(argv)
+    sys.argv = [sys.argv[0], *rest]
+    try:
+        return *upstream.get_parser_args(), flags
+    except SystemExit as end:
+        if rest[:1] == ["eval"] and not end.code:  # --help
+            make_parser().print_help()
+        raise
+
+
+def check(args: argparse.Namespace, argv: list[str]) -> None:
+    """Raises ValueError for flags of upstream's that cannot work, before the data and the model are asked for."""
+    if not any(arg.partition("=")[0] in ("--model", "--pretrained_model") for arg in argv):
+        raise ValueError("--model is missing: mdc, arc or another captioner with --pretrained RUN, or a model of "
+                         f"OpenCLIP with a tag (upstream's default: {args.model[0]}, {args.pretrained[0]})")
+    for name, lowest in (("batch_size", 1), ("num_workers", 0)):
+        if getattr(args, name) < lowest:
+            raise ValueError(f"--{name} {getattr(args, name)} should be at least {lowest}")
 
 
 def main(argv: list[str] | None = None) -> int | None:
@@ -25,26 +49,21 @@ def main(argv: list[str] | None = None) -> int | None:
     from clip_benchmark import cli as upstream
 
     from . import distributed
-    flags, rest = read_flags(sys.argv[1:] if argv is None else argv)
-    sys.argv = [sys.argv[0], *rest]
-    try:
-        parser, args = upstream.get_parser_args()
-    except SystemExit as end:
-        if rest[:1] == ["eval"] and not end.code:  # --help
-            make_parser().print_help()
-        raise
+    argv = sys.argv[1:] if argv is None else argv
+    parser, args, flags = messages.read_flags(parse, argv)
     if not hasattr(args, "which"):
         return parser.print_help()
     try:
         if args.which == "build":
             return upstream.main_build(args)
+        check(args, argv)
         args.flags = flags
         if args.distributed:  # upstream would deal out whole data sets; ours shares each
             args.distributed = False
             distributed.start("cuda" if torch.cuda.is_available() else "cpu")
         return upstream.main_eval(args)
     except (ValueError, OSError) as problem:
-        sys.exit(f"error: {complaint(problem, args, '_')}")
+        sys.exit(f"error: {messages.complaint(problem, args, '_')}")
 
 
 if __name__ == "__main__":

@@ -4,12 +4,16 @@ from collections import namedtuple
 from collections.abc import Sequence
 
 from open_clip_mdc import decoding
+from open_clip_mdc.messages import finite, number_from
 from open_clip_mdc.objective import OBJECTIVES, STEPS, CaptionCfg
 
 MDC_LENGTH = 15  # tokens, one of the paper's; an autoregressive model ends its captions by itself
 NUM_BEAMS = 6  # the paper's
 DECODING = ("caption_length", "min_length", "tokens_per_step", "sampler", "steps", "num_beams", "temperature", "top_k",
             "top_p", "samples", "guidance_scale", "guidance_weak", "clip", "clip_scale", "clip_top_k", "clip_rerank")
+
+
+positive = number_from(1)
 
 
 def caption_length(text: str) -> int | str:
@@ -30,14 +34,14 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--scorer", choices=["heuristic", "monte_carlo", "autoregressive", "bound"],
                        help="likelihood of a caption; default: heuristic for MDC, autoregressive for ARC, "
                             "bound for MCD")
-    group.add_argument("--num_samples", type=int, default=1024,
+    group.add_argument("--num_samples", type=positive, default=1024,
                        help="draws per caption of monte_carlo and bound (default and paper: 1024)")
     group.add_argument("--stop_confidence", type=float,
                        help="monte_carlo: stop drawing once the leader is this certain, e.g. 0.999; for plain scores "
                             "of one image's captions, without a debiased row")
     group.add_argument("--trained_interval", action="store_true",
                        help="monte_carlo: only mask counts of the interval of t that the model was trained on")
-    group.add_argument("--alpha", type=float, default=1.0,
+    group.add_argument("--alpha", type=finite, default=1.0,
                        help="debiased score: log p(c|image) - alpha * log p(c) (default: 1)")
     group.add_argument("--perturbations", help="ARO Order: frozen negatives (made at first use if absent)")
     group.add_argument("--feature", choices=["gap", "cls", "pooled"],
@@ -50,19 +54,20 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--caption_length", type=caption_length,
                        help="captioning: tokens of a caption (default for MDC: 15), or auto, the model's most likely "
                             "length, or sample, a drawn one; ARC ends captions by itself and takes this as the most")
-    group.add_argument("--min_length", type=int, help="captioning, ARC: tokens of a caption, at least (default: 0)")
+    group.add_argument("--min_length", type=number_from(0),
+                       help="captioning, ARC: tokens of a caption, at least (default: 0)")
     group.add_argument("--tokens_per_step", type=decoding.tokens_per_step,
                        help="captioning, MDC: tokens revealed at a time; or, as 0.9, all that are so probable "
                             "(default: 1)")
     group.add_argument("--sampler", choices=["confidence", "ancestral"],
                        help="captioning, MDC: the most confident tokens first (default), or draws of the reverse "
                             "diffusion in --steps")
-    group.add_argument("--steps", type=int, help="captioning, MDC: of --sampler ancestral (default: 100)")
-    group.add_argument("--num_beams", type=int, help="captioning, ARC: width of the beam (default: 6)")
-    group.add_argument("--temperature", type=float, help="captioning: draw tokens, with --seed (default: 0, greedy)")
-    group.add_argument("--top_k", type=int, help="captioning: draw from the k most probable tokens")
+    group.add_argument("--steps", type=positive, help="captioning, MDC: of --sampler ancestral (default: 100)")
+    group.add_argument("--num_beams", type=positive, help="captioning, ARC: width of the beam (default: 6)")
+    group.add_argument("--temperature", type=finite, help="captioning: draw tokens, with --seed (default: 0, greedy)")
+    group.add_argument("--top_k", type=positive, help="captioning: draw from the k most probable tokens")
     group.add_argument("--top_p", type=float, help="captioning: draw from the fewest tokens of this probability")
-    group.add_argument("--samples", type=int,
+    group.add_argument("--samples", type=positive,
                        help="captioning: draw so many captions of an image; metrics are of the first, and their "
                             "diversity is measured; needs a temperature")
     group.add_argument("--train_captions", metavar="SHARDS|TXT",
@@ -80,8 +85,8 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--clip_scale", type=float,
                        help="captioning, MDC: at each step multiply the most probable tokens' probabilities by CLIP's "
                             "to this power (default: 0, not at all)")
-    group.add_argument("--clip_top_k", type=int, help="captioning, MDC: tokens that CLIP compares (default: 5)")
-    group.add_argument("--clip_rerank", type=int,
+    group.add_argument("--clip_top_k", type=positive, help="captioning, MDC: tokens that CLIP compares (default: 5)")
+    group.add_argument("--clip_rerank", type=positive,
                        help="captioning: draw so many captions, keep the one most similar to CLIP; needs a temperature")
     group.add_argument("--save_captions",
                        help="captioning: file of the captions, a template like --output; default: captions/ beside it")

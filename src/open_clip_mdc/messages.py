@@ -2,11 +2,18 @@
 import argparse
 import difflib
 import errno
+import io
+import math
 import os
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stderr, redirect_stdout
+from itertools import takewhile
+from typing import TypeVar
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+Parsed = TypeVar("Parsed")
 TARGETS = ("out", "output", "logs")  # flags that name what is written
 
 
@@ -14,6 +21,59 @@ def close_names(name: str, known: Iterable[str]) -> str:
     """The known names closest to one that is not known, to end a message with."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     return f"; close to it: {', '.join(close)}" if close else ""
+
+
+def number_from(lowest: int) -> Callable[[str], int]:
+    """Return the type of a flag that takes whole numbers from `lowest`."""
+    def number(value: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]+", value):
+            raise argparse.ArgumentTypeError(f"{value!r} should be a whole number")
+        if int(value) < lowest:
+            raise argparse.ArgumentTypeError(f"{value} should be at least {lowest}")
+        return int(value)
+    return number
+
+
+def finite(value: str) -> float:
+    """The type of flags that take any number but infinity and NaN, with which nothing can be computed."""
+    if not math.isfinite(float(value)):
+        raise argparse.ArgumentTypeError(f"{value} is no number to compute with")
+    return float(value)
+
+
+def close_flags(name: str, known: list[str]) -> list[str]:
+    """The flag spelt almost so, else those whose last word is: --lenght is --caption_length where no flag is closer."""
+    ends = [flag for flag in known if difflib.get_close_matches(name, [f"--{re.split('[-_]', flag)[-1]}"], cutoff=0.75)]
+    return difflib.get_close_matches(name, known, n=1, cutoff=0.75) or ends or difflib.get_close_matches(name, known)
+
+
+def read_flags(parse: Callable[[list[str]], Parsed], argv: list[str]) -> Parsed:
+    """Return parse(argv), whose wrong flags end the process with status 2 and one line, without the usage before it.
+
+    Args:
+        parse: by argparse; of "--help" in `argv` it prints every flag that it knows there.
+    """
+    said, known = io.StringIO(), io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return parse(argv)
+    except (SystemExit, ValueError) as problem:  # ValueError: OpenCLIP's --aug-cfg without "="
+        if isinstance(problem, SystemExit) and not problem.code:
+            raise  # --help
+        line = (said.getvalue() or str(problem)).strip().splitlines()[-1].rpartition("error: ")[2]
+    try:
+        with redirect_stderr(io.StringIO()), redirect_stdout(known):
+            parse([*argv, "--help"])
+    except (SystemExit, ValueError):  # it prints nothing where another value is wrong
+        pass
+    flags = set(re.findall(r"(?<![\w-])--[a-zA-Z][\w-]*", known.getvalue()))
+    for name in (arg.partition("=")[0] for arg in takewhile("--".__ne__, argv if flags else ())):
+        if re.match(r"-[-a-zA-Z]\S", name) and not any(flag.startswith(name) for flag in flags):
+            close = close_flags(name, sorted(flags))
+            line = f"{name} is no flag of this command" + f": did you mean {' or '.join(close)}?" * bool(close)
+            break
+    print(f"error: {line}", file=sys.stderr)
+    sys.exit(2)
 
 
 def complaint(problem: Exception, args: argparse.Namespace, style: str = "-") -> str:

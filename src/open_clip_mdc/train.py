@@ -6,12 +6,10 @@
 
 This file registers the captioners, refuses at once what cannot work, and calls `open_clip_train.main.main`.
 """
-import io
 import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -20,7 +18,7 @@ import torch
 from .checkpoints import check_format, first_lines, is_of_weights
 from .data.shards import find_shards
 from .integration import is_captioner, register
-from .messages import close_names, complaint
+from .messages import close_names, complaint, read_flags
 from .vq import VQCfg, convolutions
 
 # What contrasts, distils or reads a text tower has no meaning for a captioner: flag, what to do instead.
@@ -38,16 +36,9 @@ NOT_FOR_CAPTIONERS = {
 
 
 def parse(argv: list[str]):
-    """The flags by upstream's parser; exits with its one line of error, without the usage of 90 flags."""
+    """Return the flags by upstream's parser; exits with one line, without the usage of 90 flags."""
     from open_clip_train.params import parse_args
-    said = io.StringIO()
-    try:
-        with redirect_stderr(said):
-            return parse_args(argv)
-    except (SystemExit, ValueError) as problem:  # ValueError: --aug-cfg without "="
-        if isinstance(problem, SystemExit) and not problem.code:
-            raise  # --help
-        sys.exit((said.getvalue() or f"error: {problem}").strip().splitlines()[-1])
+    return read_flags(parse_args, argv)
 
 
 def find_model_problem(args) -> str | None:

@@ -85,6 +85,13 @@ TOOLS = [  # arguments, words of the message
     # names
     (("captoin",), "invalid choice: 'captoin'"),
     ((), "TOOL"),
+    ((*CAPTION, *MDC, "--lenght", "8"), "--lenght is no flag of this command: did you mean --length?"),
+    ((*CAPTION, *MDC, "--lenght=8"), "--lenght is no flag of this command: did you mean --length?"),
+    ((*CAPTION, "--pretraned", "mdc"), "--pretraned is no flag of this command: did you mean --pretrained?"),
+    (("prepare", "coco", "--anotations", "x"), "--anotations is no flag of this command: did you mean --annotations?"),
+    ((*CAPTION, *MDC, "--workers", "-1"), "--workers: -1 should be at least 0"),
+    ((*CAPTION, *MDC, "--batch-size", "many"), "--batch-size: 'many' should be a whole number"),
+    ((*SCORE, *MDC, "--alpha", "nan"), "--alpha: nan is no number to compute with"),
     (("caption",), "required: PATHS, --pretrained"),
     (("prepare", "cocoo"), "invalid choice: 'cocoo'"),
     (("fetch", "imagenet", "--out", "x"), "invalid choice: 'imagenet'"),
@@ -109,8 +116,8 @@ TOOLS = [  # arguments, words of the message
     ((*CAPTION, "--pretrained", "norun/checkpoints"), "has no epoch_*.pt"),
     ((*CAPTION, "--pretrained", "local-dir:nothing"), "nothing"),
     ((*CAPTION, "--pretrained", "hf-hub:nobody/nothing"), "cannot be had from the Hugging Face hub"),
-    ((*CAPTION, *MDC, "--device", "cuda"), "--device cuda cannot be used"),
-    ((*CAPTION, *MDC, "--device", "gpu"), "--device gpu cannot be used"),
+    ((*CAPTION, *MDC, "--device", "cuda"), "--device cuda cannot be used here"),
+    ((*CAPTION, *MDC, "--device", "gpu"), "--device gpu is no device: give cpu, cuda"),
     # caption
     (("caption", "nowhere.jpg", *MDC, "--out", "c.jsonl"), "nowhere.jpg"),
     (("caption", "nothing", *MDC, "--out", "c.jsonl"), "no image in nothing"),
@@ -201,11 +208,20 @@ TRAIN = [
     (("--model", "MDC-ViT-Ti-8", "--resume", "nowhere.pt"), "--resume nowhere.pt is no file"),
     (("--model", "MDC-ViT-Ti-8", "--siglip"), "--siglip makes no sense for the captioner"),
     (("--opt", "sgd"), "--opt sgd is not known"),
-    (("--batch-sise", "3"), "--batch-sise"),
+    (("--batch-sise", "3"), "--batch-sise is no flag of this command: did you mean --batch-size?"),
+    (("--precision", "float"), "argument --precision: invalid choice: 'float'"),
     (("--epochs", "many"), "argument --epochs: invalid int value: 'many'"),
 ]
 
 BENCHMARK = [
+    (BENCH, "--model is missing: mdc, arc or another captioner with --pretrained RUN"),
+    ((*BENCH, "--pretrained", "mdc"), "--model is missing"),
+    ((*CREPE, "--model", "mdc", *MDC, "--batch_size", "0"), "--batch_size 0 should be at least 1"),
+    ((*CREPE, "--model", "mdc", *MDC, "--num_workers", "-1"), "--num_workers -1 should be at least 0"),
+    ((*CREPE, "--model", "mdc", *MDC, "--samples", "0"), "--samples: 0 should be at least 1"),
+    ((*CREPE, "--model", "mdc", *MDC, "--workers", "1"), "--workers is no flag of this command: did you mean --num_wo"),
+    ((*CREPE, "--model", "mdc", *MDC, "--lenght", "1"), "did you mean --caption_length or --min_length?"),
+    ((*CREPE, "--model", "mdc", *MDC, "--task", "probe"), "argument --task: invalid choice: 'probe'"),
     ((*CREPE, "--model", "mdc"), "--model mdc needs --pretrained"),
     ((*CREPE, "--model", "MDC-ViT-Ti-8"), "--model MDC-ViT-Ti-8 needs --pretrained"),
     ((*CREPE, "--model", "mdc", "--pretrained", "nowhere"), "--pretrained: no checkpoint at nowhere"),
@@ -238,7 +254,7 @@ def said(main, argv, capsys) -> str:
     if isinstance(end.value.code, str):
         return end.value.code
     assert end.value.code == 2
-    return capsys.readouterr().err.strip().splitlines()[-1]
+    return capsys.readouterr().err.strip()
 
 
 def check(main, argv, words, place, monkeypatch, capsys) -> None:

@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 
 from .. import __version__
-from ..messages import complaint
+from ..messages import complaint, read_flags
 from . import flags
 from .common import is_folder
 
@@ -39,7 +39,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     tools = parser.add_subparsers(dest="tool", required=True, metavar="TOOL")
     for name, summary in TOOLS.items():
         getattr(flags, name.replace("-", "_"))(tools.add_parser(name, help=summary, description=summary))
-    return parser.parse_args(argv)
+    return read_flags(parser.parse_args, sys.argv[1:] if argv is None else argv)
 
 
 def main(argv: list[str] | None = None) -> None:

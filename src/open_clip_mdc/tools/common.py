@@ -5,20 +5,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..messages import number_from
+
 if TYPE_CHECKING:
     import torch
 
     from ..pretrained import PretrainedCaptioner
 
+natural, positive = number_from(0), number_from(1)
 MIN_BLIND_IMAGES = 32  # the mean of few images shows them
 BLIND_IMAGES = 256  # the first, whose mean stands for no image
-
-
-def positive(value: str) -> int:
-    """The type of flags that count something. Raises ArgumentTypeError below 1."""
-    if int(value) < 1:
-        raise argparse.ArgumentTypeError(f"{value} should be at least 1")
-    return int(value)
 
 
 def add_model(parser: argparse.ArgumentParser, required: bool = True, device: bool = True) -> None:
@@ -35,7 +31,7 @@ def add_images(parser: argparse.ArgumentParser, blind: bool = True) -> None:
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"),
                         help="of the arithmetic; weights stay float32 (default: bf16 on cuda, else fp32)")
     parser.add_argument("--batch-size", type=positive, default=32, help="images at a time (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=min(2, max(1, (os.cpu_count() or 1) - 1)),
+    parser.add_argument("--workers", type=natural, default=min(2, max(1, (os.cpu_count() or 1) - 1)),
                         help="processes that decode images; 0: none but this one (default: %(default)s)")
     if blind:
         parser.add_argument("--blind-images", nargs="+", metavar="PATHS",

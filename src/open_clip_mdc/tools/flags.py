@@ -3,7 +3,8 @@ import argparse
 import os
 
 from .. import decoding
-from .common import add_engine, add_images, add_model, positive
+from ..messages import finite
+from .common import add_engine, add_images, add_model, natural, positive
 
 KARPATHY = ("coco", "flickr30k", "flickr8k")
 FETCHED = ("coco", "flickr8k", "flickr30k", "cc3m", "cc12m", "recap", "sugar_crepe", "aro", "cub")
@@ -33,7 +34,7 @@ def scenes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--world", choices=("plain", "rich"), default="plain",
                         help="plain: a row of objects and one true caption; rich: 1 to 4 objects of 10 colours, 8 "
                              "shapes and 3 sizes, and several true captions (default: %(default)s)")
-    parser.add_argument("--size", type=int, help="side of an image in pixels (default: 32)")
+    parser.add_argument("--size", type=positive, help="side of an image in pixels (default: 32)")
     parser.add_argument("--objects", type=objects, metavar="N|M-N",
                         help="objects per scene: 2 to 4, or a range such as 1-3 (default: 2)")
     parser.add_argument("--sizes", action="store_true", help='objects are "small" or "large", and captions say so')
@@ -41,12 +42,13 @@ def scenes(parser: argparse.ArgumentParser) -> None:
                         "write scenes that have it, to test on and to learn it from few")
     parser.add_argument("--noise", type=float, default=0.0, metavar="SHARE",
                         help="of the rich world's training captions, those that are another scene's or say nothing")
-    parser.add_argument("--num-train", type=int, default=20000, help="training scenes (default: %(default)s)")
-    parser.add_argument("--num-val", type=int, default=1000, help="validation scenes (default: %(default)s)")
-    parser.add_argument("--num-probe", type=int, default=1600, help="labelled scenes per split (default: %(default)s)")
-    parser.add_argument("--num-pairs", type=int, default=1000, help="caption pairs per task (default: %(default)s)")
+    parser.add_argument("--num-train", type=positive, default=20000, help="training scenes (default: %(default)s)")
+    parser.add_argument("--num-val", type=natural, default=1000, help="validation scenes (default: %(default)s)")
+    parser.add_argument("--num-probe", type=natural, default=1600,
+                        help="labelled scenes per split (default: %(default)s)")
+    parser.add_argument("--num-pairs", type=natural, default=1000, help="caption pairs per task (default: %(default)s)")
     parser.add_argument("--jobs", type=positive, default=1, help="processes (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes (default: %(default)s)")
+    parser.add_argument("--seed", type=natural, default=0, help="same seed, same bytes (default: %(default)s)")
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +80,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     recap.add_argument("--shards", required=True, help="shards of Recap-DataComp: 'DIR/{00000..99999}.tar'")
     recap.add_argument("--out", required=True, help="folder to write to, or to resume")
     recap.add_argument("--pairs", type=positive, required=True, help="at least so many, to the end of a shard")
-    recap.add_argument("--seed", type=int, default=0, help="of the order of shards (default: %(default)s)")
+    recap.add_argument("--seed", type=natural, default=0, help="of the order of shards (default: %(default)s)")
     add_engine(recap)
 
 
@@ -128,11 +130,11 @@ def caption(parser: argparse.ArgumentParser) -> None:
                         help="the most confident tokens first, or draws of the reverse diffusion (default: "
                              "%(default)s)")
     parser.add_argument("--steps", type=positive, metavar="N", help="of --sampler ancestral (default: 100)")
-    parser.add_argument("--temperature", type=float, default=0.0,
+    parser.add_argument("--temperature", type=finite, default=0.0,
                         help="draw tokens at this temperature (default: %(default)s, the most probable ones)")
     parser.add_argument("--top-k", type=int, metavar="K", help="draw among the K most probable tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="draw among the fewest tokens that have probability P")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default: %(default)s)")
+    parser.add_argument("--seed", type=natural, default=0, help="of what is drawn (default: %(default)s)")
     parser.add_argument("--guidance-scale", type=float, metavar="S",
                         help="more than 1 leans towards what only the image explains (default: %(default)s)")
     parser.add_argument("--guidance-weak", choices=("blind", "masked"),
@@ -187,7 +189,7 @@ def score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="scores.csv",
                         help="a .csv or .jsonl file; of --pairs a folder (no suffix), which gets a parquet table for "
                              "each shard, by --engine (default: %(default)s)")
-    parser.add_argument("--alpha", type=float, default=1.0,
+    parser.add_argument("--alpha", type=finite, default=1.0,
                         help="debiased = score - alpha * blind (default: %(default)s)")
     parser.add_argument("--top", type=share, help="of --pairs: the share to keep, by debiased score, e.g. 0.3")
     parser.add_argument("--out-shards", metavar="FOLDER", help="shards of what --top keeps")
@@ -205,7 +207,7 @@ def judge(parser: argparse.ArgumentParser) -> None:
                         help="endpoint up to /v1 (default: $OPENAI_BASE_URL; its key: $OPENAI_API_KEY)")
     parser.add_argument("--model", default=os.environ.get("OPENAI_MODEL"), help="default: $OPENAI_MODEL")
     parser.add_argument("--question", default=QUESTION, help="default: the paper's")
-    parser.add_argument("--seed", type=int, default=0, help="of the captions' order (default: %(default)s)")
+    parser.add_argument("--seed", type=natural, default=0, help="of the captions' order (default: %(default)s)")
     parser.add_argument("--workers", type=positive, default=4, help="requests at a time (default: %(default)s)")
 
 
@@ -222,10 +224,10 @@ def vq(parser: argparse.ArgumentParser) -> None:
     fit.add_argument("--train-data", required=True, metavar="SHARDS", help="webdatasets: 'DIR/{00000..00009}.tar'")
     fit.add_argument("--steps", type=positive, default=1000, help="of training (default: %(default)s)")
     fit.add_argument("--batch-size", type=positive, default=32, help="images of a step (default: %(default)s)")
-    fit.add_argument("--lr", type=float, default=2e-3, help="the highest learning rate (default: %(default)s)")
-    fit.add_argument("--workers", type=int, default=1,
+    fit.add_argument("--lr", type=finite, default=2e-3, help="the highest learning rate (default: %(default)s)")
+    fit.add_argument("--workers", type=natural, default=1,
                      help="processes that decode images; 0: none but this one (default: %(default)s)")
-    fit.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    fit.add_argument("--seed", type=natural, default=0, help="(default: %(default)s)")
     fit.add_argument("--device", help="default: cuda where there is one, else cpu")
     taming = actions.add_parser("import", help="take over a VQGAN of taming-transformers, Euclidean or Gumbel")
     taming.add_argument("--from", required=True, dest="source", metavar="FILE", help="its checkpoint")
@@ -240,15 +242,15 @@ def vq(parser: argparse.ArgumentParser) -> None:
 def schedule_search(parser: argparse.ArgumentParser) -> None:
     add_model(parser, required=False)
     parser.add_argument("--train-data", required=True, help="webdataset shards: 'DIR/{00000..00009}.tar'")
-    parser.add_argument("--steps", type=int, default=300, help="of the short training (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=32,
+    parser.add_argument("--steps", type=natural, default=300, help="of the short training (default: %(default)s)")
+    parser.add_argument("--batch-size", type=positive, default=32,
                         help="of the short training and of each gradient measured (default: %(default)s)")
-    parser.add_argument("--lr", type=float, default=1e-3, help="of the short training (default: %(default)s)")
-    parser.add_argument("--num-samples", type=int, default=1536,
+    parser.add_argument("--lr", type=finite, default=1e-3, help="of the short training (default: %(default)s)")
+    parser.add_argument("--num-samples", type=positive, default=1536,
                         help="images measured, each once (default: %(default)s)")
     parser.add_argument("--min-width", type=float, default=0.5,
                         help="of the interval proposed, which is chosen here and not found: the criterion favours "
                              "narrow ones (default: %(default)s, the width of the paper's)")
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--seed", type=natural, default=0, help="(default: %(default)s)")
     parser.add_argument("--out", default="schedule.json", help="every number (default: %(default)s)")
     parser.add_argument("--plot", default="schedule.png", help="curves over t and intervals (default: %(default)s)")

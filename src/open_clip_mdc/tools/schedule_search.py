@@ -48,8 +48,6 @@ def check(args: argparse.Namespace) -> None:
         close = close_names(args.model, filter(is_captioner, open_clip.list_models()))
         raise ValueError(f"--model {args.model} is no captioner known here{close}")
     find_shards(args.train_data)
-    if args.steps < 0 or args.batch_size < 1:
-        raise ValueError(f"--steps {args.steps} --batch-size {args.batch_size}: at least 0 steps of at least 1 image")
     if args.num_samples < GROUPS * args.batch_size:
         raise ValueError(f"--num-samples {args.num_samples}: at least {GROUPS} times --batch-size {args.batch_size}")
     if not 0 <= args.min_width <= 1:
