@@ -27,13 +27,12 @@ class Source:
 
 
 def open_rgb(path: Path, box: tuple[int, int, int, int] | None = None) -> Image.Image:
-    """An image as RGB (some of COCO's are grey), cut to `box` (left, upper, right, lower) in its pixels as stored.
+    """An image as RGB (some of COCO's are grey), upright, of `box` (left, upper, right, lower) in its pixels as stored.
 
     Raises:
         ValueError: it cannot be decoded.
     """
-    image = decode_image(path)
-    return image if box is None else image.crop(box)
+    return decode_image(path, box=box)
 
 
 def find(source: Source, name: str, root: Path) -> Path:

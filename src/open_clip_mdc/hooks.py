@@ -18,12 +18,14 @@ import open_clip
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
+from torchvision.transforms import Compose
 
 from . import configs
 from .checkpoints import check_format
 from .data.files import new_file
+from .data.images import upright
 from .integration import is_captioner
-from .loading import Batches, CsvImages, need_batches, seed_noise, seed_webdataset, split_normalization
+from .loading import Batches, CsvImages, need_batches, read_alike, seed_noise, seed_webdataset, split_normalization
 from .model import Captioner
 from .objective import CaptionLoss
 from .tokens import CAPTION_SEPARATOR
@@ -95,7 +97,8 @@ def create_loss(upstream):
 
 
 def get_wds_dataset(upstream):
-    """`open_clip_train.data.get_wds_dataset`, for every model: repeatable by --seed, pinned, one caption of several.
+    """`open_clip_train.data.get_wds_dataset`, for every model: repeatable by --seed, pinned, one caption of several,
+    images as all else reads them.
 
     Of the captions that share a KEY.txt training draws one at each reading, validation takes the first. An ordinary
     text draws nothing.
@@ -106,6 +109,7 @@ def get_wds_dataset(upstream):
             captions = text.split(CAPTION_SEPARATOR)
             return tokenizer(random.choice(captions) if is_train and len(captions) > 1 else captions[0])
         info = upstream(args, preprocess_img, is_train, epoch=epoch, floor=floor, tokenizer=tokenize)
+        read_alike(info)
         info.dataloader.pipeline[0].pin_memory = args.device.startswith("cuda")
         if is_train:
             seed_webdataset(info, args.seed, args.rank)
@@ -165,6 +169,7 @@ def get_data(upstream):
     def get(args, preprocess_fns, epoch=0, tokenizer=None):
         train, validate = preprocess_fns
         train, normalize = split_normalization(train)
+        validate = Compose([upright, validate])  # of --imagenet-val, whose images torchvision opens
         data = upstream(args, (train, validate), epoch=epoch, tokenizer=tokenizer)
         if "train" in data:
             data["train"].dataloader = Batches(data["train"].dataloader, args.device, normalize)

@@ -12,6 +12,7 @@ Dimensions: B images.
 import random
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,6 +23,9 @@ from torch.utils.data import get_worker_info
 from torchvision.transforms import Compose, Normalize, ToTensor
 from torchvision.transforms.functional import pil_to_tensor
 from webdataset.filters import _shuffle
+
+from .data.images import decode_image, image_pairs
+from .data.shards import regroup
 
 
 def seed_noise(*keys: int) -> None:
@@ -76,6 +80,22 @@ def seed_webdataset(info: DataInfo, seed: int, rank: int) -> None:
     stages.insert(places[0], SeedEachPass(seed, rank, info.shared_epoch))
 
 
+def read_alike(info: DataInfo) -> None:
+    """Makes a webdataset of upstream's group and decode samples as all else does: `regroup`, `image_pairs`.
+
+    Raises:
+        RuntimeError: upstream's pipeline has no such stages where this function looks for them.
+    """
+    stages = info.dataloader.pipeline[0].dataset.pipeline
+    names = [getattr(getattr(stage, "f", stage), "__name__", "") for stage in stages]
+    if names.count("_select") != 1 or names[(first := names.index("_select")):first + 3] != [
+            "_select", "_decode", "_rename"]:
+        raise RuntimeError(f"the webdataset pipeline selects and decodes otherwise: {names}")
+    stages[first:first + 3] = [image_pairs]
+    reader = max(place for place, name in enumerate(names) if name in ("tarfile_to_samples_nothrow", "tarfile_samples"))
+    stages.insert(reader + 1, regroup)
+
+
 def need_batches(info: DataInfo, shards: str) -> None:
     """Ends the training webdataset with a stage that raises ValueError where a pass over a worker's shards is in vain.
 
@@ -95,14 +115,12 @@ def _not_in_vain(batches: Iterable, shards: str) -> Iterator:
 
 
 class CsvImages(CsvDataset):
-    """Upstream's pairs of a CSV file; one that cannot be read is named."""
+    """Upstream's pairs of a CSV file; images are read as everywhere, and one that cannot be read is named."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Raises ValueError."""
-        try:
-            return super().__getitem__(index)
-        except Exception as problem:  # Pillow's decoders fail in many ways on damaged files
-            raise ValueError(f"cannot read the image {self.images[index]}: {problem}") from problem
+        image = decode_image(Path(str(self.images[index])))
+        return self.transforms(image), self.tokenize([str(self.captions[index])])[0]
 
 
 def to_bytes(image: Image.Image) -> Tensor:

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from . import checkpoints
-from .data.images import eight_bits, open_image
+from .data.images import open_image, upright
 from .interface import Decoded
 from .loading import Batches, split_normalization
 from .model import Captioner
@@ -69,7 +69,7 @@ class PretrainedCaptioner:
         images = as_list(images)
         for start in range(0, len(images), batch_size):
             batch = [x if isinstance(x, Tensor) else self.transform(
-                eight_bits(x).convert("RGB") if isinstance(x, Image.Image) else open_image(Path(x)))
+                upright(x) if isinstance(x, Image.Image) else open_image(Path(x)))
                 for x in images[start:start + batch_size]]
             yield torch.stack(batch).to(self.device, non_blocking=True)
 

@@ -117,7 +117,11 @@ def test_broken_images_are_counted_and_a_shard_that_breaks_off_is_named_and_not_
     assert "3 rows of 3 images, 2 broken" in capsys.readouterr().out
     assert pq.read_table(tmp_path / "f" / "some.parquet")["key"].to_pylist() == ["k0", "k2", "k4"]
     (tmp_path / "cut.tar").write_bytes(whole)
-    assert run("embed", place, *argv) is None and (tmp_path / "f" / "cut.parquet").exists()
+    for _ in range(2):  # what was skipped is named by the run that finds all done, too
+        complaint = run("embed", place, *argv)
+        assert complaint.startswith("error: 2 skipped, all else is written:\n  cannot read the image ")
+        assert [f"some.tar::k{i}: it is no JPEG" in complaint for i in range(5)] == [False, True, False, True, False]
+        assert (tmp_path / "f" / "cut.parquet").exists()
 
 
 def test_what_is_there_is_not_made_again_and_other_settings_are_refused(place, tmp_path):

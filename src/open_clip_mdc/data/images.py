@@ -3,7 +3,9 @@
 Dimensions: B images, H and W pixels, L positions.
 """
 import base64
-from collections.abc import Callable, Container, Iterator
+import logging
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -16,11 +18,15 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ..tokens import CAPTION_SEPARATOR
 from .csv_pairs import CsvRows, read_csv
-from .paths import SHARDS
-from .shards import image_member, read_samples
+from .drawing import encode_png
+from .paths import SHARDS, formats
+from .shards import image_member, image_suffix, members, read_samples
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")  # named to Pillow: left to choose, it runs Ghostscript on an EPS
 MAX_ASPECT = 100  # resized to a model's height, what is narrower fills the memory
+
+
+class Lacking(ValueError):
+    """Says how many samples of a shard have no image. The others are read."""
 
 
 class Source(NamedTuple):
@@ -31,25 +37,38 @@ class Source(NamedTuple):
     text: str | None = None  # of its sample
 
 
-def named_samples(shard: Path) -> Iterator[tuple[str, dict]]:
+def without_image(sample: dict) -> str:
+    """How a message names a sample that has no image."""
+    return f"sample {sample['__key__']} ({', '.join(members(sample))})"
+
+
+def named_samples(shard: Path, lacking: list[str] | None = None) -> Iterator[tuple[str, dict]]:
     """The samples with an image: KEY, or KEY#NUMBER where a key comes again, by the sample's number.
 
+    Args:
+        lacking: where those without are noted, one by one (`without_image`).
+
     Raises:
-        ValueError, OSError: the shard breaks off, or cannot be read.
+        ValueError, OSError: the shard breaks off, or cannot be read; no sample has an image.
     """
     keys: set[str] = set()
+    lacking = [] if lacking is None else lacking
     # Absolute: a file may be called "pipe:COMMAND.tar".
     for number, sample in enumerate(read_samples(str(shard.absolute()))):
         key = sample["__key__"]
         if image_member(sample):
             yield key + f"#{number}" * (key in keys), sample
             keys.add(key)
+        else:
+            lacking.append(without_image(sample))
+    if lacking and not keys:
+        raise ValueError(f"{shard}: none of its {len(lacking)} samples has an image; the first is {lacking[0]}")
 
 
 def read_images(paths: list[Path | CsvRows]) -> Iterator[Source]:
     """Files as they are, the rows of CSV files, and shards image by image, called SHARD::KEY (`named_samples`).
 
-    A shard that breaks off is followed by a ValueError that says so.
+    A shard that breaks off is followed by a ValueError that says so, one with samples without an image by a Lacking.
     """
     for path in paths:
         if isinstance(path, CsvRows):
@@ -58,12 +77,17 @@ def read_images(paths: list[Path | CsvRows]) -> Iterator[Source]:
         if path.suffix.lower() not in SHARDS:
             yield Source(str(path), path)
             continue
+        lacking: list[str] = []
         try:
-            for key, sample in named_samples(path):
+            for key, sample in named_samples(path, lacking):
                 text = sample.get("txt", b"").decode("utf-8", errors="replace")
                 yield Source(f"{path}::{key}", BytesIO(sample[image_member(sample)]), text)
         except (ValueError, OSError) as problem:
             yield Source(str(path), ValueError(str(problem)))
+        else:
+            if lacking:
+                yield Source(str(path), Lacking(f"{path}: no image in {len(lacking)} of its samples; the first is "
+                                                f"{lacking[0]}"))
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
@@ -79,23 +103,32 @@ def eight_bits(image: Image.Image) -> Image.Image:
     return image
 
 
-def decode_image(source: Path | BytesIO, name: str | None = None, upright: bool = False) -> Image.Image:
-    """RGB. Others' files meet Pillow here; in `shards.image_suffix`, which checks bytes that are copied; and in
-    `judge.read_url`, which reads only a header. All of them name the formats.
+def upright(image: Image.Image) -> Image.Image:
+    """RGB, the way up that the camera noted (EXIF), of the frame at hand: what every model sees of an opened image.
+
+    Raises:
+        ValueError: pixels of 32 bits.
+    """
+    return ImageOps.exif_transpose(eight_bits(image)).convert("RGB")
+
+
+def decode_image(source: Path | BytesIO, name: str | None = None,
+                 box: tuple[int, int, int, int] | None = None) -> Image.Image:
+    """RGB, `upright`. Others' files meet Pillow here; in `shards.image_suffix`, which checks bytes that are copied; in
+    `judge.read_url` and `paths.is_image`, which read only a header. All of them name the formats.
 
     Args:
         name: what the message calls it; by default `source`.
-        upright: turn it the way up that the camera noted.
+        box: the part to keep: left, upper, right, lower in its pixels as stored.
 
     Raises:
-        ValueError: it is none of FORMATS, or damaged.
+        ValueError: it is none of `formats`, or damaged.
     """
     try:
-        with Image.open(source, formats=FORMATS) as file:
-            image = eight_bits(file)
-            return (ImageOps.exif_transpose(image) if upright else image).convert("RGB")
+        with Image.open(source, formats=formats()) as file:
+            return upright(file if box is None else file.crop(box))
     except UnidentifiedImageError as problem:  # its text would name the object in memory
-        raise ValueError(f"cannot read the image {name or source}: it is no {', '.join(FORMATS)}") from problem
+        raise ValueError(f"cannot read the image {name or source}: it is no {', '.join(formats())}") from problem
     except Exception as problem:  # Pillow's decoders fail in many ways on damaged files
         raise ValueError(f"cannot read the image {name or source}: {problem}") from problem
 
@@ -108,7 +141,7 @@ def open_image(source: Path | BytesIO | ValueError, name: str | None = None) -> 
     """
     if isinstance(source, ValueError):
         raise source
-    image = decode_image(source, name, upright=True)
+    image = decode_image(source, name)
     if max(image.size) > MAX_ASPECT * min(image.size):
         raise ValueError(f"cannot use the image {name or source}: it is {image.width} x {image.height} pixels")
     return image
@@ -172,7 +205,7 @@ class Images(IterableDataset):
                         new.append(name)
             except ValueError as problem:
                 problems.append(str(problem))
-                damaged += [str(problem)] * isinstance(source, ValueError)
+                damaged += [str(problem)] * (isinstance(source, ValueError) and not isinstance(source, Lacking))
                 continue
             names.append(name)
             thumbnails.append(thumbnail)
@@ -209,6 +242,44 @@ def read_pairs(shards: list[str], transform: Callable, tokenizer: Callable) -> I
                 image = decode_image(BytesIO(sample[suffix]), f"{shard}::{sample['__key__']}")
                 caption = sample["txt"].decode("utf-8", errors="replace").split(CAPTION_SEPARATOR)[0]
                 yield transform(image), tokenizer(caption)[0]
+
+
+def image_pairs(samples: Iterable[dict]) -> Iterator[dict]:
+    """A stage of training and validation: `image`, decoded, and `text` of each sample that has both and can be read.
+
+    The log names what cannot be read, and counts and names what has no image or no text.
+    """
+    lacking, first, usable = Counter(), None, set()
+    try:
+        for sample in samples:
+            shard, suffix = sample["__url__"], image_member(sample)
+            if suffix is None or "txt" not in sample:
+                lacking[shard] += 1
+                first = first or f"{shard}, {without_image(sample)}"
+                continue
+            usable.add(shard)
+            try:
+                yield {"image": decode_image(BytesIO(sample[suffix]), f"{shard}, sample {sample['__key__']}"),
+                       "text": sample["txt"].decode()}
+            except ValueError as problem:
+                logging.warning("Handling webdataset error (%r). Ignoring.", problem)
+    finally:  # an epoch may end within a pass
+        if lacking:
+            logging.warning("Left out %d of the samples, in %d of the shards, as they have no image or no .txt. The "
+                            "first is %s. Shards without any other sample: %d.", lacking.total(), len(lacking), first,
+                            len(lacking.keys() - usable))
+
+
+def stored(image: bytes, name: str) -> tuple[str, bytes]:
+    """Suffix and bytes of an image as every reader of shards takes it: JPEG, PNG and WebP as they are, others as PNG.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        return image_suffix(image), image
+    except UnidentifiedImageError:
+        return "png", encode_png(decode_image(BytesIO(image), name))
 
 
 def batched(pairs: Iterator[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple[Tensor, Tensor]]:

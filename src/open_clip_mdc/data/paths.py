@@ -1,12 +1,45 @@
 """The files that a command line names: paths, folders, patterns. Imports no torch, for tools/bulk.py."""
 import glob
 import os
+from functools import cache
 from pathlib import Path
 
 from braceexpand import braceexpand
+from PIL import Image, UnidentifiedImageError
 
-IMAGE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
+# Named to Pillow wherever it opens others' files: left to choose, it runs Ghostscript on an EPS.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF", "JPEG2000", "PPM")
+IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp",  # in OpenCLIP's order, where a sample has several
+                  "jfif", "jpe", "bmp", "gif", "tif", "tiff", "avif", "heic", "heif", "jp2", "j2k", "ppm", "pgm", "pbm")
+IMAGE_FILES = tuple(f".{suffix}" for suffix in IMAGE_SUFFIXES)
+# Not read, but named where a folder holds them, as their owner may take them for images.
+UNREADABLE_FILES = (".svg", ".eps", ".psd", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raw", ".tga", ".ico")
 SHARDS = (".tar",)
+
+
+@cache
+def formats() -> list[str]:
+    """Those of FORMATS that this Pillow reads: AVIF since 11.3, HEIF by pillow_heif."""
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a path, or a part of it, is hidden or what macOS adds to archives: .thumbnails/, ._cat.jpg, __MACOSX/."""
+    return any(part.startswith(".") and part not in (".", "..") or part == "__MACOSX" for part in name.split("/"))
+
+
+def is_image(path: str | Path) -> bool:
+    """Whether a file counts as an image: by its suffix, or by its content where the suffix is none of an image."""
+    if Path(path).suffix.lower() in IMAGE_FILES + UNREADABLE_FILES:
+        return True
+    try:
+        with Image.open(path, formats=formats()):
+            return True
+    except (UnidentifiedImageError, ValueError, SyntaxError):
+        return False
+    except (OSError, Image.DecompressionBombError):  # who reads it will say why it cannot be read
+        return True
 
 
 def expand(pattern: str) -> list[str]:
@@ -22,7 +55,8 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
     """Files as given, what patterns ("*.jpg", "{000..009}.tar") match, and the files in folders; each sorted.
 
     Args:
-        kinds: suffixes of the files that are looked for in folders.
+        kinds: suffixes of the files that are looked for in folders; with those of images all that `is_image`. What is
+            hidden is not looked for.
 
     Raises:
         FileNotFoundError: a path does not exist, a pattern matches nothing, or a folder holds nothing of these kinds.
@@ -36,7 +70,9 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
                 raise FileNotFoundError(f"no image or folder {pattern}")
             for match in map(Path, matches):
                 files = [match] if not match.is_dir() else sorted(
-                    p for p in match.rglob("*") if p.suffix.lower() in kinds and p.is_file())
+                    p for p in match.rglob("*") if not is_hidden(str(p.relative_to(match))) and (
+                        p.is_file() or p.is_symlink() and not p.exists()) and (
+                        p.suffix.lower() in kinds or ".jpg" in kinds and is_image(p)))
                 if not files:
                     raise FileNotFoundError(f"no image in {match} ({', '.join(kinds)})")
                 found += files

@@ -1,29 +1,30 @@
 """Webdataset shards of captioned images: the one reader, the one writer. Read as a stream, written whole or not at all.
 
-A sample is KEY.jpg (png, webp), KEY.txt and KEY.json. Names and contents of members are not to be trusted: what is
-written gets keys of our own.
+A sample is KEY.jpg (or another of IMAGE_SUFFIXES), KEY.txt and KEY.json. Names and contents of members are not to be
+trusted: what is written gets keys of our own.
 """
 import io
 import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlparse
 
 from open_clip_train.data import group_by_keys_nothrow
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from webdataset.gopen import gopen
 from webdataset.shardlists import expand_urls
 from webdataset.tariterators import base_plus_ext
 from webdataset.writer import TarWriter
 
 from .files import new_file, write_json
+from .paths import IMAGE_SUFFIXES, is_hidden
 
-IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")  # the members that OpenCLIP and clip_benchmark look for
+LABELS = {"txt", "json", "cls", "npy"}  # what makes an image a sample of its own, see `regroup`
 INCOMPLETE = "not a complete tar file; fetch or write it again"
 SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # by Pillow's format; some JPEGs are an MPO
 
@@ -95,17 +96,54 @@ class Header(tarfile.TarInfo):
 
 
 def read_members(stream: BinaryIO, wanted: Callable[[str], bool]) -> Iterator[dict]:
-    """The files of a tar stream, as `webdataset.tariterators.tar_file_iterator`: fname and data, without its own meta
-    data, but to the end or to an error."""
+    """The files of a tar stream, as `webdataset.tariterators.tar_file_iterator`: fname and data (None of those that are
+    not wanted), without its own meta data, but to the end or to an error."""
     with tarfile.open(fileobj=stream, mode="r|*", tarinfo=Header) as archive:
         for member in archive:
-            if member.isreg() and not re.match(r"__[^/]*__($|/)", member.name) and wanted(member.name):
-                yield {"fname": member.name, "data": archive.extractfile(member).read()}
+            if member.isreg() and not re.match(r"__[^/]*__($|/)", member.name):
+                yield {"fname": member.name,
+                       "data": archive.extractfile(member).read() if wanted(member.name) else None}
             archive.members.clear()  # they would add up
 
 
+def split_name(name: str) -> tuple[str | None, str]:
+    """webdataset's key of a member, up to the first dot, and the rest, whose end is in lower case."""
+    key, rest = base_plus_ext(name)
+    stem, dot, suffix = (rest or "").rpartition(".")
+    return key, stem + dot + suffix.lower()
+
+
+def members(sample: dict) -> list[str]:
+    """The suffixes of a sample's members."""
+    return [name for name in sample if not name.startswith("__")]
+
+
+def regroup(samples: Iterable[dict]) -> Iterator[dict]:
+    """Samples by their owner's keys, of samples by webdataset's, which end at the first dot of a name.
+
+    KEY.jpg, KEY.txt and KEY.depth.png are one sample. Where KEY has no image, or KEY.v1.jpg has a KEY.v1.txt (or one of
+    LABELS) beside it, KEY.v1 is a sample of its own. What is hidden (`is_hidden`) is left out.
+    """
+    for sample in samples:
+        key, parts = sample["__key__"], {}  # by what stands between KEY and the last dot
+        for name in members(sample):
+            if not is_hidden(f"{key}.{name}"):
+                stem, _, suffix = name.rpartition(".")
+                parts.setdefault(stem, {})[suffix] = sample[name]
+        alone = image_member(parts.get("", {})) is None
+        own = {stem for stem, part in parts.items() if stem and image_member(part) and (alone or part.keys() & LABELS)}
+        if own and alone:
+            own = parts.keys() - {""}
+        rest = {f"{stem}." * bool(stem) + suffix: value for stem, part in parts.items() if stem not in own
+                for suffix, value in part.items()}
+        about = {name: value for name, value in sample.items() if name.startswith("__")}
+        if rest:
+            yield about | rest
+        yield from (about | {"__key__": f"{key}.{stem}"} | part for stem, part in parts.items() if stem in own)
+
+
 def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterator[dict]:
-    """Streams a shard's samples, grouped as OpenCLIP groups them in training: `__key__` and {suffix: bytes}.
+    """Streams a shard's samples, grouped as in training (`regroup`): `__key__` and {suffix: bytes}.
 
     Args:
         suffixes: only these members are read, in lower case; default all.
@@ -114,11 +152,15 @@ def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterato
         ValueError: the shard is no complete tar file.
     """
     def wanted(name: str) -> bool:
-        return suffixes is None or (base_plus_ext(name)[1] or "").lower() in suffixes
+        return suffixes is None or name.rpartition(".")[2].lower() in suffixes
 
     try:
         with gopen(shard) as stream:
-            yield from group_by_keys_nothrow({**member, "__url__": shard} for member in read_members(stream, wanted))
+            files = ({**member, "__url__": shard} for member in read_members(stream, wanted))
+            for sample in regroup(group_by_keys_nothrow(files, split_name, lcase=False)):
+                sample = {name: value for name, value in sample.items() if value is not None}
+                if members(sample):
+                    yield sample
     except OSError:
         raise
     except Exception as problem:  # tarfile fails in many ways on damaged files
@@ -163,15 +205,15 @@ def image_suffix(data: bytes) -> str:
     """Decodes an image (a JPEG at an eighth of its size, which reads all of it) and says what to call it.
 
     Raises:
-        ValueError: it is no JPEG, PNG or WebP, or it is damaged.
+        PIL.UnidentifiedImageError: it is no JPEG, PNG or WebP. ValueError: it is damaged.
     """
     try:
         with Image.open(io.BytesIO(data), formats=["JPEG", "PNG", "WEBP"]) as image:
             image.draft(None, (1, 1))
             image.load()
             return SUFFIXES[image.format]
-    except Image.UnidentifiedImageError as problem:
-        raise ValueError("not a JPEG, PNG or WebP image") from problem
+    except UnidentifiedImageError:
+        raise
     except Exception as problem:  # Pillow's decoders fail in many ways on damaged files
         raise ValueError(str(problem)) from problem
 

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from ..data.csv_pairs import CsvRows
 from ..data.paths import SHARDS, find_images
 from ..data.tables import read_about
-from .common import need_folder
+from .common import complain, need_folder
 from .engine import make_each
 
 Unit = Path | CsvRows
@@ -106,11 +106,11 @@ def absolute(path: str) -> str:
     return os.path.abspath(path) if os.path.exists(path) else path
 
 
-def write_all(units: list[Unit], args: argparse.Namespace) -> list[Path]:
+def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], list[str], int]:
     """Makes the tables that are not there, and says what is in all of them.
 
     Returns:
-        their paths, in the order of `units`.
+        their paths, in the order of `units`; what could not be read, the first of each table by name; and how many.
 
     Raises:
         ValueError: a unit cannot be used (all the others are written), two have one name, or a table is there of other
@@ -122,7 +122,7 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> list[Path]:
     if twice:
         raise ValueError(f"{twice[0]} is there twice, and both would be {twice[0]}.parquet: give them an --out each")
     work = [(unit, Path(args.out) / f"{unit_name(unit)}.parquet") for unit in units]
-    totals, done, first = Counter(), [], None
+    totals, done, skipped, first = Counter(), [], {}, None
     try:
         with tqdm(total=len(work), desc=args.tool, unit="shard") as bar:
             units_of = {target: unit for unit, target in work}
@@ -134,6 +134,7 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> list[Path]:
                     check_settings(first, [target])
                 totals.update(about["stats"])
                 done.append(target)
+                skipped[target] = about.get("skipped", [])
                 bar.set_postfix(images=totals["images"])
                 bar.update()
     finally:
@@ -141,9 +142,14 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> list[Path]:
             more = "".join(f", {count} {name.replace('_', ' ')}" for name, count in totals.items()
                            if name not in ("rows", "images") and count)
             print(f"{totals['rows']} rows of {totals['images']} images{more}: {shown}, {len(done)} tables")
-    return [target for _, target in work]
+    return [target for _, target in work], [name for _, target in work for name in skipped[target]], totals["broken"]
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes a table for each of args.paths to --out."""
-    write_all(find_units(args.paths), args)
+    """Writes a table for each of args.paths to --out.
+
+    Raises:
+        ValueError: images had to be skipped (all else is written by then); or as `write_all`.
+    """
+    _, skipped, count = write_all(find_units(args.paths), args)
+    complain(skipped, count)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 natural, positive = number_from(0), number_from(1)
 MIN_BLIND_IMAGES = 32  # the mean of few images shows them
 BLIND_IMAGES = 256  # the first, whose mean stands for no image
+SHOWN = 10  # images by name in a message
 
 
 def add_model(parser: argparse.ArgumentParser, required: bool = True, device: bool = True) -> None:
@@ -79,7 +80,7 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Names
         [P, D], and what the mean is of, for who resumes: the number of images and a hash of their names.
 
     Raises:
-        ValueError: there are too few images, or one cannot be read.
+        ValueError: there are too few images, or one of --blind-images cannot be read.
     """
     from tqdm import tqdm
 
@@ -89,16 +90,19 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Names
     if args.blind_images:
         paths = find_images(args.blind_images, IMAGE_FILES + SHARDS)
         limit = None
-    names: list[str] = []
+    names, problems = [], []
 
     def images():
         batches = Images(paths, loaded.to_bytes, args.batch_size, limit)
         for batch in tqdm(batches.loader(args.workers), "mean image"):
-            if batch.problems and limit is None:
+            if batch.problems and args.blind_images:
                 raise ValueError(batch.problems[0])
             names.extend(batch.new)
+            problems.extend(batch.problems)
             if batch.new:
                 yield loaded.from_bytes(batch.image)
+        if problems and not names:
+            raise ValueError(problems[0])
 
     with loaded.autocast():
         blind = mean_image(loaded.model, images())
@@ -109,10 +113,16 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Names
     return blind, f"the mean of {len(names)} images, {digest[:12]}"
 
 
-def complain(skipped: list[str]) -> None:
-    """Raises ValueError that lists the images which cannot be read, if there are any."""
+def complain(skipped: list[str], count: int | None = None) -> None:
+    """Raises ValueError that names the first images which cannot be read, if there are any.
+
+    Args:
+        count: of all that were skipped; by default those in the list.
+    """
     if skipped:
-        raise ValueError("\n  ".join([f"{len(skipped)} skipped, all else is written:", *skipped]))
+        count = len(skipped) if count is None else count
+        more = [f"... and {count - SHOWN} more"] * (count > SHOWN)
+        raise ValueError("\n  ".join([f"{count} skipped, all else is written:", *skipped[:SHOWN], *more]))
 
 
 def is_folder(out: str) -> bool:

@@ -23,20 +23,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 import requests
-from PIL import Image
+from open_clip_train.data import group_by_keys_nothrow
+from PIL import ExifTags, Image
 from requests.adapters import HTTPAdapter, Retry
 from tqdm import tqdm
-from webdataset.tariterators import base_plus_ext
 
+from ..data.drawing import encode_png
 from ..data.files import parse_json
-from ..data.images import FORMATS, data_url
+from ..data.images import data_url, decode_image
 from ..data.journal import Journal
-from ..data.paths import IMAGE_FILES, SHARDS, find_images
-from ..data.shards import Header
+from ..data.paths import SHARDS, find_images, formats
+from ..data.shards import Header, image_member, regroup, split_name
 from .judge_answers import LETTERS, assign_letters, parse_letter, report, summarise
 
 TIMEOUT_SECONDS = (10, 300)  # to connect, and between two bytes: a large model with a queue takes its time
 ANSWER_SECONDS, ANSWER_BYTES = 900, 2 ** 20  # of a whole answer
+# What servers take, by Pillow's format; an MPO is a JPEG of several pictures.
+SERVED = {"JPEG": "image/jpeg", "MPO": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}
 RETRIES = 7  # waits of 0, 1, 2, 4, ... 32 seconds where the server does not say how long
 
 
@@ -100,15 +103,18 @@ def _shard_images(shard: Path) -> dict[str, Place]:
     Raises:
         ValueError: it is no uncompressed tar file, or breaks off.
     """
-    found: dict[str, Place] = {}
+    members, found = [], {}
     try:
         with tarfile.open(shard, "r:", tarinfo=Header) as archive:
             for member in archive:
-                key, ending = base_plus_ext(member.name)
-                if member.isreg() and key and f".{ending.lower()}" in IMAGE_FILES:
-                    found.setdefault(key, Place(shard, member.offset_data, member.size))
+                if member.isreg():
+                    members.append({"fname": member.name, "__url__": "",
+                                    "data": Place(shard, member.offset_data, member.size)})
     except tarfile.TarError as problem:
         raise ValueError(f"{shard}: not a complete, uncompressed tar file ({problem})") from problem
+    for sample in regroup(group_by_keys_nothrow(members, split_name, lcase=False)):
+        if suffix := image_member(sample):
+            found.setdefault(sample["__key__"], sample[suffix])
     return found
 
 
@@ -140,7 +146,7 @@ def find_places(source: str, ids: set[str]) -> dict[str, Place]:
 
 
 def read_url(place: Place) -> str:
-    """The file's own bytes as a data URL.
+    """The file's own bytes as a data URL; of an image that is not upright, or in a format of few servers, a PNG's.
 
     Raises:
         ValueError: they are no image.
@@ -149,8 +155,10 @@ def read_url(place: Place) -> str:
         file.seek(place.offset)
         content = file.read(place.size)
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            return data_url(content, image.get_format_mimetype())
+        with Image.open(io.BytesIO(content), formats=formats()) as image:
+            if image.getexif().get(ExifTags.Base.Orientation, 1) == 1 and image.format in SERVED:
+                return data_url(content, SERVED[image.format])
+        return data_url(encode_png(decode_image(io.BytesIO(content))), "image/png")
     except (OSError, SyntaxError, Image.DecompressionBombError) as problem:
         raise ValueError(f"cannot read the image at byte {place.offset} of {place.path}: {problem}") from problem
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from ..data.csv_pairs import CsvRows, read_csv
-from ..data.drawing import encode_png
 from ..data.files import write_json
-from ..data.images import decode_image, named_samples
-from ..data.shards import image_member, image_suffix, open_tar, read_stats, stats_file, write_sizes
+from ..data.images import named_samples, stored
+from ..data.shards import image_member, open_tar, read_stats, stats_file, write_sizes
 from ..data.tables import key_of, read_rows
 from ..tokens import CAPTION_SEPARATOR
 from .bulk import Unit, check_source, source_of
@@ -64,25 +63,12 @@ def images_of(unit: Unit, kept: dict):
     if isinstance(unit, CsvRows):
         for key, path, _ in read_csv(unit):
             if key in kept:
-                yield key, *read_stored(path), json.dumps({"image": key})
+                yield key, *stored(path.read_bytes(), str(path)), json.dumps({"image": key})
         return
     for name, sample in named_samples(unit):
         if (key := key_of(name)) in kept:
             suffix = image_member(sample)
             yield key, suffix, sample[suffix], sample.get("json", b"{}")
-
-
-def read_stored(path: Path) -> tuple[str, bytes]:
-    """Suffix and bytes of an image as a shard can hold it: a file of another format as a PNG.
-
-    Raises:
-        ValueError, OSError: it cannot be read.
-    """
-    image = path.read_bytes()
-    try:
-        return image_suffix(image), image
-    except ValueError:
-        return "png", encode_png(decode_image(path))
 
 
 def keeper(least: float, number: int):

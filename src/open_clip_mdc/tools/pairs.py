@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..data.csv_pairs import split_csv
 from . import bulk
-from .common import check_engine, is_folder
+from .common import check_engine, complain, is_folder
 
 
 def check(args: argparse.Namespace) -> None:
@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> None:
     """Writes a table of scores for each shard, and the shards of what --top keeps.
 
     Raises:
-        ValueError: as `check`, one of --top and --out-shards is missing, or a folder of images is given.
+        ValueError: as `check`, one of --top and --out-shards is missing, or a folder of images is given; images had to
+            be skipped (all else is written by then).
     """
     check(args)
     if (args.top is None) != (args.out_shards is None):
@@ -50,7 +51,8 @@ def run(args: argparse.Namespace) -> None:
     if folders:
         raise ValueError(f"--pairs {folders[0]}: a folder of images has no captions; give shards, or a CSV file with "
                          f"the columns image,caption")
-    tables = bulk.write_all(units, args)
+    tables, skipped, count = bulk.write_all(units, args)
     if args.top is not None:
         from .kept import write_kept  # which opens images
         write_kept(units, tables, args)
+    complain(skipped, count)

@@ -30,10 +30,10 @@ from typing import NamedTuple, NoReturn
 from tqdm import tqdm
 
 from ..data.files import new_folder, parse_json, write_json
+from ..data.images import stored, without_image
 from ..data.shards import (
     find_shards,
     image_member,
-    image_suffix,
     is_text,
     read_metadata,
     read_samples,
@@ -110,7 +110,7 @@ def read_shards(shards: list[str], captions_key: str) -> Iterator[Sample]:
     for shard in tqdm(shards, unit="shard"):
         for sample in read_samples(shard):
             suffix, metadata = image_member(sample), read_metadata(sample)
-            name = str(metadata.get("filename", f"{sample['__key__']}.{suffix}"))
+            name = str(metadata.get("filename", f"{sample['__key__']}.{suffix}" if suffix else without_image(sample)))
             yield Sample(name, sample.get(suffix, b""), metadata.get(captions_key))
 
 
@@ -125,13 +125,16 @@ def usable(samples: Iterable[Sample], left_out: list[LeftOut]) -> Iterator[tuple
         try:
             if not texts:
                 raise ValueError("no captions")
-            yield image_suffix(image), Sample(name, image, texts)
+            if not image:
+                raise ValueError("no image")
+            suffix, image = stored(image, name)
+            yield suffix, Sample(name, image, texts)
         except ValueError as problem:
             left_out.append(LeftOut(name, str(problem)))
 
 
 def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str, separator: str) -> dict[str, int]:
-    """Writes shards of SHARD_SIZE samples, images byte for byte.
+    """Writes shards of SHARD_SIZE samples; JPEG, PNG and WebP images byte for byte, others as PNG.
 
     Args:
         shard: name of a shard, for its number.

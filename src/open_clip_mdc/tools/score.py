@@ -26,7 +26,7 @@ from ..model import Captioner
 from ..scoring import log_likelihood
 from ..tokens import decode_captions, target_tokens, tokenize_whole
 from . import pairs
-from .common import blind_image, load_captioner, need_folder
+from .common import blind_image, complain, load_captioner, need_folder
 
 
 def read_captions(path: str) -> list[str]:
@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> None:
     """Writes --out in one go at the end; of pairs shard by shard.
 
     Raises:
-        ValueError: --out is no .csv or .jsonl file, an image cannot be read, or as `pairs.check`.
+        ValueError: images had to be skipped (all else is written by then), --out is no .csv or .jsonl file, or as
+            `pairs.check`.
     """
     if args.pairs:
         return pairs.run(args)
@@ -87,6 +88,7 @@ def run(args: argparse.Namespace) -> None:
     blind, _ = blind_image(loaded, paths, args)
     with loaded.autocast():
         prior = log_likelihood(model, None, text[None], blind=blind)[0].tolist()
+    count, skipped = 0, []
     with new_file(out) as partial, partial.open(
             "w", encoding="utf-8", errors="backslashreplace", newline="") as file:  # names of files are any bytes
         writer = csv.DictWriter(file, ["image", "caption", "score", "blind", "debiased", "tokens"])
@@ -94,15 +96,18 @@ def run(args: argparse.Namespace) -> None:
             writer.writeheader()
         images = Images(paths, loaded.to_bytes, args.batch_size)
         for batch in tqdm(images.loader(args.workers), desc="scores", unit="batch"):
-            if batch.problems:
-                raise ValueError(batch.problems[0])
+            skipped += batch.problems
+            if not batch.new:
+                continue
             with loaded.autocast():
                 scored = score_pairs(model, loaded.from_bytes(batch.image), captions, text, loaded.tokenizer, prior,
                                      args.alpha)
+            count += len(batch.names)
             for name, rows in zip(batch.names, scored, strict=True):
                 for row in rows:
                     if out.suffix == ".csv":
                         writer.writerow({"image": name, **row, "tokens": json.dumps(row["tokens"])})
                     else:
                         file.write(json.dumps({"image": name, **row}) + "\n")
-    print(f"{len(paths)} images x {len(captions)} captions: {out}")
+    print(f"{count} images x {len(captions)} captions: {out}")
+    complain(skipped)

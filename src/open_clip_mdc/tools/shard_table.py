@@ -12,6 +12,7 @@ from ..data.images import Batch, Images
 from ..data.tables import key_of, write_table
 from ..pretrained import PretrainedCaptioner
 from .bulk import Unit, check_settings, files_of, source_of
+from .common import SHOWN
 
 
 def check_out(out: str, settings: dict) -> None:
@@ -34,17 +35,18 @@ def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argpa
     Raises:
         ValueError: the shard breaks off.
     """
-    stats, source = {"images": 0, "rows": 0, "broken": 0}, source_of(shard)
+    stats, source, skipped = {"images": 0, "rows": 0, "broken": 0}, source_of(shard), []
     with write_table(out, schema) as table:
         for batch in Images(files_of(shard), loaded.to_bytes, args.batch_size).loader(args.workers):
             if batch.damaged:
                 raise ValueError(batch.damaged[0])
             stats["images"] += len(batch.names)
             stats["broken"] += len(batch.problems)
+            skipped += batch.problems[:SHOWN - len(skipped)]
             if batch.names:
                 keys = [key_of(name.removeprefix(f"{shard}::").removeprefix(f"{shard}/")) for name in batch.names]
                 rows = {"key": keys, **columns(batch._replace(names=keys, image=loaded.from_bytes(batch.image)))}
                 table.add(rows)
                 stats["rows"] += len(rows["key"])
-        table.about.update(settings=settings, source=source, stats=stats)
+        table.about.update(settings=settings, source=source, stats=stats, skipped=list(map(key_of, skipped)))
     return stats

@@ -1,0 +1,285 @@
+"""Claims about images of others: one picture on every path, and what a folder and a shard hold.
+
+    pytest tests/core/test_images.py
+"""
+import base64
+import io
+import tarfile
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import open_clip_train.data
+import pandas as pd
+import pytest
+from conftest import complaint_of
+from PIL import Image, features
+from torchvision.transforms.functional import pil_to_tensor
+
+import open_clip_mdc
+from clip_benchmark_ext.local_files import open_rgb
+from open_clip_mdc.data import images
+from open_clip_mdc.data.paths import find_images
+from open_clip_mdc.data.shards import image_member, members, read_samples, tar_writer
+from open_clip_mdc.data.tables import read_about
+from open_clip_mdc.loading import CsvImages
+from open_clip_mdc.pretrained import PretrainedCaptioner
+from open_clip_mdc.tools import judge
+
+GREY = (np.arange(24 * 40, dtype=np.uint16) * 68).reshape(24, 40)
+
+
+def picture() -> Image.Image:
+    """40 x 24 pixels, each unlike its mirror images."""
+    return Image.fromarray(np.stack([GREY % 251, GREY % 241, GREY % 239], -1).astype(np.uint8))
+
+
+def save(image: Image.Image, kind: str, orientation: int | None = None, **options) -> bytes:
+    buffer, exif = io.BytesIO(), Image.Exif()
+    if orientation:
+        exif[0x0112] = orientation
+        options["exif"] = exif
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def stored(data: bytes) -> np.ndarray:
+    with Image.open(io.BytesIO(data)) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+TURNS = {2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1], 5: lambda a: a.transpose(1, 0, 2),
+         6: lambda a: np.rot90(a, -1), 7: lambda a: a[::-1, ::-1].transpose(1, 0, 2), 8: lambda a: np.rot90(a)}
+
+
+def photographs() -> dict[str, tuple[bytes, np.ndarray]]:
+    """Files, and the pixels that every path should see."""
+    files = {}
+    for orientation, turn in TURNS.items():
+        data = save(picture(), "JPEG", orientation)
+        files[f"turned{orientation}.jpg"] = data, turn(stored(data))
+    for kind in ("PNG", "WEBP", "AVIF")[:2 + features.check("avif")]:
+        data = save(picture(), kind, 6)
+        files[f"turned.{kind.lower()}"] = data, np.rot90(stored(data), -1)
+    files["turned.tif"] = save(picture(), "TIFF", 6), np.rot90(np.asarray(picture()), -1)
+    files["straight.jpg"] = (data := save(picture(), "JPEG", 1)), stored(data)
+    files["sixteen.png"] = save(Image.fromarray(GREY), "PNG"), np.repeat(GREY[..., None] >> 8, 3, -1)
+    files["palette.gif"] = (data := save(picture().convert("P"), "GIF")), stored(data)
+    files["transparent.png"] = (data := save(picture().convert("P"), "PNG", transparency=3)), stored(data)
+    files["cmyk.jpg"] = (data := save(picture().convert("CMYK"), "JPEG")), stored(data)
+    files["grey.bmp"] = (data := save(picture().convert("L"), "BMP")), stored(data)
+    still = save(picture(), "GIF", save_all=True, append_images=[picture().rotate(180)])
+    files["moving.gif"] = still, stored(still)
+    return files
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """The files in a folder, as shards of both kinds of clip_benchmark, and as a CSV file."""
+    folder = tmp_path_factory.mktemp("photos")
+    for name, (data, _) in photographs().items():
+        (folder / name).write_bytes(data)
+    for part in ("cls", "retrieval"):
+        with tar_writer(folder / part / "test" / "0.tar") as writer:
+            for number, (name, (data, _)) in enumerate(photographs().items()):
+                label = {"txt": name} if part == "retrieval" else {"cls": str(number)}
+                writer.write({"__key__": f"{number:03d}", Path(name).suffix[1:]: data, **label})
+        (folder / part / "test" / "nshards.txt").write_text("1")
+    (folder / "retrieval" / "dataset_type.txt").write_text("retrieval")
+    pd.DataFrame([{"filepath": folder / name, "title": name} for name in photographs()]).to_csv(
+        folder / "pairs.csv", sep="\t", index=False)
+    return folder
+
+
+def training(photos: Path, is_train: bool) -> dict[str, np.ndarray]:
+    """What OpenCLIP's own pipeline gives to the transform, by the text beside it."""
+    open_clip_mdc.register()
+    shard, seen = str(photos / "retrieval" / "test" / "0.tar"), {}
+    args = Namespace(train_data=shard, val_data=shard, train_num_samples=len(photographs()), val_num_samples=None,
+                     train_data_upsampling_factors=None, seed=0, world_size=1, rank=0, workers=0, batch_size=1,
+                     device="cpu")
+    info = open_clip_train.data.get_wds_dataset(args, pil_to_tensor, is_train, tokenizer=lambda text: [text])
+    for image, (name,) in info.dataloader:
+        seen[name] = image[0].permute(1, 2, 0).numpy()
+    return seen
+
+
+def each(photos: Path, function) -> dict[str, np.ndarray]:
+    return {name: np.asarray(function(photos / name)) for name in photographs()}
+
+
+def in_memory(photos: Path) -> dict[str, np.ndarray]:
+    captioner = PretrainedCaptioner(None, pil_to_tensor, None, "cpu", "fp32")
+    return each(photos, lambda path: next(captioner.batches([Image.open(path)]))[0].permute(1, 2, 0))
+
+
+def csv(photos: Path) -> dict[str, np.ndarray]:
+    rows = CsvImages(str(photos / "pairs.csv"), np.asarray, "filepath", "title", tokenizer=lambda texts: texts)
+    return {name: image for image, name in rows}
+
+
+def pairs(photos: Path) -> dict[str, np.ndarray]:
+    shard = str(photos / "retrieval" / "test" / "0.tar")
+    return {name: image for image, name in images.read_pairs([shard], np.asarray, lambda text: [text])}
+
+
+PATHS = {
+    "files": lambda photos: each(photos, images.open_image), "memory": in_memory,
+    "selection": lambda photos: each(photos, open_rgb), "csv": csv, "pairs": pairs,
+    "training": lambda photos: training(photos, True), "validation": lambda photos: training(photos, False),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_sees_one_picture_the_way_up_that_the_camera_noted(photos, path):
+    seen = PATHS[path](photos)
+    assert seen.keys() == photographs().keys()
+    wrong = [name for name, (_, right) in photographs().items() if not np.array_equal(seen[name], right)]
+    assert not wrong
+
+
+def test_a_box_of_a_data_file_is_cut_from_the_pixels_as_stored(tmp_path):
+    (tmp_path / "turned.png").write_bytes(save(picture(), "PNG", 6))
+    right = np.rot90(np.asarray(picture())[3:11, 5:30], -1)
+    assert np.array_equal(np.asarray(open_rgb(tmp_path / "turned.png", (5, 3, 30, 11))), right)
+
+
+# ---- what a folder and a shard hold
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Images under all kinds of names, what is no image, what is hidden, and images that cannot be read."""
+    folder = tmp_path_factory.mktemp("folder")
+    good = {"a.jpg": "JPEG", "b.JFIF": "JPEG", "c.tif": "TIFF", "d.bmp": "BMP", "e.gif": "GIF", "f.ppm": "PPM",
+            "jpeg": "JPEG", "photo.jpg_large": "JPEG", "inner/g.tiff": "TIFF", "v1.0.png": "PNG"}
+    bad = {"heic.heic": b"\0\0\0\x18ftypheic", "raw.dng": b"II*\0", "text.jpg": b"no image", "vector.svg": b"<svg/>"}
+    others = {"a.txt": b"a caption", "a.json": b"{}", "BMW": b"BMW cars", "list.csv": b"a,b\n", "none": b""}
+    hidden = {".thumbnails/a.jpg": "JPEG", "._a.jpg": "JPEG", "__MACOSX/a.jpg": "JPEG", ".DS_Store": "PNG"}
+    for name, content in {**good, **hidden, **bad, **others}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(save(picture(), content) if isinstance(content, str) else content)
+    (folder / "gone.png").symlink_to(folder / "nowhere.png")
+    return folder
+
+
+GOOD = ["a.jpg", "b.JFIF", "c.tif", "d.bmp", "e.gif", "f.ppm", "inner/g.tiff", "jpeg", "photo.jpg_large", "v1.0.png"]
+BAD = ["gone.png", "heic.heic", "raw.dng", "text.jpg", "vector.svg"]
+
+
+def test_a_folder_holds_all_that_can_be_read_and_names_what_cannot(folder):
+    found = [str(path.relative_to(folder)) for path in find_images([str(folder)])]
+    assert found == sorted([*GOOD, *BAD], key=lambda name: Path(name).parts)
+
+
+COMMANDS = {"caption": ("{}", "--length", 2, "--out", "c.jsonl"), "embed": ("{}", "--out", "e"),
+            "caption to tables": ("{}", "--length", 2, "--out", "c"),
+            "attention": ("{}", "--length", 2, "--out", "a.html"),
+            "score": ("--images", "{}", "--captions", "texts", "--blind-images", "many", "--out", "s.csv")}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_names_what_it_skips_by_one_status_and_writes_the_rest(command, folder, runs, tmp_path,
+                                                                            monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("many").mkdir()
+    for number in range(32):
+        Path(f"many/{number}.png").write_bytes(save(picture(), "PNG"))
+    Path("texts").write_text("a star")
+    argv = [str(part).format(folder) for part in COMMANDS[command]]
+    complaint = complaint_of(command.split()[0], "--pretrained", runs / "mdc", "--device", "cpu", *argv)
+    assert complaint.startswith("error: ") and "5 skipped, all else is written:\n" in complaint
+    assert [name for name in [*GOOD, *BAD] if f"{folder}/{name}" in complaint] == BAD
+    out = Path(argv[-1])
+    assert (read_about(next(out.glob("*.parquet")))["stats"]["images"] if out.is_dir() else
+            out.read_text().count("<article" if out.suffix == ".html" else f"{folder}/")) == len(GOOD)
+
+
+SHARD = {"img_1.V1.0.png": "PNG", "img_1.V1.0.txt": "one", "img_1.V2.0.PNG": "PNG", "img_1.V2.0.txt": "two",
+         "b.bmp": "BMP", "b.txt": "three", "c.gif": "GIF", "c.txt": "four", "d.tif": "TIFF", "d.txt": "five",
+         "e.depth.png": "PNG", "e.jpg": "JPEG", "e.txt": "six", "cat.jpg": "JPEG", "cat.txt": "seven",
+         "cat.v2.jpg": "JPEG", "cat.v2.txt": "eight", "in/._b.jpg": "JPEG", "f.txt": "no image", "f.json": "{}"}
+KEYS = {"img_1.V1.0": "one", "img_1.V2.0": "two", "b": "three", "c": "four", "d": "five", "e": "six", "cat": "seven",
+        "cat.v2": "eight"}
+
+
+def write_tar(path: Path, content: dict[str, bytes]) -> Path:
+    """Members by any name."""
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in content.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory) -> Path:
+    content = {name: save(picture(), value) if value.isupper() else value.encode() for name, value in SHARD.items()}
+    return write_tar(tmp_path_factory.mktemp("shard") / "test" / "0.tar", content)
+
+
+def test_a_shard_holds_what_a_folder_may_under_keys_with_dots(shard):
+    """The key of webdataset ends at the first dot."""
+    read = list(images.read_images([shard]))
+    assert {source.name.partition("::")[2]: source.text for source in read[:-1]} == KEYS
+    assert str(read[-1].source) == f"{shard}: no image in 1 of its samples; the first is sample f (txt, json)"
+    assert all(images.open_image(source.source).size == (40, 24) for source in read[:-1])
+    texts = {sample["__key__"]: sample["txt"].decode() for sample in read_samples(str(shard), ("txt",))}
+    assert texts == KEYS | {"f": "no image"}
+
+
+@pytest.mark.parametrize("is_train", [True, False])
+def test_training_sees_every_sample_and_logs_what_has_no_image(shard, is_train, caplog, tmp_path):
+    empty = write_tar(tmp_path / "1.tar", {"x.txt": b"words", "y.txt": b"more words"})
+    open_clip_mdc.register()
+    both = f"{shard}::{empty}"
+    args = Namespace(train_data=both, val_data=both, train_num_samples=8, val_num_samples=None, seed=0, world_size=1,
+                     train_data_upsampling_factors=None, rank=0, workers=0, batch_size=8, device="cpu")
+    info = open_clip_train.data.get_wds_dataset(args, pil_to_tensor, is_train, tokenizer=lambda text: [text])
+    (_, texts), = info.dataloader
+    assert sorted(texts) == sorted(KEYS.values())
+    assert "Left out 3 of the samples, in 2 of the shards" in caplog.text and "any other sample: 1." in caplog.text
+    assert "sample f (txt, json)" in caplog.text or "sample x (txt)" in caplog.text
+
+
+def test_the_tools_name_samples_without_an_image_and_refuse_a_shard_that_has_none(shard, runs, tmp_path):
+    empty = write_tar(tmp_path / "empty.tar", {"x.txt": b"words", "y.txt": b"more words"})
+    flags = "--pretrained", runs / "mdc", "--device", "cpu", "--length", 2, "--workers", 0
+    for out in ("c.jsonl", "c"):
+        complaint = complaint_of("caption", *flags, shard, "--out", tmp_path / out)
+        assert complaint == (f"error: 1 skipped, all else is written:\n  {shard}: no image in 1 of its samples; the "
+                             "first is sample f (txt, json)")
+        complaint = complaint_of("caption", *flags, empty, "--out", tmp_path / f"no-{out}")
+        assert f"{empty}: none of its 2 samples has an image; the first is sample x (txt)" in complaint
+    assert len((tmp_path / "c.jsonl").read_text().splitlines()) == read_about(tmp_path / "c" / "0.parquet")["stats"][
+        "rows"] == 8
+    assert not (tmp_path / "no-c" / "empty.parquet").exists()
+
+
+def test_prepare_takes_every_format_and_names_what_has_no_image(tmp_path):
+    content = {}
+    for kind, suffix in (("GIF", "gif"), ("TIFF", "tif"), ("JPEG", "v1.jpg")):
+        content |= {f"{kind}.{suffix}": save(picture(), kind, None if kind == "GIF" else 6),
+                    f"{kind}.{suffix.replace(suffix.split('.')[-1], 'json')}": b'{"captions": ["words"]}'}
+    source = write_tar(tmp_path / "s.tar", content | {"none.json": b'{"captions": ["words"]}'})
+    argv = "prepare", "shards", "--train", source, "--out", tmp_path / "out"
+    assert "1 images cannot be used" in complaint_of(*argv)
+    assert complaint_of(*argv, "--skip-broken") is None
+    assert (tmp_path / "out" / "left_out.txt").read_text() == "'sample none (json)': no image\n"
+    samples = list(read_samples(str(tmp_path / "out" / "train" / "00000.tar")))
+    assert [sorted(members(sample)) for sample in samples] == [["json", "png", "txt"]] * 2 + [["jpg", "json", "txt"]]
+    for sample, size in zip(samples, ((40, 24), (24, 40), (24, 40)), strict=True):  # turned once, not twice
+        assert images.decode_image(io.BytesIO(sample[image_member(sample)])).size == size
+
+
+def test_the_judge_sees_images_upright_and_in_formats_that_servers_take(shard, tmp_path):
+    files = ("JPEG", 6, "png"), ("JPEG", None, "jpeg"), ("TIFF", None, "png")
+    for number, (kind, orientation, mime) in enumerate(files):
+        (tmp_path / f"{number}").write_bytes(data := save(picture(), kind, orientation))
+        head, url = judge.read_url(judge.Place(tmp_path / f"{number}")).split(",")
+        assert head == f"data:image/{mime};base64" and (mime == "png" or base64.b64decode(url) == data)
+        sent = Image.open(io.BytesIO(base64.b64decode(url)))
+        assert sent.size == ((24, 40) if orientation else (40, 24)) and not sent.getexif()
+    assert judge.find_places(str(shard), set(KEYS)).keys() == KEYS.keys()
