@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -21,10 +20,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch.utils.data import IterableDataset, Subset
 
-from open_clip_mdc.checkpoints import hash_tensor
 from open_clip_mdc.data.files import new_file
 from open_clip_mdc.encoder import class_token
 
+from . import contents
+from .contents import hash_values, text_of
 from .distributed import everywhere, merge, own_batches
 from .results import precision
 
@@ -114,14 +114,13 @@ def cache_key(
 
 
 def describe_data(dataloader: Iterable) -> dict:
-    """What tells a loader's images from others: where they come from, how many, their transform, a sample's hash.
+    """What tells a loader's images from others: their content, how many, their transform, a sample's hash.
 
     Nothing but the loader is asked, so that it works for every data set of clip_benchmark. The sample (the first image
-    of a stream; first, middle and last image otherwise, all transformed) catches what a printed data set or transform
-    leaves out. Files of a WebDataset count with size and time of change.
+    of a stream; first, middle and last image otherwise, all transformed) catches what a printed transform leaves out.
     """
     dataset = getattr(dataloader, "dataset", dataloader)
-    about = {}
+    about = {"content": contents.fingerprint(dataset)}
     if isinstance(dataset, IterableDataset):
         samples = list(itertools.islice(dataset, 1))
         if getattr(dataloader, "batch_size", 1) is None:  # the stream makes its own batches; their size must not count
@@ -130,17 +129,12 @@ def describe_data(dataloader: Iterable) -> dict:
         about["images"] = len(dataset)
         samples = [dataset[i] for i in sorted({0, len(dataset) // 2, len(dataset) - 1})] if len(dataset) else []
     while isinstance(dataset, Subset):  # a random part, such as --val_proportion makes
-        about["rows"] = hashlib.sha256(repr((about.get("rows"), list(dataset.indices))).encode()).hexdigest()
         dataset = dataset.dataset
-
-    stages = getattr(dataset, "pipeline", [])  # of a WebDataset
-    shards = [url for stage in stages for url in getattr(stage, "urls", [])]
-    transforms = [arg for stage in stages for arg in getattr(stage, "args", ()) if callable(arg)]
-    about["source"] = [_describe_file(url) for url in shards] or (
-        type(dataset).__name__ if isinstance(dataset, (list, tuple)) else _text(dataset))
-    about["transform"] = [_text(t) for t in transforms] or _text(getattr(dataset, "transform", None))
-
-    about["sample"] = _hash(samples)
+    transforms = [arg for stage in getattr(dataset, "pipeline", []) for arg in getattr(stage, "args", ())
+                  if callable(arg)]  # of a WebDataset
+    about["source"] = contents.shards_of(dataset) or type(dataset).__name__  # for readers
+    about["transform"] = [text_of(t) for t in transforms] or text_of(getattr(dataset, "transform", None))
+    about["sample"] = hash_values(samples)
     return about
 
 
@@ -181,7 +175,7 @@ def feature_path(folder: str, key: dict) -> str:
 def save_features(path: str, key: dict, features: torch.Tensor, targets: torch.Tensor, note: str = "") -> None:
     """Writes features [N, D] and targets [N] with key and checksum: the format would not notice a flipped bit."""
     tensors = {"features": features.contiguous(), "targets": targets.contiguous()}
-    save_tensors(path, tensors, {"key": _json(key), "checksum": _hash(features, targets), "note": note})
+    save_tensors(path, tensors, {"key": _json(key), "checksum": hash_values(features, targets), "note": note})
 
 
 def load_features(path: str, key: dict) -> tuple[torch.Tensor, torch.Tensor]:
@@ -199,7 +193,7 @@ def load_features(path: str, key: dict) -> tuple[torch.Tensor, torch.Tensor]:
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged ({error})") from error
     metadata = json.loads(data[8:8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
-    if tensors.keys() != {"features", "targets"} or metadata.get("checksum") != _hash(
+    if tensors.keys() != {"features", "targets"} or metadata.get("checksum") != hash_values(
             tensors["features"], tensors["targets"]):
         raise ValueError(f"{path} is damaged (its checksum is wrong)")
     if metadata.get("key") != _json(key):
@@ -222,32 +216,3 @@ def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str
 
 def _json(value: dict) -> str:
     return json.dumps(value, sort_keys=True)
-
-
-def _text(value: object) -> str:
-    """An object as Python prints it, without memory addresses, which differ from run to run."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
-
-
-def _describe_file(url: str) -> str:
-    if not os.path.exists(url):
-        return url  # a web address or a pipe
-    status = os.stat(url)
-    return f"{os.path.abspath(url)}, {status.st_size} bytes, {status.st_mtime_ns}"
-
-
-def _hash(*values: object) -> str:
-    """SHA-256 of tensors, and of anything else as it prints, in any nesting of lists and tuples."""
-    digest = hashlib.sha256()
-
-    def add(value: object) -> None:
-        if isinstance(value, (tuple, list)):
-            for part in value:
-                add(part)
-        elif isinstance(value, torch.Tensor):
-            hash_tensor(digest, value)
-        else:
-            digest.update(_text(value).encode())
-
-    add(values)
-    return digest.hexdigest()

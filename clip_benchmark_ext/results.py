@@ -1,9 +1,9 @@
 """Result files: where they are, which settings their numbers belong to, and strict JSON in them.
 
-A result says in "settings" all that decides its numbers beside model, data set and task, the SHA-256 of the weights and
-of files that options name included. `--skip_existing` keeps a result of the very same settings and no other.
+A result says in "settings" all that decides its numbers beside model, data set and task: the SHA-256 of the weights, of
+files that options name, and of the data (`contents.fingerprint`) included. `--skip_existing` keeps a result of the very
+same settings and no other; one that does not say of which data it is is made again, once.
 """
-import hashlib
 import json
 import logging
 import math
@@ -11,14 +11,14 @@ import os
 import re
 from argparse import Namespace
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 
 from open_clip_mdc import clip_guidance
 from open_clip_mdc.checkpoints import find
-from open_clip_mdc.data.files import parse_json, write_json
+from open_clip_mdc.data.files import files_below, parse_json, sha256, write_json
+from open_clip_mdc.data.shards import find_shards
 
 from .flags import Flags
 
@@ -59,37 +59,26 @@ def output_file(args: Namespace, flags: Flags, names: tuple[str, ...], captioner
     return Path(file_name(template, args))
 
 
-@lru_cache
-def _digest(path: str, size: int, changed: int) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while part := file.read(1 << 24):
-            digest.update(part)
-    return digest.hexdigest()
-
-
-def sha256(path: str) -> str:
-    """Of a file's content; each is read once a process."""
-    about = os.stat(path)
-    return _digest(path, about.st_size, about.st_mtime_ns)
-
-
 def named_files(option: str, value: object) -> list[str]:
     """The files that an option names, if any: of a CLIP model that of its weights, as `checkpoints.find` finds them."""
     if option == "clip" and value is not None:
         _, value = clip_guidance.parse(value)
     paths = [path for path in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(path, str)]
+    if option == "train_captions":
+        paths = [shard for path in paths for shard in (find_shards(path) if path.endswith(".tar") else [path])]
     if option in ("clip", "clipscore_pretrained"):
         paths = [find(path, "CLIP").weights or path if os.path.exists(path) else path for path in paths]
     return [path for path in paths if os.path.isfile(path)]
 
 
-def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, object]) -> dict:
+def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, object],
+             data: Mapping[str, str]) -> dict:
     """What a result is of, as plain JSON values.
 
     Args:
         arguments: names of upstream's arguments that decide this task's numbers.
         options: what our flags ask for.
+        data: by split its `contents.fingerprint`.
 
     Raises:
         ValueError: --clip is no MODEL:FILE.
@@ -98,9 +87,12 @@ def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, 
     settings = {name: getattr(args, name) for name in (*OF_EVERY_TASK, *arguments)} | dict(options)
     settings |= {f"{name}_sha256": [sha256(path) for path in files] for name, value in settings.items()
                  if (files := named_files(name, value))}
+    settings["data_sha256"] = dict(data)
     settings["precision"] = precision(args.device, args.amp)
     if os.path.isfile(args.pretrained):
         settings["weights_sha256"] = sha256(args.pretrained)
+    elif args.pretrained.startswith("local-dir:"):
+        settings["weights_sha256"] = [sha256(path) for path in files_below(args.pretrained.removeprefix("local-dir:"))]
     about = {name: getattr(args, name) for name in ("dataset", "model", "pretrained", "task", "language")}
     return json.loads(json.dumps({**about, "settings": settings}))
 
@@ -120,8 +112,18 @@ def is_there(path: Path, about: dict) -> bool:
         saved = None
     if isinstance(saved, dict) and all(saved.get(name) == value for name, value in about.items()):
         return True
-    logging.warning("%s is the result of something else, or does not say of what: it is made again", path)
+    logging.warning("%s is the result of something else (%s): it is made again", path, unlike(saved, about))
     return False
+
+
+def unlike(saved: object, about: Mapping) -> str:
+    """Which settings differ, or that a file does not say what it is of."""
+    settings = saved.get("settings") if isinstance(saved, dict) else None
+    if not isinstance(settings, dict):
+        return "it does not say of what"
+    old, new = ({name: one.get(name) for name in about if name != "settings"} | one["settings"]
+                for one in (saved, about))
+    return "other " + ", ".join(name for name in new | old if old.get(name) != new.get(name))
 
 
 def without_nan(values: Mapping[str, object]) -> dict:

@@ -17,7 +17,7 @@ from clip_benchmark import models as upstream_models
 from clip_benchmark.datasets import builder
 from clip_benchmark.metrics import zeroshot_retrieval
 from open_clip.coca_model import CoCa
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 from torchvision.transforms import Compose
 from webdataset import split_by_worker
 
@@ -27,7 +27,7 @@ from open_clip_mdc.integration import is_captioner
 from open_clip_mdc.messages import close_names
 from open_clip_mdc.objective import OBJECTIVES, CaptionCfg
 
-from . import caption_data, captioning, corruptions, datasets, linear_probe, results, selection, zeroshot
+from . import caption_data, captioning, contents, corruptions, datasets, linear_probe, results, selection, zeroshot
 from .coca import CoCaCaptioner
 from .distributed import everywhere, rank_and_size
 from .features import default_feature
@@ -43,6 +43,17 @@ def whole_shards(shards: Iterable[dict]) -> Iterator[dict]:
         if os.path.exists(shard["url"]):
             check_shard(Path(shard["url"]))
         yield shard
+
+
+def own_samples(samples: Iterable[dict], batch_size: int) -> Iterator[dict]:
+    """A stage of a webdataset: of W workers each takes every W-th batch, before it is decoded.
+
+    webdataset deals out shards, and batches come as its workers make them: which rows meet in a batch, and in which
+    order they come, would depend on the number of workers.
+    """
+    worker = get_worker_info()
+    first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+    return (sample for number, sample in enumerate(samples) if number // batch_size % step == first)
 
 
 class Job(NamedTuple):
@@ -69,7 +80,7 @@ class Job(NamedTuple):
         args = self.args
         root = args.dataset_root.format(dataset=args.dataset.removeprefix("wds/"),
                                         dataset_cleaned=args.dataset.removeprefix("wds/").replace("/", "-"))
-        transform = transform or self.transform
+        transform = transform or self.transform  # None before the model is loaded
         if datasets.find_row(args.dataset):
             return datasets.build_dataset(args.dataset, root, transform, perturbations=self.flags.perturbations)
         try:
@@ -88,14 +99,18 @@ class Job(NamedTuple):
         except AssertionError as problem:  # upstream's, e.g. of class names that are not there
             raise ValueError(f"{args.dataset} in {root} is not fit for {args.task}: {problem}") from problem
         if args.dataset.startswith("wds/"):
-            dataset.pipeline.insert(dataset.pipeline.index(split_by_worker) + 1, whole_shards)
+            place = dataset.pipeline.index(split_by_worker)
+            dataset.pipeline[place] = whole_shards
+            dataset.pipeline.insert(place + 2, partial(own_samples, batch_size=args.batch_size))
         return caption_data.with_keys(dataset, transform) if args.task == "captioning" else dataset
 
     def load(self, split: str, transform: Callable | None = None) -> DataLoader:
-        """Batches of `build`, in the order of the data set; images are clean."""
+        """Batches of `build`, in the order of the data set whatever the number of workers; images are clean."""
         dataset, args = self.build(split, transform), self.args
         if args.dataset.startswith("wds/"):
-            return DataLoader(dataset.batched(args.batch_size), batch_size=None, num_workers=args.num_workers)
+            # Each worker reads all shards: of those on the web one is enough.
+            workers = min(args.num_workers, 1) if "://" in args.dataset_root else args.num_workers
+            return DataLoader(dataset.batched(args.batch_size), batch_size=None, num_workers=workers)
         collate = getattr(dataset, "collate_fn", None) or builder.get_dataset_collate_fn(args.dataset)
         return DataLoader(dataset, args.batch_size, num_workers=args.num_workers, collate_fn=collate)
 
@@ -299,12 +314,17 @@ def evaluate(args: Namespace, flags: Flags) -> int:
     options = task.options(args, flags, cfg)
     for_any = (*task.flags, "corruption")
     output = results.output_file(args, flags, for_any + task.captioner_flags if captioner else for_any, captioner)
-    describe = partial(results.describe, args, task.arguments,
-                       {**{name: getattr(flags, name) for name in for_any}, **options})
-    about = describe()
-    if args.skip_existing and everywhere(results.is_there(output, about)):
+    asked = {**{name: getattr(flags, name) for name in for_any}, **options}
+    splits = [args.split, *(getattr(args, name) for name in ("train_split", "val_split") if name in task.arguments)]
+    job = Job(args, flags, options, output)
+
+    def describe() -> dict:
+        data = {split: contents.fingerprint(job.build(split)) for split in splits if split is not None}
+        return results.describe(args, task.arguments, asked, data)
+
+    if args.skip_existing and everywhere(output.exists()) and everywhere(results.is_there(output, describe())):
         if args.verbose:
-            print(f"Skip {output}: it is there, of the same settings.")
+            print(f"Skip {output}: it is there, of the same settings and data.")
         return 0
 
     if args.verbose:
@@ -312,7 +332,7 @@ def evaluate(args: Namespace, flags: Flags) -> int:
     torch.manual_seed(args.seed)
     job = Job(args, flags, options, output, *load_model(args))
     batches = job.load_test()
-    about = describe()  # --perturbations are made at their first use
+    about = describe()  # before the long work, that what changes meanwhile is noticed by the next run
     metrics = task.evaluate(job, batches)
     if rank_and_size()[0] == 0:
         if items := metrics.pop("items", None):

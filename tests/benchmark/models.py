@@ -38,15 +38,18 @@ def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     tar.addfile(info, io.BytesIO(data))
 
 
-def labelled_webdataset(root: Path, classes: list[str], templates: list[str], per_split: int = 24) -> Path:
-    """clip_benchmark's layout; image i has class i modulo their number."""
+def labelled_webdataset(root: Path, classes: list[str], templates: list[str], per_split: int = 24,
+                       shards: int = 1) -> Path:
+    """clip_benchmark's layout; image i has class i modulo their number. The first of several shards is the longest."""
     for split, first in (("train", 1000), ("test", 0)):
         (root / split).mkdir(parents=True)
-        (root / split / "nshards.txt").write_text("1")
-        with tarfile.open(root / split / "0.tar", "w") as tar:
-            for i in range(per_split):
-                add(tar, f"{i}.png", png(first + i))
-                add(tar, f"{i}.cls", str(i % len(classes)).encode())
+        (root / split / "nshards.txt").write_text(str(shards))
+        ends = [per_split - 3 * (shards - 1 - shard) for shard in range(shards)]
+        for shard, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            with tarfile.open(root / split / f"{shard}.tar", "w") as tar:
+                for i in range(start, end):
+                    add(tar, f"{i}.png", png(first + i))
+                    add(tar, f"{i}.cls", str(i % len(classes)).encode())
     (root / "classnames.txt").write_text("\n".join(classes))
     (root / "zeroshot_classification_templates.txt").write_text("\n".join(templates))
     return root

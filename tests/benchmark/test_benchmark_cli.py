@@ -14,7 +14,7 @@ import pytest
 import torch
 from clip_benchmark.metrics import zeroshot_classification
 from conftest import SHARED, make_image, needs_data, run
-from models import save_clip
+from models import labelled_webdataset, save_clip
 from training import TORCHRUN, open_clip_train_each, train_flags
 
 import open_clip_mdc
@@ -63,8 +63,9 @@ def test_linear_probe_of_gap_features(scenes, runs, tmp_path):
     assert (tmp_path / "probe.safetensors").exists()
 
 
-def test_two_gloo_processes_give_the_numbers_of_one_to_the_digit(scenes, runs, tmp_path):
-    probe = ("--dataset", "wds/probe", "--dataset_root", scenes / "probe", "--task")
+def test_two_gloo_processes_of_three_workers_give_the_numbers_of_one_to_the_digit(scenes, runs, tmp_path):
+    data = labelled_webdataset(tmp_path / "data", ["red", "blue", "green"], ["a {c}"], shards=3)
+    probe = ("--dataset", "wds/probe", "--dataset_root", data, "--batch_size", "5", "--task")
     tasks = {
         "selection": ("--dataset", "sugar_crepe/replace_rel", "--dataset_root", scenes / "sugarcrepe", "--batch_size",
                       "7"),
@@ -73,7 +74,7 @@ def test_two_gloo_processes_give_the_numbers_of_one_to_the_digit(scenes, runs, t
     }
     tasks = {name: ("--model", "mdc", "--pretrained", str(runs / "mdc"), *map(str, flags))
              for name, flags in tasks.items()}
-    each = [["eval", "--distributed", *flags, "--feature_root", str(tmp_path / "two"), "--num_workers", "0", "--output",
+    each = [["eval", "--distributed", *flags, "--feature_root", str(tmp_path / "two"), "--num_workers", "3", "--output",
              f"two-{name}.json"] for name, flags in tasks.items()]
     Path("each.py").write_text("from clip_benchmark_ext import cli, distributed\n"
                                f"for argv in {each!r}:\n    assert not cli.main(argv)\n"

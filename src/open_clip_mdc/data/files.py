@@ -1,10 +1,12 @@
 """Files and folders that appear under their name when they are complete, or not at all."""
+import hashlib
 import json
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -44,6 +46,32 @@ def new_file(path: str | Path) -> Iterator[Path]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@cache
+def _digest(path: str, *state: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_state(path: str | Path) -> tuple[int, ...]:
+    """What changes with a file's content: its size, its times and its place on the disk.
+
+    The time of its last change of any kind among them, which no program can set: rsync, cp -p and the layers of a
+    container give what they write the size and the time of modification of something else.
+    """
+    stat = os.stat(path)
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def sha256(path: str | Path) -> str:
+    """Of a file's content; a process reads it once, and again when it has changed."""
+    return _digest(os.fspath(path), *file_state(path))
+
+
+def files_below(folder: str | Path) -> list[str]:
+    """All files in a folder and in those within, in order."""
+    return sorted(os.path.join(where, name) for where, _, names in os.walk(folder) for name in names)
 
 
 def parse_json(text: str | bytes, **options) -> object:

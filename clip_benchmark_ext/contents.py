@@ -1,0 +1,134 @@
+"""What a data set holds, as a fingerprint: for the settings of results and for the keys of what is kept between runs.
+
+Every file that a data set names is read (SHA-256, 1 to 2 GB a second) and counts with its content, wherever it lies and
+whenever it was written; everything else that it holds counts as it is: captions, labels, class names, templates.
+"""
+import dataclasses
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+from open_clip_mdc.checkpoints import hash_tensor
+from open_clip_mdc.data.files import files_below, sha256
+
+# How images are read, of which a key tells by other means (`features.describe_data`); and parts of a stream.
+PASSED_OVER = ("transform", "transforms", "target_transform", "loader", "pipeline")
+
+
+def text_of(value: object) -> str:
+    """An object as Python prints it, without memory addresses, which differ from run to run."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def shards_of(dataset: Dataset) -> list[str]:
+    """The shards of a webdataset, in order; none of another data set."""
+    return [url for stage in getattr(dataset, "pipeline", []) for url in getattr(stage, "urls", [])]
+
+
+def hash_values(*values: object) -> str:
+    """SHA-256 of tensors, and of anything else as it prints, in any nesting of lists and tuples."""
+    digest = hashlib.sha256()
+
+    def add(value: object) -> None:
+        if isinstance(value, (tuple, list)):
+            for part in value:
+                add(part)
+        elif isinstance(value, torch.Tensor):
+            hash_tensor(digest, value)
+        else:
+            digest.update(text_of(value).encode())
+
+    add(values)
+    return digest.hexdigest()
+
+
+class Contents:
+    """Adds up what a data set holds. Attributes: `digest`; `images`, how many files and images were met."""
+
+    def __init__(self, folder: str):
+        """
+        Args:
+            folder: that relative names of files are in.
+        """
+        self.digest, self.folder, self.images = hashlib.sha256(), folder, 0
+        self.seen: dict[int, tuple[int, object]] = {}  # by id: what has parts, and its number
+
+    def add_text(self, kind: str, text: str) -> None:
+        self.digest.update(f"{kind} {len(text)} {text}\n".encode(errors="surrogatepass"))
+
+    def add_file(self, path: str) -> None:
+        self.images += 1
+        self.add_text("file", sha256(path))
+
+    def add_name(self, name: str) -> None:
+        """A text; of one that names a file the file's content, of a folder nothing."""
+        path = os.path.join(self.folder, name)
+        if len(name) < 1000 and os.path.isfile(path):
+            self.add_file(path)
+        elif not (os.sep in name and os.path.isdir(path)):
+            self.add_text("text", name)
+
+    def add(self, value: object) -> None:
+        """Any value; what is no plain one, no array, image or data set counts as it prints."""
+        if isinstance(value, (str, Path)):
+            self.add_name(str(value))
+        elif value is None or isinstance(value, (bool, int, float)):
+            self.add_text("plain", repr(value))
+        elif isinstance(value, bytes):
+            self.add_text("bytes", hashlib.sha256(value).hexdigest())
+        elif isinstance(value, torch.Tensor) or isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            self.images += len(value) if value.ndim >= 3 else 0
+            hash_tensor(self.digest, torch.as_tensor(np.ascontiguousarray(value)))
+        elif isinstance(value, Image.Image):
+            self.images += 1
+            self.add_text(f"{value.mode} {value.size}", hashlib.sha256(value.tobytes()).hexdigest())
+        elif id(value) in self.seen:
+            self.add_text("again", str(self.seen[id(value)][0]))
+        else:
+            self.add_parts(value)
+
+    def add_parts(self, value: object) -> None:
+        """What has parts; one that is met again, which a circle would be, is not gone through again."""
+        self.seen[id(value)] = len(self.seen), value  # kept: another object might get its id
+        if isinstance(value, Mapping):
+            parts = [part for pair in value.items() for part in pair]
+        elif isinstance(value, (list, tuple, np.ndarray)):
+            parts = list(value)
+        elif isinstance(value, (set, frozenset)):
+            parts = sorted(value, key=repr)
+        elif isinstance(value, Dataset) or dataclasses.is_dataclass(value) or type(value).__module__.startswith(
+                "pycocotools"):
+            parts = [part for name, own in sorted(vars(value).items()) if name not in PASSED_OVER
+                     for part in (name, own)]
+        else:
+            return self.add_text("object", text_of(value))
+        self.add_text(type(value).__name__, str(len(parts)))
+        for part in parts:
+            self.add(part)
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """SHA-256 of all that a data set holds, whatever its transform; of shards on the web the addresses alone.
+
+    Where its attributes do not lead to all of its images, every file below its `root` counts.
+    """
+    inner = dataset
+    while isinstance(inner, Subset):
+        inner = inner.dataset
+    root = getattr(inner, "root", None)
+    found = Contents(str(root) if isinstance(root, (str, Path)) else "")
+    found.add(dataset)
+    for shard in shards_of(inner):
+        found.add(shard)
+    if root and not isinstance(inner, IterableDataset) and found.images < len(inner) and os.path.isdir(root):
+        for path in files_below(root):
+            found.add_text("name", os.path.relpath(path, root))
+            found.add_file(path)
+    return found.digest.hexdigest()

@@ -1,0 +1,215 @@
+"""Claims about what a number depends on: not on how many workers read, but on what the files hold."""
+import json
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+from conftest import make_image, png
+from models import add, labelled_webdataset, order_data, save_clip
+from safetensors.torch import load_file
+
+from clip_benchmark_ext import cli
+from clip_benchmark_ext import run as run_module
+
+pytestmark = pytest.mark.usefixtures("clip_benchmark", "no_java")
+WORKERS = (0, 1, 3)
+
+
+class Loaded(Exception):
+    """The model was about to be loaded: nothing was skipped."""
+
+
+def fail(args):
+    raise Loaded
+
+
+def evaluate(*flags, name="result") -> dict:
+    cli.main(["eval", *map(str, flags), "--output", f"{name}.json", "--batch_size", "4", "--quiet"])
+    return json.loads(Path(f"{name}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    return labelled_webdataset(tmp_path_factory.mktemp("labelled"), ["red", "blue", "green"], ["a {c}"], shards=3)
+
+
+def captioned_webdataset(root: Path) -> Path:
+    (root / "test").mkdir(parents=True)
+    (root / "dataset_type.txt").write_text("retrieval")
+    (root / "test" / "nshards.txt").write_text("3")
+    for shard, rows in enumerate((range(5), range(5, 7), range(7, 10))):
+        with tarfile.open(root / "test" / f"{shard}.tar", "w") as tar:
+            for i in rows:
+                add(tar, f"{i}.png", png(i))
+                add(tar, f"{i}.txt", f"a red square {i}\nsomething {i}".encode())
+    return root
+
+
+@pytest.mark.parametrize("task", [
+    ("--task", "linear_probe", "--fewshot_epochs", "2"), ("--task", "linear_probe", "--fewshot_k", "2"),
+    ("--task", "linear_probe", "--train_split", "test", "--val_proportion", "0.3", "--fewshot_epochs", "1"),
+    ("--task", "zeroshot_classification", "--scorer", "monte_carlo", "--num_samples", "4")], ids=" ".join)
+def test_workers_change_no_number_of_classes(runs, labelled, tmp_path, task):
+    results = []
+    for workers in WORKERS:
+        results.append(evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "wds/x", "--dataset_root",
+                                labelled, *task, "--num_workers", workers, "--feature_root", tmp_path / str(workers)))
+        results[-1]["kept"] = {path.name: load_file(path)["features"].tolist() for path in
+                               tmp_path.glob(f"{workers}/*")}
+    assert results[0] == results[1] == results[2]
+
+
+def test_workers_change_no_caption_that_is_drawn_and_no_recall(runs, tmp_path):
+    root = captioned_webdataset(tmp_path / "data")
+    name, weights = save_clip(tmp_path)
+    found = []
+    for workers in WORKERS:
+        shutil.rmtree("captions", ignore_errors=True)
+        common = ("--dataset", "wds/x", "--dataset_root", root, "--num_workers", workers)
+        result = evaluate("--model", "mdc", "--pretrained", runs / "mdc", *common, "--task", "captioning",
+                          "--temperature", "1", "--samples", "2", "--guidance_scale", "2")
+        saved = json.loads(Path("captions/result.json").read_text())
+        found.append((result["metrics"], saved["captions"], saved["samples"], saved["key"], evaluate(
+            "--model", name, "--pretrained", weights, *common, "--task", "zeroshot_retrieval")["metrics"]))
+    assert list(found[0][1]) == [str(i) for i in range(10)]
+    assert found[0] == found[1] == found[2]
+
+
+# ---- what the files hold
+
+
+def with_old_times(change, *paths: Path) -> None:
+    """As rsync, cp -p and the layers of a container leave files: other content, modified at the same time."""
+    times = [path.stat().st_mtime_ns for path in paths]
+    change(*paths)
+    for path, mtime in zip(paths, times, strict=True):
+        os.utime(path, ns=(mtime, mtime))
+
+
+def swap(*paths: Path) -> None:
+    contents = [path.read_bytes() for path in paths]
+    for path, content in zip(paths, reversed(contents), strict=True):
+        path.write_bytes(content)
+
+
+def rotate_labels(path: Path) -> None:
+    content = path.read_bytes()
+    with tarfile.open(path) as tar:
+        for member in tar:
+            if member.name.endswith(".cls"):
+                place = member.offset_data
+                content = content[:place] + str((int(content[place:place + 1]) + 1) % 3).encode() + content[place + 1:]
+    path.write_bytes(content)
+
+
+def swap_captions(path: Path) -> None:
+    rows = json.loads(path.read_text())
+    rows["0"]["caption"], rows["0"]["negative_caption"] = rows["0"]["negative_caption"], rows["0"]["caption"]
+    path.write_text(json.dumps(rows))
+
+
+def sugar_crepe(root: Path) -> Path:
+    (root / "val2017").mkdir(parents=True)
+    for i in range(4):
+        make_image(i).save(root / "val2017" / f"{i}.bmp")
+    (root / "swap_att.json").write_text(json.dumps({str(i): {
+        "filename": f"{i}.bmp", "caption": f"a red dog {i}", "negative_caption": f"a dog red {i}"} for i in range(4)}))
+    return root
+
+
+def class_folders(root: Path) -> Path:
+    for split in ("train", "val"):
+        for i in range(6):
+            (root / split / f"n{i % 2}").mkdir(parents=True, exist_ok=True)
+            make_image(i).save(root / split / f"n{i % 2}" / f"{i}.bmp")
+    return root
+
+
+PROBE = ("--dataset", "wds/x", "--task", "linear_probe")
+KINDS = {  # data, flags, and changes of some of its files
+    "sugar_crepe": (sugar_crepe, ("--dataset", "sugar_crepe/swap_att"), [
+        (swap_captions, "swap_att.json"), (swap, "val2017/0.bmp", "val2017/1.bmp")]),
+    "aro": (lambda root: order_data(root, images=3), ("--dataset", "aro/coco_order"), [
+        (lambda path: make_image(9).save(path), "val2014/0.png")]),
+    "labels": (lambda root: labelled_webdataset(root, ["red", "blue", "green"], ["a {c}"], 9), PROBE, [
+        (rotate_labels, "test/0.tar"), (rotate_labels, "train/0.tar")]),
+    "class names": (lambda root: labelled_webdataset(root, ["red", "dog"], ["a {c}", "b {c}"], 6), PROBE[:2], [
+        (lambda path: path.write_text("dog\nred"), "classnames.txt"),
+        (lambda path: path.write_text("a {c}\nc {c}"), "zeroshot_classification_templates.txt")]),
+    "captions": (captioned_webdataset, ("--dataset", "wds/x", "--task", "captioning"), [
+        (lambda path: path.write_bytes(path.read_bytes().replace(b"red", b"big")), "test/1.tar")]),
+    "folders": (class_folders, ("--dataset", "imagenet1k-unverified", *PROBE[2:]), [
+        (swap, "val/n0/0.bmp", "val/n1/1.bmp"), (swap, "train/n0/2.bmp", "train/n0/4.bmp")]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_result_is_made_again_when_a_file_holds_something_else(runs, tmp_path, monkeypatch, caplog, kind):
+    make, flags, changes = KINDS[kind]
+    root = make(tmp_path / "data")
+    command = ("--model", "mdc", "--pretrained", runs / "mdc", *flags, "--dataset_root", root, "--num_workers", "0",
+               "--skip_existing")
+    first = evaluate(*command)
+    for path in root.rglob("*.*"):
+        os.utime(path, (1, 1))
+    evaluated = evaluate(*command)
+    for change, *names in changes:
+        before = [(root / name).read_bytes() for name in names]
+        with_old_times(change, *(root / name for name in names))
+        with monkeypatch.context() as patch:
+            patch.setattr(run_module, "load_model", fail)
+            with pytest.raises(Loaded):
+                evaluate(*command)
+            assert "other data_sha256" in caplog.text
+            for name, content in zip(names, before, strict=True):
+                (root / name).write_bytes(content)
+            assert evaluate(*command) == evaluated == first
+
+
+def test_a_result_that_does_not_say_of_which_data_it_is_is_made_again_once(runs, tmp_path, monkeypatch, caplog):
+    root = sugar_crepe(tmp_path / "data")
+    command = ("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "sugar_crepe/swap_att", "--dataset_root",
+               root, "--num_workers", "0", "--skip_existing")
+    first = evaluate(*command)
+    old = json.loads(json.dumps(first))
+    del old["settings"]["data_sha256"]
+    Path("result.json").write_text(json.dumps(old))
+    assert evaluate(*command) == first
+    monkeypatch.setattr(run_module, "load_model", fail)
+    assert evaluate(*command) == first and caplog.text.count("other data_sha256") == 1
+
+
+def test_kept_features_are_those_of_the_content(runs, tmp_path):
+    """Of a tar that was written over at equal size and time, as rsync and the layers of a container do."""
+    root = labelled_webdataset(tmp_path / "data", ["red", "blue", "green"], ["a {c}"])
+    flags = ("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "wds/x", "--dataset_root", root, "--task",
+             "linear_probe", "--num_workers", "0", "--feature_root")
+    evaluate(*flags, tmp_path / "kept")
+    with_old_times(rotate_labels, root / "test" / "0.tar")
+    assert evaluate(*flags, tmp_path / "kept")["metrics"] == evaluate(*flags, tmp_path / "fresh")["metrics"]
+    os.utime(root / "test" / "0.tar", (1, 1))
+    kept = sorted(os.listdir(tmp_path / "kept"))
+    evaluate(*flags, tmp_path / "kept")
+    assert sorted(os.listdir(tmp_path / "kept")) == kept and len(kept) == 3
+
+
+def test_weights_of_a_folder_and_train_captions_are_told_by_their_content(tmp_path):
+    from argparse import Namespace
+
+    from clip_benchmark_ext.results import describe
+    (tmp_path / "model").mkdir()
+    weights, shard = tmp_path / "model" / "open_clip_model.safetensors", tmp_path / "0.tar"
+    args = Namespace(pretrained=f"local-dir:{tmp_path / 'model'}", model="x", dataset="x", task="x", language="en",
+                     amp=False, device="cpu", dataset_root="", split="test", model_type="open_clip")
+    found = []
+    for content in (b"1", b"2"):
+        weights.write_bytes(content)
+        shard.write_bytes(b"1")
+        found.append(describe(args, (), {"train_captions": f"{tmp_path}/{{0..0}}.tar"}, {}))
+        shard.write_bytes(content)
+        found.append(describe(args, (), {"train_captions": f"{tmp_path}/{{0..0}}.tar"}, {}))
+    assert found[0] == found[1] and len({json.dumps(about) for about in found}) == 3
+
+
