@@ -17,7 +17,9 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,11 +81,23 @@ def score_captions(
         of_images[name] = [float(value) for value in values]
         return [mean]
 
+    all_bleu = cache(lambda: Bleu(4).compute_score(gts, res, verbose=0)[0])
+    longest = max(len(caption.split()) for caption in hypotheses)
+
+    def bleu(n: int) -> list[float]:
+        if 0 < longest < n:  # pycocoevalcap divides a small number by another; of no word at all it gives nothing
+            raise ValueError(f"no caption has {n} words in a row to be found in a reference: the longest has {longest}")
+        return [all_bleu()[n - 1]]
+
+    def cider() -> list[float]:
+        check_idf(targets)
+        return mean_of("CIDEr", Cider())
+
     metrics: dict[tuple[str, ...], Callable[[], Sequence[float]]] = {
-        ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4"): lambda: Bleu(4).compute_score(gts, res, verbose=0)[0],
+        **{(f"Bleu_{n}",): partial(bleu, n) for n in range(1, 5)},
         ("METEOR",): lambda: [meteor(hypotheses, targets)],
         ("ROUGE_L",): lambda: mean_of("ROUGE_L", Rouge()),
-        ("CIDEr",): lambda: mean_of("CIDEr", Cider()),
+        ("CIDEr",): cider,
         ("SPICE",): lambda: [spice(hypotheses, targets)],
     }
     scores, missing = {}, {}
@@ -117,6 +131,31 @@ def check(candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequ
         texts = references[i]
         if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"image {i!r}: references must be a list of at least one text, not {texts!r}")
+
+
+def check_idf(references: Sequence[Sequence[str]]) -> None:
+    """Warns of images of which CIDEr says nothing, as each word of their references is in those of all images.
+
+    It weighs words by how few of these very images have them (idf): such images get 0 whatever their captions are.
+
+    Raises:
+        ValueError: all images are of that kind, as is one alone.
+    """
+    words = [{word for text in texts for word in ngrams(text.split())} for texts in references]
+    images = Counter(word for of_image in words for word in of_image)
+    silent = sum(all(images[word] == len(words) for word in of_image) for of_image in words)
+    if silent == len(words):
+        raise ValueError("it weighs words by how few images have them in their references, and here all images have "
+                         "the same" if silent > 1 else
+                         "it weighs words by how few images have them in their references, and here is one image")
+    if silent:
+        logging.warning("CIDEr gives %d of %d images nothing, whatever their captions are: the words of their "
+                        "references are in those of all images", silent, len(words))
+
+
+def ngrams(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """Of one to four words, as CIDEr counts them."""
+    return [tuple(words[i:i + n]) for n in range(1, 5) for i in range(len(words) - n + 1)]
 
 
 def mean_words(captions: Sequence[str]) -> float:

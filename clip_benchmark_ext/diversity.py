@@ -62,7 +62,8 @@ def metrics(samples: Mapping[str, Sequence[str]], train: set[str] | None = None)
 
     Returns:
         div_1, div_2, mBLEU_4, `distinct_captions` (their share among an image's) and, with `train`, `novel_captions`,
-        the share of captions that no training image has.
+        the share of captions that no training image has. mBLEU_4 is None, with the reason, where no caption has four
+        words.
     """
     samples = {image: [normal(caption) for caption in captions] for image, captions in samples.items()}
     of_images = {
@@ -73,4 +74,7 @@ def metrics(samples: Mapping[str, Sequence[str]], train: set[str] | None = None)
     if train is not None:
         of_images["novel_captions"] = [fmean(caption not in train for caption in captions)
                                        for captions in samples.values()]
-    return {**{name: fmean(values) for name, values in of_images.items()}, "mBLEU_4": m_bleu(samples)}, of_images
+    found = {name: fmean(values) for name, values in of_images.items()}
+    if any(len(caption.split()) >= 4 for captions in samples.values() for caption in captions):
+        return {**found, "mBLEU_4": m_bleu(samples)}, of_images
+    return {**found, "mBLEU_4": None, "mBLEU_4_missing": "no caption has four words"}, of_images

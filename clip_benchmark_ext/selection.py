@@ -20,7 +20,7 @@ from open_clip_mdc.tokens import not_whole
 
 from .datasets import SelectionDataset
 from .distributed import merge, own_batches
-from .selection_metrics import clip_benchmarks_metrics, debiased_score, selection_metrics
+from .selection_metrics import SURFACES, clip_benchmarks_metrics, debiased_score, selection_metrics
 
 BLIND_IMAGES = 256  # the first of a data set, whose mean stands for "no image"
 ROWS = ("plain", "blind", "debiased")
@@ -136,7 +136,10 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
         cases = [case for batch in merge([(i, score(images, texts)) for i, (images, texts) in own_batches(
             dataloader, dataset.name)]) for case in batch]
     rows = {row: [case[row] for case in cases] for row in ROWS if row in cases[0]}
-    metrics, items = selection_metrics(dataset.metric, rows, dataset.cases)
+    surfaces = dict(SURFACES)
+    if isinstance(model, Captioner):  # whose likelihood is a sum over tokens
+        surfaces["length"] = lambda text: len(tokenizer.encode(text))
+    metrics, items = selection_metrics(dataset.metric, rows, dataset.cases, surfaces)
     metrics |= {**facts, "items": items}
     if not isinstance(model, Captioner):
         return {**metrics, **clip_benchmarks_metrics([case["upstream"] for case in cases]), "scorer": "cosine"}

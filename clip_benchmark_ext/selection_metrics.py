@@ -25,11 +25,17 @@ Per row the metrics are (SUFFIX as above):
     tied_casesSUFFIX    the keys of the first ten of them
     image_tiesSUFFIX    the same for Winoground's image score (all of them in a blind row: it cannot tell images apart)
     same_words_accSUFFIX   share of the `same_words` cases whose right caption scores strictly higher
+    same_full_stop_accSUFFIX, same_capital_accSUFFIX, same_length_accSUFFIX
+                        the same of the cases that `full_stop_differs`, `capital_differs` and `length_differs` do not
+                        count, where some are counted and some are not
 
 and for all rows together `cases`, `duplicates` (cases in which a wrong candidate is the same text as the right one:
 they can only tie), `same_words` (cases in which a wrong candidate is the right one's words in another order: no bag
-of words tells them apart; 164 of SugarCrepe's swap_obj, 408 of swap_att), `ties_count_as`, and for ARO VG-* `groups`
-and `cases_in_groups`, those the official mean keeps.
+of words tells them apart; 164 of SugarCrepe's swap_obj, 408 of swap_att), `full_stop_differs` (cases in which the right
+caption or a wrong one ends in a full stop, but not all: 12 to 22 % of SugarCrepe's, by subset, and there it is always
+the wrong one, whose likelihood pays for a token more), `capital_differs` (the same of a capital at the beginning),
+`length_differs` (of captioners: cases in which a wrong caption has more or fewer tokens), `ties_count_as`, and for ARO
+VG-* `groups` and `cases_in_groups`, those the official mean keeps.
 
 Equal texts within a case get equal scores here, whatever noise the scorer added: an estimator must not win by chance.
 
@@ -54,6 +60,12 @@ SUGAR_CREPE_GROUPS = {
     "add": ("add_att", "add_obj"), "replace": ("replace_att", "replace_obj", "replace_rel"),
     "swap": ("swap_att", "swap_obj")}
 OF_ALL_ROWS = ("groups", "cases_in_groups", "text_acc_missing")  # have no suffix
+
+# What of a caption may give it away without its meaning.
+SURFACES: dict[str, Callable[[str], object]] = {
+    "full_stop": lambda caption: caption.rstrip().endswith("."),
+    "capital": lambda caption: caption.lstrip()[:1].isupper(),
+}
 
 Outcomes = np.ndarray  # int [N]: 1 right, 0 a tie at the top, -1 wrong
 
@@ -92,13 +104,15 @@ def has_same_words(case: Case) -> bool:
                if caption != case.captions[0])
 
 
-def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Sequence[Case]) -> tuple[dict, dict]:
+def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Sequence[Case],
+                      surfaces: Mapping[str, Callable[[str], object]] = SURFACES) -> tuple[dict, dict]:
     """The metrics of one data set; names and rules are at the head of this file.
 
     Args:
         metric: of the data set's row in datasets.py.
         scores: per row ("plain", "blind", "debiased", ...) one array [C] or [I, C] per case, in the order of `cases`.
         cases: the cases scored.
+        surfaces: by name what of a caption is compared.
 
     Returns:
         numbers and texts only, ready for clip_benchmark's result file; and what each case adds to the accuracies by
@@ -108,10 +122,13 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
         ValueError: a row has another number of cases, an array another shape, or a score is NaN.
     """
     same_words = np.array([has_same_words(case) for case in cases])
+    differs = {name: np.array([len(set(map(surface, case.captions))) > 1 for case in cases])
+               for name, surface in surfaces.items()}
     metrics: dict = {
         "cases": len(cases),
         "duplicates": sum(case.captions[0] in case.captions[1:] for case in cases),
         "same_words": int(sum(same_words)),
+        **{f"{name}_differs": int(sum(marks)) for name, marks in differs.items()},
         "ties_count_as": metric.ties_count_as,
     }
     least, right = 0 if metric.ties_count_as == "right" else 1, {}
@@ -125,11 +142,14 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
             metrics[name if name in OF_ALL_ROWS else f"{name}{suffix}"] = number
         if same_words.any():
             metrics[f"same_words_acc{suffix}"] = _mean(text[same_words] == 1)
+        metrics |= {f"same_{name}_acc{suffix}": _mean(text[~marks] == 1) for name, marks in differs.items()
+                    if marks.any() and not marks.all()}
         tied = [case.key for case, outcome in zip(cases, text, strict=True) if outcome == 0]
         metrics |= {f"ties{suffix}": len(tied), f"tied_cases{suffix}": " ".join(tied[:TIES_NAMED])}
         if any(array.ndim == 2 for array in arrays):
             metrics[f"image_ties{suffix}"] = int((image == 0).sum())
     return metrics, {"images": [case.images[0].name for case in cases], "same_words": same_words.tolist(),
+                     **{f"{name}_differs": marks.tolist() for name, marks in differs.items()},
                      **_items(metric, right, cases)}
 
 
@@ -268,7 +288,8 @@ def sugar_crepe_groups(results: Iterable[dict]) -> dict[str, dict]:
             if None not in counts:
                 average[f"text_acc_micro{suffix}"] = float(np.average(accuracies, weights=counts))
         for key in sorted(set.intersection(*map(set, parts))):
-            counts_cases = key in ("cases", "duplicates", "same_words", "cases_left_out", "cases_cut")
+            counts_cases = key in ("cases", "duplicates", "same_words", "cases_left_out", "cases_cut") or key.endswith(
+                "_differs")
             if counts_cases or key.startswith("ties") and key != "ties_count_as":
                 average[key] = sum(part[key] for part in parts)
     return groups

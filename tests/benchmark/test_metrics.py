@@ -118,7 +118,7 @@ def test_without_java_the_other_metrics_are_reported_and_nothing_is_fetched(no_j
         raise AssertionError("the network was asked")
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    scored = score_captions({"7": "a dog runs"}, {"7": ["a dog is running", "the dog runs fast"]})
+    scored = score_captions({"7": "a dog runs now", "8": "x"}, {"7": ["a dog is running", "the dog runs"], "8": ["x"]})
     assert list(scored.scores) == WITHOUT_JAVA and scored.word_tokenizer == "plain"
     assert scored.missing == {"METEOR": metrics.NO_JAVA, "SPICE": metrics.NO_JAVA}
     assert "METEOR is missing: there is no Java: install" in caplog.text and "plain rule" in caplog.text
@@ -133,11 +133,32 @@ def test_a_failing_meteor_is_named_and_leaves_no_process(fake_java, monkeypatch,
         monkeypatch.setattr(metrics, "START_SECONDS", 0.3)
         monkeypatch.setattr(metrics, "CAPTION_SECONDS", 0)
     before, start = children(), time.monotonic()
-    scored = score_captions({"7": "a dog runs"}, {"7": ["a dog is running"]})
+    scored = score_captions({"7": "a dog runs now", "8": "x"}, {"7": ["a dog is running"], "8": ["x"]})
     assert list(scored.scores) == WITHOUT_JAVA and list(scored.missing) == ["METEOR", "SPICE"]
     if ails == "it fails":
         assert "bad jar" in scored.missing["METEOR"] and scored.word_tokenizer == "PTB"
     assert children() == before and time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize("candidates, references, missing", [
+    ({1: "a b c d"}, {1: ["a b c d", "a b c d"]}, {"CIDEr": "here is one image"}),
+    ({1: "a b c d", 2: "x"}, {1: ["a b c d"], 2: ["a b c d", "b c"]}, {"CIDEr": "here all images have the same"}),
+    ({1: "a b c", 2: "x"}, {1: ["a b c"], 2: ["x"]}, {"Bleu_4": "no caption has 4 words"}),
+    ({1: "dog", 2: "cat"}, {1: ["dog"], 2: ["cat"]}, dict.fromkeys(WITHOUT_JAVA[1:4], "the longest has 1")),
+    ({1: "", 2: ""}, {1: ["dog"], 2: ["cat"]}, {}),
+])
+def test_a_metric_that_can_say_nothing_is_missing_with_its_reason(no_java, candidates, references, missing):
+    scored = score_captions(candidates, references)
+    assert list(scored.scores) == [name for name in WITHOUT_JAVA if name not in missing]
+    assert scored.missing.keys() == {*missing, "METEOR", "SPICE"}
+    assert all(reason in scored.missing[name] for name, reason in missing.items())
+    assert ("CIDEr" in scored.of_images) == ("CIDEr" not in missing)
+
+
+def test_images_of_which_cider_says_nothing_are_counted(no_java, caplog):
+    scored = score_captions({1: "a b c d", 2: "a b c d x"}, {1: ["a b c d"], 2: ["a b c d x"]})
+    assert "CIDEr gives 1 of 2 images nothing" in caplog.text
+    assert scored.of_images["CIDEr"][0] == 0 < scored.scores["CIDEr"]
 
 
 def test_spice_without_its_models_says_how_to_get_them(monkeypatch, fake_java, tmp_path):

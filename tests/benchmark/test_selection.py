@@ -47,8 +47,8 @@ def winoground_cases(count):
 @pytest.mark.parametrize("name", ["sugar_crepe/swap_obj", "valse/existence"])
 def test_pairs_are_right_only_if_the_right_caption_scores_strictly_higher(name):
     metrics = selection_metrics(name, {"plain": [RIGHT, TIE, WRONG, RIGHT, TIE]}, pair_cases("ggggg"))
-    assert metrics == {"cases": 5, "duplicates": 0, "same_words": 0, "ties_count_as": "wrong", "text_acc": 0.4,
-                       "ties": 2, "tied_cases": "row1 row4"}
+    assert metrics == {"cases": 5, "duplicates": 0, "same_words": 0, "full_stop_differs": 0, "capital_differs": 0,
+                       "ties_count_as": "wrong", "text_acc": 0.4, "ties": 2, "tied_cases": "row1 row4"}
 
 
 def test_every_row_of_scores_gets_its_own_numbers():
@@ -109,6 +109,34 @@ def test_sugar_crepe_has_as_many_such_pairs_as_its_authors_were_told(subset, cou
     rows = json.loads((SHARED / "sugarcrepe" / f"{subset}.json").read_text()).values()
     cases = [Case("", (Path("x"),), (row["caption"], row["negative_caption"]), "") for row in rows]
     assert sum(map(metrics_of_scores.has_same_words, cases)) == count
+
+
+def test_pairs_that_their_surface_gives_away_are_counted_marked_and_left_out_of_another_accuracy():
+    texts = [("a dog", "a cat. "), ("a dog.", "A cat."), ("A dog", "A big dog"), ("a dog.\n", "a cat")]
+    cases = [Case(f"row{i}", (Path(f"{i}.png"),), pair, "g") for i, pair in enumerate(texts)]
+    surfaces = {**metrics_of_scores.SURFACES, "length": lambda text: len(text.split())}
+    scores = {"plain": [WRONG, RIGHT, WRONG, WRONG], "blind": [RIGHT] * 4}
+    metrics, items = metrics_of_scores.selection_metrics(find_row("sugar_crepe/add_obj").metric, scores, cases, surfaces)
+    assert [metrics[f"{name}_differs"] for name in surfaces] == [2, 1, 1]
+    assert [metrics[f"same_{name}_acc"] for name in surfaces] == [1 / 2, 0, 1 / 3]
+    assert [metrics[f"same_{name}_acc_blind"] for name in surfaces] == [1, 1, 1]
+    assert items["full_stop_differs"] == [True, False, False, True]
+
+
+FULL_STOPS = {"add_att": (96, 692), "add_obj": (410, 2062), "replace_att": (132, 788), "replace_obj": (369, 1652),
+              "replace_rel": (266, 1406), "swap_att": (80, 666), "swap_obj": (31, 245)}
+
+
+@needs_data(*(f"sugarcrepe/{subset}.json" for subset in FULL_STOPS))
+def test_full_stops_of_sugar_crepe_are_the_wrong_captions():
+    for subset, counts in FULL_STOPS.items():
+        rows = json.loads((SHARED / "sugarcrepe" / f"{subset}.json").read_text()).values()
+        cases = [Case("", (Path("x"),), (row["caption"], row["negative_caption"]), "") for row in rows]
+        # Who likes the caption without a full stop is right where the surface differs.
+        scores = [[-float(metrics_of_scores.SURFACES["full_stop"](text)) for text in case.captions] for case in cases]
+        metrics = selection_metrics(f"sugar_crepe/{subset}", {"plain": scores}, cases)
+        assert (metrics["full_stop_differs"], metrics["cases"]) == counts
+        assert round(metrics["text_acc"] * counts[1]) == counts[0] and metrics["same_full_stop_acc"] == 0
 
 
 def test_orders_count_a_tie_for_the_right_caption_as_right_and_report_the_strict_number_too():
