@@ -142,7 +142,7 @@ def write_items(path: Path, items: Mapping[str, object]) -> None:
 
     Args:
         items: "images", the image of each case; "values", by metric the value of each; "weights", by metric the weight
-            of each in the metric, which is their mean, where they do not all count alike; of selections "same_words" and
+            of each in the metric, which is their mean, where they do not all count alike; of selections "same_words",
             "full_stop_differs" and the like.
     """
     folder = path.parent / "items"  # `clip_benchmark build *.json` takes every file for a result

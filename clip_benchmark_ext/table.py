@@ -23,6 +23,7 @@ COLUMNS = {  # column: the metric that it shows
     "METEOR": "METEOR", "CIDEr": "CIDEr", "ROUGE-L": "ROUGE_L", "SPICE": "SPICE", "CLIPScore": "CLIPScore",
     "RefCLIPScore": "RefCLIPScore", "mean length": "mean_length", "references": "reference_mean_length",  # in words
 }
+OF_THE_SUBSET = {"dataset_root": None, "data_sha256": None}  # settings that subsets of a group need not share
 COUNTS = ("ties", "cases", "draws", "length")
 LENGTHS = ("mean length", "references")
 
@@ -48,7 +49,7 @@ def read_results(paths: list[str]) -> list[dict]:
             result = parse_json(Path(path).read_bytes())
             metrics = {name: checked(name, value) for name, value in result["metrics"].items()}
             results.append({**{k: "" + result[k] for k in ("dataset", "model", "pretrained", "task")},
-                            "metrics": metrics, "settings": {**result.get("settings", {}), "dataset_root": None}})
+                            "metrics": metrics, "settings": result.get("settings", {}) | OF_THE_SUBSET})
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise ValueError(f"{path} is no result file of clip_benchmark eval: {problem!r}") from problem
     families: dict[tuple, list[dict]] = {}

@@ -116,7 +116,8 @@ def test_pairs_that_their_surface_gives_away_are_counted_marked_and_left_out_of_
     cases = [Case(f"row{i}", (Path(f"{i}.png"),), pair, "g") for i, pair in enumerate(texts)]
     surfaces = {**metrics_of_scores.SURFACES, "length": lambda text: len(text.split())}
     scores = {"plain": [WRONG, RIGHT, WRONG, WRONG], "blind": [RIGHT] * 4}
-    metrics, items = metrics_of_scores.selection_metrics(find_row("sugar_crepe/add_obj").metric, scores, cases, surfaces)
+    metric = find_row("sugar_crepe/add_obj").metric
+    metrics, items = metrics_of_scores.selection_metrics(metric, scores, cases, surfaces)
     assert [metrics[f"{name}_differs"] for name in surfaces] == [2, 1, 1]
     assert [metrics[f"same_{name}_acc"] for name in surfaces] == [1 / 2, 0, 1 / 3]
     assert [metrics[f"same_{name}_acc_blind"] for name in surfaces] == [1, 1, 1]
