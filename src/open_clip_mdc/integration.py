@@ -40,7 +40,7 @@ OPEN_CLIP = (
     Replacement("open_clip_train.main:get_data", "open_clip_mdc.hooks:get_data",
                 "upstream's images travel as floats, from pageable memory, while the device waits"),
     Replacement("open_clip_train.data:CsvDataset", "open_clip_mdc.hooks:csv_dataset",
-                "an image that cannot be read ends training in a traceback that does not name it"),
+                "it drops, joins and renames rows of tables with quotes, and does not name a bad image"),
     Replacement("open_clip_train.main:pt_load", "open_clip_mdc.hooks:pt_load",
                 "PyTorch reads a damaged checkpoint without complaint, or fails without naming it"),
     Replacement("open_clip_train.main:train_one_epoch", "open_clip_mdc.hooks:train_one_epoch",

@@ -24,6 +24,7 @@ from torchvision.transforms import Compose, Normalize, ToTensor
 from torchvision.transforms.functional import pil_to_tensor
 from webdataset.filters import _shuffle
 
+from .data.csv_pairs import read_table
 from .data.images import decode_image, image_pairs
 from .data.shards import regroup
 
@@ -115,7 +116,13 @@ def _not_in_vain(batches: Iterable, shards: str) -> Iterator:
 
 
 class CsvImages(CsvDataset):
-    """Upstream's pairs of a CSV file; images are read as everywhere, and one that cannot be read is named."""
+    """Upstream's pairs of a CSV file, rows and images read as the tools read them; a bad image is named."""
+
+    def __init__(self, input_filename, transforms, img_key, caption_key, sep="\t", tokenizer=None):
+        """Raises ValueError as `read_table`."""
+        rows = read_table(input_filename, img_key, caption_key, sep)
+        self.images, self.captions = [row.image for row in rows], [row.caption for row in rows]
+        self.transforms, self.tokenize = transforms, tokenizer
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Raises ValueError."""

@@ -16,6 +16,7 @@ from pickle import UnpicklingError
 import torch
 
 from .checkpoints import check_format, first_lines, is_of_weights
+from .data.csv_pairs import read_table
 from .data.shards import find_shards
 from .integration import is_captioner, register
 from .messages import close_names, complaint, read_flags
@@ -74,17 +75,17 @@ def is_csv(path: str, args) -> bool:
 
 
 def find_csv_problem(path: str, args) -> str | None:
-    """Columns and empty fields: upstream would train on the word "nan"."""
-    import pandas as pd
+    """Rows that cannot be read, and empty fields: upstream would drop or join rows, and train on the word "nan"."""
     if not os.path.isfile(path):
         return f"{path}: no such file"
-    frame = pd.read_csv(path, sep=args.csv_separator)
-    for key in (args.csv_img_key, args.csv_caption_key):
-        if key not in frame:
-            return f"{path} has no column {key!r}, only {list(frame)}: see --csv-caption-key, --csv-separator"
-    empty = frame.index[frame[args.csv_caption_key].isna()]
-    if len(empty):
-        return f"{path} has {len(empty)} rows without a caption, first line {empty[0] + 2}: fill or drop them"
+    try:
+        rows = read_table(path, args.csv_img_key, args.csv_caption_key, args.csv_separator)
+    except ValueError as problem:
+        return f"{problem}; see --csv-img-key, --csv-caption-key" if "no columns" in str(problem) else str(problem)
+    for what in ("image", "caption"):
+        empty = [row.line for row in rows if not getattr(row, what).strip()]
+        if empty:
+            return f"{path} has {len(empty)} rows without {what}, first line {empty[0]}: fill or drop them"
     return None
 
 

@@ -221,7 +221,7 @@ def test_flags_without_meaning_stop_at_once_with_one_line(csv, capsys, flags, wo
     (["--train-data", "{folder}"], "--train-data: {folder} is a folder"),
     (["--train-data", "{csv}.gz"], "give --dataset-type"),
     (["--train-data", "{empty}"], "line 3"),
-    (["--train-data", "{csv}", "--csv-separator", ","], "no column 'filepath'"),
+    (["--train-data", "{csv}", "--csv-caption-key", "captoin"], "no columns filepath,captoin, only ['filepath',"),
     (["--train-data", "{csv}", "--pretrained", "laion2b"], "--pretrained laion2b is no file"),
     (["--model", "ViT-B-32", "--train-data", "{csv}", "--pretrained", "laion"], "no tag of ViT-B-32: openai"),
     (["--train-data", "{csv}", "--resume", "/no/epoch_1.pt"], "--resume /no/epoch_1.pt"),

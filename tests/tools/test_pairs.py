@@ -218,7 +218,7 @@ def test_bad_input_is_named_in_one_line(place, tmp_path):
         (("--images", place / "images"), "give --images and --captions"),
         (("--pairs", shard, "--captions", tmp_path / "c.txt"), "give --images and --captions"),
         (("--pairs", shard, "--out", tmp_path / "s.csv"), "of --pairs it is a folder"),
-        (("--pairs", tmp_path / "x.csv"), "no column 'image'"),
+        (("--pairs", tmp_path / "x.csv"), "no columns image,caption or filepath,title, only"),
         (("--pairs", tmp_path / "empty.csv"), "has no row"),
         (("--pairs", tmp_path / "none.csv"), "none.csv"),
         (("--pairs", place / "images"), "a folder of images has no captions"),

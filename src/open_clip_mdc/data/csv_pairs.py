@@ -1,88 +1,231 @@
-"""Images and captions in a CSV file with the columns image and caption, read in parts of so many rows.
+"""Images and captions in a table (CSV or TSV), the one reader for training and tools, in parts of so many rows.
 
-A part begins at a byte of the file, so that a late one costs no more than the first.
+The header names the columns and tells the separator: comma, tab or semicolon. Quotes are those of RFC 4180, doubled
+within a cell. Those of R's write.table are escaped, which a header in quotes allows. In a table of tabs that cannot be
+read so, they are part of the text. Nothing is missing but the empty: "None" and "NA" are captions. Blank lines and rows
+of empty cells are no rows. All else that does not fit is an error that names its line.
+
+A part begins at a byte of the file, so that a late one costs no more than the first. Of UTF-16 and of files whose lines
+end in CR it is a byte of the same text in UTF-8 with LF, which is made in memory.
 """
 import csv
+import gzip
+import io
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO, NamedTuple
 
-COLUMNS = ("image", "caption")
+from .text import HEAD, check_head, decode_text, find_mark, no_text
+
+TABLES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
+COLUMNS = (("image", "caption"), ("filepath", "title"))  # ours, OpenCLIP's
+SEPARATORS = (",", "\t", ";")
+QUOTES = {"doubled": {}, "escaped": {"escapechar": "\\", "doublequote": False}, "none": {}}
+
+
+class Form(NamedTuple):
+    """How a table is written."""
+
+    separator: str
+    quotes: str  # of QUOTES
+    cells: int  # of each row
+    columns: tuple[int, int]  # places of image and caption
+
+
+class Row(NamedTuple):
+    """A row of a table; cells as they are written."""
+
+    line: int  # where it begins, from 1
+    image: str
+    caption: str
 
 
 class CsvRows(NamedTuple):
-    """A part of a CSV file."""
+    """A part of a table."""
 
     path: Path
     number: int
     start: int  # byte of its first row
     count: int  # of rows
-    columns: tuple[int, int]  # places of image and caption
+    form: Form
     folder: str  # that relative paths of images are in
+    line: int  # of its first row
 
 
-def read_lines(file: BinaryIO) -> Iterator[str]:
-    """Lines as they are asked for, so that `file.tell()` is where the next row begins."""
-    while line := file.readline():
-        yield line.decode("utf-8", errors="replace")
+class Lines:
+    """Lines as they are asked for, so that `file.tell()` is where the next row begins; counts them."""
+
+    def __init__(self, path: Path, file: BinaryIO, count: int = 0):
+        self.path, self.file, self.count = path, file, count
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self.file.readline():
+            self.count += 1
+            try:
+                yield line.decode()
+            except UnicodeDecodeError as problem:
+                raise no_text(self.path, self.count, problem) from problem
 
 
-def read_rows(path: Path, lines: Iterator[str]) -> Iterator[list[str]]:
+def open_table(path: Path) -> BinaryIO:
+    """Its text in UTF-8, without a mark, by lines that end in LF.
+
+    Raises:
+        ValueError: it is no text.
+    """
+    file = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+    try:
+        head = file.read(HEAD)
+        check_head(path, head)
+        mark, end = find_mark(head), re.search(b"\r\n?|\n", head)
+        file.seek(0)
+        if len(mark) == 2 or end and end[0] == b"\r":
+            with file:
+                return io.BytesIO(decode_text(file.read(), path).encode())
+        file.seek(len(mark))
+        return file
+    except BaseException:
+        file.close()
+        raise
+
+
+def looks_merged(row: list[str], form: Form) -> bool:
+    """Whether a cell of several lines holds other rows: its quote was never meant to open a cell."""
+    suffix = PurePath(row[form.columns[0]].strip()).suffix
+    inside = [line.split(form.separator) for cell in row if "\n" in cell for line in cell.split("\n")]
+    if not suffix:  # a tab within a caption is rarer than an open quote
+        return form.separator == "\t" and any(len(pieces) > 1 for pieces in inside)
+    return any(len(pieces) > 1 and piece.strip(' "\r').endswith(suffix) for pieces in inside for piece in pieces)
+
+
+def read_rows(lines: Lines, form: Form) -> Iterator[Row]:
     """Rows of any length.
 
     Raises:
-        ValueError: one is no row of a CSV file.
+        ValueError: one is no row of such a table.
     """
     csv.field_size_limit(sys.maxsize)  # of the process; by default a caption of 131,072 letters is refused
-    reader, line = csv.reader(lines, strict=True), 1  # not strict, an open quote takes all rows after it for one cell
+    if form.quotes == "none":
+        rows = (line.rstrip("\r\n").split(form.separator) for line in lines)
+    else:  # not strict, an open quote takes all rows after it for one cell
+        rows = csv.reader(lines, delimiter=form.separator, strict=True, **QUOTES[form.quotes])
+    first = lines.count + 1
     try:
-        for row in reader:
-            yield row
-            line = reader.line_num + 1
+        for row in rows:
+            while len(row) > form.cells and not row[-1].strip():
+                row.pop()
+            if any(cell.strip() for cell in row):
+                if len(row) != form.cells:
+                    raise ValueError(f"{lines.path}, line {first} has {len(row)} cells and the header {form.cells}: "
+                                     f"put a cell that holds {form.separator!r} or a line end in quotes")
+                if lines.count > first and looks_merged(row, form):
+                    raise ValueError(f"{lines.path}, line {first} opens a quote that closes in line {lines.count}, "
+                                     f"with other rows between: close it, or double those within a caption")
+                yield Row(first, *(row[place] for place in form.columns))
+            first = lines.count + 1
     except csv.Error as problem:
-        raise ValueError(f"{path}, line {line} is no row of a CSV file ({problem}): close its quotes, and double those "
-                         f"within a caption") from problem
+        raise ValueError(f"{lines.path}, line {first} is no row of a CSV file ({problem}): close its quotes, and "
+                         f"double those within a caption") from problem
+
+
+def find_forms(lines: Lines, columns: Sequence[tuple[str, str]], separators: Iterable[str]) -> list[Form]:
+    """How the rows after a header may be written, the likeliest first.
+
+    Raises:
+        ValueError: it does not name one of the pairs of columns, or one of them twice.
+    """
+    header = next((line for line in lines if line.strip()), "")
+    cells = {sep: [cell.strip() for cell in next(csv.reader([header], delimiter=sep), [])] for sep in separators}
+    for names in columns:
+        for separator, found in cells.items():
+            if set(names) <= set(found):
+                if twice := [name for name in names if found.count(name) > 1]:
+                    raise ValueError(f"{lines.path} has two columns {twice[0]!r}: rename one")
+                quotes = ["doubled"] + ["escaped"] * ('"' in header) + ["none"] * (separator == "\t" and
+                                                                                  '"' not in header)
+                return [Form(separator, each, len(found), tuple(map(found.index, names))) for each in quotes]
+    names = max(cells.values(), key=len)
+    raise ValueError(f"{lines.path} has no columns {' or '.join(','.join(pair) for pair in columns)}, only {names}: "
+                     f"its first line should name them")
+
+
+def read_forms(path: Path, columns: Sequence[tuple[str, str]], separators: Iterable[str],
+               read: Callable[[Lines, Form], list]) -> list:
+    """What `read` makes of the lines after the header in the first form that fits all of them; not empty.
+
+    Args:
+        columns: names of the two, of which the first that are there are meant.
+        separators: those that the header may have.
+
+    Raises:
+        ValueError: there are no such columns, no row, or a row that cannot be read.
+    """
+    problem = None
+    with open_table(path) as file:
+        forms, begin = find_forms(header := Lines(path, file), columns, separators), file.tell()
+        for form in forms:
+            file.seek(begin)
+            try:
+                found = read(Lines(path, file, header.count), form)
+            except ValueError as wrong:
+                problem = problem or wrong
+                continue
+            if not found:
+                raise ValueError(f"{path} has no row")
+            return found
+    raise problem
 
 
 def split_csv(path: Path, size: int = 10_000) -> list[CsvRows]:
     """Parts of `size` rows; images are where the present folder says, as for open_clip_train.
 
     Raises:
-        ValueError: it has no such columns, or no row.
+        ValueError: as `read_forms`.
     """
-    parts: list[CsvRows] = []
-    with path.open("rb") as file:
-        rows = read_rows(path, read_lines(file))
-        header = next(rows, [])
-        if missing := [name for name in COLUMNS if name not in header]:
-            raise ValueError(f"{path} has no column {missing[0]!r}, only {header}: it needs image,caption")
-        columns = tuple(map(header.index, COLUMNS))
+    def split(lines: Lines, form: Form) -> list[CsvRows]:
+        parts: list[CsvRows] = []
+        rows = read_rows(lines, form)
         while True:
-            start = file.tell()
+            start, line = lines.file.tell(), lines.count + 1
             count = sum(1 for _ in islice(rows, size))
             if not count:
-                break
-            parts.append(CsvRows(path.absolute(), len(parts), start, count, columns, os.getcwd()))
-    if not parts:
-        raise ValueError(f"{path} has no row")
-    return parts
+                return parts
+            parts.append(CsvRows(path.absolute(), len(parts), start, count, form, os.getcwd(), line))
+
+    return read_forms(path, COLUMNS, SEPARATORS, split)
+
+
+def read_part(part: CsvRows) -> Iterator[Row]:
+    """Its rows.
+
+    Raises:
+        ValueError: the file has changed.
+    """
+    with open_table(part.path) as file:
+        file.seek(part.start)
+        yield from islice(read_rows(Lines(part.path, file, part.line - 1), part.form), part.count)
 
 
 def read_csv(part: CsvRows) -> Iterator[tuple[str, Path, str]]:
-    """A name (the image's, with #ROW where it comes again), the image's path and its caption.
+    """A name (the image's, with #ROW where it comes again), the image's path and its caption."""
+    seen: set[str] = set()
+    for number, (_, image, caption) in enumerate(read_part(part)):
+        yield image + f"#{number}" * (image in seen), Path(part.folder, image), caption
+        seen.add(image)
+
+
+def read_table(path: str | Path, image: str, caption: str, separator: str) -> list[Row]:
+    """All rows of a table, as open_clip_train's flags name its columns and separator, or as its header does where these
+    are left at OpenCLIP's defaults.
 
     Raises:
-        ValueError: a row has too few cells.
+        ValueError: as `read_forms`. FileNotFoundError: there is none.
     """
-    seen: set[str] = set()
-    with part.path.open("rb") as file:
-        file.seek(part.start)
-        for number, row in enumerate(islice(read_rows(part.path, read_lines(file)), part.count)):
-            if len(row) <= max(part.columns):
-                raise ValueError(f"{part.path}: row {number + 1} after byte {part.start} has {len(row)} cells: {row}")
-            image, caption = (row[place] for place in part.columns)
-            yield image + f"#{number}" * (image in seen), Path(part.folder, image), caption
-            seen.add(image)
+    named = (image, caption)
+    columns = [named, COLUMNS[0]] if named == COLUMNS[1] else [named]
+    separators = dict.fromkeys(s for s in (separator.replace("\\t", "\t"), *SEPARATORS) if len(s) == 1)
+    return read_forms(Path(path), columns, separators, lambda lines, form: list(read_rows(lines, form)))

@@ -14,7 +14,7 @@ Place in the paper: Eq. 7 and the heuristic of Sec. 4.2. Dimensions: B images, C
 import argparse
 from pathlib import Path
 
-from ..data.csv_pairs import split_csv
+from ..data.csv_pairs import TABLES, split_csv
 from . import bulk
 from .common import check_engine, complain, is_folder
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("--top and --out-shards go together: the share to keep, and where to")
     units: list[bulk.Unit] = []
     for path in args.pairs:
-        units += split_csv(Path(path)) if path.lower().endswith(".csv") else bulk.find_units([path])
+        units += split_csv(Path(path)) if path.lower().endswith(TABLES) else bulk.find_units([path])
     folders = [unit for unit in units if isinstance(unit, Path) and unit.is_dir()]
     if folders:
         raise ValueError(f"--pairs {folders[0]}: a folder of images has no captions; give shards, or a CSV file with "

@@ -1,0 +1,58 @@
+"""Text files of users, as common programs save them: UTF-8, or UTF-16 with its mark (Excel), and any line ends."""
+import codecs
+import re
+from pathlib import Path
+
+MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+HEAD = 2 ** 20  # bytes that tell what a file is
+
+
+def find_mark(head: bytes) -> bytes:
+    """The byte order mark that a file begins with, or nothing."""
+    return next((mark for mark in MARKS if head.startswith(mark)), b"")
+
+
+def no_text(path: str | Path, line: int, problem: UnicodeDecodeError) -> ValueError:
+    """The error of bytes in `line` that are no text."""
+    return ValueError(f"{path}, line {line} is no UTF-8 text (byte 0x{problem.object[problem.start]:02x}): save the "
+                      f"file as UTF-8")
+
+
+def check_head(path: str | Path, head: bytes) -> None:
+    """Raises ValueError for a file that is no text at all; names the kinds that users have."""
+    if head.startswith(b"PAR1"):
+        raise ValueError(f"{path} is a parquet table, no text: write its captions to a CSV file, or its images and "
+                         f"captions to shards")
+    if b"\0" in head and len(find_mark(head)) != 2:
+        raise ValueError(f"{path} holds zero bytes, as no UTF-8 text does: save the file as UTF-8")
+
+
+def decode_text(content: bytes, path: str | Path) -> str:
+    """The text of a file's bytes without its mark; every line ends in "\\n".
+
+    Raises:
+        ValueError: they are no UTF-8, or UTF-16 that says so; names the line.
+    """
+    check_head(path, content[:HEAD])
+    mark = find_mark(content)
+    content, encoding = content[len(mark):], MARKS.get(mark, "utf-8")
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError as problem:
+        before = content[:problem.start].decode(encoding, "ignore")
+        line = 1 + len(re.findall("\r\n|\r|\n", before))
+        raise no_text(path, line, problem) from problem
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_text(path: str | Path) -> str:
+    """As `decode_text`, of a file."""
+    return decode_text(Path(path).read_bytes(), path)
+
+
+def read_lines(path: str | Path) -> list[str]:
+    """The lines of a list, without white space at their ends and without blank lines.
+
+    Lines end at line ends alone, not at U+2028 and the like, which a caption may hold.
+    """
+    return [line.strip() for line in read_text(path).split("\n") if line.strip()]

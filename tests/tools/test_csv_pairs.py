@@ -1,0 +1,97 @@
+"""Claims about tables of captions, as common programs write them.    pytest tests/tools/test_csv_pairs.py"""
+import csv
+import gzip
+import io
+
+import pandas as pd
+import pytest
+from open_clip_train.data import CsvDataset
+
+from open_clip_mdc.data.csv_pairs import read_csv, read_part, read_table, split_csv
+from open_clip_mdc.loading import CsvImages
+
+ROWS = [("a.jpg", "a red circle"), ("b.jpg", 'a "stop" sign, 12" wide'), ("c.jpg", "None"), ("d.jpg", "N/A"),
+        ("e.jpg", "null"), ("f.jpg", "nan"), ("g.jpg", "café ☕"), ("a.jpg", "007")]
+
+
+def written(rows: list, **options) -> str:
+    stream = io.StringIO()
+    csv.writer(stream, **options).writerows(rows)
+    return stream.getvalue()
+
+
+def for_training(path) -> list[tuple[str, str]]:
+    dataset = CsvImages(str(path), None, img_key="filepath", caption_key="title", sep="\t")
+    return list(zip(dataset.images, dataset.captions, strict=True))
+
+
+def for_tools(path) -> list[tuple[str, str]]:
+    return [(row.image, row.caption) for part in split_csv(path, 3) for row in read_part(part)]
+
+
+OURS, OPENCLIPS = [("image", "caption"), *ROWS], [("filepath", "title"), *ROWS]
+UNQUOTED = "".join("\t".join(row) + "\r\n" for row in OPENCLIPS)
+R_TABLE = "".join("\t".join('"{}"'.format(cell.replace('"', '\\"')) for cell in row) + "\n" for row in OPENCLIPS)
+WRITERS = {
+    "csv": written(OURS).encode(), "OpenCLIP's default": written(OPENCLIPS, delimiter="\t").encode(),
+    "Excel, German": written(OURS, delimiter=";").encode("utf-8-sig"),
+    "Excel, Unicode text": written(OURS, delimiter="\t").encode("utf-16"),
+    "Excel, old Mac": written(OURS, lineterminator="\r").encode(),
+    "Python on Windows": written(OPENCLIPS, lineterminator="\r\r\n").encode(),
+    "unquoted": UNQUOTED.encode(), "R, write.table": R_TABLE.encode(),
+    "R, write.csv": written(OURS, quoting=csv.QUOTE_ALL).encode(),
+    "pandas": pd.DataFrame(ROWS, columns=OURS[0]).to_csv(index=False).encode(),
+    "blank lines": b"\n" + written([*OURS[:4], (), *OURS[4:], ("", ""), ()]).encode(),
+    "empty columns": written([(*row, "", "") for row in OURS]).encode(),
+    "gzip": gzip.compress(written(OURS).encode()),
+}
+
+
+@pytest.mark.parametrize("program", WRITERS)
+def test_training_and_tools_read_the_very_rows_that_a_program_wrote(program, tmp_path):
+    path = tmp_path / ("t.csv.gz" if program == "gzip" else "t.csv")
+    path.write_bytes(WRITERS[program])
+    assert for_training(path) == for_tools(path) == ROWS
+    assert [name for part in split_csv(path) for name, *_ in read_csv(part)][-1] == "a.jpg#7"
+
+
+def test_a_well_formed_table_has_the_rows_that_openclip_reads(tmp_path):
+    rows = [(f"{i}.jpg", f'the "{i}" of\n{i} things\t' * (1 + i % 3)) for i in range(30)]
+    pd.DataFrame(rows, columns=["filepath", "title"]).to_csv(tmp_path / "t.tsv", sep="\t", index=False)
+    upstream = CsvDataset(str(tmp_path / "t.tsv"), None, "filepath", "title")
+    assert for_training(tmp_path / "t.tsv") == rows == list(zip(upstream.images, upstream.captions, strict=True))
+
+
+def test_quotes_that_open_no_cell_are_text_in_a_table_of_tabs(tmp_path):
+    """Pandas joined all rows between two such quotes."""
+    rows = [("a.jpg", '"stop sign with graffiti'), ("b.jpg", "a dog"), ("c.jpg", 'a star" end'), ("d.jpg", '"'),
+            ("e.jpg", '"all" of it'), ("f.jpg", 'go"')]
+    for some in (rows, [rows[0], rows[1], rows[5]], [rows[3]]):
+        (tmp_path / "t.tsv").write_text("".join("\t".join(row) + "\n" for row in [("filepath", "title"), *some]))
+        assert for_training(tmp_path / "t.tsv") == for_tools(tmp_path / "t.tsv") == some
+
+
+@pytest.mark.parametrize("content, words", [
+    (b"image,caption\na.jpg,x\nb.jpg,caf\xe9\n", "line 3 is no UTF-8 text (byte 0xe9): save the file as UTF-8"),
+    (b"image,caption\ra.jpg,x\rb.jpg,caf\xe9\r", "line 3 is no UTF-8 text"),
+    (b"image,caption\na.jpg,a dog, running\n", "line 2 has 3 cells and the header 2"),
+    (b"filepath\ttitle\na.jpg\tx\nb.jpg\n", "line 3 has 1 cells and the header 2"),
+    (b'image,caption\na.jpg,"stop\nb.jpg,a dog\nc.jpg,go"\n', "line 2 opens a quote that closes in line 4"),
+    (b'caption,image\n"stop,a.jpg\na dog,b.jpg\nsign",c.jpg\n', "line 2 opens a quote that closes in line 4"),
+    (b"a.jpg,a dog\n", "its first line should name them"),
+    (b"image,caption,caption\na.jpg,a,b\n", "two columns 'caption'"),
+    (b"PAR1\0\0", "is a parquet table"), ("image,caption\n".encode("utf-16-le"), "holds zero bytes"), (b"", "only []"),
+])
+def test_what_would_drop_join_or_cut_rows_is_refused_with_its_line(content, words, tmp_path):
+    (tmp_path / "t.csv").write_bytes(content)
+    for read in (for_training, for_tools):
+        with pytest.raises(ValueError) as caught:
+            read(tmp_path / "t.csv")
+        assert words in str(caught.value) and "t.csv" in str(caught.value), caught.value
+
+
+def test_columns_that_training_names_are_taken_alone(tmp_path):
+    (tmp_path / "t.csv").write_text("image,caption,alt\na.jpg,long,short\n")
+    assert [tuple(row) for row in read_table(tmp_path / "t.csv", "image", "alt", ",")] == [(2, "a.jpg", "short")]
+    with pytest.raises(ValueError, match="no columns image,altt, only"):
+        read_table(tmp_path / "t.csv", "image", "altt", ",")
