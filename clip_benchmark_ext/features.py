@@ -20,8 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch.utils.data import IterableDataset, Subset
 
+from open_clip_mdc import encoder
 from open_clip_mdc.data.files import new_file
-from open_clip_mdc.encoder import class_token
 
 from . import contents
 from .contents import hash_values, text_of
@@ -63,7 +63,7 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[torch.Tensor], to
         raise ValueError(f"feature 'cls' needs OpenCLIP's own ViT and its class token, not this {tower}: use gap")
 
     if kind == "cls":
-        return partial(class_token, visual)
+        return partial(encoder.features, visual, kind="cls")
     return lambda image: visual.forward_intermediates(
         image, indices=1, normalize_intermediates=True, intermediates_only=True)["image_intermediates"][0].mean((2, 3))
 

@@ -64,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
                             "diffusion in --steps")
     group.add_argument("--steps", type=positive, help="captioning, MDC: of --sampler ancestral (default: 100)")
     group.add_argument("--num_beams", type=positive, help="captioning, ARC: width of the beam (default: 6)")
-    group.add_argument("--temperature", type=finite, help="captioning: draw tokens, with --seed (default: 0, greedy)")
+    group.add_argument("--temperature", type=float, help="captioning: draw tokens, with --seed (default: 0, greedy)")
     group.add_argument("--top_k", type=positive, help="captioning: draw from the k most probable tokens")
     group.add_argument("--top_p", type=float, help="captioning: draw from the fewest tokens of this probability")
     group.add_argument("--samples", type=positive,

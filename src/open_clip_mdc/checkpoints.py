@@ -167,11 +167,11 @@ def check_device(device: str) -> None:
     try:
         torch.device(device)
     except RuntimeError as problem:  # whose text lists 21 kinds of devices
-        raise ValueError(f"--device {device} is no device: give cpu, cuda, cuda:1 or mps") from problem
+        raise ValueError(f"{device} is no device: give cpu, cuda, cuda:1 or mps") from problem
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as problem:
-        raise ValueError(f"--device {device} cannot be used here: {first_lines(problem)}") from problem
+        raise ValueError(f"{device} cannot be used here: {first_lines(problem)}") from problem
 
 
 def check_format(path: Path) -> None:

@@ -8,11 +8,19 @@ Place in the paper: decoding, Eq. 6 and Sec. 3.2.
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 
+from .messages import plural
+
 OF_UNMASKING = ("text", "tokens_per_step", "sampler", "steps", "guidance_scale", "guidance_weak", "clip_scale",
                 "clip_top_k")
 OF_SEARCH = ("min_length", "num_beams")
+BLIND_IMAGES = 256  # the first, whose mean stands for no image
+MIN_BLIND_IMAGES = 32  # the mean of few images shows them
 LARGEST_SCALE = 1e6  # whose product with any log-probability is a number in float32
 DEFAULTS = {"sampler": "confidence", "guidance_scale": 1.0, "clip_scale": 0.0, "clip_top_k": 5, "clip_rerank": 1}
+
+
+class TooFewImages(ValueError):
+    """There are too few images for a mean that stands for none."""
 
 
 def tokens_per_step(value: str) -> int | float:
@@ -32,6 +40,14 @@ def needs_blind_image(options: Mapping, model) -> bool:
     """Whether guidance leans away from no image, and the captioner was not trained with zeros for it."""
     return guides(options) and (options.get("guidance_weak") or model.caption_cfg.weak) == "blind" \
         and not model.caption_cfg.condition_zeros
+
+
+def check_blind(count: int, flag: str) -> None:
+    """Raises TooFewImages where the mean of so many images cannot stand for none; `flag` is what names others."""
+    if count < MIN_BLIND_IMAGES:
+        raise TooFewImages(
+            f"the mean of {plural(count, 'image')} shows what is in them: to know what a caption is worth without an "
+            f"image takes {MIN_BLIND_IMAGES} or more, which {flag} names")
 
 
 def check_kind(asked: Mapping, causal: bool, flag: Callable[[str], str]) -> None:
@@ -59,6 +75,10 @@ def check(asked: Mapping, flag: Callable[[str], str]) -> None:
     ancestral, helps = asked.get("sampler") == "ancestral", asked.get("clip_scale") or asked.get("clip_rerank", 1) > 1
     tokens_per_step, sampler, steps, weak, scale, clip, clip_scale, rerank = map(flag, (
         "tokens_per_step", "sampler", "steps", "guidance_weak", "guidance_scale", "clip", "clip_scale", "clip_rerank"))
+    if asked.get("text") is not None and asked.get("length") is not None:
+        raise ValueError(f"{flag('text')} says how many tokens there are; leave out {flag('length')}")
+    if asked.get("text") is not None and "[MASK]" not in asked["text"]:
+        raise ValueError(f"{flag('text')} {asked['text']!r} has no [MASK] to fill in")
     for name in ("guidance_scale", "clip_scale"):
         check_scale(flag(name), asked.get(name, DEFAULTS[name]))
     if ancestral and "tokens_per_step" in asked:

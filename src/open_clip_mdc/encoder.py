@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from .regions import RegionTower
 from .vq import PREFIX, VQCfg, VQTower
 
+FEATURES = ("gap", "cls", "patches")
+
 
 def build(vision_cfg: CLIPVisionCfg, quick_gelu: bool = False, cast_dtype: torch.dtype | None = None,
           vq_cfg: dict | None = None, regions: int = 1) -> nn.Module:
@@ -110,21 +112,59 @@ def grid(visual: nn.Module) -> tuple[int, int]:
     return tuple(visual.trunk.patch_embed.grid_size if isinstance(visual, TimmModel) else visual.grid_size)
 
 
-def class_token(visual: nn.Module, image: Tensor) -> Tensor:
-    """The normalised class token [B, D] of images [B, 3, height, width]; no decoder attends to it.
+def num_layers(visual: nn.Module) -> int:
+    """Return the number of transformer blocks; 1 of a VQTower, whose codes are one layer."""
+    if isinstance(visual, RegionTower):
+        return num_layers(visual.tower)
+    if isinstance(visual, VQTower):
+        return 1
+    return len(visual.trunk.blocks if isinstance(visual, TimmModel) else visual.transformer.resblocks)
+
+
+def has_class_token(visual: nn.Module) -> bool:
+    """Return whether the tower has one. No decoder attends to it."""
+    if isinstance(visual, TimmModel):
+        return getattr(visual.trunk, "has_class_token", visual.trunk.num_prefix_tokens == 1)
+    return not isinstance(visual, (VQTower, RegionTower))
+
+
+def features(visual: nn.Module, image: Tensor, kind: str = "gap", layer: int = -1) -> Tensor:
+    """Return what is probed, searched or shown to a detector, by the tower's last norm whatever the layer.
+
+    Args:
+        image: [B, 3, height, width].
+        kind: "gap", the mean of the patch tokens (Sec. 4.2); "cls", the class token; "patches", all patch tokens.
+        layer: after which block, counted from 0, or from the end as -1, whose patch tokens the decoder attends to.
+
+    Returns:
+        [B, D], of "patches" [B, P, D].
 
     Raises:
-        ValueError: the tower has none.
+        ValueError: there is no such kind, no such layer, or no class token.
     """
-    if isinstance(visual, TimmModel):
-        if not getattr(visual.trunk, "has_class_token", visual.trunk.num_prefix_tokens == 1):
+    if kind not in FEATURES:
+        raise ValueError(f"kind is {kind!r}; it must be {', '.join(FEATURES[:-1])} or {FEATURES[-1]}")
+    count = num_layers(visual)
+    if not isinstance(layer, int) or isinstance(layer, bool) or not -count <= layer < count:
+        raise ValueError(f"layer is {layer!r}; its image tower has layers 0 to {count - 1}, or -{count} to -1")
+    if kind == "cls":
+        if not has_class_token(visual):
             raise ValueError("this image tower has no class token: take the mean of its patches")
-        return visual.trunk.forward_features(image)[:, 0]
-    if isinstance(visual, (VQTower, RegionTower)):
-        raise ValueError("this image tower has no class token: take the mean of its patches")
-    tokens = visual.forward_intermediates(image, indices=1, normalize_intermediates=True, intermediates_only=True,
-                                          output_extra_tokens=True)
-    return tokens["image_intermediates_prefix"][0][:, 0]
+        return _layer(visual, image, layer)[1][:, 0]
+    tokens = patch_tokens(visual, image) if layer % count == count - 1 else _layer(visual, image, layer)[0]
+    return tokens.mean(1) if kind == "gap" else tokens
+
+
+def _layer(visual: nn.Module, image: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
+    """Patch tokens [B, P, D] and prefix tokens [B, ., D] after a block, by the last norm."""
+    if isinstance(visual, RegionTower):  # whose embeddings were learnt for the last layer
+        return _layer(visual.tower, visual.split(image), layer)[0].unflatten(0, (len(image), -1)).flatten(1, 2), None
+    asked = dict(indices=[layer % num_layers(visual)], stop_early=True, output_fmt="NLC", intermediates_only=True)
+    if isinstance(visual, TimmModel):
+        found = visual.trunk.forward_intermediates(image, norm=True, return_prefix_tokens=True, **asked)[0]
+        return found if isinstance(found, tuple) else (found, None)
+    found = visual.forward_intermediates(image, normalize_intermediates=True, output_extra_tokens=True, **asked)
+    return found["image_intermediates"][0], found["image_intermediates_prefix"][0]
 
 
 def lock(visual: nn.Module, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:

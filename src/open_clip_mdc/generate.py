@@ -21,6 +21,7 @@ from .sampling import GREEDY, Sampling, sample_tokens
 from .tokens import caption_lengths, eot_id, sot_id, valid_tokens
 from .unmask import fully_masked, guided, unmask_by_confidence
 
+LENGTH = 15  # tokens of a caption, one of the paper's, of a model that cannot tell
 CHOSEN = ("auto", "sample")  # lengths that the model chooses
 SAMPLERS = ("confidence", "ancestral")
 TRIED = 8  # lengths per image, at most, that "auto" decodes
@@ -75,10 +76,18 @@ def weak_tokens(model: CaptionModel, image: Tensor, image_embs: Tensor, weak: st
     return blind[None]
 
 
+def default_length(model: CaptionModel) -> int | str:
+    """Return how long captions are where nobody says: "auto" where the model can tell, else LENGTH tokens.
+
+    A head of zeros was never trained: older checkpoints have none.
+    """
+    return "auto" if model.causal or model.length_head is not None and model.length_head.weight.any() else LENGTH
+
+
 def unmask_images(
         model: CaptionModel,
         image: Tensor,
-        length: int | str = 15,
+        length: int | str | None = None,
         text: Tensor | None = None,
         tokens_per_step: int | float = 1,
         sampler: str = "confidence",
@@ -97,7 +106,7 @@ def unmask_images(
         image: [B, 3, height, width], preprocessed.
         length: N' of the paper, how many tokens are generated between SOT and EOT, which are given: the decoder does
             not see padding and knows where a caption ends. "auto" is the model's choice for each image
-            (`best_of_lengths`), "sample" is drawn from p(N | image).
+            (`best_of_lengths`), "sample" is drawn from p(N | image); None is `default_length`.
         text: captions to fill in instead, long [B, L] or [1, L] (`tokenize_with_masks`); `length` is then not used.
         tokens_per_step: see `unmask_by_confidence`.
         sampler: "confidence" (Eq. 6, `unmask_by_confidence`), or "ancestral" (`denoise`), which draws.
@@ -116,6 +125,7 @@ def unmask_images(
         ValueError: if an argument is out of range.
     """
     vocab_size, longest = model.vocab_size, model.context_length - 2
+    length = default_length(model) if length is None else length
     if text is None and length not in CHOSEN and not (isinstance(length, int) and 1 <= length <= longest):
         raise ValueError(f"length is {length!r}; it must be 'auto', 'sample' or a number of tokens from 1 to {longest}")
     if text is None and length in CHOSEN and model.length_head is None:
@@ -184,7 +194,7 @@ def cached_step_logits(model: CaptionModel, image_kv: ImageKV) -> StepLogits:
 def search_images(
         model: CaptionModel,
         image: Tensor,
-        length: int | str = "auto",
+        length: int | str | None = None,
         num_beams: int = 6,
         sampling: Sampling = GREEDY,
         min_length: int = 0,
@@ -194,7 +204,7 @@ def search_images(
 
     Args:
         image: [B, 3, height, width], preprocessed.
-        length: tokens before EOT at most; "auto" is what the context holds. The model itself ends its captions.
+        length: tokens before EOT at most; "auto" or None is what the context holds. The model itself ends its captions.
         num_beams: see `beam_search`; not used when sampling.
         sampling: a temperature draws tokens instead of searching.
         min_length: tokens before EOT at least: a likelihood favours short captions.
@@ -204,7 +214,7 @@ def search_images(
         ValueError: if an argument is out of range.
     """
     longest = model.context_length - 2
-    max_length = longest if length == "auto" else length
+    max_length = longest if length in (None, "auto") else length
     if not isinstance(max_length, int) or not 1 <= max_length <= longest:
         raise ValueError(f"length is {length!r}; it must be 'auto' or a number of tokens from 1 to {longest}")
     image_kv = model.text.project_image(model.encode_image_tokens(image))

@@ -7,13 +7,17 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import takewhile
+from numbers import Integral, Real
 from typing import TypeVar
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 Parsed = TypeVar("Parsed")
+WHOLE = {"batch_size": 1, "samples": 1, "steps": 1, "top_k": 1, "num_beams": 1, "num_samples": 1, "min_length": 0,
+         "seed": 0}  # options of Python that count something, and the least of each
+NUMBERS = ("temperature", "top_p", "guidance_scale", "tokens_per_step", "alpha", "stop_confidence")
 TARGETS = ("out", "output", "logs")  # flags that name what is written
 
 
@@ -41,10 +45,45 @@ def finite(value: str) -> float:
     return float(value)
 
 
-def close_flags(name: str, known: list[str]) -> list[str]:
-    """The flag spelt almost so, else those whose last word is: --lenght is --caption_length where no flag is closer."""
-    ends = [flag for flag in known if difflib.get_close_matches(name, [f"--{re.split('[-_]', flag)[-1]}"], cutoff=0.75)]
-    return difflib.get_close_matches(name, known, n=1, cutoff=0.75) or ends or difflib.get_close_matches(name, known)
+def meant(name: str, known: Iterable[str]) -> str:
+    """The known names spelt almost so, else those whose last word is: --lenght may be --caption_length."""
+    known, dashes = sorted(known), re.match("-*", name)[0]
+    ends = [each for each in known
+            if difflib.get_close_matches(name, [dashes + re.split("[-_]", each)[-1]], cutoff=0.75)]
+    begin = [each for each in known if each.startswith(f"{name}_")]
+    close = (difflib.get_close_matches(name, known, n=1, cutoff=0.75) or begin or ends
+             or difflib.get_close_matches(name, known))
+    return f": did you mean {' or '.join(close)}?" if close else ""
+
+
+def check_options(function: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises TypeError for an option that a function of Python does not know."""
+    known = sorted(known)
+    for name in given:
+        if name not in known:
+            close = meant(name, known) or f": it knows {', '.join(known)}"
+            raise TypeError(f"{function}() has no option {name!r}{close}")
+
+
+def check_numbers(given: Mapping) -> None:
+    """Raises TypeError for an option that is no number, ValueError for one that is out of range; None is none given."""
+    for name, lowest in WHOLE.items():
+        value = given.get(name)
+        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+            raise TypeError(f"{name} is {value!r}; it must be a whole number")
+        if value is not None and value < lowest:
+            raise ValueError(f"{name} is {value}; it must be {lowest} or more")
+    for name in NUMBERS:
+        value = given.get(name)
+        if value is not None and (not isinstance(value, Real) or isinstance(value, bool)):
+            raise TypeError(f"{name} is {value!r}; it must be a number")
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{name} is {value}; nothing can be computed with that")
+
+
+def plural(count: int, noun: str) -> str:
+    """Return "1 caption", "2 captions"."""
+    return f"{count} {noun}" + "s" * (count != 1)
 
 
 def read_flags(parse: Callable[[list[str]], Parsed], argv: list[str]) -> Parsed:
@@ -69,8 +108,7 @@ def read_flags(parse: Callable[[list[str]], Parsed], argv: list[str]) -> Parsed:
     flags = set(re.findall(r"(?<![\w-])--[a-zA-Z][\w-]*", known.getvalue()))
     for name in (arg.partition("=")[0] for arg in takewhile("--".__ne__, argv if flags else ())):
         if re.match(r"-[-a-zA-Z]\S", name) and not any(flag.startswith(name) for flag in flags):
-            close = close_flags(name, sorted(flags))
-            line = f"{name} is no flag of this command" + f": did you mean {' or '.join(close)}?" * bool(close)
+            line = f"{name} is no flag of this command{meant(name, flags)}"
             break
     print(f"error: {line}", file=sys.stderr)
     sys.exit(2)

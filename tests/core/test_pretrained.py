@@ -1,11 +1,16 @@
 """Claims about `open_clip_mdc.load`.    pytest tests/core/test_pretrained.py"""
+import csv
+from pathlib import Path
+
+import numpy as np
 import open_clip
 import pytest
 import torch
-from conftest import run_folder
+from conftest import complaint_of, make_image, run_folder
 from PIL import Image
 
 import open_clip_mdc
+from open_clip_mdc.scoring import mean_image
 from open_clip_mdc.tokens import decode_captions
 
 WORDS = ["a red circle above a blue square", "a blue square"]
@@ -69,6 +74,22 @@ def test_files_images_and_tensors_are_the_same_images(model, images, tmp_path):
     assert torch.equal(model.encode_image(rgba), model.encode_image(images[0]))
 
 
+def test_arrays_folders_and_lists_of_all_kinds_are_images(model, images, tmp_path):
+    (tmp_path / "in").mkdir()
+    for name, image in zip(("b.png", "in/a.png"), images, strict=False):
+        image.save(tmp_path / name)
+    features, array = model.encode_image(images), np.stack([np.asarray(x) for x in images])
+    assert torch.equal(model.encode_image(array), features) and torch.equal(model.encode_image(iter(images)), features)
+    assert torch.equal(model.encode_image(array[0]), features[:1])
+    assert torch.equal(model.encode_image(tmp_path), features[:2])
+    preprocessed = model.transform(images[2])
+    mixed = [str(tmp_path), array[2], Path(tmp_path / "b.png"), images[3], preprocessed.double(), preprocessed[None]]
+    assert torch.equal(model.encode_image(mixed), features[[0, 1, 2, 0, 3, 2, 2]])
+    grey = array[..., 0]
+    assert torch.equal(model.encode_image([grey[0], grey[0][..., None], Image.fromarray(grey[0])]),
+                       model.encode_image(np.repeat(grey[0][..., None], 3, 2)).expand(3, -1))
+
+
 def test_captions_are_those_of_generate_whatever_the_batch(model, images):
     image = torch.stack([model.transform(x) for x in images])
     for options in ({}, {"length": 4, "tokens_per_step": 2}, {"length": "auto"}):
@@ -94,6 +115,164 @@ def test_scores_are_the_log_likelihoods(model, images):
         model.score(images, swapped[:4])
     with pytest.raises(ValueError, match="caption 1 has .* the model reads 20"):
         model.score(images, ["a circle " * 20])
+
+
+def test_one_caption_is_one_caption(model, images):
+    assert torch.equal(model.score(images, WORDS[0]), model.score(images, [WORDS[0]]))
+    assert model.score(images, WORDS[0]).shape == (5, 1)
+    assert torch.equal(model.score(images[0], np.array(WORDS)), model.score(images[:1], [tuple(WORDS)]))
+
+
+@pytest.fixture(scope="module")
+def many(folder):
+    """A folder of 40 images."""
+    (folder / "many").mkdir()
+    for i in range(40):
+        make_image(i).save(folder / "many" / f"{i:02d}.png")
+    return folder / "many"
+
+
+def test_blind_and_debiased_scores_are_those_of_the_command(model, run, many, images, tmp_path):
+    texts = tmp_path / "captions.txt"
+    texts.write_text("\n".join(WORDS))
+    assert complaint_of("score", "--pretrained", run, "--images", many, "--captions", texts, "--alpha", "0.5", "--out",
+                        tmp_path / "s.csv", "--device", "cpu", "--workers", "0") is None
+    rows = list(csv.DictReader((tmp_path / "s.csv").open()))
+    for kind, column, more in (("plain", "score", {}), ("blind", "blind", {}),
+                               ("debiased", "debiased", {"alpha": 0.5})):
+        theirs = torch.tensor([float(row[column]) for row in rows]).view(40, 2)
+        torch.testing.assert_close(model.score(many, WORDS, kind=kind, **more), theirs, rtol=0, atol=1e-4)
+    mean, plain = model.mean_image(many), model.score(images, WORDS)
+    by_hand = mean_image(model.model, [torch.stack([model.transform(make_image(i)) for i in range(40)])])
+    torch.testing.assert_close(mean, by_hand, rtol=0, atol=1e-5)
+    blind = model.model.log_likelihood(None, model.tokenizer(WORDS)[None], blind=mean)
+    for others in (many, mean):
+        found = model.score(images, WORDS, kind="debiased", blind_images=others)
+        torch.testing.assert_close(found, plain - blind, rtol=0, atol=1e-4)
+    own = model.score(images[:2], [WORDS, WORDS[::-1]], kind="blind", blind_images=mean)
+    torch.testing.assert_close(own, torch.cat((blind, blind.flip(1))), rtol=0, atol=1e-4)
+    guided = decode_captions(model.model.generate(model.transform(images[0])[None], length=5, guidance_scale=3.0,
+                                                  blind=mean), model.tokenizer)
+    assert model.caption(images[0], length=5, guidance_scale=3.0, blind_images=many) == guided
+
+
+def test_the_length_is_the_models_choice_where_it_has_learnt_to_choose(model, images, folder, tmp_path, monkeypatch):
+    """Of ARC, which ends captions by itself, the length was at most the context, and is."""
+    assert model.caption(images) == model.caption(images, length="auto") != model.caption(images, length=15)
+    arc = open_clip_mdc.load(run_folder(folder / "arc", "ARC-ViT-Ti-8"))
+    assert arc.caption(images[:2]) == arc.caption(images[:2], length="auto")
+    head = model.model.length_head
+    monkeypatch.setattr(head, "weight", torch.nn.Parameter(torch.zeros_like(head.weight)))
+    assert model.caption(images) == model.caption(images, length=15)
+
+
+def test_features_are_of_any_kind_and_layer(model, images):
+    image = torch.stack([model.transform(x) for x in images])
+    assert torch.equal(model.features(images), model.encode_image(images))
+    assert torch.equal(model.features(images, kind="patches", batch_size=2), model.encode_image_tokens(images, 2))
+    visual = model.model.visual
+    with torch.inference_mode():
+        hidden = visual._embeds(image)
+        for layer, block in enumerate(visual.transformer.resblocks):
+            hidden = block(hidden)
+            tokens = visual.ln_post(hidden)
+            expected = {"gap": tokens[:, 1:].mean(1), "cls": tokens[:, 0], "patches": tokens[:, 1:]}
+            for kind, value in expected.items():
+                for asked in (layer, layer - len(visual.transformer.resblocks)):
+                    torch.testing.assert_close(model.features(images, kind, asked), value, rtol=0, atol=1e-5)
+
+
+IMAGE = torch.zeros(3, 48, 48)
+MISUSES = [  # what is done, the error, its words
+    (lambda m: m.score(IMAGE, []), ValueError, "there are no captions"),
+    (lambda m: m.score(IMAGE, [[]]), ValueError, "there are no captions"),
+    (lambda m: m.score(IMAGE, None), TypeError, "captions is 'None'; give a caption, a list of captions"),
+    (lambda m: m.score(IMAGE, b"a dog"), TypeError, "give a caption, a list of captions"),
+    (lambda m: m.score(IMAGE, {"a": "dog"}), TypeError, "give a caption, a list of captions"),
+    (lambda m: m.score(IMAGE, ["a dog", 3]), TypeError, r"'3' \(int\) is no caption"),
+    (lambda m: m.score(IMAGE, ["a dog", ["a cat"]]), TypeError, "no caption: give texts, or a list of texts"),
+    (lambda m: m.score([IMAGE, IMAGE], [["a dog"], ["a", "b"]]), ValueError, "as many captions, but there are 1"),
+    (lambda m: m.score([IMAGE, IMAGE], [["a"]] * 3), ValueError, "there are 2 images, but captions of 3"),
+    (lambda m: m.score(IMAGE, "a", methd="bound"), TypeError, r"has no option 'methd': did you mean method\?"),
+    (lambda m: m.score(IMAGE, "a", blind=1), TypeError, "has no option 'blind': did you mean blind_images"),
+    (lambda m: m.score(IMAGE, "a", return_details=True), TypeError, "has no option 'return_details'"),
+    (lambda m: m.score(IMAGE, "a", kind="bias"), ValueError, "kind is 'bias'; it must be plain, blind or debiased"),
+    (lambda m: m.score(IMAGE, "a", kind="debiased"), ValueError, "the mean of 1 image shows .* blind_images"),
+    (lambda m: m.score(IMAGE, "a", kind="blind", blind_images=torch.zeros(2, 3)), ValueError,
+     r"blind_images is a tensor \[2, 3\]; mean_image\(\) of this model is \[36, 128\]"),
+    (lambda m: m.score(IMAGE, "a", blind_images=IMAGE), ValueError, "blind_images is of kind='blind' or kind="),
+    (lambda m: m.score(IMAGE, "a", alpha=0.5), ValueError, "alpha is of kind='debiased'"),
+    (lambda m: m.score(IMAGE, "a", kind="debiased", alpha="1"), TypeError, "alpha is '1'; it must be a number"),
+    (lambda m: m.score(IMAGE, "a", kind="debiased", alpha=float("nan")), ValueError, "alpha is nan"),
+    (lambda m: m.score(IMAGE, "a", batch_size=0), ValueError, "batch_size is 0; it must be 1 or more"),
+    (lambda m: m.score(IMAGE, "a", num_samples=1.5), TypeError, "num_samples is 1.5; it must be a whole number"),
+    (lambda m: m.caption(IMAGE, lenght=8), TypeError, r"caption\(\) has no option 'lenght': did you mean length\?"),
+    (lambda m: m.caption(IMAGE, sampling=1), TypeError, "has no option 'sampling'"),
+    (lambda m: m.caption(IMAGE, num_beams=2), ValueError, "num_beams means nothing to this model"),
+    (lambda m: m.caption(IMAGE, length="long"), ValueError, "length is 'long'; it must be 'auto', 'sample'"),
+    (lambda m: m.caption(IMAGE, length=19), ValueError, "length is 19; .* from 1 to 18"),
+    (lambda m: m.caption(IMAGE, temperature="hot"), TypeError, "temperature is 'hot'; it must be a number"),
+    (lambda m: m.caption(IMAGE, seed=None, temperature=1.0, top_k="2"), TypeError, "top_k is '2'; it must be a whole"),
+    (lambda m: m.caption(IMAGE, tokens_per_step="2"), TypeError, "tokens_per_step is '2'; it must be a number"),
+    (lambda m: m.caption(IMAGE, samples=2), ValueError, "samples is 2; it must be 1, or more with a temperature"),
+    (lambda m: m.caption(IMAGE, batch_size=-1), ValueError, "batch_size is -1"),
+    (lambda m: m.caption(IMAGE, text="a dog"), ValueError, r"text 'a dog' has no \[MASK\] to fill in"),
+    (lambda m: m.caption(IMAGE, text=["a [MASK]"]), TypeError, r"it must be one caption with a \[MASK\]"),
+    (lambda m: m.caption(IMAGE, text="a [MASK]", length=3), ValueError, "text says how many tokens there are"),
+    (lambda m: m.caption(IMAGE, blind_images=IMAGE), ValueError, "changes nothing without a guidance_scale"),
+    (lambda m: m.caption(IMAGE, guidance_scale=2.0), ValueError, "the mean of 1 image shows what is in them"),
+    (lambda m: m.features(IMAGE, "mean"), ValueError, "kind is 'mean'; it must be gap, cls or patches"),
+    (lambda m: m.features(IMAGE, layer=4), ValueError, "layer is 4; its image tower has layers 0 to 3, or -4 to -1"),
+    (lambda m: m.features(IMAGE, layer=1.0), ValueError, "layer is 1.0; its image tower has layers 0 to 3"),
+    *((lambda m, images=images: m.caption(images), error, words) for images, error, words in [
+        ([], ValueError, "there are no images"), ((), ValueError, "there are no images"),
+        (torch.zeros(0, 3, 48, 48), ValueError, "there are no images"),
+        (np.zeros((0, 9, 9, 3), np.uint8), ValueError, "there are no images"),
+        (None, TypeError, r"'None' \(NoneType\) is no image: give a file, a folder"),
+        ([None], TypeError, r"'None' \(NoneType\) is no image"), (3, TypeError, r"'3' \(int\) is no image"),
+        (b"\x89PNG", TypeError, r"\(bytes\) is no image"), ({"image": 1}, TypeError, r"\(dict\) is no image"),
+        ([[IMAGE]], TypeError, r"\(list\) is no image"),
+        ("", ValueError, "the name of an image is empty"),
+        ("https://x.org/cat.jpg", ValueError, "https://x.org/cat.jpg is a URL: download it"),
+        ("0.tar", ValueError, "0.tar is a shard: open_clip_mdc caption, embed and score read shards"),
+        ("nowhere.jpg", FileNotFoundError, "no image or folder nowhere.jpg"),
+        (torch.zeros(3, 32, 32), ValueError, r"a tensor \[3, 32, 32\] of torch.float32 .* floats \[3, 48, 48\]"),
+        (torch.zeros(48, 48, 3), ValueError, r"a tensor \[48, 48, 3\] of torch.float32 is no image of this model"),
+        (torch.zeros(48, 48), ValueError, r"a tensor \[48, 48\] is no image"),
+        (IMAGE.byte(), ValueError, "of torch.uint8 is no image of this model: give what its transform makes"),
+        (np.zeros((3, 48, 48), np.uint8), ValueError, r"an array \[3, 48, 48\] is no image: .* with the channels last"),
+        (np.zeros((9, 9, 2), np.uint8), ValueError, r"an array \[9, 9, 2\] is no image"),
+        (np.zeros((9, 9, 3)), ValueError, "an array of float64 has no known range"),
+        (np.zeros((9, 0, 3), np.uint8), ValueError, "it is 0 x 9 pixels"),
+        (Image.new("F", (9, 9)), ValueError, "pixels of mode F have no known range"),
+        (Image.new("RGB", (9, 2000)), ValueError, "it is 9 x 2000 pixels")]),
+]
+
+
+@pytest.mark.parametrize("number", range(len(MISUSES)))
+def test_a_misuse_has_its_own_message(model, number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    misuse, error, words = MISUSES[number]
+    with pytest.raises(error, match=words) as raised:
+        misuse(model)
+    assert "\n" not in str(raised.value) and "unmask_images" not in str(raised.value)
+
+
+def test_what_cannot_be_loaded_is_said(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_image(0).save("0.png")
+    for options, error, words in (
+            ({"precision": "fp64"}, ValueError, "precision is 'fp64'; it must be fp32, bf16, fp16"),
+            ({"precision": 16}, TypeError, r"precision is 16 \(int\)"),
+            ({"device": "gpu"}, ValueError, "gpu is no device: give cpu, cuda"),
+            ({"device": 0}, TypeError, r"device is 0 \(int\)"),
+            ({"model_name": ["mdc"]}, TypeError, "model_name is"),
+            ({"pretrained": ""}, ValueError, "pretrained is empty: give a run folder"),
+            ({"pretrained": None}, TypeError, r"pretrained is None \(NoneType\); it must be a text or a path"),
+            ({"pretrained": tmp_path}, FileNotFoundError, "give a checkpoint file or a run of open_clip_train")):
+        with pytest.raises(error, match=words):
+            open_clip_mdc.load(**{"pretrained": run, **options})
+    assert open_clip_mdc.load(run, device=torch.device("cpu"), precision="fp16").precision == "fp16"
 
 
 def test_the_device_and_the_precision_can_be_chosen(run, images):

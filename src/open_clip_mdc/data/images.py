@@ -133,16 +133,22 @@ def decode_image(source: Path | BytesIO, name: str | None = None,
         raise ValueError(f"cannot read the image {name or source}: {problem}") from problem
 
 
-def open_image(source: Path | BytesIO | ValueError, name: str | None = None) -> Image.Image:
-    """RGB, upright, for `source` of `read_images`.
+def open_image(source: Path | BytesIO | ValueError | Image.Image, name: str | None = None) -> Image.Image:
+    """RGB, upright, for `source` of `read_images` or an image of Pillow's, which may not have read its file yet.
 
     Raises:
         ValueError: it cannot be decoded, or is much longer than wide.
     """
     if isinstance(source, ValueError):
         raise source
-    image = decode_image(source, name)
-    if max(image.size) > MAX_ASPECT * min(image.size):
+    if isinstance(source, Image.Image):
+        try:
+            image = upright(source)
+        except OSError as problem:
+            raise ValueError(f"cannot read the image {name or source}: {problem}") from problem
+    else:
+        image = decode_image(source, name)
+    if not 0 < max(image.size) <= MAX_ASPECT * min(image.size):
         raise ValueError(f"cannot use the image {name or source}: it is {image.width} x {image.height} pixels")
     return image
 

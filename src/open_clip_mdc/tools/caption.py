@@ -70,10 +70,10 @@ def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: in
     facts = {"Checkpoint": args.pretrained, "Images": str(images)}
     if args.text:
         facts["To fill in"] = f"{args.text} (what was given is in italics)"
-    elif args.length in ("auto", "sample") or (causal and args.length is None):
+    elif args.length in ("auto", "sample"):
         facts["Length"] = "the model's choice"
     else:
-        facts["Length"] = f"at most {args.length} tokens" if causal else f"{args.length or 15} tokens"
+        facts["Length"] = f"at most {args.length} tokens" if causal else f"{args.length} tokens"
     if causal:
         facts["Order"] = "autoregressive, " + (
             f"drawn at temperature {args.temperature}" if args.temperature else "by beam search")

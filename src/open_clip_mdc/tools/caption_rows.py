@@ -11,10 +11,12 @@ import torch
 
 from .. import decoding
 from ..checkpoints import fingerprint
+from ..decoding import BLIND_IMAGES
+from ..generate import default_length
 from ..pretrained import PretrainedCaptioner
 from ..sampling import Sampling
 from ..unmask import tokenize_with_masks
-from .common import BLIND_IMAGES, blind_image, check_engine, is_folder, need_folder
+from .common import blind_image, check_engine, is_folder, need_folder
 
 DECODING = ("length", "min_length", "tokens_per_step", "sampler", "steps", "text", "temperature", "top_k", "top_p",
             "seed", "guidance_scale", "guidance_weak")
@@ -28,16 +30,12 @@ def flag(name: str) -> str:
 def asked(args: argparse.Namespace) -> dict:
     """The options of decoding that are not at their defaults."""
     return {name: value for name, value in vars(args).items() if name in (
-        *decoding.OF_UNMASKING, *decoding.OF_SEARCH, "clip", "clip_rerank") and value not in (
+        *decoding.OF_UNMASKING, *decoding.OF_SEARCH, "length", "clip", "clip_rerank") and value not in (
         None, decoding.DEFAULTS.get(name))}
 
 
 def check(args: argparse.Namespace) -> None:
     """Raises ValueError or FileNotFoundError for flags that cannot work, whatever the model."""
-    if args.text and args.length:
-        raise ValueError("--text says how many tokens there are; leave out --length")
-    if args.text and "[MASK]" not in args.text:
-        raise ValueError(f"--text {args.text!r} has no [MASK] to fill in")
     if args.min_length and isinstance(args.length, int) and args.min_length > args.length:
         raise ValueError(f"--min-length {args.min_length} is more than --length {args.length}")
     Sampling(args.temperature, args.top_k, args.top_p).check()
@@ -57,11 +55,15 @@ def check(args: argparse.Namespace) -> None:
 def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, paths: list) -> tuple[dict, str | None]:
     """What was asked for, as options of `generate.generate`, and what their mean image is of (`blind_image`).
 
+    A length that nobody gave is from now on the default of this model.
+
     Raises:
         ValueError: a flag does not fit the model.
     """
     model = loaded.model
     decoding.check_kind(asked(args), model.causal, flag)
+    if args.text is None and args.length is None:
+        args.length = default_length(model)
     blind, options = None, {name: value for name in ("length", "min_length", "tokens_per_step", "steps")
                             if (value := getattr(args, name)) is not None}
     if args.text:

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..decoding import BLIND_IMAGES, MIN_BLIND_IMAGES, check_blind
 from ..messages import number_from
 
 if TYPE_CHECKING:
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from ..pretrained import PretrainedCaptioner
 
 natural, positive = number_from(0), number_from(1)
-MIN_BLIND_IMAGES = 32  # the mean of few images shows them
-BLIND_IMAGES = 256  # the first, whose mean stands for no image
 SHOWN = 10  # images by name in a message
 
 
@@ -106,9 +105,7 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Names
 
     with loaded.autocast():
         blind = mean_image(loaded.model, images())
-    if len(names) < MIN_BLIND_IMAGES:
-        raise ValueError(f"the mean of {len(names)} images shows these images: to know what a caption is worth without "
-                         f"an image takes {MIN_BLIND_IMAGES} or more; name a folder of them by --blind-images")
+    check_blind(len(names), "--blind-images")
     digest = hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
     return blind, f"the mean of {len(names)} images, {digest[:12]}"
 

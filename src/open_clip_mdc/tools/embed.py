@@ -14,33 +14,20 @@ from functools import partial
 
 import pyarrow as pa
 import torch
-from torch import Tensor
 
 from .. import encoder
 from ..checkpoints import fingerprint
 from ..data.images import Batch
-from ..model import Captioner
 from ..pretrained import PretrainedCaptioner
 from . import bulk
 from .common import load_captioner
 from .shard_table import check_out, write_shard
 
 
-def features(model: Captioner, image: Tensor, kind: str) -> Tensor:
-    """[B, D], or [B, P, D] of "patches"; float32.
-
-    Raises:
-        ValueError: "cls" of a tower without a class token.
-    """
-    if kind == "cls":
-        return encoder.class_token(model.visual, image).float()
-    return (model.encode_image(image) if kind == "gap" else model.encode_image_tokens(image)).float()
-
-
 def feature_columns(loaded: PretrainedCaptioner, kind: str, batch: Batch) -> dict:
-    """Column "feature" of a batch: `features` as tensors of B rows, float32 under --precision fp32, else float16."""
+    """Column "feature" of a batch, `encoder.features`: B rows, float32 under --precision fp32, else float16."""
     with torch.inference_mode(), loaded.autocast():
-        feature = features(loaded.model, batch.image, kind).cpu().numpy()
+        feature = encoder.features(loaded.model.visual, batch.image, kind).float().cpu().numpy()
     feature = feature.astype("float32" if loaded.precision == "fp32" else "float16")
     return {"feature": pa.FixedShapeTensorArray.from_numpy_ndarray(feature)}
 
@@ -54,7 +41,7 @@ def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
     size = loaded.model.visual.image_size
     image = torch.zeros(1, 3, *(size if isinstance(size, (tuple, list)) else (size, size)), device=loaded.device)
     with torch.inference_mode():
-        shape = features(loaded.model, image, args.feature).shape[1:]
+        shape = encoder.features(loaded.model.visual, image, args.feature).shape[1:]
     number = pa.float32() if loaded.precision == "fp32" else pa.float16()
     schema = pa.schema([("key", pa.string()), ("feature", pa.fixed_shape_tensor(number, shape))])
     return partial(write_shard, loaded=loaded, args=args, schema=schema, settings=settings,

@@ -111,7 +111,8 @@ def _add_decoding(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--limit", type=positive, help="only the first so many images")
     parser.add_argument("--length", type=length, metavar="N|auto|sample",
-                        help="tokens of a caption (default: 15), the model's choice or its draw; of ARC, at most")
+                        help="tokens of a caption, the model's choice or its draw; of ARC, at most (default: auto "
+                             "where the model has learnt how long captions are, else 15)")
     parser.add_argument("--text", help="caption to fill in, e.g. 'a [MASK] dog on a [MASK]', a token each")
 
 
@@ -130,7 +131,7 @@ def caption(parser: argparse.ArgumentParser) -> None:
                         help="the most confident tokens first, or draws of the reverse diffusion (default: "
                              "%(default)s)")
     parser.add_argument("--steps", type=positive, metavar="N", help="of --sampler ancestral (default: 100)")
-    parser.add_argument("--temperature", type=finite, default=0.0,
+    parser.add_argument("--temperature", type=float, default=0.0,
                         help="draw tokens at this temperature (default: %(default)s, the most probable ones)")
     parser.add_argument("--top-k", type=int, metavar="K", help="draw among the K most probable tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="draw among the fewest tokens that have probability P")

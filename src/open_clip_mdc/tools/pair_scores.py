@@ -10,11 +10,12 @@ import torch
 
 from ..checkpoints import fingerprint
 from ..data.images import Batch
+from ..decoding import BLIND_IMAGES
 from ..pretrained import PretrainedCaptioner
 from ..scoring import log_likelihood
 from ..tokens import CAPTION_SEPARATOR, caption_lengths, not_whole
 from .bulk import Unit
-from .common import BLIND_IMAGES, blind_image, load_captioner
+from .common import blind_image, load_captioner
 from .shard_table import check_out, write_shard
 
 SCORES = ("score", "blind", "debiased")
