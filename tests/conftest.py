@@ -87,7 +87,7 @@ def run_folder(folder: Path, model_name: str, seed: int = 1, **model_args) -> Pa
     model = open_clip.create_model(model_name, **{k: v for k, v in model_args.items() if k.startswith("force")})
     torch.nn.init.normal_(model.text.output.weight, std=0.3)
     if model.length_head is not None:
-        torch.nn.init.normal_(model.length_head.weight.data[3:9], std=0.1)
+        torch.nn.init.normal_(model.length_head.weight.data[3:9], std=0.1 * model.length_head.narrowing)
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "params.txt").write_text("".join(f"{k}: {v}\n" for k, v in {"model": model_name, **model_args}.items()))
     torch.save({"state_dict": model.state_dict()}, folder / "checkpoints" / "epoch_1.pt")

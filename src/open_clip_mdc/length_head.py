@@ -5,16 +5,23 @@ length compares. A classifier of the length stands beside it, as in DDCap (Zhu e
 mean and the maximum of the patch tokens, detached, so that encoder and decoder are bit for bit what they would be
 without it. (From the mean alone, which is probed, the number of things is harder to tell.)
 
+Adam moves every weight by the learning rate at each step, so that a logit moves by the sum of all features times it. In
+training the features are therefore divided by about their number. Checkpoints hold the weights of SCALE times the
+features, whatever the width.
+
 Dimensions: B images, P patches, L positions, D image width, N tokens of a caption between SOT and EOT, S lengths (N = 0
 to S - 1).
 """
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .decoder import without_autocast
 
-SCALE = 10.0  # of the features: at the common learning rate the weights would grow too slowly
+SCALE = 10.0  # of the features, for which a checkpoint's weights are
+WIDTH = 24  # D at which training sees them so, too: twice it learns faster, but jumps where features are far from 0
 
 
 class LengthHead(nn.Linear):
@@ -22,9 +29,13 @@ class LengthHead(nn.Linear):
 
     def __init__(self, width: int, context_length: int):
         super().__init__(2 * width, context_length - 1)
-        self.register_load_state_dict_pre_hook(begin_anew)
         for parameter in self.parameters():
             parameter.unclipped = True  # --grad-clip-norm would shorten the others' steps on its account
+
+    @property
+    def narrowing(self) -> float:
+        """By how much training divides the features; a power of two, so that checkpoints give back the very weights."""
+        return 2.0 ** max(0, math.ceil(math.log2(self.in_features / 2 / WIDTH)))
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
@@ -33,9 +44,18 @@ class LengthHead(nn.Linear):
     def forward(self, image_embs: Tensor) -> Tensor:
         """Float32 [B, S] whatever autocast says, from patch tokens [B, P, D], to which no gradient passes."""
         image_embs = image_embs.detach().float()
-        features = SCALE * torch.cat((image_embs.mean(1), image_embs.amax(1)), 1)
+        features = SCALE / self.narrowing * torch.cat((image_embs.mean(1), image_embs.amax(1)), 1)
         with without_autocast(image_embs.device.type):
             return F.linear(features, self.weight.float(), self.bias.float())
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = destination[f"{prefix}weight"] / self.narrowing
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args) -> None:
+        begin_anew(self, state_dict, prefix)
+        weight = state_dict[f"{prefix}weight"] * self.narrowing
+        super()._load_from_state_dict({**state_dict, f"{prefix}weight": weight}, prefix, *args)
 
     def log_prob(self, image_embs: Tensor) -> Tensor:
         """log p(N | image) of captions with at least one token, float32 [B, S], -inf for N = 0; as `forward`.

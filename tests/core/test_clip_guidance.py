@@ -28,7 +28,7 @@ def opinionated(name: str, seed: int = 1) -> torch.nn.Module:
     else:
         torch.nn.init.normal_(model.text.output.weight, std=0.3)
         if model.length_head is not None:
-            torch.nn.init.normal_(model.length_head.weight.data[3:9])
+            torch.nn.init.normal_(model.length_head.weight.data[3:9], std=model.length_head.narrowing)
     return model
 
 

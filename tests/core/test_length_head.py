@@ -9,10 +9,11 @@ import torch
 from conftest import VOCAB, captions, images, run, tiny_captioner
 from PIL import Image
 from scipy.stats import chisquare
+from torch import nn
 
 from open_clip_mdc import generate
 from open_clip_mdc.interface import Decoded
-from open_clip_mdc.length_head import SCALE, length_nll
+from open_clip_mdc.length_head import SCALE, LengthHead, length_nll
 from open_clip_mdc.objective import CaptionLoss
 from open_clip_mdc.sampling import Sampling
 from open_clip_mdc.tokens import caption_lengths
@@ -29,12 +30,13 @@ main(sys.argv[1:])
 def features(model, image):
     """What the head reads: the patch tokens' mean, which is the probed feature, and maximum."""
     tokens = model.encode_image_tokens(image)
-    return SCALE * torch.cat((model.encode_image(image), tokens.max(1).values), 1)
+    return SCALE / model.length_head.narrowing * torch.cat((model.encode_image(image), tokens.max(1).values), 1)
 
 
 def opinionated(model):
     """A model whose head prefers one length or another, image by image."""
-    torch.nn.init.normal_(model.length_head.weight, std=1 / SCALE, generator=torch.Generator().manual_seed(0))
+    torch.nn.init.normal_(model.length_head.weight, std=model.length_head.narrowing / SCALE,
+                          generator=torch.Generator().manual_seed(0))
     model.length_head.weight.data[:, 64:] *= 0.05  # maxima of noise are all alike
     torch.nn.init.normal_(model.length_head.bias, std=0.5, generator=torch.Generator().manual_seed(1))
     return model
@@ -86,6 +88,36 @@ def test_training_by_the_real_command_gives_bit_for_bit_the_weights_that_it_give
     assert all(weight.any() for weight in head.values())
     assert saved["with"].keys() == saved["without"].keys()
     assert all(torch.equal(weight, saved["without"][name]) for name, weight in saved["with"].items())
+
+
+@pytest.mark.parametrize("width", [128, 768, 1280])
+@pytest.mark.parametrize("lr", [5e-4, 1e-3])
+def test_the_head_learns_the_distribution_of_lengths_at_every_width_and_is_never_worse_than_uniform(width, lr):
+    """From the first step on, of features that are twice as far from 0 as they vary; images tell nothing."""
+    share = torch.exp(-0.5 * ((torch.arange(76) - 11) / 3.0) ** 2)
+    generator = torch.Generator().manual_seed(0)
+    mean = 2 * torch.randn(width, generator=generator)
+    head, nll = LengthHead(width, 77), []
+    optimizer = torch.optim.AdamW(head.parameters(), lr, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1)
+    for _ in range(200):
+        number = torch.multinomial(share, 64, replacement=True, generator=generator)
+        loss = length_nll(head(mean + torch.randn(64, 3, width, generator=generator)), number + 1.0).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        nll.append(loss.item())
+    entropy = torch.distributions.Categorical(share).entropy().item()
+    assert max(nll) <= math.log(76) + 1e-4 and sum(nll[-50:]) / 50 < entropy + 0.2
+
+
+def test_checkpoints_hold_the_weights_of_ten_times_the_features_whatever_the_width():
+    """As they did when training saw them so: what was trained then predicts the same and comes back, bit for bit."""
+    head, tokens = LengthHead(768, 77), torch.randn(5, 9, 768)
+    stored = {"weight": torch.randn(76, 1536), "bias": torch.randn(76)}
+    head.load_state_dict(stored)
+    expected = nn.functional.linear(10 * torch.cat((tokens.mean(1), tokens.amax(1)), 1), **stored)
+    assert head.narrowing > 1 and torch.equal(head(tokens), expected)
+    assert all(torch.equal(head.state_dict()[name], weight) for name, weight in stored.items())
 
 
 def test_auto_is_the_caption_of_highest_length_probability_times_probability_as_of_so_many_tokens(monkeypatch):

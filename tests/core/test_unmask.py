@@ -25,7 +25,7 @@ def model():
     torch.nn.init.normal_(model.text.output.weight, std=0.3)  # peaked, so that what was revealed matters
     torch.nn.init.normal_(model.text.token_embedding.weight, std=0.5)
     torch.nn.init.normal_(model.text.positional_embedding, std=0.5)
-    torch.nn.init.normal_(model.length_head.weight, std=0.1)
+    torch.nn.init.normal_(model.length_head.weight, std=0.1 * model.length_head.narrowing)
     return model
 
 
