@@ -264,11 +264,13 @@ def load_model(args: Namespace) -> tuple:
         raise ValueError("--skip_load finds no features here, which are kept by the model's content: leave it out")
     if is_captioner(args.model):
         return checkpoints.load(args.pretrained, None if ":" in args.model else args.model, device=args.device)
-    named = args.model_type == "open_clip" and ":" not in args.model
-    if named and open_clip.get_model_config(args.model) is None:
+    named = args.model_type == "open_clip"
+    if named and ":" not in args.model and open_clip.get_model_config(args.model) is None:
         close = close_names(args.model, open_clip.list_models())
         raise ValueError(f"--model {args.model} is no model known here{close}")
-    if named and os.path.exists(args.pretrained):
+    if named and ":" in args.model:
+        model, transform, tokenizer = checkpoints.load(args.model, device=args.device, cache_dir=args.model_cache_dir)
+    elif named and os.path.exists(args.pretrained):
         model, transform, tokenizer = checkpoints.load(args.pretrained, args.model, device=args.device)
     else:
         model, transform, tokenizer = upstream_models.load_clip(

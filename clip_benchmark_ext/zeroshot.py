@@ -4,6 +4,7 @@ Dimensions: B images, N all images, K classes, T templates, L tokens.
 """
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from clip_benchmark.metrics import zeroshot_classification as upstream
@@ -11,6 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, classification_report
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from open_clip_mdc import weights
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.scoring import log_likelihood
 from open_clip_mdc.tokens import caption_lengths, tokenize_whole
@@ -67,13 +69,22 @@ def cosine_logits(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Cal
                   load_clfs: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Logits [N, K] of a CLIP model and targets [N], by clip_benchmark's functions, with its files of classifiers."""
     if load_clfs:
-        parts = [torch.load(path, map_location="cpu", weights_only=True) for path in load_clfs]
+        parts = [read_classifier(path) for path in load_clfs]
         classifier = sum(part / len(parts) for part in parts).to(device)
     else:
         classifier = upstream.zero_shot_classifier(model, tokenizer, classnames, templates, device, amp=amp)
     if save_clf is not None:
         torch.save(classifier, save_clf)
     return upstream.run_classification(model, classifier, dataloader, device, amp=amp)
+
+
+def read_classifier(path: str) -> Tensor:
+    """Return the [D, K] that --save_clf wrote. Raises ValueError if the file holds anything else."""
+    content = weights.read(Path(path))
+    if not isinstance(content, Tensor) or content.ndim != 2:
+        raise ValueError(f"--load_clfs {path} holds no classifier, as --save_clf writes it")
+    weights.check_finite(content, Path(path))
+    return content
 
 
 def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = False) -> dict:

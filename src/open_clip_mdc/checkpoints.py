@@ -5,24 +5,27 @@ checkpoints, `load` makes the model as it was trained. `local-dir:` and `hf-hub:
 """
 import ast
 import hashlib
+import logging
 import math
-import re
-import struct
-import zlib
 from dataclasses import is_dataclass
+from functools import lru_cache
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import NamedTuple
-from zipfile import BadZipFile, ZipFile
 
 import torch
 
-from .integration import register
+from .integration import is_captioner, register
 from .messages import close_names
+from .weights import Misfit, hash_tensor, stored_epoch
 
 # What params.txt holds that decides how the model and its preprocessing are made (create_model_and_transforms).
 MODEL_ARGS = ("force_quick_gelu", "force_custom_text", "force_image_size", "force_context_length", "image_mean",
               "image_std", "image_interpolation", "image_resize_mode")
+MOST_PARAMS, MOST_LITERAL = 1_000_000, 100  # characters of params.txt, and of a value there, that are read
+# What OpenCLIP looks for in a folder. A file of another name is not known to be the weights.
+WEIGHTS_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "open_clip_pytorch_model.bin",
+                 "open_clip_pytorch_model.pth", "model.safetensors", "pytorch_model.bin", "pytorch_model.pth",
+                 "model.pth")
 SIGLIP_ARGS = {"init_logit_scale": math.log(10), "init_logit_bias": -10}  # as open_clip_train.main has them
 
 
@@ -34,20 +37,36 @@ class Checkpoint(NamedTuple):
     model_args: dict
 
 
-def latest_checkpoint(run: Path) -> Path:
-    """The newest epoch of RUN/checkpoints: epoch_latest.pt (--save-most-recent), else the highest number.
+def latest_checkpoint(folder: Path) -> Path:
+    """Return the epoch_*.pt that stores the highest epoch, whatever it is called and whenever it was written.
+
+    An epoch_latest.pt (--save-most-recent) may be of a session before the last. Where that, or the highest number, is
+    passed over, a line says so.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    folder = run / "checkpoints"
-    latest = folder / "epoch_latest.pt"
-    if latest.exists():
-        return latest
-    numbered = {int(m[1]): p for p in folder.glob("epoch_*.pt") if (m := re.fullmatch(r"epoch_(\d+)", p.stem))}
-    if not numbered:
+    found = sorted(folder.glob("epoch_*.pt"))
+    if not found:
         raise FileNotFoundError(f"{folder} has no epoch_*.pt: give a checkpoint file or a run of open_clip_train")
-    return numbered[max(numbered)]
+    return _latest(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in found))
+
+
+@lru_cache  # one line a process
+def _latest(found: tuple[tuple[Path, int, int], ...]) -> Path:
+    paths = [path for path, _, _ in found]
+
+    def by_name(path: Path) -> tuple[bool, int]:
+        return path.stem == "epoch_latest", int(path.stem[6:]) if path.stem[6:].isdecimal() else -1
+    expected = max(paths, key=by_name)
+    epochs = {path: stored_epoch(path) for path in paths} if len(paths) > 1 else {}
+    readable = [path for path in paths if epochs.get(path) is not None] or [expected]
+    best = max(readable, key=lambda path: (epochs.get(path) or 0, by_name(path)))
+    over = [f"{path.name} ({'cannot be read' if epochs[path] is None else f'epoch {epochs[path]}'})" for path in epochs
+            if path != best and (path == expected or epochs[path] is None)]
+    if over:
+        logging.warning("%s is taken (epoch %s); passed over: %s", best, epochs[best], ", ".join(over))
+    return best
 
 
 def params_file(checkpoint: Path) -> Path:
@@ -57,14 +76,15 @@ def params_file(checkpoint: Path) -> Path:
 
 def read_params(path: Path) -> dict[str, str]:
     """`name: value` lines of the params.txt that open_clip_train writes."""
-    pairs = (line.split(": ", 1) for line in path.read_text(encoding="utf-8").splitlines() if ": " in line)
-    return dict(pairs)
+    with path.open(encoding="utf-8", errors="replace") as file:
+        pairs = (line.split(": ", 1) for line in file.read(MOST_PARAMS).splitlines() if ": " in line)
+        return dict(pairs)
 
 
 def literal(text: str):
     """A number, list or None written by str(); any other text is itself. Evaluates nothing."""
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(text) if len(text) <= MOST_LITERAL else text  # a longer one could nest too deeply
     except (ValueError, SyntaxError):
         return text
 
@@ -80,23 +100,27 @@ def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
         FileNotFoundError: nothing there. ValueError: neither `model_name` nor params.txt says what it is of.
     """
     if pretrained.startswith(("local-dir:", "hf-hub:")):
+        check_folder(pretrained)
         return Checkpoint(pretrained, None, {})
     path = Path(pretrained)
     if not path.exists():
         raise FileNotFoundError(f"no checkpoint at {pretrained}: give a file, a run folder, local-dir:DIR or hf-hub:ID")
     if (path / "open_clip_config.json").exists():
-        return Checkpoint(f"local-dir:{path}", None, {})
+        return find(f"local-dir:{path}")
     if path.is_dir() and (path / "config.json").exists():
         raise ValueError(f"{path} is a folder for timm or transformers, with the image encoder alone: give the run, or "
                          f"the folder that export --to open_clip wrote")
     if path.is_dir():
         named = path if path.name else path.absolute()  # "."
-        path = latest_checkpoint(named.parent if named.name == "checkpoints" else path)
+        path = latest_checkpoint(path if named.name == "checkpoints" else path / "checkpoints")
     params = params_file(path)
     if params.exists():
         values = read_params(params)
         if not (model_name or values.get("model")):
             raise ValueError(f"{params} names no model: give --model too")
+        if not model_name and ":" in values["model"]:  # a place to load from, which only the user may name
+            raise ValueError(f"{params} says {values['model'][:80]!r} where the name of a model should be: where you "
+                             "trust that, give it by --model")
         args = {name: literal(values[name]) for name in MODEL_ARGS if values.get(name, "None") != "None"}
         if values.get("siglip") == "True":
             args |= SIGLIP_ARGS
@@ -114,8 +138,20 @@ def objective(model_name: str) -> str:
     return CaptionCfg(**open_clip.get_model_config(model_name)["caption_cfg"]).objective
 
 
-def load(pretrained: str, model_name: str | None = None, device: str = "cpu", precision: str = "fp32"):
+def check_folder(model_name: str) -> None:
+    """Raise FileNotFoundError if a local-dir: has no weights by a known name: OpenCLIP would draw some at random."""
+    scheme, _, place = model_name.partition(":")
+    if scheme == "local-dir" and not any((Path(place) / name).is_file() for name in WEIGHTS_FILES):
+        raise FileNotFoundError(f"{place} has no weights ({WEIGHTS_FILES[0]}): copy or export it again")
+
+
+def load(pretrained: str, model_name: str | None = None, device: str = "cpu", precision: str = "fp32",
+         captioner: bool = False, cache_dir: str | None = None):
     """Model in eval mode, its image transform and its tokenizer.
+
+    Args:
+        captioner: refuse another model, before it is built.
+        cache_dir: of what comes from the hub.
 
     Raises:
         FileNotFoundError, ValueError: as `find`; ValueError too, in one line, if the weights are of another model.
@@ -123,27 +159,30 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
     register()
     import open_clip
     name, weights, args = find(pretrained, model_name)
-    if ":" not in name and open_clip.get_model_config(name) is None:
+    own = ":" not in name  # else the config is not OpenCLIP's or ours
+    if own and open_clip.get_model_config(name) is None:
         close = close_names(name, open_clip.list_models())
         raise ValueError(f"--model {name} is not known{close}" if name == model_name else
                          f"{pretrained} was trained as {name}, which is no model known here{close}")
     check_device(device)
-    if weights is not None:
-        check_format(Path(weights))
     try:
+        if captioner and not is_captioner(name):
+            raise ValueError(f"--model {name} is no captioner" if name == model_name else
+                             f"{pretrained} is no captioner, but {name}")
+        # OpenCLIP gives a config with a scheme the weights beside it, whatever file is given.
+        later = weights is not None and not own
         model, _, transform = open_clip.create_model_and_transforms(
-            name, weights, device=device, precision=precision, output_dict=True, **args)
-        tokenizer = open_clip.get_tokenizer(name, context_length=args.get("force_context_length"))
-    except (RuntimeError, KeyError, AttributeError, TypeError, EOFError, UnpicklingError, AssertionError, StopIteration,
-            OSError, ValueError) as problem:
-        if name.startswith("hf-hub:"):
+            name, weights if own else None, device=device, precision=precision, output_dict=True, cache_dir=cache_dir,
+            load_weights=not later, pretrained_text=False, require_pretrained=not later, **args)
+        if later:
+            open_clip.load_checkpoint(model, weights)
+        tokenizer = open_clip.get_tokenizer(name, context_length=args.get("force_context_length"), cache_dir=cache_dir)
+    except (RuntimeError, KeyError, AttributeError, TypeError, AssertionError, OSError, ValueError) as problem:
+        if name.startswith("hf-hub:") and weights is None:
             raise ValueError(f"{name} cannot be had from the Hugging Face hub: {first_lines(problem)}") from problem
         if isinstance(problem, ValueError) or isinstance(problem, OSError) and weights is None:
             raise
         raise ValueError(f"{pretrained} holds no weights of {name}: {first_lines(problem)}") from problem
-    for key, tensor in model.state_dict().items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise ValueError(f"{pretrained} holds NaN or infinity ({key}): nothing can be computed with it")
     check_normalization(pretrained, model.visual.preprocess_cfg)
     return model.eval(), transform, tokenizer
 
@@ -174,31 +213,8 @@ def check_device(device: str) -> None:
         raise ValueError(f"{device} cannot be used here: {first_lines(problem)}") from problem
 
 
-def check_format(path: Path) -> None:
-    """Raises ValueError if it is no file that torch.save or safetensors writes, or that OpenCLIP reads (.npz).
-
-    Of a zip, as torch.save writes, all checksums are compared: PyTorch does not, and a changed bit is another weight.
-    """
-    with path.open("rb") as file:
-        start = file.read(9)
-    pickled, safetensors = start[:1] == b"\x80", start[8:] == b"{"
-    if not (start[:2] == b"PK" or pickled or safetensors):
-        raise ValueError(f"{path} is no checkpoint: " + ("it is empty" if not start else
-                         "neither torch.save nor safetensors wrote it"))
-    if start[:2] == b"PK":
-        try:
-            with ZipFile(path) as archive:
-                damaged = archive.testzip()
-        except (BadZipFile, NotImplementedError, EOFError, ValueError, OSError, zlib.error, struct.error) as problem:
-            raise ValueError(f"{path} is damaged or was cut off ({problem}): copy or make it again") from problem
-        if damaged:
-            raise ValueError(f"{path} is damaged (the checksum of {damaged} is wrong): copy or make it again")
-
-
 def first_lines(problem: Exception) -> str:
     """The reason in one line: of a state dict that does not fit, the first of its lists, cut."""
-    if isinstance(problem, StopIteration):  # OpenCLIP looks at the name of the first tensor
-        return "it holds no tensor"
     text = f"it is damaged ({problem.strerror.lower()})" if getattr(problem, "strerror", None) else str(problem)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(problem).__name__]
     if lines[0].startswith("Error(s) in loading") and len(lines) > 1:
@@ -207,9 +223,8 @@ def first_lines(problem: Exception) -> str:
 
 
 def is_of_weights(problem: Exception) -> bool:
-    """Whether PyTorch or OpenCLIP raised it as a checkpoint is none, or holds the weights of another model."""
-    return isinstance(problem, (UnpicklingError, StopIteration)) or any(words in str(problem) for words in (
-        "Error(s) in loading state_dict", "Expected state_dict to be dict-like", "object has no attribute 'items'"))
+    """Whether it was raised as a checkpoint holds the weights of another model."""
+    return isinstance(problem, Misfit) or "Error(s) in loading state_dict" in str(problem)
 
 
 def fingerprint(model: torch.nn.Module) -> str:
@@ -227,13 +242,6 @@ def fingerprint(model: torch.nn.Module) -> str:
             digest.update(name.encode())
             hash_tensor(digest, tensor)
     return digest.hexdigest()
-
-
-def hash_tensor(digest, tensor: torch.Tensor) -> None:
-    """Adds type, shape and bytes."""
-    flat = tensor.detach().cpu().contiguous()
-    digest.update(f"{flat.dtype}{tuple(flat.shape)}".encode())
-    digest.update(flat.reshape(-1).view(torch.uint8).numpy())
 
 
 def _is_plain(value: object) -> bool:

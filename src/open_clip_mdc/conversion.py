@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import CLIPVisionModel
 
 CLIP_IN_TIMM = "vit_base_patch32_clip_224"  # the architecture that all sizes are told as
+OF_ARCHITECTURE = ("architecture", "input_size", "fixed_input_size", "num_classes", "first_conv", "classifier")
 TIMM_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
 TIMM_NORMS = {1e-5: {}, 1e-6: {"norm_layer": "layernorm"}}  # the architecture's own, and timm's LayerNorm
 CLIP_NAMES = (  # of parameters: OpenCLIP's, transformers'
@@ -90,6 +91,8 @@ def timm_model(visual: nn.Module) -> nn.Module:
     except (RuntimeError, TypeError) as problem:
         raise ValueError(f"timm's {architecture} with the mean of its patch tokens as feature is another network: "
                          f"{str(problem).splitlines()[0]}") from problem
+    # Else timm says of these weights the tag, the licence and the source of its own.
+    model.pretrained_cfg = {name: x for name, x in model.pretrained_cfg.items() if name in OF_ARCHITECTURE}
     return model.eval()
 
 

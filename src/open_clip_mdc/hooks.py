@@ -20,8 +20,8 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from torchvision.transforms import Compose
 
-from . import configs
-from .checkpoints import check_format
+from . import configs, weights
+from .checkpoints import latest_checkpoint
 from .data.files import new_file
 from .data.images import upright
 from .integration import is_captioner
@@ -33,12 +33,34 @@ from .validation import nelbo
 
 
 def get_model_config(upstream):
-    """`open_clip.get_model_config`: captioners of any base."""
+    """`open_clip.get_model_config`: captioners of any base; a config that is a file may name no other place."""
     @wraps(upstream)
     def get(model_name):
+        if ":" in model_name:
+            return checked_config(upstream, model_name)
         config = upstream(model_name)
-        return config if config is not None or ":" in model_name else configs.captioner(model_name, upstream)
+        return config if config is not None else configs.captioner(model_name, upstream)
     return get
+
+
+def checked_config(read, model_name: str) -> dict:
+    """The config of a local-dir: or hf-hub:.
+
+    Raises:
+        ValueError: it is damaged, or would have something else fetched than the user named. OSError: it is not there.
+    """
+    where = f"{model_name.partition(':')[2]}/open_clip_config.json"
+    try:
+        config = read(model_name)
+        towers = {**config["vision_cfg"], **config["text_cfg"], **config["text_cfg"].get("tokenizer_kwargs", {})}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise ValueError(f"{where} is no config of a model ({type(problem).__name__}: {problem})") from problem
+    for name, value in towers.items():
+        text_tower = name == "hf_model_name" and "caption_cfg" not in config and model_name.startswith("local-dir:")
+        if isinstance(value, str) and (":" in value or text_tower and not Path(value).is_dir()):
+            raise ValueError(f"{where}: {name} is {value[:80]!r}, which lies elsewhere: nothing is fetched that you "
+                             "did not name")
+    return config
 
 
 def vocabulary_beside(model_name: str, cache_dir: str | None = None) -> dict[str, str]:
@@ -123,17 +145,67 @@ def csv_dataset(upstream):
     return CsvImages
 
 
+def load_state_dict(upstream):
+    """`open_clip.factory.load_state_dict`."""
+    @wraps(upstream)
+    def load(checkpoint_path, device="cpu", weights_only=True):
+        return {name: x.to(device) for name, x in weights.tensors(Path(checkpoint_path)).items()}
+    return load
+
+
+def load_checkpoint(upstream):
+    """`open_clip.load_checkpoint`, for every model: formats by content; raises Misfit for weights of another model."""
+    @wraps(upstream)
+    def load(model, checkpoint_path, *args, **kwargs):
+        path = Path(checkpoint_path)
+        archive = weights.check(path) == "npz"
+        if archive != (path.suffix in (".npz", ".npy")):  # by which upstream goes
+            raise ValueError(f"{path} is {'a' if archive else 'no'} NumPy archive: rename it to end in "
+                             f"{'.npz' if archive else '.pt or .safetensors'}")
+        try:
+            keys = upstream(model, path, *args, **kwargs)
+        except weights.Misfit:
+            raise
+        except (RuntimeError, KeyError, AttributeError, TypeError, IndexError, AssertionError) as problem:
+            raise (weights.Misfit("it is an .npz of big_vision, of a SigLIP model") if archive else
+                   weights.misfit(model.state_dict(), weights.tensors(path))) from problem
+        if archive:
+            weights.check_finite(model.state_dict(), path)
+        return keys
+    return load
+
+
 def pt_load(upstream):
-    """`open_clip_train.main.pt_load`: raises ValueError for a file that is damaged, or that nothing can resume from."""
+    """`open_clip_train.main.pt_load`: the names of weights are the bare model's, whichever processes saved them.
+
+    Raises:
+        ValueError: the file is damaged, or nothing can resume from it.
+    """
     @wraps(upstream)
     def load(file_path, map_location=None):
-        if os.path.exists(file_path):
-            check_format(Path(file_path))
-        checkpoint = upstream(file_path, map_location=map_location)
-        if "state_dict" in checkpoint and "epoch" not in checkpoint:
-            raise ValueError(f"{file_path} holds weights, but no epoch to resume from: give it by --pretrained")
-        return checkpoint
+        path = Path(file_path)
+        if not path.exists():
+            return upstream(file_path, map_location=map_location)
+        content = weights.read(path)
+        weights.check_finite(content, path)
+        bare = weights.state_dict(content, path)
+        if isinstance(content.get("epoch"), int) and {"state_dict", "optimizer"} <= content.keys():
+            return {**content, "state_dict": bare}
+        if "epoch" in content or "state_dict" in content:
+            raise ValueError(f"{file_path} holds weights, but no epoch and optimizer to resume from: give it by "
+                             "--pretrained")
+        return bare
     return load
+
+
+def get_latest_checkpoint(upstream):
+    """`open_clip_train.main.get_latest_checkpoint`: of a folder here, as the tools choose."""
+    @wraps(upstream)
+    def get(path, remote):
+        if remote or not any(Path(path).glob("epoch_*.pt")):
+            return upstream(path, remote)
+        return str(latest_checkpoint(Path(path)))
+    return get
 
 
 def save(upstream):
@@ -299,4 +371,8 @@ def distributed_data_parallel(upstream):
                     call.arguments[sync_buffers] = False
                 call.arguments.setdefault("gradient_as_bucket_view", True)
             super().__init__(*call.args, **call.kwargs)
+
+        def load_state_dict(self, state_dict, strict=True, assign=False):
+            """Of one process or of several."""
+            return self.module.load_state_dict(weights.bare_names(state_dict), strict, assign)
     return DistributedDataParallel

@@ -27,6 +27,7 @@ from .mask_replace import infer_time
 from .objective import OBJECTIVES, STEPS, CaptionCfg, mask_condition, step_of, systematic
 from .packing import Asked, Captions, Corrupted, Packed, pack, pack_lengths
 from .tokens import PAD_ID, mask_id, valid_tokens
+from .weights import misfit
 
 LOSS_ROWS = 4096  # logits of so many tokens are held at a time; more and smaller chunks take longer
 
@@ -95,10 +96,17 @@ class Captioner(nn.Module):
         self.seed_t(0)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False):
-        """As a module's; a file of `open_clip_mdc vq` gives the frozen VQ-VAE, and the rest stays as it was made."""
+        """As a module's; a file of `open_clip_mdc vq` gives the frozen VQ-VAE, and the rest stays as it was made.
+
+        Raises:
+            Misfit: a RuntimeError that says what the weights are of.
+        """
         if encoder.load(self.visual, state_dict):
             return None
-        return super().load_state_dict(state_dict, strict, assign)
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as problem:
+            raise misfit(self.state_dict(), state_dict) from problem
 
     def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
         encoder.lock(self.visual, unlocked_groups, freeze_bn_stats)

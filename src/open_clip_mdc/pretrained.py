@@ -386,8 +386,6 @@ def load(pretrained: str | Path, model_name: str | None = None, device: str | to
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}; it must be {', '.join(PRECISIONS)}")
     device = default_device(device and str(device))
-    model, transform, tokenizer = checkpoints.load(os.fspath(pretrained), model_name, device)
-    if not isinstance(model, Captioner):
-        raise ValueError(f"{pretrained} is no captioner")
+    model, transform, tokenizer = checkpoints.load(os.fspath(pretrained), model_name, device, captioner=True)
     return PretrainedCaptioner(model, transform, tokenizer, device,
                                precision or ("bf16" if device.startswith("cuda") else "fp32"))

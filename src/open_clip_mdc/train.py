@@ -8,15 +8,17 @@ This file registers the captioners, refuses at once what cannot work, and calls 
 """
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 
-from .checkpoints import check_format, first_lines, is_of_weights
+from . import weights
+from .checkpoints import check_folder, first_lines, is_of_weights, latest_checkpoint
 from .data.csv_pairs import read_table
+from .data.files import new_file
 from .data.shards import find_shards
 from .integration import is_captioner, register
 from .messages import close_names, complaint, read_flags
@@ -51,8 +53,11 @@ def find_model_problem(args) -> str | None:
             and not open_clip.is_pretrained_cfg(args.model, args.pretrained):
         tags = ", ".join(open_clip.list_pretrained_tags_by_model(args.model))
         return f"--pretrained {args.pretrained} is no file" + (f", and no tag of {args.model}: {tags}" if tags else "")
+    if args.pretrained and args.model.startswith(("local-dir:", "hf-hub:")):
+        return f"--pretrained {args.pretrained}: --model {args.model} names its own weights: leave one of them out"
+    check_folder(args.model)
     if args.pretrained and os.path.isfile(args.pretrained):
-        check_format(Path(args.pretrained))
+        weights.check(Path(args.pretrained))
     if args.resume and args.resume != "latest" and "://" not in args.resume and not os.path.isfile(args.resume):
         return f"--resume {args.resume} is no file: give a checkpoint or 'latest'"
     return None
@@ -149,8 +154,19 @@ def find_captioner_problem(args) -> str | None:
 
 def has_latest(args) -> bool:
     """Whether there is a checkpoint that --resume latest resumes from; without one upstream starts a new run."""
-    name = "epoch_latest.pt" if args.save_most_recent else "*.pt"
-    return args.name is not None and any(Path(args.logs, args.name, "checkpoints").glob(name))
+    return args.name is not None and any(Path(args.logs, args.name, "checkpoints").glob("epoch_*.pt"))
+
+
+def bring_latest(args) -> None:
+    """Makes epoch_latest.pt a copy of the run's highest epoch: --save-most-recent lets upstream resume from no other.
+
+    What it was is of an older epoch, and the next that is saved would have taken its place.
+    """
+    if args.resume == "latest" and args.save_most_recent and has_latest(args):
+        best = latest_checkpoint(Path(args.logs, args.name, "checkpoints"))
+        if best.name != "epoch_latest.pt":
+            with new_file(best.with_name("epoch_latest.pt")) as partial:
+                shutil.copyfile(best, partial)
 
 
 def find_vq_problem(args) -> str | None:
@@ -173,8 +189,8 @@ def find_problem(args) -> str | None:
     try:
         return (find_model_problem(args) or find_captioner_problem(args) or find_vq_problem(args)
                 or find_value_problem(args) or find_data_problem(args))
-    except ValueError as problem:  # a name of a model that cannot be
-        return str(problem)
+    except (ValueError, OSError) as problem:  # a name of a model that cannot be; a file that cannot be read
+        return complaint(problem, args)
 
 
 def find_warnings(args) -> Iterator[str]:
@@ -202,12 +218,13 @@ def main(argv: list[str] | None = None) -> int | None:
     if world_info_from_env()[1] == 0:  # not by logging: that would make upstream print each line twice
         for warning in find_warnings(args):
             print(f"warning: {warning}", file=sys.stderr)
+        bring_latest(args)
     logging.raiseExceptions = False  # a full disk would be a traceback for every line of the log
     try:
         return upstream_main(argv)
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {complaint(problem, args).strip().splitlines()[-1]}")
-    except (RuntimeError, TypeError, AttributeError, UnpicklingError, StopIteration) as problem:
+    except RuntimeError as problem:
         if not is_of_weights(problem):
             raise
         flag = f"--resume {args.resume}" if args.resume else f"--pretrained {args.pretrained}"

@@ -11,7 +11,7 @@ from conftest import VOCAB, captions, images, run, tiny_captioner
 from training import equal
 
 import open_clip_mdc
-from open_clip_mdc import checkpoints
+from open_clip_mdc import checkpoints, weights
 from open_clip_mdc.checkpoints import fingerprint
 from open_clip_mdc.model import Captioner
 
@@ -22,14 +22,14 @@ OLD_WEIGHTS = json.loads((Path(__file__).parent / "fixtures" / "weights_0.1.json
 def test_a_run_of_version_0_1_loads_whole(name, tmp_path):
     """Names and shapes of its weights are a fixture; every one of them arrives."""
     generator = torch.Generator().manual_seed(0)
-    weights = {k: torch.randn(shape, generator=generator) for k, shape in OLD_WEIGHTS.items()}
+    expected = {k: torch.randn(shape, generator=generator) for k, shape in OLD_WEIGHTS.items()}
     (tmp_path / "checkpoints").mkdir()
-    torch.save({"state_dict": {f"module.{k}": v for k, v in weights.items()}}, tmp_path / "checkpoints" / "epoch_1.pt")
+    torch.save({"state_dict": {f"module.{k}": v for k, v in expected.items()}}, tmp_path / "checkpoints" / "epoch_1.pt")
     (tmp_path / "params.txt").write_text(f"model: {name}\nforce_image_size: None\nimage_mean: None\n")
     model, _, _ = checkpoints.load(str(tmp_path))
     loaded = model.state_dict()
-    assert all(torch.equal(loaded[k], v) for k, v in weights.items())
-    assert {k for k in loaded if not k.startswith("length_head.")} == weights.keys()
+    assert all(torch.equal(loaded[k], v) for k, v in expected.items())
+    assert {k for k in loaded if not k.startswith("length_head.")} == expected.keys()
 
 
 @pytest.mark.parametrize("flag, model_args", [
@@ -98,17 +98,17 @@ def test_a_changed_bit_in_a_weight_is_noticed(tmp_path):
     """PyTorch reads it as another weight."""
     path = tmp_path / "epoch_1.pt"
     torch.save({"weight": torch.zeros(1000)}, path)
-    checkpoints.check_format(path)
+    weights.check(path)
     whole = path.read_bytes()
     place = whole.index(bytes(2000)) + 1000
     path.write_bytes(whole[:place] + b"\x01" + whole[place + 1:])
     assert torch.load(path, weights_only=True)["weight"].any()
     with pytest.raises(ValueError, match=r"epoch_1.pt is damaged \(the checksum of .*data/0 is wrong\)"):
-        checkpoints.check_format(path)
+        weights.check(path)
     for size in range(9, len(whole), 97):
         path.write_bytes(whole[:size])
         with pytest.raises(ValueError, match="epoch_1.pt is damaged or was cut off"):
-            checkpoints.check_format(path)
+            weights.check(path)
 
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path):

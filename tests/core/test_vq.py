@@ -215,7 +215,7 @@ def test_training_whose_codes_would_mean_nothing_is_refused_in_one_line(flags, s
 
 @pytest.mark.parametrize("saved, flags, resumes", [
     ("epoch_1.pt", (), True), ("epoch_latest.pt", ("--save-most-recent",), True),
-    ("epoch_1.pt", ("--save-most-recent",), False)])  # where upstream then looks for epoch_latest.pt alone
+    ("epoch_1.pt", ("--save-most-recent",), True), ("vq.pt", (), False)])
 def test_a_run_is_resumed_with_the_vq_vae_that_its_checkpoint_holds(saved, flags, resumes, tmp_path):
     open_clip_mdc.register()
     args = train.parse(["--model", "MCD-VQ-ViT-Ti-8", "--precision", "fp32", "--dataset-type", "synthetic",

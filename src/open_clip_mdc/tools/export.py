@@ -22,10 +22,9 @@ from pathlib import Path
 import open_clip
 import torch
 from open_clip.transformer import QuickGELU
-from safetensors.torch import save_file
 from torch import Tensor
 
-from .. import conversion, encoder
+from .. import conversion, encoder, weights
 from ..checkpoints import find
 from ..data.bpe import write_merges
 from ..data.files import new_folder
@@ -57,8 +56,7 @@ def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) 
     preprocess = {k: loaded.model.visual.preprocess_cfg[k] for k in ("mean", "std", "interpolation", "resize_mode")}
     (folder / "open_clip_config.json").write_text(
         json.dumps({"model_cfg": config, "preprocess_cfg": preprocess}, indent=2))
-    save_file({name: x.contiguous() for name, x in loaded.model.state_dict().items()},
-              folder / "open_clip_model.safetensors")
+    weights.save(loaded.model.state_dict(), folder / "open_clip_model.safetensors")
 
 
 def interpolation(preprocess_cfg: dict) -> str:
@@ -79,6 +77,7 @@ def write_timm(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> No
     for name in ("num_classes", "in_chans"):  # transformers gives them itself
         config["model_args"].pop(name, None)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
+    weights.add_checksum(folder / "model.safetensors")
 
 
 def write_transformers(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
@@ -100,6 +99,7 @@ def write_transformers(loaded: PretrainedCaptioner, model_name: str, folder: Pat
         resample={"bilinear": 2, "bicubic": 3}[interpolation(cfg)], image_mean=list(cfg["mean"]),
         image_std=list(cfg["std"])).save_pretrained(folder / CLIP_FOLDER)
     model.save_pretrained(folder / CLIP_FOLDER)
+    weights.add_checksum(folder / CLIP_FOLDER / "model.safetensors")
 
 
 def write_torch(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:

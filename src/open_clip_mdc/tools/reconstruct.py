@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
     name, _, model_args = find(args.pretrained, args.model)
     torch.manual_seed(0)
     untrained = open_clip.create_model(
-        name, device=device, **{k: v for k, v in model_args.items() if k.startswith("force")})
+        name, device=device, load_weights=False, **{k: v for k, v in model_args.items() if k.startswith("force")})
     before, after = (nelbo(m, batched(read_pairs(shards, transform, tokenizer), BATCH), device)
                      for m in (untrained, model))
 

@@ -244,7 +244,7 @@ def run(args: argparse.Namespace) -> None:
     device = default_device(args.device)
     torch.manual_seed(args.seed)
     if args.pretrained:
-        model, transform, tokenizer = checkpoints.load(args.pretrained, args.model, device)
+        model, transform, tokenizer = checkpoints.load(args.pretrained, args.model, device, captioner=True)
     else:
         model, _, transform = open_clip.create_model_and_transforms(args.model, device=device)
         tokenizer = open_clip.get_tokenizer(args.model)

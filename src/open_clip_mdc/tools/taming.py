@@ -6,10 +6,12 @@ Gumbel codebook the code is the most probable one, where taming-transformers dra
 Dimensions: N codes of the checkpoint, K of them kept, C latent width.
 """
 import re
-from pickle import UnpicklingError
+from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from .. import weights
 
 # Ours (diffusers') and theirs, in this order.
 NAMES = (
@@ -30,22 +32,16 @@ def their_name(name: str) -> str:
 
 
 def read_tensors(path: str) -> dict[str, Tensor]:
-    """Names and tensors of a checkpoint.
+    """Names and tensors of a checkpoint; a tensor alone has no name.
 
     Raises:
         ValueError: it holds anything else, or is no checkpoint.
     """
+    content = weights.read(Path(path))
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError) as problem:
-        if "Unsupported global" not in str(problem):
-            raise ValueError(f"{path} is no checkpoint of PyTorch") from problem
-        raise ValueError(
-            f"{path} holds more than tensors (Lightning's objects), which can run code when they are read: where you "
-            f"trust it, keep the tensors by python -c \"import torch; x = torch.load('{path}', 'cpu', "
-            f"weights_only=False); torch.save(x['state_dict'], 'tensors.pt')\" and give tensors.pt") from problem
-    content = content.get("state_dict", content) if isinstance(content, dict) else {"": content}
-    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+        return weights.state_dict({"": content} if isinstance(content, Tensor) else content, Path(path))
+    except weights.Misfit as problem:
+        raise ValueError(f"{path} is no checkpoint: {problem}") from problem
 
 
 def kept_codes(path: str, used: str | None, count: int, kept: int) -> Tensor:

@@ -1,0 +1,233 @@
+"""The one way in for weights: what a file is, whether it is whole, and the tensors that it holds, whoever wrote it.
+
+Formats are told by content, never by name: torch.save's zip and older pickle, safetensors, big_vision's .npz. Of a zip
+the checksums are compared, of safetensors written here the SHA-256 in the header: PyTorch and safetensors look at
+neither, and a changed bit is another weight. Names are those of the bare model, without what DDP, torch.compile,
+Lightning and others put before them.
+"""
+import hashlib
+import re
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from warnings import catch_warnings, simplefilter
+from zipfile import BadZipFile, ZipFile
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # keys that the weights lie under
+PREFIXES = ("module.", "model.")  # of all names: DDP's; a Lightning module's
+WITHIN = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # torch.compile's, FSDP's
+DIGEST = "sha256"  # in a safetensors header
+BEGINNINGS = (  # of files that are given for weights
+    (rb"\s*version https://git-lfs", "it is a pointer of git-lfs: fetch the file itself by git lfs pull"),
+    (rb"(\xef\xbb\xbf)?\s*<", "it is a page of HTML or XML, as a failed download leaves: fetch it again"),
+    (rb"\x1f\x8b", "it is a gzip file: unpack it"), (rb"\x89HDF", "it is an HDF5 file, of Keras perhaps"),
+    (rb"GGUF", "it is a GGUF file, a language model's"), (rb".{257}ustar", "it is a tar file: unpack it"),
+)
+KINDS = (  # what a network is, and patterns of names that it has
+    ("a frozen VQ-VAE of open_clip_mdc vq", r"^(?!visual\.)", r"^visual\.vq\."),
+    ("a captioner with a VQ-VAE as image tower", None, r"^visual\.vq\.", r"^text\.blocks\."),
+    ("a captioner of image regions", None, r"^visual\.region_embedding", r"^text\.blocks\."),
+    ("a captioner", None, r"^visual\.", r"^text\.blocks\."),
+    ("a CoCa model", None, r"^visual\.", r"^text_decoder\."),
+    ("a CLIP model", None, r"^visual\.", r"^(text\.)?(transformer|token_embedding|positional_embedding)\b"),
+    ("a CLIP model of transformers", None, r"^vision_model\.", r"^text_model\."),
+    ("an image tower of transformers", None, r"^(vision_model\.)?(embeddings|encoder)\.(patch|layer|position)"),
+    ("a VQGAN of taming-transformers", None, r"^encoder\.down\.", r"^quantize\."),
+    ("an image tower of timm", None, r"^(trunk\.)?(patch_embed|blocks|stem|stages)\."),
+)
+
+
+class Misfit(RuntimeError):
+    """Weights are not those of a model: why, in one line, to follow "FILE holds no weights of MODEL: "."""
+
+
+def check(path: Path) -> str:
+    """Return the format of a file of weights that is whole: "torch", "safetensors" or "npz".
+
+    Raises:
+        ValueError: it is none, or damaged; in one line. OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        start = file.read(512)
+    if start[:2] == b"PK":
+        return _check_zip(path)
+    if start[8:9] == b"{":
+        _open_safetensors(path)
+        return "safetensors"
+    if start[:1] == b"\x80":
+        return "torch"
+    what = next((what for beginning, what in BEGINNINGS if re.match(beginning, start, re.DOTALL)),
+                "neither torch.save nor safetensors wrote it")
+    raise ValueError(f"{path} is no checkpoint: {what if start else 'it is empty'}")
+
+
+def _check_zip(path: Path) -> str:
+    try:
+        with ZipFile(path) as archive:
+            names, damaged = archive.namelist(), archive.testzip()
+    except (BadZipFile, NotImplementedError, EOFError, ValueError, OSError, zlib.error, struct.error) as problem:
+        raise ValueError(f"{path} is damaged or was cut off ({problem}): copy or make it again") from problem
+    if damaged:
+        raise ValueError(f"{path} is damaged (the checksum of {damaged} is wrong): copy or make it again")
+    within = {name.partition("/")[2] for name in names}
+    if "constants.pkl" in within:
+        raise ValueError(f"{path} is no checkpoint: it is a program of TorchScript; give the state_dict of its model, "
+                         "as torch.save writes it")
+    if "data.pkl" in within:
+        return "torch"
+    if all(name.endswith(".npy") for name in names):
+        return "npz"
+    what = "a program of torch.export" if "archive_format" in within else "a zip file of something else"
+    raise ValueError(f"{path} is no checkpoint: it is {what}")
+
+
+def _open_safetensors(path: Path) -> dict[str, str]:
+    try:
+        with safe_open(path, "pt") as file:  # compares the sizes of all tensors with that of the file
+            return file.metadata() or {}
+    except (SafetensorError, ValueError) as problem:
+        raise ValueError(f"{path} is damaged or was cut off ({problem}): copy or make it again") from problem
+
+
+def read(path: Path) -> object:
+    """Return what a file of torch.save or safetensors holds, on the CPU.
+
+    Raises:
+        ValueError: as `check`; it holds more than tensors, numbers and containers; its checksum is wrong; it is .npz.
+    """
+    kind = check(path)
+    if kind == "npz":
+        raise ValueError(f"{path} is no checkpoint of PyTorch: it is a NumPy archive")
+    if kind == "safetensors":
+        tensors = load_file(path)
+        if _open_safetensors(path).get(DIGEST, digest(tensors)) != digest(tensors):
+            raise ValueError(f"{path} is damaged (the checksum in its header is wrong): copy or make it again")
+        return tensors
+    try:
+        with catch_warnings():  # of pickles' protocols, with what else PyTorch could be made to load
+            simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as problem:  # of any kind, as the bytes may be anybody's; PyTorch's text says how to run them
+        if found := re.search(r"nsupported (?:global: )?GLOBAL (\S+)", str(problem)):
+            raise ValueError(f"{path} is no checkpoint of tensors alone: it holds other objects of Python ({found[1]}),"
+                             " which can run code when they are read") from None
+        raise ValueError(f"{path} is no checkpoint of PyTorch, or is damaged or was cut off: copy or make it again"
+                         ) from None
+
+
+def stored_epoch(path: Path) -> int | None:
+    """Return the epoch that a checkpoint of open_clip_train stores, 0 if none; None if the file cannot be read.
+
+    The tensors stay on the disk.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # as in `read`, which says what is wrong with the file that is taken
+        return None
+    epoch = content.get("epoch") if isinstance(content, Mapping) else None
+    return epoch if type(epoch) is int else 0
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    """Return the weights that a file holds, by the names of the bare model.
+
+    Raises:
+        ValueError: as `read`, and for NaN and infinity. Misfit: it holds no weights.
+    """
+    return state_dict(read(path), path)
+
+
+def state_dict(content: object, path: Path) -> dict[str, Tensor]:
+    """Return the weights in the content of a file, as `tensors`."""
+    while isinstance(content, Mapping) and (inner := next(
+            (content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)) is not None:
+        content = inner
+    if not isinstance(content, Mapping):
+        raise Misfit(f"it holds a {type(content).__name__}, not tensors by name")
+    found = bare_names({name: x for name, x in content.items() if isinstance(x, Tensor)})
+    if not found:
+        raise Misfit("it holds the state of an optimizer alone" if "param_groups" in content else "it holds no tensor")
+    check_finite(found, path)
+    return found
+
+
+def bare_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights without what wrappers of a model put into all of their names."""
+    weights = {WITHIN.sub("", str(name)): x for name, x in weights.items()}
+    while prefix := next((p for p in PREFIXES if weights and all(name.startswith(p) for name in weights)), None):
+        weights = {name.removeprefix(prefix): x for name, x in weights.items()}
+    return weights
+
+
+def check_finite(content: object, path: Path, name: str = "") -> None:
+    """Raise ValueError if a tensor anywhere in the content of a file holds NaN or infinity."""
+    if isinstance(content, Tensor):
+        if content.is_floating_point() and not content.isfinite().all():
+            raise ValueError(f"{path} holds NaN or infinity ({name}): nothing can be computed with it")
+    elif isinstance(content, (Mapping, list, tuple)):
+        for key, value in content.items() if isinstance(content, Mapping) else enumerate(content):
+            check_finite(value, path, f"{name}.{key}" if name else str(key))
+
+
+def save(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file whose header has the checksum that `read` compares."""
+    tensors = {name: x.contiguous() for name, x in tensors.items()}
+    save_file(tensors, path, {"format": "pt", **(metadata or {}), DIGEST: digest(tensors)})
+
+
+def add_checksum(path: Path) -> None:
+    """Write a safetensors file anew, with its checksum in the header."""
+    save(load_file(path), path, _open_safetensors(path))
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of names, types, shapes and values."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        total.update(name.encode())
+        hash_tensor(total, tensor)
+    return total.hexdigest()
+
+
+def hash_tensor(digest, tensor: Tensor) -> None:
+    """Add type, shape and bytes."""
+    flat = tensor.detach().cpu().contiguous()
+    digest.update(f"{flat.dtype}{tuple(flat.shape)}".encode())
+    digest.update(flat.reshape(-1).view(torch.uint8).numpy())
+
+
+def kind(names: Mapping[str, Tensor]) -> str:
+    """Return what kind of network has weights of these names."""
+    for what, never, *patterns in KINDS:
+        if all(any(re.search(p, name) for name in names) for p in patterns) and not (
+                never and any(re.search(never, name) for name in names)):
+            return what
+    return "an unknown network"
+
+
+def misfit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Misfit:
+    """Return why weights that are given are not a model's own: of another kind, or size, or by other names."""
+    what, wanted = kind(given), kind(own)
+    if what != wanted:
+        advice = f"give the checkpoint of {wanted}" if what != "an unknown network" else \
+            f"its names begin with {_some(given)}, those of {wanted} here with {_some(own)}"
+        return Misfit(f"it is of {what}: {advice}")
+    for name, x in own.items():
+        if name in given and given[name].shape != x.shape:
+            return Misfit(f"it is of {what} of another size: {name} is {list(given[name].shape)}, here "
+                          f"{list(x.shape)}; give the model that it was trained as")
+    missing, extra = own.keys() - given.keys(), given.keys() - own.keys()
+    told = [f"{words} {_some(sorted(names))}" for words, names in (("it lacks", missing), ("it has too much", extra))
+            if names]
+    return Misfit(f"{', '.join(told)}; give the model that it was trained as")
+
+
+def _some(names) -> str:
+    names = list(names)
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
