@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int | None:
             distributed.start("cuda" if torch.cuda.is_available() else "cpu")
         return upstream.main_eval(args)
     except (ValueError, OSError) as problem:
-        sys.exit(f"error: {messages.complaint(problem, args, '_')}")
+        sys.exit(f"error: {messages.complaint(problem, args, argv, '_')}")
 
 
 if __name__ == "__main__":

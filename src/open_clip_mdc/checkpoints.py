@@ -5,8 +5,8 @@ checkpoints, `load` makes the model as it was trained. `local-dir:` and `hf-hub:
 """
 import ast
 import hashlib
-import logging
 import math
+import sys
 from dataclasses import is_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -65,7 +65,8 @@ def _latest(found: tuple[tuple[Path, int, int], ...]) -> Path:
     over = [f"{path.name} ({'cannot be read' if epochs[path] is None else f'epoch {epochs[path]}'})" for path in epochs
             if path != best and (path == expected or epochs[path] is None)]
     if over:
-        logging.warning("%s is taken (epoch %s); passed over: %s", best, epochs[best], ", ".join(over))
+        # Not by logging, which OpenCLIP sets up only later.
+        print(f"warning: {best} is taken (epoch {epochs[best]}); passed over: {', '.join(over)}", file=sys.stderr)
     return best
 
 
@@ -166,6 +167,8 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
                          f"{pretrained} was trained as {name}, which is no model known here{close}")
     check_device(device)
     try:
+        if not own:
+            open_clip.get_model_config(name)  # refuses what leads elsewhere
         if captioner and not is_captioner(name):
             raise ValueError(f"--model {name} is no captioner" if name == model_name else
                              f"{pretrained} is no captioner, but {name}")

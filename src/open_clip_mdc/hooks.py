@@ -184,9 +184,8 @@ def pt_load(upstream):
     @wraps(upstream)
     def load(file_path, map_location=None):
         path = Path(file_path)
-        if not path.exists():
-            return upstream(file_path, map_location=map_location)
-        content = weights.read(path)
+        content = weights.read(path) if path.exists() else weights.unpickled(
+            lambda: upstream(file_path, map_location=map_location), file_path)
         weights.check_finite(content, path)
         bare = weights.state_dict(content, path)
         if isinstance(content.get("epoch"), int) and {"state_dict", "optimizer"} <= content.keys():

@@ -114,11 +114,12 @@ def read_flags(parse: Callable[[list[str]], Parsed], argv: list[str]) -> Parsed:
     sys.exit(2)
 
 
-def complaint(problem: Exception, args: argparse.Namespace, style: str = "-") -> str:
+def complaint(problem: Exception, args: argparse.Namespace, argv: list[str], style: str = "-") -> str:
     """The text of an error, in one paragraph, after the flag whose value it is about, unless that is named already.
 
     Args:
         args: parsed; of the flags whose values are in the text the first is to blame, of several there the longest.
+        argv: what `args` were parsed of. A default was given by nobody, and is to blame only where it is written to.
         style: what stands between the words of a flag.
     """
     text = str(problem)
@@ -132,7 +133,8 @@ def complaint(problem: Exception, args: argparse.Namespace, style: str = "-") ->
             text = f"{place}: {problem.strerror[0].lower()}{problem.strerror[1:]}"
     text = text or type(problem).__name__
     given = [(value, name) for name, values in vars(args).items()
-             for value in (values if isinstance(values, list) else [values]) if isinstance(value, str) and value]
+             for value in (values if isinstance(values, list) else [values]) if isinstance(value, str) and value
+             and (name in TARGETS or any(value in (arg, arg.partition("=")[2]) for arg in argv))]
     found = []
     for value, name in given:
         place = re.search(rf"(?<![\w/.-]){re.escape(value)}(?![\w-])|{re.escape(os.path.abspath(value))}", text)

@@ -190,7 +190,7 @@ def find_problem(args) -> str | None:
         return (find_model_problem(args) or find_captioner_problem(args) or find_vq_problem(args)
                 or find_value_problem(args) or find_data_problem(args))
     except (ValueError, OSError) as problem:  # a name of a model that cannot be; a file that cannot be read
-        return complaint(problem, args)
+        return str(problem)
 
 
 def find_warnings(args) -> Iterator[str]:
@@ -223,7 +223,7 @@ def main(argv: list[str] | None = None) -> int | None:
     try:
         return upstream_main(argv)
     except (ValueError, OSError) as problem:
-        sys.exit(f"error: {complaint(problem, args).strip().splitlines()[-1]}")
+        sys.exit(f"error: {complaint(problem, args, argv).strip().splitlines()[-1]}")
     except RuntimeError as problem:
         if not is_of_weights(problem):
             raise

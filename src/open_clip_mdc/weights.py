@@ -9,7 +9,7 @@ import hashlib
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from warnings import catch_warnings, simplefilter
 from zipfile import BadZipFile, ZipFile
@@ -109,10 +109,22 @@ def read(path: Path) -> object:
         if _open_safetensors(path).get(DIGEST, digest(tensors)) != digest(tensors):
             raise ValueError(f"{path} is damaged (the checksum in its header is wrong): copy or make it again")
         return tensors
+    with path.open("rb") as file:  # of a path, torch.load would look at the name
+        return unpickled(lambda: torch.load(file, map_location="cpu", weights_only=True), path)
+
+
+def unpickled(load: Callable[[], object], path: Path | str) -> object:
+    """Return load(), of torch.load.
+
+    Raises:
+        ValueError: it holds other objects, or is none. OSError: it cannot be read.
+    """
     try:
-        with catch_warnings():  # of pickles' protocols, with what else PyTorch could be made to load
+        with catch_warnings():  # of pickles' protocols
             simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return load()
+    except FileNotFoundError:
+        raise
     except Exception as problem:  # of any kind, as the bytes may be anybody's; PyTorch's text says how to run them
         if found := re.search(r"nsupported (?:global: )?GLOBAL (\S+)", str(problem)):
             raise ValueError(f"{path} is no checkpoint of tensors alone: it holds other objects of Python ({found[1]}),"

@@ -301,11 +301,20 @@ def test_close_names_are_the_closest_and_none_is_forced():
     assert close_names("zzz", ["MDC-ViT-B-32"]) == ""
 
 
+def test_a_default_is_to_blame_for_nothing():
+    from argparse import Namespace
+
+    from open_clip_mdc.messages import complaint
+    problem, args = ValueError("no local folder"), Namespace(tool="caption", engine="local")
+    assert complaint(problem, args, ["caption"]) == "no local folder"
+    assert complaint(problem, args, ["caption", "--engine=local"]) == "--engine: no local folder"
+
+
 def test_a_full_disk_is_blamed_on_the_target(tmp_path):
     from argparse import Namespace
 
     from open_clip_mdc.messages import complaint
     full = OSError(errno.ENOSPC, "No space left on device")
-    assert complaint(full, Namespace(out="a.jsonl")) == "--out: a.jsonl: no space left on device"
-    assert complaint(full, Namespace(logs="logs", out=None)) == "--logs: logs: no space left on device"
-    assert complaint(full, Namespace()) == "a file: no space left on device"
+    assert complaint(full, Namespace(out="a.jsonl"), []) == "--out: a.jsonl: no space left on device"
+    assert complaint(full, Namespace(logs="logs", out=None), []) == "--logs: logs: no space left on device"
+    assert complaint(full, Namespace(), []) == "a file: no space left on device"

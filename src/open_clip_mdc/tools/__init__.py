@@ -31,7 +31,7 @@ TOOLS = {
 DRIVERS = {"caption": "bulk", "embed": "bulk", "score": "pairs"}
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: list[str]) -> argparse.Namespace:
     """Exits with 2 on wrong usage."""
     parser = argparse.ArgumentParser(prog="open_clip_mdc", description="The tools beside training (open_clip_train) "
                                      "and evaluation (clip_benchmark); open_clip_mdc TOOL --help says more.")
@@ -39,11 +39,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     tools = parser.add_subparsers(dest="tool", required=True, metavar="TOOL")
     for name, summary in TOOLS.items():
         getattr(flags, name.replace("-", "_"))(tools.add_parser(name, help=summary, description=summary))
-    return read_flags(parser.parse_args, sys.argv[1:] if argv is None else argv)
+    return read_flags(parser.parse_args, argv)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Exits with 2 on wrong usage and with 1 and one line on bad input."""
+    argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     # Threads of the model that spin while they wait take the cores of the processes that decode images.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         import_module(f"{__name__}.{tool}").run(args)
     except (ValueError, OSError) as problem:
-        sys.exit(f"error: {complaint(problem, args)}")
+        sys.exit(f"error: {complaint(problem, args, argv)}")
     except KeyboardInterrupt:
         sys.exit("interrupted: caption, embed, fetch, judge, prepare recap and score --pairs resume when the same "
                  "command is given again")
