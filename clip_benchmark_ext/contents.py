@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Subset
 
-from open_clip_mdc.checkpoints import hash_tensor
+from open_clip_mdc.weights import hash_tensor
 from open_clip_mdc.data.files import files_below, sha256
 
 # How images are read, of which a key tells by other means (`features.describe_data`); and parts of a stream.
