@@ -6,7 +6,7 @@ place: "0", "1", ...
 
 Dimensions: B images.
 """
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from io import BytesIO
 
@@ -14,27 +14,41 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from open_clip_mdc.data.images import decode_image
+from open_clip_mdc.data.images import decode_image, without_image
+from open_clip_mdc.data.paths import IMAGE_SUFFIXES
+from open_clip_mdc.data.shards import image_member
 
-SUFFIXES = ("webp", "png", "jpg", "jpeg")  # in the order in which clip_benchmark looks for them
+DECODED = "jpg"  # where clip_benchmark looks, too
+
+
+def decode_images(samples: Iterable[dict]) -> Iterator[dict]:
+    """A stage of a webdataset: each sample with its image, upright RGB, under DECODED.
+
+    Raises:
+        ValueError: names the shard and the key of a sample without an image that can be read.
+    """
+    for sample in samples:
+        suffix = image_member(sample)
+        if suffix is None:
+            raise ValueError(f"{sample['__url__']}: no image in {without_image(sample)}")
+        image = decode_image(BytesIO(sample[suffix]), f"{sample['__url__']}, sample {sample['__key__']}")
+        yield {name: value for name, value in sample.items() if name not in IMAGE_SUFFIXES} | {DECODED: image}
 
 
 def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tuple[Tensor, list[str], str]:
-    """Image, captions and key of a sample as it lies in its shard.
+    """Image, captions and key of a sample of `decode_images`.
 
     Raises:
-        ValueError: names the shard and the key of a sample without image or captions.
+        ValueError: names the shard and the key of a sample without captions.
     """
     name = f"{sample['__url__']}, sample {sample['__key__']}"
-    data = next((sample[kind] for kind in SUFFIXES if kind in sample), None)
-    if data is None or "txt" not in sample:
-        raise ValueError(f"{name}: captioning needs an image ({', '.join(SUFFIXES)}) and a .txt, a caption a line")
-    image = decode_image(BytesIO(data), name)
+    if "txt" not in sample:
+        raise ValueError(f"{name}: captioning needs an image and a .txt, a caption a line")
     try:
         captions = sample["txt"].decode()
     except UnicodeDecodeError as problem:
         raise ValueError(f"{name}: {problem}") from problem
-    return transform(image), captions.split("\n"), sample["__key__"]
+    return transform(sample[DECODED]), captions.split("\n"), sample["__key__"]
 
 
 def with_keys(dataset: Dataset, transform: Callable) -> Dataset:

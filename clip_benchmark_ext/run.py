@@ -22,12 +22,23 @@ from torchvision.transforms import Compose
 from webdataset import split_by_worker
 
 from open_clip_mdc import checkpoints
-from open_clip_mdc.data.shards import check_shard
+from open_clip_mdc.data.shards import check_shard, regroup
 from open_clip_mdc.integration import is_captioner
 from open_clip_mdc.messages import close_names
 from open_clip_mdc.objective import OBJECTIVES, CaptionCfg
 
-from . import caption_data, captioning, contents, corruptions, datasets, linear_probe, results, selection, zeroshot
+from . import (
+    caption_data,
+    captioning,
+    contents,
+    corruptions,
+    datasets,
+    linear_probe,
+    other_sets,
+    results,
+    selection,
+    zeroshot,
+)
 from .coca import CoCaCaptioner
 from .distributed import everywhere, rank_and_size
 from .features import default_feature
@@ -84,7 +95,7 @@ class Job(NamedTuple):
         if datasets.find_row(args.dataset):
             return datasets.build_dataset(args.dataset, root, transform, perturbations=self.flags.perturbations)
         try:
-            dataset = builder.build_dataset(
+            dataset = other_sets.build(
                 args.dataset, root, transform, split, annotation_file=args.annotation_file, language=args.language,
                 task=args.task, custom_template_file=args.custom_template_file, wds_cache_dir=args.wds_cache_dir,
                 custom_classname_file=args.custom_classname_file)
@@ -94,14 +105,14 @@ class Job(NamedTuple):
             raise FileNotFoundError(
                 f"no webdataset in {root}: it should hold {split}/nshards.txt and {split}/0.tar, ...; --dataset_root "
                 "takes such a folder or https://huggingface.co/datasets/clip-benchmark/wds_NAME/tree/main") from problem
-        except RuntimeError as problem:  # torchvision's, of an archive that is not there
-            raise ValueError(f"{args.dataset} is not in {root}: {problem}") from problem
         except AssertionError as problem:  # upstream's, e.g. of class names that are not there
             raise ValueError(f"{args.dataset} in {root} is not fit for {args.task}: {problem}") from problem
         if args.dataset.startswith("wds/"):
             place = dataset.pipeline.index(split_by_worker)
             dataset.pipeline[place] = whole_shards
-            dataset.pipeline.insert(place + 2, partial(own_samples, batch_size=args.batch_size))
+            dataset.pipeline[place + 2:place + 2] = [  # before upstream decodes
+                regroup, partial(own_samples, batch_size=args.batch_size), caption_data.decode_images]
+            dataset.pipeline[place + 5].args[0].partial = True  # its decoder: what is decoded is passed on
         return caption_data.with_keys(dataset, transform) if args.task == "captioning" else dataset
 
     def load(self, split: str, transform: Callable | None = None) -> DataLoader:
@@ -135,6 +146,7 @@ def select_captions(job: Job, batches: DataLoader) -> dict:
 def classify(job: Job, batches: DataLoader) -> dict:
     """See `zeroshot.evaluate`. Raises ValueError for a data set without class names or templates."""
     args, dataset = job.args, batches.dataset
+    other_sets.check_names(dataset)
     if not getattr(dataset, "classes", None) or not getattr(dataset, "templates", None):
         raise ValueError(f"{args.dataset} has no class names or no templates, which zero-shot classification needs")
     return zeroshot.evaluate(job.model, batches, job.tokenizer, dataset.classes, dataset.templates, **job.common,
@@ -148,8 +160,10 @@ def probe(job: Job, batches: DataLoader) -> dict:
     splits = {"train": job.load(args.train_split)}
     if args.val_split is not None:
         splits["val"] = job.load(args.val_split)
+    splits["test"] = batches
+    other_sets.check_classes({split: loader.dataset for split, loader in splits.items()})
     return linear_probe.evaluate(
-        job.model, {**splits, "test": batches}, flags.feature or default_feature(job.model), args.feature_root,
+        job.model, splits, flags.feature or default_feature(job.model), args.feature_root,
         args.fewshot_k, args.batch_size, args.fewshot_lr, args.fewshot_epochs, args.seed, **job.common,
         normalize=args.normalize, val_proportion=args.val_proportion, verbose=args.verbose,
         save_probe=flags.save_probe, note=f"{args.model} {args.pretrained} {args.dataset}")
@@ -301,6 +315,7 @@ def evaluate(args: Namespace, flags: Flags) -> int:
     args = copy(args)
     args.device = "cuda" if torch.cuda.is_available() else "cpu"
     args.verbose = args.verbose and rank_and_size()[0] == 0
+    args.dataset = other_sets.known_name(args.dataset)
     args.model, args.pretrained = resolve(args.model, args.pretrained)
     selects = datasets.find_row(args.dataset) is not None
     if flags.corruption is not None:

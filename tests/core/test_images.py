@@ -4,6 +4,7 @@
 """
 import base64
 import io
+import shutil
 import tarfile
 from argparse import Namespace
 from pathlib import Path
@@ -17,7 +18,9 @@ from PIL import Image, features
 from torchvision.transforms.functional import pil_to_tensor
 
 import open_clip_mdc
+from clip_benchmark_ext.flags import Flags
 from clip_benchmark_ext.local_files import open_rgb
+from clip_benchmark_ext.run import Job
 from open_clip_mdc.data import images
 from open_clip_mdc.data.paths import find_images
 from open_clip_mdc.data.shards import image_member, members, read_samples, tar_writer
@@ -85,6 +88,8 @@ def photos(tmp_path_factory) -> Path:
                 label = {"txt": name} if part == "retrieval" else {"cls": str(number)}
                 writer.write({"__key__": f"{number:03d}", Path(name).suffix[1:]: data, **label})
         (folder / part / "test" / "nshards.txt").write_text("1")
+    for name in ("classnames.txt", "zeroshot_classification_templates.txt"):
+        (folder / "cls" / name).write_text("words")
     (folder / "retrieval" / "dataset_type.txt").write_text("retrieval")
     pd.DataFrame([{"filepath": folder / name, "title": name} for name in photographs()]).to_csv(
         folder / "pairs.csv", sep="\t", index=False)
@@ -123,9 +128,35 @@ def pairs(photos: Path) -> dict[str, np.ndarray]:
     return {name: image for image, name in images.read_pairs([shard], np.asarray, lambda text: [text])}
 
 
+def benchmark(name: str, root: Path, task: str, **options):
+    """As `clip_benchmark eval` builds it."""
+    args = Namespace(dataset=name, dataset_root=str(root), task=task, language="en", batch_size=1, annotation_file=None,
+                     custom_template_file=None, custom_classname_file=None, wds_cache_dir=None, **options)
+    return Job(args, Flags(), {}, root).build("test", np.asarray)
+
+
+def classification(photos: Path) -> dict[str, np.ndarray]:
+    names = list(photographs())
+    return {names[label]: image for image, label in benchmark("wds/x", photos / "cls", "linear_probe")}
+
+
+def captioning(photos: Path) -> dict[str, np.ndarray]:
+    return {name: image for image, (name,), _ in benchmark("wds/x", photos / "retrieval", "captioning")}
+
+
+def folders(photos: Path) -> dict[str, np.ndarray]:
+    for name in photographs():
+        (photos / "own" / "val" / name).mkdir(parents=True)
+        shutil.copy(photos / name, photos / "own" / "val" / name)
+    dataset = benchmark("folder", photos / "own", "zeroshot_classification")
+    assert dataset.classes == list(dataset.class_to_idx) and "a photo of a {c}." in dataset.templates
+    return {dataset.classes[label]: image for image, label in dataset}
+
+
 PATHS = {
     "files": lambda photos: each(photos, images.open_image), "memory": in_memory,
     "selection": lambda photos: each(photos, open_rgb), "csv": csv, "pairs": pairs,
+    "classification": classification, "captioning": captioning, "folders": folders,
     "training": lambda photos: training(photos, True), "validation": lambda photos: training(photos, False),
 }
 

@@ -1,0 +1,194 @@
+"""The data sets that are not `datasets.ROWS`: clip_benchmark's own, of which none is fetched, and own class folders.
+
+clip_benchmark's builders fetch what is not there, by wget, gdown, kaggle, requests or torchvision, and write it to the
+user's folder. Here they may read only; a message says which files they want.
+"""
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from clip_benchmark.datasets import builder
+from torch.utils.data import Dataset
+from torchvision.datasets import DatasetFolder, ImageFolder
+from torchvision.transforms import Compose
+
+from open_clip_mdc.data.images import decode_image, upright
+from open_clip_mdc.data.paths import is_hidden, is_image
+from open_clip_mdc.messages import close_names
+
+from .datasets import ROWS, find_row
+
+FOLDER = "folder"
+FOLDER_LAYOUT = "DIR/train/CLASS/*.jpg and DIR/test/CLASS/*.jpg (or DIR/val)"
+_CLASSES = "ROOT/CLASS/*.JPEG, a folder for each of ImageNet's classes"
+_KARPATHY = "ROOT/{0}_SPLIT_karpathy.txt (or --annotation_file) and ROOT/*.jpg"
+_DEVKIT = "ROOT/meta.bin and ROOT/val/CLASS/*.JPEG, as torchvision's ImageNet makes them"
+LAYOUTS = {  # what clip_benchmark reads; of the others it is what their torchvision class makes with download=True
+    "imagenet1k": _DEVKIT, "imagenet-w": _DEVKIT, "babel_imagenet": _DEVKIT,
+    "imagenet1k-unverified": "ROOT/train/CLASS/*.JPEG and ROOT/val/CLASS/*.JPEG",
+    "imagenetv2": "ROOT/ImageNetV2-matched-frequency/", "imagenet_sketch": _CLASSES, "imagenet-a": _CLASSES,
+    "imagenet-r": _CLASSES, "imagenet-o": _CLASSES, "objectnet": "ROOT/objectnet-1.0/ and its mappings/* in ROOT",
+    "fer2013": "ROOT/train/CLASS/*.jpg and ROOT/test/CLASS/*.jpg",
+    "mscoco_captions": "ROOT/coco_SPLIT_karpathy.json (or --annotation_file) and ROOT/val2014/*.jpg (of train: "
+                       "ROOT/train2014)",
+    "flickr8k": _KARPATHY.format("flickr8k"), "flickr30k": _KARPATHY.format("flickr30k"),
+}
+UPSTREAM = (*LAYOUTS, *"""cifar10 cifar100 voc2007 voc2007_multilabel multilingual_mscoco_captions crossmodal3600 xtd10
+            xtd200 flickr30k-200 food101 sun397 cars fgvc_aircraft dtd pets caltech101 flowers mnist stl10 eurosat gtsrb
+            country211 pcam renderedsst2 dummy""".split())
+PREFIXES = ("wds/", "vtab/", "tfds/")  # and any name
+FETCHES = ("subprocess.Popen", "os.system", "os.posix_spawn", "socket.connect", "socket.getaddrinfo", "urllib.Request")
+
+
+def known_name(name: str) -> str:
+    """The name of a data set, with "folder" for "imagefolder".
+
+    Raises:
+        ValueError: there is no such data set; says which there are.
+    """
+    if name in (FOLDER, "imagefolder"):
+        return FOLDER
+    if find_row(name) or name in UPSTREAM or name.startswith(PREFIXES):
+        return name
+    known = [FOLDER, *ROWS, *UPSTREAM]
+    raise ValueError(f"--dataset {name} is not known{close_names(name, known)}. Own images in class folders are "
+                     f"--dataset folder --dataset_root DIR, with {FOLDER_LAYOUT}. Shards are wds/NAME. There are: "
+                     f"{', '.join(known)}, vtab/NAME, tfds/NAME")
+
+
+class Fetching(PermissionError):
+    """A builder was about to fetch, to start a program, or to write to the user's folder."""
+
+
+_reading: list[str] = []  # the folder of the builder that runs
+
+
+def _hook(event: str, args: tuple) -> None:
+    if not _reading:
+        return
+    writes = event == "open" and len(args) > 2 and isinstance(args[2], int) and args[2] & (
+        os.O_WRONLY | os.O_RDWR | os.O_CREAT) or event in ("os.mkdir", "os.rename", "os.remove")
+    if event in FETCHES or writes and isinstance(args[0], (str, bytes, os.PathLike)) and Path(
+            os.path.abspath(os.fsdecode(args[0]))).is_relative_to(_reading[-1]):
+        raise Fetching(f"{event} {args[0]!r}")
+
+
+_watch = cache(lambda: sys.addaudithook(_hook))  # for ever: Python takes none away
+
+
+@contextmanager
+def reading_only(name: str, root: str) -> Iterator[None]:
+    """Within it nothing is fetched, no program is started, and nothing is written below `root`.
+
+    Raises:
+        FileNotFoundError: that was tried, so something is missing; says which layout is wanted.
+    """
+    _watch()
+    _reading.append(os.path.abspath(root))
+    try:
+        yield
+    except Exception as problem:
+        cause = problem
+        while cause is not None and not isinstance(cause, Fetching):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None and not isinstance(problem, (FileNotFoundError, RuntimeError)):  # the latter is torchvision's
+            raise
+        raise FileNotFoundError(f"{name} is not complete in {root}, and nothing is fetched unasked ({problem}). Wanted "
+                                f"is {LAYOUTS.get(name, 'what its class in torchvision or clip_benchmark makes')}, "
+                                f"with --dataset_root ROOT; or a webdataset, --dataset wds/{name}") from problem
+    finally:
+        _reading.pop()
+
+
+class ClassFolders(ImageFolder):
+    """A folder for each class; what is hidden is no class and no image."""
+
+    def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
+        """Names, and their numbers. Raises FileNotFoundError."""
+        names = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir() and not is_hidden(entry.name))
+        if not names:
+            raise FileNotFoundError(f"no class folder in {directory}: --dataset folder reads {FOLDER_LAYOUT}")
+        return names, {name: number for number, name in enumerate(names)}
+
+
+def read_json(name: str) -> dict:
+    """A file of the user's, or else one of clip_benchmark's own."""
+    own = Path(builder.__file__).with_name(name)
+    return json.loads((Path(name) if os.path.exists(name) else own).read_text(encoding="utf-8"))
+
+
+def class_folders(root: str, split: str, transform, language: str = "en", classnames: str | None = None,
+                  templates: str | None = None) -> ClassFolders:
+    """Own images in class folders; where there is no test split, val is it.
+
+    Args:
+        classnames, templates: clip_benchmark's custom files, with the key "folder". By default a class is called as its
+            folder, with spaces for "_", and the templates are ImageNet's.
+
+    Raises:
+        FileNotFoundError: there is no such split, or a class has no image.
+    """
+    folder = Path(root, split)
+    if split == "test" and not folder.is_dir():
+        folder = Path(root, "val")
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {split} in {root}: --dataset folder reads {FOLDER_LAYOUT}")
+    dataset = ClassFolders(str(folder), transform, is_valid_file=lambda path: (
+        not is_hidden(os.path.relpath(path, folder)) and is_image(path)))
+    dataset.classes = (read_json(classnames)[FOLDER] if classnames else
+                       [name.replace("_", " ") for name in dataset.class_to_idx])
+    found = read_json(templates or f"{language}_zeroshot_classification_templates.json")
+    dataset.templates = builder.value_from_first_key_found(found, [FOLDER, "imagenet1k"])
+    return dataset
+
+
+def build(name: str, root: str, transform, split: str, **options) -> Dataset:
+    """A data set of clip_benchmark's, or class folders; its images are upright.
+
+    Args:
+        options: of clip_benchmark's `build_dataset`.
+
+    Raises:
+        FileNotFoundError: it is not there. ValueError: a package is missing. And what upstream raises.
+    """
+    if transform is not None and not name.startswith("wds/"):  # flat: imagenet-w looks into it
+        transform = Compose([upright, *getattr(transform, "transforms", [transform])])
+    if name == FOLDER:
+        dataset = class_folders(root, split, transform, options["language"], options["custom_classname_file"],
+                                options["custom_template_file"])
+    elif "://" in root:  # asked for
+        return builder.build_dataset(name, root, transform, split, **options)
+    else:
+        try:
+            with reading_only(name, root):
+                dataset = builder.build_dataset(name, root, transform, split, download=False, **options)
+        except ModuleNotFoundError as problem:
+            raise ValueError(f"{name} needs the package {problem.name}, which is not installed") from problem
+    if isinstance(dataset, DatasetFolder):
+        dataset.loader = decode_image
+    return dataset
+
+
+def check_classes(splits: Mapping[str, Dataset]) -> None:
+    """Raises ValueError where splits have other class folders: labels are the folders' places in the alphabet."""
+    numbers = {split: dataset.class_to_idx for split, dataset in splits.items() if hasattr(dataset, "class_to_idx")}
+    for split, own in numbers.items():
+        first = next(iter(numbers))
+        if unlike := sorted(own.items() ^ numbers[first].items()):
+            only = sorted(own.keys() ^ numbers[first].keys()) or [unlike[0][0]]
+            raise ValueError(f"{first} and {split} have different classes, so that a label would not mean the same: "
+                             f"{len(own)} and {len(numbers[first])}, {only[0]!r} is only in "
+                             f"{split if only[0] in own else first}. Make the folders of the classes that lack images")
+
+
+def check_names(dataset: Dataset) -> None:
+    """Raises ValueError where class names do not go with the class folders, whose places in the alphabet are labels."""
+    folders = len(set(getattr(dataset, "class_to_idx", {}).values()))
+    names = getattr(dataset, "classes", None) or []
+    if folders and names and folders != len(names):
+        raise ValueError(f"{len(names)} class names, but {folders} class folders in {dataset.root}: the names would "
+                         "not fit. Make the folders of the classes that lack images, or give --custom_classname_file")

@@ -1,0 +1,140 @@
+"""Claims about clip_benchmark's own data sets and own class folders.    pytest tests/benchmark/test_other_sets.py"""
+import ast
+import inspect
+import json
+import re
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from clip_benchmark.datasets import builder
+from conftest import make_image
+
+from clip_benchmark_ext import cli, other_sets
+from clip_benchmark_ext import run as benchmark_run
+
+pytestmark = pytest.mark.usefixtures("clip_benchmark")
+
+
+def evaluate(runs: Path, *flags) -> dict | str:
+    """The result, or the complaint."""
+    try:
+        cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), *map(str, flags), "--output",
+                  "result.json", "--num_workers", "0", "--quiet"])
+    except SystemExit as end:
+        return end.code
+    return json.loads(Path("result.json").read_text())
+
+
+def test_the_list_of_names_is_that_of_clip_benchmarks_builder():
+    tree = ast.parse(inspect.getsource(builder.build_dataset))
+    compared = {node.comparators[0].value for node in ast.walk(tree) if isinstance(node, ast.Compare)
+                and isinstance(node.left, ast.Name) and node.left.id == "dataset_name"
+                and isinstance(node.ops[0], ast.Eq)}
+    assert compared - {"winoground"} == set(other_sets.UPSTREAM)
+    assert set(re.findall(r'startswith\("(\w+/)"\)', inspect.getsource(builder.build_dataset))) == set(
+        other_sets.PREFIXES)
+
+
+@pytest.mark.parametrize("name, words", [
+    ("cifra10", "close to it: cifar10, "), ("mscoco", "close to it: mscoco_captions"), ("photos", "--dataset folder"),
+    ("/data/photos", "DIR/train/CLASS"), ("imagenet", "imagenet1k"),
+])
+def test_an_unknown_name_is_refused_before_the_model_is_loaded(runs, monkeypatch, name, words):
+    monkeypatch.setattr(benchmark_run, "load_model", lambda args: pytest.fail("loaded"))
+    complaint = evaluate(runs, "--dataset", name, "--dataset_root", ".")
+    assert complaint.startswith(f"error: --dataset {name} is not known") and "\n" not in complaint
+    assert words in complaint and "There are: folder, sugar_crepe/add_att," in complaint
+
+
+FOREIGN = [*other_sets.UPSTREAM, "vtab/cifar10", "vtab/diabetic_retinopathy", "vtab/resisc45", "tfds/mnist"]
+
+
+@pytest.mark.parametrize("root", ["there", "absent"])
+def test_nothing_is_fetched_or_written_for_any_of_clip_benchmarks_sets(root, tmp_path):
+    """Run by its own builders, which begin by wget, gdown, kaggle, requests or torchvision."""
+    (tmp_path / "there").mkdir()
+    args = {"annotation_file": None, "language": "en", "task": "zeroshot_classification", "wds_cache_dir": None,
+            "custom_template_file": None, "custom_classname_file": None}
+    for name in FOREIGN:
+        try:
+            args["language"] = "eng_Latn" if name.endswith("200") else "en"
+            other_sets.build(name, str(tmp_path / root), None, "test", **args)
+            found = "built"
+        except (ValueError, OSError) as problem:
+            found = str(problem)
+        words = "built" if name == "dummy" else "nothing is fetched unasked"
+        assert words in found or "needs the package" in found or name == "imagenet-w", (name, found)
+        assert sorted(path.name for path in tmp_path.rglob("*")) == ["there"], name
+    layout = pytest.raises(FileNotFoundError, other_sets.build, "mscoco_captions", str(tmp_path), None, "test", **args)
+    assert "ROOT/val2014/*.jpg" in str(layout.value) and "--annotation_file" in str(layout.value)
+
+
+def test_a_whole_set_is_read_and_programs_start_again_afterwards(tmp_path):
+    (tmp_path / "coco" / "val2014").mkdir(parents=True)
+    make_image(0).save(tmp_path / "coco" / "val2014" / "1.jpg")
+    (tmp_path / "captions.json").write_text(json.dumps({
+        "images": [{"id": 1, "file_name": "1.jpg"}], "annotations": [{"id": 1, "image_id": 1, "caption": "a star"}]}))
+    args = Namespace(dataset="mscoco_captions", dataset_root="coco", annotation_file="captions.json", language="en",
+                     task="captioning", wds_cache_dir=None, custom_template_file=None, custom_classname_file=None)
+    dataset = benchmark_run.Job(args, None, {}, None).build("test", lambda image: image.size)
+    assert list(dataset) == [((40, 40), ["a star"])]
+    (tmp_path / "coco" / "new").mkdir()
+
+
+# ---- own class folders
+
+CLASSES = ("big_cat", "dog", "owl")
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    for place, split in enumerate(("train", "val")):
+        for number, name in enumerate(CLASSES):
+            folder = tmp_path / "photos" / split / name
+            folder.mkdir(parents=True)
+            for i in range(4):
+                make_image(100 * place + 10 * number + i).save(folder / f"{i}.jpg", "JPEG")
+            (folder / "notes.txt").write_text("no image")
+    return tmp_path / "photos"
+
+
+PROBE = ("--task", "linear_probe", "--fewshot_epochs", "2", "--fewshot_lr", "0.1", "--fewshot_k", "-1")
+
+
+def test_class_folders_are_probed_and_classified(photos, runs):
+    for split in ("train", "val"):
+        (photos / split / "dog" / "0.jpg").rename(photos / split / "dog" / "0.JFIF")
+        (photos / split / "owl" / "._0.jpg").write_bytes(b"of macOS")
+        (photos / split / ".thumbnails").mkdir()
+    probed = evaluate(runs, "--dataset", "folder", "--dataset_root", photos, *PROBE)
+    assert probed["dataset"] == "folder" and 0 <= probed["metrics"]["lp_acc1"] <= 1
+    Path("names.json").write_text(json.dumps({"folder": ["star", "square", "circle"]}))
+    Path("templates.json").write_text(json.dumps({"folder": ["a {c}"]}))
+    results = [evaluate(runs, "--dataset", name, "--dataset_root", photos, "--dump_classnames",
+                        "--custom_template_file", "templates.json", *more)
+               for name, more in (("folder", ()), ("imagefolder", ("--custom_classname_file", "names.json")))]
+    assert [result["classnames"] for result in results] == [["big cat", "dog", "owl"], ["star", "square", "circle"]]
+    assert all(result["metrics"]["acc1"] * 12 % 1 == pytest.approx(0) for result in results)  # of 12 images of val
+    for flags, words in ((("--dataset_root", "nowhere"), "no folder test in nowhere"),
+                         (("--dataset_root", photos, "--split", "tset"), "no folder tset")):
+        complaint = evaluate(runs, "--dataset", "folder", *flags)
+        assert words in complaint and "DIR/train/CLASS" in complaint and "\n" not in complaint
+
+
+@pytest.mark.parametrize("name", ["folder", "imagenet1k-unverified"])
+def test_splits_of_other_classes_are_refused(photos, runs, name):
+    """Their labels are the folders' places in the alphabet."""
+    for path in (photos / "val" / "dog").iterdir():
+        path.unlink()
+    (photos / "val" / "dog").rmdir()
+    complaint = evaluate(runs, "--dataset", name, "--dataset_root", photos, *PROBE)
+    assert "train and test have different classes" in complaint and "'dog' is only in train" in complaint
+    (photos / "val" / "dogs").mkdir()
+    make_image(0).save(photos / "val" / "dogs" / "0.png")
+    assert "different classes" in evaluate(runs, "--dataset", name, "--dataset_root", photos, *PROBE)
+
+
+def test_names_of_other_classes_than_the_folders_are_refused(photos, runs):
+    complaint = evaluate(runs, "--dataset", "imagenet1k-unverified", "--dataset_root", photos)
+    assert "1000 class names, but 3 class folders" in complaint and "\n" not in complaint
