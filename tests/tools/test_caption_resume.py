@@ -97,6 +97,20 @@ def test_what_is_captioned_is_not_opened_again(runs, folder):
     assert opened == [NAMES[6]] and [row["image"] for row in lines()] == list(NAMES)
 
 
+def test_an_image_that_changed_since_is_captioned_again(runs, folder):
+    command = ("--pretrained", runs / "mdc", *PATHS, "--batch-size", "2", "--workers", "0")
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_after(patch, 2)
+        run(*command)
+    stat = os.stat(NAMES[2])
+    shutil.copy(NAMES[0], NAMES[2])
+    os.utime(NAMES[2], ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert run(*command) is None
+    resumed = lines()
+    assert run(*command, "--out", "fresh.jsonl") is None
+    assert resumed == lines("fresh.jsonl") and resumed[2]["caption"] == resumed[0]["caption"]
+
+
 @pytest.mark.parametrize("workers", ["0", "1", "3"])
 def test_any_number_of_workers_gives_the_same_lines_in_the_same_order(runs, folder, workers):
     Path("empty.png").write_bytes(b"")

@@ -55,13 +55,13 @@ def _digest(path: str, *state: int) -> str:
 
 
 def file_state(path: str | Path) -> tuple[int, ...]:
-    """What changes with a file's content: its size, its times and its place on the disk.
+    """What changes with a file's content: its number on the disk, its size and its times.
 
     The time of its last change of any kind among them, which no program can set: rsync, cp -p and the layers of a
     container give what they write the size and the time of modification of something else.
     """
     stat = os.stat(path)
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def sha256(path: str | Path) -> str:

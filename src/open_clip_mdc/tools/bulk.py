@@ -7,6 +7,7 @@ torch: beside Ray's actors this process needs none, and importing it would take 
 workers' side).
 """
 import argparse
+import hashlib
 import json
 import os
 from collections import Counter
@@ -17,7 +18,8 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from ..data.csv_pairs import CsvRows
+from ..data.csv_pairs import CsvRows, read_csv
+from ..data.files import file_state, sha256
 from ..data.paths import SHARDS, find_images
 from ..data.tables import read_about
 from .common import complain, need_folder
@@ -71,23 +73,41 @@ def files_of(unit: Unit) -> list[Unit]:
     return find_images([str(unit)]) if isinstance(unit, Path) and unit.is_dir() else [unit]
 
 
+def place_of(unit: Unit) -> dict:
+    """Where a unit is; plain values."""
+    if isinstance(unit, CsvRows):
+        return {"path": str(unit.path), "start": unit.start, "rows": unit.count}
+    return {"path": str(unit)}
+
+
+def hash_files(unit: Unit, fact: Callable[[Path], object]) -> str:
+    """SHA-256 of a fact about each file that a unit is read from: the images that a CSV file names among them."""
+    files = [unit.path, *(path for _, path, _ in read_csv(unit))] if isinstance(unit, CsvRows) else files_of(unit)
+    facts = [[file.name, fact(file)] for file in files if file.is_file()]
+    return hashlib.sha256(json.dumps(facts).encode("utf-8", "surrogateescape")).hexdigest()
+
+
 def source_of(unit: Unit) -> dict:
-    """What tells a unit from another of the same name, and from what stood there before; plain values."""
-    path = unit.path if isinstance(unit, CsvRows) else unit
-    if path.is_dir():
-        return {"path": str(path), "images": len(files_of(unit))}
-    stat = path.stat()
-    rows = {"start": unit.start, "rows": unit.count} if isinstance(unit, CsvRows) else {}
-    return {"path": str(path), "bytes": stat.st_size, "modified": stat.st_mtime_ns, **rows}
+    """What tells a unit from another of the same name, and from what stood there before; plain values.
+
+    Its files are read for it. Who compares need not read them again while their "state" is the same.
+    """
+    return {**place_of(unit), "state": hash_files(unit, file_state), "sha256": hash_files(unit, sha256)}
 
 
 def check_source(unit: Unit, source: dict | None, made: Path) -> None:
-    """Raises ValueError where a file was made of another unit, or of this one before it changed."""
-    now, old = source_of(unit), source or {"path": "nothing that it names"}
-    if source != now:
-        what = f"{now['path']} before that changed" if old["path"] == now["path"] else \
-            f"{old['path']}, not {now['path']}"
-        raise ValueError(f"{made} was made of {what}: remove it, or choose another folder")
+    """Raises ValueError where a file was made of another unit, or of this one before its content changed."""
+    old = source or {"path": "nothing that it names"}
+    now = {name: value for name, value in place_of(unit).items() if old.get(name) != value}
+    if not now and "sha256" not in old:  # of an older version
+        if os.stat(old["path"]).st_mtime_ns == old.get("modified") or old.get("images") == len(files_of(unit)):
+            return
+    elif not now and (hash_files(unit, file_state) == old["state"] or hash_files(unit, sha256) == old["sha256"]):
+        return
+    here = place_of(unit)["path"]
+    changed = "it or an image in it changed" if isinstance(unit, CsvRows) or unit.is_dir() else "that changed"
+    what = f"{here} before {changed}" if old["path"] == here else f"{old['path']}, not {here}"
+    raise ValueError(f"{made} was made of {what}: remove it, or choose another folder")
 
 
 def check_settings(settings: dict, tables: Iterable[Path]) -> None:

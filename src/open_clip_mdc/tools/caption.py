@@ -130,15 +130,19 @@ def run(args: argparse.Namespace) -> None:
     if clip:
         key |= {"clip": fingerprint(clip.model), **{name: getattr(args, name) for name in CLIP}}
     part = Path(f"{args.out}.part")
+    since = part.stat().st_mtime_ns if part.exists() else 0
+    changed = [str(path) for path in paths if path.exists() and path.stat().st_ctime_ns > since > 0]
     total = None if any(path.suffix.lower() in SHARDS for path in paths) else len(paths[:args.limit])
     names, cards, skipped = [], [], []
     with Journal(part, key, id="image") as journal, tqdm(total=total, desc="captions", unit=" images") as bar:
-        images = Images(paths, loaded.to_bytes, args.batch_size, args.limit, known=frozenset(journal.rows),
+        stale = {name for name in journal.rows for path in changed if name == path or name.startswith(f"{path}::")}
+        images = Images(paths, loaded.to_bytes, args.batch_size, args.limit, known=journal.rows.keys() - stale,
                         thumbnail=thumbnail if args.html else None, other_transform=clip and clip.transform)
         for batch in images.loader(args.workers):
             for row in lines_of(batch, loaded, clip, options, args) if batch.new else ():
-                if row["image"] not in journal.rows:
+                if row["image"] not in journal.rows or row["image"] in stale:
                     journal.append(row)
+                    stale.discard(row["image"])
                 tqdm.write(printable(f"{row['image']}: {row['caption']}"))
             if args.html:
                 cards += [card(journal.rows[name], url, others.get(name))

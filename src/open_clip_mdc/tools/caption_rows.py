@@ -86,6 +86,10 @@ def sampling_of(args: argparse.Namespace, names: list[str], device: str) -> Samp
 
 
 def settings(args: argparse.Namespace, loaded: PretrainedCaptioner, blind: str | None) -> dict:
-    """What captions depend on; `blind` is what the mean image is of."""
+    """What captions depend on; `blind` is what the mean image is of.
+
+    Drawn ones depend on the batch, whose draws come from one generator (`sampling_of`).
+    """
+    drawn = args.temperature or args.length == "sample" or args.sampler == "ancestral"
     return {"model": fingerprint(loaded.model), "precision": loaded.precision, "blind": blind,
-            **{name: getattr(args, name) for name in DECODING}}
+            **{name: getattr(args, name) for name in DECODING}, **({"batch_size": args.batch_size} if drawn else {})}

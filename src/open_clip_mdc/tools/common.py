@@ -76,20 +76,21 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Names
     """What stands for no image: the mean of --blind-images, or else of the first `limit` readable ones here.
 
     Returns:
-        [P, D], and what the mean is of, for who resumes: the number of images and a hash of their names.
+        [P, D], and what the mean is of, for who resumes: the number of images and a hash of their pixels.
 
     Raises:
         ValueError: there are too few images, or one of --blind-images cannot be read.
     """
     from tqdm import tqdm
 
+    from ..checkpoints import hash_tensor
     from ..data.images import Images
     from ..data.paths import IMAGE_FILES, SHARDS, find_images
     from ..scoring import mean_image
     if args.blind_images:
         paths = find_images(args.blind_images, IMAGE_FILES + SHARDS)
         limit = None
-    names, problems = [], []
+    names, problems, digest = [], [], hashlib.sha256()
 
     def images():
         batches = Images(paths, loaded.to_bytes, args.batch_size, limit)
@@ -99,6 +100,8 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Names
             names.extend(batch.new)
             problems.extend(batch.problems)
             if batch.new:
+                for image in batch.image:
+                    hash_tensor(digest, image)
                 yield loaded.from_bytes(batch.image)
         if problems and not names:
             raise ValueError(problems[0])
@@ -106,8 +109,7 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Names
     with loaded.autocast():
         blind = mean_image(loaded.model, images())
     check_blind(len(names), "--blind-images")
-    digest = hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
-    return blind, f"the mean of {len(names)} images, {digest[:12]}"
+    return blind, f"the mean of {len(names)} images, {digest.hexdigest()[:12]}"
 
 
 def complain(skipped: list[str], count: int | None = None) -> None:
