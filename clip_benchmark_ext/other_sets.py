@@ -23,7 +23,7 @@ from open_clip_mdc.messages import close_names
 from .datasets import ROWS, find_row
 
 FOLDER = "folder"
-FOLDER_LAYOUT = "DIR/train/CLASS/*.jpg and DIR/test/CLASS/*.jpg (or DIR/val)"
+FOLDER_LAYOUT = "DIR/train/CLASS/*, DIR/test/CLASS/*"
 _CLASSES = "ROOT/CLASS/*.JPEG, a folder for each of ImageNet's classes"
 _KARPATHY = "ROOT/{0}_SPLIT_karpathy.txt (or --annotation_file) and ROOT/*.jpg"
 _DEVKIT = "ROOT/meta.bin and ROOT/val/CLASS/*.JPEG, as torchvision's ImageNet makes them"
@@ -54,10 +54,10 @@ def known_name(name: str) -> str:
         return FOLDER
     if find_row(name) or name in UPSTREAM or name.startswith(PREFIXES):
         return name
-    known = [FOLDER, *ROWS, *UPSTREAM]
-    raise ValueError(f"--dataset {name} is not known{close_names(name, known)}. Own images in class folders are "
-                     f"--dataset folder --dataset_root DIR, with {FOLDER_LAYOUT}. Shards are wds/NAME. There are: "
-                     f"{', '.join(known)}, vtab/NAME, tfds/NAME")
+    families = dict.fromkeys(row.split("/")[0] + "/NAME" * ("/" in row) for row in ROWS)
+    names = ", ".join((*families, *(f"{prefix}NAME" for prefix in PREFIXES), *UPSTREAM))
+    raise ValueError(f"--dataset {name} is not known{close_names(name, (*ROWS, *UPSTREAM))}. Own class folders: "
+                     f"--dataset folder --dataset_root DIR ({FOLDER_LAYOUT}). Others: {names}")
 
 
 class Fetching(PermissionError):
