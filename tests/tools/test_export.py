@@ -185,7 +185,9 @@ def test_the_card_tells_the_run_and_its_code_runs(out, images, model, monkeypatc
     assert not re.search("somebody|{{|--logs|None were given", card)
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in out.rglob("*") if path.is_file())
     monkeypatch.chdir(out.parent)
-    images[0].save("image.jpg", quality=100)
+    turned = Image.Exif()
+    turned[0x0112] = 6  # as phones save it
+    images[0].save("image.jpg", quality=100, exif=turned)
     feature = model.encode_image("image.jpg")
     blocks = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(blocks) == 5
