@@ -15,14 +15,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from open_clip_mdc.data.images import decode_image, without_image
-from open_clip_mdc.data.paths import IMAGE_SUFFIXES
 from open_clip_mdc.data.shards import image_member
 
 DECODED = "jpg"  # where clip_benchmark looks, too
 
 
 def decode_images(samples: Iterable[dict]) -> Iterator[dict]:
-    """A stage of a webdataset: each sample with its image, upright RGB, under DECODED.
+    """A stage of a webdataset: each sample with its image, upright RGB, under DECODED, and the labels or captions.
+
+    Of other members webdataset would decode all that it knows, KEY.pyd by pickle.
 
     Raises:
         ValueError: names the shard and the key of a sample without an image that can be read.
@@ -32,7 +33,8 @@ def decode_images(samples: Iterable[dict]) -> Iterator[dict]:
         if suffix is None:
             raise ValueError(f"{sample['__url__']}: no image in {without_image(sample)}")
         image = decode_image(BytesIO(sample[suffix]), f"{sample['__url__']}, sample {sample['__key__']}")
-        yield {name: value for name, value in sample.items() if name not in IMAGE_SUFFIXES} | {DECODED: image}
+        yield {name: value for name, value in sample.items() if name in ("cls", "txt") or name.startswith("__")} | {
+            DECODED: image}
 
 
 def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tuple[Tensor, list[str], str]:

@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import random
+import re
+import tarfile
 from contextlib import nullcontext
 from functools import wraps
 from inspect import signature
@@ -19,11 +21,13 @@ import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from torchvision.transforms import Compose
+from webdataset.handlers import reraise_exception
 
 from . import configs, weights
 from .checkpoints import latest_checkpoint
 from .data.files import new_file
 from .data.images import upright
+from .data.shards import Bounded, as_file, check_size
 from .integration import is_captioner
 from .loading import Batches, CsvImages, need_batches, read_alike, seed_noise, seed_webdataset, split_normalization
 from .model import Captioner
@@ -138,6 +142,36 @@ def get_wds_dataset(upstream):
             need_batches(info, args.train_data)
         return info
     return get_dataset
+
+
+def gopen(upstream):
+    """`webdataset.gopen.gopen`: what is a file is opened as a file, whatever its name."""
+    @wraps(upstream)
+    def open_shard(url, mode="rb", *args, **kwargs):
+        return upstream(as_file(url) if mode == "rb" else url, mode, *args, **kwargs)
+    return open_shard
+
+
+def tar_file_iterator(upstream):
+    """`webdataset.tariterators.tar_file_iterator`, for every reader of shards: `check_size` before a member is read."""
+    @wraps(upstream)
+    def iterate(fileobj, skip_meta=r"__[^/]*__($|/)", handler=reraise_exception, select_files=None, rename_files=None):
+        archive = tarfile.open(fileobj=fileobj, mode="r|*", tarinfo=Bounded)
+        for member in archive:
+            name = member.name
+            try:
+                if not member.isreg() or skip_meta is not None and re.match(skip_meta, name):
+                    continue
+                name = rename_files(name) if rename_files else name
+                if select_files is None or select_files(name):
+                    check_size(member)
+                    yield {"fname": name, "data": archive.extractfile(member).read()}
+                    archive.members = []
+            except Exception as problem:
+                problem.args = (f"{problem} @ {fileobj}",)
+                if not handler(problem):
+                    break
+    return iterate
 
 
 def csv_dataset(upstream):

@@ -42,6 +42,7 @@ IMPORTED = {
     "timm.models:save_for_hf": "the exported folder is as timm writes it",
     "timm.models.vision_transformer:checkpoint_filter_fn": "OpenCLIP's weights by timm's names",
     "webdataset.filters:_shuffle": "finds the sample shuffle, which upstream leaves unseeded",
+    "webdataset.handlers:reraise_exception": "what webdataset does with an error by default",
     "webdataset.gopen:gopen": "shards are read as a stream, from files and URLs",
     "webdataset.shardlists:expand_urls": "patterns of shards mean what they mean in training",
     "webdataset.tariterators:base_plus_ext": "members of a shard are named as in training",

@@ -38,12 +38,12 @@ def test_a_caption_of_exactly_77_tokens_does_not_exceed_77():
     assert table.loc["edge", "> 77 (%)"] == 50
 
 
-def test_sets_are_joined_by_colons_kept_apart_by_spaces_and_read_from_pipes(shards, capsys):
-    joined, piped = f"{shards}/0.tar::{shards}/1.tar", f"pipe:cat {shards}/1.tar"
-    run(joined, piped, "--names", "joined", "piped", "--out", shards / "l.png")
+def test_sets_are_joined_by_colons_and_kept_apart_by_spaces(shards, capsys):
+    joined, other = f"{shards}/0.tar::{shards}/1.tar", f"file:{shards}/1.tar"
+    run(joined, other, "--names", "joined", "other", "--out", shards / "l.png")
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert printed[1] == ["joined", "3", "36.7", "3.2", "4.0", "5.0", "53.5", "92.3", "100.1", "102", "33.3"]
-    assert printed[2][:3] == ["piped", "2", "53.5"]
+    assert printed[2][:3] == ["other", "2", "53.5"]
 
 
 def test_the_figure_is_a_png_with_both_sets_and_nothing_half_written_stays(shards):

@@ -53,8 +53,7 @@ def named_samples(shard: Path, lacking: list[str] | None = None) -> Iterator[tup
     """
     keys: set[str] = set()
     lacking = [] if lacking is None else lacking
-    # Absolute: a file may be called "pipe:COMMAND.tar".
-    for number, sample in enumerate(read_samples(str(shard.absolute()))):
+    for number, sample in enumerate(read_samples(str(shard))):
         key = sample["__key__"]
         if image_member(sample):
             yield key + f"#{number}" * (key in keys), sample

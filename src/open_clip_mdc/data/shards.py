@@ -25,8 +25,17 @@ from .files import new_file, write_json
 from .paths import IMAGE_SUFFIXES, is_hidden
 
 LABELS = {"txt", "json", "cls", "npy"}  # what makes an image a sample of its own, see `regroup`
+LARGEST, LARGEST_TEXT = 2 ** 28, 2 ** 24  # bytes of a member that are read to memory; of KEY.txt and KEY.json
+EXTENSIONS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
+              tarfile.GNUTYPE_LONGLINK)  # members whose content tarfile itself reads to memory
+SCHEMES = ("file", "http", "https", "ftps", "sftp", "scp", "gs", "hf")  # that tools read; "pipe" and "ais" run commands
 INCOMPLETE = "not a complete tar file; fetch or write it again"
 SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # by Pillow's format; some JPEGs are an MPO
+
+
+def as_file(shard: str) -> str:
+    """What webdataset opens as a file where there is one of that name, which may begin with "pipe:"; or a URL."""
+    return os.path.abspath(shard) if os.path.exists(shard) else shard
 
 
 def find_shards(pattern: str) -> list[str]:
@@ -80,7 +89,30 @@ def write_sizes(folder: Path) -> None:
     write_json(folder / "sizes.json", {path.name: read_stats(path)["pairs"] for path in sorted(folder.glob("*.tar"))})
 
 
-class Header(tarfile.TarInfo):
+class TooLarge(ValueError):
+    """A member of a tar file that is not read, for its size."""
+
+
+def check_size(member: tarfile.TarInfo) -> None:
+    """Raises TooLarge for a member that is no image and no caption, before it fills the memory."""
+    most = LARGEST_TEXT if member.name.lower().endswith((".txt", ".json")) or member.type in EXTENSIONS else LARGEST
+    if member.size > most:
+        raise TooLarge(f"its member {member.name!r} has {member.size:,} bytes, more than the {most:,} that are read")
+
+
+class Bounded(tarfile.TarInfo):
+    """Of a member, for `tarfile.open(tarinfo=Bounded)`: tarfile reads no long name of any size."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> "Bounded":
+        """As tarfile's, of a block of 512 bytes; raises TooLarge."""
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in EXTENSIONS:
+            check_size(member)
+        return member
+
+
+class Header(Bounded):
     """Of a member, for `tarfile.open(tarinfo=Header)`: where a damaged one, or nothing, stands in its place, tarfile by
     itself sees the end of the archive. Here zeros are the end, and all else is an error."""
 
@@ -101,8 +133,11 @@ def read_members(stream: BinaryIO, wanted: Callable[[str], bool]) -> Iterator[di
     with tarfile.open(fileobj=stream, mode="r|*", tarinfo=Header) as archive:
         for member in archive:
             if member.isreg() and not re.match(r"__[^/]*__($|/)", member.name):
-                yield {"fname": member.name,
-                       "data": archive.extractfile(member).read() if wanted(member.name) else None}
+                data = None
+                if wanted(member.name):
+                    check_size(member)
+                    data = archive.extractfile(member).read()
+                yield {"fname": member.name, "data": data}
             archive.members.clear()  # they would add up
 
 
@@ -149,13 +184,17 @@ def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterato
         suffixes: only these members are read, in lower case; default all.
 
     Raises:
-        ValueError: the shard is no complete tar file.
+        ValueError: the shard is no complete tar file, or one of its members is too large; a URL would run a command.
     """
+    scheme = "" if os.path.exists(shard) else urlparse(shard).scheme
+    if scheme and (scheme not in SCHEMES or "'" in shard):  # webdataset puts the URL into a shell's command
+        raise ValueError(f"{shard} is no file, and no URL of {', '.join(SCHEMES)}")
+
     def wanted(name: str) -> bool:
         return suffixes is None or name.rpartition(".")[2].lower() in suffixes
 
     try:
-        with gopen(shard) as stream:
+        with gopen(as_file(shard)) as stream:
             files = ({**member, "__url__": shard} for member in read_members(stream, wanted))
             for sample in regroup(group_by_keys_nothrow(files, split_name, lcase=False)):
                 sample = {name: value for name, value in sample.items() if value is not None}
@@ -163,18 +202,24 @@ def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterato
                     yield sample
     except OSError:
         raise
+    except TooLarge as problem:
+        raise ValueError(f"{shard}: {problem}") from problem
     except Exception as problem:  # tarfile fails in many ways on damaged files
         raise ValueError(f"{shard}: {INCOMPLETE}") from problem
 
 
 def check_shard(path: Path) -> None:
-    """Raises ValueError for a damaged or cut archive, by its headers alone: for readers that use tarfile's own."""
+    """Raises ValueError for a damaged or cut archive, or one with a member that is too large, by its headers alone: for
+    readers that use tarfile's own."""
     try:
         with tarfile.open(path, tarinfo=Header) as archive:
-            for _ in archive:
+            for member in archive:
+                check_size(member)
                 archive.members.clear()
     except OSError:
         raise
+    except TooLarge as problem:
+        raise ValueError(f"{path}: {problem}") from problem
     except Exception as problem:  # as above
         raise ValueError(f"{path}: {INCOMPLETE}") from problem
 

@@ -33,7 +33,7 @@ from ..data.files import parse_json
 from ..data.images import data_url, decode_image
 from ..data.journal import Journal
 from ..data.paths import SHARDS, find_images, formats
-from ..data.shards import Header, image_member, regroup, split_name
+from ..data.shards import Header, TooLarge, check_size, image_member, regroup, split_name
 from .judge_answers import LETTERS, assign_letters, parse_letter, report, summarise
 
 TIMEOUT_SECONDS = (10, 300)  # to connect, and between two bytes: a large model with a queue takes its time
@@ -108,10 +108,13 @@ def _shard_images(shard: Path) -> dict[str, Place]:
         with tarfile.open(shard, "r:", tarinfo=Header) as archive:
             for member in archive:
                 if member.isreg():
+                    check_size(member)
                     members.append({"fname": member.name, "__url__": "",
                                     "data": Place(shard, member.offset_data, member.size)})
     except tarfile.TarError as problem:
         raise ValueError(f"{shard}: not a complete, uncompressed tar file ({problem})") from problem
+    except TooLarge as problem:
+        raise ValueError(f"{shard}: {problem}") from problem
     for sample in regroup(group_by_keys_nothrow(members, split_name, lcase=False)):
         if suffix := image_member(sample):
             found.setdefault(sample["__key__"], sample[suffix])

@@ -1,0 +1,127 @@
+"""Claims about shards by strangers, in every reader.    pytest tests/core/test_hostile_shards.py"""
+import gzip
+import io
+import json
+import logging
+import os
+import tarfile
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+from conftest import complaint_of, png
+
+import clip_benchmark_ext.run as benchmark
+import open_clip_mdc
+from open_clip_mdc.data import shards
+from open_clip_mdc.tools import judge
+
+COMMAND = "pipe:touch PWNED;echo x.tar"
+
+
+class Zeros(io.RawIOBase):
+    def readinto(self, buffer) -> int:
+        buffer[:] = bytes(len(buffer))
+        return len(buffer)
+
+
+def write(path, *large: tuple[str, int], before: str = "0", suffix: str = "txt") -> None:
+    """A pair, and members of so many zero bytes."""
+    with (gzip.open(path, "wb", 1) if str(path).endswith("gz.tar") else open(path, "wb")) as file, \
+            tarfile.open(fileobj=file, mode="w|") as tar:
+        for name, data in ((f"{before}.png", png(1)), (f"{before}.{suffix}", b"0")):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+        for name, size in large:
+            info = tarfile.TarInfo(name)
+            info.size = size
+            tar.addfile(info, Zeros())
+
+
+def training_samples(url: str, is_train: bool) -> list[tuple]:
+    """What upstream's pipeline reads of a shard."""
+    open_clip_mdc.register()
+    from open_clip_train import data
+    args = Namespace(train_data=url, val_data=url, train_num_samples=1, val_num_samples=None, dataset_resampled=False,
+                     train_data_upsampling_factors=None, seed=0, workers=0, batch_size=1, world_size=1, rank=0,
+                     device="cpu")
+    info = data.get_wds_dataset(args, lambda image: image.size, is_train, tokenizer=lambda text: [text])
+    return list(info.dataloader.pipeline[0].dataset)
+
+
+def benchmark_samples(root) -> list:
+    (root / "test").mkdir(parents=True, exist_ok=True)
+    (root / "test" / "nshards.txt").write_text("1")
+    for name in ("classnames", "zeroshot_classification_templates"):
+        (root / f"{name}.txt").write_text("a\nb")
+    args = Namespace(dataset="wds/x", dataset_root=str(root), annotation_file="", language="en", batch_size=2,
+                     task="linear_probe", custom_template_file=None, custom_classname_file=None,
+                     wds_cache_dir=None)
+    job = benchmark.Job(args, SimpleNamespace(perturbations=None), {}, root, transform=lambda image: image.size)
+    return list(job.build("test"))
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Limits of a hundredth."""
+    monkeypatch.setattr(shards, "LARGEST", 2 ** 20)
+    monkeypatch.setattr(shards, "LARGEST_TEXT", 2 ** 17)
+
+
+def test_a_shard_that_is_called_as_a_command_is_opened_as_the_file_that_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(COMMAND)
+    assert [sample["__key__"] for sample in shards.read_samples(COMMAND)] == ["0"]
+    assert complaint_of("lengths", COMMAND, "--out", "l.png") is None
+    for is_train in (True, False):
+        assert len(training_samples(COMMAND, is_train)) >= 1
+    root = tmp_path / "pipe:touch PWNED;echo "
+    (root / "test").mkdir(parents=True)
+    write(root / "test" / "0.tar", suffix="cls")
+    assert len(benchmark_samples(root.relative_to(tmp_path))) == 1
+    assert not os.path.exists("PWNED")
+
+
+@pytest.mark.parametrize("url", ["pipe:touch PWNED", "PIPE:touch PWNED", "ais:x;touch PWNED",
+                                 "http://127.0.0.1:9/';touch PWNED;'.tar"])
+def test_tools_run_no_command_of_a_url(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for argv in (("lengths", url, "--out", "l.png"), ("prepare", "shards", "--train", url, "--out", "o")):
+        assert "is no file, and no URL of file, http" in complaint_of(*argv)
+    assert not os.path.exists("PWNED")
+
+
+@pytest.mark.parametrize("large", [("1.png", 2 ** 21), ("1.txt", 2 ** 18), ("1.json", 2 ** 18), ("n" * 2 ** 18, 0)])
+def test_a_member_that_would_fill_the_memory_is_refused_by_name_before_it_is_read(large, small, tmp_path, caplog):
+    for name in ("plain.tar", "gz.tar"):
+        write(tmp_path / name, large)
+        with pytest.raises(ValueError, match=r"tar: its member .* has .* bytes, more than the .* that are read"):
+            list(shards.read_samples(str(tmp_path / name)))
+        with pytest.raises(ValueError, match="its member"):
+            shards.check_shard(tmp_path / name)
+        with caplog.at_level(logging.WARNING):
+            training_samples(str(tmp_path / name), is_train=False)
+        assert "its member" in caplog.text
+        caplog.clear()
+    with pytest.raises(ValueError, match="plain.tar: its member"):
+        judge.find_places(str(tmp_path / "plain.tar"), {"0"})
+
+
+def test_the_rest_of_a_shard_with_such_a_member_is_trained_on(small, tmp_path):
+    write(tmp_path / "0.tar", ("1.png", 2 ** 21), ("2.png", 2 ** 21))
+    assert len(training_samples(str(tmp_path / "0.tar"), is_train=False)) == 1
+
+
+def test_what_a_task_does_not_read_is_not_decoded(tmp_path, monkeypatch):
+    """webdataset reads KEY.pyd by pickle."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test").mkdir()
+    with tarfile.open(tmp_path / "test" / "0.tar", "w") as tar:
+        for name, data in (("0.png", png(1)), ("0.cls", b"3"), ("0.json", json.dumps({}).encode()),
+                           ("0.pyd", b"cos\nsystem\n(S'touch PWNED'\ntR."), ("0.txt.gz", b"no gzip")):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    assert [label for _, label in benchmark_samples(tmp_path)] == [3]
+    assert not os.path.exists("PWNED")
