@@ -12,7 +12,8 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
-from tqdm import tqdm
+
+from open_clip_mdc.progress import progress_bar
 
 
 def start(device_type: str) -> None:
@@ -44,7 +45,7 @@ def own_batches(dataloader: Iterable, description: str) -> Iterator[tuple[int, t
     else:
         own = islice(dataloader, rank, None, size)
         total = len(dataloader) if indexed else None
-    for i, batch in enumerate(tqdm(own, desc=description, total=total, unit="batch", disable=rank != 0)):
+    for i, batch in enumerate(progress_bar(own, description, "batch", total=total, disable=rank != 0)):
         yield rank + i * size, batch
 
 

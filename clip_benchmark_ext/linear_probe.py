@@ -25,10 +25,10 @@ import torch
 import torch.nn.functional as F
 from sklearn.metrics import balanced_accuracy_score, classification_report
 from torch.utils.data import DataLoader, random_split
-from tqdm import tqdm
 
 from open_clip_mdc.checkpoints import fingerprint
 from open_clip_mdc.hooks import count_hits
+from open_clip_mdc.progress import progress_bar
 
 from .features import cache_key, cached_features, extract_features, feature_fn, save_tensors
 
@@ -214,7 +214,7 @@ def train(
     batches = DataLoader(range(len(features)), batch_size=batch_size, shuffle=True)
     steps = epochs * len(batches)
     row_batches = itertools.chain.from_iterable(itertools.repeat(batches, epochs))  # each pass shuffles anew
-    progress = tqdm(row_batches, desc=f"probe, weight decay {weight_decay:.3g}", total=steps, unit="step", leave=False)
+    progress = progress_bar(row_batches, f"probe, weight decay {weight_decay:.3g}", "step", total=steps, leave=False)
     for step, rows in enumerate(progress):
         optimizer.param_groups[0]["lr"] = 0.5 * (1 + float(np.cos(np.pi * step / steps))) * lr
         optimizer.zero_grad()

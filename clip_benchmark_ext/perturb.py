@@ -22,9 +22,8 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tqdm import tqdm
-
 from open_clip_mdc.data.files import new_file
+from open_clip_mdc.progress import progress_bar
 
 # Order of the options in every ARO Order case: the right caption, then these four.
 PERTURBATIONS = ("shuffle_nouns_and_adj", "shuffle_allbut_nouns_and_adj", "shuffle_within_trigrams", "shuffle_trigrams")
@@ -196,7 +195,7 @@ def _freeze(path: Path, dataset: str, captions: list[str], tagger: Tagger | None
         "tokenizer": tokenizer.__name__,
         "order": list(PERTURBATIONS),
         "cases": [{"caption": caption, "perturbed": perturb(caption, tagger, tokenizer, rng)}
-                  for caption in tqdm(captions, desc=f"making the negatives of {dataset}")],
+                  for caption in progress_bar(captions, f"making the negatives of {dataset}", "caption")],
     }
     content["sha256"] = _sha256(content)
     try:

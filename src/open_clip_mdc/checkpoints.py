@@ -146,6 +146,21 @@ def check_folder(model_name: str) -> None:
         raise FileNotFoundError(f"{place} has no weights ({WEIGHTS_FILES[0]}): copy or export it again")
 
 
+def longest_caption(pretrained: str, model_name: str | None = None) -> float:
+    """Return how many tokens a caption has at most between SOT and EOT, by the config; infinity where `load` will say.
+
+    Raises:
+        FileNotFoundError, ValueError: as `find`.
+    """
+    register()
+    import open_clip
+    name, _, args = find(pretrained, model_name)
+    config = None if name.startswith("hf-hub:") else open_clip.get_model_config(name)
+    if config is None:
+        return math.inf
+    return (args.get("force_context_length") or config["text_cfg"].get("context_length", 77)) - 2
+
+
 def load(pretrained: str, model_name: str | None = None, device: str = "cpu", precision: str = "fp32",
          captioner: bool = False, cache_dir: str | None = None):
     """Model in eval mode, its image transform and its tokenizer.

@@ -312,6 +312,50 @@ def test_without_ray_one_line_says_how_to_get_it(place, tmp_path, monkeypatch):
     assert complaint == "error: --engine ray needs Ray: pip install 'open_clip_mdc[ray]'"
 
 
+def test_a_ray_that_does_not_come_up_is_one_line(place, tmp_path, monkeypatch):
+    class Ray:
+        is_initialized, shutdown = staticmethod(lambda: False), staticmethod(lambda: None)
+
+        @staticmethod
+        def init(**options):
+            raise Exception("The current node timed out during startup.\nThis could happen because ...")
+    monkeypatch.setitem(sys.modules, "ray", Ray)
+    complaint = run("embed", place, shards(place), "--out", tmp_path / "f", "--engine", "ray")
+    assert complaint == ("error: Ray did not start: The current node timed out during startup.; give the command "
+                         "again, or --engine local")
+
+
+def test_a_bar_counts_images_as_they_come_whatever_the_unit(place, tmp_path, monkeypatch):
+    """Of a folder there was nothing to see until it was done."""
+    class Bar:
+        n, total = 0, None
+
+        def update(self, n):
+            self.n += n
+
+        __enter__, __exit__ = (lambda self: self), (lambda *args: None)
+    bar = Bar()
+    monkeypatch.setattr(bulk, "progress_bar", lambda **options: bar)
+    (tmp_path / "photos").mkdir()
+    for i in range(3):
+        (tmp_path / "photos" / f"{i}.png").write_bytes(png(i))
+    shard = place / "000.tar"
+    with bulk.images_bar([tmp_path / "photos"], "embed"):
+        bulk.READ.value = 2
+        wait_for(lambda: (bar.n, bar.total) == (2, 3))
+    bar.n = 0
+    with bulk.images_bar([shard, place / "001.tar"], "embed") as say:
+        bulk.READ.value = 4
+        wait_for(lambda: bar.n == 4)
+        assert bar.total is None
+        say(shard, 5, False)
+        assert (bar.n, bar.total) == (5, 10)
+    for jobs in (1, 2):
+        out = tmp_path / f"f{jobs}"
+        assert run("embed", place, shards(place), tmp_path / "photos", "--jobs", jobs, "--out", out) is None
+        assert bulk.READ.value == 23
+
+
 def test_a_name_that_is_no_utf_8_is_a_key_and_a_cell(place, tmp_path):
     (tmp_path / "photos").mkdir()
     for i in range(32):

@@ -6,19 +6,20 @@ import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import open_clip
 import pytest
 import torch
 from caption_files import NAMES, PATHS, Page, encoded, lines, run, scene, seven_images
-from conftest import run_folder
+from conftest import make_image, run_folder
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 from safetensors.torch import save_file
 from shard_files import write_tar
 
-from open_clip_mdc import checkpoints
+from open_clip_mdc import checkpoints, progress
 from open_clip_mdc.clip_guidance import Clip, Guide
 from open_clip_mdc.data import images
 from open_clip_mdc.tokens import decode_captions, decode_tokens, eot_id, mask_id, sot_id
@@ -60,7 +61,8 @@ def loaded(run):
     ("mdc", dict(length="auto", tokens_per_step=3), ("--length", "auto", "--tokens-per-step", "3")),
     ("arc", dict(length=6), ("--length", "6")),
 ], ids=["mdc", "auto", "arc"])
-def test_every_image_gets_the_caption_that_it_gets_alone(runs, folder, capsys, alias, options, arguments):
+def test_every_image_gets_the_caption_that_it_gets_alone(runs, folder, capsys, monkeypatch, alias, options, arguments):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert run("--pretrained", runs / alias, *PATHS, "--batch-size", "3", *arguments) is None
     printed = capsys.readouterr().out.splitlines()
     model, transform, tokenizer = loaded(runs / alias)
@@ -73,6 +75,44 @@ def test_every_image_gets_the_caption_that_it_gets_alone(runs, folder, capsys, a
     assert len({row["caption"] for row in rows}) > 1
     assert sorted(os.listdir()) == sorted(["5.tar", "6.tar", "captions.jsonl", "deep", "holiday[1].png", "x1.png",
                                            "x2.png"])
+
+
+def test_a_log_file_gets_a_line_at_the_end_and_now_and_then_one_on_the_way(runs, folder, capsys, monkeypatch):
+    """No captions, which are in --out, and no bar that is drawn again and again."""
+    assert run("--pretrained", runs / "mdc", *PATHS, "--batch-size", "2", "--length", "3") is None
+    out, err = capsys.readouterr()
+    assert out == "7 captions: captions.jsonl\n" and err == ""
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    assert run("--pretrained", runs / "mdc", "x1.png", "--out", "one.jsonl", "--length", "3") is None
+    out, err = capsys.readouterr()
+    assert out == "1 caption: one.jsonl\n" and "\r" not in err
+    assert re.fullmatch("captions: 1 of 1 images, 00:00 gone, 00:00 to go, .*", err.splitlines()[-1])
+
+
+def test_the_length_of_a_model_that_has_learnt_to_choose_is_its_choice(runs, folder):
+    run("--pretrained", runs / "mdc", *PATHS, "--html", "page.html")
+    chosen = lines()
+    assert "the model&#x27;s choice" in Path("page.html").read_text()
+    run("--pretrained", runs / "mdc", *PATHS, "--out", "auto.jsonl", "--length", "auto")
+    assert chosen == lines("auto.jsonl") and any(len(row["tokens"]) != 15 for row in chosen)
+
+
+def test_a_page_names_no_folder_of_the_machine(runs, folder, tmp_path):
+    (tmp_path / "page").mkdir()
+    make_image(3).save(tmp_path / "page" / "in.png")
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    images = [tmp_path / name for name in ("x1.png", "page/in.png", "5.tar", "bad.png")]
+    run("--pretrained", runs / "mdc" / "checkpoints" / "epoch_1.pt", *images, "--length", "3", "--out",
+        tmp_path / "plain.jsonl")
+    run("--pretrained", runs / "mdc", *images, "--length", "3", "--html", tmp_path / "page" / "p.html", "--compare",
+        tmp_path / "plain.jsonl")
+    text = (tmp_path / "page" / "p.html").read_text()
+    assert str(tmp_path) not in text and str(runs) not in text
+    assert {"x1.png", "in.png", "plain.jsonl"} <= set(Page(text).texts["p"]) and "cannot read the image bad.png" in text
+    assert "5.tar::" in text
+    assert report.shown(f"{runs}/mdc/checkpoints/epoch_1.pt", "p.html") == "mdc/checkpoints/epoch_1.pt"
+    assert report.shown(f"local-dir:{runs}/exported", "p.html") == "local-dir:exported"
+    assert report.shown("hf-hub:org/name", "p.html") == "hf-hub:org/name"
 
 
 def test_steps_and_probabilities_are_those_of_the_model(runs, folder):
@@ -216,7 +256,7 @@ def test_captions_of_two_commands_stand_side_by_side_on_the_page(runs, folder):
     assert sum(attributes.get("class") == "pair" for tag, attributes in page.tags if tag == "article") == 6
     texts = sum(line["clip_texts"] for line in lines()) / 7
     assert page.texts["dd"][-2:] == [
-        f"ViT-Ti-8:{runs / 'clip.pt'}, scale 3.0 on 5 tokens a step, the best of 2; {texts:.1f} texts a caption",
+        f"ViT-Ti-8:clip.pt, scale 3.0 on 5 tokens a step, the best of 2; {texts:.1f} texts a caption",
         "plain.jsonl"]
 
 
@@ -270,7 +310,7 @@ def test_images_stand_the_way_up_that_the_camera_noted(tmp_path):
     (("{5..7}.tar",), "7.tar"),
     (("bare",), "no image in bare"),
     (("x1.png", "--out", "nowhere/out.jsonl"), "nowhere/out.jsonl: its folder"),
-    (("x1.png", "--length", "900"), "length is 900"),
+    (("x1.png", "--length", "900"), "--length 900 is more than this"),
     (("x1.png", "--text", "a cat"), "no [MASK]"),
     (("x1.png", "--text", "[MASK]", "--length", "3"), "leave out --length"),
     (("x1.png", "--min-length", "3"), "--min-length means nothing to this model"),

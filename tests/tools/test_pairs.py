@@ -158,7 +158,10 @@ def test_a_table_of_another_unit_of_the_same_name_is_not_taken_for_this_ones(pla
 def test_scores_against_other_mean_images_are_not_mixed(place, tmp_path):
     """It is of the first 256 images of all shards: more shards give another one, and other scores."""
     alone = ("--pairs", place / "000.tar", "--out", tmp_path / "s")
-    assert "takes 32 or more" in score(place, *alone)
+    assert "takes 32 or more" in score(place, *alone, "--top", 1, "--out-shards", tmp_path / "kept")
+    assert score(place, "--pairs", place / "000.tar", "--out", tmp_path / "plain") is None
+    rows = tables(tmp_path / "plain")
+    assert {row["score"] is not None for row in rows} and {row["blind"] or row["debiased"] for row in rows} == {None}
     assert score(place, *alone, "--blind-images", place / "000.tar", place / "images") is None
     complaint = score(place, "--pairs", f"{place}/{{000..001}}.tar", "--out", tmp_path / "s")
     assert "000.parquet was made with blind the mean of 60 images" in complaint and "\n" not in complaint

@@ -70,10 +70,21 @@ def test_csv_and_jsonl_say_the_same_and_blind_images_may_be_others(place, tmp_pa
 
 
 @pytest.mark.parametrize("images", ["few", "few/00.png"])
-def test_the_mean_of_few_images_is_refused(place, tmp_path, images):
+def test_of_few_images_there_is_the_plain_score_alone(place, tmp_path, capsys, images):
     """Of one image the mean is the image: blind was the score, and debiased 0, without a word."""
-    complaint = score(place, "--images", place / images, "--out", tmp_path / "s.csv")
-    assert complaint.startswith("error: the mean of ") and "--blind-images" in complaint and "\n" not in complaint
+    assert score(place, "--images", place / images, "--out", tmp_path / "few.csv") is None
+    said = capsys.readouterr().err
+    assert said.startswith("blind and debiased scores are left out: the mean of ") and said.count("\n") == 1
+    assert score(place, "--images", place / "many", "--out", tmp_path / "many.csv", "--plain") is None
+    assert score(place, "--images", place / "many", "--out", tmp_path / "all.csv") is None
+    assert capsys.readouterr().err == ""
+    few, many, whole = (list(csv.DictReader((tmp_path / f"{name}.csv").open())) for name in ("few", "many", "all"))
+    assert list(few[0]) == list(many[0]) == ["image", "caption", "score", "tokens"]
+    assert [row["score"] for row in many] == [row["score"] for row in whole]
+    assert [float(row["score"]) for row in few] == pytest.approx(
+        [float(row["score"]) for row in whole[:len(few)]], abs=1e-4)
+    for path in tmp_path.iterdir():
+        path.unlink()
     assert "32 or more" in score(place, "--images", place / "many", "--blind-images", place / "few", "--out",
                                  tmp_path / "s.csv")
     assert not list(tmp_path.iterdir())

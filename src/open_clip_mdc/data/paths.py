@@ -77,3 +77,9 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
                     raise FileNotFoundError(f"no image in {match} ({', '.join(kinds)})")
                 found += files
     return found
+
+
+def count_images(paths: list, limit: int | None = None) -> int | None:
+    """Return how many images there are, up to `limit`; None where a shard or a table holds an unknown number."""
+    known = all(isinstance(path, Path) and path.suffix.lower() not in SHARDS for path in paths)
+    return len(paths[:limit]) if known else None

@@ -22,10 +22,11 @@ from ..data.drawing import encode_png
 from ..data.images import Images, data_url
 from ..data.paths import IMAGE_FILES, SHARDS, find_images
 from ..encoder import grid
+from ..messages import plural
 from ..pretrained import describe_captions
 from ..unmask import tokenize_with_masks
-from .common import complain, load_captioner, need_folder
-from .page import percent, printable, thumbnail, write_page
+from .common import check_length, complain, load_captioner, need_folder
+from .page import percent, printable, shown, shown_lines, thumbnail, write_page
 
 BATCH = 8
 COLOUR_RANGE = 2.0  # standard deviations of a principal component, on both sides
@@ -92,6 +93,7 @@ def run(args: argparse.Namespace) -> None:
         ValueError: images had to be skipped (the page is written by then), or flags make no sense.
     """
     need_folder("--out", args.out)
+    check_length(args)
     paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     loaded = load_captioner(args)
     model, options = loaded.model, {}
@@ -117,9 +119,10 @@ def run(args: argparse.Namespace) -> None:
         tokens.append(loaded.encode_image_tokens(image))
     if names:
         colours = [feature_colours(x.view(*shape, 3)) for x in principal_components(torch.cat(tokens))]
-        cards = list(map(card, names, rows, images, colours, overlays))
+        cards = list(map(card, [shown(name, args.out) for name in names], rows, images, colours, overlays))
         model_name = find(args.pretrained, args.model).model_name
         write_page(args.out, f"Where the words come from: {model_name}",
-                   {"Checkpoint": args.pretrained, "Images": str(len(names))}, EXPLANATION, cards, skipped, STYLE)
-        print(f"{len(names)} images: {args.out}")
+                   {"Checkpoint": shown(args.pretrained, args.out), "Images": str(len(names))}, EXPLANATION, cards,
+                   shown_lines(skipped, paths, args.out), STYLE)
+        print(f"{plural(len(names), 'image')}: {args.out}")
     complain(skipped)

@@ -9,23 +9,27 @@ workers' side).
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
-
-from tqdm import tqdm
 
 from ..data.csv_pairs import CsvRows, read_csv
 from ..data.files import file_state, sha256
 from ..data.paths import SHARDS, find_images
 from ..data.tables import read_about
+from ..messages import plural
+from ..progress import progress_bar
 from .common import complain, need_folder
 from .engine import make_each
 
 Unit = Path | CsvRows
+READ = multiprocessing.get_context("fork").Value("q")  # images that this process and its workers have done
 WORKERS = {"caption": "caption_shards", "embed": "embed", "score": "pair_scores"}  # by tool: the module with `worker`
 
 
@@ -126,6 +130,55 @@ def absolute(path: str) -> str:
     return os.path.abspath(path) if os.path.exists(path) else path
 
 
+def size_of(unit: Unit) -> int | None:
+    """Return how many images a unit has, of a shard by the sizes.json beside it; None where nothing says it."""
+    if isinstance(unit, CsvRows):
+        return unit.count
+    if unit.is_dir():
+        return len(files_of(unit))
+    try:
+        size = json.loads((unit.parent / "sizes.json").read_text(encoding="utf-8"))[unit.name]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return size if type(size) is int and size >= 0 else None
+
+
+@contextmanager
+def images_bar(units: list[Unit], what: str) -> Iterator[Callable[[Unit, int, bool], None]]:
+    """Shows how many images are done while workers of this machine read them; those of Ray count when a shard is done.
+
+    A shard of unknown size counts as many as the others on average.
+
+    Yields:
+        what is to be called of each unit that is done: with its images, and whether they were before.
+    """
+    sizes, over, before, done = {unit: size_of(unit) for unit in units}, threading.Event(), 0, 0
+    READ.value = 0
+
+    def show() -> None:
+        known = [size for size in sizes.values() if size is not None]
+        bar.total = round(sum(known) / len(known) * len(sizes)) if known else None
+        bar.update(max(done, before + READ.value) - bar.n)
+
+    def follow() -> None:
+        while not over.wait(0.5):
+            show()
+
+    def say(unit: Unit, images: int, was_there: bool) -> None:
+        nonlocal done, before
+        sizes[unit], done, before = images, done + images, before + images * was_there
+        show()
+
+    with progress_bar(what=what) as bar:
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            yield say
+        finally:
+            over.set()
+            thread.join()
+
+
 def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], list[str], int]:
     """Makes the tables that are not there, and says what is in all of them.
 
@@ -144,8 +197,8 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], 
     work = [(unit, Path(args.out) / f"{unit_name(unit)}.parquet") for unit in units]
     totals, done, skipped, first = Counter(), [], {}, None
     try:
-        with tqdm(total=len(work), desc=args.tool, unit="shard") as bar:
-            units_of = {target: unit for unit, target in work}
+        with images_bar(units, args.tool) as say:
+            units_of, there = {target: unit for unit, target in work}, {made for _, made in work if made.exists()}
             for target in make_each(Make(args, units), work, args):
                 about = read_about(target)
                 check_source(units_of[target], about.get("source"), target)
@@ -155,13 +208,13 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], 
                 totals.update(about["stats"])
                 done.append(target)
                 skipped[target] = about.get("skipped", [])
-                bar.set_postfix(images=totals["images"])
-                bar.update()
+                say(units_of[target], about["stats"]["images"], target in there)
     finally:
         if done:
             more = "".join(f", {count} {name.replace('_', ' ')}" for name, count in totals.items()
                            if name not in ("rows", "images") and count)
-            print(f"{totals['rows']} rows of {totals['images']} images{more}: {shown}, {len(done)} tables")
+            print(f"{plural(totals['rows'], 'row')} of {plural(totals['images'], 'image')}{more}: {shown}, "
+                  f"{plural(len(done), 'table')}")
     return [target for _, target in work], [name for _, target in work for name in skipped[target]], totals["broken"]
 
 

@@ -16,6 +16,7 @@ Place in the paper: decoding, Eq. 6 and Sec. 3.2. Dimensions: B images, L positi
 """
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from tqdm import tqdm
@@ -26,13 +27,15 @@ from ..clip_guidance import Clip, Guide
 from ..data.files import new_file, parse_json
 from ..data.images import Batch, Images
 from ..data.journal import Journal
-from ..data.paths import IMAGE_FILES, SHARDS, find_images
+from ..data.paths import IMAGE_FILES, SHARDS, count_images, find_images
+from ..messages import plural
 from ..objective import STEPS
 from ..pretrained import PretrainedCaptioner
+from ..progress import progress_bar
 from . import bulk
 from .caption_rows import check, decoding_options, sampling_of, settings
 from .common import complain, is_folder, load_captioner
-from .page import card, legend, printable, thumbnail, write_page
+from .page import card, legend, printable, shown, shown_lines, thumbnail, write_page
 
 CLIP = ("clip_scale", "clip_top_k", "clip_rerank")
 
@@ -46,15 +49,15 @@ def checked(token: dict) -> dict:
     return {"token": "" + token["token"], "step": step, "log_prob": log_prob}
 
 
-def read_captions(path: str) -> dict[str, dict]:
-    """Lines by image of a file that this tool wrote; "image" is then the file's name.
+def read_captions(path: str, name: str | None = None) -> dict[str, dict]:
+    """Lines by image of a file that this tool wrote; "image" is then `name` (default: `path`), which says whose.
 
     Raises:
         ValueError: it is another file. FileNotFoundError: there is none.
     """
     try:
         rows = [parse_json(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-        return {row["image"]: {"image": path, "caption": "" + row["caption"],
+        return {row["image"]: {"image": name or path, "caption": "" + row["caption"],
                                "tokens": [checked(token) for token in row["tokens"]]} for row in rows}
     except (ValueError, KeyError, TypeError) as problem:
         raise ValueError(f"--compare {path} is no file that this tool wrote: {problem!r}") from problem
@@ -67,7 +70,7 @@ def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: in
         options: those of `decoding_options`.
         clip_texts: that CLIP read for a caption, on average.
     """
-    facts = {"Checkpoint": args.pretrained, "Images": str(images)}
+    facts = {"Checkpoint": shown(args.pretrained, args.html), "Images": str(images)}
     if args.text:
         facts["To fill in"] = f"{args.text} (what was given is in italics)"
     elif args.length in ("auto", "sample"):
@@ -91,9 +94,10 @@ def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: in
     if args.clip:
         parts = [f"scale {args.clip_scale} on {args.clip_top_k} tokens a step"] if args.clip_scale else []
         parts += [f"the best of {args.clip_rerank}"] if args.clip_rerank > 1 else []
-        facts["CLIP"] = f"{args.clip}, {', '.join(parts)}; {clip_texts:.1f} texts a caption"
+        name, _, weights = args.clip.partition(":")
+        facts["CLIP"] = f"{name}:{shown(weights, args.html)}, {', '.join(parts)}; {clip_texts:.1f} texts a caption"
     if args.compare:
-        facts["On the right"] = args.compare
+        facts["On the right"] = shown(args.compare, args.html)
     return facts
 
 
@@ -120,7 +124,7 @@ def run(args: argparse.Namespace) -> None:
     if is_folder(args.out):
         return bulk.run(args)
     paths = find_images(args.paths, IMAGE_FILES + SHARDS)
-    others = read_captions(args.compare) if args.compare else {}
+    others = read_captions(args.compare, shown(args.compare, args.html)) if args.compare else {}
     loaded = load_captioner(args)
     options, blind = decoding_options(args, loaded, paths)
     if args.clip_rerank > 1:
@@ -132,9 +136,9 @@ def run(args: argparse.Namespace) -> None:
     part = Path(f"{args.out}.part")
     since = part.stat().st_mtime_ns if part.exists() else 0
     changed = [str(path) for path in paths if path.exists() and path.stat().st_ctime_ns > since > 0]
-    total = None if any(path.suffix.lower() in SHARDS for path in paths) else len(paths[:args.limit])
+    total = count_images(paths, args.limit)
     names, cards, skipped = [], [], []
-    with Journal(part, key, id="image") as journal, tqdm(total=total, desc="captions", unit=" images") as bar:
+    with Journal(part, key, id="image") as journal, progress_bar(total=total, what="captions") as bar:
         stale = {name for name in journal.rows for path in changed if name == path or name.startswith(f"{path}::")}
         images = Images(paths, loaded.to_bytes, args.batch_size, args.limit, known=journal.rows.keys() - stale,
                         thumbnail=thumbnail if args.html else None, other_transform=clip and clip.transform)
@@ -143,9 +147,10 @@ def run(args: argparse.Namespace) -> None:
                 if row["image"] not in journal.rows or row["image"] in stale:
                     journal.append(row)
                     stale.discard(row["image"])
-                tqdm.write(printable(f"{row['image']}: {row['caption']}"))
+                if sys.stdout.isatty():  # a file has them in --out
+                    tqdm.write(printable(f"{row['image']}: {row['caption']}"))
             if args.html:
-                cards += [card(journal.rows[name], url, others.get(name))
+                cards += [card({**journal.rows[name], "image": shown(name, args.html)}, url, others.get(name))
                           for name, url in zip(batch.names, batch.thumbnails, strict=True)]
             names += batch.names
             skipped += map(printable, batch.problems)
@@ -154,9 +159,9 @@ def run(args: argparse.Namespace) -> None:
         title = f"Captions by {find(args.pretrained, args.model).model_name}"
         texts = [journal.rows[name]["clip_texts"] for name in names] if clip else []
         facts = page_facts(args, options, loaded.model.causal, len(names), sum(texts) / max(len(texts), 1))
-        write_page(args.html, title, facts, legend(), cards, skipped)
+        write_page(args.html, title, facts, legend(), cards, shown_lines(skipped, paths, args.html))
     with new_file(args.out) as partial, partial.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(journal.rows[name]) + "\n" for name in names)
     part.unlink(missing_ok=True)
-    print(f"{len(names)} captions: {args.out}" + (f", {args.html}" if args.html else ""))
+    print(f"{plural(len(names), 'caption')}: {args.out}" + (f", {args.html}" if args.html else ""))
     complain(skipped)

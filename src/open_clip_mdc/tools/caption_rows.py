@@ -16,7 +16,7 @@ from ..generate import default_length
 from ..pretrained import PretrainedCaptioner
 from ..sampling import Sampling
 from ..unmask import tokenize_with_masks
-from .common import blind_image, check_engine, is_folder, need_folder
+from .common import blind_image, check_engine, check_length, is_folder, need_folder
 
 DECODING = ("length", "min_length", "tokens_per_step", "sampler", "steps", "text", "temperature", "top_k", "top_p",
             "seed", "guidance_scale", "guidance_weak")
@@ -47,6 +47,7 @@ def check(args: argparse.Namespace) -> None:
     if is_folder(args.out) and (args.html or args.limit or args.clip):
         raise ValueError("--html, --limit and --clip go with an --out that ends in .jsonl")
     check_engine(args)
+    check_length(args)
     need_folder("--out", args.out)
     if args.html:
         need_folder("--html", args.html)

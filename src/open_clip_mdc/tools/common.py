@@ -2,10 +2,11 @@
 import argparse
 import hashlib
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..decoding import BLIND_IMAGES, MIN_BLIND_IMAGES, check_blind
+from ..decoding import BLIND_IMAGES, MIN_BLIND_IMAGES, TooFewImages, check_blind
 from ..messages import number_from
 
 if TYPE_CHECKING:
@@ -54,6 +55,14 @@ def check_engine(args: argparse.Namespace) -> None:
                          f"(no suffix)")
 
 
+def check_length(args: argparse.Namespace) -> None:
+    """Raises ValueError for --length or --min-length beyond the model's context, by its config: before it is loaded."""
+    from ..checkpoints import longest_caption
+    for flag, tokens in (("--length", args.length), ("--min-length", getattr(args, "min_length", None))):
+        if isinstance(tokens, int) and tokens > (most := longest_caption(args.pretrained, args.model)):
+            raise ValueError(f"{flag} {tokens} is more than this model's context holds: give 1 to {most} tokens")
+
+
 def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCaptioner":
     """The model that the flags name; raises as `pretrained.load`.
 
@@ -81,11 +90,10 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Names
     Raises:
         ValueError: there are too few images, or one of --blind-images cannot be read.
     """
-    from tqdm import tqdm
-
     from ..checkpoints import hash_tensor
     from ..data.images import Images
-    from ..data.paths import IMAGE_FILES, SHARDS, find_images
+    from ..data.paths import IMAGE_FILES, SHARDS, count_images, find_images
+    from ..progress import progress_bar
     from ..scoring import mean_image
     if args.blind_images:
         paths = find_images(args.blind_images, IMAGE_FILES + SHARDS)
@@ -94,15 +102,17 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Names
 
     def images():
         batches = Images(paths, loaded.to_bytes, args.batch_size, limit)
-        for batch in tqdm(batches.loader(args.workers), "mean image"):
-            if batch.problems and args.blind_images:
-                raise ValueError(batch.problems[0])
-            names.extend(batch.new)
-            problems.extend(batch.problems)
-            if batch.new:
-                for image in batch.image:
-                    hash_tensor(digest, image)
-                yield loaded.from_bytes(batch.image)
+        with progress_bar(total=count_images(paths, limit), what="mean image") as bar:
+            for batch in batches.loader(args.workers):
+                if batch.problems and args.blind_images:
+                    raise ValueError(batch.problems[0])
+                names.extend(batch.new)
+                problems.extend(batch.problems)
+                bar.update(len(batch.new))
+                if batch.new:
+                    for image in batch.image:
+                        hash_tensor(digest, image)
+                    yield loaded.from_bytes(batch.image)
         if problems and not names:
             raise ValueError(problems[0])
 
@@ -110,6 +120,28 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Names
         blind = mean_image(loaded.model, images())
     check_blind(len(names), "--blind-images")
     return blind, f"the mean of {len(names)} images, {digest.hexdigest()[:12]}"
+
+
+def prior_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace, limit: int | None = None,
+                say: bool = True) -> tuple["torch.Tensor | None", str | None]:
+    """`blind_image`; None twice where --plain or too few images leave the blind and the debiased scores out.
+
+    Args:
+        say: that they are left out; of several workers one does.
+
+    Raises:
+        ValueError: --blind-images are too few, or --top needs debiased scores; or as `blind_image`.
+    """
+    if args.plain:
+        return None, None
+    try:
+        return blind_image(loaded, paths, args, limit)
+    except TooFewImages as problem:
+        if args.blind_images or args.top is not None:
+            raise
+        if say:
+            print(f"blind and debiased scores are left out: {problem}", file=sys.stderr)
+        return None, None
 
 
 def complain(skipped: list[str], count: int | None = None) -> None:

@@ -129,7 +129,15 @@ def ray_workers(make: Make, jobs: int | None) -> Iterator[Callable]:
         raise ValueError("--engine ray needs Ray: pip install 'open_clip_mdc[ray]'") from problem
     own = not ray.is_initialized()
     if own:  # $RAY_ADDRESS names a cluster to join
-        ray.init(**({} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False, "logging_level": "ERROR"}))
+        try:
+            ray.init(**({} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False,
+                                                                  "logging_level": "ERROR"}))
+        except Exception as problem:  # a node that does not come up in time fails in many ways
+            ray.shutdown()
+            why = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+            where = os.environ.get("RAY_ADDRESS")
+            raise ValueError(f"Ray did not start{f' at {where}' if where else ''}: {why}; give the command again, or "
+                             "--engine local") from problem
     try:
         gpus = int(ray.cluster_resources().get("GPU", 0))
         if gpus and jobs and jobs > gpus:

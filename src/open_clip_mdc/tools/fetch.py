@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import requests
-from tqdm import tqdm
+
+from ..progress import progress_bar
 
 TRIES = 5  # without a new byte
 TIMEOUT = 60  # seconds without an answer
@@ -142,7 +143,7 @@ def identity(file: File, answer: requests.Response) -> str:
     return hashlib.sha256("\n".join(known).encode()).hexdigest()[:12]
 
 
-def append(answer: requests.Response, part: Path, bar: tqdm) -> None:
+def append(answer: requests.Response, part: Path, bar) -> None:
     """Writes what comes, from the place that the answer begins at. Raises OSError where it breaks off."""
     if answer.status_code == 416:
         return
@@ -166,7 +167,7 @@ def download(file: File, folder: Path) -> Path:
         head.raise_for_status()
         part = folder / f".{file.name}.{identity(file, head)}.part"
         length = head.headers.get("Content-Length")
-    with tqdm(total=length and int(length), desc=file.name, unit="B", unit_scale=True) as bar:
+    with progress_bar(total=length and int(length), what=file.name, unit="B", unit_scale=True) as bar:
         while True:
             try:
                 with open_rest(file.url, part) as answer:

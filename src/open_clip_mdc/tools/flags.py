@@ -192,6 +192,8 @@ def score(parser: argparse.ArgumentParser) -> None:
                              "each shard, by --engine (default: %(default)s)")
     parser.add_argument("--alpha", type=finite, default=1.0,
                         help="debiased = score - alpha * blind (default: %(default)s)")
+    parser.add_argument("--plain", action="store_true",
+                        help="the score alone, without blind and debiased, which need a mean image")
     parser.add_argument("--top", type=share, help="of --pairs: the share to keep, by debiased score, e.g. 0.3")
     parser.add_argument("--out-shards", metavar="FOLDER", help="shards of what --top keeps")
 

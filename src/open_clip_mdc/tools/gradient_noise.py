@@ -24,11 +24,11 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ..model import Captioner
 from ..objective import CaptionCfg, loss_weight, masked_diffusion
 from ..packing import pack
+from ..progress import progress_bar
 from ..tokens import target_tokens
 
 EDGES = np.linspace(0, 1, 11).round(1)
@@ -88,7 +88,7 @@ def measure(model: Captioner, data: Iterable[tuple[Tensor, Tensor]], num_batches
     gradient = torch.empty_like(sums[0])
     nll, masked, tokens = [], [], []
     total = GROUPS * num_batches
-    for k, (image, text) in zip(tqdm(range(total), desc="measuring", unit="batch"), data, strict=False):
+    for k, (image, text) in zip(progress_bar(range(total), "measuring", "batch"), data, strict=False):
         caption_nll, caption_masked = [], []
         for i, t in enumerate(times):
             generator.manual_seed(seed * total + k)

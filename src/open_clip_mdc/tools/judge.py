@@ -26,7 +26,6 @@ import requests
 from open_clip_train.data import group_by_keys_nothrow
 from PIL import ExifTags, Image
 from requests.adapters import HTTPAdapter, Retry
-from tqdm import tqdm
 
 from ..data.drawing import encode_png
 from ..data.files import parse_json
@@ -34,6 +33,7 @@ from ..data.images import data_url, decode_image
 from ..data.journal import Journal
 from ..data.paths import SHARDS, find_images, formats
 from ..data.shards import Header, TooLarge, check_size, image_member, regroup, split_name
+from ..progress import progress_bar
 from .judge_answers import LETTERS, assign_letters, parse_letter, report, summarise
 
 TIMEOUT_SECONDS = (10, 300)  # to connect, and between two bytes: a large model with a queue takes its time
@@ -296,7 +296,7 @@ def run(args: argparse.Namespace) -> None:
 
         futures = [pool.submit(record, id) for id in ids if id not in journal.rows]
         try:
-            for future in tqdm(as_completed(futures), desc="judge", unit="image", total=len(ids),
+            for future in progress_bar(as_completed(futures), "judge", total=len(ids),
                                initial=len(ids) - len(futures)):
                 future.result()
         finally:

@@ -15,11 +15,11 @@ import open_clip
 import pandas as pd
 from matplotlib.figure import Figure
 from open_clip.tokenizer import SimpleTokenizer
-from tqdm import tqdm
 
 from .. import get_tokenizer
 from ..data.files import new_file
 from ..data.shards import find_shards, read_samples
+from ..progress import progress_bar
 from ..tokens import CAPTION_SEPARATOR
 from .common import need_folder
 
@@ -40,7 +40,7 @@ def caption_lengths(shards: Sequence[str], tokenizer: SimpleTokenizer) -> np.nda
     """
     lengths = [
         len(tokenizer.encode(text)) + 2
-        for shard in tqdm(shards, desc=os.path.dirname(shards[0]), unit="shard")
+        for shard in progress_bar(shards, os.path.dirname(shards[0]), "shard")
         for text in read_captions(shard)
     ]
     if not lengths:

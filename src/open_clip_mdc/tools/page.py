@@ -26,6 +26,28 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def shown(name: str, page: str | Path) -> str:
+    """Return how a page names a file, an image of a shard or a checkpoint: without the folders of this machine.
+
+    What lies beside or under the page is named from there; else the last part stands alone, of a checkpoint the run.
+    """
+    source, colon, place = name.rpartition("local-dir:")
+    place, separator, key = place.partition("::")
+    path = Path(place)
+    if path.is_absolute():
+        folder = Path(page).absolute().parent
+        path = path.relative_to(folder) if path.is_relative_to(folder) else \
+            Path(*path.parts[-3 if path.parent.name == "checkpoints" else -1:])
+    return f"{source}{colon}{path if place else place}{separator}{key}"
+
+
+def shown_lines(lines: list[str], paths: list[Path], page: str | Path) -> list[str]:
+    """Return lines about some of the paths with these as `shown`."""
+    for path in filter(Path.is_absolute, paths if lines else ()):
+        lines = [line.replace(str(path), shown(str(path), page)) for line in lines]
+    return lines
+
+
 def thumbnail(image: Image.Image) -> str:
     """An image (RGB) as a small JPEG, or a PNG where it is small already, in a data: URL."""
     small = image.copy()
@@ -143,6 +165,7 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 72rem; padding: 2.5rem 1.25rem 4rem; background: var(--page); color: var(--ink);
   font: 0.9375rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+body:has(.pair) { max-width: 112rem; }
 h1, h2 { font-family: "Iowan Old Style", Palatino, "Palatino Linotype", Georgia, serif; font-weight: 500;
   line-height: 1.25; margin: 0; overflow-wrap: anywhere; }
 h1 { font-size: 1.9rem; }
@@ -182,7 +205,10 @@ td.continued { padding-left: 0; text-align: left; border-top-left-radius: 0; bor
   font-variant-numeric: tabular-nums; }
 .odds td { padding: 1px 2px; text-align: center; border-radius: 0; background-clip: border-box; }
 .skipped { border-top: 1px solid var(--line); padding: 2rem 0; overflow-wrap: anywhere; }
-@media (max-width: 44rem) { article, article.pair { grid-template-columns: minmax(0, 1fr); } img { max-width: 26rem; }
+@media (max-width: 100rem) { article.pair { grid-template-columns: 15rem minmax(0, 1fr); }
+  article.pair > div + div { grid-column: 2; } }
+@media (max-width: 44rem) { article.pair > div + div { grid-column: auto; }
+  article, article.pair { grid-template-columns: minmax(0, 1fr); } img { max-width: 26rem; }
   body { padding-top: 1.5rem; } table { font-size: 0.75rem; } td { padding: 1px 0.35em; border-right-width: 2px; } }
 @media print { .steps { max-height: none; overflow: visible; } }
 """

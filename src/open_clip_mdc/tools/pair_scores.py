@@ -15,7 +15,7 @@ from ..pretrained import PretrainedCaptioner
 from ..scoring import log_likelihood
 from ..tokens import CAPTION_SEPARATOR, caption_lengths, not_whole
 from .bulk import Unit
-from .common import blind_image, load_captioner
+from .common import load_captioner, prior_image
 from .shard_table import check_out, write_shard
 
 SCORES = ("score", "blind", "debiased")
@@ -28,7 +28,7 @@ def captions_of(text: str | None) -> list[str]:
     return [" ".join(caption.split()) for caption in (text or "").split(CAPTION_SEPARATOR) if caption.strip()]
 
 
-def score_columns(loaded: PretrainedCaptioner, blind: torch.Tensor, alpha: float, batch: Batch) -> dict:
+def score_columns(loaded: PretrainedCaptioner, blind: torch.Tensor | None, alpha: float, batch: Batch) -> dict:
     """A row for each caption of each image; columns of SCHEMA."""
     model, tokenizer = loaded.model, loaded.tokenizer
     captions = [captions_of(text) for text in batch.texts]
@@ -41,12 +41,13 @@ def score_columns(loaded: PretrainedCaptioner, blind: torch.Tensor, alpha: float
         text = text.view(len(some), most, -1).to(loaded.device)
         with loaded.autocast():
             score = log_likelihood(model, batch.image[some], text).cpu()
-            prior = log_likelihood(model, None, text, blind=blind).cpu()
+            prior = log_likelihood(model, None, text, blind=blind).cpu() if blind is not None else None
         count = caption_lengths(text, model.vocab_size).cpu() - 1
-        values = torch.stack((score, prior, score - alpha * prior), -1).tolist()
+        values = score[..., None].tolist() if prior is None else torch.stack(
+            (score, prior, score - alpha * prior), -1).tolist()
         for row, i in enumerate(some):
             for c, caption in enumerate(fits[i]):
-                found[i, caption] = (*values[row][c], int(count[row, c]))
+                found[i, caption] = (*values[row][c], *[None] * (3 - len(values[row][c])), int(count[row, c]))
     rows = [(key, caption, *found.get((i, caption), (None,) * 4))
             for i, (key, own) in enumerate(zip(batch.names, captions, strict=True)) for caption in own]
     return {name: [row[place] for row in rows] for place, name in enumerate(SCHEMA.names)}
@@ -55,7 +56,7 @@ def score_columns(loaded: PretrainedCaptioner, blind: torch.Tensor, alpha: float
 def worker(args: argparse.Namespace, units: list[Unit], number: int):
     """The function of a worker (engine.py)."""
     loaded = load_captioner(args, number)
-    blind, images = blind_image(loaded, units, args, BLIND_IMAGES)
+    blind, images = prior_image(loaded, units, args, BLIND_IMAGES, say=number == 0)
     settings = {"tool": "score", "model": fingerprint(loaded.model), "precision": loaded.precision,
                 "alpha": args.alpha, "blind": images}
     check_out(args.out, settings)

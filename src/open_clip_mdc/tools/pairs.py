@@ -7,7 +7,7 @@ OUT/SHARD.parquet (of a CSV file OUT/NAME-00000.parquet, ... for every 10,000 ro
 score = log p(c | i), blind = log p(c), debiased = score - alpha * blind, in nats, and num_tokens, the tokens that these
 are sums over. A caption that the tokenizer would cut, being longer than the context, has no score. --top keeps that
 share of the scored captions, those with the highest debiased score, and writes shards of them; an image with several
-kept captions keeps them all.
+kept captions keeps them all. With --plain, or of fewer than 32 images, blind and debiased are null.
 
 Place in the paper: Eq. 7 and the heuristic of Sec. 4.2. Dimensions: B images, C captions, L positions.
 """
@@ -31,6 +31,9 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("--top and --out-shards are for --pairs")
     if not args.pairs and Path(args.out).suffix not in (".csv", ".jsonl"):
         raise ValueError(f"--out {args.out} should end in .csv or .jsonl")
+    if args.plain and (args.blind_images or args.top is not None or args.alpha != 1):
+        raise ValueError("--plain leaves the blind and the debiased score out, which --blind-images, --alpha and --top "
+                         "are about")
     check_engine(args)
 
 

@@ -27,8 +27,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from tqdm import tqdm
-
 from ..data.files import new_folder, parse_json, write_json
 from ..data.images import stored, without_image
 from ..data.shards import (
@@ -40,6 +38,7 @@ from ..data.shards import (
     shard_pattern,
     tar_writer,
 )
+from ..progress import progress_bar
 from ..tokens import CAPTION_SEPARATOR
 from . import cub, recap
 
@@ -96,7 +95,7 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
 
 def read_files(rows: list[tuple[Path, list]], left_out: list[LeftOut]) -> Iterator[Sample]:
     """Reads the images one after the other; what cannot be read goes to `left_out`."""
-    for path, captions in tqdm(rows, unit="image"):
+    for path, captions in progress_bar(rows, "prepare"):
         try:
             image = path.read_bytes()
         except (OSError, ValueError) as problem:  # ValueError: no file can have this name
@@ -107,7 +106,7 @@ def read_files(rows: list[tuple[Path, list]], left_out: list[LeftOut]) -> Iterat
 
 def read_shards(shards: list[str], captions_key: str) -> Iterator[Sample]:
     """Streams shards of KEY.jpg and KEY.json, whose `captions_key` holds the captions."""
-    for shard in tqdm(shards, unit="shard"):
+    for shard in progress_bar(shards, "prepare", "shard"):
         for sample in read_samples(shard):
             suffix, metadata = image_member(sample), read_metadata(sample)
             name = str(metadata.get("filename", f"{sample['__key__']}.{suffix}" if suffix else without_image(sample)))

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
-from tqdm import tqdm
-
 from ..data.files import write_json
 from ..data.shards import (
     find_shards,
@@ -30,6 +28,7 @@ from ..data.shards import (
     stats_file,
     write_sizes,
 )
+from ..progress import progress_bar
 from .engine import make_each
 
 
@@ -93,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
     sources = random.Random(args.seed).sample(sources, len(sources))
     targets = [out / f"{number:05d}.tar" for number in range(len(sources))]
     done: list[dict] = []
-    with tqdm(total=args.pairs, unit="pair") as bar:
+    with progress_bar(total=args.pairs, what="recap", unit="pair") as bar:
         while len(done) < len(sources) and sum(stats["pairs"] for stats in done) < args.pairs:
             missing, most = args.pairs - sum(counts := [stats["pairs"] for stats in done]), max([1, *counts])
             some = slice(len(done), len(done) + max(args.jobs or 1, missing // most if done else 0))

@@ -18,12 +18,11 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from tqdm import tqdm
-
 from ..data import plain_world, rich_world
 from ..data.drawing import encode_png, render
 from ..data.files import new_folder
 from ..data.shards import tar_writer
+from ..progress import progress_bar
 from .engine import process_pool
 
 World = plain_world.World | rich_world.World
@@ -163,7 +162,7 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
     total = num_train + num_val + 2 * num_probe * len(drawing.PROBES) + num_pairs
     total += num_val + len(SHOTS) * SHOTS[-1] if without else 0
     lacks = {"concept": False} if without else {}
-    with new_folder(out) as folder, tqdm(total=total, desc="scenes", unit="scene") as bar:
+    with new_folder(out) as folder, progress_bar(total=total, what="scenes", unit="scene") as bar:
         parts = [*_captioned(folder, "train", world, num_train, train_shards(world, num_train), **lacks),
                  *_captioned(folder, "val", world, num_val, 1, **lacks)]
         if without:

@@ -22,7 +22,6 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
-from tqdm import tqdm
 
 from .. import checkpoints, configs
 from ..data.files import new_file, write_json
@@ -34,6 +33,7 @@ from ..model import Captioner
 from ..objective import CaptionLoss, systematic
 from ..packing import pack
 from ..pretrained import default_device
+from ..progress import progress_bar
 from .common import need_folder
 from .gradient_noise import GROUPS, MIDDLES, Measurement, interval_scores, log_ratio_error, measure, moments, weights
 
@@ -110,7 +110,7 @@ def train(model: Captioner, data: Iterator[tuple[Tensor, Tensor]], steps: int, l
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     caption_loss = CaptionLoss()
     model.train()
-    progress = tqdm(islice(data, steps), total=steps, desc="training", unit="step")
+    progress = progress_bar(islice(data, steps), "training", "step", total=steps)
     for image, text in progress:
         corrupted = model.objective.bound(text, model.vocab_size, systematic(len(text), rng.random()), generator)
         out = model(image, pack(text, corrupted, model.vocab_size).to(image.device))

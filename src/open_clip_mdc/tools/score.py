@@ -7,6 +7,7 @@
 Every caption of the file (one a line) is scored for every image. Columns: image, caption, score = log p(c | i),
 blind = log p(c), debiased = score - alpha * blind, and tokens: the per-token log-likelihoods in reading order, with the
 step at which the heuristic revealed each. The blind score sees the mean of many images: --blind-images, or all given.
+With --plain, or of fewer than 32 images, blind and debiased are left out.
 
 Place in the paper: Eq. 7 and the heuristic of Sec. 4.2. Dimensions: B images, C captions, L positions, P patches,
 D image width.
@@ -17,16 +18,17 @@ import json
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from ..data.files import new_file
 from ..data.images import Images
 from ..data.paths import find_images
+from ..messages import plural
 from ..model import Captioner
+from ..progress import progress_bar
 from ..scoring import log_likelihood
 from ..tokens import decode_captions, target_tokens, tokenize_whole
 from . import pairs
-from .common import blind_image, complain, load_captioner, need_folder
+from .common import complain, load_captioner, need_folder, prior_image
 
 
 def read_captions(path: str) -> list[str]:
@@ -43,13 +45,13 @@ def read_captions(path: str) -> list[str]:
 
 
 def score_pairs(model: Captioner, image: torch.Tensor, captions: list[str], text: torch.Tensor, tokenizer,
-                prior: list[float], alpha: float) -> list[list[dict]]:
+                prior: list[float] | None, alpha: float) -> list[list[dict]]:
     """Columns for each of B images and each of C captions.
 
     Args:
         image: [B, 3, height, width].
         text: the captions' ids, [C, L].
-        prior: the captions' blind scores.
+        prior: the captions' blind scores, None to leave them out.
     """
     scores = log_likelihood(model, image, text.expand(len(image), -1, -1), return_details=True)
     target = target_tokens(text, model.vocab_size)
@@ -63,7 +65,8 @@ def score_pairs(model: Captioner, image: torch.Tensor, captions: list[str], text
             words = decode_captions(text[c, places][:, None], tokenizer)
             score = float(scores.log_likelihood[i, c])
             rows[-1].append({
-                "caption": caption, "score": score, "blind": prior[c], "debiased": score - alpha * prior[c],
+                "caption": caption, "score": score,
+                **({} if prior is None else {"blind": prior[c], "debiased": score - alpha * prior[c]}),
                 "tokens": [{"token": word or "<end>", "log_likelihood": likelihoods[p], "step": order[p]}
                            for p, word in zip(places, words, strict=True)]})
     return rows
@@ -85,18 +88,20 @@ def run(args: argparse.Namespace) -> None:
     loaded = load_captioner(args)
     model = loaded.model
     text = tokenize_whole(captions, loaded.tokenizer, model.context_length).to(loaded.device)
-    blind, _ = blind_image(loaded, paths, args)
+    blind, _ = prior_image(loaded, paths, args)
     with loaded.autocast():
-        prior = log_likelihood(model, None, text[None], blind=blind)[0].tolist()
+        prior = None if blind is None else log_likelihood(model, None, text[None], blind=blind)[0].tolist()
     count, skipped = 0, []
-    with new_file(out) as partial, partial.open(
+    with progress_bar(total=len(paths), what="scores") as bar, new_file(out) as partial, partial.open(
             "w", encoding="utf-8", errors="backslashreplace", newline="") as file:  # names of files are any bytes
-        writer = csv.DictWriter(file, ["image", "caption", "score", "blind", "debiased", "tokens"])
+        columns = ["image", "caption", "score", *(() if prior is None else ("blind", "debiased")), "tokens"]
+        writer = csv.DictWriter(file, columns)
         if out.suffix == ".csv":
             writer.writeheader()
         images = Images(paths, loaded.to_bytes, args.batch_size)
-        for batch in tqdm(images.loader(args.workers), desc="scores", unit="batch"):
+        for batch in images.loader(args.workers):
             skipped += batch.problems
+            bar.update(len(batch.names) + len(batch.problems))
             if not batch.new:
                 continue
             with loaded.autocast():
@@ -109,5 +114,5 @@ def run(args: argparse.Namespace) -> None:
                         writer.writerow({"image": name, **row, "tokens": json.dumps(row["tokens"])})
                     else:
                         file.write(json.dumps({"image": name, **row}) + "\n")
-    print(f"{count} images x {len(captions)} captions: {out}")
+    print(f"{plural(count, 'image')} x {plural(len(captions), 'caption')}: {out}")
     complain(skipped)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from ..data.images import Batch, Images
 from ..data.tables import key_of, write_table
 from ..pretrained import PretrainedCaptioner
-from .bulk import Unit, check_settings, files_of, source_of
+from .bulk import READ, Unit, check_settings, files_of, source_of
 from .common import SHOWN
 
 
@@ -42,6 +42,8 @@ def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argpa
                 raise ValueError(batch.damaged[0])
             stats["images"] += len(batch.names)
             stats["broken"] += len(batch.problems)
+            with READ.get_lock():
+                READ.value += len(batch.names)
             skipped += batch.problems[:SHOWN - len(skipped)]
             if batch.names:
                 keys = [key_of(name.removeprefix(f"{shard}::").removeprefix(f"{shard}/")) for name in batch.names]

@@ -24,13 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.utils import save_image
-from tqdm import tqdm
 
 from ..data.files import new_file
 from ..data.images import Images
 from ..data.shards import find_shards
 from ..integration import register
 from ..pretrained import default_device
+from ..progress import progress_bar
 from ..vq import PREFIX, VQ, VQTower, make_decoder
 from . import taming
 from .common import need_folder
@@ -111,7 +111,7 @@ def fit(visual: VQTower, decoder: nn.Module, data: Iterator[Tensor], steps: int,
     rise = 0.1 if steps != 10 else 0.11  # OneCycleLR cannot rise in one step exactly, 0.1 * 10
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=rise)
     uses = torch.zeros(codes, device=device)
-    progress = tqdm(range(steps), desc="vq", unit="step")
+    progress = progress_bar(range(steps), "vq", "step")
     for step in progress:
         if step == plain:
             start_codebook(visual, codebook, data, seed)

@@ -1,0 +1,36 @@
+"""How far a long work is: a bar on a terminal, elsewhere, as in a log file, a line now and then.
+
+Imported where the work begins: tqdm takes its time.
+"""
+import sys
+import time
+from collections.abc import Iterable
+
+from tqdm import tqdm
+
+EVERY = 60.0  # seconds from line to line
+FORMAT = "{desc}: {n_fmt} of {total_fmt}{unit}, {elapsed} gone, {remaining} to go, {rate_fmt}{postfix}"
+
+
+class Lines:
+    """The file that tqdm writes to where there is no terminal: short work says nothing, long work a line a minute."""
+
+    def __init__(self):
+        self.said = time.monotonic()
+
+    def write(self, text: str) -> None:
+        if text.strip() and time.monotonic() - self.said >= EVERY:
+            self.said = time.monotonic()
+            print(text.strip(), file=sys.stderr, flush=True)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+
+def progress_bar(items: Iterable | None = None, what: str = "", unit: str = "image", **options) -> tqdm:
+    """Return tqdm of items, or of a total that is told by `update`; `unit` is one of them, options are tqdm's."""
+    plural = "" if options.get("unit_scale") else "es" if unit == "batch" else "s"
+    options |= {"desc": what, "unit": " " * bool(plural) + unit + plural}
+    if not sys.stderr.isatty():
+        options |= {"file": Lines(), "mininterval": EVERY, "maxinterval": EVERY, "bar_format": FORMAT}
+    return tqdm(items, **options)
