@@ -10,7 +10,7 @@ A line is {"image": path or shard::key, "caption": text, "tokens": [{"token", "s
 reading order. A token that ends a word ends in a space; step is the one that revealed it, from 0, and log_prob what the
 model gave it then (nats); both are null for a token of --text. Where the model itself chose to end the caption, the
 last token is "<end>". With --clip a line says by "clip_texts" how many captions CLIP read for this one. Unreadable
-images are skipped, listed at the end, and make the exit status 1.
+images are skipped, the first are named at the end, and make the exit status 1.
 
 Place in the paper: decoding, Eq. 6 and Sec. 3.2. Dimensions: B images, L positions.
 """
