@@ -115,6 +115,19 @@ def test_images_held_out_are_not_trained_on(scenes, batch_size):
         assert seen == expected
 
 
+def test_workers_change_no_image_that_is_trained_on(scenes):
+    """Though the images are cut at random, and the shards come in random order."""
+    _, transform, _ = vq.tower("MCD-VQ-ViT-Ti-8")
+    shards, seen = [f"{scenes}/val/00000.tar", f"{scenes}/train/00000.tar"], []
+    for workers in (0, 3):
+        torch.manual_seed(0)
+        random.seed(0)
+        args = Namespace(batch_size=30, workers=workers, train_data="")
+        batches = vq.training_batches(shards, transform, args, set())
+        seen.append([next(batches) for _ in range(2)])
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+
+
 def test_too_few_images_are_refused(scenes, tmp_path, monkeypatch):
     monkeypatch.setattr(vq, "HELD_OUT", 64)
     command = ["vq", "fit", "--model", "MCD-VQ-ViT-Ti-8", "--train-data", str(scenes / "val" / "00000.tar"), "--out",

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
@@ -170,7 +171,7 @@ class Images(IterableDataset):
 
     def __init__(self, paths: list[Path | CsvRows], transform: Callable, batch_size: int, limit: int | None = None,
                  known: Container[str] = (), thumbnail: Callable[[Image.Image], str] | None = None,
-                 other_transform: Callable | None = None):
+                 other_transform: Callable | None = None, seed: int | None = None):
         """
         Args:
             transform: of the model, from an RGB image to [3, H, W], or but for its last steps (`to_bytes`).
@@ -178,9 +179,10 @@ class Images(IterableDataset):
             known: names of images that are not needed any more; they are not opened, unless for a thumbnail.
             thumbnail: makes the small image for a page.
             other_transform: of a second model that looks at the same images.
+            seed: of a transform that draws: by it and a batch's number, not by the worker that decodes the batch.
         """
         self.paths, self.transform, self.batch_size, self.limit = paths, transform, batch_size, limit
-        self.known, self.thumbnail, self.other_transform = known, thumbnail, other_transform
+        self.known, self.thumbnail, self.other_transform, self.seed = known, thumbnail, other_transform, seed
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
@@ -188,7 +190,11 @@ class Images(IterableDataset):
         images = islice(read_images(self.paths), self.limit)
         for number, rows in enumerate(iter(lambda: list(islice(images, self.batch_size)), [])):
             if number % step == first:
-                yield self.decode(rows)
+                with torch.random.fork_rng(devices=[], enabled=self.seed is not None):
+                    if self.seed is not None:
+                        torch.manual_seed(int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0]))
+                    batch = self.decode(rows)
+                yield batch
 
     def decode(self, rows: list[Source]) -> Batch:
         """A batch of which some are known is done again as a whole: what is drawn for an image depends on all of it."""

@@ -78,7 +78,8 @@ def training_batches(shards: list[str], transform, args: argparse.Namespace, hel
     """
     while True:
         count = 0
-        for names, image in read_images(random.sample(shards, len(shards)), transform, args):
+        seed = int(torch.randint(2 ** 31, ()))
+        for names, image in read_images(random.sample(shards, len(shards)), transform, args, seed=seed):
             image = image[[name not in held_out for name in names]]
             if len(image):
                 count += len(image)
