@@ -277,7 +277,8 @@ def load_model(args: Namespace) -> tuple:
     if args.skip_load:
         raise ValueError("--skip_load finds no features here, which are kept by the model's content: leave it out")
     if is_captioner(args.model):
-        return checkpoints.load(args.pretrained, None if ":" in args.model else args.model, device=args.device)
+        return checkpoints.load(args.pretrained, None if ":" in args.model else args.model, device=args.device,
+                                captioner=True)
     named = args.model_type == "open_clip"
     if named and ":" not in args.model and open_clip.get_model_config(args.model) is None:
         close = close_names(args.model, open_clip.list_models())

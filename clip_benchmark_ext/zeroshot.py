@@ -69,7 +69,7 @@ def cosine_logits(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Cal
                   load_clfs: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Logits [N, K] of a CLIP model and targets [N], by clip_benchmark's functions, with its files of classifiers."""
     if load_clfs:
-        parts = [read_classifier(path) for path in load_clfs]
+        parts = [read_classifier(path, len(classnames)) for path in load_clfs]
         classifier = sum(part / len(parts) for part in parts).to(device)
     else:
         classifier = upstream.zero_shot_classifier(model, tokenizer, classnames, templates, device, amp=amp)
@@ -78,11 +78,11 @@ def cosine_logits(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Cal
     return upstream.run_classification(model, classifier, dataloader, device, amp=amp)
 
 
-def read_classifier(path: str) -> Tensor:
+def read_classifier(path: str, classes: int) -> Tensor:
     """Return the [D, K] that --save_clf wrote. Raises ValueError if the file holds anything else."""
     content = weights.read(Path(path))
-    if not isinstance(content, Tensor) or content.ndim != 2:
-        raise ValueError(f"--load_clfs {path} holds no classifier, as --save_clf writes it")
+    if not isinstance(content, Tensor) or content.ndim != 2 or content.shape[1] != classes:
+        raise ValueError(f"--load_clfs {path} holds no classifier of {classes} classes, as --save_clf writes it")
     weights.check_finite(content, Path(path))
     return content
 

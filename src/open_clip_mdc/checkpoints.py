@@ -16,7 +16,7 @@ import torch
 
 from .integration import is_captioner, register
 from .messages import close_names
-from .weights import Misfit, hash_tensor, stored_epoch
+from .weights import Misfit, hash_tensor, is_vq, stored_epoch, tensors
 
 # What params.txt holds that decides how the model and its preprocessing are made (create_model_and_transforms).
 MODEL_ARGS = ("force_quick_gelu", "force_custom_text", "force_image_size", "force_context_length", "image_mean",
@@ -46,7 +46,7 @@ def latest_checkpoint(folder: Path) -> Path:
     Raises:
         FileNotFoundError: there is none.
     """
-    found = sorted(folder.glob("epoch_*.pt"))
+    found = sorted(filter(Path.is_file, folder.glob("epoch_*.pt")))
     if not found:
         raise FileNotFoundError(f"{folder} has no epoch_*.pt: give a checkpoint file or a run of open_clip_train")
     return _latest(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in found))
@@ -195,7 +195,10 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
         if later:
             open_clip.load_checkpoint(model, weights)
         tokenizer = open_clip.get_tokenizer(name, context_length=args.get("force_context_length"), cache_dir=cache_dir)
-    except (RuntimeError, KeyError, AttributeError, TypeError, AssertionError, OSError, ValueError) as problem:
+        if captioner and weights and open_clip.get_model_config(name).get("vq_cfg") and is_vq(tensors(Path(weights))):
+            raise ValueError(f"{weights} is a frozen VQ-VAE alone: train a captioner with --pretrained {weights} first")
+    except (RuntimeError, LookupError, AttributeError, TypeError, AssertionError, OSError, ValueError, ArithmeticError,
+            MemoryError) as problem:  # a config may hold any value
         if name.startswith("hf-hub:") and weights is None:
             raise ValueError(f"{name} cannot be had from the Hugging Face hub: {first_lines(problem)}") from problem
         if isinstance(problem, ValueError) or isinstance(problem, OSError) and weights is None:

@@ -56,8 +56,13 @@ def find_model_problem(args) -> str | None:
     if args.pretrained and args.model.startswith(("local-dir:", "hf-hub:")):
         return f"--pretrained {args.pretrained}: --model {args.model} names its own weights: leave one of them out"
     check_folder(args.model)
-    if args.pretrained and os.path.isfile(args.pretrained):
-        weights.check(Path(args.pretrained))
+    for flag in ("pretrained", "resume"):
+        path = getattr(args, flag)
+        if path and os.path.isfile(path):
+            try:
+                weights.check(Path(path))
+            except ValueError as problem:
+                return f"--{flag}: {problem}"
     if args.resume and args.resume != "latest" and "://" not in args.resume and not os.path.isfile(args.resume):
         return f"--resume {args.resume} is no file: give a checkpoint or 'latest'"
     return None

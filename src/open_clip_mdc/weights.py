@@ -57,7 +57,7 @@ def check(path: Path) -> str:
         start = file.read(512)
     if start[:2] == b"PK":
         return _check_zip(path)
-    if start[8:9] == b"{":
+    if start[8:9] == b"{" and 0 in start[:8]:  # the header's size, which is no text
         _open_safetensors(path)
         return "safetensors"
     if start[:1] == b"\x80":
@@ -106,7 +106,8 @@ def read(path: Path) -> object:
         raise ValueError(f"{path} is no checkpoint of PyTorch: it is a NumPy archive")
     if kind == "safetensors":
         tensors = load_file(path)
-        if _open_safetensors(path).get(DIGEST, digest(tensors)) != digest(tensors):
+        expected = _open_safetensors(path).get(DIGEST)
+        if expected is not None and expected != digest(tensors):
             raise ValueError(f"{path} is damaged (the checksum in its header is wrong): copy or make it again")
         return tensors
     with path.open("rb") as file:  # of a path, torch.load would look at the name
@@ -164,7 +165,8 @@ def state_dict(content: object, path: Path) -> dict[str, Tensor]:
         raise Misfit(f"it holds a {type(content).__name__}, not tensors by name")
     found = bare_names({name: x for name, x in content.items() if isinstance(x, Tensor)})
     if not found:
-        raise Misfit("it holds the state of an optimizer alone" if "param_groups" in content else "it holds no tensor")
+        of_optimizer = {"param_groups", "optimizer"} & content.keys()
+        raise Misfit("it holds the state of an optimizer alone" if of_optimizer else "it holds no tensor")
     check_finite(found, path)
     return found
 
@@ -221,6 +223,11 @@ def kind(names: Mapping[str, Tensor]) -> str:
                 never and any(re.search(never, name) for name in names)):
             return what
     return "an unknown network"
+
+
+def is_vq(names: Mapping[str, Tensor]) -> bool:
+    """Return whether weights are those of a frozen VQ-VAE alone, as `open_clip_mdc vq` writes them."""
+    return kind(names) == KINDS[0][0]
 
 
 def misfit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Misfit:

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from training import equal
 
 import open_clip_mdc
+from clip_benchmark_ext import run as benchmark
 from clip_benchmark_ext.zeroshot import read_classifier
 from open_clip_mdc import checkpoints, clip_guidance, hooks, train, weights
 from open_clip_mdc.tools import taming
@@ -66,7 +68,7 @@ READERS = {  # every way in
     "--pretrained": lambda path: open_clip.create_model(MODEL, str(path)),
     "--resume": lambda path: hooks.pt_load(None)(str(path), "cpu"),
     "--clip": lambda path: clip_guidance.load("ViT-Ti-8", str(path)),
-    "--load_clfs": lambda path: read_classifier(str(path)),
+    "--load_clfs": lambda path: read_classifier(str(path), 4),
     "vq import": lambda path: taming.read_tensors(str(path)),
 }
 
@@ -197,6 +199,7 @@ def test_what_a_file_is_of_is_said(state, clip_state, tmp_path):
         "an image tower of timm: give": (MODEL, {"patch_embed.proj.bias": torch.ones(2), "blocks.0.a": torch.ones(2)}),
         "a CLIP model of transformers: give": (MODEL, {"vision_model.a": torch.ones(2), "text_model.b": torch.ones(2)}),
         "the state of an optimizer alone": (MODEL, {"state": {}, "param_groups": []}),
+        "it holds the state of an optimizer alone": (MODEL, {"epoch": 3, "optimizer": {"state": {}}}),
         "its names begin with class_embedding, positional_embedding and": (MODEL, timm_names),
         "its names begin with wrong.name, those of a captioner here with": (MODEL, {"wrong.name": torch.ones(2)}),
         "it lacks text.output.weight; ": (MODEL, {k: v for k, v in state.items() if k != "text.output.weight"}),
@@ -265,6 +268,32 @@ def test_an_export_without_its_weights_is_refused_everywhere(tmp_path, monkeypat
         clip_guidance.load("local-dir:e")
     assert "has no weights" in train.find_problem(train.parse(["--model", "local-dir:e", "--precision", "fp32"]))
     assert not Path("f").exists()
+    clip = {"model_cfg": open_clip.get_model_config("ViT-Ti-8"), "preprocess_cfg": {}}
+    for config in (None, clip):  # a captioner's, a CLIP model's
+        if config:
+            (e / "open_clip_config.json").write_text(json.dumps(config))
+        args = Namespace(skip_load=False, model="local-dir:e", pretrained="local-dir:e", device="cpu",
+                         model_type="open_clip", model_cache_dir=None)
+        with pytest.raises(FileNotFoundError, match="has no weights"):
+            benchmark.load_model(args)
+
+
+def test_a_vq_vae_alone_is_no_captioner(tmp_path):
+    """It trains one; a tool would run a decoder at random."""
+    pytest.importorskip("diffusers")
+    vq = {k: v for k, v in open_clip.create_model("MCD-VQ-ViT-Ti-8").state_dict().items() if k.startswith("visual.vq.")}
+    torch.save({"state_dict": vq}, tmp_path / "vq.pt")
+    with pytest.raises(ValueError, match="vq.pt is a frozen VQ-VAE alone: train a captioner with --pretrained"):
+        open_clip_mdc.load(tmp_path / "vq.pt", "MCD-VQ-ViT-Ti-8", "cpu")
+    with pytest.raises(ValueError, match="it is of a frozen VQ-VAE of open_clip_mdc vq: give the checkpoint of a capt"):
+        open_clip_mdc.load(tmp_path / "vq.pt", MODEL, "cpu")
+
+
+def test_a_classifier_of_other_classes_is_refused(tmp_path):
+    torch.save(torch.ones(8, 4), tmp_path / "c.pt")
+    assert read_classifier(str(tmp_path / "c.pt"), 4).shape == (8, 4)
+    with pytest.raises(ValueError, match="--load_clfs .*c.pt holds no classifier of 5 classes"):
+        read_classifier(str(tmp_path / "c.pt"), 5)
 
 
 def test_names_in_files_lead_nowhere_else(tmp_path, monkeypatch):

@@ -70,7 +70,7 @@ def training_flags(weights: str | None) -> dict[str, str]:
     if weights is None or not params.is_file():
         return {}
     values = read_params(params)
-    usual = {name: str(value) for name, value in vars(parse_args(["--model", values["model"]])).items()}
+    usual = {name: str(value) for name, value in vars(parse_args(["--model", values.get("model", "ViT-B-32")])).items()}
     changed = {name: value for name, value in values.items()
             if value != usual.get(name, "None") and name not in NOT_TOLD}
     return {name: (data_name if name in DATA else place_name)(value) for name, value in changed.items()}
