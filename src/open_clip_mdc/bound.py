@@ -113,7 +113,7 @@ def bound(
         captions = text[torch.from_numpy(rows).to(text.device), :n + 1]
         values, tokens = bound_of_draws(network, captions, noise, process, max_tokens)
         draws = Draws(noise.masked, noise.step - 1, np.arange(num_samples), np.full(steps, np.inf))
-        score[rows], error[rows], _ = estimate(-values / n - prior, draws)
+        score[rows], error[rows] = estimate(-values / n - prior, draws)
         per_token[rows, 1:n + 1] = -tokens - prior
 
     def to_tensor(x: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -42,7 +42,7 @@ def test_monte_carlo_with_a_budget_for_every_mask_is_eq_8_exactly(mdc, num_token
 
 
 def estimates(values, num_samples, seeds, interval=None):
-    """Score, standard error and its degrees of freedom for many seeds, [seeds, 3], from the values of all masks."""
+    """Score and standard error for many seeds, [seeds, 2], from the values of all masks."""
     found = []
     for seed in range(seeds):
         draws = monte_carlo.draw_masks(max(map(len, values)), num_samples, seed, interval)
@@ -65,13 +65,11 @@ def test_monte_carlo_is_unbiased_at_every_number_of_draws(six_tokens, num_sample
 
 @pytest.mark.parametrize("num_samples", [2, 4, 6, 9, 12, 15, 24, 36])
 def test_the_standard_error_is_honest(six_tokens, num_samples):
-    score, error, freedom = estimates(six_tokens, num_samples, seeds=1500).T
+    score, error = estimates(six_tokens, num_samples, seeds=1500).T
     stated, true = math.sqrt((error ** 2).mean()), math.sqrt(((score - eq_8(six_tokens)) ** 2).mean())
     assert stated > 0.93 * true  # 1500 seeds tell a standard deviation to about 2 %
     if num_samples >= 12:  # two draws of each count
         assert stated < 1.07 * true
-    covered = np.abs(score - eq_8(six_tokens)) < stdtrit(np.minimum(freedom, 1e6), 0.975) * error
-    assert covered.mean() > 0.92
 
 
 def test_the_standard_error_is_honest_where_masks_are_too_many_to_run_out():
@@ -81,9 +79,9 @@ def test_the_standard_error_is_honest_where_masks_are_too_many_to_run_out():
         noise = np.random.default_rng([seed, 1]).normal(scale=5, size=len(draws.stratum))
         noise[np.isfinite(draws.population[draws.stratum])] = 0  # they would need noise that is the mask's own
         trend = draws.hidden.sum(1)
-        found, error, freedom = monte_carlo.estimate((trend + noise)[None], draws)
+        found, error = monte_carlo.estimate((trend + noise)[None], draws)
         score.append(found[0])
-        covered.append(abs(found[0] - 40 * 20.5) < stdtrit(freedom[0], 0.975) * error[0])
+        covered.append(abs(found[0] - 40 * 20.5) < stdtrit(len(trend) - 40, 0.975) * error[0])
     assert np.mean(score) == pytest.approx(40 * 20.5, abs=4 * np.std(score) / math.sqrt(500))
     assert 0.91 < np.mean(covered) < 0.98  # 0.95 within 4 standard deviations of 500 coin tosses
 
@@ -143,13 +141,13 @@ def test_masks_of_different_lengths_are_independent():
     assert abs(np.corrcoef(np.array(counts).T)[0, 1]) < 4 / math.sqrt(300)
 
 
-def test_early_stopping_decides_as_all_draws_do_with_a_fifth_of_them(mdc):
+def test_a_race_that_is_not_stopped_has_the_scores_of_all_draws(mdc):
     image, text = images(20), random_captions(40, [7]).view(20, 2, 12)
     full = scoring.log_likelihood(mdc, image, text, "monte_carlo", 512, return_details=True)
     early = scoring.log_likelihood(mdc, image, text, "monte_carlo", 512, stop_confidence=0.999, return_details=True)
     assert (full.log_likelihood.argmax(1) == early.log_likelihood.argmax(1)).all()
-    assert early.draws.sum() * 5 < 512 * 40
     unstopped = (early.draws == full.draws).all(1)
+    assert unstopped.any() and not unstopped.all()
     assert torch.equal(early.log_likelihood[unstopped], full.log_likelihood[unstopped])
 
 
@@ -158,8 +156,7 @@ def test_early_stopping_drops_the_hopeless_and_goes_on_with_the_others(mdc):
     full = scoring.log_likelihood(mdc, image, text, "monte_carlo", 256, return_details=True)
     early = scoring.log_likelihood(mdc, image, text, "monte_carlo", 256, stop_confidence=0.99, return_details=True)
     assert full.log_likelihood.argmax() == early.log_likelihood.argmax()
-    leader = early.log_likelihood.argmax()
-    assert early.draws[0, leader] == early.draws.max() > early.draws.median()
+    assert early.draws.sum() < 0.8 * full.draws.sum()
     error = (early.standard_error ** 2 + full.standard_error ** 2).sqrt()
     assert ((early.log_likelihood - full.log_likelihood).abs() < 8 * error + 1e-4).all()
 
@@ -176,7 +173,7 @@ def test_the_winner_of_the_race_has_the_highest_score(lengths):
     # A mask moves the scores of all captions by much more than captions differ: the first masks may be lucky ones. The
     # first two are hard to tell apart and need more draws than the others, which are clearly worse and drop out early.
     text = torch.tensor([caption(*[word] * n, length=10) for word, n in enumerate(lengths, 1)])
-    offset = torch.tensor([0.0, 0.01, *(4 - 33.5 / n for n in lengths[2:])])  # of a word: 1.5 nats worse, all in all
+    offset = torch.tensor([0.0, 0.01, *(4 - 44 / n for n in lengths[2:])])  # of a word: 12 nats worse, all in all
     early = 0
     for seed in range(40):
         of_mask = torch.from_numpy(np.random.default_rng(seed).uniform(-2, 2, 512))
@@ -200,29 +197,71 @@ def test_the_winner_of_the_race_has_the_highest_score(lengths):
     assert early > 10
 
 
-def test_certainty_is_wrong_no_more_often_than_promised():
-    # Each mask has its own difference between "1 1 ... 1" and "2 2 ... 2": mostly one value, seldom a much larger one,
-    # as with swapped words. They are nearly balanced, so that early looks may well be deceived.
-    stopped = wrong = 0
-    text = torch.tensor([[SOT] + [word] * 8 + [EOT] for word in (1, 2)])
-    codes = np.arange(1, 512)
-    num_hidden = np.array([bin(code).count("1") for code in codes])
-    for seed in range(200):
-        rng = np.random.default_rng(seed)
-        of_mask = rng.exponential(4, 512) * (rng.random(512) < 0.15) - 0.55
+@pytest.mark.parametrize("kind", ["normal", "rare", "lone", "skewed"])
+def test_certainty_is_wrong_no_more_often_than_promised(kind):
+    # Caption c is word c eight times; each mask has a loss of its own for each of them, and the first caption is better
+    # by 1 or 12 nats. Rare: a mask costs 8 nats more with a probability of 4 %; lone: but for the first caption.
+    codes = np.arange(512)
+    num_hidden = np.maximum(1, [code.bit_count() for code in codes])
+    share = (num_hidden - (codes >= 256)) / num_hidden  # of words; EOT, the ninth token, is alike for all
+    wrong, early = 0, {1: [], 12: []}
+    for seed, candidates, behind in itertools.product(range(8), (2, 3, 5, 16), early):
+        rng = np.random.default_rng([seed, candidates])
+        shape = (candidates, 512)
+        values = {"normal": -rng.normal(0, 0.5, shape), "skewed": -rng.lognormal(0, 1, shape)}.get(
+            kind, -8.0 * (rng.random(shape) < 0.04)) - 4
+        values[0] = values[0] if kind != "lone" else -4.3
+        values[1:] -= behind / 8
+        text = torch.tensor([[SOT] + [word] * 8 + [EOT] for word in range(1, candidates + 1)])
 
-        def token_logits(text, asked, of_mask=of_mask):
+        def token_logits(text, asked, values=values):
             code = ((text == MASK)[:, 1:] * 2 ** torch.arange(9)).sum(1)
-            logits = torch.zeros(len(asked), V)
-            logits[:, 2] = torch.from_numpy(of_mask)[code].float()[asked // text.shape[1]]
-            return logits
+            logp = torch.full((len(text), V), -torch.inf)
+            logp[:, 1:1 + len(values)] = torch.from_numpy(values.T)[code].float()
+            logp[:, EOT] = -4
+            logp[:, 0] = (1 - logp.exp().sum(1)).log()  # a word that no caption has takes the rest
+            return logp[asked // text.shape[1]]
 
-        # The last token is EOT for both and says nothing, so a mask of n tokens counts by its share of words.
-        share = (num_hidden - (codes >= 256)) / num_hidden
-        gap = sum((share * of_mask[1:])[num_hidden == n].mean() for n in range(1, 10))
-        found = monte_carlo.monte_carlo(lambda lengths: token_logits, text, V, 256, seed, stop_confidence=0.95)
-        if found.draws.max() < len(monte_carlo.draw_masks(9, 256, seed).hidden):
-            stopped += 1
-            wrong += int(found.log_likelihood.argmax() != int(gap > 0))
-    assert stopped > 20
-    assert wrong / 200 < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)
+        found = monte_carlo.monte_carlo(lambda lengths: token_logits, text, V, 512, seed, stop_confidence=0.999,
+                                        max_tokens=10 ** 6)
+        truth = sum((share * values)[:, num_hidden == n][:, n == 1:].mean(1) for n in range(1, 10))
+        num_draws = len(monte_carlo.draw_masks(9, 512, seed).hidden)
+        wrong += int(found.draws[truth.argmax()] < num_draws and found.log_likelihood.argmax() != truth.argmax())
+        early[behind].append(found.draws.double().mean() / num_draws)
+    assert wrong == 0  # of 64
+    assert np.mean(early[12]) < 0.9 and np.mean(early[12]) < np.mean(early[1])
+
+
+@pytest.mark.parametrize("lengths", [(5, 5), (12, 12), (12, 9), (5, 12)])
+def test_the_mean_wealth_of_bets_on_a_level_race_is_no_more_than_1(lengths):
+    # Losses mostly nothing and seldom much, and equal scores. Markov's inequality then keeps
+    # the promise, whatever the losses' shape.
+    tokens = np.array(lengths)
+    rng = np.random.default_rng(0)
+    of_mask = [-8.0 * (rng.random(2 ** n) < 0.05) for n in lengths]
+    means = [np.mean([v[[c for c in range(1, 2 ** n) if c.bit_count() == k]].mean() for k in range(1, n + 1)])
+             for v, n in zip(of_mask, lengths, strict=True)]
+    target = min(means * tokens)
+    of_mask = [v + (target - n * mean) / n for v, n, mean in zip(of_mask, lengths, means, strict=True)]
+    wealth = []
+    for seed in range(400):
+        draws = [monte_carlo.draw_masks(n, 20 * n, seed) for n in lengths]
+        values = [v[d.hidden @ 2 ** np.arange(n)][:8 * n] for v, d, n in zip(of_mask, draws, lengths, strict=True)]
+        wealth.append(np.exp(monte_carlo.log_evidence(values[0], values[1][None], *draws, worst=9.0)[0]))
+    assert np.mean(wealth) < 1 + 4 * np.std(wealth) / 20 + 1e-6
+    better = [of_mask[0] + 12 / lengths[0], of_mask[1]]
+    values = [v[d.hidden @ 2 ** np.arange(n)] for v, d, n in zip(better, draws, lengths, strict=True)]
+    assert monte_carlo.log_evidence(values[0], values[1][None], *draws, worst=9.0)[0] > math.log(1000)
+
+
+@pytest.mark.parametrize("factor, dropped", [(0.99, 0), (1.01, 4)])
+def test_looks_and_rivals_share_the_error_probability(monkeypatch, factor, dropped):
+    draws = monte_carlo.draw_masks(20, 400)  # 20 of most counts: looks after 4, 8 and 16, and the last, which decides
+    assert draws.repeat[-1] + 1 == 20
+    monkeypatch.setattr(monte_carlo, "log_evidence",
+                        lambda leader, rivals, *args: np.where((rivals == leader).all(1), 0.0, bar))
+    bar = math.log(factor * 4 * 3 / 0.01)
+    values = -np.arange(5.0)[:, None]
+    _, _, used = monte_carlo.race(lambda rows, hidden: values[rows].repeat(len(hidden), 1), np.full(5, 20), {20: draws},
+                                  stop_confidence=0.99)
+    assert (used < len(draws.stratum)).sum() == (5 if dropped else 0)
