@@ -168,13 +168,16 @@ def _layer(visual: nn.Module, image: Tensor, layer: int) -> tuple[Tensor, Tensor
 
 
 def lock(visual: nn.Module, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-    """LiT: freezes the tower but for its last groups, counted as upstream does; region embeddings are learnt still."""
+    """LiT: freezes the tower but for its last groups, as upstream counts those that have weights here.
+
+    Region embeddings are learnt still.
+    """
     if isinstance(visual, RegionTower):
         return lock(visual.tower, unlocked_groups, freeze_bn_stats)
     native = not isinstance(visual, (TimmModel, VQTower))
     if native:
         visual.proj = nn.Parameter(torch.empty(0))  # upstream's last group; a captioner has none
-    visual.lock(unlocked_groups=unlocked_groups, freeze_bn_stats=freeze_bn_stats)
+    visual.lock(unlocked_groups=unlocked_groups + (native and unlocked_groups > 0), freeze_bn_stats=freeze_bn_stats)
     if native:
         visual.proj = None
 

@@ -4,6 +4,7 @@ Each hook takes the upstream object and returns its replacement, which does some
 what reads the training data, seeds the random numbers, reads or writes checkpoints and mends upstream's defects does so
 for every model.
 """
+import argparse
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ from .checkpoints import latest_checkpoint
 from .data.files import new_file
 from .data.images import upright
 from .data.shards import Bounded, as_file, check_size
+from .finite import WatchedLoss, check_weights
 from .integration import is_captioner
 from .loading import Batches, CsvImages, need_batches, read_alike, seed_noise, seed_webdataset, split_normalization
 from .model import Captioner
@@ -114,11 +116,48 @@ def tokenizer_class(upstream):
     return create
 
 
+def parse_args(upstream):
+    """`open_clip_train.main.parse_args`: the flags of upstream and those that it does not have."""
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
+    own.add_argument("--allow-nonfinite-loss", action="store_true",
+                     help="Train on, and save, when a captioner's loss or weights are not finite.")
+
+    @wraps(upstream)
+    def parse(argv):
+        flags, rest = own.parse_known_args(argv)
+        try:
+            args = upstream(rest)
+        except SystemExit as end:
+            if not end.code:
+                own.print_help()
+            raise
+        vars(args).update(vars(flags))
+        return args
+    return parse
+
+
+def setup_logging(upstream):
+    """`open_clip_train.main.setup_logging`: PyTorch's own loggers say what they say by default."""
+    @wraps(upstream)
+    def setup(*args, **kwargs):
+        levels = {name: logging.getLogger(name).level for name in ["torch", *logging.root.manager.loggerDict]
+                  if name.partition(".")[0] == "torch"}
+        upstream(*args, **kwargs)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+    return setup
+
+
+def of_captioner(args) -> bool:
+    """Whether a captioner is trained; who calls upstream's functions may give them no model's name."""
+    return is_captioner(getattr(args, "model", ""))
+
+
 def create_loss(upstream):
     """`open_clip_train.main.create_loss`."""
     @wraps(upstream)
     def create(args):
-        return CaptionLoss() if is_captioner(args.model) else upstream(args)
+        return CaptionLoss() if of_captioner(args) else upstream(args)
     return create
 
 
@@ -136,9 +175,9 @@ def get_wds_dataset(upstream):
             return tokenizer(random.choice(captions) if is_train and len(captions) > 1 else captions[0])
         info = upstream(args, preprocess_img, is_train, epoch=epoch, floor=floor, tokenizer=tokenize)
         read_alike(info)
-        info.dataloader.pipeline[0].pin_memory = args.device.startswith("cuda")
+        info.dataloader.pipeline[0].pin_memory = str(getattr(args, "device", "cpu")).startswith("cuda")
         if is_train:
-            seed_webdataset(info, args.seed, args.rank)
+            seed_webdataset(info, getattr(args, "seed", 0), getattr(args, "rank", 0))
             need_batches(info, args.train_data)
         return info
     return get_dataset
@@ -277,7 +316,8 @@ def get_data(upstream):
         validate = Compose([upright, validate])  # of --imagenet-val, whose images torchvision opens
         data = upstream(args, (train, validate), epoch=epoch, tokenizer=tokenizer)
         if "train" in data:
-            data["train"].dataloader = Batches(data["train"].dataloader, args.device, normalize)
+            device = getattr(args, "device", "cpu")
+            data["train"].dataloader = Batches(data["train"].dataloader, device, normalize)
         return data
     return get
 
@@ -293,19 +333,28 @@ def train_one_epoch(upstream):
 
     A captioner's texts are prepared before they go to the device, once for both passes of --accum-freq. A resumed run
     then repeats what the uninterrupted one would have done: order, augmentation, masks and t.
+
+    Raises:
+        FloatingPointError: a captioner's loss or weights are not finite; on all ranks. Upstream saves after an epoch.
     """
     @wraps(upstream)
     def train(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=None):
-        if is_captioner(args.model):
-            unwrap(model).seed_t(np.random.SeedSequence([args.seed, epoch]))
+        captioner, seed = of_captioner(args), getattr(args, "seed", 0)
+        if captioner:
+            unwrap(model).seed_t(np.random.SeedSequence([seed, epoch]))
             data["train"].dataloader.prepare = unwrap(model).prepare
-        seed_noise(args.seed, epoch, args.rank)
+        seed_noise(seed, epoch, getattr(args, "rank", 0))
+        watched = captioner and not getattr(args, "allow_nonfinite_loss", False)
+        if watched:
+            loss = WatchedLoss(loss, epoch, args)
         # Captions change in length. Where DDP splits a compiled graph, each part is compiled for several of them; older
         # PyTorch fails at it.
-        whole_graphs = args.torchcompile and is_captioner(args.model)
+        whole_graphs = captioner and getattr(args, "torchcompile", False)
         with torch._dynamo.config.patch(optimize_ddp=False) if whole_graphs else nullcontext():
-            return upstream(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args,
-                            tb_writer=tb_writer)
+            upstream(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=tb_writer)
+        if watched:
+            loss.check()
+            check_weights(unwrap(model), epoch)
     return train
 
 
@@ -334,9 +383,9 @@ def evaluate(upstream):
     """`open_clip_train.main.evaluate`: captioners are validated by `validation_metrics`, logged by upstream."""
     @wraps(upstream)
     def evaluate_captioner(model, data, epoch, args, tb_writer=None, tokenizer=None):
-        if args.save_logs and args.train_data:
+        if getattr(args, "save_logs", False) and getattr(args, "train_data", None):
             forget_from(epoch, Path(args.checkpoint_path) / "results.jsonl")
-        if not is_captioner(args.model):
+        if not of_captioner(args):
             return upstream(model, data, epoch, args, tb_writer=tb_writer, tokenizer=tokenizer)
         # Upstream's contrastive validation runs where it finds "val".
         data = {"captions" if name == "val" else name: info for name, info in data.items()}
@@ -357,7 +406,7 @@ def validation_metrics(upstream):
     """
     @wraps(upstream)
     def metrics_of_captions(model, data, epoch, args, tokenizer=None):
-        if not is_captioner(args.model):
+        if not of_captioner(args):
             metrics = upstream(model, data, epoch, args, tokenizer=tokenizer)
             return {**metrics, "epoch": epoch} if metrics else metrics
         due = args.val_frequency and (epoch % args.val_frequency == 0 or epoch == args.epochs)

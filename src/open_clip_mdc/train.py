@@ -7,10 +7,12 @@
 This file registers the captioners, refuses at once what cannot work, and calls `open_clip_train.main.main`.
 """
 import logging
+import math
 import os
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -35,12 +37,42 @@ NOT_FOR_CAPTIONERS = {
     "torchscript": "use --torchcompile",
     "imagenet_val": "use clip_benchmark (linear probe, or zero-shot by likelihood) on the checkpoint",
     "imagenet_v2": "use clip_benchmark (linear probe, or zero-shot by likelihood) on the checkpoint",
+    "use_bnb_linear": "its layers would replace the length head, too; leave it out",
 }
+# What changes nothing in a captioner: flag, value that says nothing, why.
+WITHOUT_EFFECT = [
+    ("local_loss", False, "no features are gathered"),
+    ("gather_with_grad", False, "no features are gathered"),
+    ("loss_dist_impl", None, "no features are gathered"),
+    ("coca_caption_loss_weight", 2.0, "it is CoCa's"),
+    ("coca_contrastive_loss_weight", 1.0, "it is CoCa's"),
+    ("lock_text_unlocked_layers", 0, "the text decoder cannot be locked"),
+    ("lock_text_freeze_layer_norm", False, "the text decoder cannot be locked"),
+    ("lock_image_freeze_bn_stats", False, "a ViT has no BatchNorm"),
+    ("use_bn_sync", False, "a ViT has no BatchNorm"),
+    ("force_custom_text", False, "a captioner has a text decoder of its own"),
+    ("zeroshot_frequency", 2, "there is no zero-shot classification by ImageNet"),
+]
+GREATEST, ABOVE_0 = sys.float_info.max, sys.float_info.min
+# What flags that take numbers may be: in words, the least, the greatest.
+NUMBERS = [
+    ("1 or more", 1, math.inf, ("batch_size", "epochs", "epochs_cooldown", "accum_freq", "log_every_n_steps",
+                                "train_num_samples", "remote_sync_frequency", "force_image_size")),
+    ("0 or more", 0, math.inf, ("workers", "warmup", "save_frequency", "zeroshot_frequency", "val_frequency",
+                                "val_num_samples", "lock_image_unlocked_groups", "lock_text_unlocked_layers")),
+    ("0 or more and finite", 0, GREATEST, ("lr", "wd", "eps", "lr_cooldown_end", "lr_cooldown_power")),
+    ("0 or more and below 1", 0, math.nextafter(1, 0), ("beta1", "beta2", "momentum", "force_patch_dropout")),
+    ("above 0", ABOVE_0, math.inf, ("grad_clip_norm",)),
+    ("3 or more, for SOT, a word and EOT", 3, math.inf, ("force_context_length",)),
+    ("0 to 4294967295", 0, 2**32 - 1, ("seed",)),
+    ("finite", -GREATEST, GREATEST, ("image_mean",)),
+    ("above 0 and finite", ABOVE_0, GREATEST, ("image_std",)),
+]
 
 
 def parse(argv: list[str]):
     """Return the flags by upstream's parser; exits with one line, without the usage of 90 flags."""
-    from open_clip_train.params import parse_args
+    from open_clip_train.main import parse_args
     return read_flags(parse_args, argv)
 
 
@@ -68,8 +100,34 @@ def find_model_problem(args) -> str | None:
     return None
 
 
+def find_number_problem(args) -> str | None:
+    """A number that nothing can be computed with, or that ends in nothing."""
+    for words, least, most, flags in NUMBERS:
+        for flag in flags:
+            value = getattr(args, flag)
+            for number in value if isinstance(value, list) else [] if value is None else [value]:
+                if not least <= number <= most:
+                    return f"--{flag.replace('_', '-')} {number} should be {words}"
+    return None
+
+
 def find_value_problem(args) -> str | None:
-    """Values that upstream looks at only after the model is built."""
+    """Values that upstream looks at only after the model is built, or never."""
+    if args.copy_codebase:
+        return "--copy-codebase would copy all of Python's packages: leave it out, and keep what pip freeze says"
+    for logger in ("wandb", "tensorboard"):
+        if (logger in args.report_to or "all" in args.report_to) and find_spec(logger) is None:
+            return f"--report-to {args.report_to} needs {logger}: pip install {logger}"
+    if unknown := set(filter(None, args.report_to.split(","))) - {"wandb", "tensorboard", "all"}:
+        return f"--report-to {', '.join(sorted(unknown))} is not known: wandb, tensorboard or wandb,tensorboard"
+    try:
+        device = torch.device(args.device)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cuda", "cpu", "mps", "xpu", "npu", "hpu"):
+        return f"--device {args.device} is not known: cuda, cuda:1, cpu or mps"
+    if device.type == "cuda" and torch.cuda.is_available() and (device.index or 0) >= torch.cuda.device_count():
+        return f"--device {args.device}: there are {torch.cuda.device_count()} GPUs, counted from 0"
     if args.opt.lower() != "adamw" and not args.opt.lower().startswith("timm/"):
         return f"--opt {args.opt} is not known: adamw or timm/NAME"
     if args.lr_scheduler not in ("cosine", "const", "const-cooldown"):
@@ -79,12 +137,22 @@ def find_value_problem(args) -> str | None:
     return None
 
 
+def find_size_problem(pairs: int, args) -> str | None:
+    """Training data that do not suffice for one step: upstream would save a model that was never trained."""
+    from open_clip_train.distributed import world_info_from_env
+    processes = world_info_from_env()[2]
+    if pairs >= args.batch_size * processes * args.accum_freq:
+        return None
+    return (f"{pairs} pairs are fewer than one step takes: --batch-size {args.batch_size} x {processes} processes x "
+            f"--accum-freq {args.accum_freq}")
+
+
 def is_csv(path: str, args) -> bool:
     """Whether --dataset-type, or the suffix where that is "auto", makes it a CSV file."""
     return args.dataset_type == "csv" or args.dataset_type == "auto" and path.endswith((".csv", ".tsv"))
 
 
-def find_csv_problem(path: str, args) -> str | None:
+def find_csv_problem(path: str, args, is_train: bool) -> str | None:
     """Rows that cannot be read, and empty fields: upstream would drop or join rows, and train on the word "nan"."""
     if not os.path.isfile(path):
         return f"{path}: no such file"
@@ -96,7 +164,7 @@ def find_csv_problem(path: str, args) -> str | None:
         empty = [row.line for row in rows if not getattr(row, what).strip()]
         if empty:
             return f"{path} has {len(empty)} rows without {what}, first line {empty[0]}: fill or drop them"
-    return None
+    return find_size_problem(len(rows), args) if is_train else None
 
 
 def find_shard_problem(path: str, args, is_train: bool) -> str | None:
@@ -115,13 +183,14 @@ def find_shard_problem(path: str, args, is_train: bool) -> str | None:
         return (f"{len(shards)} shards are too few for {workers} workers x {processes} processes, each reads its own: "
                 + (f"--workers {most}, " if most else "") + "more shards, or --dataset-resampled")
     try:
-        if not (args.train_num_samples or (get_dataset_size(path)[0] or 0) > 0):
+        pairs = args.train_num_samples or get_dataset_size(path)[0] or 0
+        if not pairs > 0:
             return f"no sizes.json beside {shards[0]} that says how many pairs there are: give --train-num-samples"
+        return find_size_problem(pairs, args)
     except KeyError as missing:
         return f"sizes.json beside {shards[0]} does not know {missing}: give --train-num-samples"
     except (ValueError, TypeError, LookupError, RecursionError) as problem:
         return f"sizes.json beside {shards[0]} is damaged ({problem}): give --train-num-samples"
-    return None
 
 
 def find_data_problem(args) -> str | None:
@@ -129,7 +198,7 @@ def find_data_problem(args) -> str | None:
     if args.dataset_type == "synthetic":
         if args.val_data or not args.train_num_samples:
             return "--dataset-type synthetic needs --train-num-samples and no --val-data"
-        return None
+        return find_size_problem(args.train_num_samples, args)
     if not (args.train_data or args.val_data or args.imagenet_val or args.imagenet_v2):
         return "no data: give --train-data, --val-data, or --dataset-type synthetic"
     for flag, path in (("--train-data", args.train_data), ("--val-data", args.val_data)):
@@ -138,7 +207,7 @@ def find_data_problem(args) -> str | None:
         if os.path.isdir(path):
             problem = f"{path} is a folder: give its shards, {path.rstrip('/')}/{{00000..00007}}.tar, or a csv file"
         elif is_csv(path, args):
-            problem = find_csv_problem(path, args)
+            problem = find_csv_problem(path, args, flag == "--train-data")
         elif args.dataset_type == "auto" and not path.endswith(".tar"):
             problem = f"{path} ends in neither .tar, .csv nor .tsv: give --dataset-type"
         else:
@@ -193,7 +262,7 @@ def find_problem(args) -> str | None:
     """The first thing in the parsed flags that cannot work, in one line that says what to do; None if all is well."""
     try:
         return (find_model_problem(args) or find_captioner_problem(args) or find_vq_problem(args)
-                or find_value_problem(args) or find_data_problem(args))
+                or find_number_problem(args) or find_value_problem(args) or find_data_problem(args))
     except (ValueError, OSError) as problem:  # a name of a model that cannot be; a file that cannot be read
         return str(problem)
 
@@ -203,6 +272,15 @@ def find_warnings(args) -> Iterator[str]:
     on_cuda = args.device.startswith("cuda") and torch.cuda.is_available()
     if args.precision == "amp" and not on_cuda:
         yield "--precision amp (the default) is float16, some 50 times slower than --precision fp32 on a CPU"
+    if args.lock_image_unlocked_groups and not args.lock_image:
+        yield "--lock-image-unlocked-groups has no effect without --lock-image"
+    if args.train_data and is_csv(args.train_data, args):
+        for flag in ("train_num_samples", "dataset_resampled", "train_data_upsampling_factors"):
+            if getattr(args, flag):
+                yield f"--{flag.replace('_', '-')} has no effect on a CSV file"
+    for flag, silent, why in WITHOUT_EFFECT if is_captioner(args.model) else ():
+        if getattr(args, flag) != silent:
+            yield f"--{flag.replace('_', '-')} has no effect on a captioner: {why}"
     if args.precision == "amp" and on_cuda and is_captioner(args.model):
         yield ("--precision amp (the default) is float16, whose gradient scaler waits for the GPU at every step: "
                "--precision amp_bf16 --torchcompile is faster")
@@ -227,6 +305,8 @@ def main(argv: list[str] | None = None) -> int | None:
     logging.raiseExceptions = False  # a full disk would be a traceback for every line of the log
     try:
         return upstream_main(argv)
+    except FloatingPointError as problem:  # of all ranks
+        sys.exit(f"error: {problem}" if world_info_from_env()[1] == 0 else 1)
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {complaint(problem, args, argv).strip().splitlines()[-1]}")
     except RuntimeError as problem:

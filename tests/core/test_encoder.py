@@ -65,13 +65,31 @@ def test_a_tower_without_patch_tokens_is_refused(vision_cfg, said):
     assert "\n" not in str(error.value)
 
 
-def test_lock_image_tower_freezes_as_upstream_counts():
+def test_lock_image_tower_counts_groups_from_the_last_that_a_captioner_has():
+    """The last block with the norm after it, the one before, the rest: upstream's projection, of CLIP, is none."""
     model = Captioner(64, NATIVE, DECODER, dict(objective="mdc"))
-    model.lock_image_tower()
-    assert not any(p.requires_grad for p in model.visual.parameters()) and model.visual.proj is None
-    model.lock_image_tower(unlocked_groups=2)  # upstream's last group is the projection, the one before the last block
-    free = {n for n, p in model.visual.named_parameters() if p.requires_grad}
-    assert free == {n for n, _ in model.visual.named_parameters() if "resblocks.1." in n or "ln_post" in n}
+    names = {n for n, _ in model.visual.named_parameters()}
+    blocks = [set(), {n for n in names if "resblocks.1." in n or "ln_post" in n}]
+    blocks += [blocks[1] | {n for n in names if "resblocks.0." in n}, names]
+    for groups, expected in enumerate(blocks):
+        model.lock_image_tower(unlocked_groups=groups)
+        assert {n for n, p in model.visual.named_parameters() if p.requires_grad} == expected
+        assert model.visual.proj is None
+
+
+@pytest.mark.parametrize("base", ["ViT-B-16-SigLIP", "EVA02-B-16", "PE-Core-T-16-384", "ViTamin-S"])
+def test_one_unlocked_group_of_a_timm_tower_has_something_to_train(base):
+    open_clip_mdc.register()
+    config = open_clip.get_model_config("MDC-" + base)
+    config.pop("custom_text")
+    model = Captioner(**config | dict(text_cfg=DECODER))
+    counts = []
+    for groups in (0, 1, 2):
+        for parameter in model.visual.parameters():
+            parameter.requires_grad = True
+        model.lock_image_tower(unlocked_groups=groups)
+        counts.append(sum(p.requires_grad for p in model.visual.parameters()))
+    assert counts[0] == 0 < counts[1] < counts[2]
 
 
 @pytest.mark.parametrize("vision_cfg, position", [

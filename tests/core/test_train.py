@@ -234,6 +234,21 @@ def test_flags_without_meaning_stop_at_once_with_one_line(csv, capsys, flags, wo
     (["--dataset-type", "synthetic"], "--train-num-samples"),
     (["--train-data", "{shards}", "--workers", "3"], "2 shards are too few for 3 workers x 1 processes"),
     (["--train-data", "{shards}", "--workers", "2"], "no sizes.json"),
+    (["--train-data", "{shards}", "--workers", "1", "--train-num-samples", "63"], "63 pairs are fewer than one step"),
+    (["--train-data", "{csv}"], "48 pairs are fewer than one step takes: --batch-size 64 x 1 processes x --accum-freq"),
+    (["--train-data", "{csv}", "--batch-size", "20", "--accum-freq", "3"], "--batch-size 20 x 1 processes x --accum-f"),
+    (["--dataset-type", "synthetic", "--train-num-samples", "63"], "63 pairs are fewer than one step takes"),
+    *((["--train-data", "{csv}", flag, value], f"{flag} {value} should be ") for flag, values in (
+        ("--batch-size", "0"), ("--workers", "-1"), ("--epochs", "0"), ("--accum-freq", "0"), ("--warmup", "-1"),
+        ("--log-every-n-steps", "0"), ("--lr", "nan inf -1.0"), ("--wd", "nan"), ("--eps", "-1.0"), ("--seed", "-1"),
+        ("--beta2", "1.0"), ("--force-image-size", "0"), ("--force-context-length", "2"), ("--image-std", "0.0"),
+        ("--grad-clip-norm", "0.0 nan"), ("--val-frequency", "-1"), ("--force-patch-dropout", "1.0"),
+        ("--lock-image-unlocked-groups", "-1")) for value in values.split()),
+    (["--train-data", "{csv}", "--device", "gpu"], "--device gpu is not known: cuda"),
+    (["--train-data", "{csv}", "--device", "meta"], "--device meta is not known: cuda"),
+    (["--train-data", "{csv}", "--report-to", "tensorbord"], "--report-to tensorbord is not known"),
+    (["--train-data", "{csv}", "--copy-codebase"], "--copy-codebase would copy all of Python's packages"),
+    (["--train-data", "{csv}", "--use-bnb-linear", "SwitchBackLinear"], "--use-bnb-linear makes no sense"),
 ])
 def test_bad_input_is_named_in_one_line_before_anything_is_built(csv, tmp_path, monkeypatch, capsys, flags, words):
     monkeypatch.chdir(tmp_path)
@@ -287,6 +302,72 @@ def test_float16_is_warned_of_where_it_is_slow(monkeypatch):
     [warning] = warnings("--model", "MDC-ViT-B-32")
     assert "amp_bf16 --torchcompile" in warning
     assert not warnings("--model", "ViT-B-32") and not warnings("--model", "MDC-ViT-B-32", "--precision", "amp_bf16")
+
+
+def test_flags_that_change_nothing_are_said_to(csv):
+    open_clip_mdc.register()
+
+    def warnings(model, *flags):
+        argv = ["--model", model, "--train-data", str(csv), "--precision", "fp32", "--device", "cpu", *flags]
+        return list(train.find_warnings(train.parse(argv)))
+    flags = ("--local-loss", "--gather-with-grad", "--lock-image-freeze-bn-stats", "--use-bn-sync",
+             "--train-num-samples")
+    found = warnings("MDC-ViT-Ti-8", *flags, "9", "--lock-image-unlocked-groups", "1")
+    assert len(found) == 6 and all(f"{flag} has no effect" in " ".join(found) for flag in flags)
+    assert not warnings("MDC-ViT-Ti-8") and not warnings("ViT-B-32", "--local-loss", "--gather-with-grad")
+
+
+# At one of its calls the loss of one process is NaN, or its gradient infinite.
+BREAKS = """
+import sys, torch
+import open_clip_mdc.objective as objective, open_clip_mdc.hooks as hooks
+from open_clip_mdc.train import main
+(what, _, call), calls, forward = sys.argv.pop(1).partition("@"), [], objective.CaptionLoss.forward
+def broken(self, *args, **kwargs):
+    losses = forward(self, *args, **kwargs)
+    calls.append(1)
+    bad = len(calls) == int(call)
+    if bad and torch.distributed.is_initialized():
+        bad = torch.distributed.get_rank() == 1
+    if bad:
+        scale = torch.tensor(float("nan")) if what == "loss" else overflow.apply(losses["caption_loss"])
+        losses["caption_loss"] = losses["caption_loss"] * scale if what == "loss" else scale
+    return losses
+class overflow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("inf")
+objective.CaptionLoss.forward = broken
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("what, flags, said", [
+    ("loss@7", (), "the loss is not finite at step 3 of epoch 1: no checkpoint of this epoch is saved"),
+    ("loss@7", ("--log-every-n-steps", "100"), "the loss is not finite at step 3 of epoch 1"),
+    ("gradient@8", (), "are not finite after the last step of epoch 1"),
+])
+def test_training_ends_in_one_line_where_the_loss_or_weights_are_not_finite_and_keeps_the_last_good_checkpoint(
+        csv, tmp_path, what, flags, said):
+    """The loss of the seventh step of four in an epoch; or a gradient of the last, after which no loss is taken."""
+    where = dict(data=csv, logs=tmp_path, check=False, launcher=("python", "-c", BREAKS, what))
+    ended = open_clip_train("--batch-size", "12", "--epochs", "3", *flags, **where)
+    last = ended.stderr.strip().splitlines()[-1]
+    assert ended.returncode == 1 and last.startswith("error: ") and said in last and "Traceback" not in ended.stderr
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["epoch_1.pt"]
+    assert all(x.isfinite().all() for x in weights(tmp_path, 1).values())
+
+
+def test_training_goes_on_where_it_shall_or_where_float16s_scaler_leaves_out_a_step(csv, tmp_path):
+    for what, flag in (("loss@3", "--allow-nonfinite-loss"), ("gradient@4", "--precision=amp")):
+        ended = open_clip_train("--batch-size", "12", "--epochs", "1", flag, data=csv, logs=tmp_path, name=what,
+                                launcher=("python", "-c", BREAKS, what))
+        assert "TorchDynamo" not in ended.stderr and "compilation metrics" not in ended.stderr
+        last = weights(tmp_path, 1, what)
+        assert all(x.isfinite().all() for x in last.values()) == (what == "gradient@4")
 
 
 def test_odd_captions_and_images_train_or_are_logged(tmp_path):

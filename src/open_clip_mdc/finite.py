@@ -1,0 +1,54 @@
+"""Training ends where the loss or the weights are not finite, before a checkpoint of them is saved."""
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+NEVER = 2**62
+WHAT_TO_DO = ("no checkpoint of this epoch is saved, earlier ones are kept; try a lower --lr, --grad-clip-norm 1 or "
+              "--precision amp_bf16 (--allow-nonfinite-loss trains on)")
+
+
+class WatchedLoss:
+    """A loss that raises FloatingPointError once it was not finite, on all ranks at the same step.
+
+    The device notes the first such step. It is asked as often as upstream reads the loss for its log, which is every
+    --log-every-n-steps, so that no other step waits for it; and by `check` at the end of the epoch. Gradients that
+    overflow are the business of float16's scaler, which leaves out their step.
+    """
+
+    def __init__(self, loss: Callable[..., dict[str, Tensor]], epoch: int, args):
+        self.loss, self.epoch, self.args = loss, epoch, args
+        self.micro_batches = 0
+        self.first_bad: Tensor | None = None  # step, int64 []
+
+    def __call__(self, *args, **outputs) -> dict[str, Tensor]:
+        losses = self.loss(*args, **outputs)
+        step, rest = divmod(self.micro_batches, self.args.accum_freq)
+        self.micro_batches += 1
+        bad = torch.where(sum(losses.values()).detach().isfinite(), NEVER, step + 1)
+        self.first_bad = bad if self.first_bad is None else torch.minimum(self.first_bad, bad)
+        if rest == self.args.accum_freq - 1 and step % self.args.log_every_n_steps == 0:
+            self.check()
+        return losses
+
+    def check(self) -> None:
+        """Raises FloatingPointError if the loss of some rank was not finite."""
+        if self.first_bad is None:
+            return
+        first = self.first_bad.clone()
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(first, dist.ReduceOp.MIN)
+        if int(first) != NEVER:
+            raise FloatingPointError(f"the loss is not finite at step {int(first)} of epoch {self.epoch}: {WHAT_TO_DO}")
+
+
+def check_weights(model: nn.Module, epoch: int) -> None:
+    """Raises FloatingPointError if a weight that a checkpoint would hold is not finite."""
+    weights = {name: x for name, x in model.state_dict().items() if x.is_floating_point()}
+    finite = torch.stack([x.isfinite().all() for x in weights.values()]).tolist()
+    bad = [name for name, good in zip(weights, finite, strict=True) if not good]
+    if bad:
+        raise FloatingPointError(f"{len(bad)} weights ({bad[0]}, ...) are not finite after the last step of epoch "
+                                 f"{epoch}: {WHAT_TO_DO}")
