@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from . import weights
 from .checkpoints import check_folder, first_lines, is_of_weights, latest_checkpoint
@@ -305,8 +306,12 @@ def main(argv: list[str] | None = None) -> int | None:
     logging.raiseExceptions = False  # a full disk would be a traceback for every line of the log
     try:
         return upstream_main(argv)
-    except FloatingPointError as problem:  # of all ranks
-        sys.exit(f"error: {problem}" if world_info_from_env()[1] == 0 else 1)
+    except FloatingPointError as problem:  # of all ranks, of which torchrun kills all once one has ended
+        if world_info_from_env()[1] == 0:
+            print(f"error: {problem}", file=sys.stderr, flush=True)
+        if dist.is_available() and dist.is_initialized():
+            dist.barrier()
+        sys.exit(1)
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {complaint(problem, args, argv).strip().splitlines()[-1]}")
     except RuntimeError as problem:

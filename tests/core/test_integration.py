@@ -1,12 +1,14 @@
 """Claims about the seam to the upstream packages.    pytest tests/core/test_integration.py"""
 import inspect
+import io
+import tarfile
 from argparse import Namespace
 from importlib import import_module, metadata
 
 import open_clip
 import pytest
 import torch
-from conftest import REPO, run, tiny_captioner
+from conftest import REPO, png, run, tiny_captioner
 from syntax import internals, upstream_writes
 
 import open_clip_mdc
@@ -37,7 +39,8 @@ IMPORTED = {
     "open_clip_train.data:group_by_keys_nothrow": "samples of a shard are grouped as in training",
     "open_clip_train.distributed:world_info_from_env": "shards are counted against processes",
     "open_clip_train.main:main": "the training command",
-    "open_clip_train.params:parse_args": "flags are checked before anything is built",
+    "open_clip_train.main:parse_args": "flags are checked before anything is built",
+    "open_clip_train.params:parse_args": "the flags of training as they are without ours",
     "open_clip_train.precision:get_autocast": "validation and scoring run under the training's --precision",
     "timm.models:save_for_hf": "the exported folder is as timm writes it",
     "timm.models.vision_transformer:checkpoint_filter_fn": "OpenCLIP's weights by timm's names",
@@ -149,6 +152,35 @@ def test_longer_context_and_larger_images_load_a_checkpoint_by_resizing(tmp_path
     model = open_clip.create_model("MDC-ViT-Ti-8", str(tmp_path / "model.pt"), force_image_size=64,
                                    force_context_length=40)
     assert model.text.positional_embedding.shape[0] == 40 and model.visual.positional_embedding.shape[0] == 65
+
+
+def test_replaced_functions_take_arguments_with_no_more_attributes_than_upstreams_own_need(tmp_path):
+    """As upstream's tests call them: parsed flags without a rank; no seed, no model's name."""
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for key, content in (("0.png", png(0)), ("0.txt", b"a red circle")):
+            info = tarfile.TarInfo(key)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    integration.register()
+    data, main = import_module("open_clip_train.data"), import_module("open_clip_train.main")
+    args = import_module("open_clip_train.params").parse_args([])
+    vars(args).update(train_data=str(tmp_path / "0.tar"), train_num_samples=3, dataset_resampled=True, workers=0,
+                      world_size=1, batch_size=1)
+    info = data.get_wds_dataset(args, lambda image: image, is_train=True, tokenizer=lambda text: [text])
+    assert [text for _, [text] in info.dataloader] == ["a red circle"] * 3
+
+    few = Namespace(rank=0, device="cpu", precision="fp32", distill=False, accum_freq=1, log_every_n_steps=9,
+                    skip_scheduler=True, grad_clip_norm=None, horovod=False, batch_size=1, world_size=1, wandb=False,
+                    save_logs=False, zeroshot_frequency=0, epochs=1)
+    model = open_clip.create_model("ViT-S-32-alt", force_image_size=32, output_dict=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader([(torch.rand(3, 32, 32), torch.full((77,), i)) for i in (1, 2)], 2)
+    loader.num_batches, loader.num_samples = 1, 2
+    before = model.visual.proj.clone()
+    main.train_one_epoch(model, {"train": data.DataInfo(loader)}, open_clip.ClipLoss(), 0, optimizer, None, None, None,
+                         few)
+    assert not torch.equal(model.visual.proj, before)
+    assert main.evaluate(model, {}, 1, few) == {}
 
 
 @pytest.mark.parametrize("distribution", sorted(integration.SUPPORTED))

@@ -1,7 +1,9 @@
 """Claims about training by the real command, on the embedded data set.    pytest tests/core/test_train.py"""
 import io
 import json
+import socket
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import pytest
@@ -359,6 +361,23 @@ def test_training_ends_in_one_line_where_the_loss_or_weights_are_not_finite_and_
     assert ended.returncode == 1 and last.startswith("error: ") and said in last and "Traceback" not in ended.stderr
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["epoch_1.pt"]
     assert all(x.isfinite().all() for x in weights(tmp_path, 1).values())
+
+
+def test_both_processes_end_at_the_step_at_which_the_loss_of_one_is_not_finite_and_one_says_so(csv, tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+
+    def train_as(rank):
+        flags = train_flags("--batch-size", "6", "--epochs", "2", "--log-every-n-steps", "2", data=csv, logs=tmp_path)
+        return run("python", "-c", BREAKS, "loss@6", *flags, check=False, fork=True, RANK=str(rank),
+                   LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port)
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(train_as, (0, 1)))
+    said = [line for process in ended for line in process.stderr.splitlines() if line.startswith("error: ")]
+    assert [process.returncode for process in ended] == [1, 1] and len(said) == 1
+    assert said[0] in ended[0].stderr and "the loss is not finite at step 2 of epoch 1" in said[0]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["epoch_1.pt"]
 
 
 def test_training_goes_on_where_it_shall_or_where_float16s_scaler_leaves_out_a_step(csv, tmp_path):
