@@ -131,7 +131,7 @@ def parse_args(upstream):
             if not end.code:
                 own.print_help()
             raise
-        vars(args).update(vars(flags))
+        vars(args).update({name: True for name, given in vars(flags).items() if given})  # params.txt is as upstream's
         return args
     return parse
 
