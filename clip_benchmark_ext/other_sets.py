@@ -174,7 +174,10 @@ def build(name: str, root: str, transform, split: str, **options) -> Dataset:
 
 
 def check_classes(splits: Mapping[str, Dataset]) -> None:
-    """Raises ValueError where splits have other class folders: labels are the folders' places in the alphabet."""
+    """Raises ValueError where splits have other class folders, whose places in the alphabet are labels; or where val
+    is the test split, too."""
+    if "val" in splits and isinstance(splits["val"], ClassFolders) and splits["val"].root == splits["test"].root:
+        raise ValueError(f"{splits['val'].root} is the test split, as there is no other: leave out --val_split")
     numbers = {split: dataset.class_to_idx for split, dataset in splits.items() if hasattr(dataset, "class_to_idx")}
     for split, own in numbers.items():
         first = next(iter(numbers))

@@ -162,7 +162,7 @@ def test_grey_of_sixteen_bits_is_known_by_its_mode_and_format(mode, kind):
     assert np.array_equal(np.asarray(images.eight_bits(image).convert("L")), grey >> 8)
 
 
-def test_pairs_are_images_upright_and_the_first_of_several_captions(tmp_path):
+def test_pairs_are_images_upright_and_the_first_of_several_captions(tmp_path, caplog):
     turned = Image.new("RGB", (30, 20))
     exif = turned.getexif()
     exif[0x0112] = 6
@@ -175,6 +175,7 @@ def test_pairs_are_images_upright_and_the_first_of_several_captions(tmp_path):
         writer.write({"__key__": "d", "webp": buffer.getvalue(), "txt": "last"})
     pairs = images.read_pairs([str(tmp_path / "0.tar")], lambda image: image.size, lambda text: [text])
     assert list(pairs) == [((20, 30), "one"), ((20, 30), "last")]  # as OpenCLIP reads them in training
+    assert "Left out 2 of the samples" in caplog.text and f"{tmp_path}/0.tar, sample b (txt)" in caplog.text
 
 
 @pytest.mark.parametrize("pattern", ["a.tar", "{000..002}.tar", "a::b/{x,y}.tar", "${HERE}/{0..1}.tar", "$HOME/a"])

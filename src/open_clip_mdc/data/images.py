@@ -240,45 +240,49 @@ def data_url(content: bytes, mime: str) -> str:
     return f"data:{mime};base64,{base64.b64encode(content).decode()}"
 
 
+def captioned(samples: Iterable[dict]) -> Iterator[dict]:
+    """The samples that have an image and a text. The log counts the others and names the first."""
+    lacking, first, usable = Counter(), None, set()
+    try:
+        for sample in samples:
+            shard = sample["__url__"]
+            if image_member(sample) and "txt" in sample:
+                usable.add(shard)
+                yield sample
+            else:
+                lacking[shard] += 1
+                first = first or f"{shard}, {without_image(sample)}"
+    finally:  # an epoch may end within a pass
+        if lacking:
+            logging.warning("Left out %d of the samples, in %d of the shards, as they have no image or no .txt. The "
+                            "first is %s. Shards without any other sample: %d.", lacking.total(), len(lacking), first,
+                            len(lacking.keys() - usable))
+
+
 def read_pairs(shards: list[str], transform: Callable, tokenizer: Callable) -> Iterator[tuple[Tensor, Tensor]]:
     """Image [3, H, W] and caption [L], the first of several, of each sample that has both, in the shards' order.
 
     Raises:
         ValueError: a shard or an image is damaged.
     """
-    for shard in shards:
-        for sample in read_samples(shard):
-            suffix = image_member(sample)
-            if suffix and "txt" in sample:
-                image = decode_image(BytesIO(sample[suffix]), f"{shard}::{sample['__key__']}")
-                caption = sample["txt"].decode("utf-8", errors="replace").split(CAPTION_SEPARATOR)[0]
-                yield transform(image), tokenizer(caption)[0]
+    for sample in captioned(sample for shard in shards for sample in read_samples(shard)):
+        image = decode_image(BytesIO(sample[image_member(sample)]), f"{sample['__url__']}::{sample['__key__']}")
+        caption = sample["txt"].decode("utf-8", errors="replace").split(CAPTION_SEPARATOR)[0]
+        yield transform(image), tokenizer(caption)[0]
 
 
 def image_pairs(samples: Iterable[dict]) -> Iterator[dict]:
-    """A stage of training and validation: `image`, decoded, and `text` of each sample that has both and can be read.
+    """A stage of training and validation: `image`, decoded, and `text` of each sample that is `captioned`.
 
-    The log names what cannot be read, and counts and names what has no image or no text.
+    The log names what cannot be read.
     """
-    lacking, first, usable = Counter(), None, set()
-    try:
-        for sample in samples:
-            shard, suffix = sample["__url__"], image_member(sample)
-            if suffix is None or "txt" not in sample:
-                lacking[shard] += 1
-                first = first or f"{shard}, {without_image(sample)}"
-                continue
-            usable.add(shard)
-            try:
-                yield {"image": decode_image(BytesIO(sample[suffix]), f"{shard}, sample {sample['__key__']}"),
-                       "text": sample["txt"].decode()}
-            except ValueError as problem:
-                logging.warning("Handling webdataset error (%r). Ignoring.", problem)
-    finally:  # an epoch may end within a pass
-        if lacking:
-            logging.warning("Left out %d of the samples, in %d of the shards, as they have no image or no .txt. The "
-                            "first is %s. Shards without any other sample: %d.", lacking.total(), len(lacking), first,
-                            len(lacking.keys() - usable))
+    for sample in captioned(samples):
+        try:
+            image = decode_image(BytesIO(sample[image_member(sample)]),
+                                 f"{sample['__url__']}, sample {sample['__key__']}")
+            yield {"image": image, "text": sample["txt"].decode()}
+        except ValueError as problem:
+            logging.warning("Handling webdataset error (%r). Ignoring.", problem)
 
 
 def stored(image: bytes, name: str) -> tuple[str, bytes]:
