@@ -22,7 +22,7 @@ from . import weights
 from .checkpoints import check_folder, first_lines, is_of_weights, latest_checkpoint
 from .data.csv_pairs import read_table
 from .data.files import new_file
-from .data.shards import find_shards
+from .data.shards import find_shards, warn_of_lines
 from .integration import is_captioner, register
 from .messages import close_names, complaint, read_flags
 from .vq import VQCfg, convolutions
@@ -287,6 +287,9 @@ def find_warnings(args) -> Iterator[str]:
                "--precision amp_bf16 --torchcompile is faster")
     if is_captioner(args.model) and "vit" not in args.model.lower() and args.beta2 == 0.999:
         yield f"no 'vit' in {args.model}, so upstream set Adam's beta2 to 0.999; the paper's is 0.98"
+    for path in (args.train_data, args.val_data):
+        if path and args.dataset_type != "synthetic" and not is_csv(path, args):
+            yield from warn_of_lines(find_shards(path))
 
 
 def main(argv: list[str] | None = None) -> int | None:

@@ -48,8 +48,10 @@ def place(tmp_path_factory) -> Path:
 
 
 def score(place: Path, *argv) -> str | None:
-    """The tool's complaint, None if it has none."""
-    return complaint_of("score", "--pretrained", place / "run", "--device", "cpu", "--workers", "0", *argv)
+    """The tool's complaint, None if it has none but of the images of `place` without a caption."""
+    complaint = complaint_of("score", "--pretrained", place / "run", "--device", "cpu", "--workers", "0", *argv)
+    skipped = (complaint or "").split("\n")[1:]
+    return None if skipped and all(line.endswith(": no caption") for line in skipped) else complaint
 
 
 def tables(folder: Path) -> list[dict]:
@@ -286,3 +288,52 @@ def test_what_is_no_csv_is_one_line_that_says_where_it_is(row, problem, tmp_path
     (tmp_path / "b.csv").write_text("\n".join(["image,caption", 'a.png,"a red\nstar"', row, *["c.png,a star"] * 9]))
     with pytest.raises(ValueError, match=rf"b.csv, line 4 is no row of a CSV file \({problem}.*close its quotes"):
         split_csv(tmp_path / "b.csv")
+
+
+def test_every_row_that_is_left_out_is_named(place, tmp_path):
+    """The mean image of no image at all was the complaint about a missing one."""
+    rows = [f"{place}/images/{n}.png\t{'' if n == 3 else 'None'}\n" for n in range(40)]
+    rows[1] = f"{place}/images/none.png\ta star\n"
+    (tmp_path / "p.tsv").write_text("filepath\ttitle\n" + "".join(rows))
+    complaint = complaint_of("score", "--pretrained", place / "run", "--device", "cpu", "--workers", "0", "--pairs",
+                             tmp_path / "p.tsv", "--out", tmp_path / "s")
+    first, *named = complaint.split("\n  ")
+    assert "2 skipped, all else is written" in first and len(named) == 2, complaint
+    assert any("images/none.png" in line for line in named) and f"{place}/images/3.png: no caption" in named
+    found = tables(tmp_path / "s")
+    assert len(found) == 38 and {row["caption"] for row in found} == {"None"} and all(row["score"] for row in found)
+
+
+def test_texts_of_a_caption_a_line_are_said_to_be_one_caption(place, tmp_path, capsys):
+    with tar_writer(tmp_path / "0.tar") as writer:
+        for n in range(32):
+            writer.write({"__key__": f"{n}", "png": png(n), "txt": "a star\na red star"})
+    assert score(place, "--pairs", tmp_path / "0.tar", "--out", tmp_path / "s") is None
+    assert "have several lines" in (said := capsys.readouterr().err) and "prepare shards" in said
+    assert complaint_of("prepare", "shards", "--train", tmp_path / "0.tar", "--out", tmp_path / "prepared") is None
+    capsys.readouterr()
+    assert score(place, "--pairs", tmp_path / "prepared/train/00000.tar", "--out", tmp_path / "t") is None
+    assert "have several lines" not in capsys.readouterr().err
+    assert [row["caption"] for row in tables(tmp_path / "t")] == ["a star", "a red star"] * 32
+
+
+def test_what_is_no_pairs_is_named_with_what_to_make_of_it(place, tmp_path):
+    for name, content in (("x.parquet", b"PAR1"), ("x.json", b"{}"), ("x.zip", b"PK")):
+        (tmp_path / name).write_bytes(content)
+        for argv in (("score", "--pairs", tmp_path / name, "--out", tmp_path / "s"),
+                     ("caption", tmp_path / name, "--out", tmp_path / "y.jsonl"),
+                     ("embed", tmp_path / name, "--out", tmp_path / "e")):
+            complaint = complaint_of(argv[0], "--pretrained", place / "run", "--device", "cpu", *argv[1:])
+            assert f"{name} is a" in complaint and "no image and no shard" in complaint, complaint
+        complaint = complaint_of("prepare", "shards", "--test", tmp_path / name, "--out", tmp_path / "p")
+        assert f"{name} is a" in complaint and "no image and no shard" in complaint, complaint
+    assert not (tmp_path / "y.jsonl").exists()
+    for beside, words in (("0.txt", "tar --sort=name"), ("metadata.csv", "metadata.csv"),
+                          ("captions_val2017.json", "captions_val2017.json")):
+        folder = tmp_path / beside.partition(".")[0]
+        folder.mkdir()
+        (folder / "0.jpg").write_bytes(png(0))
+        (folder / beside).write_text("a star")
+        complaint = score(place, "--pairs", folder, "--out", tmp_path / "s")
+        assert "a folder of images has no captions" in complaint and words in complaint, complaint
+    assert "an image has no caption" in score(place, "--pairs", place / "images/0.png", "--out", tmp_path / "s")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from clip_benchmark.datasets.builder import build_dataset
-from conftest import SHARED, needs_data, run
+from conftest import SHARED, complaint_of, needs_data, run
 from open_clip_train.data import get_dataset_size
 from scipy.stats import chisquare
 from shard_files import ENDINGS, make_image, members, texts, tool, write_tar
@@ -275,3 +275,27 @@ def test_hostile_members_leave_no_trace_outside(tmp_path):
     made = set(tmp_path.rglob("*")) - before
     assert all(p.relative_to(tmp_path).parts[0] in ("recap", "shards") for p in made)
     assert "\x1b" not in (tmp_path / "shards" / "left_out.txt").read_text()
+
+
+def test_captions_are_found_where_img2dataset_and_clip_benchmark_write_them(tmp_path):
+    for name, content in (
+            ("json", {"0.jpg": make_image(0), "0.json": b'{"caption": "a red\\nsquare"}', "0.txt": b"x"}),
+            ("lines", {"0.jpg": make_image(0), "0.txt": b"a red square\n\n a star \n"})):
+        write_tar(tmp_path / f"{name}.tar", content)
+        tool("shards", "--train", tmp_path / f"{name}.tar", "--out", tmp_path / name)
+        content = members(tmp_path / name / "train/00000.tar")
+        assert content["00000000.txt"].decode() == {"json": "a red square", "lines": "a red square\x1ea star"}[name]
+    write_tar(tmp_path / "other.tar", {"0.jpg": make_image(0), "0.json": b'{"alt": "a star", "url": "x"}'})
+    for flags in ((), ("--captions-key", "text")):
+        complaint = complaint_of("prepare", "shards", "--train", tmp_path / "other.tar", *flags, "--out",
+                                 tmp_path / "no")
+        assert "no captions" in complaint and "keys of its JSON: alt, url" in complaint, complaint
+
+
+def test_a_json_file_that_is_not_karpathys_is_named_for_what_it_is(tmp_path):
+    for content, words in (({"images": [{"file_name": "0.jpg"}], "annotations": []}, "it is COCO's own"),
+                           ({"images": [{"file": "0.jpg"}]}, "it has no 'filename'"), ({}, "it has no 'images'")):
+        (tmp_path / "a.json").write_text(json.dumps(content))
+        complaint = complaint_of("prepare", "coco", "--images", tmp_path, "--annotations", tmp_path / "a.json", "--out",
+                                 tmp_path / "o")
+        assert words in complaint and "is not Karpathy's" in complaint and "KeyError" not in complaint, complaint

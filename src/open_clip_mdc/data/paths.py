@@ -15,6 +15,11 @@ IMAGE_FILES = tuple(f".{suffix}" for suffix in IMAGE_SUFFIXES)
 # Not read, but named where a folder holds them, as their owner may take them for images.
 UNREADABLE_FILES = (".svg", ".eps", ".psd", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raw", ".tga", ".ico")
 SHARDS = (".tar",)
+# What users have beside images and shards, by suffix.
+OTHERS = {".parquet": "a parquet table", ".arrow": "an Arrow table", ".json": "a JSON file",
+          ".jsonl": "a JSON Lines file", ".csv": "a table", ".tsv": "a table", ".txt": "a text",
+          ".zip": "a zip archive", ".npy": "a NumPy array",
+          ".h5": "an HDF5 file", ".lmdb": "a database", ".html": "a page", ".pdf": "a PDF", ".mp4": "a video"}
 
 
 @cache
@@ -40,6 +45,14 @@ def is_image(path: str | Path) -> bool:
         return False
     except (OSError, Image.DecompressionBombError):  # who reads it will say why it cannot be read
         return True
+
+
+def check_kind(path: str | Path) -> None:
+    """Raises ValueError for a file that is no image and no shard; says what it is, and what to make of it."""
+    kind = OTHERS.get(Path(path).suffix.lower())
+    if kind and not is_image(path):
+        raise ValueError(f"{path} is {kind}, no image and no shard: write its images to files, or with their captions "
+                         f"to shards (KEY.jpg and KEY.txt in a .tar)")
 
 
 def expand(pattern: str) -> list[str]:
@@ -69,6 +82,8 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
             if not matches:
                 raise FileNotFoundError(f"no image or folder {pattern}")
             for match in map(Path, matches):
+                if match.is_file():
+                    check_kind(match)
                 files = [match] if not match.is_dir() else sorted(
                     p for p in match.rglob("*") if not is_hidden(str(p.relative_to(match))) and (
                         p.is_file() or p.is_symlink() and not p.exists()) and (

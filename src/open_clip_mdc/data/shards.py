@@ -10,6 +10,7 @@ import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlparse
@@ -21,8 +22,9 @@ from webdataset.shardlists import expand_urls
 from webdataset.tariterators import base_plus_ext
 from webdataset.writer import TarWriter
 
+from ..tokens import CAPTION_SEPARATOR
 from .files import new_file, write_json
-from .paths import IMAGE_SUFFIXES, is_hidden
+from .paths import IMAGE_SUFFIXES, check_kind, is_hidden
 
 LABELS = {"txt", "json", "cls", "npy"}  # what makes an image a sample of its own, see `regroup`
 LARGEST, LARGEST_TEXT = 2 ** 28, 2 ** 24  # bytes of a member that are read to memory; of KEY.txt and KEY.json
@@ -205,7 +207,22 @@ def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterato
     except TooLarge as problem:
         raise ValueError(f"{shard}: {problem}") from problem
     except Exception as problem:  # tarfile fails in many ways on damaged files
+        check_kind(shard)
         raise ValueError(f"{shard}: {INCOMPLETE}") from problem
+
+
+def warn_of_lines(shards: list[str]) -> Iterator[str]:
+    """A warning, where most of the first texts hold several captions, a line each, as clip_benchmark's sets do."""
+    texts: list[str] = []
+    try:
+        if shards and os.path.isfile(shards[0]):
+            texts = [sample["txt"].decode(errors="replace").strip() for sample in
+                     islice(read_samples(shards[0], ("txt",)), 50)]
+    except (OSError, ValueError):  # who reads all of it will say so
+        return
+    if sum("\n" in text and CAPTION_SEPARATOR not in text for text in texts) > len(texts) / 2:
+        yield (f"most texts of {shards[0]} have several lines: each KEY.txt is one caption here; if every line is one, "
+               f"make shards of them by open_clip_mdc prepare shards")
 
 
 def check_shard(path: Path) -> None:

@@ -215,7 +215,8 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], 
                            if name not in ("rows", "images") and count)
             print(f"{plural(totals['rows'], 'row')} of {plural(totals['images'], 'image')}{more}: {shown}, "
                   f"{plural(len(done), 'table')}")
-    return [target for _, target in work], [name for _, target in work for name in skipped[target]], totals["broken"]
+    return [target for _, target in work], [name for _, target in work for name in skipped[target]], (
+        totals["broken"] + totals["without_caption"])
 
 
 def run(args: argparse.Namespace) -> None:

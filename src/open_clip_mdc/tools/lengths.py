@@ -7,7 +7,9 @@ tokens) and how much of a caption a context of 77 tokens sees. Only the KEY.txt 
 """
 import argparse
 import os
+import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from open_clip.tokenizer import SimpleTokenizer
 
 from .. import get_tokenizer
 from ..data.files import new_file
-from ..data.shards import find_shards, read_samples
+from ..data.shards import find_shards, read_samples, warn_of_lines
 from ..progress import progress_bar
 from ..tokens import CAPTION_SEPARATOR
 from .common import need_folder
@@ -97,6 +99,8 @@ def run(args: argparse.Namespace) -> None:
     tokenizer = get_tokenizer(args.tokenizer)
     if open_clip.get_model_config(args.tokenizer) is None or not isinstance(tokenizer, SimpleTokenizer):
         raise ValueError(f"--tokenizer {args.tokenizer}: no model of OpenCLIP or MDC with a tokenizer of CLIP's kind")
+    for warning in chain.from_iterable(map(warn_of_lines, sets)):
+        print(f"warning: {warning}", file=sys.stderr)
     lengths = [caption_lengths(shards, tokenizer) for shards in sets]
     context = tokenizer.context_length
     print(length_table(names, lengths, context).round(1).to_string())

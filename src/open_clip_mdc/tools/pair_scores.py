@@ -3,13 +3,16 @@
 Place in the paper: Eq. 7 and the heuristic of Sec. 4.2. Dimensions: B images, C captions, L positions.
 """
 import argparse
+import sys
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 import torch
 
 from ..checkpoints import fingerprint
 from ..data.images import Batch
+from ..data.shards import warn_of_lines
 from ..decoding import BLIND_IMAGES
 from ..pretrained import PretrainedCaptioner
 from ..scoring import log_likelihood
@@ -56,6 +59,9 @@ def score_columns(loaded: PretrainedCaptioner, blind: torch.Tensor | None, alpha
 def worker(args: argparse.Namespace, units: list[Unit], number: int):
     """The function of a worker (engine.py)."""
     loaded = load_captioner(args, number)
+    if number == 0:
+        for warning in warn_of_lines([str(unit) for unit in units if isinstance(unit, Path)]):
+            print(f"warning: {warning}", file=sys.stderr)
     blind, images = prior_image(loaded, units, args, BLIND_IMAGES, say=number == 0)
     settings = {"tool": "score", "model": fingerprint(loaded.model), "precision": loaded.precision,
                 "alpha": args.alpha, "blind": images}

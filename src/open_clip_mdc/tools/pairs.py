@@ -12,11 +12,28 @@ kept captions keeps them all. With --plain, or of fewer than 32 images, blind an
 Place in the paper: Eq. 7 and the heuristic of Sec. 4.2. Dimensions: B images, C captions, L positions.
 """
 import argparse
+from itertools import islice
 from pathlib import Path
 
 from ..data.csv_pairs import TABLES, split_csv
+from ..data.paths import IMAGE_FILES, SHARDS, check_kind
 from . import bulk
 from .common import check_engine, complain, is_folder
+
+GIVE = "give shards (KEY.jpg and KEY.txt in a .tar), or a table with the columns image,caption"
+
+
+def captions_beside(folder: Path) -> str:
+    """What in a folder of images its owner takes for the captions, and how these become pairs."""
+    for file in islice(folder.rglob("*"), 10_000):
+        if file.name in ("metadata.csv", "metadata.jsonl", "metadata.parquet"):
+            return f" that are read here (not by {file.name}: write its file_name and text as image and caption)"
+        if file.suffix == ".txt" and any(file.with_suffix(suffix).exists() for suffix in IMAGE_FILES):
+            return (f" that are read here ({file.name} lies beside its image, as in a shard: tar --sort=name -cf "
+                    f"00000.tar -C {folder} .)")
+        if file.suffix == ".json" and "caption" in file.name:
+            return f" that are read here (not by {file.name}: write its captions to a table)"
+    return ""
 
 
 def check(args: argparse.Namespace) -> None:
@@ -49,11 +66,14 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("--top and --out-shards go together: the share to keep, and where to")
     units: list[bulk.Unit] = []
     for path in args.pairs:
+        if Path(path).is_file() and not path.lower().endswith((*TABLES, *SHARDS)):
+            check_kind(path)
+            raise ValueError(f"--pairs {path}: an image has no caption; {GIVE}")
         units += split_csv(Path(path)) if path.lower().endswith(TABLES) else bulk.find_units([path])
     folders = [unit for unit in units if isinstance(unit, Path) and unit.is_dir()]
     if folders:
-        raise ValueError(f"--pairs {folders[0]}: a folder of images has no captions; give shards, or a CSV file with "
-                         f"the columns image,caption")
+        raise ValueError(f"--pairs {folders[0]}: a folder of images has no captions{captions_beside(folders[0])}; "
+                         f"{GIVE}")
     tables, skipped, count = bulk.write_all(units, args)
     if args.top is not None:
         from .kept import write_kept  # which opens images

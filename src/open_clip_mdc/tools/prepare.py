@@ -21,6 +21,7 @@ is what --join writes on purpose.
 import argparse
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -33,6 +34,7 @@ from ..data.shards import (
     find_shards,
     image_member,
     is_text,
+    members,
     read_metadata,
     read_samples,
     shard_pattern,
@@ -43,6 +45,7 @@ from ..tokens import CAPTION_SEPARATOR
 from . import cub, recap
 
 SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}  # Karpathy's -> ours
+KARPATHY = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
 SHARD_SIZE = 1000
 SHOWN = 20  # images named on the terminal when they cannot be used
 
@@ -53,6 +56,7 @@ class Sample(NamedTuple):
     name: str  # of the image, kept in KEY.json
     image: bytes
     captions: object  # a list of texts, or what stood in its place
+    seen: str = ""  # where else there may be captions
 
 
 class LeftOut(NamedTuple):
@@ -89,7 +93,10 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
             path = Path(images, place) if Path(images, place).exists() else Path(images, place.name)
             rows.setdefault(SPLITS[row["split"]], []).append((path, [s["raw"] for s in row["sentences"]]))
     except (KeyError, TypeError, AttributeError) as problem:
-        raise ValueError(f"{what}: {problem!r}") from problem
+        why = f"it has no {problem}" if isinstance(problem, KeyError) else str(problem)
+        if isinstance(content, dict) and "annotations" in content:
+            why = "it is COCO's own, which has no split into train, val and test"
+        raise ValueError(f"{what}: {why}; that is in {KARPATHY}") from problem
     return rows
 
 
@@ -105,12 +112,22 @@ def read_files(rows: list[tuple[Path, list]], left_out: list[LeftOut]) -> Iterat
 
 
 def read_shards(shards: list[str], captions_key: str) -> Iterator[Sample]:
-    """Streams shards of KEY.jpg and KEY.json, whose `captions_key` holds the captions."""
+    """Streams shards of KEY.jpg and KEY.json, whose `captions_key` holds the captions.
+
+    Where it is left at "captions" and is not there, they are under "caption", as img2dataset writes it, or else the
+    lines of KEY.txt.
+    """
     for shard in progress_bar(shards, "prepare", "shard"):
         for sample in read_samples(shard):
             suffix, metadata = image_member(sample), read_metadata(sample)
             name = str(metadata.get("filename", f"{sample['__key__']}.{suffix}" if suffix else without_image(sample)))
-            yield Sample(name, sample.get(suffix, b""), metadata.get(captions_key))
+            captions = metadata.get(captions_key)
+            if captions is None and captions_key == "captions":
+                text = sample.get("txt", b"").decode(errors="replace")
+                captions = metadata.get("caption") or re.split(f"[\n{CAPTION_SEPARATOR}]", text)
+            seen = f"; its members: {', '.join(members(sample))}" + (
+                f", keys of its JSON: {', '.join(metadata)}; see --captions-key" if metadata else "")
+            yield Sample(name, sample.get(suffix, b""), captions, seen)
 
 
 def usable(samples: Iterable[Sample], left_out: list[LeftOut]) -> Iterator[tuple[str, Sample]]:
@@ -118,12 +135,12 @@ def usable(samples: Iterable[Sample], left_out: list[LeftOut]) -> Iterator[tuple
 
     White space in captions becomes a space, so that none contains a line end or U+001E.
     """
-    for name, image, captions in samples:
+    for name, image, captions, seen in samples:
         texts = captions if isinstance(captions, list) else [captions]
         texts = [" ".join(text.split()) for text in texts if is_text(text)]
         try:
             if not texts:
-                raise ValueError("no captions")
+                raise ValueError(f"no captions{seen}")
             if not image:
                 raise ValueError("no image")
             suffix, image = stored(image, name)

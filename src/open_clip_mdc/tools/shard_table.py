@@ -30,7 +30,7 @@ def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argpa
         settings: what the rows depend on, plain values.
 
     Returns:
-        numbers of images, rows and broken images.
+        numbers of images, rows, broken images and those without a row.
 
     Raises:
         ValueError: the shard breaks off.
@@ -50,5 +50,10 @@ def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argpa
                 rows = {"key": keys, **columns(batch._replace(names=keys, image=loaded.from_bytes(batch.image)))}
                 table.add(rows)
                 stats["rows"] += len(rows["key"])
+                with_row = set(rows["key"])
+                lacking = [name for name, key in zip(batch.names, keys, strict=True) if key not in with_row]
+                if lacking:
+                    stats["without_caption"] = stats.get("without_caption", 0) + len(lacking)
+                skipped += [f"{name}: no caption" for name in lacking[:SHOWN - len(skipped)]]
         table.about.update(settings=settings, source=source, stats=stats, skipped=list(map(key_of, skipped)))
     return stats
