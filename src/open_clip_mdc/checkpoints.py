@@ -201,6 +201,9 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
             MemoryError) as problem:  # a config may hold any value
         if name.startswith("hf-hub:") and weights is None:
             raise ValueError(f"{name} cannot be had from the Hugging Face hub: {first_lines(problem)}") from problem
+        if args and not isinstance(problem, (Misfit, OSError)) and str(weights) not in str(problem):
+            raise ValueError(f"{params_file(Path(weights))} has settings of which no {name} can be made: "
+                             f"{first_lines(problem)}") from problem
         if isinstance(problem, ValueError) or isinstance(problem, OSError) and weights is None:
             raise
         raise ValueError(f"{pretrained} holds no weights of {name}: {first_lines(problem)}") from problem

@@ -42,6 +42,8 @@ KINDS = (  # what a network is, and patterns of names that it has
     ("an image tower of timm", None, r"^(trunk\.)?(patch_embed|blocks|stem|stages)\."),
 )
 
+UNKNOWN = "an unknown network"
+
 
 class Misfit(RuntimeError):
     """Weights are not those of a model: why, in one line, to follow "FILE holds no weights of MODEL: "."""
@@ -172,10 +174,18 @@ def state_dict(content: object, path: Path) -> dict[str, Tensor]:
 
 
 def bare_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights without what wrappers of a model put into all of their names."""
+    """Return weights without what wrappers of a model put into their names.
+
+    Of a module that has one whole model by some name, and other weights beside it, as Lightning's may, the model's.
+    """
     weights = {WITHIN.sub("", str(name)): x for name, x in weights.items()}
     while prefix := next((p for p in PREFIXES if weights and all(name.startswith(p) for name in weights)), None):
         weights = {name.removeprefix(prefix): x for name, x in weights.items()}
+    if kind(weights) == UNKNOWN:
+        parts = [{name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
+                 for prefix in {f"{name.partition('.')[0]}." for name in weights}]
+        whole = [part for part in parts if kind(part).startswith(("a captioner", "a CLIP model", "a CoCa model"))]
+        return whole[0] if len(whole) == 1 else weights
     return weights
 
 
@@ -222,7 +232,7 @@ def kind(names: Mapping[str, Tensor]) -> str:
         if all(any(re.search(p, name) for name in names) for p in patterns) and not (
                 never and any(re.search(never, name) for name in names)):
             return what
-    return "an unknown network"
+    return UNKNOWN
 
 
 def is_vq(names: Mapping[str, Tensor]) -> bool:
@@ -234,7 +244,7 @@ def misfit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Misfit:
     """Return why weights that are given are not a model's own: of another kind, or size, or by other names."""
     what, wanted = kind(given), kind(own)
     if what != wanted:
-        advice = f"give the checkpoint of {wanted}" if what != "an unknown network" else \
+        advice = f"give the checkpoint of {wanted}" if what != UNKNOWN else \
             f"its names begin with {_some(given)}, those of {wanted} here with {_some(own)}"
         return Misfit(f"it is of {what}: {advice}")
     for name, x in own.items():

@@ -152,6 +152,7 @@ WRAPPED = {  # as others save the same weights
     "compiled DDP": lambda s: {"model": {f"_orig_mod.module.{k}": v for k, v in s.items()}},
     "DDP compiled": lambda s: {f"module._orig_mod.{k}": v for k, v in s.items()},
     "part compiled": lambda s: {k.replace("visual.", "visual._orig_mod."): v for k, v in s.items()},
+    "Lightning's metric": lambda s: {"state_dict": {**{f"net.{k}": v for k, v in s.items()}, "loss.w": torch.ones(1)}},
     "Lightning": lambda s: {"epoch": 3, "global_step": 5, "state_dict": {f"model.{k}": v for k, v in s.items()}},
 }
 
@@ -198,6 +199,8 @@ def test_what_a_file_is_of_is_said(state, clip_state, tmp_path):
         "a CLIP model of another size: ": ("ViT-S-32", clip_state),
         "an image tower of timm: give": (MODEL, {"patch_embed.proj.bias": torch.ones(2), "blocks.0.a": torch.ones(2)}),
         "a CLIP model of transformers: give": (MODEL, {"vision_model.a": torch.ones(2), "text_model.b": torch.ones(2)}),
+        "it is of an unknown network: its names begin with net.": (
+            MODEL, {**{f"net.{k}": v for k, v in state.items()}, **{f"ema.{k}": v for k, v in state.items()}}),
         "the state of an optimizer alone": (MODEL, {"state": {}, "param_groups": []}),
         "it holds the state of an optimizer alone": (MODEL, {"epoch": 3, "optimizer": {"state": {}}}),
         "its names begin with class_embedding, positional_embedding and": (MODEL, timm_names),
@@ -349,6 +352,10 @@ def test_any_text_in_params_is_one_line(value, tmp_path, monkeypatch):
     (run / "params.txt").write_text(f"model: {MODEL}\nimage_mean: {value}\n")
     said = complaint_of("caption", "x.png", "--pretrained", run)
     assert said.startswith("error: ") and "\n" not in said and len(said) < 500
+    for name in ("force_image_size", "force_context_length"):
+        (run / "params.txt").write_text(f"model: {MODEL}\n{name}: {value}\n")
+        said = complaint_of("caption", "x.png", "--pretrained", run)
+        assert "params.txt" in said and "\n" not in said and len(said) < 500
     (run / "params.txt").write_bytes(b"model: " + MODEL.encode() + b"\nname: \xff\xfe\n" + b"x" * 3_000_000)
     assert checkpoints.find(str(run)).model_name == MODEL
 
