@@ -1,11 +1,13 @@
 """Model configs by name: a prefix such as MDC- before any OpenCLIP config with a ViT image tower is a captioner.
 
 `model_configs/objectives.json` is a table of rows: a name pattern, in which * stands for the base config, and the
-`caption_cfg` that it adds. Intervals of t and BERT ratios stand there and nowhere else. The base gives the image tower
+`caption_cfg` that it adds. Any other interval of t is a name after the same pattern (MDC-*-t0.25-0.75), as is any BERT
+ratio in percent (BERT-*-r50). The base gives the image tower
 and, where it has one that fits, the text tower's size to the decoder. Needs the standard library only.
 """
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from importlib import resources
 
@@ -19,6 +21,7 @@ VQ_ROWS: dict[str, dict] = json.loads((FOLDER / "vq.json").read_text(encoding="u
 CLIP_VOCABULARY = 49408
 PAPER_DECODER = {"context_length": 77, "vocab_size": CLIP_VOCABULARY, "width": 512, "heads": 8, "layers": 12}
 DECODER_KEYS = (*PAPER_DECODER, "mlp_ratio", "norm_kwargs", "tokenizer_kwargs")
+NUMBER = r"[0-9]*\.?[0-9]+"  # in names of intervals and ratios
 # timm's names of towers that give patch tokens; convnext, swin, fastvit and the like give feature maps.
 TIMM_VITS = ("vit_", "vitamin_", "eva", "deit", "beit")
 
@@ -44,6 +47,28 @@ def listed() -> list[str]:
                 pattern.replace("*", base) for base, row in VQ_ROWS.items() for pattern in row["listed"]]
 
 
+def readings(name: str) -> Iterator[tuple[str, dict]]:
+    """Yield the base and the `caption_cfg` that a name may mean, rows of the table first."""
+    for pattern, caption_cfg in ROWS.items():
+        prefix, suffix = pattern.split("*")
+        if name.startswith(prefix) and name.endswith(suffix):
+            yield name[len(prefix):len(name) - len(suffix)], caption_cfg
+    if found := re.fullmatch(rf"MDC-(.+)-t({NUMBER})-({NUMBER})", name):
+        yield found[1], {**ROWS["MDC-*"], "t_min": float(found[2]), "t_max": float(found[3])}
+    if found := re.fullmatch(rf"BERT-(.+)-r({NUMBER})", name):
+        yield found[1], {**ROWS["BERT-*-r15"], **dict.fromkeys(("t_min", "t_max"), float(found[2]) / 100)}
+
+
+def interval_name(name: str, t_min: float, t_max: float, base_config: Callable[[str], dict | None]) -> str:
+    """Return the name of the captioner of the same base whose t is uniform on an interval, with the weight 1/t.
+
+    The base is called BASE where the name does not tell it, as that of a folder does not.
+    """
+    bases = (base for base, _ in readings(name.replace("/", "-")))
+    base = next((base for base in bases if base in VQ_ROWS or base_config(base) is not None), "BASE")
+    return intervals().get((t_min, t_max), f"MDC-*-t{t_min}-{t_max}").replace("*", base)
+
+
 def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
     """The config of a captioner's name; None for a name that no row and base make.
 
@@ -52,17 +77,17 @@ def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | No
         base_config: a new copy of a base's config by its name, None if it is not known.
 
     Raises:
-        ValueError: the base has no ViT image tower.
+        ValueError: the base has no ViT image tower, or there is no such interval or ratio.
     """
     name = name.replace("/", "-")
-    for pattern, caption_cfg in ROWS.items():
-        prefix, suffix = pattern.split("*")
-        if not (name.startswith(prefix) and name.endswith(suffix)):
-            continue
-        base = name[len(prefix):len(name) - len(suffix)]
+    for base, caption_cfg in readings(name):
         config = with_codes(base, base_config) if base in VQ_ROWS else base_config(base)
         if config is None or "caption_cfg" in config:
             continue
+        low, high = caption_cfg.get("t_min", 0), caption_cfg.get("t_max", 1)
+        if not (0 <= low < high <= 1 or 0 < low == high <= 1 and not name.startswith("MDC-")):
+            raise ValueError(f"{name} cannot be made: an interval of t lies within 0 and 1, the lower end first, as in "
+                             f"MDC-{base}-t0.25-0.75; a ratio is above 0 and at most 100 %, as in BERT-{base}-r50")
         vision, text = config["vision_cfg"], config["text_cfg"]
         if not is_vit(vision):
             raise ValueError(f"{name} cannot be made: the image tower of {base} is no ViT, and a captioner's decoder "

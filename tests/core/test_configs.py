@@ -125,5 +125,41 @@ def test_slashes_in_a_name_are_read_as_openclip_reads_them():
 
 
 def test_unknown_names_stay_unknown():
-    for name in ("MDC-", "MDC-ViT-B-3", "MDC-MDC-ViT-B-32", "XYZ-ViT-B-32", "BERT-ViT-B-32-r50"):
+    for name in ("MDC-", "MDC-ViT-B-3", "MDC-MDC-ViT-B-32", "XYZ-ViT-B-32", "BERT-ViT-B-3-r50", "MDC-ViT-B-32-t0.5",
+                 "BERT-ViT-B-32-rr", "MDC-ViT-B-3-t0.8-0.2", "ARC-ViT-B-32-t0.25-0.75"):
         assert open_clip.get_model_config(name) is None and not open_clip_mdc.is_captioner(name)
+
+
+def test_any_interval_of_t_and_any_bert_ratio_is_a_name():
+    """Which differs from the table's rows in nothing else, and is theirs where they have it."""
+    for name, like, low, high in (
+            ("MDC-ViT-B-32-t0.25-0.75", "MDC-ViT-B-32-t0.3-0.8", 0.25, 0.75),
+            ("MDC-ViT-SO400M-14-SigLIP-t0.2-1.0", "MDC-ViT-SO400M-14-SigLIP", 0.2, 1.0),
+            ("MDC-ViT-B-32-t0.30-0.80", "MDC-ViT-B-32-t0.3-0.8", 0.3, 0.8),
+            ("BERT-ViT-B/32-r50", "BERT-ViT-B-32-r15", 0.5, 0.5),
+            ("BERT-ViT-Ti-8-r7.5", "BERT-ViT-Ti-8-r15", 0.075, 0.075),
+            ("BERT-ViT-Ti-8-r100", "Parallel-ViT-Ti-8", 1.0, 1.0),
+            ("BERT-ViT-Ti-8-r45", "BERT-ViT-Ti-8-r45", 0.45, 0.45)):
+        expected = open_clip.get_model_config(like)
+        expected["caption_cfg"] |= dict(t_min=low, t_max=high)
+        assert open_clip.get_model_config(name) == expected and open_clip_mdc.is_captioner(name)
+    assert open_clip.create_model("MDC-ViT-Ti-8-t0.25-0.75").caption_cfg.t_min == 0.25
+
+
+@pytest.mark.parametrize("name", [
+    "MDC-ViT-B-32-t0.8-0.2", "MDC-ViT-B-32-t0.5-0.5", "MDC-ViT-B-32-t0.5-1.5", "MDC-ViT-B-32-t25-75",
+    "MDC-ViT-B-32-t0.0-0.0", "BERT-ViT-B-32-r0", "BERT-ViT-B-32-r150"])
+def test_an_interval_or_ratio_that_cannot_be_is_one_line(name):
+    with pytest.raises(ValueError, match=f"{name} cannot be made: an interval of t lies within 0 and 1") as error:
+        open_clip.get_model_config(name)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name, interval, expected", [
+    ("MDC-ViT-Ti-8", (0.2, 0.7), "MDC-ViT-Ti-8-t0.2-0.7"), ("MDC-ViT-B-32-t0.0-1.0", (0.5, 1.0), "MDC-ViT-B-32"),
+    ("BERT-ViT-Ti-8-r30", (0.3, 0.8), "MDC-ViT-Ti-8-t0.3-0.8"), ("MDC-ViT-B-16-SigLIP-t0.25-0.75", (0.1, 0.6),
+                                                                 "MDC-ViT-B-16-SigLIP-t0.1-0.6")])
+def test_an_intervals_name_is_that_of_a_model_that_has_it(name, interval, expected):
+    assert configs.interval_name(name, *interval, open_clip.get_model_config) == expected
+    cfg = open_clip.get_model_config(expected)["caption_cfg"]
+    assert (cfg["t_min"], cfg["t_max"]) == interval

@@ -5,6 +5,7 @@ import json
 import tarfile
 
 import numpy as np
+import open_clip
 import pytest
 import torch
 from conftest import VOCAB, captions, images, tiny_captioner
@@ -253,6 +254,10 @@ def test_the_command_trains_measures_and_writes_table_numbers_and_figure(schedul
     proposal = first["proposal"]
     name = f"[{proposal['t_min']:.1f}, {proposal['t_max']:.1f}]"
     assert f"Proposed: t in {name}" in printed
+    proposed = printed[printed.index("open_clip_train --model "):].split()[2]
+    cfg = open_clip.get_model_config(proposed)["caption_cfg"]
+    assert proposed.startswith("MDC-ViT-Ti-8") and [cfg["t_min"], cfg["t_max"]] == pytest.approx(
+        [proposal["t_min"], proposal["t_max"]])
     for paper in ("[0.0, 1.0]", "[0.3, 0.8]", "[0.4, 0.9]", "[0.5, 1.0]"):
         assert paper in printed
     assert proposal["t_max"] - proposal["t_min"] >= 0.499 and proposal["progress"] > 0
@@ -267,8 +272,6 @@ def test_the_command_trains_measures_and_writes_table_numbers_and_figure(schedul
 
 
 def test_a_checkpoint_is_measured_without_training(schedule_search, tmp_path):
-    import open_clip
-
     import open_clip_mdc
     open_clip_mdc.register()
     torch.manual_seed(0)

@@ -259,6 +259,10 @@ def run(args: argparse.Namespace) -> None:
     table, scores = per_t(measured), search(measured, args.min_width)
 
     print(report(table, scores, args.min_width))
+    name = checkpoints.find(args.pretrained, args.model).model_name if args.pretrained else args.model
+    best = scores[scores.proposed].iloc[0]
+    proposed = configs.interval_name(name, round(best.t_min, 1), round(best.t_max, 1), open_clip.get_model_config)
+    print(f"To train so: open_clip_train --model {proposed}")
     settings = {key: value for key, value in vars(args).items() if key not in ("tool", "out", "plot")}
     content = {**settings, "steps": steps, "num_samples": measured.nll.shape[1],
                "mean_tokens": measured.mean_tokens, "proposal": json.loads(scores[scores.proposed].iloc[0].to_json()),
