@@ -252,8 +252,7 @@ def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
         for i in indices:
             if i not in accuracy:
                 accuracy[i] = validation_accuracy(candidates[i])
-        best = max(indices, key=accuracy.__getitem__)  # the first of equals
-        return best if accuracy[best] > 0 else 0
+        return max(indices, key=accuracy.__getitem__)  # the first of equals
 
     best = peak(list(range(0, len(candidates), 16)))
     for span in (8, 4, 2, 1):

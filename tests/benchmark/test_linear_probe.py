@@ -229,6 +229,13 @@ def test_a_saved_probe_gives_the_accuracy_that_was_reported(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["mine.safetensors"]
 
 
+def test_classes_that_only_the_test_set_has_are_no_classes_of_the_probe(tmp_path):
+    path = tmp_path / "probe.safetensors"
+    result = run(tmp_path, splits=(clusters(90, 1, 0.02, 6), None, clusters(80, 3, 0.02)), save_probe=str(path))
+    assert load_file(path)["weight"].shape == (6, WIDTH)
+    assert result["lp_acc1"] == pytest.approx(0.75, abs=0.02)  # 6 of 8 classes are known
+
+
 def test_predictions_are_the_logits_of_the_rows_in_their_order():
     features, targets = TRAIN.tensors
     probe = train(features, targets, NUM_CLASSES, 0.0, 0.1, 2, 64, False, "cpu", 0)

@@ -3,6 +3,7 @@
 The law of what is drawn is worked out with dense matrices.
 """
 import itertools
+import math
 from functools import partial
 
 import pytest
@@ -236,3 +237,19 @@ def test_what_makes_no_sense_is_refused():
             (dict(guidance_scale=2.0), "mean_image")):
         with pytest.raises(ValueError, match=message):
             generate(model, image, **({} if "text" in options else {"length": 5}), **options)
+
+
+def test_times_are_the_nearest_steps_worked_out_by_hand():
+    assert times(7, 100) == [100, 86, 71, 57, 43, 29, 14, 0]
+    assert times(3, 3) == [3, 2, 1, 0] and times(1, 100) == [100, 0]
+
+
+def test_a_token_that_is_drawn_as_it_stood_by_chance_has_its_step_and_its_probability():
+    """The only draw is of id 0, which a third of the visible tokens are by chance when the chain begins."""
+    schedule = make_schedule(3, 10, "replace")
+    table = torch.zeros(4, 11, 3, dtype=torch.float64)
+    table[..., 0] = 1.0
+    text = torch.full((400, 1), 3)
+    drawn = denoise(one_token_network(table), text, torch.ones_like(text, dtype=torch.bool), schedule, 1)
+    assert (drawn.text == 0).all() and (drawn.step == 0).all()
+    assert drawn.log_prob.flatten().tolist() == pytest.approx([1 - math.log(math.e + 2)] * 400)

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chisquare
 
 from open_clip_mdc import scoring
-from open_clip_mdc.beam import beam_search, sample
+from open_clip_mdc.beam import beam_search, next_log_probs, sample
 from open_clip_mdc.generate import cached_step_logits, generate
 from open_clip_mdc.model import Captioner
 from open_clip_mdc.sampling import Sampling, sample_tokens
@@ -310,3 +310,12 @@ def test_what_makes_no_sense_is_refused(model, image):
             generate(model, image, length=length)
     with pytest.raises(TypeError, match="guidance"):
         generate(model, image, guidance_scale=2.0)
+
+
+def test_probabilities_are_of_float32_where_logits_are_not():
+    logits = torch.randn(3, 60, generator=torch.Generator().manual_seed(0)).bfloat16()
+    text = torch.full((3, 2), 1)
+    found = next_log_probs(lambda *args: logits, text, torch.arange(3), 60, 0, 9)
+    kept = torch.arange(60) != SOT
+    expected = logits.double().log_softmax(1)
+    assert (found[:, kept] - expected[:, kept]).abs().max() < 1e-5 and (found[:, SOT] == -torch.inf).all()

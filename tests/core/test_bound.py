@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import VOCAB, captions, images, tiny_captioner
+from scipy.stats import chisquare
 from test_mask_replace import T, V, dense, much_replacement, product, true_posteriors  # noqa: F401
 
 from open_clip_mdc.bound import Noise, bound, bound_of_draws, draw_noise
@@ -204,3 +205,9 @@ def test_a_model_that_was_scored_still_trains():
     out = model.train()(image, text)
     (out["token_weight"] * out["token_nll"]).sum().backward()
     assert model.text.output.weight.grad.isfinite().all()
+
+
+def test_a_replaced_token_can_be_any_id_each_as_often():
+    noise = draw_noise(20, 3000, 0, make_schedule(VOCAB, 100, "replace"))
+    count = np.bincount(noise.other.ravel(), minlength=VOCAB)
+    assert len(count) == VOCAB and chisquare(count).pvalue > 1e-4

@@ -270,3 +270,17 @@ def test_what_makes_no_sense_is_refused(clip, image, tokenizer, tmp_path):
     torch.save(clip.model.state_dict(), tmp_path / "clip.pt")
     again = clip_guidance.load("ViT-Ti-8", str(tmp_path / "clip.pt"))
     assert all(map(torch.equal, again.model.state_dict().values(), clip.model.state_dict().values()))
+
+
+def test_each_sample_is_guided_by_its_own_image(model, image):
+    shown = []
+
+    class OfRow:
+        scale, top_k = 1.0, 2
+
+        def __call__(self, captions, row):
+            shown.append(row.tolist())
+            return torch.zeros(captions.shape[:2])
+
+    generate(model, image, length=1, samples=3, guide=OfRow(), sampling=Sampling(1.0))
+    assert shown == [[i for i in range(len(image)) for _ in range(3)]]

@@ -335,3 +335,15 @@ def test_a_model_learns_by_its_bound(objective):
         losses.append(value.item())
     assert sum(losses[-4:]) < 0.5 * sum(losses[:4])
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_every_id_replaces_where_replacement_is_as_rare_as_in_the_preset_and_the_vocabulary_is_clips(monkeypatch):
+    size = 49408
+    schedule = make_schedule(size, 100, "code")
+    step = 50
+    low, share = float(schedule.mask[step]), size * float(schedule.replace[step])
+    grid = low + share * (torch.arange(size, dtype=torch.float64) + 0.5) / size  # a number for each id
+    monkeypatch.setattr(torch, "rand", lambda shape, dtype=torch.float32, **options: grid.to(dtype).view(shape))
+    text = torch.full((1, size), 7)
+    found = noise(text, torch.ones_like(text, dtype=torch.bool), torch.tensor([step]), schedule)
+    assert (found[0] - torch.arange(size)).abs().max() <= 1

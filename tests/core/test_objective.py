@@ -292,3 +292,12 @@ def test_nobody_else_compares_the_name_of_an_objective():
             for node in ast.walk(ast.parse(path.read_text())):
                 named = isinstance(node, ast.Constant) and node.value in OBJECTIVES
                 assert not named, f"{path.relative_to(REPO)}:{node.lineno} names {node.value!r}"
+
+
+@pytest.mark.parametrize("objective", ["mcd", "mcd-absorbing", "mcd-replace"])
+def test_diffusion_in_steps_trains_on_the_steps_of_its_interval(objective):
+    text = captions([4] * 50)
+    cfg = CaptionCfg(objective=objective, t_min=0.5, t_max=0.75)
+    found = OBJECTIVES[objective].corrupt(text, VOCAB, cfg, systematic(50, 0.3), generator(0))
+    steps, often = (100 * found.t).round().int().unique(return_counts=True)
+    assert steps.tolist() == list(range(51, 76)) and (often == 2).all()

@@ -313,6 +313,26 @@ def test_weights_of_items_are_those_of_the_metric(tmp_path):
     assert found.binomial is None
 
 
+def test_a_mean_of_three_cells_has_a_third_of_the_errors_of_each(tmp_path):
+    cells = tuple(c for c in TABLES["table2"](scales.SCENES) if c.row == "MDC (heuristic)")
+    right = {cell.evaluation.datasets[0]: np.arange(40 * (i + 1)) % (i + 2) == 0 for i, cell in enumerate(cells)}
+    for cell in cells:
+        dataset, metric = cell.evaluation.datasets[0], cell.evaluation.metric
+        found = right[dataset]
+        path = write_result(tmp_path, commands.variant(cell.evaluation), cell.run.name(0), dataset,
+                            commands.last_epoch(scales.SCENES, cell.run), **{metric: found.mean(), "cases": len(found)})
+        (path.parent / "items").mkdir(exist_ok=True)
+        (path.parent / "items" / path.name).write_text(json.dumps(
+            {"images": [f"{dataset} {i}" for i in range(len(found))], "values": {metric: found.astype(int).tolist()}}))
+    side_of = claims.of_results(collect.read_results(tmp_path), scales.SCENES, cells)
+    parts = [found.astype(float) for found in right.values()]
+    assert len(parts) == 3 and side_of.numbers[0] == pytest.approx(100 * np.mean([part.mean() for part in parts]))
+    influence = np.concatenate([100 / 3 * (part - part.mean()) / len(part) for part in parts])
+    assert list(side_of.influence.values()) == pytest.approx(influence)
+    shares = [((part.sum() + 1) / (len(part) + 2), len(part) + 2) for part in parts]
+    assert side_of.binomial == pytest.approx(sum((100 / 3) ** 2 * p * (1 - p) / n for p, n in shares))
+
+
 # ---- the ledger itself
 
 
