@@ -254,6 +254,19 @@ def test_the_mean_wealth_of_bets_on_a_level_race_is_no_more_than_1(lengths):
     assert monte_carlo.log_evidence(values[0], values[1][None], *draws, worst=9.0)[0] > math.log(1000)
 
 
+def test_wealth_is_the_bet_times_the_score_where_all_masks_are_drawn_and_a_product_over_draws_elsewhere():
+    values, bet = np.random.default_rng(0).normal(size=(2, 400)), np.array([0.3, 0.1])
+    draws = monte_carlo.draw_masks(5, 400)
+    score = monte_carlo.estimate(values[:, :31], draws)[0]
+    assert monte_carlo.log_wealth(5 * values[:, :31], draws, bet) == pytest.approx(bet[:, None] * score)
+    draws = monte_carlo.draw_masks(20, 400)
+    known = np.isin(draws.hidden.sum(1), (1, 19, 20))  # 20, 20 and 1 masks: all are drawn
+    share = 20 * values[:, :len(known)] / 20 / np.bincount(draws.stratum)[draws.stratum]
+    expected = [[math.prod(1 + b * x for x in row[~known]) * math.exp(b * row[known].sum()) for row in share]
+                for b in bet]
+    assert monte_carlo.log_wealth(20 * values[:, :len(known)], draws, bet) == pytest.approx(np.log(expected))
+
+
 @pytest.mark.parametrize("factor, dropped", [(0.99, 0), (1.01, 4)])
 def test_looks_and_rivals_share_the_error_probability(monkeypatch, factor, dropped):
     draws = monte_carlo.draw_masks(20, 400)  # 20 of most counts: looks after 4, 8 and 16, and the last, which decides

@@ -233,6 +233,13 @@ def test_two_views_look_at_one_image_and_give_the_mean_of_their_losses():
     assert both["length_loss"].item() == pytest.approx(losses[0]["length_loss"].item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("objective", ["mdc", "complementary", "two-views", "mcd"])
+def test_the_bound_is_of_all_times_whatever_the_interval_trained(objective):
+    u = systematic(100, 0.5)
+    found = OBJECTIVES[objective].bound(captions([6] * 100), VOCAB, u, generator(0))
+    assert torch.allclose(found.t.double(), u, atol=0.006)  # diffusion in steps rounds them up
+
+
 @pytest.mark.parametrize("objective", ["mdc", "arc", "cappa"])
 def test_validation_is_the_nelbo_whatever_the_interval_trained(objective):
     """Against enumeration (mdc) and the exact likelihood (the others)."""

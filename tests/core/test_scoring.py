@@ -1,12 +1,13 @@
 """Claims about likelihoods of many candidates: what they do not depend on, and what is refused."""
 import itertools
+from functools import partial
 
 import pytest
 import torch
-from conftest import images
+from conftest import captions, images, tiny_captioner
 from likelihoods import EOT, SOT, V, random_captions
 
-from open_clip_mdc import scoring
+from open_clip_mdc import bound, monte_carlo, scoring
 from open_clip_mdc.model import Captioner
 
 ALL = [("mdc", "heuristic", {}), ("mdc", "monte_carlo", dict(num_samples=24)), ("arc", "autoregressive", {})]
@@ -14,6 +15,21 @@ ALL = [("mdc", "heuristic", {}), ("mdc", "monte_carlo", dict(num_samples=24)), (
 
 def close(a, b):
     return torch.allclose(a, b, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("objective, method, estimator", [("mdc", "monte_carlo", monte_carlo.monte_carlo),
+                                                          ("mcd-replace", "bound", bound.bound)])
+def test_options_reach_the_estimator(objective, method, estimator):
+    model, image, text = tiny_captioner(objective), images(1), captions([7, 9])
+    network = partial(model.token_logits, model.text.project_image(model.encode_image_tokens(image)))
+    fixed = {"schedule": model.objective.schedule} if method == "bound" else {}
+    cases = [dict(num_samples=9), dict(num_samples=9, seed=5)] + [
+        dict(num_samples=64, stop_confidence=0.01), dict(num_samples=9, interval=(0.5, 0.5))] * (not fixed)
+    found = [scoring.log_likelihood(model, image, text[None], method, **case) for case in cases]
+    with torch.no_grad():
+        for case, scores in zip(cases, found, strict=True):
+            assert close(scores[0], estimator(network, text, V, **case, **fixed).log_likelihood)
+    assert len({tuple(scores[0].tolist()) for scores in found}) == len(cases)
 
 
 @pytest.mark.parametrize("objective, method, options", ALL)
@@ -130,6 +146,14 @@ def test_the_blind_score_is_that_of_the_mean_image_whatever_the_image(mdc):
     one = scoring.mean_image(mdc, [seen[:1]])  # the mean of one image is that image
     assert close(scoring.log_likelihood(mdc, None, text, blind=one),
                  scoring.log_likelihood(mdc, seen[:1].expand(2, -1, -1, -1), text))
+
+
+def test_the_mean_of_many_images_is_of_float32():
+    class Half:
+        def encode_image_tokens(self, image):
+            return torch.full((len(image), 2, 3), 300.0, dtype=torch.float16)
+
+    assert (scoring.mean_image(Half(), [images(2)] * 200) == 300).all()  # their sum is beyond float16
 
 
 def test_a_blind_score_is_no_race(mdc):

@@ -73,6 +73,14 @@ def test_a_table_of_logits_gives_the_caption_and_the_order_worked_out_by_hand():
     assert decoded.log_prob[0].exp().tolist() == pytest.approx([1, 0.5, 0.6, 0.4, 1])
 
 
+def test_a_probability_reveals_at_once_what_is_at_least_so_certain_and_one_position_where_nothing_is():
+    assert unmask(table(HAND), [[4, 6, 6, 6, 5]], 6, tokens_per_step=0.45).step.tolist() == [[-1, 0, 0, 1, -1]]
+    assert unmask(table(HAND), [[4, 6, 6, 6, 5]], 6, tokens_per_step=0.9).step.tolist() == [[-1, 1, 0, 2, -1]]
+    certain = torch.full((5, 6), -torch.inf)
+    certain[:, 1] = 0.0
+    assert unmask(table(certain), [[4, 6, 6, 6, 5]], 6, tokens_per_step=1.0).step.tolist() == [[-1, 0, 0, 0, -1]]
+
+
 def test_what_was_revealed_changes_the_rest():
     """The first position is sure of 0; the second says 1 alone, and 2 once it stands beside 0."""
     def token_logits(text, asked):
