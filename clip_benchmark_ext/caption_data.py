@@ -47,7 +47,7 @@ def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tup
     if "txt" not in sample:
         raise ValueError(f"{name}: captioning needs an image and a .txt, a caption a line")
     try:
-        captions = sample["txt"].decode()
+        captions = sample["txt"].decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise ValueError(f"{name}: {problem}") from problem
     return transform(sample[DECODED]), captions.split("\n"), sample["__key__"]

@@ -7,12 +7,12 @@ mBLEU-4 the mean of BLEU-4 of one caption against the others of its image, so th
 2017, arXiv 1703.10476). Whoever says nonsense is diverse: compare at equal CIDEr.
 """
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 
 from pycocoevalcap.bleu.bleu import Bleu
 
 from open_clip_mdc.data.shards import find_shards, read_samples
+from open_clip_mdc.data.text import read_lines
 from open_clip_mdc.tokens import CAPTION_SEPARATOR
 
 from .named_words import normal
@@ -43,10 +43,10 @@ def read_train_captions(path: str) -> set[str]:
         FileNotFoundError, ValueError: it is not there, is damaged, or holds no caption.
     """
     if not path.endswith(".tar"):
-        texts = Path(path).read_text(encoding="utf-8").split("\n")
+        texts = read_lines(path)
     else:
         texts = [text for shard in find_shards(path) for sample in read_samples(shard, ("txt",)) if "txt" in sample
-                 for text in sample["txt"].decode(errors="replace").split(CAPTION_SEPARATOR)]
+                 for text in sample["txt"].decode("utf-8-sig", errors="replace").split(CAPTION_SEPARATOR)]
     found = {normal(text) for text in texts if text.strip()}
     if not found:
         raise ValueError(f"--train_captions {path} holds no caption")

@@ -118,7 +118,7 @@ class ClassFolders(ImageFolder):
 def read_json(name: str) -> dict:
     """A file of the user's, or else one of clip_benchmark's own."""
     own = Path(builder.__file__).with_name(name)
-    return json.loads((Path(name) if os.path.exists(name) else own).read_text(encoding="utf-8"))
+    return json.loads((Path(name) if os.path.exists(name) else own).read_bytes())
 
 
 def class_folders(root: str, split: str, transform, language: str = "en", classnames: str | None = None,

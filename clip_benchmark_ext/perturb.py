@@ -153,7 +153,7 @@ def frozen_options(
     if not path.is_file():
         _freeze(path, dataset, captions, tagger)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_bytes())
         claimed = content.pop("sha256")
         cases = [(str(case["caption"]), [str(text) for text in case["perturbed"]]) for case in content["cases"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:

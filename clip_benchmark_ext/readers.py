@@ -9,6 +9,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from open_clip_mdc.data.text import read_text
+
 from .local_files import Source, find, image_folder, inside, need_images, read_json, texts, value
 from .perturb import Tagger, frozen_options
 
@@ -160,7 +162,7 @@ def winoground(name: str, root: Path, **_) -> Read:
     path = find(source, name, root)
     folder = image_folder(source, name, path)
     cases = []
-    for index, line in enumerate(path.read_text(encoding="utf-8").split("\n")):
+    for index, line in enumerate(read_text(path).split("\n")):
         if not line.strip():
             continue
         try:

@@ -23,6 +23,7 @@ from webdataset import split_by_worker
 
 from open_clip_mdc import checkpoints
 from open_clip_mdc.data.shards import check_shard, regroup
+from open_clip_mdc.data.text import read_names
 from open_clip_mdc.integration import is_captioner
 from open_clip_mdc.messages import close_names
 from open_clip_mdc.objective import OBJECTIVES, CaptionCfg
@@ -105,9 +106,14 @@ class Job(NamedTuple):
             raise FileNotFoundError(
                 f"no webdataset in {root}: it should hold {split}/nshards.txt and {split}/0.tar, ...; --dataset_root "
                 "takes such a folder or https://huggingface.co/datasets/clip-benchmark/wds_NAME/tree/main") from problem
+        except UnicodeDecodeError as problem:
+            raise ValueError(f"a text in {root} is no UTF-8 ({problem}): save it as UTF-8") from problem
         except AssertionError as problem:  # upstream's, e.g. of class names that are not there
             raise ValueError(f"{args.dataset} in {root} is not fit for {args.task}: {problem}") from problem
         if args.dataset.startswith("wds/"):
+            for field, name in (("classes", "classnames.txt"), ("templates", "zeroshot_classification_templates.txt")):
+                if getattr(dataset, field) and os.path.isfile(path := os.path.join(root, name)):
+                    setattr(dataset, field, read_names(path))
             place = dataset.pipeline.index(split_by_worker)
             dataset.pipeline[place] = whole_shards
             dataset.pipeline[place + 2:place + 2] = [  # before upstream decodes

@@ -80,7 +80,7 @@ def read_images(paths: list[Path | CsvRows]) -> Iterator[Source]:
         lacking: list[str] = []
         try:
             for key, sample in named_samples(path, lacking):
-                text = sample.get("txt", b"").decode("utf-8", errors="replace")
+                text = sample.get("txt", b"").decode("utf-8-sig", errors="replace")
                 yield Source(f"{path}::{key}", BytesIO(sample[image_member(sample)]), text)
         except (ValueError, OSError) as problem:
             yield Source(str(path), ValueError(str(problem)))
@@ -267,7 +267,7 @@ def read_pairs(shards: list[str], transform: Callable, tokenizer: Callable) -> I
     """
     for sample in captioned(sample for shard in shards for sample in read_samples(shard)):
         image = decode_image(BytesIO(sample[image_member(sample)]), f"{sample['__url__']}::{sample['__key__']}")
-        caption = sample["txt"].decode("utf-8", errors="replace").split(CAPTION_SEPARATOR)[0]
+        caption = sample["txt"].decode("utf-8-sig", errors="replace").split(CAPTION_SEPARATOR)[0]
         yield transform(image), tokenizer(caption)[0]
 
 
@@ -280,7 +280,7 @@ def image_pairs(samples: Iterable[dict]) -> Iterator[dict]:
         try:
             image = decode_image(BytesIO(sample[image_member(sample)]),
                                  f"{sample['__url__']}, sample {sample['__key__']}")
-            yield {"image": image, "text": sample["txt"].decode()}
+            yield {"image": image, "text": sample["txt"].decode("utf-8-sig")}
         except ValueError as problem:
             logging.warning("Handling webdataset error (%r). Ignoring.", problem)
 

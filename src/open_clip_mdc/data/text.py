@@ -1,6 +1,8 @@
 """Text files of users, as common programs save them: UTF-8, or UTF-16 with its mark (Excel), and any line ends."""
 import codecs
+import logging
 import re
+from collections import Counter
 from pathlib import Path
 
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
@@ -56,3 +58,18 @@ def read_lines(path: str | Path) -> list[str]:
     Lines end at line ends alone, not at U+2028 and the like, which a caption may hold.
     """
     return [line.strip() for line in read_text(path).split("\n") if line.strip()]
+
+
+def read_names(path: str | Path) -> list[str]:
+    """The lines of a list in which a line's number means something; warns of a line that comes again.
+
+    Raises:
+        ValueError: a line between others is blank.
+    """
+    names = [line.strip() for line in read_text(path).rstrip().split("\n")]
+    if "" in names:
+        raise ValueError(f"{path}, line {names.index('') + 1} is blank, so that lines after it would be numbered "
+                         f"wrongly: remove it")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        logging.warning("%s has %r more than once, and %d such lines", path, twice[0], len(twice))
+    return names

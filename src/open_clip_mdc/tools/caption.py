@@ -28,6 +28,7 @@ from ..data.files import new_file, parse_json
 from ..data.images import Batch, Images
 from ..data.journal import Journal
 from ..data.paths import IMAGE_FILES, SHARDS, count_images, find_images
+from ..data.text import read_lines
 from ..messages import plural
 from ..objective import STEPS
 from ..pretrained import PretrainedCaptioner
@@ -56,7 +57,7 @@ def read_captions(path: str, name: str | None = None) -> dict[str, dict]:
         ValueError: it is another file. FileNotFoundError: there is none.
     """
     try:
-        rows = [parse_json(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        rows = [parse_json(line) for line in read_lines(path)]
         return {row["image"]: {"image": name or path, "caption": "" + row["caption"],
                                "tokens": [checked(token) for token in row["tokens"]]} for row in rows}
     except (ValueError, KeyError, TypeError) as problem:

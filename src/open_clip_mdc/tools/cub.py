@@ -12,6 +12,8 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..data.text import read_lines
+
 CAPTIONS = 10
 Key = tuple[int, str]  # the class's number, the image's name without ending
 Rows = list[tuple[Path, list[str]]]
@@ -49,7 +51,7 @@ def read_captions(path: Path) -> list[str]:
     """
     content = path.read_bytes()
     try:
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = content.decode("latin-1")
     captions = [line.strip().lower() for line in text.split("\n") if line.strip()]
@@ -64,8 +66,7 @@ def reed_split(keys: Iterable[Key], lists: list[str]) -> dict[Key, str]:
     Raises:
         ValueError: a class is in both.
     """
-    train, test = ({class_number(line.strip()) for line in Path(path).read_text(encoding="utf-8").splitlines()
-                    if line.strip()} for path in lists)
+    train, test = ({class_number(line) for line in read_lines(path)} for path in lists)
     if both := train & test:
         raise ValueError(f"class {min(both)} is in {lists[0]} and in {lists[1]}: Reed's split has no class in both")
     return {key: "train" if key[0] in train else "test" for key in keys if key[0] in train | test}
@@ -78,7 +79,7 @@ def official_split(images: str) -> dict[Key, str]:
         FileNotFoundError: they are not there. ValueError: they do not go together.
     """
     folder = Path(images).resolve().parent
-    names, halves = (dict(line.split() for line in (folder / name).read_text(encoding="utf-8").splitlines())
+    names, halves = (dict(line.split() for line in read_lines(folder / name))
                      for name in ("images.txt", "train_test_split.txt"))
     if names.keys() != halves.keys():
         raise ValueError(f"images.txt and train_test_split.txt in {folder} list different images")

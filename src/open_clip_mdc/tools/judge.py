@@ -33,6 +33,7 @@ from ..data.images import data_url, decode_image
 from ..data.journal import Journal
 from ..data.paths import SHARDS, find_images, formats
 from ..data.shards import Header, TooLarge, check_size, image_member, regroup, split_name
+from ..data.text import read_lines, read_text
 from ..progress import progress_bar
 from .judge_answers import LETTERS, assign_letters, parse_letter, report, summarise
 
@@ -58,12 +59,11 @@ def read_captions(path: str) -> dict[str, str]:
         ValueError: the file is not of either kind, or names an id twice.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            if path.endswith(".jsonl"):
-                rows = [parse_json(line) for line in file if line.strip()]
-                pairs = [(row["image"].partition("::")[2] or Path(row["image"]).stem, row["caption"]) for row in rows]
-            else:
-                pairs = list(parse_json(file.read())["captions"].items())
+        if path.endswith(".jsonl"):
+            rows = [parse_json(line) for line in read_lines(path)]
+            pairs = [(row["image"].partition("::")[2] or Path(row["image"]).stem, row["caption"]) for row in rows]
+        else:
+            pairs = list(parse_json(read_text(path))["captions"].items())
         captions = {id: " ".join(caption.split()) for id, caption in pairs}
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ValueError(f'{path} is neither JSON with {{"captions": {{id: caption}}}} nor .jsonl with "image" and '

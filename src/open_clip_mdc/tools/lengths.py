@@ -31,7 +31,7 @@ PERCENTILES = (5, 25, 50, 75, 95, 99)
 def read_captions(shard: str) -> Iterator[str]:
     """Streams the texts that webdataset finds in a shard as "txt"."""
     for sample in read_samples(shard, suffixes=("txt",)):
-        yield from sample["txt"].decode("utf-8", errors="replace").split(CAPTION_SEPARATOR)
+        yield from sample["txt"].decode("utf-8-sig", errors="replace").split(CAPTION_SEPARATOR)
 
 
 def caption_lengths(shards: Sequence[str], tokenizer: SimpleTokenizer) -> np.ndarray:

@@ -85,7 +85,7 @@ def result_rows(paths: list[str]) -> list[list[str]]:
     rows = []
     for path in paths:
         try:
-            result = json.loads(Path(path).read_text(encoding="utf-8"))
+            result = json.loads(Path(path).read_bytes())
             about, metrics = [result["dataset"], result["task"]], result["metrics"].items()
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise ValueError(f"--results {path} is no result file of clip_benchmark eval: {problem!r}") from problem

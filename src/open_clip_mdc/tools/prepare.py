@@ -123,7 +123,7 @@ def read_shards(shards: list[str], captions_key: str) -> Iterator[Sample]:
             name = str(metadata.get("filename", f"{sample['__key__']}.{suffix}" if suffix else without_image(sample)))
             captions = metadata.get(captions_key)
             if captions is None and captions_key == "captions":
-                text = sample.get("txt", b"").decode(errors="replace")
+                text = sample.get("txt", b"").decode("utf-8-sig", errors="replace")
                 captions = metadata.get("caption") or re.split(f"[\n{CAPTION_SEPARATOR}]", text)
             seen = f"; its members: {', '.join(members(sample))}" + (
                 f", keys of its JSON: {', '.join(metadata)}; see --captions-key" if metadata else "")

@@ -22,6 +22,7 @@ import torch
 from ..data.files import new_file
 from ..data.images import Images
 from ..data.paths import find_images
+from ..data.text import read_lines
 from ..messages import plural
 from ..model import Captioner
 from ..progress import progress_bar
@@ -37,8 +38,7 @@ def read_captions(path: str) -> list[str]:
     Raises:
         ValueError: there is none.
     """
-    lines = Path(path).read_text(encoding="utf-8").split("\n")  # not at U+2028 and the like, which a caption may hold
-    captions = [line.strip() for line in lines if line.strip()]
+    captions = read_lines(path)
     if not captions:
         raise ValueError(f"{path} has no caption")
     return captions
