@@ -14,6 +14,7 @@ import sys
 import torch
 
 from open_clip_mdc import messages
+from open_clip_mdc.data.files import end_when_terminated
 from open_clip_mdc.integration import BENCHMARK, register
 
 from .flags import Flags, make_parser, read_flags
@@ -44,6 +45,7 @@ def check(args: argparse.Namespace, argv: list[str]) -> None:
 
 def main(argv: list[str] | None = None) -> int | None:
     """Exits with one line on bad input."""
+    end_when_terminated()
     register()
     register(BENCHMARK)
     from clip_benchmark import cli as upstream

@@ -22,11 +22,13 @@ from torchvision.transforms import Compose
 from webdataset import split_by_worker
 
 from open_clip_mdc import checkpoints
+from open_clip_mdc.data.files import try_output
 from open_clip_mdc.data.shards import check_shard, regroup
 from open_clip_mdc.data.text import read_names
 from open_clip_mdc.integration import is_captioner
 from open_clip_mdc.messages import close_names
 from open_clip_mdc.objective import OBJECTIVES, CaptionCfg
+from open_clip_mdc.tools.outputs import OF_FILES, check_suffix
 
 from . import (
     caption_data,
@@ -351,6 +353,12 @@ def evaluate(args: Namespace, flags: Flags) -> int:
             print(f"Skip {output}: it is there, of the same settings and data.")
         return 0
 
+    if output.suffix.lower() in OF_FILES:
+        check_suffix("--output", str(output), (".json",))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    try_output(output)
+    if args.task == "linear_probe":
+        try_output(args.feature_root, folder=True)
     if args.verbose:
         print(f"{args.task} of {args.model} {args.pretrained} on {args.dataset}, language {args.language}")
     torch.manual_seed(args.seed)

@@ -51,7 +51,8 @@ def alone(logs: Path) -> Iterator[int]:
     Every step inherits the lock, which ends with the last process that has it.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    with (logs / ".lock").open("w") as file:
+    from open_clip_mdc.data.files import open_own
+    with open_own(logs / ".lock", "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -75,11 +76,12 @@ def describe(step: Step, threads: str) -> None:
         partial.write_text("\n".join(dict.fromkeys([*known, environment(threads)])) + "\n", encoding="utf-8")
 
 
-def run_step(step: Step, logs: Path, threads: int, lock: int) -> None:
+def run_step(step: Step, logs: Path, threads: int, lock: int, under_way: list[subprocess.Popen]) -> None:
     """Runs a command to its end.
 
     Args:
         lock: of `alone`.
+        under_way: has the process while it runs.
 
     Raises:
         RuntimeError: in one line, if the command fails.
@@ -89,8 +91,10 @@ def run_step(step: Step, logs: Path, threads: int, lock: int) -> None:
     if step.folder:
         describe(step, variables["OMP_NUM_THREADS"])
     with log.open("w") as messages, log.with_suffix(".out").open("w") as output:
-        code = subprocess.run(step.command, stdout=output, stderr=messages, env=variables,
-                              pass_fds=(lock,)).returncode
+        with subprocess.Popen(step.command, stdout=output, stderr=messages, env=variables, pass_fds=(lock,)) as process:
+            under_way.append(process)
+            code = process.wait()
+            under_way.remove(process)
     if code:
         lines = log.read_text(errors="replace").splitlines() or [""]
         raise RuntimeError(f"{step.label} failed (exit status {code}), see {log}: {lines[-1]}")
@@ -103,13 +107,17 @@ def run_steps(title: str, steps: list[Step], logs: Path, jobs: int) -> None:
         RuntimeError: the first that fails; those under way are waited for, the others not begun.
     """
     from tqdm import tqdm
+
+    from open_clip_mdc.data.files import end_when_terminated
+    end_when_terminated()
+    under_way: list[subprocess.Popen] = []
     threads = max(1, (os.cpu_count() or 1) // jobs)  # of one left alone too: weights depend on it, in the last bits
     pool = ThreadPoolExecutor(jobs)
     with alone(logs) as lock:
         for step in steps:  # an old log says nothing of today
             (logs / f"{step.label}.log").unlink(missing_ok=True)
         try:
-            going = {pool.submit(run_step, step, logs, threads, lock): step for step in steps}
+            going = {pool.submit(run_step, step, logs, threads, lock, under_way): step for step in steps}
             with tqdm(total=len(steps), desc=f"{title} (logs: {logs}/)",
                       mininterval=0.1 if sys.stderr.isatty() else QUIET_SECONDS,
                       bar_format="{desc} {percentage:3.0f} % |{bar:20}| {elapsed}{postfix}") as bar:
@@ -124,6 +132,11 @@ def run_steps(title: str, steps: list[Step], logs: Path, jobs: int) -> None:
                     bar.set_postfix_str(", ".join(f"{label} {part:.0%}" for label, part in known.items()),
                                         refresh=False)
                     bar.update(0) if going else bar.refresh()
+        except SystemExit:  # by SIGTERM
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(under_way):
+                process.terminate()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
 

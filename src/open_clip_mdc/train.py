@@ -21,7 +21,7 @@ import torch.distributed as dist
 from . import weights
 from .checkpoints import check_folder, first_lines, is_of_weights, latest_checkpoint
 from .data.csv_pairs import read_table
-from .data.files import new_file
+from .data.files import end_when_terminated, new_file
 from .data.shards import find_shards, warn_of_lines
 from .integration import is_captioner, register
 from .messages import close_names, complaint, read_flags
@@ -295,6 +295,7 @@ def find_warnings(args) -> Iterator[str]:
 def main(argv: list[str] | None = None) -> int | None:
     """Returns upstream's exit status (None or -1); exits with one line on bad flags."""
     argv = sys.argv[1:] if argv is None else argv
+    end_when_terminated()
     register()
     from open_clip_train.distributed import world_info_from_env
     from open_clip_train.main import main as upstream_main

@@ -215,7 +215,7 @@ def test_two_runs_on_one_folder_share_the_work(tmp_path, jobs):
 
 def test_whatever_is_killed_is_made_anew_by_who_waits_or_by_the_next_run(tmp_path):
     first, second = toy(tmp_path, 0.4), toy(tmp_path, 0.4)
-    wait_for(lambda: len(list((tmp_path / "out").glob(".*.part"))) == 2)
+    wait_for(lambda: len(list((tmp_path / "out").glob(".*.txt.*"))) == 2)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     ended(second)
@@ -227,7 +227,7 @@ def test_whatever_is_killed_is_made_anew_by_who_waits_or_by_the_next_run(tmp_pat
 
 def test_workers_end_with_the_run_that_started_them(tmp_path):
     run = toy(tmp_path, 0.5, jobs=2)
-    wait_for(lambda: len(list((tmp_path / "out").glob(".*.part"))) == 2)
+    wait_for(lambda: len(list((tmp_path / "out").glob(".*.txt.*"))) == 2)
     run.kill()
     run.wait()
     wait_for(lambda: not holders(tmp_path / "out" / ".claims"))

@@ -47,12 +47,18 @@ def test_a_journal_resumes_after_every_byte_at_which_it_may_break_off(tmp_path):
         assert path.read_bytes() == whole
 
 
-def test_a_journal_of_another_key_starts_anew_and_one_without_rows_leaves_no_file(tmp_path):
-    note(tmp_path / "j", {"id": "a"})
-    assert not Rows(tmp_path / "j", {**KEY, "length": 10})
-    note(tmp_path / "j", {"id": "b"}, key={**KEY, "length": 10})
-    assert list(Rows(tmp_path / "j", {**KEY, "length": 10})) == ["b"]
-    note(tmp_path / "j")
+def test_a_journal_of_another_key_or_program_is_refused_and_one_without_rows_leaves_no_file(tmp_path):
+    path = tmp_path / "j"
+    note(path, {"id": "a"})
+    assert not Rows(path, {**KEY, "length": 10})
+    for content, words in ((path.read_bytes(), "begun with another length"), (b"my notes\n", "no file of this tool"),
+                           (b"[1]\n", "no file of this tool"), (b"\xff" * 99, "no file of this tool")):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=words):
+            note(path, {"id": "b"}, key={**KEY, "length": 10})
+        assert path.read_bytes() == content
+    path.unlink()
+    note(path)
     assert not Rows(tmp_path / "nothing", KEY) and not list(tmp_path.iterdir())
 
 

@@ -89,7 +89,7 @@ def test_bad_input_is_named_in_one_line(shards):
         assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="--names has 1 names for 2 data sets"):
         run(shards / "0.tar", shards / "1.tar", "--names", "one", "--out", shards / "l.png")
-    with pytest.raises(FileNotFoundError, match="--out .*: its folder does not exist"):
+    with pytest.raises(FileNotFoundError, match="its folder does not exist"):
         run(shards / "0.tar", "--out", shards / "nowhere" / "l.png")
     assert not (shards / "l.png").exists()
 

@@ -1,19 +1,36 @@
 """Files and folders that appear under their name when they are complete, or not at all."""
+import errno
+import fcntl
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
+import signal
+import stat
+import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import BinaryIO
 
 
-def temporary_name(path: Path) -> Path:
-    """A hidden name beside `path` that no other process, on this machine or another, chooses."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+def _end(*_) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what cleans up is not to be cut off
+    for child in multiprocessing.active_children():
+        child.terminate()
+    sys.exit(128 + signal.SIGTERM)
+
+
+def end_when_terminated() -> None:
+    """Make SIGTERM, as batch systems send it, an exit that removes what is half written here and in child processes."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end)
 
 
 def is_stdout(path: Path) -> bool:
@@ -24,28 +41,151 @@ def is_stdout(path: Path) -> bool:
         return False
 
 
+def open_own(path: Path, mode: str) -> BinaryIO:
+    """Open a file that no user names, such as a journal. Raises ValueError for a link, which may lead anywhere."""
+    try:
+        return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
+    except OSError as problem:
+        if problem.errno != errno.ELOOP:
+            raise
+        raise ValueError(f"{path} is a link, which is not written through: remove it") from problem
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether nobody else had it. The lock ends with the process."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sweep(path: Path) -> None:
+    """Removes what processes that were killed have left beside `path`: their locks are free."""
+    for old in path.parent.glob(f".{escape(path.name)}.{'[0-9a-f]' * 12}"):
+        try:
+            descriptor = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:  # it is gone, another user's, or a link
+            continue
+        try:
+            if _lock(descriptor):
+                _remove(old)
+        except OSError:  # no locks here: nothing tells whose it is
+            pass
+        finally:
+            os.close(descriptor)
+
+
 @contextmanager
-def new_file(path: str | Path) -> Iterator[Path]:
+def _partial(path: Path, folder: bool = False) -> Iterator[Path]:
+    """A hidden file or folder beside `path`, new, under a name that no other process chooses, and removed at the end.
+
+    Raises:
+        OSError: it cannot be made; of `path`.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: its folder does not exist")
+    _sweep(path)
+    while True:
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+        try:
+            if folder:
+                partial.mkdir()
+            descriptor = os.open(partial, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        except OSError as problem:
+            raise OSError(problem.errno, problem.strerror, str(path)) from problem
+        try:
+            alone = _lock(descriptor)
+        except OSError:  # no locks here
+            alone = True
+        if alone and partial.exists():
+            break
+        os.close(descriptor)  # another process was sweeping
+    try:
+        yield partial
+    finally:
+        os.close(descriptor)
+        _remove(partial)
+
+
+def _write_into(path: Path, source: Path) -> None:
+    with source.open("rb") as file, open(os.dup(1) if is_stdout(path) else path, "wb") as target:
+        shutil.copyfileobj(file, target)
+
+
+def is_written_to(path: Path) -> bool:
+    """Whether it is no file that can be replaced: a FIFO, a device, or where this process prints."""
+    return path.exists() and not path.is_file() and not path.is_dir() or path.is_symlink() and is_stdout(path)
+
+
+def try_output(path: str | Path, folder: bool = False) -> None:
+    """Make what `new_file` or `new_folder` will make at `path`, and remove it: before the work, not after it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path = Path(os.path.realpath(path)) if not is_written_to(Path(path)) else Path(path)
+    if folder:
+        place = path
+        while not place.exists():
+            place = place.parent
+        if not place.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "is no folder", str(place))
+        with _partial(place / path.name, folder):
+            return
+    if is_written_to(path):
+        return
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder", str(path))
+    with _partial(path):
+        pass
+    if path.exists():
+        try:
+            os.close(os.open(path, os.O_WRONLY))  # of a file system that is mounted read-only here
+        except PermissionError:  # it can be replaced, though
+            pass
+
+
+@contextmanager
+def new_file(path: str | Path, follow: bool = True) -> Iterator[Path]:
     """A file to write, which becomes `path`, in place of what is there, when the block ends without an error.
 
-    A link stays, and what it leads to is replaced. /dev/stdout, and what is no file, such as a FIFO, is written to.
+    It keeps the mode of what it replaces. /dev/stdout, and what is no file, such as a FIFO, is written to; so is a file
+    that is mounted by itself, which cannot be replaced.
+
+    Args:
+        follow: a link stays, and what it leads to is replaced; otherwise the link is replaced.
     """
     path = Path(path)
-    if path.exists() and not path.is_file() or path.is_symlink() and is_stdout(path):
+    if is_written_to(path):
         with TemporaryDirectory() as folder:
             partial = Path(folder, path.name)
             yield partial
-            with partial.open("rb") as source, open(os.dup(1) if is_stdout(path) else path, "wb") as target:
-                shutil.copyfileobj(source, target)
+            _write_into(path, partial)
         return
-    if path.is_symlink():
+    if path.is_symlink() and follow:
         path = Path(os.path.realpath(path))
-    partial = temporary_name(path)
-    try:
+    with _partial(path) as partial:
+        mode = stat.S_IMODE(partial.stat().st_mode)
+        if path.is_file() and not path.is_symlink():
+            mode = path.stat().st_mode & 0o777
+            partial.chmod(mode | 0o600)
         yield partial
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+        if stat.S_IMODE(partial.stat().st_mode) != mode:  # safetensors makes files that only their owner reads
+            partial.chmod(mode)
+        try:
+            os.replace(partial, path)
+        except OSError as problem:
+            if problem.errno != errno.EBUSY:
+                raise
+            _write_into(path, partial)
 
 
 @cache
@@ -60,8 +200,8 @@ def file_state(path: str | Path) -> tuple[int, ...]:
     The time of its last change of any kind among them, which no program can set: rsync, cp -p and the layers of a
     container give what they write the size and the time of modification of something else.
     """
-    stat = os.stat(path)
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+    now = os.stat(path)
+    return now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
 
 
 def sha256(path: str | Path) -> str:
@@ -86,9 +226,9 @@ def parse_json(text: str | bytes, **options) -> object:
         raise ValueError("it is nested too deeply") from problem
 
 
-def write_json(path: str | Path, content: object, **options) -> None:
-    """Args: options of `json.dumps`."""
-    with new_file(path) as partial:
+def write_json(path: str | Path, content: object, follow: bool = True, **options) -> None:
+    """Args: follow of `new_file`, options of `json.dumps`."""
+    with new_file(path, follow) as partial:
         partial.write_text(json.dumps(content, **options))
 
 
@@ -96,16 +236,23 @@ def write_json(path: str | Path, content: object, **options) -> None:
 def new_folder(out: str | Path) -> Iterator[Path]:
     """A folder to fill, which appears as `out` when the block ends without an error and is removed otherwise.
 
+    One that is there and empty may be a mount point, which cannot be replaced: it is filled at the end.
+
     Raises:
         ValueError: `out` is there already and is not an empty folder.
     """
     out = Path(out).resolve()
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    inside = out / out.name
+    if out.is_dir():
+        _sweep(inside)
+    if out.exists() and not (out.is_dir() and all(path.name == "lost+found" for path in out.iterdir())):
         raise ValueError(f"{out} exists and is not an empty folder: remove it or choose another --out")
-    partial = temporary_name(out)
-    partial.mkdir(parents=True)
-    try:
+    there = out.is_dir()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with _partial(inside if there else out, folder=True) as partial:
         yield partial
-        os.replace(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if there:
+            for path in sorted(partial.iterdir()):
+                os.replace(path, out / path.name)
+        else:
+            os.replace(partial, out)

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from .files import open_own, parse_json
+
 SECONDS = 10  # that workers of a run that was killed may live on, with its lock: PyTorch's look for it every 5
 
 
@@ -61,7 +63,7 @@ def open_alone(path: Path) -> BinaryIO:
         ValueError: another process has it.
     """
     for _ in range(SECONDS):
-        file = path.open("ab")
+        file = open_own(path, "ab")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.exists() and os.path.samefile(path, file.fileno()):  # its last owner may have removed it
@@ -72,19 +74,40 @@ def open_alone(path: Path) -> BinaryIO:
     raise ValueError(f"another run is writing {path}: wait for its end, or write to another file")
 
 
+def check_journal(path: Path, key: dict) -> None:
+    """Raises ValueError for a file of another key or program. It stays as it is: rows cost time or money."""
+    head = json.dumps(key).encode() + b"\n"
+    try:
+        with path.open("rb") as file:
+            line = file.readline(2 ** 24)
+    except FileNotFoundError:
+        return
+    if head.startswith(line):  # the same, or broken off
+        return
+    try:
+        earlier = parse_json(line)
+        unlike = [name for name in {**key, **earlier} if earlier.get(name) != json.loads(head).get(name)]
+    except (ValueError, AttributeError, TypeError):
+        unlike = []
+    if not unlike or not set(earlier) & set(key):
+        raise ValueError(f"{path} is damaged or no file of this tool: give another --out or remove it")
+    raise ValueError(f"{path} was begun with another {', '.join(unlike)}: give another --out or remove it")
+
+
 class Journal:
     """Context manager of the journal that this process writes; without a row it leaves no file.
 
     Attributes:
-        rows: those of an earlier run with the same key, and those appended since. With another key it starts anew.
+        rows: those of an earlier run with the same key, and those appended since.
 
     Raises:
-        ValueError: another process is writing it.
+        ValueError: another process is writing it, or as `check_journal`.
     """
 
     def __init__(self, path: str | Path, key: dict, id: str = "id"):
         """Arguments are those of `Rows`."""
         self._path, self._arguments, self._head = Path(path), (key, id), json.dumps(key).encode() + b"\n"
+        check_journal(self._path, key)
 
     def __enter__(self) -> "Journal":
         self._file = open_alone(self._path)

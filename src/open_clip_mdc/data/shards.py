@@ -88,7 +88,8 @@ def read_stats(shard: Path) -> dict:
 
 def write_sizes(folder: Path) -> None:
     """sizes.json, where OpenCLIP reads the numbers of pairs, of all shards that are there, whoever wrote them."""
-    write_json(folder / "sizes.json", {path.name: read_stats(path)["pairs"] for path in sorted(folder.glob("*.tar"))})
+    write_json(folder / "sizes.json", {path.name: read_stats(path)["pairs"] for path in sorted(folder.glob("*.tar"))},
+               follow=False)
 
 
 class TooLarge(ValueError):

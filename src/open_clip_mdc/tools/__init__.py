@@ -8,9 +8,10 @@ import sys
 from importlib import import_module
 
 from .. import __version__
+from ..data.files import end_when_terminated
 from ..messages import complaint, read_flags
 from . import flags
-from .common import is_folder
+from .outputs import is_folder, ready
 
 TOOLS = {
     "scenes": "render the built-in synthetic data set",
@@ -46,12 +47,14 @@ def main(argv: list[str] | None = None) -> None:
     """Exits with 2 on wrong usage and with 1 and one line on bad input."""
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
+    end_when_terminated()
     # Threads of the model that spin while they wait take the cores of the processes that decode images.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     tool = args.tool.replace("-", "_")
-    if getattr(args, "engine", None) == "ray" and is_folder(args.out):
-        tool = DRIVERS.get(tool, tool)
     try:
+        ready(args)
+        if getattr(args, "engine", None) == "ray" and is_folder(args.out):
+            tool = DRIVERS.get(tool, tool)
         import_module(f"{__name__}.{tool}").run(args)
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {complaint(problem, args, argv)}")

@@ -25,7 +25,7 @@ from ..encoder import grid
 from ..messages import plural
 from ..pretrained import describe_captions
 from ..unmask import tokenize_with_masks
-from .common import check_length, complain, load_captioner, need_folder
+from .common import check_length, complain, load_captioner
 from .page import percent, printable, shown, shown_lines, thumbnail, write_page
 
 BATCH = 8
@@ -92,7 +92,6 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ValueError: images had to be skipped (the page is written by then), or flags make no sense.
     """
-    need_folder("--out", args.out)
     check_length(args)
     paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     loaded = load_captioner(args)

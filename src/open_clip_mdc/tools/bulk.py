@@ -25,7 +25,7 @@ from ..data.paths import SHARDS, find_images
 from ..data.tables import read_about
 from ..messages import plural
 from ..progress import progress_bar
-from .common import complain, need_folder
+from .common import complain
 from .engine import make_each
 
 Unit = Path | CsvRows
@@ -189,7 +189,6 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], 
         ValueError: a unit cannot be used (all the others are written), two have one name, or a table is there of other
             settings.
     """
-    need_folder("--out", args.out)
     shown, args.out, args.pretrained = args.out, str(Path(args.out).absolute()), absolute(args.pretrained)
     twice = [name for name, count in Counter(map(unit_name, units)).items() if count > 1]
     if twice:

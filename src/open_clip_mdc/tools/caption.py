@@ -35,7 +35,8 @@ from ..pretrained import PretrainedCaptioner
 from ..progress import progress_bar
 from . import bulk
 from .caption_rows import check, decoding_options, sampling_of, settings
-from .common import complain, is_folder, load_captioner
+from .common import SHOWN, complain, load_captioner
+from .outputs import is_folder
 from .page import card, legend, printable, shown, shown_lines, thumbnail, write_page
 
 CLIP = ("clip_scale", "clip_top_k", "clip_rerank")
@@ -156,6 +157,8 @@ def run(args: argparse.Namespace) -> None:
             names += batch.names
             skipped += map(printable, batch.problems)
             bar.update(len(batch.names))
+    if not names:
+        raise ValueError("\n  ".join([f"no image can be read, and {args.out} is not written:", *skipped[:SHOWN]]))
     if args.html:
         title = f"Captions by {find(args.pretrained, args.model).model_name}"
         texts = [journal.rows[name]["clip_texts"] for name in names] if clip else []

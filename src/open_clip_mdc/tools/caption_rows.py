@@ -5,7 +5,6 @@ Place in the paper: decoding, Eq. 6 and Sec. 3.2.
 import argparse
 import hashlib
 import json
-from pathlib import Path
 
 import torch
 
@@ -16,7 +15,8 @@ from ..generate import default_length
 from ..pretrained import PretrainedCaptioner
 from ..sampling import Sampling
 from ..unmask import tokenize_with_masks
-from .common import blind_image, check_engine, check_length, is_folder, need_folder
+from .common import blind_image, check_engine, check_length
+from .outputs import is_folder
 
 DECODING = ("length", "min_length", "tokens_per_step", "sampler", "steps", "text", "temperature", "top_k", "top_p",
             "seed", "guidance_scale", "guidance_weak")
@@ -42,15 +42,10 @@ def check(args: argparse.Namespace) -> None:
     decoding.check(asked(args), flag)
     if args.compare and not args.html:
         raise ValueError("--compare needs --html, the page on which captions stand side by side")
-    if not is_folder(args.out) and Path(args.out).suffix != ".jsonl":
-        raise ValueError(f"--out {args.out} should end in .jsonl, or be a folder (no suffix) for the tables of shards")
     if is_folder(args.out) and (args.html or args.limit or args.clip):
         raise ValueError("--html, --limit and --clip go with an --out that ends in .jsonl")
     check_engine(args)
     check_length(args)
-    need_folder("--out", args.out)
-    if args.html:
-        need_folder("--html", args.html)
 
 
 def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, paths: list) -> tuple[dict, str | None]:

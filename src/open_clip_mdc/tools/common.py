@@ -3,11 +3,11 @@ import argparse
 import hashlib
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..decoding import BLIND_IMAGES, MIN_BLIND_IMAGES, TooFewImages, check_blind
 from ..messages import number_from
+from .outputs import is_folder
 
 if TYPE_CHECKING:
     import torch
@@ -154,14 +154,3 @@ def complain(skipped: list[str], count: int | None = None) -> None:
         count = len(skipped) if count is None else count
         more = [f"... and {count - SHOWN} more"] * (count > SHOWN)
         raise ValueError("\n  ".join([f"{count} skipped, all else is written:", *skipped[:SHOWN], *more]))
-
-
-def is_folder(out: str) -> bool:
-    """Whether --out means a folder of tables, one for each shard, rather than one file: it has no suffix."""
-    return Path(out).is_dir() or not Path(out).suffix
-
-
-def need_folder(flag: str, path: str) -> None:
-    """Raises FileNotFoundError where a file to write has no folder, before the long work."""
-    if not Path(path).absolute().parent.is_dir():
-        raise FileNotFoundError(f"{flag} {path}: its folder does not exist")

@@ -66,6 +66,13 @@ def _start(make: Make, number) -> None:
         _do, number.value = partial(Worker(number.value).do, make), number.value + 1
 
 
+def _or_end(function: Callable, *item):
+    try:
+        return function(*item)
+    except SystemExit as end:  # by SIGTERM; the executor would take it for a result, and go on
+        os._exit(end.code)
+
+
 def _end_with_the_parent() -> None:
     multiprocessing.parent_process().join()
     os._exit(1)
@@ -78,8 +85,8 @@ def _start_process(start: Callable | None, *args) -> None:
 
 
 @contextmanager
-def process_pool(jobs: int, killed: str, start: Callable | None = None, *args) -> Iterator[ProcessPoolExecutor]:
-    """Forked processes that end with this one: alone, they would keep the locks that they inherited.
+def process_pool(jobs: int, killed: str, start: Callable | None = None, *args) -> Iterator[Callable]:
+    """`map` over forked processes that end with this one: alone, they would keep the locks that they inherited.
 
     Args:
         killed: what to say where one is killed.
@@ -91,7 +98,7 @@ def process_pool(jobs: int, killed: str, start: Callable | None = None, *args) -
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(jobs, context, _start_process, (start, *args)) as pool:
         try:
-            yield pool
+            yield lambda function, *items: pool.map(partial(_or_end, function), *items)
         except BrokenProcessPool as problem:
             raise ValueError(killed) from problem
 
@@ -112,8 +119,8 @@ def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
         return
     number = multiprocessing.get_context("fork").Value("i", 0)
     with process_pool(jobs, "a worker process was killed (for its memory?); the same command resumes", _start, make,
-                      number) as pool:
-        yield lambda items: pool.map(_do_here, *zip(*items, strict=True))
+                      number) as map_all:
+        yield lambda items: map_all(_do_here, *zip(*items, strict=True))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import requests
 
+from ..data.files import open_own
 from ..progress import progress_bar
 
 TRIES = 5  # without a new byte
@@ -147,7 +148,7 @@ def append(answer: requests.Response, part: Path, bar) -> None:
     """Writes what comes, from the place that the answer begins at. Raises OSError where it breaks off."""
     if answer.status_code == 416:
         return
-    with part.open("ab" if answer.status_code == 206 else "wb") as file:
+    with open_own(part, "ab" if answer.status_code == 206 else "wb") as file:
         bar.n = file.tell()
         for block in answer.iter_content(2 ** 16):
             bar.update(file.write(block))

@@ -5,6 +5,7 @@ import os
 from .. import decoding
 from ..messages import finite
 from .common import add_engine, add_images, add_model, natural, positive
+from .outputs import Default
 
 KARPATHY = ("coco", "flickr30k", "flickr8k")
 FETCHED = ("coco", "flickr8k", "flickr30k", "cc3m", "cc12m", "recap", "sugar_crepe", "aro", "cub")
@@ -103,7 +104,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def lengths(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shards", nargs="+", metavar="SHARDS", help="one data set each: 'DIR/{00000..00009}.tar'")
     parser.add_argument("--names", nargs="+", help="names of the data sets (default: their folders)")
-    parser.add_argument("--out", default="lengths.png", help="histogram to write (default: %(default)s)")
+    parser.add_argument("--out", default=Default("lengths.png"), help="histogram to write (default: %(default)s)")
     parser.add_argument("--tokenizer", default="ViT-B-32", metavar="MODEL",
                         help="count with this model's tokenizer (default: %(default)s, CLIP's BPE)")
 
@@ -122,7 +123,7 @@ def caption(parser: argparse.ArgumentParser) -> None:
     _add_decoding(parser)
     add_images(parser)
     add_engine(parser)
-    parser.add_argument("--out", default="captions.jsonl",
+    parser.add_argument("--out", default=Default("captions.jsonl"),
                         help="NAME.jsonl, a file of all captions; or a folder (no suffix), which gets a parquet table "
                              "for each shard, by --engine (default: %(default)s)")
     parser.add_argument("--html", help="page to write, one file with the images in it; for hundreds, not millions")
@@ -158,7 +159,7 @@ def caption(parser: argparse.ArgumentParser) -> None:
 
 def attention(parser: argparse.ArgumentParser) -> None:
     _add_decoding(parser)
-    parser.add_argument("--out", default="attention.html", help="page to write (default: %(default)s)")
+    parser.add_argument("--out", default=Default("attention.html"), help="page to write (default: %(default)s)")
 
 
 def export(parser: argparse.ArgumentParser) -> None:
@@ -189,7 +190,7 @@ def score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--captions", help="text file, one caption a line")
     parser.add_argument("--pairs", nargs="+", metavar="PATHS",
                         help="instead: shards, or CSV files with the columns image,caption; each image with its own")
-    parser.add_argument("--out", default="scores.csv",
+    parser.add_argument("--out", default=Default("scores.csv"),
                         help="a .csv or .jsonl file; of --pairs a folder (no suffix), which gets a parquet table for "
                              "each shard, by --engine (default: %(default)s)")
     parser.add_argument("--alpha", type=finite, default=1.0,
@@ -220,7 +221,8 @@ def reconstruct(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--data", required=True, help="webdataset shards with images and captions")
     parser.add_argument("--num-samples", type=positive, default=8, help="images shown (default: %(default)s)")
-    parser.add_argument("--out", default="reconstructions.png", help="contact sheet to write (default: %(default)s)")
+    parser.add_argument("--out", default=Default("reconstructions.png"),
+                        help="contact sheet to write (default: %(default)s)")
 
 
 def vq(parser: argparse.ArgumentParser) -> None:
@@ -257,5 +259,6 @@ def schedule_search(parser: argparse.ArgumentParser) -> None:
                         help="of the interval proposed, which is chosen here and not found: the criterion favours "
                              "narrow ones (default: %(default)s, the width of the paper's)")
     parser.add_argument("--seed", type=natural, default=0, help="(default: %(default)s)")
-    parser.add_argument("--out", default="schedule.json", help="every number (default: %(default)s)")
-    parser.add_argument("--plot", default="schedule.png", help="curves over t and intervals (default: %(default)s)")
+    parser.add_argument("--out", default=Default("schedule.json"), help="every number (default: %(default)s)")
+    parser.add_argument("--plot", default=Default("schedule.png"),
+                        help="curves over t and intervals (default: %(default)s)")

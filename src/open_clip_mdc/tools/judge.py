@@ -30,7 +30,7 @@ from requests.adapters import HTTPAdapter, Retry
 from ..data.drawing import encode_png
 from ..data.files import parse_json
 from ..data.images import data_url, decode_image
-from ..data.journal import Journal
+from ..data.journal import Journal, check_journal
 from ..data.paths import SHARDS, find_images, formats
 from ..data.shards import Header, TooLarge, check_size, image_member, regroup, split_name
 from ..data.text import read_lines, read_text
@@ -233,29 +233,13 @@ def ask(session: requests.Session, url: str, model: str, prompt: str, image: str
         raise ValueError(f"{url} gives no chat completion: {_excerpt(response, content)}") from problem
 
 
-def check_journal(path: Path, settings: dict) -> None:
-    """Raises ValueError for a file with other settings or none of ours. It stays as it is: answers cost money."""
-    if not path.exists():
-        return
-    try:
-        with path.open("rb") as file:
-            earlier = parse_json(file.readline())
-        unlike = [name for name in settings if earlier[name] != settings[name]]
-    except (ValueError, LookupError, TypeError) as problem:
-        raise ValueError(f"{path} is damaged or no file of this tool: give another --out") from problem
-    if unlike:
-        raise ValueError(f"{path} was begun with another {', '.join(unlike)}: give another --out or remove it")
-
-
 def run(args: argparse.Namespace) -> None:
     """Asks about every image that --out does not hold yet, and writes and prints the rates.
 
     Raises:
-        ValueError: --out is no .jsonl file, or no endpoint or model is given; or as the readers and `ask`.
+        ValueError: no endpoint or model is given; or as the readers and `ask`.
     """
     out = Path(args.out)
-    if out.suffix != ".jsonl":
-        raise ValueError(f"--out {out} should end in .jsonl")
     for value, flag, variable in ((args.url, "--url", "OPENAI_BASE_URL"), (args.model, "--model", "OPENAI_MODEL")):
         if not value:
             raise ValueError(f"whom to ask? Give {flag} or ${variable}")

@@ -55,7 +55,7 @@ def keep(least: float, job: tuple, out: Path) -> None:
                           "txt": CAPTION_SEPARATOR.join(kept[key])})
             stats["pairs"] += 1
             stats["captions"] += len(kept[key])
-    write_json(stats_file(target), stats)
+    write_json(stats_file(target), stats, follow=False)
 
 
 def images_of(unit: Unit, kept: dict):

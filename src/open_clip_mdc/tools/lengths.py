@@ -23,7 +23,6 @@ from ..data.files import new_file
 from ..data.shards import find_shards, read_samples, warn_of_lines
 from ..progress import progress_bar
 from ..tokens import CAPTION_SEPARATOR
-from .common import need_folder
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 
@@ -95,7 +94,6 @@ def run(args: argparse.Namespace) -> None:
     names = args.names or [os.path.dirname(shards[0]) or shards[0] for shards in sets]
     if len(names) != len(sets):
         raise ValueError(f"--names has {len(names)} names for {len(sets)} data sets (quote the patterns)")
-    need_folder("--out", args.out)
     tokenizer = get_tokenizer(args.tokenizer)
     if open_clip.get_model_config(args.tokenizer) is None or not isinstance(tokenizer, SimpleTokenizer):
         raise ValueError(f"--tokenizer {args.tokenizer}: no model of OpenCLIP or MDC with a tokenizer of CLIP's kind")

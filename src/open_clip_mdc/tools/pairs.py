@@ -18,7 +18,8 @@ from pathlib import Path
 from ..data.csv_pairs import TABLES, split_csv
 from ..data.paths import IMAGE_FILES, SHARDS, check_kind
 from . import bulk
-from .common import check_engine, complain, is_folder
+from .common import check_engine, complain
+from .outputs import is_folder
 
 GIVE = "give shards (KEY.jpg and KEY.txt in a .tar), or a table with the columns image,caption"
 
@@ -46,8 +47,6 @@ def check(args: argparse.Namespace) -> None:
                          f"without a suffix")
     if not args.pairs and (args.top or args.out_shards):
         raise ValueError("--top and --out-shards are for --pairs")
-    if not args.pairs and Path(args.out).suffix not in (".csv", ".jsonl"):
-        raise ValueError(f"--out {args.out} should end in .csv or .jsonl")
     if args.plain and (args.blind_images or args.top is not None or args.alpha != 1):
         raise ValueError("--plain leaves the blind and the debiased score out, which --blind-images, --alpha and --top "
                          "are about")

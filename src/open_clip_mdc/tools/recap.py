@@ -61,7 +61,7 @@ def recaption(job: tuple[str, Path], part: Path) -> None:
             key = f"{target.stem}{stats['pairs']:06d}"  # our own; the source's is in its json
             writer.write({"__key__": key, suffix: sample[suffix], "txt": text, "json": sample.get("json", b"{}")})
             stats["pairs"] += 1
-    write_json(stats_file(target), stats)  # before the shard appears
+    write_json(stats_file(target), stats, follow=False)  # before the shard appears
 
 
 def worker(number: int) -> Callable:

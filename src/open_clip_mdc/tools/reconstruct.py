@@ -23,7 +23,7 @@ from ..model import Captioner
 from ..tokens import decode_captions, eot_id, mask_id, target_tokens, valid_tokens
 from ..unmask import unmask_by_confidence
 from ..validation import nelbo
-from .common import load_captioner, need_folder
+from .common import load_captioner
 
 BATCH = 64
 
@@ -62,7 +62,6 @@ def contact_sheet(images: list, captions: list[str], predictions: list[str], pat
 def run(args: argparse.Namespace) -> None:
     """Prints the loss before and after training and the reconstructions, and writes the contact sheet."""
     shards = find_shards(args.data)
-    need_folder("--out", args.out)
     loaded = load_captioner(args)
     model, transform, tokenizer, device = loaded.model, loaded.transform, loaded.tokenizer, loaded.device
     name, _, model_args = find(args.pretrained, args.model)

@@ -129,8 +129,8 @@ def _written(parts: list[partial], jobs: int) -> Iterator[int]:
     if jobs == 1:
         yield from (1 for part in parts for _ in part())
         return
-    with process_pool(jobs, "a process was killed (for its memory?): give fewer --jobs, or try again") as pool:
-        yield from pool.map(_count, parts)
+    with process_pool(jobs, "a process was killed (for its memory?): give fewer --jobs, or try again") as map_all:
+        yield from map_all(_count, parts)
 
 
 def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe: int, num_pairs: int,

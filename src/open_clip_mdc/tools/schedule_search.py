@@ -34,7 +34,6 @@ from ..objective import CaptionLoss, systematic
 from ..packing import pack
 from ..pretrained import default_device
 from ..progress import progress_bar
-from .common import need_folder
 from .gradient_noise import GROUPS, MIDDLES, Measurement, interval_scores, log_ratio_error, measure, moments, weights
 
 PAPER = tuple(configs.intervals())  # Table 5
@@ -52,8 +51,6 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"--num-samples {args.num_samples}: at least {GROUPS} times --batch-size {args.batch_size}")
     if not 0 <= args.min_width <= 1:
         raise ValueError(f"--min-width {args.min_width}: an interval of t is 0 to 1 wide")
-    need_folder("--out", args.out)
-    need_folder("--plot", args.plot)
 
 
 class Sample(NamedTuple):

@@ -29,7 +29,7 @@ from ..progress import progress_bar
 from ..scoring import log_likelihood
 from ..tokens import decode_captions, target_tokens, tokenize_whole
 from . import pairs
-from .common import complain, load_captioner, need_folder, prior_image
+from .common import complain, load_captioner, prior_image
 
 
 def read_captions(path: str) -> list[str]:
@@ -83,7 +83,6 @@ def run(args: argparse.Namespace) -> None:
         return pairs.run(args)
     pairs.check(args)
     out = Path(args.out)
-    need_folder("--out", args.out)
     captions, paths = read_captions(args.captions), find_images(args.images)
     loaded = load_captioner(args)
     model = loaded.model

@@ -33,7 +33,6 @@ from ..pretrained import default_device
 from ..progress import progress_bar
 from ..vq import PREFIX, VQ, VQTower, make_decoder
 from . import taming
-from .common import need_folder
 
 HELD_OUT = 256  # images, the first ones, that are not trained on
 SHOWN = 16
@@ -220,9 +219,8 @@ def run(args: argparse.Namespace) -> None:
     """Writes --out, a VQ-VAE that is trained (fit) or converted (import).
 
     Raises:
-        FileNotFoundError, ValueError: see `need_folder`, `run_fit` and `taming.convert`.
+        FileNotFoundError, ValueError: see `run_fit` and `taming.convert`.
     """
-    need_folder("--out", args.out)
     if args.action == "fit":
         return run_fit(args)
     visual, _, _ = tower(args.model)

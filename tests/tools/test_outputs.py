@@ -1,0 +1,226 @@
+"""Claims about where commands write: nothing is lost, left, or written elsewhere.
+
+    pytest tests/tools/test_outputs.py
+"""
+import multiprocessing
+import os
+import signal
+import stat
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from conftest import complaint_of, run, wait_for
+from PIL import Image
+
+from open_clip_mdc.data import claims as data_claims
+from open_clip_mdc.data.claims import Claims
+from open_clip_mdc.data.files import new_file, new_folder, open_own, write_json
+from open_clip_mdc.data.journal import Journal
+
+MODEL = ("--pretrained", "no")
+SCENES = ("--num-train", "16", "--num-val", "2", "--num-probe", "2", "--num-pairs", "2")
+
+
+@contextmanager
+def mounted(place: Path, *options: str):
+    made = subprocess.run(["mount", *options, str(place)], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_mount_point_is_filled_and_a_mounted_file_is_written(tmp_path):
+    folder, file, other = (tmp_path / name for name in ("mount", "s.json", "other"))
+    folder.mkdir()
+    file.write_text("old")
+    other.write_text("old")
+    with mounted(folder, "-t", "tmpfs", "tmpfs"):
+        (folder / "lost+found").mkdir()
+        assert complaint_of("scenes", "--out", folder, *SCENES) is None
+        assert {"lost+found", "train", "sugarcrepe"} < set(os.listdir(folder))
+        assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    with mounted(file, "--bind", other):
+        write_json(file, [1])
+        assert file.read_text() == "[1]"
+    assert sorted(os.listdir(tmp_path)) == ["mount", "other", "s.json"] and other.read_text() == "[1]"
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp_path):
+    """No checkpoint is there: who looks for it first says so."""
+    (tmp_path / "ro").mkdir()
+    (tmp_path / "file").write_text("")
+    with mounted(tmp_path / "ro", "-t", "tmpfs", "-o", "ro", "tmpfs"):
+        for place, words in (("ro", "read-only file system"), ("file", "not a directory|is no folder|does not exist")):
+            place = tmp_path / place
+            for argv in (("caption", "x.png", *MODEL, "--out", place / "c.jsonl"),
+                         ("embed", "x", *MODEL, "--out", place / "t"),
+                         ("score", "--pairs", "x", *MODEL, "--out", place / "t"), ("scenes", "--out", place / "s"),
+                         ("export", *MODEL, "--out", place / "e"), ("reconstruct", *MODEL, "--data", "x", "--out",
+                         place / "r.png"), ("fetch", "flickr8k", "--out", place / "f"),
+                         ("attention", "x.png", *MODEL, "--out", place / "a.html"),
+                         ("lengths", "x.tar", "--out", place / "l.png"),
+                         ("vq", "import", "--from", "x", "--model", "y", "--out", place / "v.pt")):
+                problem = complaint_of(*argv)
+                assert problem and any(word in problem.lower() for word in words.split("|")), (argv, problem)
+                assert str(place) in problem, problem
+
+
+@pytest.mark.parametrize("argv, words", [
+    (("attention", "x.png", *MODEL, "--out", "aa.png"), "--out aa.png should end in .html"),
+    (("embed", "x.tar", *MODEL, "--out", "e.npy"), "--out e.npy is to be a folder"),
+    (("reconstruct", *MODEL, "--data", "x", "--out", "r.txt"), "--out r.txt should end in .png"),
+    (("lengths", "x.tar", "--out", "l.html"), "--out l.html should end in .png"),
+    (("score", *MODEL, "--images", "x", "--captions", "c", "--out", "s.html"), "should end in .csv or .jsonl"),
+    (("export", *MODEL, "--out", "model.bin"), "--out model.bin is to be a folder"),
+    (("scenes", "--out", "scenes.tar"), "--out scenes.tar is to be a folder"),
+    (("fetch", "flickr8k", "--out", "flickr.zip"), "--out flickr.zip is to be a folder"),
+    (("prepare", "folds", "--shards", "x.tar", "--out", "folds.JSON"), "is to be a folder"),
+    (("vq", "import", "--from", "x", "--model", "y", "--out", "v.csv"), "--out v.csv should end in .pt"),
+    (("schedule-search", "--model", "m", "--train-data", "x", "--out", "s.png"), "--out s.png should end in .json"),
+    (("schedule-search", "--model", "m", "--train-data", "x", "--plot", "s.json"), "--plot s.json should end in .png"),
+    (("caption", "x.png", *MODEL, "--html", "page.jsonl"), "--html page.jsonl should end in .html"),
+    (("judge", "--captions", "a=b", "--images", "i", "--out", "j.json"), "--out j.json should end in .jsonl"),
+])
+def test_a_name_says_what_is_written(tmp_path, monkeypatch, argv, words):
+    monkeypatch.chdir(tmp_path)
+    assert words in complaint_of(*argv) and not os.listdir(tmp_path)
+
+
+def test_nothing_is_replaced_that_nobody_named_nor_by_nothing(tmp_path, monkeypatch, runs, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, colour in (("a.png", "red"), ("b.png", "blue")):
+        Image.new("RGB", (32, 32), colour).save(name)
+    Path("bad.jpg").write_bytes(b"no image")
+    caption = ("caption", "--pretrained", runs / "mdc", "--device", "cpu", "--workers", "0")
+    assert complaint_of(*caption, "a.png") is None
+    first = Path("captions.jsonl").read_text()
+    assert complaint_of(*caption, "b.png", "--seed", 1) is None
+    assert "captions.jsonl is there already: this goes to captions-2.jsonl" in capsys.readouterr().err
+    assert Path("captions.jsonl").read_text() == first != Path("captions-2.jsonl").read_text()
+    assert complaint_of(*caption, "b.png", "--out", "captions-2.jsonl") is None
+    assert "--out captions-2.jsonl is there already, and is replaced" in capsys.readouterr().err
+    problem = complaint_of(*caption, "bad.jpg", "--out", "captions.jsonl")
+    assert "no image can be read, and captions.jsonl is not written" in problem and "bad.jpg" in problem
+    Path("y.jsonl.part").write_text("my own notes\n")
+    assert "y.jsonl.part is damaged or no file of this tool" in complaint_of(*caption, "a.png", "--out", "y.jsonl")
+    assert Path("captions.jsonl").read_text() == first and Path("y.jsonl.part").read_text() == "my own notes\n"
+
+
+def test_no_planted_link_is_written_through(tmp_path):
+    victim, out = tmp_path / "victim", tmp_path / "out"
+    victim.write_text("mine")
+    out.mkdir()
+    (tmp_path / "middle").symlink_to(victim)
+    for name in (".00000.parquet.part", "00000_stats.json", ".00000.parquet.0123456789ab", "l.jsonl.part", ".lock"):
+        (out / name).symlink_to(tmp_path / "middle")
+    (out / "dangling.parquet").symlink_to(tmp_path / "nothing")
+    claims = Claims(out)
+    for name in ("00000.parquet", "dangling.parquet"):
+        assert claims.make(name, lambda part: part.write_text("made"), wait=False)
+        assert (out / name).read_text() == "made" and not (out / name).is_symlink()
+    claims.close()
+    write_json(out / "00000_stats.json", {}, follow=False)
+    for make in (lambda: Journal(out / "l.jsonl.part", {"a": 1}).__enter__(), lambda: open_own(out / ".lock", "ab")):
+        with pytest.raises(ValueError, match="link|no file of this tool"):
+            make()
+    (out / ".claims").unlink()
+    (out / ".claims").symlink_to(victim)
+    with pytest.raises(ValueError, match=".claims is a link"):
+        Claims(out)
+    assert victim.read_text() == "mine" and not (tmp_path / "nothing").exists()
+
+
+def test_a_file_keeps_the_mode_of_what_it_replaces_and_a_new_one_has_the_masks(tmp_path):
+    def mode(name):
+        return stat.S_IMODE((tmp_path / name).stat().st_mode)
+    old = os.umask(0o027)
+    try:
+        for name, wanted in (("secret", 0o600), ("shared", 0o664), ("fixed", 0o444), ("new", 0o640)):
+            if name != "new":
+                (tmp_path / name).write_text("old")
+                (tmp_path / name).chmod(wanted)
+            with new_file(tmp_path / name) as partial:
+                assert stat.S_IMODE(partial.stat().st_mode) == wanted | 0o600
+                partial.unlink()  # some libraries put a file of their own in its place
+                partial.write_text("new")
+                partial.chmod(0o600)
+            assert mode(name) == wanted and (tmp_path / name).read_text() == "new"
+    finally:
+        os.umask(old)
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_terminated_command_leaves_nothing_and_a_killed_ones_rest_is_swept(tmp_path, jobs):
+    out = tmp_path / "out"
+
+    def begun() -> multiprocessing.Process:
+        process = multiprocessing.get_context("fork").Process(
+            target=complaint_of, args=("scenes", "--out", out, "--jobs", jobs, "--num-train", "200000"))
+        process.start()
+        wait_for(lambda: list(tmp_path.glob(".out.*/train/.*")))
+        return process
+
+    def others_left() -> int:
+        with suppress(KeyError), new_folder(out):
+            left = len(os.listdir(tmp_path)) - 1
+            raise KeyError
+        return left
+
+    process = begun()
+    process.terminate()
+    process.join(60)
+    assert not os.listdir(tmp_path)
+    process = begun()
+    assert others_left() == 1  # another's stays while it lives
+    process.kill()
+    process.join(60)
+    assert len(os.listdir(tmp_path)) == 1
+    wait_for(lambda: not others_left())
+    assert not os.listdir(tmp_path)
+
+
+def test_every_command_ends_in_order_when_terminated():
+    code = """if True:
+        import os, signal, sys
+        {start}
+        handler = signal.getsignal(signal.SIGTERM)
+        assert handler != signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGTERM)"""
+    for start in ("from open_clip_mdc.tools import main\n        try: main(['lengths', 'no.tar', '--out', 'l.html'])\n"
+                  "        except SystemExit: pass",
+                  "from open_clip_mdc.train import main\n        try: main(['--model', 'no'])\n"
+                  "        except SystemExit: pass",
+                  "from clip_benchmark_ext.cli import main\n        try: main(['eval', '--model', 'no'])\n"
+                  "        except SystemExit: pass"):
+        assert run("python", "-c", code.format(start=start), fork=True, check=False).returncode == 143, start
+
+
+def hang(folder: Path) -> None:
+    def write(part: Path) -> None:
+        part.write_text("half")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        part.write_text("whole")
+    Claims(folder).make("x", write, wait=False)
+
+
+def test_who_waits_for_what_hangs_says_who_and_in_the_end_makes_it(tmp_path, monkeypatch, capsys):
+    holder = multiprocessing.get_context("fork").Process(target=hang, args=(tmp_path,))
+    holder.start()
+    wait_for(lambda: [path for path in tmp_path.glob(".x.*") if path.read_text()])
+    for name, seconds in (("PATIENCE", 0.1), ("REPEAT", 60), ("LEASE", 0.5)):
+        monkeypatch.setattr(data_claims, name, seconds)
+    claims = Claims(tmp_path)
+    assert not claims.make("x", Path.touch, wait=False)
+    assert claims.make("x", lambda part: part.write_text("whole"), wait=True)
+    said = capsys.readouterr().err
+    assert said.count("waiting for") == 1 and f"{tmp_path / 'x'}, which process {holder.pid} on " in said, said
+    assert f"since {time.strftime('%Y-')}" in said
+    os.kill(holder.pid, signal.SIGCONT)
+    holder.join()
+    assert (tmp_path / "x").read_text() == "whole" and sorted(os.listdir(tmp_path)) == [".claims", "x"]
