@@ -39,7 +39,8 @@ def seven_images(folder: Path) -> Path:
 
 def run(*argv) -> str | None:
     """The tool's complaint, None if it has none."""
-    return complaint_of("caption", *argv, "--device", "cpu")
+    out = () if "--out" in argv else ("--out", "captions.jsonl")  # the same again: the default would be another
+    return complaint_of("caption", *argv, *out, "--device", "cpu")
 
 
 def lines(path="captions.jsonl") -> list[dict]:

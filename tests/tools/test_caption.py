@@ -284,10 +284,10 @@ def test_what_cannot_be_read_is_listed_and_all_else_is_captioned(runs, folder):
     assert len(re.findall("<li>cannot (?:read|use) the image", page)) == 5
 
 
-def test_with_no_readable_image_the_files_are_there_and_empty(runs, folder):
+def test_with_no_readable_image_nothing_is_written(runs, folder):
     Path("empty.png").write_bytes(b"")
-    assert "1 skipped" in run("--pretrained", runs / "mdc", "empty.png")
-    assert lines() == []
+    assert "no image can be read" in run("--pretrained", runs / "mdc", "empty.png", "--html", "page.html")
+    assert not list(Path().glob("captions*")) and not Path("page.html").exists()
 
 
 def test_a_file_name_is_never_a_command(runs, folder):
