@@ -357,8 +357,10 @@ def describe_captions(decoded: Decoded, tokenizer) -> list[dict]:
 
 
 def default_device(device: str | None = None) -> str:
-    """The device given; else cuda where there is one, else cpu."""
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+    """Return the device given; else cuda where there is one, else cpu. Raises ValueError if it cannot be used."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    checkpoints.check_device(device)
+    return device
 
 
 def load(pretrained: str | Path, model_name: str | None = None, device: str | torch.device | None = None,

@@ -154,6 +154,8 @@ TOOLS = [  # arguments, words of the message
     ((*CAPTION, *ARC, "--min-length", "76"), "--min-length 76 is more than this model's context holds"),
     ((*CAPTION, *MDC, "--html", "c.html", "--compare", "steps.jsonl"), "--compare steps.jsonl is no file that this"),
     ((*CAPTION, *MDC, "--html", "c.html", "--compare", "probs.jsonl"), "0 and nan are no step and its log-probability"),
+    (("attention", "images", *MDC, "--text", "", "--out", "x.html"), "--text is a caption with a [MASK]"),
+    ((*CAPTION, *MDC, "--text", ""), "has no [MASK] to fill in"),
     # score, embed
     ((*SCORE, *MDC, "--captions", "nowhere.txt"), "--captions: nowhere.txt: no such file or directory"),
     ((*SCORE, *MDC, "--captions", "nothing"), "--captions: nothing: is a directory"),
@@ -243,6 +245,8 @@ BENCHMARK = [
     ((*WDS, "--model", "mdc", *MDC, "--task", "linear_probe"), "is not fit for linear_probe: Classes not specified"),
     ((*WDS, "--model", "mdc", *MDC, "--task", "zeroshot_classification"), "is not fit for zeroshot_classification"),
     ((*WDS, "--model", "mdc", *MDC, "--task", "zeroshot_retrieval"), "embeds no texts"),
+    ((*WDS, "--model", "mdc", *MDC, "--task", "captioning", "--caption_length", "76"),
+     "--caption_length 76 is more than this model's context holds: give 1 to 75 tokens"),
     ((*WDS, "--model", "arc", *ARC, "--task", "captioning", "--tokens_per_step", "2"),
      "--tokens_per_step means nothing to this model"),
     ((*WDS, "--model", "mdc", *MDC, "--task", "captioning", "--tokens_per_step", "2.0"),

@@ -37,7 +37,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_recaptioned_text_stands_in_for_the_alt_text_and_what_has_none_is_counted(recap, capsys):
     out = draw(recap, 22)
     printed = capsys.readouterr().out
-    assert "1 samples left out: no re_caption" in printed and "1 samples left out: no image" in printed
+    assert "1 sample left out: no re_caption" in printed and "1 sample left out: no image" in printed
     assert f"22 pairs: --train-data '{out}/{{00000..00005}}.tar'" in printed
     assert get_dataset_size(printed.split("'")[1]) == (22, 6)
     source = {json.loads(data)["key"]: name for name in (recap / "recap").iterdir()
@@ -62,7 +62,7 @@ def test_shards_as_the_data_sets_own_readme_makes_them_have_the_text_in_key_txt(
     write_tar(tmp_path / "recap" / "0.tar", content)
     tool("recap", "--shards", tmp_path / "recap" / "0.tar", "--pairs", 3, "--out", tmp_path / "out")
     printed = capsys.readouterr().out
-    assert "the text of 1 of 1 shards is their KEY.txt" in printed and "1 samples left out: no re_caption" in printed
+    assert "the text of 1 of 1 shards is their KEY.txt" in printed and "1 sample left out: no re_caption" in printed
     written = members(tmp_path / "out" / "00000.tar")
     assert [written[name].decode() for name in sorted(written) if name.endswith("txt")] == [
         f"A long text about {i}." for i in range(3)]

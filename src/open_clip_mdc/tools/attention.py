@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
     paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     loaded = load_captioner(args)
     model, options = loaded.model, {}
-    if args.text:
+    if args.text is not None:
         if model.causal or "[MASK]" not in args.text or args.length:
             raise ValueError("--text is a caption with a [MASK], for masked diffusion, and goes without --length")
         options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length).to(loaded.device)

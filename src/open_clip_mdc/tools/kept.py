@@ -12,6 +12,7 @@ from ..data.files import write_json
 from ..data.images import named_samples, stored
 from ..data.shards import image_member, open_tar, read_stats, stats_file, write_sizes
 from ..data.tables import key_of, read_rows
+from ..messages import plural
 from ..tokens import CAPTION_SEPARATOR
 from .bulk import Unit, check_source, source_of
 from .engine import make_each
@@ -93,5 +94,6 @@ def write_kept(units: list[Unit], tables: list[Path], args: argparse.Namespace) 
             raise ValueError(f"{target} holds what had {stats[-1].get('threshold')} or more, and --top {args.top} is "
                              f"{least}: give another --out-shards")
     write_sizes(folder)
-    print(f"{sum(s['captions'] for s in stats)} captions of {sum(s['pairs'] for s in stats)} images with a debiased "
+    captions, images = (sum(s[name] for s in stats) for name in ("captions", "pairs"))
+    print(f"{plural(captions, 'caption')} of {plural(images, 'image')} with a debiased "
           f"score of {least:.3f} or more: {args.out_shards}")

@@ -28,6 +28,7 @@ from ..data.shards import (
     stats_file,
     write_sizes,
 )
+from ..messages import plural
 from ..progress import progress_bar
 from .engine import make_each
 
@@ -113,5 +114,5 @@ def run(args: argparse.Namespace) -> None:
     for what, why in (("without_caption", "no re_caption"), ("without_image", "no image")):
         dropped = sum(stats[what] for stats in done[:count])
         if dropped:
-            print(f"{dropped} samples left out: {why}")
-    print(f"{totals[count - 1]} pairs: --train-data '{shard_pattern(args.out, count)}'")
+            print(f"{plural(dropped, 'sample')} left out: {why}")
+    print(f"{plural(totals[count - 1], 'pair')}: --train-data '{shard_pattern(args.out, count)}'")
