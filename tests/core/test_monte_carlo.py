@@ -278,3 +278,14 @@ def test_looks_and_rivals_share_the_error_probability(monkeypatch, factor, dropp
     _, _, used = monte_carlo.race(lambda rows, hidden: values[rows].repeat(len(hidden), 1), np.full(5, 20), {20: draws},
                                   stop_confidence=0.99)
     assert (used < len(draws.stratum)).sum() == (5 if dropped else 0)
+
+
+@pytest.mark.parametrize("guess, worst", [(2.0, 4.0), (9.0, 9.0)])
+def test_no_draw_is_taken_to_lose_less_than_a_uniform_guess_or_the_worst_seen(monkeypatch, guess, worst):
+    given = []
+    monkeypatch.setattr(monte_carlo, "log_evidence",
+                        lambda leader, rivals, *args: given.append(args[-1]) or np.zeros(len(rivals)))
+    values = -np.arange(5.0)[:, None]
+    monte_carlo.race(lambda rows, hidden: values[rows].repeat(len(hidden), 1), np.full(5, 20),
+                     {20: monte_carlo.draw_masks(20, 400)}, 0.99, guess)
+    assert set(given) == {worst}

@@ -308,3 +308,7 @@ def test_diffusion_in_steps_trains_on_the_steps_of_its_interval(objective):
     found = OBJECTIVES[objective].corrupt(text, VOCAB, cfg, systematic(50, 0.3), generator(0))
     steps, often = (100 * found.t).round().int().unique(return_counts=True)
     assert steps.tolist() == list(range(51, 76)) and (often == 2).all()
+    for step in range(1, 101):  # one time, as BERT's, is its own step, also where 100 * t rounds up
+        cfg = CaptionCfg(objective=objective, t_min=step / 100, t_max=step / 100)
+        found = OBJECTIVES[objective].corrupt(text[:1], VOCAB, cfg, torch.ones(1, dtype=torch.float64), generator(0))
+        assert found.t.item() == pytest.approx(step / 100)
