@@ -347,3 +347,10 @@ def test_every_id_replaces_where_replacement_is_as_rare_as_in_the_preset_and_the
     text = torch.full((1, size), 7)
     found = noise(text, torch.ones_like(text, dtype=torch.bool), torch.tensor([step]), schedule)
     assert (found[0] - torch.arange(size)).abs().max() <= 1
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_noise_falls_only_where_it_may(preset):
+    text, noised = torch.full((2, 500), 1), torch.arange(500).expand(2, -1) % 2 == 0
+    found = noise(text, noised, torch.tensor([T, T - 1]), make_schedule(V, T, preset), torch.Generator().manual_seed(0))
+    assert (found[~noised] == 1).all() and (found[noised] != 1).any()

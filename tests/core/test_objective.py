@@ -20,7 +20,7 @@ from open_clip_mdc.objective import (
     spread,
     systematic,
 )
-from open_clip_mdc.packing import Corrupted, pack
+from open_clip_mdc.packing import Asked, Corrupted, pack
 from open_clip_mdc.tokens import mask_id, target_tokens, valid_tokens
 from open_clip_mdc.validation import nelbo
 
@@ -312,3 +312,13 @@ def test_diffusion_in_steps_trains_on_the_steps_of_its_interval(objective):
         cfg = CaptionCfg(objective=objective, t_min=step / 100, t_max=step / 100)
         found = OBJECTIVES[objective].corrupt(text[:1], VOCAB, cfg, torch.ones(1, dtype=torch.float64), generator(0))
         assert found.t.item() == pytest.approx(step / 100)
+
+
+@pytest.mark.parametrize("objective", ["mdc", "arc", "mcd-absorbing"])
+def test_the_loss_of_a_token_is_of_float32_where_logits_are_not(objective):
+    logits = torch.randn(9, VOCAB, generator=generator(0)).mul(3).bfloat16()
+    asked = Asked(*(torch.zeros(9, dtype=torch.long) for _ in Asked._fields))._replace(
+        token=torch.arange(9), read=torch.full((9,), VOCAB), t=torch.full((9,), 1.0))
+    expected = -logits.double().log_softmax(1)[torch.arange(9), torch.arange(9)]
+    found = OBJECTIVES[objective].token_loss(logits, asked) * (100 if objective == "mcd-absorbing" else 1)
+    assert found.dtype == torch.float32 and torch.allclose(found.double(), expected, rtol=1e-4)
