@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from open_clip_mdc.data.images import decode_image, without_image
-from open_clip_mdc.data.shards import image_member
+from open_clip_mdc.data.shards import image_member, read_metadata
 
 DECODED = "jpg"  # where clip_benchmark looks, too
+NAME = "__name__"  # of the image as its owner calls it: "filename" of KEY.json
 
 
 def decode_images(samples: Iterable[dict]) -> Iterator[dict]:
@@ -34,11 +35,11 @@ def decode_images(samples: Iterable[dict]) -> Iterator[dict]:
             raise ValueError(f"{sample['__url__']}: no image in {without_image(sample)}")
         image = decode_image(BytesIO(sample[suffix]), f"{sample['__url__']}, sample {sample['__key__']}")
         yield {name: value for name, value in sample.items() if name in ("cls", "txt") or name.startswith("__")} | {
-            DECODED: image}
+            DECODED: image, NAME: str(read_metadata(sample).get("filename", ""))}
 
 
-def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tuple[Tensor, list[str], str]:
-    """Image, captions and key of a sample of `decode_images`.
+def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tuple[Tensor, list[str], str, str]:
+    """Image, captions, key and file name of a sample of `decode_images`.
 
     Raises:
         ValueError: names the shard and the key of a sample without captions.
@@ -50,11 +51,11 @@ def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tup
         captions = sample["txt"].decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise ValueError(f"{name}: {problem}") from problem
-    return transform(sample[DECODED]), captions.split("\n"), sample["__key__"]
+    return transform(sample[DECODED]), captions.split("\n"), sample["__key__"], sample[NAME]
 
 
 def with_keys(dataset: Dataset, transform: Callable) -> Dataset:
-    """clip_benchmark's data set; the samples of a webdataset become (image, captions, key)."""
+    """clip_benchmark's data set; the samples of a webdataset become (image, captions, key, file name)."""
     if not hasattr(dataset, "pipeline"):
         return dataset
     dataset.pipeline = dataset.pipeline[:-3]  # upstream's last stages: decode, pick two members, transform

@@ -5,7 +5,8 @@
 
 Captions are saved before they are scored, beside the result in captions/:
 
-    {"captions": {id: caption}, "tokens": {id: number}, "steps": {id: number}, "references": {id: [captions]}, ...}
+    {"captions": {id: caption}, "filenames": {id: that of KEY.json, where it has one}, "tokens": {id: number},
+     "steps": {id: number}, "references": {id: [captions]}, ...}
 
 With --samples a caption is the first of those that were drawn, which "samples" has all, {id: [captions]}.
 
@@ -107,7 +108,8 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
                     text, step, _ = generate(model, images.to(device), i, options, blind, guide, kl)
                 count = len(text) // len(ids)  # consecutive ones are of an image
                 texts = decode_captions(text.cpu(), tokenizer)
-                row = {"batch": i, "ids": ids, "captions": texts[::count], "references": references,
+                row = {"batch": i, "ids": ids, "names": list(batch[3]) if len(batch) > 3 else [""] * len(ids),
+                       "captions": texts[::count], "references": references,
                        "tokens": (caption_lengths(text, tokenizer.vocab_size)[::count] - 2).tolist(),
                        "steps": (step.amax(1)[::count] + 1).tolist(),
                        **({"samples": [texts[j:j + count] for j in range(0, len(texts), count)]} if count > 1 else {}),
@@ -119,7 +121,9 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
     if not rows:
         raise ValueError("the data set is empty")
     ids = unique_ids([i for row in rows for i in row["ids"]])
-    return {name: dict(zip(ids, [x for row in rows for x in row[name]], strict=True))
+    names = [name for row in rows for name in row.get("names", [""] * len(row["ids"]))]
+    return {"filenames": {i: name for i, name in zip(ids, names, strict=True) if name}} | {
+            name: dict(zip(ids, [x for row in rows for x in row[name]], strict=True))
             for name in ("captions", "tokens", "steps", "references", *(("samples",) if "samples" in options else ()),
                          *(("clip_texts",) if clip else ()), *(("guidance_kl",) if guided else ()))}
 

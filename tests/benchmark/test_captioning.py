@@ -50,6 +50,8 @@ def data(tmp_path_factory):
             for i in range(shard * PER_SHARD, min((shard + 1) * PER_SHARD, len(REFERENCES))):
                 add(tar, f"key{i}.png", png(i))
                 add(tar, f"key{i}.txt", "\n".join([*REFERENCES[i], ""]).encode())
+                if i == 1:
+                    add(tar, f"key{i}.json", b'{"filename": "COCO_000000000001.jpg"}')
     return root
 
 
@@ -290,8 +292,9 @@ def test_captions_are_saved_before_they_are_scored_and_used_again(runs, data, tm
         patch.setattr(captioning, "score_captions", fail)
         with pytest.raises(RuntimeError):
             cli.main([*flags(runs, data), "--save_captions", "{task}-{dataset}.json"])
-    saved = json.loads((tmp_path / "captioning-noise.json").read_text())["captions"]
-    assert len(saved) == len(REFERENCES)
+    content = json.loads((tmp_path / "captioning-noise.json").read_text())
+    saved = content["captions"]
+    assert len(saved) == len(REFERENCES) and content["filenames"] == {"key1": "COCO_000000000001.jpg"}
     with monkeypatch.context() as patch:
         patch.setattr(Captioner, "generate", fail)
         cli.main([*flags(runs, data), "--save_captions", "{task}-{dataset}.json"])
