@@ -29,6 +29,7 @@ import files  # noqa: E402
 import images  # noqa: E402
 import judge  # noqa: E402
 import kill  # noqa: E402
+import places  # noqa: E402
 import tars  # noqa: E402
 from world import REPO, SKIPPED, World  # noqa: E402
 
@@ -36,8 +37,8 @@ from open_clip_mdc.data.files import new_file, write_json  # noqa: E402
 from open_clip_mdc.data.markdown import markdown_table  # noqa: E402
 
 # A module of parts, and the counts that decide its cases.
-MODULES = {kill: ("kills",), disk: (), captions: ("captions",), images: ("images",), tars: ("tars",),
-           files: ("broken",), judge: ("broken", "captions")}
+MODULES = {kill: ("kills",), disk: (), places: ("kills",), captions: ("captions",), images: ("images",),
+           tars: ("tars",), files: ("broken",), judge: ("broken", "captions")}
 PARTS = {name: part for module in MODULES for name, part in module.PARTS.items()}
 COUNTED = {name: counts for module, counts in MODULES.items() for name in module.PARTS}
 SHOWN = 20  # failures of a part in the report

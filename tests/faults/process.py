@@ -108,14 +108,15 @@ def run(main: Callable, *argv: object, cwd: Path, timeout: float = TIMEOUT,
     return Outcome(code, *(text.decode(errors="replace") for text in said.values()), pid)
 
 
-def run_until(main: Callable, *argv: object, cwd: Path, log: Path, moment: float) -> Outcome:
-    """Runs a command that gets SIGKILL at a moment, if it has not ended before; what it started lives on."""
+def run_until(main: Callable, *argv: object, cwd: Path, log: Path, moment: float,
+              signal_: int = signal.SIGKILL) -> Outcome:
+    """Runs a command that gets SIGKILL or another signal, unless it has ended; what it started lives on."""
     with log.open("w") as file:
         pid = start(main, [str(arg) for arg in argv], cwd, file.fileno(), file.fileno())
     begun, code = time.monotonic(), None
     while code is None:
         if time.monotonic() - begun > moment:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal_)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             break
         time.sleep(0.005)
