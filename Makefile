@@ -55,7 +55,7 @@ EVAL := $(BIN)/clip_benchmark eval --num_workers 0 --no_amp --quiet --skip_exist
 RESULTS := $(DEMO)/results
 
 demo: | $(SCENES)
-	@OMP_NUM_THREADS=1 $(BIN)/python experiments/progress.py --logs $(DEMO)/logs $(foreach run,mdc arc untrained,\
+	@OMP_NUM_THREADS=1 $(BIN)/python -m experiments.progress --logs $(DEMO)/logs $(foreach run,mdc arc untrained,\
 	    $(if $(wildcard $(DEMO)/$(run)/checkpoints/epoch_$(if $(filter untrained,$(run)),1,$(DEMO_EPOCHS)).pt),,\
 	        '$(run)=$(TRAIN_$(run))'))
 	@for run in mdc untrained; do \
@@ -93,7 +93,7 @@ SEEDS ?=
 TABLES := table1 table2 table3 table4 table5 stability figure3 figure4 figure5 figure6 lengths steps claims
 ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 figure11 article table8 views curves
 DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
-EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) experiments/run.py --scale $(SCALE) --data '$(DATA)' \
+EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.run --scale $(SCALE) --data '$(DATA)' \
     --bin $(BIN)/ $(if $(GPUS),--gpus $(GPUS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(DRY_RUN),--dry-run)
 
 .PHONY: tables $(TABLES) $(ARTICLE)

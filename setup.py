@@ -1,16 +1,16 @@
 """Package layout and dependencies. The rest of the packaging is in pyproject.toml."""
-from setuptools import setup
+from setuptools import find_packages, setup
 
 setup(
-    packages=["open_clip_mdc", "open_clip_mdc.data", "open_clip_mdc.tools", "open_clip_mdc.model_configs",
-              "clip_benchmark_ext"],
+    packages=["open_clip_mdc.model_configs", *find_packages("src"),
+              *find_packages(include=["clip_benchmark_ext", "clip_benchmark_ext.*"])],
     package_dir={
         "open_clip_mdc": "src/open_clip_mdc",
         "open_clip_mdc.model_configs": "model_configs",
         "clip_benchmark_ext": "clip_benchmark_ext",
     },
     package_data={"open_clip_mdc": ["py.typed"], "open_clip_mdc.model_configs": ["*.json", "*.txt.gz"],
-                  "open_clip_mdc.tools": ["*.jinja"], "clip_benchmark_ext": ["*.json"]},
+                  "open_clip_mdc.cli": ["*.jinja"], "clip_benchmark_ext": ["*.json"]},
     python_requires=">=3.10",
     install_requires=[
         "open_clip_torch[training]==3.3.*",  # the plug-in replaces internals: integration.py
@@ -44,7 +44,7 @@ setup(
     },
     entry_points={"console_scripts": [
         "open_clip_train = open_clip_mdc.train:main",
-        "open_clip_mdc = open_clip_mdc.tools:main",
+        "open_clip_mdc = open_clip_mdc.cli:main",
         # Same name as upstream's script, and a superset of it. A later install of clip_benchmark takes the name back;
         # python -m clip_benchmark_ext.cli always works.
         "clip_benchmark = clip_benchmark_ext.cli:main",

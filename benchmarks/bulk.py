@@ -19,10 +19,11 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from open_clip_mdc import tools
+from open_clip_mdc import cli as tools
+from open_clip_mdc.bulk import units as bulk
+from open_clip_mdc.cli import caption_shards
 from open_clip_mdc.data.images import Images, read_images
 from open_clip_mdc.data.markdown import markdown_table
-from open_clip_mdc.tools import bulk, caption_shards
 
 from .report import RESULTS, machine, write_section
 

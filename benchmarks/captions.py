@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from open_clip_mdc.tokens import eot_id, sot_id
+from open_clip_mdc.text.special_tokens import eot_id, sot_id
 
 WORDS = ("a the an in on with of and two dog man girl boy child woman people ball water snow grass street red black "
          "white brown blue running jumping standing playing sitting wearing holding at near through large").split()

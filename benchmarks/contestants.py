@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import open_clip_mdc
-from open_clip_mdc.model import Captioner
-from open_clip_mdc.objective import CaptionLoss
-from open_clip_mdc.packing import Captions
-from open_clip_mdc.tokens import mask_id, target_tokens, valid_tokens
+from open_clip_mdc.models.captioner import Captioner
+from open_clip_mdc.objectives.loss import CaptionLoss
+from open_clip_mdc.text.packing import Captions
+from open_clip_mdc.text.special_tokens import mask_id, target_tokens, valid_tokens
 
 
 class Contestant(NamedTuple):

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from open_clip_mdc.beam import beam_search
-from open_clip_mdc.clip_guidance import Clip, Guide
 from open_clip_mdc.data.markdown import markdown_table
-from open_clip_mdc.generate import cached_step_logits
-from open_clip_mdc.interface import StepLogits
-from open_clip_mdc.model import Captioner
+from open_clip_mdc.decoding.beam import beam_search
+from open_clip_mdc.decoding.clip_guidance import Clip, Guide
+from open_clip_mdc.decoding.generate import cached_step_logits
+from open_clip_mdc.models.captioner import Captioner
+from open_clip_mdc.models.interface import StepLogits
 
 from .contestants import contestant, random_images
 from .plain import encode, unmask

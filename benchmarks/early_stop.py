@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 
 from open_clip_mdc.data.markdown import markdown_table
-from open_clip_mdc.monte_carlo import draw_masks, race
+from open_clip_mdc.likelihood.monte_carlo import draw_masks, race
 
 VOCABULARY = 49408  # CLIP's: a uniform guess loses 10.8 nats
 POPULATIONS = ("normal", "rare", "lone", "skewed")

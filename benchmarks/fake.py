@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from open_clip_mdc.packing import each_tensor
+from open_clip_mdc.text.packing import each_tensor
 
 from .captions import MEAN, random_text
 from .contestants import contestant, vocab_size

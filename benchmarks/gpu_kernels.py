@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from open_clip_mdc.model import LOSS_ROWS
+from open_clip_mdc.models.captioner import LOSS_ROWS
 
 from .captions import lengths
 from .turns import take_turns

@@ -8,10 +8,10 @@ Dimensions: C candidates, R captions (rows), L = 77 positions, V vocabulary.
 import torch
 from torch import Tensor
 
-from open_clip_mdc.decoder import ImageKV
-from open_clip_mdc.model import Captioner
-from open_clip_mdc.packing import Packed
-from open_clip_mdc.tokens import eot_id, mask_id, sot_id, target_tokens, valid_tokens
+from open_clip_mdc.models.captioner import Captioner
+from open_clip_mdc.models.decoder import ImageKV
+from open_clip_mdc.text.packing import Packed
+from open_clip_mdc.text.special_tokens import eot_id, mask_id, sot_id, target_tokens, valid_tokens
 
 
 @torch.no_grad()

@@ -15,8 +15,8 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from open_clip_mdc.data.files import write_json
-from open_clip_mdc.packing import each_tensor, pack_tokens
-from open_clip_mdc.tokens import eot_id, mask_id, sot_id, valid_tokens
+from open_clip_mdc.text.packing import each_tensor, pack_tokens
+from open_clip_mdc.text.special_tokens import eot_id, mask_id, sot_id, valid_tokens
 
 from .fake import FakeStep, Watch, cuda_rules
 from .gpu_report import FOLDER, read_json, write_report

@@ -19,10 +19,10 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from open_clip_mdc.checkpoints import load
 from open_clip_mdc.data.markdown import markdown_table
-from open_clip_mdc.estimators import Likelihood
-from open_clip_mdc.model import Captioner
+from open_clip_mdc.integration.checkpoints import load
+from open_clip_mdc.likelihood.exact import Likelihood
+from open_clip_mdc.models.captioner import Captioner
 
 from . import plain
 from .captions import read_captions, spread

@@ -17,7 +17,7 @@ import open_clip
 import torch
 
 from open_clip_mdc.data.markdown import markdown_table
-from open_clip_mdc.tokens import valid_tokens
+from open_clip_mdc.text.special_tokens import valid_tokens
 
 from .captions import read_captions, spread
 from .contestants import Contestant, contestant, count_flops, random_images, tokenize

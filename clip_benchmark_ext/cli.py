@@ -13,11 +13,13 @@ import sys
 
 import torch
 
-from open_clip_mdc import messages
+from open_clip_mdc import errors as messages
 from open_clip_mdc.data.files import end_when_terminated
-from open_clip_mdc.integration import BENCHMARK, register
+from open_clip_mdc.integration.patches import register
+from open_clip_mdc.integration.plugins import load_plugin
 
 from .flags import Flags, make_parser, read_flags
+from .patches import BENCHMARK
 
 
 def parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace, Flags]:
@@ -60,6 +62,8 @@ def main(argv: list[str] | None = None) -> int | None:
             return upstream.main_build(args)
         check(args, argv)
         args.flags = flags
+        for plugin in flags.plugin or ():
+            load_plugin(plugin)
         if args.distributed:  # upstream would deal out whole data sets; ours shares each
             args.distributed = False
             distributed.start("cuda" if torch.cuda.is_available() else "cpu")

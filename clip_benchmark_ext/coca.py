@@ -9,9 +9,10 @@ import torch
 from open_clip.coca_model import CoCa
 from torch import Tensor
 
-from open_clip_mdc.beam import beam_search
-from open_clip_mdc.generate import cut
-from open_clip_mdc.interface import Decoded, StepLogits
+from open_clip_mdc.decoding.beam import beam_search
+from open_clip_mdc.decoding.generate import cut
+from open_clip_mdc.decoding.sampling import Decoded
+from open_clip_mdc.models.interface import StepLogits
 
 
 def step_logits(model: CoCa, image: Tensor) -> StepLogits:
@@ -36,7 +37,7 @@ class CoCaCaptioner:
     @torch.no_grad()
     def generate(self, image: Tensor, length: int | str = "auto", num_beams: int = 6, min_length: int = 0,
                  return_trace: bool = False) -> Tensor | Decoded:
-        """As `open_clip_mdc.generate.generate`.
+        """As `open_clip_mdc.decoding.generate.generate`.
 
         Args:
             length: tokens between SOT and EOT at most; "auto" is what the context holds.

@@ -16,7 +16,7 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from open_clip_mdc.data.files import files_below, sha256
-from open_clip_mdc.weights import hash_tensor
+from open_clip_mdc.data.weights import hash_tensor
 
 # How images are read, of which a key tells by other means (`features.describe_data`); and parts of a stream.
 PASSED_OVER = ("transform", "transforms", "target_transform", "loader", "pipeline")

@@ -20,8 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch.utils.data import IterableDataset, Subset
 
-from open_clip_mdc import encoder
 from open_clip_mdc.data.files import new_file
+from open_clip_mdc.models import encoder
 
 from . import contents
 from .contents import hash_values, text_of

@@ -3,9 +3,11 @@ import argparse
 from collections import namedtuple
 from collections.abc import Sequence
 
-from open_clip_mdc import decoding
-from open_clip_mdc.messages import finite, number_from
-from open_clip_mdc.objective import OBJECTIVES, STEPS, CaptionCfg
+from open_clip_mdc.decoding import options as decoding
+from open_clip_mdc.errors import finite, number_from
+from open_clip_mdc.objectives.base import CaptionCfg
+from open_clip_mdc.objectives.registry import OBJECTIVES
+from open_clip_mdc.objectives.replace import STEPS
 
 MDC_LENGTH = 15  # tokens, one of the paper's; an autoregressive model ends its captions by itself
 NUM_BEAMS = 6  # the paper's
@@ -31,6 +33,8 @@ def make_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("captioners", "--model takes the name of a config, such as MDC-ViT-B-32, or an "
                                       f"objective alone ({', '.join(OBJECTIVES)}), whose architecture is that of the "
                                       "run or checkpoint given by --pretrained")
+    group.add_argument("--plugin", action="append", metavar="MODULE",
+                       help="module or file.py that registers the model's objective; may be given several times")
     group.add_argument("--scorer", choices=["heuristic", "monte_carlo", "autoregressive", "bound"],
                        help="likelihood of a caption; default: heuristic for MDC, autoregressive for ARC, "
                             "bound for MCD")

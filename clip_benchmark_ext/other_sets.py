@@ -18,9 +18,9 @@ from torchvision.transforms import Compose
 
 from open_clip_mdc.data.images import decode_image, upright
 from open_clip_mdc.data.paths import is_hidden, is_image
-from open_clip_mdc.messages import close_names
+from open_clip_mdc.errors import close_names
 
-from .datasets import ROWS, find_row
+from .selection_datasets import ROWS, find_row
 
 FOLDER = "folder"
 FOLDER_LAYOUT = "DIR/train/CLASS/*, DIR/test/CLASS/*"

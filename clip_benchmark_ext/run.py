@@ -1,6 +1,6 @@
 """`clip_benchmark eval` of one model on one data set: load, build the data, do the task, write the result file.
 
-`run` stands in for clip_benchmark's function of that name (open_clip_mdc.integration), for every model. What is no
+`run` stands in for clip_benchmark's function of that name (patches.py), for every model. What is no
 captioner and none of our data sets is loaded, read and, where the task is not ours, evaluated by upstream's functions.
 """
 import os
@@ -21,33 +21,25 @@ from torch.utils.data import DataLoader, get_worker_info
 from torchvision.transforms import Compose
 from webdataset import split_by_worker
 
-from open_clip_mdc import checkpoints
 from open_clip_mdc.data.files import try_output
+from open_clip_mdc.data.outputs import OF_FILES, check_suffix
 from open_clip_mdc.data.shards import check_shard, regroup
 from open_clip_mdc.data.text import read_names
-from open_clip_mdc.integration import is_captioner
-from open_clip_mdc.messages import close_names
-from open_clip_mdc.objective import OBJECTIVES, CaptionCfg
-from open_clip_mdc.tools.outputs import OF_FILES, check_suffix
+from open_clip_mdc.errors import close_names
+from open_clip_mdc.integration import checkpoints
+from open_clip_mdc.integration.configs import is_captioner
+from open_clip_mdc.objectives.base import CaptionCfg
+from open_clip_mdc.objectives.registry import OBJECTIVES
 
-from . import (
-    caption_data,
-    captioning,
-    contents,
-    corruptions,
-    datasets,
-    linear_probe,
-    other_sets,
-    results,
-    selection,
-    zeroshot,
-)
+from . import contents, other_sets, results
+from . import selection_datasets as datasets
 from .coca import CoCaCaptioner
+from .datasets import caption_data, corruptions
 from .distributed import everywhere, rank_and_size
 from .features import default_feature
 from .flags import DECODING, Flags, decoding_options, scoring_options
+from .tasks import captioning, linear_probe, selection, zeroshot
 
-ALIASES = tuple(OBJECTIVES)  # --model mdc, arc, ... takes the architecture from the checkpoint
 NOBODYS_PRETRAINED = "laion400m_e32"  # upstream's default
 
 
@@ -258,7 +250,7 @@ def resolve(model: str, pretrained: str) -> tuple[str, str]:
     Raises:
         FileNotFoundError, ValueError: see `checkpoints.find`; ValueError too if the checkpoint is no such captioner.
     """
-    alias = model.lower() if model.lower() in ALIASES else None
+    alias = model.lower() if model.lower() in OBJECTIVES else None
     if not alias and not is_captioner(model):
         is_run = (Path(pretrained) / "checkpoints").is_dir()
         return model, checkpoints.find(pretrained, model).weights if is_run else pretrained

@@ -14,7 +14,7 @@ from pathlib import Path
 from open_clip_mdc.data.files import parse_json
 from open_clip_mdc.data.markdown import markdown_table
 
-from .selection_metrics import sugar_crepe_groups
+from .metrics.selection_metrics import sugar_crepe_groups
 
 COLUMNS = {  # column: the metric that it shows
     "probe": "lp_acc1", "top-1": "acc1", "top-5": "acc5", "accuracy": "text_acc", "macro": "text_acc_macro",

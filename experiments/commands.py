@@ -7,9 +7,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from cells import Cell, Evaluation, Run
-from scales import Captioning, Made, Scale
-from tables import systems
+from .tables.cells import Cell, Evaluation, Run
+from .tables.paper_tables import systems
+from .tables.scales import Captioning, Made, Scale
 
 JUDGE = "Qwen/Qwen2.5-VL-72B-Instruct"  # the paper's
 
@@ -231,5 +231,6 @@ def lengths(scale: Scale, place: Place) -> list[str]:
 
 def collect(scale: Scale, names: Iterable[str], place: Place) -> list[str]:
     """The tables, from what is there."""
-    return [f"{place.bin}python", "experiments/collect.py", *names, "--scale", scale.name, "--data", str(place.data),
+    return [f"{place.bin}python", "-m", "experiments.report.collect", *names, "--scale", scale.name, "--data",
+            str(place.data),
             "--out", str(place.out)]

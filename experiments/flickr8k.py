@@ -1,7 +1,7 @@
 """What SCALE=flickr8k needs beside `open_clip_mdc prepare shards`: its vocabulary, and pairs of captions.
 
-    python experiments/flickr8k.py bpe --shards 'flickr8k/train/{00000..00005}.tar' --out flickr8k_bpe.txt.gz
-    python experiments/flickr8k.py pairs --shards flickr8k/test/00000.tar --out pairs
+    python -m experiments.flickr8k bpe --shards 'flickr8k/train/{00000..00005}.tar' --out flickr8k_bpe.txt.gz
+    python -m experiments.flickr8k pairs --shards flickr8k/test/00000.tar --out pairs
 
 A pair is a test caption and the same caption made false by rule: two nouns or two colours swapped, or a noun, a colour
 or a preposition replaced. The files are SugarCrepe's format and names; the rules are cruder than its writers (an
@@ -16,10 +16,10 @@ from pathlib import Path
 
 from open_clip.tokenizer import SimpleTokenizer
 
-from clip_benchmark_ext import named_words
-from open_clip_mdc.data import bpe
+from clip_benchmark_ext.metrics import named_words
 from open_clip_mdc.data.files import new_folder
 from open_clip_mdc.data.shards import find_shards, image_member, image_suffix, read_metadata, read_samples
+from open_clip_mdc.text import vocabulary as bpe
 
 MIN_COUNT = 5  # rarer words are spelt by pieces
 SEED = 0

@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-import commands
-from cells import Cell, Evaluation, Run
-from commands import Place
-from scales import PROBES, Scale
+from . import commands
+from .commands import Place
+from .tables.cells import Cell, Evaluation, Run
+from .tables.scales import PROBES, Scale
 
 
 class Missing(NamedTuple):
@@ -52,7 +52,7 @@ def test_data(scale: Scale, evaluation: Evaluation, place: Place) -> Iterator[Mi
         cleaned = dataset.removeprefix("wds/").replace("/", "-")
         root = Path(commands.fill(evaluation.root, place).format(dataset=cleaned, dataset_cleaned=cleaned))
         if evaluation.task == "image_caption_selection":
-            from clip_benchmark_ext.datasets import build_dataset
+            from clip_benchmark_ext.selection_datasets import build_dataset
             try:
                 build_dataset(dataset, root)
             except (FileNotFoundError, ValueError) as problem:  # says what to fetch, and from where
@@ -90,7 +90,7 @@ def programs(names: list[str], place: Place) -> Iterator[Missing]:
         if torch.cuda.device_count() < place.gpus:
             yield Missing(f"{place.gpus} GPUs: PyTorch sees {torch.cuda.device_count()}", "make ... GPUS=N")
     if "table3" in names:
-        from clip_benchmark_ext.caption_metrics import SPICE_MODELS
+        from clip_benchmark_ext.metrics.caption_metrics import SPICE_MODELS
         if shutil.which("java") is None:
             yield Missing("Java: METEOR and SPICE stay empty", "apt-get install default-jre-headless", fatal=False)
         if not all(path.exists() for path in SPICE_MODELS):

@@ -1,6 +1,6 @@
 """Commands side by side: their output goes to files, the terminal shows how far they are.
 
-    python experiments/progress.py --logs demo/logs 'mdc=open_clip_train --epochs 2 ...' 'arc=open_clip_train ...'
+    python -m experiments.progress --logs demo/logs 'mdc=open_clip_train --epochs 2 ...' 'arc=open_clip_train ...'
 
 What a command writes goes to LOGS/LABEL.out, its messages to LOGS/LABEL.log, where a training says how far it is.
 """

@@ -1,6 +1,6 @@
 """Trains what is missing for a table, evaluates it, and collects the numbers.
 
-    make table5 SCALE=scenes                     # or: python experiments/run.py --tables table5 --scale scenes
+    make table5 SCALE=scenes                     # or: python -m experiments.run --tables table5 --scale scenes
     make -n table1 SCALE=paper DATA=/data        # only prints the commands
 
 It begins with a list of all that is missing on the machine (preflight.py). Interrupted, it resumes: finished runs are
@@ -15,14 +15,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import commands
-import mcdiffusion
-import preflight
-from cells import Cell, Run
-from collect import TITLES, cells_by_table, collect, parts, read_results, show
-from commands import Place
-from progress import Step, alone, run_steps
-from scales import CUB, SCALES, Scale
+from . import commands, preflight
+from .commands import Place
+from .progress import Step, alone, run_steps
+from .report.collect import TITLES, cells_by_table, collect, show
+from .report.results import parts, read_results
+from .tables import mcdiffusion
+from .tables.cells import Cell, Run
+from .tables.scales import CUB, SCALES, Scale
 
 
 def cells_of(scale: Scale, names: list[str]) -> list[Cell]:

@@ -16,10 +16,13 @@ import torch  # noqa: E402
 from forked import forked  # noqa: E402
 from PIL import Image  # noqa: E402
 
-from open_clip_mdc import register, unregister  # noqa: E402
-from open_clip_mdc import tools as cli  # noqa: E402
-from open_clip_mdc.model import Captioner  # noqa: E402
-from open_clip_mdc.tokens import eot_id, sot_id  # noqa: E402
+from open_clip_mdc import (  # noqa: E402
+    cli,  # noqa: E402
+    register,
+    unregister,
+)
+from open_clip_mdc.models.captioner import Captioner  # noqa: E402
+from open_clip_mdc.text.special_tokens import eot_id, sot_id  # noqa: E402
 
 REPO = Path(__file__).resolve().parent.parent
 VOCAB = 60

@@ -4,18 +4,19 @@ Importing this package changes nothing upstream; `register()` does, `unregister(
 """
 from typing import TYPE_CHECKING
 
-from .integration import is_captioner, packaged_configs, register, unregister
+from .integration.configs import is_captioner
+from .integration.patches import packaged_configs, register, unregister
+from .integration.plugins import load_plugin
+from .version import __version__
 
 if TYPE_CHECKING:
-    from .pretrained import PretrainedCaptioner
-
-__version__ = "0.1.0"
+    from .integration.pretrained import PretrainedCaptioner
 
 
 def load(pretrained: str, model_name: str | None = None, device: str | None = None,
          precision: str | None = None) -> "PretrainedCaptioner":
     """`pretrained.load`: a trained captioner that takes images and captions as they are."""
-    from .pretrained import load as load_pretrained
+    from .integration.pretrained import load as load_pretrained
     return load_pretrained(pretrained, model_name, device, precision)
 
 
@@ -34,6 +35,7 @@ def get_tokenizer(model_name: str, *args, **kwargs):
 
 
 __all__ = [
-    "__version__", "create_model_and_transforms", "get_tokenizer", "is_captioner", "load", "packaged_configs",
+    "__version__", "create_model_and_transforms", "get_tokenizer", "is_captioner", "load", "load_plugin",
+    "packaged_configs",
     "register", "unregister",
 ]

@@ -1,4 +1,4 @@
 """`python -m open_clip_mdc TOOL ...`: the same as `open_clip_mdc TOOL ...`."""
-from .tools import main
+from .cli import main
 
 main()

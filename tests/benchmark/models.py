@@ -60,7 +60,7 @@ WORDS = ("red", "green", "blue", "yellow", "circle", "square", "star", "triangle
 
 def order_data(root: Path, images: int = 12) -> Path:
     """ARO's COCO order: a caption of four words an image, and its orders by frozen "perturbations"."""
-    from clip_benchmark_ext.datasets import build_dataset
+    from clip_benchmark_ext.selection_datasets import build_dataset
     (root / "val2014").mkdir(parents=True)
     rows = []
     for i in range(images):

@@ -20,9 +20,9 @@ from training import TORCHRUN, open_clip_train_each, train_flags
 import open_clip_mdc
 from clip_benchmark_ext import cli
 from clip_benchmark_ext import run as benchmark_run
-from clip_benchmark_ext.linear_probe import top_k_accuracy
 from clip_benchmark_ext.table import markdown, read_results
-from open_clip_mdc import tools
+from clip_benchmark_ext.tasks.linear_probe import top_k_accuracy
+from open_clip_mdc import cli as tools
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
 MODELS = {"mdc": "MDC-ViT-Ti-8", "arc": "ARC-ViT-Ti-8"}
@@ -180,7 +180,8 @@ def test_local_dir_and_schema_ids_are_found(runs, tmp_path):
     from open_clip.push_to_hf_hub import HF_SAFE_WEIGHTS_NAME, save_config_for_hf
     from safetensors.torch import save_file
 
-    from open_clip_mdc.checkpoints import find, load
+    from open_clip_mdc.integration.checkpoints import load
+    from open_clip_mdc.integration.runs import find
     model, _, tokenizer = load(str(runs / "mdc"))
     save_file(model.state_dict(), tmp_path / HF_SAFE_WEIGHTS_NAME)
     save_config_for_hf(model, tmp_path / "open_clip_config.json", open_clip.get_model_config("MDC-ViT-Ti-8"))
@@ -219,7 +220,8 @@ def test_help_is_upstreams_then_ours_with_the_names_of_models(capsys, monkeypatc
 def test_registering_the_benchmark_twice_is_once():
     from importlib import import_module
 
-    from open_clip_mdc.integration import BENCHMARK, register
+    from clip_benchmark_ext.patches import BENCHMARK
+    from open_clip_mdc.integration.patches import register
     before = {r.target: getattr(import_module(r.target.split(":")[0]), r.target.split(":")[1]) for r in BENCHMARK}
     register(BENCHMARK)
     register(BENCHMARK)

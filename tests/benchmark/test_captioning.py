@@ -17,18 +17,19 @@ from safetensors.torch import save_file
 from test_coca import tiny_coca
 from training import TORCHRUN
 
-from clip_benchmark_ext import captioning, cli, diversity
+from clip_benchmark_ext import cli
 from clip_benchmark_ext import run as run_module
-from clip_benchmark_ext.caption_data import unique_ids
-from clip_benchmark_ext.caption_metrics import score_captions
+from clip_benchmark_ext.datasets.caption_data import unique_ids
+from clip_benchmark_ext.metrics import diversity
+from clip_benchmark_ext.metrics.caption_metrics import score_captions
 from clip_benchmark_ext.table import markdown
-from open_clip_mdc.checkpoints import load
-from open_clip_mdc.clip_guidance import Clip, Guide
-from open_clip_mdc.interface import Decoded
-from open_clip_mdc.model import Captioner
-from open_clip_mdc.sampling import Sampling
-from open_clip_mdc.scoring import mean_image
-from open_clip_mdc.tokens import caption_lengths, decode_captions
+from clip_benchmark_ext.tasks import captioning
+from open_clip_mdc.decoding.clip_guidance import Clip, Guide
+from open_clip_mdc.decoding.sampling import Decoded, Sampling
+from open_clip_mdc.integration.checkpoints import load
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.likelihood.log_likelihood import mean_image
+from open_clip_mdc.text.special_tokens import caption_lengths, decode_captions
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark", "no_java")  # which takes its time (test_metrics.py)
 REFERENCES = [  # of the seven images

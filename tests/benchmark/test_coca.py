@@ -6,7 +6,7 @@ import torch
 from open_clip.coca_model import CoCa
 
 from clip_benchmark_ext.coca import CoCaCaptioner
-from open_clip_mdc.tokens import eot_id, sot_id
+from open_clip_mdc.text.special_tokens import eot_id, sot_id
 
 VOCAB, CONTEXT = 7, 5
 

@@ -9,8 +9,9 @@ from models import add, labelled_webdataset, order_data, save_clip
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
-from clip_benchmark_ext import cli, corruptions
-from clip_benchmark_ext.corruptions import LEVELS, parse
+from clip_benchmark_ext import cli
+from clip_benchmark_ext.datasets import corruptions
+from clip_benchmark_ext.datasets.corruptions import LEVELS, parse
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark", "no_java")  # which takes its time
 SEVERITIES = range(1, 6)
@@ -112,7 +113,7 @@ def test_captions_are_of_corrupted_images_and_are_scored_by_clean_ones(runs, cap
 
     scored = evaluate(tmp_path, runs, "noisy", *command, *clip, "--corruption", "gaussian_noise:5",
                       "--clipscore_model", name, "--clipscore_pretrained", other_weights(tmp_path, weights))
-    from clip_benchmark_ext import clipscore
+    from clip_benchmark_ext.metrics import clipscore
     judge = clipscore.load(name, str(tmp_path / "other.pt"), "cpu")
     with torch.no_grad():
         images = judge.model.encode_image(torch.stack([judge.transform(make_image(i)) for i in range(5)]))

@@ -9,8 +9,8 @@ from conftest import SHARED, needs_data
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from clip_benchmark_ext.datasets import ROWS as DATASETS
-from clip_benchmark_ext.datasets import build_dataset, find_row
+from clip_benchmark_ext.selection_datasets import ROWS as DATASETS
+from clip_benchmark_ext.selection_datasets import build_dataset, find_row
 
 needs_sugarcrepe = needs_data("sugarcrepe/rows_with_image.json")  # a part of it, counted below
 

@@ -1,10 +1,9 @@
 """Claims about the diversity of captions.    pytest tests/benchmark/test_diversity.py"""
 import pytest
 
-from clip_benchmark_ext import diversity
-from clip_benchmark_ext.diversity import div, m_bleu, metrics, read_train_captions
-from open_clip_mdc.data.shards import tar_writer
-from open_clip_mdc.tokens import CAPTION_SEPARATOR
+from clip_benchmark_ext.metrics import diversity
+from clip_benchmark_ext.metrics.diversity import div, m_bleu, metrics, read_train_captions
+from open_clip_mdc.data.shards import CAPTION_SEPARATOR, tar_writer
 
 
 def test_n_equal_captions_have_the_least_diversity_and_n_without_a_word_in_common_the_most():

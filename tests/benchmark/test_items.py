@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from clip_benchmark_ext import results
-from clip_benchmark_ext.caption_metrics import score_captions
-from clip_benchmark_ext.readers import Case
-from clip_benchmark_ext.selection_metrics import ATTRIBUTES, ORDERS, PAIRS, RELATIONS, selection_metrics
+from clip_benchmark_ext.datasets.readers import Case
+from clip_benchmark_ext.metrics.caption_metrics import score_captions
+from clip_benchmark_ext.metrics.selection_metrics import ATTRIBUTES, ORDERS, PAIRS, RELATIONS, selection_metrics
 
 
 @pytest.mark.parametrize("metric,groups,names", [

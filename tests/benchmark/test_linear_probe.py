@@ -15,9 +15,17 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
 
 import open_clip_mdc
-from clip_benchmark_ext import cli, linear_probe
+from clip_benchmark_ext import cli
 from clip_benchmark_ext import run as run_module
-from clip_benchmark_ext.linear_probe import best_weight_decay, choose_rows, evaluate, predict, top_k_accuracy, train
+from clip_benchmark_ext.tasks import linear_probe
+from clip_benchmark_ext.tasks.linear_probe import (
+    best_weight_decay,
+    choose_rows,
+    evaluate,
+    predict,
+    top_k_accuracy,
+    train,
+)
 
 NUM_CLASSES, WIDTH = 8, 16
 

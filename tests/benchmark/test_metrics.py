@@ -13,9 +13,9 @@ import pytest
 import torch
 from conftest import SHARED, needs_data
 
-from clip_benchmark_ext import caption_metrics as metrics
-from clip_benchmark_ext.caption_metrics import plain_words, ptb_words, score_captions
-from clip_benchmark_ext.clipscore import clip_scores, ref_clip_scores
+from clip_benchmark_ext.metrics import caption_metrics as metrics
+from clip_benchmark_ext.metrics.caption_metrics import plain_words, ptb_words, score_captions
+from clip_benchmark_ext.metrics.clipscore import clip_scores, ref_clip_scores
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="no Java")
 WITHOUT_JAVA = ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"]

@@ -1,8 +1,8 @@
 """Claims about the words that captions name.    pytest tests/benchmark/test_named_words.py"""
 import pytest
 
-from clip_benchmark_ext.named_words import KINDS, metrics, named, phrase_metrics, repeats
-from open_clip_mdc.data.plain_world import COLOURS, RELATIONS, SHAPES
+from clip_benchmark_ext.metrics.named_words import KINDS, metrics, named, phrase_metrics, repeats
+from open_clip_mdc.scenes.plain import COLOURS, RELATIONS, SHAPES
 
 
 def test_words_are_found_whole_in_singular_and_with_the_longest_relation():

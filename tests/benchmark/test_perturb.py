@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 from case_files import TRANSFORM, save_image, save_json
 
-from clip_benchmark_ext import perturb
-from clip_benchmark_ext.datasets import build_dataset
+from clip_benchmark_ext.datasets import perturb
+from clip_benchmark_ext.selection_datasets import build_dataset
 
 TAGS = {"a": "DT", "the": "DT", "big": "JJ", "red": "JJ", "dog": "NN", "cat": "NN", "mats": "NNS", "sees": "VBZ",
         "on": "IN", "two": "CD"}

@@ -11,7 +11,7 @@ from models import labelled_webdataset, order_data, save_clip
 
 from clip_benchmark_ext import cli, results
 from clip_benchmark_ext import run as run_module
-from clip_benchmark_ext.selection_metrics import MIN_PAIR_CASES, symmetric_relations
+from clip_benchmark_ext.metrics.selection_metrics import MIN_PAIR_CASES, symmetric_relations
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 from conftest import SHARED, needs_data
 
-from clip_benchmark_ext import selection_metrics as metrics_of_scores
-from clip_benchmark_ext.datasets import find_row
-from clip_benchmark_ext.readers import Case
-from clip_benchmark_ext.selection_metrics import (
+from clip_benchmark_ext.datasets.readers import Case
+from clip_benchmark_ext.metrics import selection_metrics as metrics_of_scores
+from clip_benchmark_ext.metrics.selection_metrics import (
     clip_benchmarks_metrics,
     debiased_score,
     group_accuracies,
     sugar_crepe_groups,
     symmetric_relations,
 )
+from clip_benchmark_ext.selection_datasets import find_row
 
 
 def selection_metrics(name, scores, cases):

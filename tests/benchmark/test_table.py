@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from conftest import run
 
-from clip_benchmark_ext.selection_metrics import SUGAR_CREPE_GROUPS
+from clip_benchmark_ext.metrics.selection_metrics import SUGAR_CREPE_GROUPS
 from clip_benchmark_ext.table import markdown, read_results
 from open_clip_mdc.data.markdown import markdown_table
 

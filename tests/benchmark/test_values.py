@@ -14,10 +14,10 @@ from models import labelled_webdataset, order_data
 from torch.utils.data import DataLoader, TensorDataset
 
 from clip_benchmark_ext import cli
-from clip_benchmark_ext.datasets import build_dataset
-from clip_benchmark_ext.selection import blind_image, likelihood_scorer
-from open_clip_mdc.checkpoints import load
-from open_clip_mdc.scoring import mean_image
+from clip_benchmark_ext.selection_datasets import build_dataset
+from clip_benchmark_ext.tasks.selection import blind_image, likelihood_scorer
+from open_clip_mdc.integration.checkpoints import load
+from open_clip_mdc.likelihood.log_likelihood import mean_image
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
 TOLERANCE = 0.25  # nats

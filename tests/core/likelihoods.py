@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from conftest import VOCAB as V
 
-from open_clip_mdc.tokens import eot_id, mask_id, sot_id
+from open_clip_mdc.text.special_tokens import eot_id, mask_id, sot_id
 
 SOT, EOT, MASK = sot_id(V), eot_id(V), mask_id(V)
 

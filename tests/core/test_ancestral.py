@@ -12,14 +12,14 @@ from conftest import VOCAB, images, tiny_captioner
 from scipy.stats import chisquare
 from test_mask_replace import T, V, dense, much_replacement, product, true_posteriors  # noqa: F401
 
-from open_clip_mdc import mask_replace
-from open_clip_mdc.ancestral import denoise, times
-from open_clip_mdc.generate import generate
-from open_clip_mdc.mask_replace import make_schedule
-from open_clip_mdc.sampling import Sampling
-from open_clip_mdc.scoring import mean_image
-from open_clip_mdc.tokens import valid_tokens
-from open_clip_mdc.unmask import guided
+from open_clip_mdc.decoding.ancestral import denoise, times
+from open_clip_mdc.decoding.confidence import guided
+from open_clip_mdc.decoding.generate import generate
+from open_clip_mdc.decoding.sampling import Sampling
+from open_clip_mdc.likelihood.log_likelihood import mean_image
+from open_clip_mdc.objectives import replace_process as mask_replace
+from open_clip_mdc.objectives.replace_process import make_schedule
+from open_clip_mdc.text.special_tokens import valid_tokens
 
 SOT, EOT, MASK = VOCAB - 2, VOCAB - 1, VOCAB
 DRAWS = 20000

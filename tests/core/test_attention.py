@@ -5,9 +5,9 @@ import torch
 from conftest import images, tiny_captioner
 from sklearn.decomposition import PCA
 
-from open_clip_mdc.attention import principal_components, word_maps
-from open_clip_mdc.encoder import grid
-from open_clip_mdc.tokens import mask_id, sot_id
+from open_clip_mdc.decoding.attention_maps import principal_components, word_maps
+from open_clip_mdc.models.encoder import grid
+from open_clip_mdc.text.special_tokens import mask_id, sot_id
 
 
 def decoded(model, image, **options):

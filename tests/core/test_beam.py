@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from open_clip_mdc import scoring
-from open_clip_mdc.beam import beam_search, next_log_probs, sample
-from open_clip_mdc.generate import cached_step_logits, generate
-from open_clip_mdc.model import Captioner
-from open_clip_mdc.sampling import Sampling, sample_tokens
+from open_clip_mdc.decoding.beam import beam_search, next_log_probs, sample
+from open_clip_mdc.decoding.generate import cached_step_logits, generate
+from open_clip_mdc.decoding.sampling import Sampling, sample_tokens
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.likelihood import log_likelihood as scoring
 
 VISION = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2)
 TEXT = dict(context_length=16, vocab_size=60, width=32, heads=2, layers=2)

@@ -12,10 +12,10 @@ from conftest import VOCAB, captions, images, tiny_captioner
 from scipy.stats import chisquare
 from test_mask_replace import T, V, dense, much_replacement, product, true_posteriors  # noqa: F401
 
-from open_clip_mdc.bound import Noise, bound, bound_of_draws, draw_noise
-from open_clip_mdc.mask_replace import make_schedule, prior_kl
-from open_clip_mdc.scoring import log_likelihood, mean_image
-from open_clip_mdc.tokens import mask_id, target_tokens, valid_tokens
+from open_clip_mdc.likelihood.log_likelihood import log_likelihood, mean_image
+from open_clip_mdc.likelihood.replace_bound import Noise, bound, bound_of_draws, draw_noise
+from open_clip_mdc.objectives.replace_process import make_schedule, prior_kl
+from open_clip_mdc.text.special_tokens import mask_id, target_tokens, valid_tokens
 
 SOT, EOT = V - 2, V - 1  # words 0 and 1
 PRESETS = ("absorbing", "replace", "half")

@@ -11,9 +11,10 @@ from conftest import VOCAB, captions, images, run, tiny_captioner
 from training import equal
 
 import open_clip_mdc
-from open_clip_mdc import checkpoints, weights
-from open_clip_mdc.checkpoints import fingerprint
-from open_clip_mdc.model import Captioner
+from open_clip_mdc.data import weights
+from open_clip_mdc.integration import checkpoints
+from open_clip_mdc.integration.checkpoints import fingerprint
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 
 OLD_WEIGHTS = json.loads((Path(__file__).parent / "fixtures" / "weights_0.1.json").read_text())
 

@@ -7,12 +7,15 @@ import pytest
 import torch
 from open_clip.tokenizer import SimpleTokenizer
 
-from open_clip_mdc import clip_guidance, configs, register
-from open_clip_mdc.clip_guidance import Clip, Guide, encode_text
-from open_clip_mdc.generate import generate
-from open_clip_mdc.sampling import Sampling
-from open_clip_mdc.tokens import caption_lengths, decode_captions, valid_tokens
-from open_clip_mdc.unmask import reweigh, unmask_by_confidence
+from open_clip_mdc import register
+from open_clip_mdc.decoding import clip_guidance
+from open_clip_mdc.decoding.clip_guidance import Clip, Guide, encode_text
+from open_clip_mdc.decoding.confidence import reweigh, unmask_by_confidence
+from open_clip_mdc.decoding.generate import generate
+from open_clip_mdc.decoding.sampling import Sampling
+from open_clip_mdc.integration import clip as clip_models
+from open_clip_mdc.integration import configs
+from open_clip_mdc.text.special_tokens import caption_lengths, decode_captions, valid_tokens
 
 MODELS = ("MDC-ViT-Ti-8", "MCD-ViT-Ti-8")
 
@@ -241,13 +244,13 @@ def test_a_guide_can_be_given_to_the_bare_algorithm():
     ("ViT-B-32:a/b.pt", ("ViT-B-32", "a/b.pt")), ("ViT-B-32:C:clip.pt", ("ViT-B-32", "C:clip.pt")),
     ("local-dir:a/b", ("local-dir:a/b", None)), ("hf-hub:x/y", ("hf-hub:x/y", None))])
 def test_model_and_file_are_told_apart(spec, parsed):
-    assert clip_guidance.parse(spec) == parsed
+    assert clip_models.parse(spec) == parsed
 
 
 @pytest.mark.parametrize("spec", ["ViT-B-32", "ViT-B-32:", ":clip.pt"])
 def test_a_model_without_a_file_is_refused(spec):
     with pytest.raises(ValueError, match="should be MODEL:FILE"):
-        clip_guidance.parse(spec)
+        clip_models.parse(spec)
 
 
 def test_what_makes_no_sense_is_refused(clip, image, tokenizer, tmp_path):
@@ -264,11 +267,11 @@ def test_what_makes_no_sense_is_refused(clip, image, tokenizer, tmp_path):
             generate(model, image, **options)
     torch.save(mdc.state_dict(), tmp_path / "mdc.pt")
     with pytest.raises(ValueError, match="compares no images with texts"):
-        clip_guidance.load("MDC-ViT-Ti-8", str(tmp_path / "mdc.pt"))
+        clip_models.load("MDC-ViT-Ti-8", str(tmp_path / "mdc.pt"))
     with pytest.raises(ValueError, match="is no file and no tag of ViT-B-32 \\("):
-        clip_guidance.load("ViT-B-32", "gone.pt")
+        clip_models.load("ViT-B-32", "gone.pt")
     torch.save(clip.model.state_dict(), tmp_path / "clip.pt")
-    again = clip_guidance.load("ViT-Ti-8", str(tmp_path / "clip.pt"))
+    again = clip_models.load("ViT-Ti-8", str(tmp_path / "clip.pt"))
     assert all(map(torch.equal, again.model.state_dict().values(), clip.model.state_dict().values()))
 
 

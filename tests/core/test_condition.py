@@ -5,9 +5,10 @@ import pytest
 import torch
 from conftest import VOCAB, captions, images, tiny_captioner
 
-from open_clip_mdc import encoder
-from open_clip_mdc.model import Captioner
-from open_clip_mdc.objective import CaptionCfg, CaptionLoss, mask_condition
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.models import encoder
+from open_clip_mdc.objectives.base import CaptionCfg, mask_condition
+from open_clip_mdc.objectives.loss import CaptionLoss
 
 MASKED = dict(condition_drop=0.5, condition_mask=0.3)
 ZEROS = dict(condition_drop=0.5, condition_mask=1.0, condition_zeros=True)

@@ -8,8 +8,8 @@ import torch
 from conftest import run
 
 import open_clip_mdc
-from open_clip_mdc import configs
-from open_clip_mdc.model import Captioner
+from open_clip_mdc.integration import configs
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 
 OLD = json.loads((Path(__file__).parent / "fixtures" / "configs_0.1.json").read_text())
 PREFIXES = ("MDC-", "ARC-", "CapPa-")
@@ -102,7 +102,7 @@ def test_a_name_that_is_not_listed_is_trained_saved_and_found_again(scenes, tmp_
         "--train-num-samples", "16", "--dataset-type", "webdataset", "--batch-size", "8", "--epochs", "1",
         "--force-image-size", "32", "--precision", "fp32", "--workers", "1", "--logs", str(tmp_path), "--name", "run",
         fork=True)
-    from open_clip_mdc import checkpoints
+    from open_clip_mdc.integration import checkpoints
     model, _, tokenizer = checkpoints.load(str(tmp_path / "run"))
     assert isinstance(model, Captioner) and model.caption_cfg.t_min == model.caption_cfg.t_max == 0.45
     assert model.visual.image_size == (32, 32) and model.vocab_size == tokenizer.vocab_size

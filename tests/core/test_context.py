@@ -3,7 +3,7 @@ import pytest
 import torch
 from conftest import LENGTH, VOCAB, captions, images, tiny_captioner
 
-from open_clip_mdc.tokens import mask_id
+from open_clip_mdc.text.special_tokens import mask_id
 
 
 @pytest.mark.parametrize("objective, enter", [

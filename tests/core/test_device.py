@@ -5,15 +5,15 @@ import torch.nn.functional as F
 from conftest import VOCAB, captions, images, tiny_captioner
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from open_clip_mdc import scoring
-from open_clip_mdc.ancestral import denoise
-from open_clip_mdc.bound import bound
-from open_clip_mdc.estimators import autoregressive, heuristic
-from open_clip_mdc.model import Captioner
-from open_clip_mdc.monte_carlo import monte_carlo
-from open_clip_mdc.sampling import Sampling, sample_tokens
-from open_clip_mdc.tokens import mask_id, target_tokens, valid_tokens
-from open_clip_mdc.unmask import fully_masked, unmask_by_confidence
+from open_clip_mdc.decoding.ancestral import denoise
+from open_clip_mdc.decoding.confidence import fully_masked, unmask_by_confidence
+from open_clip_mdc.decoding.sampling import Sampling, sample_tokens
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.likelihood import log_likelihood as scoring
+from open_clip_mdc.likelihood.exact import autoregressive, heuristic
+from open_clip_mdc.likelihood.monte_carlo import monte_carlo
+from open_clip_mdc.likelihood.replace_bound import bound
+from open_clip_mdc.text.special_tokens import mask_id, target_tokens, valid_tokens
 
 MASK = mask_id(VOCAB)
 ASKS_FOR_A_NUMBER = ("nonzero", "_local_scalar_dense", "masked_select", "masked_scatter", "is_nonzero", "equal")

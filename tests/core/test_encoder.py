@@ -5,8 +5,8 @@ import torch
 from conftest import VOCAB, captions, images
 
 import open_clip_mdc
-from open_clip_mdc.model import Captioner
-from open_clip_mdc.objective import CaptionLoss
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.objectives.loss import CaptionLoss
 
 NATIVE = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2)
 DECODER = dict(context_length=12, vocab_size=VOCAB, width=32, heads=2, layers=1)

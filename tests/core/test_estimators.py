@@ -8,7 +8,8 @@ import torch
 from conftest import images
 from likelihoods import EOT, MASK, SOT, V, caption, log_probs, random_captions, read
 
-from open_clip_mdc import estimators, scoring
+from open_clip_mdc.likelihood import exact as estimators
+from open_clip_mdc.likelihood import log_likelihood as scoring
 
 
 def test_autoregressive_equals_a_naive_loop_over_logits(arc):

@@ -13,8 +13,8 @@ from conftest import complaint_of, png
 
 import clip_benchmark_ext.run as benchmark
 import open_clip_mdc
+from open_clip_mdc.cli import judge
 from open_clip_mdc.data import shards
-from open_clip_mdc.tools import judge
 
 COMMAND = "pipe:touch PWNED;echo x.tar"
 

@@ -18,16 +18,16 @@ from PIL import Image, features
 from torchvision.transforms.functional import pil_to_tensor
 
 import open_clip_mdc
+from clip_benchmark_ext.datasets.local_files import open_rgb
 from clip_benchmark_ext.flags import Flags
-from clip_benchmark_ext.local_files import open_rgb
 from clip_benchmark_ext.run import Job
+from open_clip_mdc.bulk.tables import read_about
+from open_clip_mdc.cli import judge
 from open_clip_mdc.data import images
 from open_clip_mdc.data.paths import find_images
 from open_clip_mdc.data.shards import image_member, members, read_samples, tar_writer
-from open_clip_mdc.data.tables import read_about
-from open_clip_mdc.loading import CsvImages
-from open_clip_mdc.pretrained import PretrainedCaptioner
-from open_clip_mdc.tools import judge
+from open_clip_mdc.integration.data import CsvImages
+from open_clip_mdc.integration.pretrained import PretrainedCaptioner
 
 GREY = (np.arange(24 * 40, dtype=np.uint16) * 68).reshape(24, 40)
 

@@ -11,16 +11,15 @@ from PIL import Image
 from scipy.stats import chisquare
 from torch import nn
 
-from open_clip_mdc import generate
-from open_clip_mdc.interface import Decoded
-from open_clip_mdc.length_head import SCALE, LengthHead, length_nll
-from open_clip_mdc.objective import CaptionLoss
-from open_clip_mdc.sampling import Sampling
-from open_clip_mdc.tokens import caption_lengths
+from open_clip_mdc.decoding import generate
+from open_clip_mdc.decoding.sampling import Decoded, Sampling
+from open_clip_mdc.models.length_head import SCALE, LengthHead, length_nll
+from open_clip_mdc.objectives.loss import CaptionLoss
+from open_clip_mdc.text.special_tokens import caption_lengths
 
 WITHOUT_HEAD = """
 import sys
-from open_clip_mdc import configs
+from open_clip_mdc.integration.patches import configs
 configs.ROWS["MDC-*"]["length_head"] = False
 from open_clip_mdc.train import main
 main(sys.argv[1:])

@@ -14,9 +14,9 @@ from torchvision.transforms.functional import pil_to_tensor
 from training import equal, open_clip_train_each, train_flags, weights
 
 import open_clip_mdc
-from open_clip_mdc import hooks, loading
-from open_clip_mdc.data.shards import tar_writer
-from open_clip_mdc.tokens import CAPTION_SEPARATOR
+from open_clip_mdc.data.shards import CAPTION_SEPARATOR, tar_writer
+from open_clip_mdc.integration import data as loading
+from open_clip_mdc.integration import training as hooks
 
 SHARDS, PER_SHARD = 4, 12
 
@@ -147,7 +147,7 @@ def test_a_run_equals_that_of_upstreams_float_images_bit_for_bit(data, runs, tmp
     argv = train_flags("--batch-size", "8", "--lr-scheduler", "const", "--dataset-type", "csv", "--epochs", "1",
                        data=data / "train.csv", logs=tmp_path, model="ViT-Ti-8", workers="2")
     run("python", "-c", f"""
-from open_clip_mdc import integration
+from open_clip_mdc.integration.patches import patches as integration
 integration.register(tuple(r for r in integration.OPEN_CLIP if r.target != "open_clip_train.main:get_data"))
 from open_clip_train.main import main
 main({argv!r})

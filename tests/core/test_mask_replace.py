@@ -6,10 +6,18 @@ import pytest
 import torch
 from conftest import VOCAB, captions, images, tiny_captioner
 
-from open_clip_mdc import mask_replace
-from open_clip_mdc.mask_replace import bound_terms, infer_time, log_posterior, make_schedule, noise, prior_kl
-from open_clip_mdc.objective import OBJECTIVES, CaptionCfg
-from open_clip_mdc.packing import pack
+from open_clip_mdc.objectives import replace_process as mask_replace
+from open_clip_mdc.objectives.base import CaptionCfg
+from open_clip_mdc.objectives.registry import OBJECTIVES
+from open_clip_mdc.objectives.replace_process import (
+    bound_terms,
+    infer_time,
+    log_posterior,
+    make_schedule,
+    noise,
+    prior_kl,
+)
+from open_clip_mdc.text.packing import pack
 
 V, T = 4, 5
 PRESETS = ("absorbing", "code", "replace", "half")

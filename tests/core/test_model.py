@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from conftest import VOCAB, captions, images, tiny_captioner
 
 import open_clip_mdc
-from open_clip_mdc.model import Captioner
-from open_clip_mdc.objective import CaptionLoss
-from open_clip_mdc.packing import Corrupted, pack
-from open_clip_mdc.tokens import mask_id, target_tokens, valid_tokens
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.objectives.loss import CaptionLoss
+from open_clip_mdc.text.packing import Corrupted, pack
+from open_clip_mdc.text.special_tokens import mask_id, target_tokens, valid_tokens
 
 OBJECTIVES = ["mdc", "arc", "cappa"]
 

@@ -9,7 +9,8 @@ from conftest import images
 from likelihoods import EOT, MASK, SOT, V, caption, log_probs, random_captions, read
 from scipy.special import stdtrit
 
-from open_clip_mdc import monte_carlo, scoring
+from open_clip_mdc.likelihood import log_likelihood as scoring
+from open_clip_mdc.likelihood import monte_carlo
 
 
 def mask_values(model, image, text):

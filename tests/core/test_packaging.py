@@ -13,7 +13,7 @@ import yaml
 from conftest import REPO, run
 
 import open_clip_mdc
-from open_clip_mdc import configs
+from open_clip_mdc.integration import configs
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_a_wheel_in_a_clean_environment_lists_the_configs(wheel, tmp_path):
     listed = subprocess.run([python, "-c", script], check=True, capture_output=True, text=True, cwd=tmp_path).stdout
     assert json.loads(listed) == [configs.ROWS, configs.architectures()]  # without OpenCLIP at hand
     site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
-    for name in ("model_configs/scenes_bpe.txt.gz", "tools/model_card.md.jinja", "py.typed"):
+    for name in ("model_configs/scenes_bpe.txt.gz", "cli/model_card.md.jinja", "py.typed"):
         assert (site / "open_clip_mdc" / name).exists()
     assert (site / "clip_benchmark_ext" / "aro_symmetric_relations.json").exists()
     scripts = {p.name for p in (tmp_path / "venv" / "bin").iterdir()}
@@ -45,7 +45,7 @@ def test_declared_dependencies_are_those_that_are_imported():
     import ast
     distributions = metadata.packages_distributions()
     imported = set()
-    for path in [*REPO.glob("src/**/*.py"), *REPO.glob("clip_benchmark_ext/*.py")]:
+    for path in [*REPO.glob("src/**/*.py"), *REPO.glob("clip_benchmark_ext/**/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.split(".")[0] for alias in node.names}

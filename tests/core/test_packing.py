@@ -13,11 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import open_clip_mdc
-from open_clip_mdc import model as model_module
-from open_clip_mdc.model import Captioner
-from open_clip_mdc.objective import CaptionLoss, systematic
-from open_clip_mdc.packing import Captions, Packed, asked_index, pack, pack_tokens
-from open_clip_mdc.tokens import target_tokens, valid_tokens
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.models import captioner as model_module
+from open_clip_mdc.objectives.base import systematic
+from open_clip_mdc.objectives.loss import CaptionLoss
+from open_clip_mdc.text.packing import Captions, Packed, asked_index, pack, pack_tokens
+from open_clip_mdc.text.special_tokens import target_tokens, valid_tokens
 
 OBJECTIVES = ["mdc", "arc", "cappa", "mcd-replace"]
 

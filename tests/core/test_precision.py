@@ -3,10 +3,10 @@ import pytest
 import torch
 from conftest import VOCAB, captions, images, tiny_captioner
 
-from open_clip_mdc import scoring
-from open_clip_mdc.attention import word_maps
-from open_clip_mdc.packing import pack_tokens
-from open_clip_mdc.tokens import valid_tokens
+from open_clip_mdc.decoding.attention_maps import word_maps
+from open_clip_mdc.likelihood import log_likelihood as scoring
+from open_clip_mdc.text.packing import pack_tokens
+from open_clip_mdc.text.special_tokens import valid_tokens
 
 PRECISIONS = [(torch.bfloat16, 0.05), (torch.float16, 0.01)]  # nats by which the hidden states' rounding moves a score
 

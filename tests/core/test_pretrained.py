@@ -10,8 +10,8 @@ from conftest import complaint_of, make_image, run_folder
 from PIL import Image
 
 import open_clip_mdc
-from open_clip_mdc.scoring import mean_image
-from open_clip_mdc.tokens import decode_captions
+from open_clip_mdc.likelihood.log_likelihood import mean_image
+from open_clip_mdc.text.special_tokens import decode_captions
 
 WORDS = ["a red circle above a blue square", "a blue square"]
 

@@ -5,10 +5,11 @@ import torch
 from conftest import VOCAB, captions, images
 
 import open_clip_mdc
-from open_clip_mdc import checkpoints, encoder
-from open_clip_mdc.model import Captioner
-from open_clip_mdc.objective import CaptionLoss
-from open_clip_mdc.regions import RegionTower, split
+from open_clip_mdc.integration import checkpoints
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.models import encoder
+from open_clip_mdc.models.regions import RegionTower, split
+from open_clip_mdc.objectives.loss import CaptionLoss
 
 NATIVE = dict(image_size=16, patch_size=8, width=64, head_width=32, layers=2)
 TIMM = dict(timm_model_name="vit_tiny_patch16_224", image_size=32)

@@ -7,8 +7,10 @@ import torch
 from conftest import captions, images, tiny_captioner
 from likelihoods import EOT, SOT, V, random_captions
 
-from open_clip_mdc import bound, monte_carlo, scoring
-from open_clip_mdc.model import Captioner
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.likelihood import log_likelihood as scoring
+from open_clip_mdc.likelihood import monte_carlo
+from open_clip_mdc.likelihood import replace_bound as bound
 
 ALL = [("mdc", "heuristic", {}), ("mdc", "monte_carlo", dict(num_samples=24)), ("arc", "autoregressive", {})]
 

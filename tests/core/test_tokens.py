@@ -3,7 +3,7 @@ import open_clip
 import pytest
 import torch
 
-from open_clip_mdc.tokens import (
+from open_clip_mdc.text.special_tokens import (
     caption_lengths,
     decode_captions,
     eot_id,

@@ -107,7 +107,7 @@ def test_a_killed_and_resumed_csv_run_equals_an_unbroken_one_bit_for_bit(csv, tm
     open_clip_train(*flags, data=csv, logs=tmp_path, model=model, name="unbroken")
     kill_after_epoch_1 = """
 import os, sys
-import open_clip_mdc.hooks as hooks
+import open_clip_mdc.integration.training as hooks
 make = hooks.train_one_epoch
 def train_one_epoch(upstream):
     train = make(upstream)
@@ -136,7 +136,7 @@ main(sys.argv[1:])
 # minutes on a busy machine. Runs follow one another in two processes: to start these takes longer than to train.
 DUMP = """
 import functools, json, sys, torch
-import open_clip_mdc.hooks as hooks
+import open_clip_mdc.integration.training as hooks
 make = hooks.train_one_epoch
 def train_one_epoch(upstream):
     train = make(upstream)
@@ -322,7 +322,7 @@ def test_flags_that_change_nothing_are_said_to(csv):
 # At one of its calls the loss of one process is NaN, or its gradient infinite.
 BREAKS = """
 import sys, torch
-import open_clip_mdc.objective as objective, open_clip_mdc.hooks as hooks
+import open_clip_mdc.objectives.base as objective, open_clip_mdc.integration.training as hooks
 from open_clip_mdc.train import main
 (what, _, call), calls, forward = sys.argv.pop(1).partition("@"), [], objective.CaptionLoss.forward
 def broken(self, *args, **kwargs):
@@ -431,8 +431,8 @@ def test_masks_differ_between_epochs_and_after_a_resume():
 
     from open_clip_train.data import DataInfo
 
-    from open_clip_mdc.hooks import train_one_epoch
-    from open_clip_mdc.loading import Batches
+    from open_clip_mdc.integration.data import Batches
+    from open_clip_mdc.integration.training import train_one_epoch
     open_clip_mdc.register()
     model, _, _ = open_clip_mdc.create_model_and_transforms("MDC-ViT-Ti-8")
     text = open_clip_mdc.get_tokenizer("MDC-ViT-Ti-8")(["a red circle above a blue square"] * 8)

@@ -6,12 +6,13 @@ import torch
 from open_clip.tokenizer import SimpleTokenizer
 from scipy.stats import chisquare
 
-from open_clip_mdc import estimators, scoring
-from open_clip_mdc.generate import generate
-from open_clip_mdc.model import Captioner
-from open_clip_mdc.sampling import Sampling
-from open_clip_mdc.tokens import decode_captions, valid_tokens
-from open_clip_mdc.unmask import fully_masked, guided, tokenize_with_masks, unmask_by_confidence
+from open_clip_mdc.decoding.confidence import fully_masked, guided, tokenize_with_masks, unmask_by_confidence
+from open_clip_mdc.decoding.generate import generate
+from open_clip_mdc.decoding.sampling import Sampling
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.likelihood import exact as estimators
+from open_clip_mdc.likelihood import log_likelihood as scoring
+from open_clip_mdc.text.special_tokens import decode_captions, valid_tokens
 
 VISION = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2)
 TEXT = dict(context_length=16, vocab_size=60, width=32, heads=2, layers=2)

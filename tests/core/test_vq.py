@@ -8,10 +8,11 @@ import torch
 from conftest import VOCAB, captions, images
 
 import open_clip_mdc
-from open_clip_mdc import conversion, train
-from open_clip_mdc.model import Captioner
-from open_clip_mdc.objective import CaptionLoss
-from open_clip_mdc.vq import PREFIX, VQCfg, VQTower
+from open_clip_mdc import train
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.models import convert as conversion
+from open_clip_mdc.models.vq import PREFIX, VQCfg, VQTower
+from open_clip_mdc.objectives.loss import CaptionLoss
 
 TINY = dict(codes=24, channels=(8, 16, 16), layers=1, latent=16)
 DECODER = dict(context_length=12, vocab_size=VOCAB, width=32, heads=2, layers=1)

@@ -19,9 +19,13 @@ from training import equal
 
 import open_clip_mdc
 from clip_benchmark_ext import run as benchmark
-from clip_benchmark_ext.zeroshot import read_classifier
-from open_clip_mdc import checkpoints, clip_guidance, hooks, train, weights
-from open_clip_mdc.tools import taming
+from clip_benchmark_ext.tasks.zeroshot import read_classifier
+from open_clip_mdc import train
+from open_clip_mdc.cli import taming
+from open_clip_mdc.data import weights
+from open_clip_mdc.decoding import clip_guidance
+from open_clip_mdc.integration import checkpoints
+from open_clip_mdc.integration import training as hooks
 
 MODEL = "MDC-ViT-Ti-8"
 

@@ -5,8 +5,8 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
-import commands
-import run as runner
+from experiments import commands
+from experiments import run as runner
 
 
 def dry_run(*flags: str) -> list[list[str]]:

@@ -5,18 +5,15 @@ import shutil
 import tarfile
 from pathlib import Path
 
-import archive
-import article
-import collect
-import commands
-import mcdiffusion
 import pytest
-import run as runner
-import scales
-import views
-from cells import Run
 from conftest import REPO
 from helpers import place, write_result
+
+from experiments import commands
+from experiments import run as runner
+from experiments.report import archive, collect
+from experiments.tables import article, mcdiffusion, scales, views
+from experiments.tables.cells import Run
 
 ARCHIVES = sorted((REPO / "experiments" / "results").glob("*.tar.xz"))
 PARTS = {"mcdiffusion": {*mcdiffusion.TABLES, "mcdiffusion"}}  # of a scale that have an archive of their own

@@ -4,19 +4,18 @@ import math
 import re
 from itertools import chain, combinations
 
-import article
-import claims
-import collect
-import commands
 import numpy as np
 import pytest
-import scales
-import views
 from conftest import REPO
 from helpers import write_result
 from scipy import stats
-from tables import TABLES
-from verdicts import LEVEL, Side, compare, holm, judge
+
+from experiments import commands
+from experiments.report import claims
+from experiments.report.results import read_results
+from experiments.report.verdicts import LEVEL, Side, compare, holm, judge
+from experiments.tables import article, scales, views
+from experiments.tables.paper_tables import TABLES
 
 LEDGERS, ROWS, SEEDS, IMAGES = 240, 30, 5, 100
 # A procedure that errs in exactly 5 % of ledgers is refused once in a thousand times.
@@ -236,7 +235,7 @@ def row_of(page: str, claim: str) -> dict[str, str]:
 
 
 def ledger_of(folder, scale=scales.SCENES) -> str:
-    return claims.ledger(claims.claims(scale), collect.read_results(folder), scale)
+    return claims.ledger(claims.claims(scale), read_results(folder), scale)
 
 
 def test_a_ledger_from_results(tmp_path):
@@ -308,7 +307,7 @@ def test_weights_of_items_are_those_of_the_metric(tmp_path):
         {"images": ["a", "b", "b", "c"], "values": {"text_acc_macro": [1, 0, 0, 0]},
          "weights": {"text_acc_macro": [3, 1, 1, 1]}}))
     cell = next(c for c in TABLES["table2"](scales.PAPER) if c.row == "MDC (heuristic)" and "macro" in c.column)
-    found = claims.of_results(collect.read_results(tmp_path), scales.PAPER, (cell,))
+    found = claims.of_results(read_results(tmp_path), scales.PAPER, (cell,))
     assert list(found.influence.values()) == pytest.approx([25, -100 / 6, -100 / 12])
     assert found.binomial is None
 
@@ -324,7 +323,7 @@ def test_a_mean_of_three_cells_has_a_third_of_the_errors_of_each(tmp_path):
         (path.parent / "items").mkdir(exist_ok=True)
         (path.parent / "items" / path.name).write_text(json.dumps(
             {"images": [f"{dataset} {i}" for i in range(len(found))], "values": {metric: found.astype(int).tolist()}}))
-    side_of = claims.of_results(collect.read_results(tmp_path), scales.SCENES, cells)
+    side_of = claims.of_results(read_results(tmp_path), scales.SCENES, cells)
     parts = [found.astype(float) for found in right.values()]
     assert len(parts) == 3 and side_of.numbers[0] == pytest.approx(100 * np.mean([part.mean() for part in parts]))
     influence = np.concatenate([100 / 3 * (part - part.mean()) / len(part) for part in parts])
@@ -446,13 +445,13 @@ def test_an_articles_claim_is_judged_by_its_images(tmp_path):
     for row, rate in (("MDC, unguided", 0.8), ("MDC, CLIP 1", 0.1)):
         for seed in (0, 1):
             values = (rng.random(60) < rate).astype(float).tolist()
-            path = write_result(tmp_path, collect.variant(cells[row].evaluation), cells[row].run.name(seed),
+            path = write_result(tmp_path, commands.variant(cells[row].evaluation), cells[row].run.name(seed),
                                 "wds/captions", commands.last_epoch(scales.SCENES, cells[row].run),
                                 hallucinating_captions=float(np.mean(values)))
             (path.parent / "items").mkdir(exist_ok=True)
             (path.parent / "items" / path.name).write_text(json.dumps({
                 "images": list(range(60)), "values": {"hallucinating_captions": values}, "weights": {}}))
-    page = claims.ledger(claims.claims_of(article.SENTENCES, scales.SCENES), collect.read_results(tmp_path),
+    page = claims.ledger(claims.claims_of(article.SENTENCES, scales.SCENES), read_results(tmp_path),
                          scales.SCENES)
     (line,) = [line for line in page.splitlines() if "fewer hallucinations |" in line]
     assert "*shows*" in line and "60 images, paired" in line

@@ -3,13 +3,15 @@ import csv
 import json
 import math
 
-import collect
-import commands
 import pytest
-import run as runner
-import scales
 from helpers import place, write_result
-from tables import TABLES, Run
+
+from experiments import commands
+from experiments import run as runner
+from experiments.report import collect
+from experiments.report.results import loss_variation, read_results, values
+from experiments.tables import scales
+from experiments.tables.paper_tables import TABLES, Run
 
 
 def test_hand_written_results_give_the_hand_computed_table(tmp_path):
@@ -118,10 +120,10 @@ def test_stability_is_the_noise_of_the_logged_loss_around_a_slow_trend(tmp_path)
     lines = [f"... Train Epoch: 0 [{i:>2}/99 (3%)] Caption_loss: {20 - 0.01 * i + n:.5f} (7.0) Loss: 99 (9)"
              for i, n in enumerate(noise)]
     # successive differences are 2 but for the trend: 2 / sqrt(2) = 1.414 of a mean of about 20 - 0.3
-    assert collect.loss_variation("\n".join(lines)) == pytest.approx(math.sqrt(2) / 19.7, rel=0.01)
+    assert loss_variation("\n".join(lines)) == pytest.approx(math.sqrt(2) / 19.7, rel=0.01)
     resumed = [*lines[:25], *lines[10:33], *lines[30:]]  # killed twice, and begun again from an earlier step
-    assert collect.loss_variation("\n".join(resumed)) == collect.loss_variation("\n".join(lines))
-    assert math.isnan(collect.loss_variation("no line"))
+    assert loss_variation("\n".join(resumed)) == loss_variation("\n".join(lines))
+    assert math.isnan(loss_variation("no line"))
     folder = tmp_path / "runs" / "MDC-ViT-Ti-8-t0.0-1.0--short--s0"
     folder.mkdir(parents=True)
     (folder / "out.log").write_text("\n".join(lines))
@@ -189,7 +191,7 @@ def test_a_mean_over_subsets_needs_all_of_them_from_the_same_seed(tmp_path):
             write_result(tmp_path, kind, name.format(seed), "sugar_crepe/swap_obj", 32, text_acc=obj, cases=10)
     cell = next(c for c in TABLES["table2"](scales.PAPER)
                 if (c.row, c.column) == ("MDC (heuristic)", "SugarCrepe swap, micro"))
-    assert collect.values(collect.read_results(tmp_path), scales.PAPER, cell) == {0: pytest.approx(60)}
+    assert values(read_results(tmp_path), scales.PAPER, cell) == {0: pytest.approx(60)}
 
 
 def test_a_file_that_is_no_result_is_named(tmp_path):

@@ -5,23 +5,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-import collect
-import commands
-import curves
 import pytest
-import scales
 from conftest import REPO
 from helpers import dry_run, place, write_result
-from scales import GPU, RICH
-from tables import TABLES
 
-from open_clip_mdc import tools as cli
-from open_clip_mdc.data import rich_world
+from experiments import commands
+from experiments.report import collect
+from experiments.tables import curves, scales
+from experiments.tables.paper_tables import TABLES
+from experiments.tables.scales import GPU, RICH
+from open_clip_mdc import cli
+from open_clip_mdc.scenes import rich as rich_world
 
 TINY = """
 import sys
 sys.path.insert(0, {experiments!r})
-import scales, curves
+from experiments import run
+from experiments.tables import curves, scales
 curves.OBJECTIVES = {{"MDC": "MDC-"}}
 data = {{"short": scales.RICH.data["short"]._replace(folder="{{data}}/train", samples=64)}}
 selection = tuple(s._replace(root="{{data}}/sugarcrepe") for s in scales.RICH.selection[:1])
@@ -29,7 +29,6 @@ scales.SCALES["rich"] = scales.RICH._replace(
     data=data, batch=32, epochs=2, curve=(1, 2), probes=dict(list(scales.RICH.probes.items())[:2]), selection=selection,
     probe_root="{{data}}/{{{{dataset_cleaned}}}}", prepare=(), captioning=(
         scales.RICH.captioning[0]._replace(root="{{data}}/captions"),))
-import run
 run.main(sys.argv[1:])
 """
 
@@ -45,7 +44,7 @@ def rich(tmp_path_factory) -> Path:
 
 
 def test_an_objective_goes_from_nothing_to_its_curve(rich, tmp_path):
-    command = [sys.executable, "-c", TINY.format(experiments=str(REPO / "experiments")), "--scale", "rich", "--tables",
+    command = [sys.executable, "-c", TINY.format(experiments=str(REPO)), "--scale", "rich", "--tables",
                "curves", "--data", str(rich), "--out", str(tmp_path), "--seeds", "0", "--jobs", "1", "--bin",
                f"{Path(sys.executable).parent}/"]
     without_java = {**os.environ, "PATH": str(Path(sys.executable).parent)}  # METEOR is in no curve, and takes its time

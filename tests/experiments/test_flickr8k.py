@@ -5,11 +5,11 @@ import io
 import json
 import random
 
-import flickr8k
 from conftest import REPO, SHARED, needs_data
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 
+from experiments import flickr8k
 from open_clip_mdc.data.shards import tar_writer
 
 PAIRS_SHA256 = "abd1bee79e642a443e0b9239310391eaf34d1b4108a962a9dfb80816794e2da1"  # of the five files, in order
@@ -31,7 +31,7 @@ def test_captions_are_made_false_by_rule():
 
 
 def test_pairs_of_rendered_images_are_sugar_crepe_files(tmp_path):
-    from clip_benchmark_ext.datasets import build_dataset
+    from clip_benchmark_ext.selection_datasets import build_dataset
     texts = ["a black dog runs over a white car", "a girl behind a red table", "nothing of note"]
     with tar_writer(tmp_path / "0.tar") as tar:
         for i, text in enumerate(texts):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from conftest import REPO
-from progress import Step, run_steps
 
+from experiments.progress import Step, run_steps
 from open_clip_mdc.environment import processor
 
 HOURS = 7200  # seconds; ends a test that hangs, whatever else the machine does
@@ -20,19 +20,19 @@ HOURS = 7200  # seconds; ends a test that hangs, whatever else the machine does
 TINY = """
 import sys
 sys.path.insert(0, {experiments!r})
-import run, scales
-from scales import Data, SCENES
+from experiments import run
+from experiments.tables import paper_tables as tables, scales
+from experiments.tables.scales import Data, SCENES
 scales.SCALES["scenes"] = SCENES._replace(
     data={{key: data._replace(folder="{{data}}/train", samples=96) for key, data in SCENES.data.items()}},
     probe_root="{{data}}/probe", prepare=(), warmup=1)
-import tables
 tables.TABLES["table5"] = lambda scale: list(tables.table5(scale))[2:]
 run.main(sys.argv[1:])
 """
 
 
 def test_two_rows_go_from_nothing_to_the_table_and_a_kill_between_them_costs_no_finished_run(scenes, tmp_path):
-    command = [sys.executable, "-c", TINY.format(experiments=str(REPO / "experiments")), "--scale", "scenes",
+    command = [sys.executable, "-c", TINY.format(experiments=str(REPO)), "--scale", "scenes",
                "--tables", "table5", "--data", str(scenes), "--out", str(tmp_path), "--seeds", "0", "--jobs", "1",
                "--bin", f"{Path(sys.executable).parent}/"]
     runs = [tmp_path / "runs" / f"MDC-ViT-Ti-8{t}--short--s0" for t in ("-t0.4-0.9", "")]
@@ -76,7 +76,7 @@ def test_the_terminal_shows_how_far_trainings_are_and_not_what_they_say(tmp_path
     go = tmp_path / "go"
     commands = [shlex.join([sys.executable, "-c", says, str(go), "--epochs", epochs]) for epochs in ("2", "4")]
     process = subprocess.Popen(
-        [sys.executable, str(REPO / "experiments" / "progress.py"), "--logs", str(tmp_path / "logs"),
+        [sys.executable, "-m", "experiments.progress", "--logs", str(tmp_path / "logs"),
          f"mdc={commands[0]}", f"arc={commands[1]}"],
         stderr=subprocess.PIPE, env={**os.environ, "PROGRESS_SECONDS": "0"}, start_new_session=True)
     shown = b""
@@ -97,7 +97,7 @@ def test_what_a_killed_call_left_running_is_waited_for(tmp_path):
     waits = (f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); end = pathlib.Path({str(end)!r})\n"
              "while not end.exists(): time.sleep(0.01)\n"
              "print('a')")
-    call = [sys.executable, str(REPO / "experiments" / "progress.py"), "--logs", str(tmp_path)]
+    call = [sys.executable, "-m", "experiments.progress", "--logs", str(tmp_path)]
     first = subprocess.Popen([*call, shlex.join(["a=" + sys.executable, "-c", waits])], stderr=subprocess.DEVNULL)
     while not begun.exists():  # a.out is there before the step is
         time.sleep(0.01)
@@ -153,9 +153,9 @@ def test_a_processor_has_a_name_where_it_says_one_and_else_an_architecture(tmp_p
 
 
 def test_a_run_that_was_killed_before_its_first_file_is_no_run_of_another_recipe(tmp_path):
-    import commands
-    import scales
-    from cells import Run
+    from experiments import commands
+    from experiments.tables import scales
+    from experiments.tables.cells import Run
     run, there = Run("MDC-ViT-Ti-8", "short"), commands.Place(tmp_path, tmp_path, "", 0)
     commands.folder(run, 0, there).mkdir(parents=True)
     assert commands.changed(scales.SCENES, run, 0, there) is None

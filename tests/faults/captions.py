@@ -27,8 +27,8 @@ from world import (
 )
 
 import open_clip_mdc
-from open_clip_mdc.data.shards import read_samples, tar_writer
-from open_clip_mdc.tokens import CAPTION_SEPARATOR, decode_captions, decode_tokens, valid_tokens
+from open_clip_mdc.data.shards import CAPTION_SEPARATOR, read_samples, tar_writer
+from open_clip_mdc.text.special_tokens import decode_captions, decode_tokens, valid_tokens
 
 CONTEXT = 77
 FIXED = (

@@ -108,7 +108,7 @@ def server(reply):
 
 def impatient() -> None:
     """What takes minutes in earnest."""
-    from open_clip_mdc.tools import judge
+    from open_clip_mdc.cli import judge
     judge.TIMEOUT_SECONDS, judge.RETRIES = (1, 2), 1
     if hasattr(judge, "ANSWER_SECONDS"):
         judge.ANSWER_SECONDS = 4

@@ -16,7 +16,7 @@ from process import TIMEOUT, Outcome
 from safetensors.torch import load_file
 from world import CLIP_BENCHMARK, MDC, REPO, TRAIN, Cases, World, check_json, first, train_flags, tree, unlike
 
-from open_clip_mdc.checkpoints import hash_tensor
+from open_clip_mdc.integration.checkpoints import hash_tensor
 
 KILLS_OF_A_LIFE = 5  # at most
 
@@ -58,11 +58,11 @@ def checkpoints(folder: Path) -> dict:
 
 def experiment(argv: list[str]) -> None:
     """experiments/run.py: two rows of Table 5 on few scenes, with what belongs to a machine left as it is."""
-    sys.path[:0] = [str(REPO / "experiments")]
-    import run
-    import scales
-    import tables
-    from scales import SCENES
+    sys.path[:0] = [str(REPO)]
+    from experiments import run
+    from experiments.tables import paper_tables as tables
+    from experiments.tables import scales
+    from experiments.tables.scales import SCENES
     scales.SCALES["scenes"] = SCENES._replace(
         data={key: data._replace(folder="{data}/train", samples=96) for key, data in SCENES.data.items()},
         probe_root="{data}/probe", prepare=(), warmup=1)

@@ -9,7 +9,7 @@ from disk import left_over, mounted
 from kill import JOBS, finish
 from world import MDC, Cases, World, check_json, first, unlike
 
-from open_clip_mdc.data.claims import Claims
+from open_clip_mdc.bulk.locks import Claims
 
 TERMINATED = ("train-csv", "probe", "caption", "caption-shards", "score-shards", "scenes", "prepare")
 FOLDERS = ("caption-shards", "score-shards", "scenes", "prepare", "probe")  # whose `out` is a folder

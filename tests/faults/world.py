@@ -24,7 +24,8 @@ sys.path[:0] = [str(REPO / "tests")]
 from conftest import run_folder  # noqa: E402
 
 from clip_benchmark_ext import cli as benchmark  # noqa: E402
-from open_clip_mdc import tools, train  # noqa: E402
+from open_clip_mdc import cli as tools  # noqa: E402
+from open_clip_mdc import train  # noqa: E402
 from open_clip_mdc.data.files import new_file, new_folder  # noqa: E402
 from open_clip_mdc.data.shards import tar_writer  # noqa: E402
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from open_clip_mdc import tools as cli
+from open_clip_mdc import cli
 
 COLOURS, SHAPES = ("red", "green", "blue", "yellow"), ("circle", "square")
 ENDINGS = ("left of", "right of", "up above", "down below", "in the middle")

@@ -11,7 +11,7 @@ from conftest import complaint_of, run_folder
 from PIL import Image
 
 import open_clip_mdc
-from open_clip_mdc.attention import principal_components, word_maps
+from open_clip_mdc.decoding.attention_maps import principal_components, word_maps
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from conftest import REPO, captions, images, run_folder, tiny_captioner
 
-from open_clip_mdc.objective import CaptionLoss
-from open_clip_mdc.tokens import valid_tokens
+from open_clip_mdc.objectives.loss import CaptionLoss
+from open_clip_mdc.text.special_tokens import valid_tokens
 
 sys.path.insert(0, str(REPO))
 from benchmarks import bulk, plain, report, training  # noqa: E402

@@ -13,14 +13,14 @@ import torch
 from conftest import REPO, complaint_of, png, run_folder, wait_for
 from PIL import Image
 
-from open_clip_mdc import checkpoints
-from open_clip_mdc import tools as cli
-from open_clip_mdc.data.claims import Claims
+from open_clip_mdc import cli
+from open_clip_mdc.bulk import units as bulk
+from open_clip_mdc.bulk.locks import Claims
 from open_clip_mdc.data.shards import tar_writer
-from open_clip_mdc.tools import bulk
+from open_clip_mdc.integration import checkpoints
 
 pq = pytest.importorskip("pyarrow.parquet")
-from open_clip_mdc.data.tables import read_about  # noqa: E402
+from open_clip_mdc.bulk.tables import read_about  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ TOY = '''
 import os, sys, time
 from argparse import Namespace
 from pathlib import Path
-from open_clip_mdc.tools.engine import make_each
+from open_clip_mdc.bulk.engine import make_each
 out, log, seconds, jobs, engine = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 def make(number):
     def function(shard, part):
@@ -301,9 +301,9 @@ def test_ray_makes_what_local_processes_make(place, tmp_path):
 
 def test_the_process_that_sends_shards_to_ray_imports_no_torch():
     """Beside the actors it would take one of their cores."""
-    code = "import sys; from open_clip_mdc.tools import bulk, engine, pairs; print('torch' in sys.modules)"
+    code = "import sys; from open_clip_mdc.cli import pairs; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
-    assert set(cli.DRIVERS) == set(bulk.WORKERS)
+    assert set(cli.DRIVERS) == set(cli.WORKERS)
 
 
 def test_without_ray_one_line_says_how_to_get_it(place, tmp_path, monkeypatch):

@@ -19,13 +19,14 @@ from PIL import Image
 from safetensors.torch import save_file
 from shard_files import write_tar
 
-from open_clip_mdc import checkpoints, progress
-from open_clip_mdc.clip_guidance import Clip, Guide
+from open_clip_mdc import progress
+from open_clip_mdc.cli import caption_rows
+from open_clip_mdc.cli import page as report
+from open_clip_mdc.cli.caption import read_captions
 from open_clip_mdc.data import images
-from open_clip_mdc.tokens import decode_captions, decode_tokens, eot_id, mask_id, sot_id
-from open_clip_mdc.tools import caption_rows
-from open_clip_mdc.tools import page as report
-from open_clip_mdc.tools.caption import read_captions
+from open_clip_mdc.decoding.clip_guidance import Clip, Guide
+from open_clip_mdc.integration import checkpoints
+from open_clip_mdc.text.special_tokens import decode_captions, decode_tokens, eot_id, mask_id, sot_id
 
 
 @pytest.fixture(scope="module")

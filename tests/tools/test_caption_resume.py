@@ -15,7 +15,7 @@ import pytest
 from caption_files import NAMES, PATHS, lines, run, scene, seven_images
 
 from open_clip_mdc.data import images
-from open_clip_mdc.model import Captioner
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 
 
 @pytest.fixture

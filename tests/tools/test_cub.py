@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 from test_prepare import members
 
-from open_clip_mdc import tools as cli
-from open_clip_mdc.tokens import CAPTION_SEPARATOR
+from open_clip_mdc import cli
+from open_clip_mdc.data.shards import CAPTION_SEPARATOR
 
 # Class folders of the images and of the captions; three images each in the first two.
 CLASSES = {"001.Black_footed_Albatross": "001.Black_Footed_Albatross", "002.Laysan_Albatross": "002.Laysan_Albatross",

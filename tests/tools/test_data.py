@@ -241,7 +241,7 @@ def test_half_of_a_letter_is_no_text():
 
 def test_a_changed_bit_in_a_table_is_noticed(tmp_path):
     """Parquet itself reads it as another number."""
-    tables = pytest.importorskip("open_clip_mdc.data.tables")
+    tables = pytest.importorskip("open_clip_mdc.bulk.tables")
     import pyarrow
     path = tmp_path / "t.parquet"
     with tables.write_table(path, pyarrow.schema([("score", pyarrow.float32())])) as table:

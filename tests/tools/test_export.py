@@ -18,9 +18,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import open_clip_mdc
-from open_clip_mdc.data.bpe import write
-from open_clip_mdc.model import Captioner
-from open_clip_mdc.tools.model_card import training_flags
+from open_clip_mdc.cli.model_card import training_flags
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.text.vocabulary import write
 
 transformers = pytest.importorskip("transformers")
 
@@ -123,7 +123,7 @@ def test_a_normalization_of_no_use_is_refused(out, tmp_path, name, value):
 
 
 def test_a_model_is_exported_on_the_cpu_whatever_the_default_device(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr("open_clip_mdc.pretrained.default_device", lambda device=None: device or "meta")
+    monkeypatch.setattr("open_clip_mdc.integration.pretrained.default_device", lambda device=None: device or "meta")
     assert complaint("--pretrained", trained, "--out", tmp_path / "out", "--to", "open_clip", "timm") is None
 
 
@@ -288,7 +288,7 @@ def test_a_folder_is_pushed_and_loaded_from_the_hub(trained, folder, model, imag
         where = dict(HF_ENDPOINT=server.url, HF_HOME=str(folder / "hf"), HF_HUB_DISABLE_XET="1")
         script = f"""
 import json, os, timm, open_clip_mdc, torch
-from open_clip_mdc.tools import main
+from open_clip_mdc.cli import main
 export = ["export", "--pretrained", {str(trained)!r}, "--to", "open_clip", "timm", "--push", "org/name", "--out"]
 try:
     main([*export, {str(folder / 'refused')!r}])

@@ -10,8 +10,9 @@ import requests
 from conftest import complaint_of
 from http_server import serving
 
-from open_clip_mdc import tools as cli
-from open_clip_mdc.tools import fetch, flags
+from open_clip_mdc import cli
+from open_clip_mdc.cli import arguments as flags
+from open_clip_mdc.cli import fetch
 
 CONTENT = bytes(range(256)) * 20_000
 

@@ -8,8 +8,8 @@ from clip_benchmark.datasets.builder import build_dataset
 from open_clip_train.data import get_dataset_size
 from shard_files import make_image, members, texts, tool, write_tar
 
-from open_clip_mdc.tokens import CAPTION_SEPARATOR
-from open_clip_mdc.tools import prepare
+from open_clip_mdc.cli import prepare
+from open_clip_mdc.data.shards import CAPTION_SEPARATOR
 
 
 def sharded(folder: Path, images: list[int], per_shard: int) -> str:

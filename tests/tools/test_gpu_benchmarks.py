@@ -7,8 +7,8 @@ import torch
 from conftest import REPO, run
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from open_clip_mdc.objective import OBJECTIVES
-from open_clip_mdc.packing import Asked
+from open_clip_mdc.objectives.registry import OBJECTIVES
+from open_clip_mdc.text.packing import Asked
 
 sys.path.insert(0, str(REPO))
 from benchmarks import gpu, gpu_report  # noqa: E402

@@ -9,9 +9,10 @@ from conftest import png
 from judge_server import KEY, always, choices, choose, failure, image_of, results, write_captions
 from shard_files import write_tar
 
-from open_clip_mdc import tools as cli
-from open_clip_mdc.tools import flags, judge
-from open_clip_mdc.tools.judge_answers import assign_letters, parse_letter, summarise
+from open_clip_mdc import cli
+from open_clip_mdc.cli import arguments as flags
+from open_clip_mdc.cli import judge
+from open_clip_mdc.cli.judge_answers import assign_letters, parse_letter, summarise
 
 server, data = pytest.fixture(judge_server.server), pytest.fixture(judge_server.data)
 QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"

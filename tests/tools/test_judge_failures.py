@@ -8,8 +8,8 @@ import judge_server
 import pytest
 from judge_server import KEY, always, choices, choose, failure, image_of, results
 
-from open_clip_mdc import tools as cli
-from open_clip_mdc.tools import judge
+from open_clip_mdc import cli
+from open_clip_mdc.cli import judge
 
 server, data = pytest.fixture(judge_server.server), pytest.fixture(judge_server.data)
 

@@ -7,9 +7,9 @@ from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 from shard_files import write_tar
 
-from open_clip_mdc import tools as cli
+from open_clip_mdc import cli
+from open_clip_mdc.cli import lengths
 from open_clip_mdc.data.shards import find_shards
-from open_clip_mdc.tools import lengths
 
 
 @pytest.fixture

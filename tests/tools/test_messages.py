@@ -13,10 +13,9 @@ import torch
 from PIL import Image
 
 from clip_benchmark_ext.cli import main as benchmark
-from open_clip_mdc import register, train, unregister
-from open_clip_mdc import tools as cli
+from open_clip_mdc import cli, register, train, unregister
 from open_clip_mdc.data.shards import tar_writer
-from open_clip_mdc.messages import close_names
+from open_clip_mdc.errors import close_names
 
 
 @pytest.fixture(scope="module")
@@ -312,7 +311,7 @@ def test_close_names_are_the_closest_and_none_is_forced():
 def test_a_default_is_to_blame_for_nothing():
     from argparse import Namespace
 
-    from open_clip_mdc.messages import complaint
+    from open_clip_mdc.errors import complaint
     problem, args = ValueError("no local folder"), Namespace(tool="caption", engine="local")
     assert complaint(problem, args, ["caption"]) == "no local folder"
     assert complaint(problem, args, ["caption", "--engine=local"]) == "--engine: no local folder"
@@ -321,7 +320,7 @@ def test_a_default_is_to_blame_for_nothing():
 def test_a_full_disk_is_blamed_on_the_target(tmp_path):
     from argparse import Namespace
 
-    from open_clip_mdc.messages import complaint
+    from open_clip_mdc.errors import complaint
     full = OSError(errno.ENOSPC, "No space left on device")
     assert complaint(full, Namespace(out="a.jsonl"), []) == "--out: a.jsonl: no space left on device"
     assert complaint(full, Namespace(logs="logs", out=None), []) == "--logs: logs: no space left on device"

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from open_clip_mdc.tools.model_card import data_name, result_rows, training_flags
+from open_clip_mdc.cli.model_card import data_name, result_rows, training_flags
 
 PRESIGNED = "https://me:word@host:8080/a/cc12m/{0..9}.tar?X-Amz-Signature=SECRET#SECRET"
 

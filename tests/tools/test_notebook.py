@@ -5,7 +5,7 @@ import matplotlib
 import pytest
 from conftest import REPO, run_folder
 
-from open_clip_mdc import tools as cli
+from open_clip_mdc import cli
 
 CELLS = json.loads((REPO / "notebooks" / "tour.ipynb").read_text())["cells"]
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]

@@ -15,8 +15,8 @@ import pytest
 from conftest import complaint_of, run, wait_for
 from PIL import Image
 
-from open_clip_mdc.data import claims as data_claims
-from open_clip_mdc.data.claims import Claims
+from open_clip_mdc.bulk import locks as data_claims
+from open_clip_mdc.bulk.locks import Claims
 from open_clip_mdc.data.files import new_file, new_folder, open_own, write_json
 from open_clip_mdc.data.journal import Journal
 
@@ -192,7 +192,7 @@ def test_every_command_ends_in_order_when_terminated():
         handler = signal.getsignal(signal.SIGTERM)
         assert handler != signal.SIG_DFL
         os.kill(os.getpid(), signal.SIGTERM)"""
-    for start in ("from open_clip_mdc.tools import main\n        try: main(['lengths', 'no.tar', '--out', 'l.html'])\n"
+    for start in ("from open_clip_mdc.cli import main\n        try: main(['lengths', 'no.tar', '--out', 'l.html'])\n"
                   "        except SystemExit: pass",
                   "from open_clip_mdc.train import main\n        try: main(['--model', 'no'])\n"
                   "        except SystemExit: pass",

@@ -14,7 +14,7 @@ import pytest
 from caption_files import NAMES, PATHS, Page, lines, run, scene, seven_images
 from PIL import Image
 
-from open_clip_mdc.tools import page as report
+from open_clip_mdc.cli import page as report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = '</h2><script>document.title = "hacked"</script><img src=x onerror="document.title=1"> & \u202egnp.exe\x00'

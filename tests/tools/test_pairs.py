@@ -14,12 +14,11 @@ from open_clip_train.data import get_dataset_size
 from PIL import Image
 from shard_files import members, write_tar
 
-from open_clip_mdc import checkpoints
 from open_clip_mdc.data.csv_pairs import read_csv, split_csv
-from open_clip_mdc.data.drawing import encode_png
-from open_clip_mdc.data.images import decode_image
+from open_clip_mdc.data.images import decode_image, encode_png
 from open_clip_mdc.data.shards import tar_writer
-from open_clip_mdc.scoring import mean_image
+from open_clip_mdc.integration import checkpoints
+from open_clip_mdc.likelihood.log_likelihood import mean_image
 
 pq = pytest.importorskip("pyarrow.parquet")
 WORDS = ["a red circle", "a blue square up above a star", "two stars", "a green star", "a circle left of a red square"]
@@ -86,7 +85,7 @@ def test_every_caption_has_the_score_that_the_model_gives_it_alone(place, scored
 
 
 def test_a_csv_file_is_scored_in_parts_as_its_shards_are(place, scored, tmp_path, monkeypatch):
-    from open_clip_mdc.tools import pairs
+    from open_clip_mdc.cli import pairs
     monkeypatch.setattr(pairs, "split_csv", lambda path: split_csv(path, 16))
     assert score(place, "--pairs", place / "pairs.csv", "--out", tmp_path / "s", "--alpha", 0.5, "--blind-images",
                  place / "images") is None

@@ -12,9 +12,10 @@ import pytest
 from open_clip.tokenizer import SimpleTokenizer
 from scene_truth import COMMITTED_BPE, coloured, hue_name, read_caption, read_scene, sentence_is_true
 
-from open_clip_mdc.data import bpe, plain_world
-from open_clip_mdc.data.plain_world import World
-from open_clip_mdc.tools import scenes
+from open_clip_mdc.cli import scenes
+from open_clip_mdc.scenes import plain as plain_world
+from open_clip_mdc.scenes.plain import World
+from open_clip_mdc.text import vocabulary as bpe
 
 WORLDS = [World(), World(sizes=True, seed=1), World(objects=3, seed=2), World(pixels=48, objects=4, sizes=True, seed=3)]
 

@@ -15,10 +15,11 @@ from scipy.stats import chisquare
 from shard_files import ENDINGS, make_image, members, texts, tool, write_tar
 
 import open_clip_mdc
-from open_clip_mdc import hooks
-from open_clip_mdc.tokens import CAPTION_SEPARATOR, decode_captions
-from open_clip_mdc.tools import prepare
-from open_clip_mdc.tools.lengths import read_captions
+from open_clip_mdc.cli import prepare
+from open_clip_mdc.cli.lengths import read_captions
+from open_clip_mdc.data.shards import CAPTION_SEPARATOR
+from open_clip_mdc.integration import data as hooks
+from open_clip_mdc.text.special_tokens import decode_captions
 
 KARPATHY = ["train"] * 5 + ["restval"] * 3 + ["val"] * 2 + ["test"] * 2
 
@@ -228,7 +229,7 @@ def clean(batch):
     token[batch.asked.index] = batch.asked.token
     return batch.packed.pad(token[:, None])[..., 0]
 def note(module, args):
-    if type(module).__name__ in ("Captioner", "CLIP", "CustomTextCLIP"):
+    if type(module).__name__ in ("OpenCLIPCaptioner", "CLIP", "CustomTextCLIP"):
         seen.append((module.training, clean(args[1])))
 torch.nn.modules.module.register_module_forward_pre_hook(note)
 main(sys.argv[2:])

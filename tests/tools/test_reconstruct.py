@@ -3,9 +3,10 @@ import pytest
 from conftest import captions, images, tiny_captioner
 from PIL import Image
 
-from open_clip_mdc import tools, unregister
-from open_clip_mdc.tokens import eot_id, mask_id, valid_tokens
-from open_clip_mdc.tools.reconstruct import reconstruct
+from open_clip_mdc import cli as tools
+from open_clip_mdc import unregister
+from open_clip_mdc.cli.reconstruct import reconstruct
+from open_clip_mdc.text.special_tokens import eot_id, mask_id, valid_tokens
 
 
 def test_behind_the_captions_tokens_there_is_only_its_end_though_the_model_gives_none():

@@ -16,10 +16,11 @@ from conftest import REPO
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 
-from open_clip_mdc import tools as cli
-from open_clip_mdc.data import bpe, rich_world
-from open_clip_mdc.data.drawing import render
-from open_clip_mdc.data.rich_world import World
+from open_clip_mdc import cli
+from open_clip_mdc.scenes import rich as rich_world
+from open_clip_mdc.scenes.drawing import render
+from open_clip_mdc.scenes.rich import World
+from open_clip_mdc.text import vocabulary as bpe
 
 COLOURS = "red green blue yellow orange purple pink brown white black".split()
 SHAPES = "circle square triangle star diamond cross ring heart".split()

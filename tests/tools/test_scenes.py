@@ -25,9 +25,9 @@ from PIL import Image
 from scene_truth import COMMITTED_BPE, coloured, hue_name, read_caption, read_scene, sentence_is_true
 from torchvision.transforms import ToTensor
 
-from open_clip_mdc import tools as cli
-from open_clip_mdc.data.plain_world import World
-from open_clip_mdc.tools import scenes
+from open_clip_mdc import cli
+from open_clip_mdc.cli import scenes
+from open_clip_mdc.scenes.plain import World
 
 SMALL = {"num_train": 40, "num_val": 12, "num_probe": 48, "num_pairs": 24}
 

@@ -11,12 +11,12 @@ import torch
 from conftest import VOCAB, captions, images, tiny_captioner
 from PIL import Image
 
-from open_clip_mdc import tools as cli
-from open_clip_mdc.packing import Corrupted, pack
-from open_clip_mdc.tokens import mask_id, target_tokens
-from open_clip_mdc.tools import gradient_noise
-from open_clip_mdc.tools.gradient_noise import GROUPS, MIDDLES, Measurement, Moments, interval_scores, moments
-from open_clip_mdc.tools.schedule_search import per_t, report, search
+from open_clip_mdc import cli
+from open_clip_mdc.cli import gradient_noise
+from open_clip_mdc.cli.gradient_noise import GROUPS, MIDDLES, Measurement, Moments, interval_scores, moments
+from open_clip_mdc.cli.schedule_search import per_t, report, search
+from open_clip_mdc.text.packing import Corrupted, pack
+from open_clip_mdc.text.special_tokens import mask_id, target_tokens
 
 
 def encoder_gradients(model, image, text):

@@ -8,9 +8,9 @@ import torch
 from conftest import complaint_of, make_image, run_folder
 from PIL import Image
 
-from open_clip_mdc import checkpoints
-from open_clip_mdc.scoring import mean_image
-from open_clip_mdc.tools.score import read_captions
+from open_clip_mdc.cli.score import read_captions
+from open_clip_mdc.integration import checkpoints
+from open_clip_mdc.likelihood.log_likelihood import mean_image
 
 CAPTIONS = ["a red circle left of a blue square", "a star", "a blue square up above a red star"]
 

@@ -1,9 +1,10 @@
 """Claims about lists in text files, as common programs save them.    pytest tests/tools/test_texts.py"""
 import pytest
 
-from clip_benchmark_ext import diversity
+from clip_benchmark_ext.metrics import diversity
+from open_clip_mdc.cli import caption, judge, score
+from open_clip_mdc.cli import prepare_cub as cub
 from open_clip_mdc.data.text import read_names
-from open_clip_mdc.tools import caption, cub, judge, score
 
 SAVED = {"UTF-8 with a mark": lambda text: text.encode("utf-8-sig"), "UTF-16": lambda text: text.encode("utf-16"),
          "Windows": lambda text: text.replace("\n", "\r\n").encode(),

@@ -8,12 +8,12 @@ import pytest
 from conftest import REPO, run
 
 import open_clip_mdc
-from open_clip_mdc import tools
+from open_clip_mdc import cli as tools
 
 # What help says of each tool, and the packages that are imported after all of it.
 HELP = """
 import contextlib, io, json, sys
-from open_clip_mdc.tools import TOOLS, main
+from open_clip_mdc.cli import TOOLS, main
 said = {}
 for argv in [], *([name] for name in TOOLS):
     with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
@@ -49,7 +49,7 @@ def test_help_lists_every_tool_and_every_flag_that_it_names_exists():
     assert listed == list(tools.TOOLS)
     assert set(re.findall(r"--[a-z-]+", text)) == {"--help", "--version"}
     for name in tools.TOOLS:
-        module = (REPO / "src" / "open_clip_mdc" / "tools" / f"{name.replace('-', '_')}.py").read_text()
+        module = (REPO / "src" / "open_clip_mdc" / "cli" / f"{name.replace('-', '_')}.py").read_text()
         sources = {"prepare": ("coco", "shards", "cub", "folds", "recap"), "vq": ("fit", "import")}.get(name)
         known = set().union(*(flags(name, source) for source in sources)) if sources else flags(name)
         examples = re.findall(rf"open_clip_mdc {name} .*", module.split('"""')[1])
@@ -72,7 +72,7 @@ def test_the_version_is_the_packages():
 def test_ctrl_c_is_one_line(monkeypatch):
     def interrupted(args):
         raise KeyboardInterrupt
-    monkeypatch.setattr("open_clip_mdc.tools.recap.find_shards", interrupted)
+    monkeypatch.setattr("open_clip_mdc.cli.prepare_recap.find_shards", interrupted)
     with pytest.raises(SystemExit, match="^interrupted: caption, embed, .* score --pairs resume") as stopped:
         tools.main(["prepare", "recap", "--shards", "x", "--out", "y", "--pairs", "1"])
     assert "\n" not in stopped.value.code

@@ -14,10 +14,10 @@ from PIL import Image
 from training import losses, open_clip_train_each, train_flags, weights
 
 import open_clip_mdc
-from open_clip_mdc import checkpoints
-from open_clip_mdc import tools as cli
-from open_clip_mdc.tools import taming, vq
-from open_clip_mdc.vq import PREFIX, VQ, VQCfg, VQTower, make_decoder
+from open_clip_mdc import cli
+from open_clip_mdc.cli import taming, vq
+from open_clip_mdc.integration import checkpoints
+from open_clip_mdc.models.vq import PREFIX, VQ, VQCfg, VQTower, make_decoder
 
 TINY = VQCfg(codes=8, channels=(8, 16), layers=1, latent=4)
 

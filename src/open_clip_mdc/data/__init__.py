@@ -1,1 +1,1 @@
-"""Files: atomic writes, shards, images, vocabularies."""
+"""Files: atomic writes, shards, images, paths, journals. Imports no model."""

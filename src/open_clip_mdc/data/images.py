@@ -17,11 +17,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from ..tokens import CAPTION_SEPARATOR
 from .csv_pairs import CsvRows, read_csv
-from .drawing import encode_png
 from .paths import SHARDS, formats
-from .shards import image_member, image_suffix, members, read_samples
+from .shards import CAPTION_SEPARATOR, image_member, image_suffix, members, read_samples
 
 MAX_ASPECT = 100  # resized to a model's height, what is narrower fills the memory
 
@@ -301,3 +299,9 @@ def batched(pairs: Iterator[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple
     """Image [size, 3, H, W] and text [size, L]; the last batch may be smaller."""
     while rows := list(islice(pairs, size)):
         yield tuple(map(torch.stack, zip(*rows, strict=True)))
+
+
+def encode_png(image: Image.Image) -> bytes:
+    buffer = BytesIO()
+    image.save(buffer, "png")
+    return buffer.getvalue()

@@ -22,7 +22,6 @@ from webdataset.shardlists import expand_urls
 from webdataset.tariterators import base_plus_ext
 from webdataset.writer import TarWriter
 
-from ..tokens import CAPTION_SEPARATOR
 from .files import new_file, write_json
 from .paths import IMAGE_SUFFIXES, check_kind, is_hidden
 
@@ -284,3 +283,8 @@ def image_suffix(data: bytes) -> str:
 def shard_pattern(folder: str | Path, count: int) -> str:
     """What `--train-data` takes for the first `count` shards of a folder."""
     return f"{folder}/00000.tar" if count == 1 else f"{folder}/{{00000..{count - 1:05d}}}.tar"
+
+
+# Between the captions of one image in one KEY.txt: ASCII's record separator, which no caption contains, while alt
+# texts do contain line ends.
+CAPTION_SEPARATOR = "\x1e"

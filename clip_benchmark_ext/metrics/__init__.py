@@ -1,0 +1,1 @@
+"""Metrics of captions and of selection tasks."""

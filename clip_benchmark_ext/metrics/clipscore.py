@@ -1,0 +1,90 @@
+"""CLIPScore and RefCLIPScore (Hessel et al. 2021, arXiv 2104.08718): captions judged by any OpenCLIP model.
+
+    clip_benchmark eval ... --task captioning --clipscore_model ViT-B-32-quickgelu --clipscore_pretrained FILE
+
+Published numbers are OpenAI's ViT-B/32, which is ViT-B-32-quickgelu here; scores of two models do not compare.
+
+Dimensions: N images with a candidate each, R references of an image, D width.
+"""
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from open_clip_mdc.decoding.clip_guidance import TEXTS_PER_BATCH, Clip, encode_text
+from open_clip_mdc.integration import clip as clip_models
+
+from ..datasets.caption_data import read_batch, unique_ids
+from ..distributed import merge, own_batches
+
+WEIGHT = 2.5
+PREFIX = "A photo depicts "  # before candidates and references
+
+
+def load(name: str | None, pretrained: str | None, device: str) -> Clip:
+    """`integration.clip.load` of the two flags.
+
+    Raises:
+        ValueError, FileNotFoundError: in one line, if one of them is missing, or there is no such model.
+    """
+    if name is None:
+        raise ValueError(f"--clipscore_pretrained {pretrained} needs --clipscore_model, the architecture")
+    if pretrained is None and ":" not in name:  # local-dir:, hf-hub:
+        raise ValueError(f"--clipscore_model {name} needs --clipscore_pretrained: a file, or a tag to download")
+    return clip_models.load(name, pretrained, device)
+
+
+def clip_scores(image_embs: Tensor, caption_embs: Tensor) -> Tensor:
+    """CLIP-S = 2.5 max(cos(caption, image), 0), [N].
+
+    Args:
+        image_embs: [N, D], of any length.
+        caption_embs: [N, D], of candidates with the prefix.
+    """
+    return WEIGHT * F.cosine_similarity(image_embs, caption_embs, dim=-1).clamp(min=0)
+
+
+def ref_clip_scores(image_embs: Tensor, caption_embs: Tensor, reference_embs: Sequence[Tensor]) -> Tensor:
+    """RefCLIP-S, the harmonic mean of CLIP-S and max(max over references of cos(caption, reference), 0), [N].
+
+    Args:
+        image_embs, caption_embs: see `clip_scores`.
+        reference_embs: N times [R, D], of references with the prefix.
+    """
+    with_image = clip_scores(image_embs, caption_embs)
+    with_text = torch.stack([F.cosine_similarity(caption[None], texts, dim=-1).max()
+                             for caption, texts in zip(caption_embs, reference_embs, strict=True)]).clamp(min=0)
+    total = with_image + with_text
+    return torch.where(total > 0, 2 * with_image * with_text / total, 0)  # 0 / 0 where both are 0
+
+
+@torch.no_grad()
+def encode_texts(clip: Clip, texts: Sequence[str], device: str) -> Tensor:
+    """[len(texts), D], shared by all processes."""
+    batches = [texts[i:i + TEXTS_PER_BATCH] for i in range(0, len(texts), TEXTS_PER_BATCH)]
+    return torch.cat(merge([
+        (i, encode_text(clip.model, clip.tokenizer([PREFIX + text for text in batch]), device).float().cpu())
+        for i, batch in own_batches(batches, "CLIPScore, texts")]))
+
+
+@torch.no_grad()
+def evaluate(clip: Clip, dataloader: Iterable, captions: Mapping[str, str], references: Mapping[str, Sequence[str]],
+             device: str) -> dict[str, list[float]]:
+    """CLIPScore and RefCLIPScore of each image, in the loader's order.
+
+    Args:
+        dataloader: the images, by the model's own transform.
+        captions, references: by the ids that `read_batch` gives them.
+    """
+    encoded = []
+    for i, batch in own_batches(dataloader, "CLIPScore, images"):
+        ids, images, _ = read_batch(i, batch, dataloader)
+        encoded.append((i, (ids, clip.model.encode_image(images.to(device)).float().cpu())))
+    ids, image_embs = zip(*merge(encoded), strict=True)
+    ids, image_embs = unique_ids([i for batch in ids for i in batch]), torch.cat(image_embs)
+    counts = [len(references[i]) for i in ids]
+    texts = encode_texts(clip, [captions[i] for i in ids] + [r for i in ids for r in references[i]], device)
+    caption_embs, reference_embs = texts[:len(ids)], texts[len(ids):].split(counts)
+    return {"CLIPScore": clip_scores(image_embs, caption_embs).tolist(),
+            "RefCLIPScore": ref_clip_scores(image_embs, caption_embs, reference_embs).tolist()}

@@ -1,0 +1,79 @@
+"""How much several captions of an image differ: Div-n, mBLEU-4, distinct and novel captions.
+
+    clip_benchmark eval ... --task captioning --samples 5 --temperature 1 --train_captions 'train/{00000..00007}.tar'
+
+Div-n is the number of distinct n-grams over the number of words in all captions of an image, its mean over images;
+mBLEU-4 the mean of BLEU-4 of one caption against the others of its image, so that less is more diverse (Shetty et al.
+2017, arXiv 1703.10476). Whoever says nonsense is diverse: compare at equal CIDEr.
+"""
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from pycocoevalcap.bleu.bleu import Bleu
+
+from open_clip_mdc.data.shards import CAPTION_SEPARATOR, find_shards, read_samples
+from open_clip_mdc.data.text import read_lines
+
+from .named_words import normal
+
+
+def div(captions: Sequence[str], n: int) -> float:
+    """Distinct n-grams per word, of captions whose words stand between spaces; 0 of no words."""
+    words = [caption.split() for caption in captions]
+    grams = {tuple(text[i:i + n]) for text in words for i in range(len(text) - n + 1)}
+    return len(grams) / max(sum(map(len, words)), 1)
+
+
+def m_bleu(samples: Mapping[str, Sequence[str]]) -> float:
+    """BLEU-4 of each image's k-th caption against its others, the mean over k."""
+    count = len(next(iter(samples.values())))
+    scores = []
+    for k in range(count):
+        candidates = {image: [captions[k]] for image, captions in samples.items()}
+        others = {image: [*captions[:k], *captions[k + 1:]] for image, captions in samples.items()}
+        scores.append(Bleu(4).compute_score(others, candidates, verbose=0)[0][3])
+    return fmean(scores)
+
+
+def read_train_captions(path: str) -> set[str]:
+    """The captions of training shards, all those of KEY.txt, or of a text file, one a line.
+
+    Raises:
+        FileNotFoundError, ValueError: it is not there, is damaged, or holds no caption.
+    """
+    if not path.endswith(".tar"):
+        texts = read_lines(path)
+    else:
+        texts = [text for shard in find_shards(path) for sample in read_samples(shard, ("txt",)) if "txt" in sample
+                 for text in sample["txt"].decode("utf-8-sig", errors="replace").split(CAPTION_SEPARATOR)]
+    found = {normal(text) for text in texts if text.strip()}
+    if not found:
+        raise ValueError(f"--train_captions {path} holds no caption")
+    return found
+
+
+def metrics(samples: Mapping[str, Sequence[str]], train: set[str] | None = None) -> tuple[dict, dict]:
+    """Metrics, and those that are means over images for each image.
+
+    Args:
+        samples: as many captions of every image, two or more.
+        train: `read_train_captions(...)`.
+
+    Returns:
+        div_1, div_2, mBLEU_4, `distinct_captions` (their share among an image's) and, with `train`, `novel_captions`,
+        the share of captions that no training image has. mBLEU_4 is None, with the reason, where no caption has four
+        words.
+    """
+    samples = {image: [normal(caption) for caption in captions] for image, captions in samples.items()}
+    of_images = {
+        "div_1": [div(captions, 1) for captions in samples.values()],
+        "div_2": [div(captions, 2) for captions in samples.values()],
+        "distinct_captions": [len(set(captions)) / len(captions) for captions in samples.values()],
+    }
+    if train is not None:
+        of_images["novel_captions"] = [fmean(caption not in train for caption in captions)
+                                       for captions in samples.values()]
+    found = {name: fmean(values) for name, values in of_images.items()}
+    if any(len(caption.split()) >= 4 for captions in samples.values() for caption in captions):
+        return {**found, "mBLEU_4": m_bleu(samples)}, of_images
+    return {**found, "mBLEU_4": None, "mBLEU_4_missing": "no caption has four words"}, of_images

@@ -1,0 +1,96 @@
+"""What captions name, nouns, colours and relations: what is recalled of the references, and what none of them has.
+
+A word that a caption names and no reference does is counted as hallucinated, as CHAIR does (Rohrbach et al. 2018, arXiv
+1809.02156) with COCO's 80 objects. Here the words are short lists, of the built-in scenes and of what Flickr8k's
+captions say most; a plural is its singular. Synonyms are not known: a "man" whom the references call a "person" counts
+as hallucinated, so that the rate compares captioners and says little by itself.
+"""
+import re
+from collections.abc import Mapping, Sequence
+
+from open_clip_mdc.scenes.drawing import OUTLINES
+
+COLOURS = "black white red blue brown green yellow pink purple orange tan grey".split()
+NOUNS = ("man woman boy girl dog child person baby lady ball bike car boat bench tree table building street beach "
+         "field pool mountain river lake camera hat shirt jacket frisbee toy stick rock wall fence skateboard "
+         "surfboard horse cat bird wave hill road ramp swing slide").split()
+RELATIONS = ("left of", "right of", "up above", "down below", "in front of", "on top of", "out of", "away from", "over",
+             "behind", "under", "up", "down", "into", "beneath", "inside", "outside", "above", "below", "toward", "off",
+             "towards", "onto", "larger than", "smaller than", "west of", "north of", "northwest of", "northeast of")
+PLURALS = {"men": "man", "women": "woman", "children": "child", "people": "person", "ladies": "lady", "babies": "baby",
+           "beaches": "beach", "benches": "bench", "gray": "grey"}
+KINDS = {"colours": COLOURS, "nouns": [*NOUNS, *OUTLINES], "relations": RELATIONS}
+PATTERNS = {kind: re.compile(r"\b(?:" + "|".join(sorted(words, key=len, reverse=True)) + r")\b")
+            for kind, words in KINDS.items()}
+SINGULARS = PLURALS | {f"{noun}s": noun for noun in KINDS["nouns"]}
+
+
+def normal(caption: str) -> str:
+    """Without letter case, and with one space between words."""
+    return " ".join(caption.lower().split())
+
+
+def named(caption: str) -> dict[str, set[str]]:
+    """The words of each kind that a caption names."""
+    text = re.sub(r"[a-z]+", lambda word: SINGULARS.get(word[0], word[0]), caption.lower())
+    return {kind: set(pattern.findall(text)) for kind, pattern in PATTERNS.items()}
+
+
+def repeats(caption: str) -> int:
+    """How many words stand twice in a row: "a a a dog" has two."""
+    words = caption.lower().split()
+    return sum(a == b for a, b in zip(words, words[1:], strict=False))
+
+
+Measured = tuple[dict, dict, dict]  # metrics; by metric each image's value, and its weight in the mean
+
+
+def weighted_means(columns: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Measured:
+    """Of (values, weights) by metric; what has no weight at all is left out."""
+    columns = {name: column for name, column in columns.items() if any(column[1])}
+    means = {name: sum(v * w for v, w in zip(*column, strict=True)) / sum(column[1])
+             for name, column in columns.items()}
+    return means, *({name: list(column[i]) for name, column in columns.items()} for i in (0, 1))
+
+
+def metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Measured:
+    """Of captions by image.
+
+    Returns:
+        `hallucinating_captions`, the share of captions that name a noun or a colour which no reference of the image
+        has, and `hallucinated_words`, the share of the nouns and colours named that are such; `recall_KIND`, the share
+        of what the references name that the caption does; `repeated_words`, words a caption that stand twice in a row;
+        `exact_match`, the share of captions that equal a reference, letter case and spaces apart. Shares of nothing
+        are left out.
+    """
+    columns = {name: ([], []) for name in ("hallucinating_captions", "hallucinated_words", "repeated_words",
+                                           "exact_match", *(f"recall_{kind}" for kind in KINDS))}
+
+    def add(name: str, count: float, of: float = 1) -> None:
+        columns[name][0].append(count / of if of else 0.0)
+        columns[name][1].append(float(of))
+
+    for image, caption in captions.items():
+        mine, texts = named(caption), references[image]
+        true = {kind: set().union(*(named(text)[kind] for text in texts)) for kind in KINDS}
+        false = sum(len(mine[kind] - true[kind]) for kind in ("nouns", "colours"))
+        add("hallucinating_captions", float(false > 0))
+        add("hallucinated_words", false, len(mine["nouns"]) + len(mine["colours"]))
+        for kind in KINDS:
+            add(f"recall_{kind}", len(mine[kind] & true[kind]), len(true[kind]))
+        add("repeated_words", repeats(caption))
+        add("exact_match", float(normal(caption) in set(map(normal, texts))))
+    return weighted_means(columns)
+
+
+def phrase_metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]], phrase: str) -> Measured:
+    """How often captions contain a phrase, where it is true and where it is not.
+
+    Returns:
+        `phrase_recall`, of the images whose references have the phrase the share whose caption has it, and
+        `phrase_false_alarms`, the share of the others. Shares of nothing are left out.
+    """
+    pattern = re.compile(rf"\b{re.escape(phrase.lower())}\b")
+    found = [float(bool(pattern.search(caption.lower()))) for caption in captions.values()]
+    true = [float(any(pattern.search(text.lower()) for text in references[image])) for image in captions]
+    return weighted_means({"phrase_recall": (found, true), "phrase_false_alarms": (found, [1 - x for x in true])})

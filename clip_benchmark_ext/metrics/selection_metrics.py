@@ -1,0 +1,333 @@
+"""The official metrics of the compositionality data sets, from scores alone: no model, no images.
+
+Place in the paper: every column of Table 2, for captioners and CLIP models alike. The caller scores each case's
+candidates and hands over
+
+    scores = {"plain": [...], "blind": [...], "debiased": [...]}       # any rows, one array per case, dataset order
+    metrics, items = selection_metrics(dataset.metric, scores, dataset.cases) # {"text_acc": ..., ...}
+
+An array is [C], the score of each candidate (the right one first), or for Winoground [I, C] = [2, 2], the score of
+image i with caption c. Higher is better. Row "plain" has no suffix in the metrics' names, any other row has its own.
+"blind" are the scores without the image, "debiased" those of `debiased_score`.
+
+Per row the metrics are (SUFFIX as above):
+
+    text_accSUFFIX      the official number of the data set:
+                          SugarCrepe, VALSE   share of cases whose right caption scores strictly higher
+                          ARO VG-Relation     mean over relations, but for the 157 that the official notebook leaves out
+                          ARO VG-Attribution  mean over ordered pairs of attributes with at least 25 cases
+                          ARO *-Order         share of cases whose right caption is no worse than any other
+                          Winoground          share of cases whose two images both prefer their own caption
+    text_acc_macroSUFFIX, text_acc_microSUFFIX    ARO VG-*: mean over groups (= text_acc), mean over their cases
+    text_acc_strictSUFFIX                         ARO *-Order: ties counted as wrong
+    image_accSUFFIX, accSUFFIX                    Winoground's image and group score
+    tiesSUFFIX          cases that a tie decides: no wrong candidate scores higher, and one scores exactly as high
+    tied_casesSUFFIX    the keys of the first ten of them
+    image_tiesSUFFIX    the same for Winoground's image score (all of them in a blind row: it cannot tell images apart)
+    same_words_accSUFFIX   share of the `same_words` cases whose right caption scores strictly higher
+    same_full_stop_accSUFFIX, same_capital_accSUFFIX, same_length_accSUFFIX
+                        the same of the cases that `full_stop_differs`, `capital_differs` and `length_differs` do not
+                        count, where some are counted and some are not
+
+and for all rows together `cases`, `duplicates` (cases in which a wrong candidate is the same text as the right one:
+they can only tie), `same_words` (cases in which a wrong candidate is the right one's words in another order: no bag
+of words tells them apart; 164 of SugarCrepe's swap_obj, 408 of swap_att), `full_stop_differs` (cases in which the right
+caption or a wrong one ends in a full stop, but not all: 12 to 22 % of SugarCrepe's, by subset, and there it is always
+the wrong one, whose likelihood pays for a token more), `capital_differs` (the same of a capital at the beginning),
+`length_differs` (of captioners: cases in which a wrong caption has more or fewer tokens), `ties_count_as`, and for ARO
+VG-* `groups` and `cases_in_groups`, those the official mean keeps.
+
+Equal texts within a case get equal scores here, whatever noise the scorer added: an estimator must not win by chance.
+
+Dimensions: N cases, I images of a case, C captions of a case.
+"""
+
+import json
+import logging
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..datasets.readers import Case
+
+TIES_NAMED = 10
+MIN_PAIR_CASES = 25  # VG-Attribution: pairs of attributes with fewer cases are left out, as officially
+SUGAR_CREPE_GROUPS = {
+    "add": ("add_att", "add_obj"), "replace": ("replace_att", "replace_obj", "replace_rel"),
+    "swap": ("swap_att", "swap_obj")}
+OF_ALL_ROWS = ("groups", "cases_in_groups", "text_acc_missing")  # have no suffix
+
+# What of a caption may give it away without its meaning.
+SURFACES: dict[str, Callable[[str], object]] = {
+    "full_stop": lambda caption: caption.rstrip().endswith("."),
+    "capital": lambda caption: caption.lstrip()[:1].isupper(),
+}
+
+Outcomes = np.ndarray  # int [N]: 1 right, 0 a tie at the top, -1 wrong
+
+
+class Metric(NamedTuple):
+    """A data set's official number."""
+
+    accuracies: Callable[[Outcomes, Outcomes, Sequence[Case]], dict]  # of outcomes by caption and by image, and cases
+    ties_count_as: str = "wrong"
+    groups: Callable[[Mapping[str, int]], set[str]] | None = None  # of the numbers of cases: those that the mean keeps
+
+
+def debiased_score(conditional: np.ndarray, blind: np.ndarray, alpha: float = 1.0) -> np.ndarray:
+    """log p(c|i) - alpha * log p(c): what the image adds to the caption's likelihood. alpha = 1 is the PMI.
+
+    Args:
+        conditional: log p(c|i), [C] or [I, C].
+        blind: log p(c), of the same shape or [C].
+    """
+    return np.asarray(conditional, dtype=np.float64) - alpha * np.asarray(blind, dtype=np.float64)
+
+
+def symmetric_relations() -> frozenset[str]:
+    """The 157 relations that ARO's notebook leaves out of the VG-Relation average, where it calls them `symmetric`.
+
+    Source: github.com/mertyg/vision-language-models-are-bows, notebooks/"Replicate ARO! VG-Relation, VG-Attribution".
+    """
+    path = Path(__file__).parents[1] / "aro_symmetric_relations.json"
+    return frozenset(json.loads(path.read_text(encoding="utf-8")))
+
+
+def has_same_words(case: Case) -> bool:
+    """Whether a wrong caption, not equal to the right one, has its words, each as often: case and punctuation apart."""
+    right, *wrong = (sorted(re.findall(r"[\w']+", caption.lower())) for caption in case.captions)
+    return any(words == right for words, caption in zip(wrong, case.captions[1:], strict=True)
+               if caption != case.captions[0])
+
+
+def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Sequence[Case],
+                      surfaces: Mapping[str, Callable[[str], object]] = SURFACES) -> tuple[dict, dict]:
+    """The metrics of one data set; names and rules are at the head of this file.
+
+    Args:
+        metric: of the data set's row in datasets.py.
+        scores: per row ("plain", "blind", "debiased", ...) one array [C] or [I, C] per case, in the order of `cases`.
+        cases: the cases scored.
+        surfaces: by name what of a caption is compared.
+
+    Returns:
+        numbers and texts only, ready for clip_benchmark's result file; and what each case adds to the accuracies by
+        caption, as `results.write_items` takes it.
+
+    Raises:
+        ValueError: a row has another number of cases, an array another shape, or a score is NaN.
+    """
+    same_words = np.array([has_same_words(case) for case in cases])
+    differs = {name: np.array([len(set(map(surface, case.captions))) > 1 for case in cases])
+               for name, surface in surfaces.items()}
+    metrics: dict = {
+        "cases": len(cases),
+        "duplicates": sum(case.captions[0] in case.captions[1:] for case in cases),
+        "same_words": int(sum(same_words)),
+        **{f"{name}_differs": int(sum(marks)) for name, marks in differs.items()},
+        "ties_count_as": metric.ties_count_as,
+    }
+    least, right = 0 if metric.ties_count_as == "right" else 1, {}
+    for row, values in scores.items():
+        suffix = "" if row == "plain" else f"_{row}"
+        arrays = _checked(values, cases, row)
+        text = np.array([_outcome(array) for array in arrays], dtype=int)
+        image = np.array([_outcome(array.T) if array.ndim == 2 else 1 for array in arrays], dtype=int)
+        right[suffix] = (text >= least).astype(int).tolist()
+        for name, number in metric.accuracies(text, image, cases).items():
+            metrics[name if name in OF_ALL_ROWS else f"{name}{suffix}"] = number
+        if same_words.any():
+            metrics[f"same_words_acc{suffix}"] = _mean(text[same_words] == 1)
+        metrics |= {f"same_{name}_acc{suffix}": _mean(text[~marks] == 1) for name, marks in differs.items()
+                    if marks.any() and not marks.all()}
+        tied = [case.key for case, outcome in zip(cases, text, strict=True) if outcome == 0]
+        metrics |= {f"ties{suffix}": len(tied), f"tied_cases{suffix}": " ".join(tied[:TIES_NAMED])}
+        if any(array.ndim == 2 for array in arrays):
+            metrics[f"image_ties{suffix}"] = int((image == 0).sum())
+    return metrics, {"images": [case.images[0].name for case in cases], "same_words": same_words.tolist(),
+                     **{f"{name}_differs": marks.tolist() for name, marks in differs.items()},
+                     **_items(metric, right, cases)}
+
+
+def _items(metric: Metric, right: Mapping[str, list[int]], cases: Sequence[Case]) -> dict:
+    """By accuracy, the value of each case, and its weight in the mean; `right` by the row's suffix."""
+    items: dict = {"values": {}, "weights": {}}
+    sizes = Counter(case.group for case in cases)
+    kept = metric.groups(sizes) if metric.groups else None
+    averages = {"": None} if kept is None else {
+        "": [(case.group in kept) / sizes[case.group] for case in cases],
+        "_micro": [float(case.group in kept) for case in cases]}
+    averages |= {"_macro": averages[""]} if kept is not None else {}
+    for suffix, values in right.items():
+        for average, weights in averages.items():
+            items["values"][f"text_acc{average}{suffix}"] = values
+            if weights is not None:
+                items["weights"][f"text_acc{average}{suffix}"] = weights
+    return items
+
+
+def clip_benchmarks_metrics(scores: Sequence[np.ndarray]) -> dict[str, float]:
+    """What clip_benchmark itself reports, to compare with its tables: other numbers under other names.
+
+    It is the mean over all cases, whatever the official average leaves out, and of equal scores the first counts,
+    which is the right caption's.
+
+    Args:
+        scores: [C] or [I, C] of each case.
+    """
+    right = []
+    for array in map(np.atleast_2d, scores):
+        truth = np.arange(len(array))
+        right.append(((array.argmax(1) == truth).all(), (array.argmax(0)[:len(array)] == truth).all()))
+    text, image = np.array(right).T
+    metrics = {"clip_benchmark_text_acc": _mean(text)}
+    if any(array.ndim == 2 for array in scores):  # otherwise an image has no rival
+        metrics |= {"clip_benchmark_image_acc": _mean(image), "clip_benchmark_acc": _mean(text & image)}
+    return metrics
+
+
+# ---- what the official numbers are
+
+
+def _pairs(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
+    return {"text_acc": _mean(text == 1)}
+
+
+def _orders(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
+    return {"text_acc": _mean(text >= 0), "text_acc_strict": _mean(text == 1)}
+
+
+def _winoground(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
+    return {"text_acc": _mean(text == 1), "image_acc": _mean(image == 1), "acc": _mean((text == 1) & (image == 1))}
+
+
+def _relations(sizes: Mapping[str, int]) -> set[str]:
+    return set(sizes) - symmetric_relations()
+
+
+def _attributes(sizes: Mapping[str, int]) -> set[str]:
+    return {group for group, count in sizes.items() if count >= MIN_PAIR_CASES}
+
+
+def _grouped(groups: Callable[[Mapping[str, int]], set[str]]) -> Metric:
+    def accuracies(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
+        found = group_accuracies(text == 1, cases)
+        kept = groups({group: count for group, (_, count) in found.items()})
+        return _group_means([found[group] for group in found if group in kept], len(cases))
+    return Metric(accuracies, groups=groups)
+
+
+PAIRS, WINOGROUND = Metric(_pairs), Metric(_winoground)
+RELATIONS, ATTRIBUTES, ORDERS = _grouped(_relations), _grouped(_attributes), Metric(_orders, ties_count_as="right")
+
+
+def group_accuracies(correct: Sequence[bool], cases: Sequence[Case]) -> dict[str, tuple[float, int]]:
+    """Accuracy and number of cases of every `case.group`, e.g. of every relation of VG-Relation."""
+    groups = defaultdict(list)
+    for case, is_correct in zip(cases, correct, strict=True):
+        groups[case.group].append(bool(is_correct))
+    return {group: (_mean(values), len(values)) for group, values in sorted(groups.items())}
+
+
+def _group_means(groups: Sequence[tuple[float, int]], cases: int) -> dict:
+    """Mean over the groups that the official metric keeps, and over their cases."""
+    metrics = {"groups": len(groups), "cases_in_groups": sum(count for _, count in groups)}
+    if not groups:
+        reason = f"the official average keeps none of these {cases} cases"
+        logging.warning("text_acc is missing: %s", reason)
+        return {"text_acc": None, "text_acc_macro": None, "text_acc_micro": None, "text_acc_missing": reason, **metrics}
+    accuracies, counts = zip(*groups, strict=True)
+    macro = _mean(accuracies)
+    return {"text_acc": macro, "text_acc_macro": macro,
+            "text_acc_micro": float(np.average(accuracies, weights=counts)), **metrics}
+
+
+def sugar_crepe_groups(results: Iterable[dict]) -> dict[str, dict]:
+    """SugarCrepe's averages add, replace and swap from the subsets' result files.
+
+    Args:
+        results: contents of clip_benchmark's result files of one model and scorer, each with "dataset" (such as
+            "sugar_crepe/add_att") and "metrics" (of `selection_metrics`). Other data sets are passed over.
+
+    Returns:
+        {"sugar_crepe/add": {"text_acc_macro": mean over subsets, "text_acc_micro": mean over cases, the same with the
+        suffixes of other rows, "cases": ..., "ties": ...}, ...}, complete groups only. SugarCrepe's paper averages
+        over cases (issue 3 of its repository); where a paper does not say, give both. Results that do not say how many
+        cases they have, which upstream's command writes, have no mean over cases.
+
+    Raises:
+        ValueError: a subset comes twice, or the subsets of a group do not have the same rows of scores.
+    """
+    subsets = {}
+    for result in results:
+        family, _, subset = result["dataset"].partition("/")
+        if family == "sugar_crepe" and any(subset in members for members in SUGAR_CREPE_GROUPS.values()):
+            if subset in subsets:
+                raise ValueError(f"sugar_crepe/{subset} is there twice; give the results of one model and one scorer")
+            subsets[subset] = result["metrics"]
+    groups = {}
+    for group, members in SUGAR_CREPE_GROUPS.items():
+        parts = [subsets[subset] for subset in members if subset in subsets]
+        if len(parts) < len(members):
+            if parts:
+                missing = ", ".join(subset for subset in members if subset not in subsets)
+                logging.warning("sugar_crepe/%s is not averaged: no result of %s", group, missing)
+            continue
+        rows = [{key.removeprefix("text_acc") for key in part if key.startswith("text_acc")} for part in parts]
+        if any(row != rows[0] for row in rows):
+            raise ValueError(f"the subsets of sugar_crepe/{group} were not scored alike: {', '.join(members)}")
+        counts = [part.get("cases") for part in parts]
+        groups[f"sugar_crepe/{group}"] = average = {}
+        for suffix in sorted(rows[0]):
+            accuracies = [part[f"text_acc{suffix}"] for part in parts]
+            average[f"text_acc_macro{suffix}"] = float(np.mean(accuracies))
+            if None not in counts:
+                average[f"text_acc_micro{suffix}"] = float(np.average(accuracies, weights=counts))
+        for key in sorted(set.intersection(*map(set, parts))):
+            counts_cases = key in ("cases", "duplicates", "same_words", "cases_left_out", "cases_cut") or key.endswith(
+                "_differs")
+            if counts_cases or key.startswith("ties") and key != "ties_count_as":
+                average[key] = sum(part[key] for part in parts)
+    return groups
+
+
+def _outcome(array: np.ndarray) -> int:
+    """1: the right caption scores above all others, 0: a tie at the top decides, -1: another scores higher.
+
+    `array` [C] has the right one first; in [I, C] it is caption i for image i, and the worst outcome of the I counts.
+    """
+    outcomes = []
+    for right, scores in enumerate(np.atleast_2d(array)):
+        best_wrong = np.delete(scores, right).max()
+        outcomes.append(int(scores[right] > best_wrong) - int(scores[right] < best_wrong))
+    return min(outcomes)
+
+
+def _checked(values: Sequence, cases: Sequence[Case], row: str) -> list[np.ndarray]:
+    """Scores as float64 arrays of the right shape, equal for equal texts.
+
+    Raises:
+        ValueError: there is not one array per case, its shape is another, or a score is NaN.
+    """
+    if len(values) != len(cases):
+        raise ValueError(f"{len(values)} {row} scores for {len(cases)} cases")
+    arrays = []
+    for value, case in zip(values, cases, strict=True):
+        array = np.asarray(value, dtype=np.float64)
+        count = len(case.captions)
+        shape = (count,) if len(case.images) == 1 else (len(case.images), count)
+        if array.shape != shape:
+            raise ValueError(f"case {case.key}: {row} scores of shape {array.shape}, not {shape}")
+        if np.isnan(array).any():
+            raise ValueError(f"case {case.key}: a {row} score is NaN")
+        arrays.append(array[..., [case.captions.index(caption) for caption in case.captions]])
+    return arrays
+
+
+def _mean(values: Sequence) -> float:
+    """Mean as a Python float."""
+    return float(np.mean(values))

@@ -1,0 +1,112 @@
+"""The compositionality data sets (SugarCrepe, ARO, Winoground, VALSE): a row each, with its reader and its metric.
+
+    dataset = build_dataset("sugar_crepe/swap_obj", root, transform)
+    images, captions = dataset[0]     # [3, H, W] and C texts, the right one first
+                                      # Winoground: [2, 3, H, W] and 2 texts, caption i belongs to image i
+
+Dimensions: B batch, C candidates, I images of a case, H and W the transform's size.
+"""
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from clip_benchmark.datasets.builder import image_captions_collate_fn
+from PIL import Image
+from torch import Tensor, stack
+from torch.utils.data import Dataset
+
+from open_clip_mdc.errors import close_names
+
+from .datasets import readers
+from .datasets.local_files import open_rgb
+from .datasets.readers import VALSE_PIECES, Case, Read
+from .metrics import selection_metrics
+from .metrics.selection_metrics import SUGAR_CREPE_GROUPS, Metric
+
+
+class Row(NamedTuple):
+    """What a data set is: how its files are read, and what its official number is."""
+
+    read: Callable[..., Read]  # (name, root, perturbations=, tagger=)
+    metric: Metric
+
+
+PAIRS = selection_metrics.PAIRS
+ROWS = {
+    **{f"sugar_crepe/{subset}": Row(readers.sugar_crepe, PAIRS)
+       for subsets in SUGAR_CREPE_GROUPS.values() for subset in subsets},
+    "aro/vg_relation": Row(readers.visual_genome, selection_metrics.RELATIONS),
+    "aro/vg_attribution": Row(readers.visual_genome, selection_metrics.ATTRIBUTES),
+    "aro/coco_order": Row(readers.order, selection_metrics.ORDERS),
+    "aro/flickr30k_order": Row(readers.order, selection_metrics.ORDERS),
+    "winoground": Row(readers.winoground, selection_metrics.WINOGROUND),
+    **{f"valse/{piece}": Row(readers.valse, PAIRS) for piece in VALSE_PIECES},
+}
+
+
+def find_row(name: str) -> Row | None:
+    """A data set's row (of VALSE any piece has one, as the file may be the user's own); None for other data sets.
+
+    Raises:
+        ValueError: the name begins as one of these data sets', but there is no such part.
+    """
+    family, _, part = name.partition("/")
+    if name not in ROWS and family == "valse" and re.fullmatch(r"[\w-]+", part):
+        return Row(readers.valse, PAIRS)
+    if name not in ROWS and name.startswith(("sugar_crepe", "aro", "winoground", "valse")):
+        raise ValueError(f"unknown data set {name!r}{close_names(name, ROWS)}; there are: {', '.join(ROWS)}")
+    return ROWS.get(name)
+
+
+@dataclass(eq=False, repr=False)
+class SelectionDataset(Dataset):
+    """Map-style data set over cases; see the head of this file for what an item is."""
+
+    name: str
+    cases: list[Case]
+    metric: Metric
+    transform: Callable[[Image.Image], Tensor] | None = None
+    facts: dict[str, int | str] = field(default_factory=dict)
+    collate_fn = staticmethod(image_captions_collate_fn)  # [B, 3, H, W] or [B, I, 3, H, W], and B lists of C texts
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def __getitem__(self, index: int) -> tuple[Tensor | Image.Image | list[Image.Image], list[str]]:
+        """Item `index`.
+
+        Raises:
+            ValueError: the image cannot be decoded.
+        """
+        case = self.cases[index]
+        images = [open_rgb(path, case.box) for path in case.images]
+        if self.transform is not None:
+            images = [self.transform(image) for image in images]
+            images = images[0] if len(images) == 1 else stack(images)
+        elif len(images) == 1:
+            images = images[0]
+        return images, list(case.captions)
+
+
+def build_dataset(name: str, root: str | Path, transform: Callable[[Image.Image], Tensor] | None = None,
+                  **options) -> SelectionDataset:
+    """Reads a data set from `root` (clip_benchmark's --dataset_root).
+
+    Args:
+        name: one of `ROWS`.
+        root: the folder that was fetched; each message about a missing file describes it.
+        transform: from an RGB image to [3, H, W]; None leaves images as they are.
+        options: of ARO Order: `perturbations`, the file of frozen negatives (perturb.py), by default beside the
+            captions'; `tagger`, of parts of speech, for making them at first use.
+
+    Raises:
+        FileNotFoundError: a file, a folder or some images are missing; says which, what to fetch and the layout.
+        ValueError: unknown name, or the data are not in the format they should have; says which row.
+    """
+    row = find_row(name)
+    if row is None:
+        raise ValueError(f"unknown data set {name!r}; there are: {', '.join(ROWS)}")
+    cases, facts = row.read(name, Path(root), **options)
+    return SelectionDataset(name, cases, row.metric, transform, facts)

@@ -1,0 +1,1 @@
+"""What is evaluated: captioning, selection, zero-shot classification, linear probe."""

@@ -1,0 +1,258 @@
+"""The captioning task: every image's caption is decoded, saved, and compared with its references (Table 3).
+
+    clip_benchmark eval --model mdc --pretrained RUN --dataset wds/flickr8k --dataset_root DIR --task captioning \\
+        --caption_length 10|15|20|auto|sample
+
+Captions are saved before they are scored, beside the result in captions/:
+
+    {"captions": {id: caption}, "filenames": {id: that of KEY.json, where it has one}, "tokens": {id: number},
+     "steps": {id: number}, "references": {id: [captions]}, ...}
+
+With --samples a caption is the first of those that were drawn, which "samples" has all, {id: [captions]}.
+
+The same command takes them from there, whatever ailed the scoring, as long as weights, data and settings are the same;
+a decoding that was stopped resumes, from the batches that each process notes in its journal FILE.partN.
+"""
+import glob
+import json
+import logging
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from open_clip_mdc.data.files import write_json
+from open_clip_mdc.data.journal import Journal, Rows
+from open_clip_mdc.decoding.clip_guidance import Clip, Guide
+from open_clip_mdc.decoding.options import guides, needs_blind_image
+from open_clip_mdc.decoding.sampling import Decoded, Sampling
+from open_clip_mdc.integration import clip as clip_models
+from open_clip_mdc.integration.checkpoints import fingerprint
+from open_clip_mdc.text.special_tokens import caption_lengths, decode_captions
+
+from ..datasets.caption_data import read_batch, unique_ids
+from ..distributed import merge, own_batches, rank_and_size
+from ..features import describe_data
+from ..metrics import clipscore as clipscore_module
+from ..metrics import diversity, named_words
+from ..metrics.caption_metrics import score_captions
+from ..results import precision
+from .selection import blind_image
+
+CLIP_OPTIONS = ("clip", "clip_scale", "clip_top_k", "clip_rerank")
+
+
+def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mapping, blind: Tensor | None,
+             guide: Guide | None = None, guidance_kl: list[Tensor] | None = None) -> Decoded:
+    """The captions of a batch; what is drawn depends on the seed and the batch's number alone.
+
+    Args:
+        options: see `flags.decoding_options`.
+        guide: of the batch, if CLIP helps.
+        guidance_kl: gets the strength of guidance (`unmask.guided`).
+    """
+    if guide is not None and options.get("clip_rerank"):
+        options = {**options, "samples": options["clip_rerank"], "rerank": True}
+    options = {name: value for name, value in options.items() if name not in ("batch_size", *CLIP_OPTIONS)}
+    sampling = {name: options.pop(name) for name in Sampling._fields if name in options}
+    if "seed" in options:
+        seed = options.pop("seed")
+        state = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+        generator = torch.Generator(images.device).manual_seed(state)
+        options["sampling"] = Sampling(**sampling, generator=generator)
+    given = {"blind": blind, "guide": guide, "guidance_kl": guidance_kl}
+    return model.generate(images, return_trace=True, **options,
+                          **{name: value for name, value in given.items() if value is not None})
+
+
+def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool, options: dict,
+           key: dict, file: Path, clip: Clip | None, clip_images: DataLoader | None) -> dict[str, dict]:
+    """Notes every batch in this process's journal beside `file`; what all processes noted before is not done again.
+
+    Args:
+        clip: helps, as the options say.
+        clip_images: the same batches by its transform.
+
+    Returns:
+        on every process captions, their numbers of tokens (without SOT and EOT) and of steps, references, samples,
+        numbers of texts that CLIP read and the mean KL of guidance in the image's batch, each by image.
+
+    Raises:
+        ValueError: the data set is empty or has no captions; the length does not fit the model.
+    """
+    done = ChainMap(*(Rows(part, key, "batch") for part in journals(file)))
+    if done and rank_and_size()[0] == 0:
+        logging.warning("a decoding that was stopped resumes: %d batches are done", len(done))
+    rows, autocast = [], partial(torch.autocast, torch.device(device).type, enabled=amp)
+    guided = guides(options)
+    with autocast():
+        blind = blind_image(model, dataloader, device) if needs_blind_image(options, model) else None
+    with Journal(file.with_name(f"{file.name}.part{rank_and_size()[0]}"), key, "batch") as journal:
+        seen_by_clip = own_batches(clip_images, "images for CLIP") if clip else repeat((0, None))
+        for (i, batch), (_, other) in zip(own_batches(dataloader, "captions"), seen_by_clip, strict=clip is not None):
+            ids, images, references = read_batch(i, batch, dataloader)
+            row = done.get(i)
+            if row is None or row["ids"] != ids:
+                with autocast():
+                    guide = clip and Guide(clip, read_batch(i, other, clip_images)[1].to(device), tokenizer,
+                                           options.get("clip_scale", 0.0), options.get("clip_top_k", 5))
+                    kl = [] if guided else None
+                    text, step, _ = generate(model, images.to(device), i, options, blind, guide, kl)
+                count = len(text) // len(ids)  # consecutive ones are of an image
+                texts = decode_captions(text.cpu(), tokenizer)
+                row = {"batch": i, "ids": ids, "names": list(batch[3]) if len(batch) > 3 else [""] * len(ids),
+                       "captions": texts[::count], "references": references,
+                       "tokens": (caption_lengths(text, tokenizer.vocab_size)[::count] - 2).tolist(),
+                       "steps": (step.amax(1)[::count] + 1).tolist(),
+                       **({"samples": [texts[j:j + count] for j in range(0, len(texts), count)]} if count > 1 else {}),
+                       **({"clip_texts": guide.texts} if guide else {}),
+                       **({"guidance_kl": [torch.cat(kl).mean().item()] * len(ids)} if guided else {})}
+                journal.append(row)
+            rows.append((i, row))
+    rows = merge(rows)
+    if not rows:
+        raise ValueError("the data set is empty")
+    ids = unique_ids([i for row in rows for i in row["ids"]])
+    names = [name for row in rows for name in row.get("names", [""] * len(row["ids"]))]
+    return {"filenames": {i: name for i, name in zip(ids, names, strict=True) if name}} | {
+            name: dict(zip(ids, [x for row in rows for x in row[name]], strict=True))
+            for name in ("captions", "tokens", "steps", "references", *(("samples",) if "samples" in options else ()),
+                         *(("clip_texts",) if clip else ()), *(("guidance_kl",) if guided else ()))}
+
+
+def journals(file: Path) -> list[Path]:
+    """Those of all processes."""
+    return sorted(file.parent.glob(f"{glob.escape(file.name)}.part*"))
+
+
+def read_captions(file: Path, key: dict) -> dict | None:
+    """What was saved for this very key; None if there is no such file."""
+    try:
+        saved = json.loads(file.read_text())
+        return saved if saved["key"] == key and saved["captions"].keys() == saved["steps"].keys() else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def load_or_decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool,
+                   options: dict, file: Path, facts: Mapping[str, str], clip: Clip | None,
+                   clip_images: DataLoader | None) -> dict:
+    """What the file of captions holds; it is made if it is not there or was made of something else.
+
+    Args:
+        facts: what the file should say about the run.
+        clip, clip_images: see `decode`.
+    """
+    key = {"model": fingerprint(getattr(model, "model", model)), "data": describe_data(dataloader), "decoding": options,
+           "precision": precision(device, amp), **({"clip": fingerprint(clip.model)} if clip else {})}
+    first = rank_and_size()[0] == 0
+    saved = merge([(0, read_captions(file, key))] if first else [])[0]
+    if saved is not None:
+        logging.warning("captions are those of %s: same weights, data and settings", file)
+        return saved
+    file.parent.mkdir(parents=True, exist_ok=True)  # before the long work, so that it fails early
+    saved = {**decode(model, dataloader, tokenizer, device, amp, options, key, file, clip, clip_images),
+             "decoding": options, **facts, "key": key}
+    if first:
+        write_json(file, saved)
+        for part in journals(file):
+            part.unlink()
+    return saved
+
+
+def load_clips(options: Mapping, clipscore: tuple[str | None, str | None], device: str) -> tuple:
+    """The CLIP that helps and the one that scores, None where there is none.
+
+    Raises:
+        ValueError: they are the same; or see `integration.clip.load`.
+    """
+    judge = clipscore_module.load(*clipscore, device) if any(clipscore) else None
+    clip = clip_models.load(*clip_models.parse(options["clip"]), device) if "clip" in options else None
+    weights = [model.model.state_dict() for model in (judge, clip) if model]
+    if len(weights) == 2 and weights[0].keys() == weights[1].keys() and all(
+            torch.equal(weights[0][name], weights[1][name]) for name in weights[0]):
+        raise ValueError("CLIPScore by the very CLIP that --clip names would measure how well it was obeyed: give "
+                         "--clipscore_model and --clipscore_pretrained of another")
+    return clip, judge
+
+
+def measure(saved: Mapping, phrase: str | None, train_captions: set[str] | None,
+            of_clip: Mapping[str, list[float]]) -> dict:
+    """All metrics of captions, `NAME_missing` among them, and "items", those of single images.
+
+    Args:
+        phrase: see `named_words.phrase_metrics`.
+        train_captions: see `diversity.read_train_captions`.
+        of_clip: metrics of each image that are there already.
+    """
+    captions, references = saved["captions"], saved["references"]
+    scored = score_captions(captions, references)
+    found, values, weights = named_words.metrics(captions, references)
+    if phrase is not None:
+        for part, new in zip((found, values, weights), named_words.phrase_metrics(captions, references, phrase),
+                             strict=True):
+            part.update(new)
+    diverse, of_images = diversity.metrics(saved["samples"], train_captions) if "samples" in saved else ({}, {})
+    return {
+        **scored.scores, **found, **diverse, **{name: fmean(column) for name, column in of_clip.items()},
+        **{f"{name}_missing": reason for name, reason in scored.missing.items()},
+        "mean_length": scored.mean_length, "reference_mean_length": scored.reference_mean_length,
+        "images": len(captions), "word_tokenizer": scored.word_tokenizer,
+        "items": {"images": list(captions), "values": {**scored.of_images, **values, **of_images, **of_clip},
+                  "weights": weights},
+    }
+
+
+def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, file: Path,
+             facts: Mapping[str, str], options: dict, load: Callable[[Callable], DataLoader],
+             load_clean: Callable[[Callable], DataLoader], device: str, amp: bool = True,
+             clipscore: tuple[str | None, str | None] = (None, None), phrase: str | None = None,
+             train_captions: str | None = None, verbose: bool = False) -> dict:
+    """Decodes, saves and scores; on all but the first of several processes the result is not complete.
+
+    Args:
+        file: of the captions.
+        facts: what it should say about the run.
+        options: see `flags.decoding_options`.
+        load: the same batches with another transform.
+        load_clean: the same, of images that are not corrupted.
+        clipscore: model and weights for CLIPScore.
+        phrase: see `named_words.phrase_metrics`.
+        train_captions: see `diversity.read_train_captions`.
+
+    Returns:
+        the metrics, `NAME_missing` with the reason for one that could not be computed; the shares of captions that are
+        one of their references (exact_match), and that have as many tokens as one (length_match); the mean lengths of
+        captions and of references, in words and in the model's tokens; and how the captions were made.
+    """
+    clip, judge = load_clips(options, clipscore, device)  # before the long work: fails early
+    known = diversity.read_train_captions(train_captions) if train_captions else None
+    saved = load_or_decode(model, dataloader, tokenizer, device, amp, options, file, facts, clip,
+                           clip and load(clip.transform))
+    references, of_clip = saved["references"], {}
+    if judge is not None:
+        of_clip = clipscore_module.evaluate(judge, load_clean(judge.transform), saved["captions"], references, device)
+    if rank_and_size()[0] > 0:
+        return {}
+    counts = {i: [len(tokenizer.encode(text)) for text in texts] for i, texts in references.items()}
+    metrics = {
+        **measure(saved, phrase, known, of_clip),
+        "mean_tokens": fmean(saved["tokens"].values()), "mean_steps": fmean(saved["steps"].values()),
+        "reference_mean_tokens": fmean(count for of_image in counts.values() for count in of_image),
+        "length_match": fmean(saved["tokens"][i] in of_image for i, of_image in counts.items()),
+        **({"clipscore_model": " ".join(filter(None, clipscore))} if judge else {}),
+        **({"guidance_kl": fmean(saved["guidance_kl"].values())} if "guidance_kl" in saved else {}),
+        **({"clip_texts_per_caption": fmean(saved["clip_texts"].values())} if clip else {}),
+        **{f"caption_{name}" if name == "length" else name: value for name, value in options.items()},
+    }
+    if verbose:
+        print(f"Captions: {file}")
+        print("\n".join(f"{name}: {value:.3f}" for name, value in metrics.items() if isinstance(value, float)))
+    return metrics

@@ -1,0 +1,152 @@
+"""The caption that fits the image (Table 2): captioners choose by likelihood, CLIP models by cosine.
+
+Both hand the same kind of scores to the same metrics (selection_metrics.py): a captioner the rows "plain", "blind" and
+"debiased", a CLIP model, whose similarities are nothing without an image, "plain" alone.
+
+Dimensions: B cases, I images of a case, C captions of a case, P patches, D width.
+"""
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from open_clip_mdc.likelihood.log_likelihood import log_likelihood, mean_image
+from open_clip_mdc.models.captioner import Captioner
+from open_clip_mdc.text.special_tokens import not_whole
+
+from ..distributed import merge, own_batches
+from ..metrics.selection_metrics import SURFACES, clip_benchmarks_metrics, debiased_score, selection_metrics
+from ..selection_datasets import SelectionDataset
+
+BLIND_IMAGES = 256  # the first of a data set, whose mean stands for "no image"
+ROWS = ("plain", "blind", "debiased")
+
+# (images [B, 3, H, W] or [B, I, 3, H, W], B lists of C texts) -> for each case arrays [C] or [I, C] by name
+Scorer = Callable[[Tensor, Sequence[Sequence[str]]], list[dict[str, np.ndarray]]]
+
+
+def blind_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor:
+    """Patch tokens averaged over the data set's first images, [P, D]; the same on every process."""
+    images, seen = [], 0
+    for image, *_ in dataloader:
+        images.append(image.flatten(0, -4)[:BLIND_IMAGES - seen].to(device))
+        seen += len(images[-1])
+        if seen == BLIND_IMAGES:
+            break
+    return mean_image(model, images)
+
+
+def likelihood_scorer(model: Captioner, tokenizer: Callable, device: str, blind: Tensor, options: dict,
+                      alpha: float) -> Scorer:
+    """Plain, blind and debiased scores, and the draws that were spent.
+
+    Args:
+        blind: `blind_image(...)`.
+        options: arguments of `log_likelihood`. With `stop_confidence` there is no debiased score: the race is about the
+            plain one, and what dropped out of it is rough.
+        alpha: of the debiased score.
+    """
+    stops = options.get("stop_confidence") is not None
+
+    def score(images: Tensor, texts: Sequence[Sequence[str]]) -> list[dict[str, np.ndarray]]:
+        if len({len(captions) for captions in texts}) > 1:
+            return [row for i, captions in enumerate(texts) for row in score(images[i:i + 1], [captions])]
+        images = images if images.ndim == 5 else images[:, None]
+        tokens = tokenizer([caption for captions in texts for caption in captions]).to(device)
+        tokens = tokens.view(len(texts), -1, tokens.shape[-1])  # [B, C, L]
+        per_image = tokens.repeat_interleave(images.shape[1], 0)
+        plain = log_likelihood(model, images.flatten(0, 1).to(device), per_image, return_details=True, **options)
+        prior = log_likelihood(model, None, tokens, blind=blind, **(options | {"stop_confidence": None}
+                                                                    if stops else options))
+        scores = {"plain": plain.log_likelihood, "blind": prior.repeat_interleave(images.shape[1], 0)}
+        if not stops:
+            scores["debiased"] = debiased_score(scores["plain"].cpu(), scores["blind"].cpu(), alpha)
+        if plain.draws is not None:
+            scores["draws"] = plain.draws
+        return per_case(scores, len(texts), images.shape[1])
+    return score
+
+
+def cosine_scorer(model: torch.nn.Module, tokenizer: Callable, device: str) -> Scorer:
+    """Cosines of a CLIP model in float32, and as clip_benchmark computes them, in the precision of its embeddings."""
+    @torch.no_grad()
+    def score(images: Tensor, texts: Sequence[Sequence[str]]) -> list[dict[str, np.ndarray]]:
+        images = images if images.ndim == 5 else images[:, None]
+        image_embs = F.normalize(model.encode_image(images.flatten(0, 1).to(device)), dim=-1)
+        text_embs = F.normalize(model.encode_text(
+            tokenizer([caption for captions in texts for caption in captions]).to(device)), dim=-1)
+        pairs = zip(image_embs.split(images.shape[1]), text_embs.split([len(captions) for captions in texts]),
+                    strict=True)
+        scores = []
+        with torch.autocast(torch.device(device).type, enabled=False):  # upstream multiplies outside of it
+            for image, text in pairs:
+                scores += per_case({"plain": image.float() @ text.float().t(), "upstream": image @ text.t()}, 1,
+                                   len(image))
+        return scores
+    return score
+
+
+def count_cut(dataset: SelectionDataset, tokenizer: Callable, context_length: int) -> int:
+    """Cases with a caption that the tokenizer cuts, as upstream does: cut ones may be equal, and tie."""
+    cut = [case.key for case in dataset.cases
+           if any(not_whole(caption, tokenizer, context_length) for caption in case.captions)]
+    if cut:
+        logging.warning("%s: %d of %d cases have a caption that is cut at %d tokens, %s first", dataset.name, len(cut),
+                        len(dataset.cases), context_length, cut[0])
+    return len(cut)
+
+
+def per_case(scores: dict[str, Tensor | np.ndarray], cases: int, num_images: int) -> list[dict[str, np.ndarray]]:
+    """Rows [B * I, C] as arrays [C], or [I, C] of cases with several images, for each case."""
+    arrays = {name: torch.as_tensor(x).double().cpu().numpy().reshape(cases, num_images, -1)
+              for name, x in scores.items()}
+    return [{name: x[case, 0] if num_images == 1 else x[case] for name, x in arrays.items()} for case in range(cases)]
+
+
+def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool = True,
+             options: dict | None = None, alpha: float = 1.0) -> dict:
+    """Which caption fits the image: plain, and of a captioner blind and debiased.
+
+    Args:
+        dataloader: of a SelectionDataset.
+        options: arguments of `log_likelihood`, of a captioner.
+        alpha: of the debiased score, of a captioner.
+
+    Returns:
+        the metrics of selection_metrics.py, the data set's facts, and how the scores were made.
+
+    Raises:
+        ValueError: `stop_confidence` where each caption has several images.
+    """
+    dataset: SelectionDataset = dataloader.dataset
+    facts = dict(dataset.facts)
+    with torch.autocast(torch.device(device).type, enabled=amp):
+        if isinstance(model, Captioner):
+            if options.get("stop_confidence") is not None and any(len(case.images) > 1 for case in dataset.cases):
+                raise ValueError(f"{dataset.name} also compares images of one caption, and --stop_confidence is about "
+                                 "the captions of one image: leave it out")
+            facts["cases_cut"] = count_cut(dataset, tokenizer, model.context_length)
+            score = likelihood_scorer(model, tokenizer, device, blind_image(model, dataloader, device), options, alpha)
+        else:
+            score = cosine_scorer(model, tokenizer, device)
+        cases = [case for batch in merge([(i, score(images, texts)) for i, (images, texts) in own_batches(
+            dataloader, dataset.name)]) for case in batch]
+    rows = {row: [case[row] for case in cases] for row in ROWS if row in cases[0]}
+    surfaces = dict(SURFACES)
+    if isinstance(model, Captioner):  # whose likelihood is a sum over tokens
+        surfaces["length"] = lambda text: len(tokenizer.encode(text))
+    metrics, items = selection_metrics(dataset.metric, rows, dataset.cases, surfaces)
+    metrics |= {**facts, "items": items}
+    if not isinstance(model, Captioner):
+        return {**metrics, **clip_benchmarks_metrics([case["upstream"] for case in cases]), "scorer": "cosine"}
+    metrics |= {"scorer": options["method"], "alpha": alpha, "blind": "mean image",
+                **{name: value for name, value in options.items() if name != "method"}}
+    if "draws" in cases[0]:
+        metrics["mean_draws"] = float(np.mean([case["draws"].mean() for case in cases]))
+    if "debiased" not in rows:
+        metrics["debiased_missing"] = "--stop_confidence is about the plain score"
+    return metrics

@@ -1,0 +1,118 @@
+"""Zero-shot classification: captioners by the likelihood of the classes' captions, CLIP models as clip_benchmark does.
+
+Dimensions: B images, N all images, K classes, T templates, L tokens.
+"""
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from clip_benchmark.metrics import zeroshot_classification as upstream
+from sklearn.metrics import balanced_accuracy_score, classification_report
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from open_clip_mdc.data import weights
+from open_clip_mdc.likelihood.log_likelihood import log_likelihood
+from open_clip_mdc.models.captioner import Captioner
+from open_clip_mdc.text.special_tokens import caption_lengths, tokenize_whole
+
+from ..distributed import merge, own_batches
+from .linear_probe import top_k_accuracy
+
+MANY_CALLS = 10_000  # of the decoder for an image
+
+
+def class_captions(classnames: Sequence[str], templates: Sequence[str] | dict[str, list[str]]) -> list[list[str]]:
+    """K lists of captions, as clip_benchmark fills its templates."""
+    if isinstance(templates, dict):
+        return [templates[name] for name in classnames]
+    return [[template.format(c=name) for template in templates] for name in classnames]
+
+
+def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Callable, captions: list[list[str]],
+                      device: str, options: dict) -> tuple[Tensor, Tensor]:
+    """Mean log-likelihood of each class's captions, [N, K], and the targets [N].
+
+    The image is encoded once, but every caption is decoded for every image: with K classes, T templates and captions
+    of N tokens an image costs K * T * N decoder passes of the heuristic, K * T of an autoregressive model. 1,000
+    classes with CLIP's 80 templates are out of reach; one template is the thing to use.
+
+    Args:
+        options: arguments of `log_likelihood`.
+
+    Raises:
+        ValueError: `stop_confidence`, which makes the scores of all but the best caption rough; a caption that is not
+            read as a whole.
+    """
+    if options.get("stop_confidence") is not None:
+        raise ValueError("--stop_confidence finds the best of some captions, and a class's score is a mean over "
+                         "captions: leave it out for zero-shot classification")
+    flat = [caption for one in captions for caption in one]
+    tokens = tokenize_whole(flat, tokenizer, model.context_length).to(device)
+    passes = {"autoregressive": 1, "monte_carlo": options.get("num_samples"), "bound": options.get("num_samples")}.get(
+        options["method"], int(caption_lengths(tokens, model.vocab_size).float().mean()))
+    if len(flat) * passes > MANY_CALLS:
+        logging.warning("%d classes x templates: about %d decoder passes for every image; a single template is cheaper",
+                        len(flat), len(flat) * passes)
+    results = []
+    for i, (images, target) in own_batches(dataloader, "zero-shot by likelihood"):
+        scores = log_likelihood(model, images.to(device), tokens.expand(len(images), -1, -1), **options).cpu()
+        means = [x.mean(1) for x in scores.split([len(one) for one in captions], dim=1)]
+        results.append((i, (torch.stack(means, dim=1), torch.as_tensor(target))))
+    logits, targets = (torch.cat(x) for x in zip(*merge(results), strict=True))
+    return logits, targets
+
+
+def cosine_logits(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, classnames: Sequence[str],
+                  templates: Sequence[str] | dict, device: str, amp: bool, save_clf: str | None,
+                  load_clfs: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Logits [N, K] of a CLIP model and targets [N], by clip_benchmark's functions, with its files of classifiers."""
+    if load_clfs:
+        parts = [read_classifier(path, len(classnames)) for path in load_clfs]
+        classifier = sum(part / len(parts) for part in parts).to(device)
+    else:
+        classifier = upstream.zero_shot_classifier(model, tokenizer, classnames, templates, device, amp=amp)
+    if save_clf is not None:
+        torch.save(classifier, save_clf)
+    return upstream.run_classification(model, classifier, dataloader, device, amp=amp)
+
+
+def read_classifier(path: str, classes: int) -> Tensor:
+    """Return the [D, K] that --save_clf wrote. Raises ValueError if the file holds anything else."""
+    content = weights.read(Path(path))
+    if not isinstance(content, Tensor) or content.ndim != 2 or content.shape[1] != classes:
+        raise ValueError(f"--load_clfs {path} holds no classifier of {classes} classes, as --save_clf writes it")
+    weights.check_finite(content, Path(path))
+    return content
+
+
+def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = False) -> dict:
+    """clip_benchmark's metrics, of logits [N, K] and class ids [N], or labels [N, K] of images with several."""
+    if targets.ndim == 2:
+        return {"mean_average_precision": upstream.average_precision_per_class(logits, targets).mean().item()}
+    predicted, classes = logits.argmax(1).numpy(), logits.shape[1]
+    if verbose:
+        print(classification_report(targets.numpy(), predicted, digits=3))
+    acc1, acc5 = top_k_accuracy(logits, targets, (1, 5)) if classes >= 5 else \
+        (*top_k_accuracy(logits, targets, (1,)), None)
+    return {"acc1": acc1, "acc5": acc5, **({} if acc5 is not None else {"acc5_missing": f"only {classes} classes"}),
+            "mean_per_class_recall": float(balanced_accuracy_score(targets.numpy(), predicted))}
+
+
+def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, classnames: Sequence[str],
+             templates: Sequence[str] | dict, device: str, amp: bool = True, verbose: bool = False,
+             options: dict | None = None, save_clf: str | None = None, load_clfs: Sequence[str] = ()) -> dict:
+    """The class that fits the image.
+
+    Args:
+        options: arguments of `log_likelihood`, of a captioner.
+        save_clf, load_clfs: files of a CLIP model's classifier.
+    """
+    if not isinstance(model, Captioner):
+        return classification_metrics(*cosine_logits(model, dataloader, tokenizer, classnames, templates, device, amp,
+                                                     save_clf, load_clfs), verbose)
+    with torch.autocast(torch.device(device).type, enabled=amp):
+        logits, targets = likelihood_logits(model, dataloader, tokenizer, class_captions(classnames, templates), device,
+                                            options)
+    return {**classification_metrics(logits, targets, verbose), "scorer": options["method"]}

@@ -1,0 +1,1 @@
+"""Every table and figure of the papers, and the ledger of their claims."""

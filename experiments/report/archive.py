@@ -1,0 +1,134 @@
+"""What an experiment measured, in one small file: results, those of single images, losses, recipes, environments.
+
+    python -m experiments.report.archive pack build/rich experiments/results/rich.tar.xz
+    python -m experiments.report.archive unpack experiments/results/rich.tar.xz build/rich
+    python -m experiments.report.collect curves claims --scale rich --out build/rich
+    python -m experiments.report.archive compare experiments/results/rich.tar.xz build/rich
+
+From it collect.py makes tables and ledgers again, to the digit and without a model, but for Figures 3 and 6. Unpacked
+into a folder of the same name, which is in the names of results, it can be gone on with: run.py trains and evaluates
+what has no result yet. Checkpoints, features, captions and data are not in it. `compare` says which results of one
+experiment (a folder or an archive) another one repeats to the digit.
+"""
+import argparse
+import io
+import lzma
+import os
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from .results import LOSS, read_results
+
+FOLDERS = ("results", "runs")
+RESULTS = ("results/*/*.json", "results/*/items/*.json", "results/judge/*.jsonl", "runs/*/command.txt",
+           "runs/*/environment.txt", "runs/*/checkpoints/results.jsonl", "runs/*/out.log")
+
+
+def read(path: Path) -> bytes:
+    """A file's content; of a training's log the losses alone, as collect.py reads them."""
+    if path.name != "out.log":
+        return path.read_bytes()
+    lines = LOSS.findall(path.read_text(encoding="utf-8", errors="replace"))
+    return "".join("Train Epoch: {} [{}/ ({}%)] Caption_loss: {} (\n".format(*line) for line in lines).encode()
+
+
+def members(out: Path) -> Iterator[tuple[str, bytes]]:
+    """Names below an experiment's folder, in order, and contents."""
+    for path in sorted({path for pattern in RESULTS for path in out.glob(pattern)}):
+        yield path.relative_to(out).as_posix(), read(path)
+
+
+def pack(out: Path, archive: Path) -> int:
+    """Writes the archive, whole or not at all; the same files give the same bytes. Returns how many there are.
+
+    Raises:
+        ValueError: there is no result.
+    """
+    from open_clip_mdc.data.files import new_file
+    found = list(members(out))
+    if not any(name.startswith("results/") for name, _ in found):
+        raise ValueError(f"{out} holds no results/: give the --out of an experiment")
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(archive) as partial, tarfile.open(partial, "w:xz", preset=9) as tar:
+        for name, content in found:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return len(found)
+
+
+def unpack(archive: Path, out: Path) -> int:
+    """Puts the archive's files below `out`, which may hold data; returns how many there are.
+
+    Raises:
+        ValueError: `out` has results already; the file is no such archive, or damaged. Then nothing is written.
+    """
+    for folder in FOLDERS:
+        if (out / folder).exists():
+            raise ValueError(f"{out / folder} is there already: give another folder")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out.parent) as whole:  # a damaged archive leaves nothing
+        try:
+            with tarfile.open(archive, "r:xz") as tar:
+                tar.extractall(whole, filter="data")
+                count = len(tar.getmembers())
+        except (tarfile.TarError, lzma.LZMAError, EOFError) as problem:
+            raise ValueError(f"{archive} is no archive of results: {problem}") from problem
+        if not (Path(whole) / "results").exists():
+            raise ValueError(f"{archive} is no archive of results: it has no results/")
+        out.mkdir(exist_ok=True)
+        for folder in FOLDERS:
+            if (Path(whole) / folder).exists():
+                os.replace(Path(whole) / folder, out / folder)
+    return count
+
+
+def metrics(experiment: Path) -> dict[tuple, dict]:
+    """Of all results in a folder or an archive, by what they are of and by seed."""
+    if experiment.is_file():
+        with TemporaryDirectory() as folder:
+            unpack(experiment, Path(folder))
+            return metrics(Path(folder))
+    return {(*key, seed): result.metrics for key, by_seed in read_results(experiment).items()
+            for seed, result in by_seed.items()}
+
+
+def compare(first: Path, second: Path) -> str:
+    """How many results both have and are equal, metric by metric and to the last bit, and a line for each other one.
+
+    Raises:
+        ValueError: they have none in common.
+    """
+    ours, theirs = metrics(first), metrics(second)
+    both = [key for key in ours if key in theirs]
+    if not both:
+        raise ValueError(f"{first} and {second} have no result in common")
+    unlike = {key: {name: (ours[key].get(name), theirs[key].get(name)) for name in ours[key].keys() | theirs[key].keys()
+                    if str(ours[key].get(name)) != str(theirs[key].get(name))} for key in both}
+    lines = [f"{' '.join(map(str, key))}: " + ", ".join(f"{name} {a} and {b}" for name, (a, b) in sorted(names.items()))
+             for key, names in unlike.items() if names]
+    return "\n".join([*lines, f"{len(both) - len(lines)} of {len(both)} results in both are equal to the digit; "
+                      f"{len(ours)} in {first}, {len(theirs)} in {second}"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("pack", "unpack", "compare"))
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    args = parser.parse_args()
+    try:
+        if args.command == "compare":
+            print(compare(args.source, args.target))
+        else:
+            count = {"pack": pack, "unpack": unpack}[args.command](args.source, args.target)
+            print(f"{args.target}: {count} files")
+    except (ValueError, OSError) as problem:
+        sys.exit(f"error: {problem}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Results of clip_benchmark as the paper's tables and the ledger of its claims: Markdown, CSV and figures.
+
+    python -m experiments.report.collect table1 table5 --scale scenes --out build/scenes --insert experiments/RESULTS.md
+
+A result is recognised by the folder it lies in (commands.variant), its data set, the name of its run and the epoch of
+its checkpoint; mean and standard deviation are over the seeds that are there. What is missing is shown as missing.
+"""
+import argparse
+import re
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable
+from functools import partial
+from pathlib import Path
+
+from .. import commands
+from ..commands import Place
+from ..tables import article, curves, mcdiffusion, views
+from ..tables.cells import Cell
+from ..tables.paper_tables import TABLES
+from ..tables.scales import SCALES, Scale
+from . import claims
+from .pages import csv, figure6, markdown, plot, summarise
+from .results import read_results, values
+
+TITLES = {
+    "table1": "Table 1: linear probes", "table2": "Table 2: compositionality, accuracy in %",
+    "table3": "Table 3: captioning", "table4": "Table 4: the weight 1/t", "table5": "Table 5: intervals of t",
+    "stability": "Section 4.3: stability of the loss",
+    "figure3": "Figure 3: caption lengths", "figure4": "Figure 4: fixed masking ratios",
+    "figure5": "Figure 5: amount of data", "figure6": "Figure 6: captions of different length",
+    "lengths": "Captions of every length", "steps": "Tokens revealed at a time",
+    "table6": "Table 6: MC-Diffusion's forward processes and image encoders", "figure7": "Figure 7: guidance",
+    "table7": "Table 7: an article's claims: CLIP guidance, regions, folds",
+    "figure8": "Figure 8: a concept from few images", "figure9": "Figure 9: corrupted images",
+    "figure10": "Figure 10: diversity", "figure11": "Figure 11: masked image features",
+    "table8": "Table 8: two views of a caption at equal cost",
+    "claims": "What this shows of the paper's claims", "article": "What this shows of the article's claims",
+    "mcdiffusion": "What this shows of MC-Diffusion's claims", "views": "What this shows of two views",
+    "curves": "Learning curves",
+}
+LEDGERS = {"claims": claims.claims, **{name: partial(claims.claims_of, sentences) for name, sentences in (
+    ("article", article.SENTENCES), ("mcdiffusion", mcdiffusion.SENTENCES),
+    ("views", views.SENTENCES))}}
+PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
+
+
+def cells_by_table(scale: Scale, names: Iterable[str]) -> dict[str, list[Cell]]:
+    """Of those names that are tables of cells; of several a table may have none, as Figure 5 in the rich world.
+
+    Raises:
+        ValueError: not one of the tables has rows at this scale.
+    """
+    def cells(name: str, scale: Scale) -> list[Cell]:
+        return list(TABLES[name](scale)) if scale.name != "cub" or name in mcdiffusion.TABLES else []
+
+    found = {name: cells(name, scale) for name in names if name in TABLES}
+    if found and not any(found.values()):
+        name = next(iter(found))
+        raise ValueError(f"{name} has no rows at {scale.name}; it is made at "
+                         f"{', '.join(other.name for other in SCALES.values() if cells(name, other))}")
+    return found
+
+
+def environments(cells: list[Cell], numbers: list[dict[int, float]], place: Place) -> str:
+    """In what the runs of a table were trained, with their number where it was not the same for all."""
+    runs = {(cell.run._replace(at=None), seed)
+            for cell, by_seed in zip(cells, numbers, strict=True) for seed in by_seed}
+    files = (commands.folder(run, seed, place) / "environment.txt" for run, seed in runs)
+    found = Counter(" and ".join(file.read_text(encoding="utf-8").splitlines()) for file in files if file.exists())
+    known = "; ".join(line if count == len(runs) else f"{line} ({count} of {len(runs)} runs)"
+                      for line, count in sorted(found.items()))
+    return f"Trained on {known}.\n" if known else ""
+
+
+def write(path: Path, text: str) -> None:
+    from open_clip_mdc.data.files import new_file  # here: `make -n` runs where nothing is installed
+    with new_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str]:
+    """Makes tables/NAME.md, .csv and figures of what is in results/, both in `place.out`; returns the Markdown by name.
+
+    Raises:
+        ValueError: see `cells_by_table` and `read_results`.
+    """
+    tables = cells_by_table(scale, names)
+    folder = place.out / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    results, pages = read_results(place.out), {}
+    seeds = sorted({seed for by_seed in results.values() for seed in by_seed})
+    for name in names:
+        if name == "figure3":
+            log = place.out / "logs" / "figure3.out"
+            page = f"```\n{log.read_text(encoding='utf-8')}```\n" if log.exists() else "missing\n"
+        elif name == "figure6":
+            page = figure6(scale, place, folder / name)
+        elif name in LEDGERS:
+            runs = dict.fromkeys(cell.run for table in TABLES.values() for cell in table(scale))
+            commands.check_recipes(scale, runs, seeds, place)
+            page = claims.ledger(LEDGERS[name](scale), results, scale)
+        elif not (cells := tables[name]):
+            page = f"no rows at {scale.name}\n"
+        else:
+            commands.check_recipes(scale, dict.fromkeys(cell.run for cell in cells), seeds, place)
+            numbers = [values(results, scale, cell) for cell in cells]
+            summaries = [summarise(by_seed.values()) for by_seed in numbers]
+            page = markdown(cells, summaries) + environments(cells, numbers, place)
+            write(folder / f"{name}.csv", csv(cells, summaries))
+            if name.startswith("figure"):
+                PLOTS.get(name, plot)(name, cells, summaries, folder / f"{name}.png")
+            if name == "curves":
+                page += curves.note(scale, cells, numbers)
+                curves.plot(scale, cells, numbers, folder / f"{name}.png")
+        write(folder / f"{name}.md", page)
+        pages[name] = page
+    return pages
+
+
+def numbers_of(name: str, page: str) -> dict[tuple[str, str], str]:
+    """A page's cells with a number by row and column; of a ledger the claims' differences."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()
+            if line.startswith("| ")]
+    if name in LEDGERS:
+        rows = [[row[1].partition(claims.HERE)[0], row[3]] for row in rows]
+    return {(row[0], column): cell for row in rows[2:] for column, cell in zip(rows[0][1:], row[1:], strict=False)
+            if re.match(r"\W*\d", cell)}
+
+
+def check_kept(name: str, old: str, new: str, where: str) -> None:
+    """Raises ValueError if a number of the old page is not in the new one, as where an experiment's folder is empty."""
+    new_numbers = numbers_of(name, new)
+    lost = [f"{row}, {column} ({cell})" for (row, column), cell in numbers_of(name, old).items()
+            if (row, column) not in new_numbers]
+    if lost or new == "missing\n" and old.strip() not in ("", "missing"):
+        raise ValueError(f"{where} {lost[0] if lost else 'what it shows'} would be missing: give the --out that has "
+                         f"its results, or remove it from the page")
+
+
+def insert(pages: dict[str, str], scale: str, path: Path) -> None:
+    """Renews the tables of a page, each between <!-- SCALE NAME --> and <!-- end -->; the words around them stay.
+
+    Between <!-- resolved --> and <!-- end --> the claims with a verdict are put together from the page's ledgers.
+
+    Raises:
+        ValueError: the page has no place for a table, or a number that a new one lacks.
+    """
+    text = path.read_text(encoding="utf-8")
+    for name, page in pages.items():
+        found = re.search(rf"<!-- {scale} {name} -->\n(.*?)<!-- end -->", text, re.DOTALL)
+        if not found:
+            raise ValueError(f"{path} has no <!-- {scale} {name} --> ... <!-- end -->")
+        check_kept(name, found[1], page, f"{path}, {scale} {name}:")
+        text = text[:found.start(1)] + page + text[found.end(1):]
+    write(path, re.sub(r"(<!-- resolved -->\n).*?(<!-- end -->)", lambda m: m[1] + claims.resolved(text) + m[2], text,
+                       flags=re.DOTALL))
+
+
+def show(pages: dict[str, str]) -> str:
+    return "\n".join(f"## {TITLES[name]}\n\n{page}" for name, page in pages.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="+", choices=TITLES)
+    parser.add_argument("--scale", required=True, choices=SCALES)
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--out", required=True, type=Path, help="folder of the experiment, with results/")
+    parser.add_argument("--insert", type=Path, metavar="PAGE", help="renew the tables of this page too")
+    args = parser.parse_args()
+    try:
+        pages = collect(SCALES[args.scale], Place(args.data, args.out, "", 0), args.tables)
+        if args.insert:
+            insert(pages, args.scale, args.insert)
+        print(show(pages))
+    except (ValueError, OSError) as problem:
+        sys.exit(f"error: {problem}")
+
+
+if __name__ == "__main__":
+    main()

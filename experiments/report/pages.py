@@ -1,0 +1,152 @@
+"""Cells with their numbers as pages: Markdown, CSV, and Figures 4, 5 and 6. Imports the standard library alone."""
+import json
+import statistics
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from textwrap import fill
+from typing import NamedTuple
+
+from .. import commands
+from ..commands import Place
+from ..tables.cells import Cell
+from ..tables.paper_tables import systems
+from ..tables.scales import Scale
+
+IMAGES = 4  # of Figure 6
+
+
+class Summary(NamedTuple):
+    """A cell's number over its seeds."""
+
+    mean: float
+    std: float | None  # of one seed
+    seeds: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f}" + (f" ± {self.std:.1f}" if self.std is not None else "")
+
+
+def summarise(numbers: Iterable[float]) -> Summary | None:
+    """Mean and sample standard deviation; None of nothing."""
+    numbers = list(numbers)
+    if not numbers:
+        return None
+    return Summary(statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None, len(numbers))
+
+
+def markdown(cells: list[Cell], summaries: list[Summary | None]) -> str:
+    """Rows and columns in the order of the cells; the paper's numbers in brackets.
+
+    Best of a column and block in bold, second in italics, as the paper marks them; rows and columns of which there is
+    nothing are named below.
+    """
+    from open_clip_mdc.data.markdown import markdown_table
+    rows, columns = (list(dict.fromkeys(getattr(cell, what) for cell in cells)) for what in ("row", "column"))
+    ranks: dict[tuple[str, str], list[float]] = {}
+    for cell, summary in zip(cells, summaries, strict=True):
+        if summary and cell.competes:
+            ranks.setdefault((cell.block, cell.column), []).append(round(summary.mean, 1))
+    text, empty = {}, set(columns) if any(summaries) else set()
+    absent = set(rows) - {c.row for c, s in zip(cells, summaries, strict=True) if s} if any(summaries) else set()
+    for cell, summary in zip(cells, summaries, strict=True):
+        shown = str(summary) if summary else "missing"
+        if summary or cell.paper is not None:
+            empty.discard(cell.column)
+        if summary and cell.competes:
+            others = ranks[cell.block, cell.column]
+            place = sorted(set(others), reverse=True).index(round(summary.mean, 1))
+            shown = f"**{shown}**" if place == 0 else f"*{shown}*" if place == 1 and len(others) > 2 else shown
+        text[cell.row, cell.column] = shown + (f" [{cell.paper}]" if cell.paper is not None else "")
+    shown_columns = [column for column in columns if column not in empty]
+    table = markdown_table(["", *shown_columns],
+                           [[row, *(text.get((row, column), "") for column in shown_columns)]
+                            for row in rows if row not in absent])
+    seeds = sorted({s.seeds for s in summaries if s}) or [0]
+    count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    outside = sorted({cell.row.rpartition(", ")[2] for cell in cells if cell.row not in absent} & {"CLIP-LB", "CoCa"})
+    notes = [f"Seeds: {count}" + (", mean ± standard deviation" if seeds[-1] > 1 else ""),
+             *(["in brackets the paper's number"] if any(cell.paper is not None for cell in cells) else []),
+             *([f"{' and '.join(outside)} stands outside the comparison"] if outside else []),
+             *([f"not there: {', '.join(c for c in columns if c in empty)}"] if empty else []),
+             *([f"not run: {'; '.join(r for r in rows if r in absent)}"] if absent else [])]
+    return f"{table}\n\n{'; '.join(notes)}.\n"
+
+
+def csv(cells: list[Cell], summaries: list[Summary | None]) -> str:
+    import pandas as pd
+    frame = pd.DataFrame([
+        dict(row=c.row, column=c.column, mean=s and s.mean, std=s and s.std, seeds=s.seeds if s else 0, paper=c.paper)
+        for c, s in zip(cells, summaries, strict=True)])
+    return frame.to_csv(index=False)
+
+
+def plot(name: str, cells: list[Cell], summaries: list[Summary | None], path: Path) -> None:
+    """Figure 4 (ratios, MDC as a line across) or Figure 5 (amounts of data)."""
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(5, 3.2), layout="constrained")
+    axes = figure.add_subplot(ylabel="linear probe, %")
+    for colour, column in enumerate(dict.fromkeys(cell.column for cell in cells)):
+        points = [(c.row, s) for c, s in zip(cells, summaries, strict=True) if s and c.column == column]
+        style = dict(color=f"C{colour}", capsize=2)
+        if name == "figure4":
+            fixed = [(int(row.split()[1]), s) for row, s in points if row.endswith("%")]
+            for row, s in points:
+                if row == "MDC":
+                    axes.axhline(s.mean, color=f"C{colour}", linestyle="--", label=f"MDC, {column}")
+                    axes.axhspan(s.mean - (s.std or 0), s.mean + (s.std or 0), color=f"C{colour}", alpha=0.15)
+            axes.set_xlabel("masking ratio, % (100: parallel decoding)")
+            label = f"fixed ratio, {column}"
+        else:
+            fixed, label = [(row.removesuffix(" pairs"), s) for row, s in points], column
+            axes.set_xlabel("image-text pairs")
+        if fixed:
+            axes.errorbar([x for x, _ in fixed], [s.mean for _, s in fixed], [s.std or 0 for _, s in fixed],
+                          marker="o", label=label, **style)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=100)
+
+
+def captions(scale: Scale, place: Place) -> dict[str, list[dict]]:
+    """Captions of the same images by each system of Table 3, those of seed 0: {test set: rows}.
+
+    A row has the image's "image" (its key), a "reference" and a caption by system.
+    """
+    tables: dict[str, dict[str, dict]] = {}
+    for captioning in scale.captioning:
+        for system in systems(scale, captioning):
+            path = commands.caption_file(scale, captioning, system, 0, place)
+            saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"captions": {}}
+            for image in list(saved["captions"])[:IMAGES]:
+                row = tables.setdefault(captioning.label, {}).setdefault(
+                    image, {"image": image, "reference": saved["references"][image][0]})
+                row[system] = saved["captions"][image]
+    return {dataset: list(rows.values()) for dataset, rows in tables.items()}
+
+
+def figure6(scale: Scale, place: Place, path: Path) -> str:
+    """A contact sheet, and the same captions as Markdown."""
+    from io import BytesIO
+
+    from matplotlib.figure import Figure
+
+    from open_clip_mdc.data.images import decode_image
+    from open_clip_mdc.data.shards import image_member, read_samples
+    tables, pages = captions(scale, place), []
+    for captioning in scale.captioning:
+        rows = tables.get(captioning.label, [])
+        if not rows:
+            continue
+        root = Path(commands.fill(captioning.root, place))
+        samples = islice(read_samples(str(root / "test" / "0.tar")), IMAGES)
+        images = {sample["__key__"]: sample[image_member(sample)] for sample in samples}
+        figure = Figure(figsize=(3.2 * len(rows), 3.2))  # the text below is added by bbox_inches
+        for axes, row in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
+            axes.imshow(decode_image(BytesIO(images[row["image"]])))
+            axes.axis("off")
+            text = [fill(f"{system}: {caption}", 38) for system, caption in row.items() if system != "image"]
+            axes.set_title("\n".join(text), y=-0.05, va="top", loc="left", fontsize=8)
+        figure.savefig(path.with_name(f"{path.stem}-{captioning.label}.png"), dpi=80, bbox_inches="tight")
+        pages += [f"{captioning.label} {row.pop('image')}\n\n"
+                  + "\n".join(f"- {system}: {caption}" for system, caption in row.items()) for row in rows]
+    return "\n\n".join(pages or ["missing"]) + "\n"

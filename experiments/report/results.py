@@ -1,0 +1,105 @@
+"""What the runs of a scale came to: results read from files, and their numbers by cell and seed.
+"""
+import json
+import math
+import re
+import statistics
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from .. import commands
+from ..commands import variant
+from ..tables.cells import Cell, Evaluation
+from ..tables.scales import Scale
+
+# Epoch, samples, percent of the epoch, and loss of a line of training; a length head's loss is none of the objective.
+LOSS = re.compile(r"Train Epoch: (\d+) \[\s*(\d+)/.*?\((\d+)%\).*?Caption_loss: (\S+) \(")
+
+
+class Result(NamedTuple):
+    metrics: dict
+    path: Path
+
+
+Results = dict[tuple[str, str, str], dict[int, Result]]  # (variant, data set, run without seed) -> by seed
+
+
+def loss_variation(log: str) -> float:
+    """How much the loss varies from one logged step to the next, as a share of its mean, in training's second half.
+
+    The root mean square of successive differences over sqrt(2): the standard deviation of the noise around any trend
+    that is slow beside the steps. NaN with fewer than two lines. What a resumed training did again counts once.
+    """
+    lines: list[tuple[tuple[int, int], float]] = []
+    for epoch, samples, _, loss in LOSS.findall(log):
+        place = int(epoch), int(samples)
+        while lines and lines[-1][0] >= place:
+            lines.pop()
+        lines.append((place, float(loss)))
+    losses = [loss for _, loss in lines]
+    losses = losses[len(losses) // 2:]
+    if len(losses) < 2:
+        return math.nan
+    squares = statistics.fmean((b - a) ** 2 for a, b in pairwise(losses))
+    return math.sqrt(squares / 2) / statistics.fmean(losses)
+
+
+def read_results(out: Path) -> Results:
+    """All results below an experiment's folder: clip_benchmark's, the judge's, and what trainings logged.
+
+    Raises:
+        ValueError: a file that is none of these, or two results of the same run, data set and settings.
+    """
+    results: Results = {}
+
+    def add(key: tuple[str, str, str], seed: str, metrics: dict, path: Path) -> None:
+        seeds = results.setdefault(key, {})
+        if int(seed) in seeds:
+            raise ValueError(f"{seeds[int(seed)].path} and {path} are results of the same run: remove one")
+        seeds[int(seed)] = Result(metrics, path)
+
+    for path in sorted((out / "results").glob("*/*.json")):
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+            if path.parent.name == "judge":
+                label, _, seed = path.stem.rpartition("--s")
+                add(("judge", label, ""), seed, result["selection_rate"] | {"cases": result["judged"]}, path)
+            elif name := re.search(r"([^/\\]+)--s(\d+)[/\\]checkpoints[/\\](epoch_\d+)\.pt$", result["pretrained"]):
+                add((path.parent.name, result["dataset"], f"{name[1]}/{name[3]}"), name[2], result["metrics"], path)
+        except (KeyError, TypeError, json.JSONDecodeError) as problem:
+            raise ValueError(f"{path} is no result of clip_benchmark eval: {problem!r}") from problem
+    for path in sorted((out / "runs").glob("*/out.log")):
+        name, _, seed = path.parent.name.rpartition("--s")
+        log = path.read_text(encoding="utf-8", errors="replace")
+        *_, (epoch, _, percent, _) = LOSS.findall(log) or [("0", "0", "0", "0")]
+        if percent == "100":  # the epoch has ended
+            bounds = path.parent / "checkpoints" / "results.jsonl"
+            bound = json.loads(bounds.read_text(encoding="utf-8").splitlines()[-1]) if bounds.exists() else {}
+            add(("log", "", f"{name}/epoch_{int(epoch) + 1}"), seed, bound | {"variation": loss_variation(log)}, path)
+    return results
+
+
+def parts(results: Results, scale: Scale, cell: Cell) -> list[dict[int, Result]]:
+    """Results of each of a cell's data sets, by seed."""
+    name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_{commands.checkpoint_epoch(scale, cell.run)}"
+    return [results.get((variant(cell.evaluation), dataset, "" if cell.evaluation.task == "judge" else name), {})
+            for dataset in cell.evaluation.datasets]
+
+
+def shares(evaluation: Evaluation, seed_results: list[Result]) -> list[float]:
+    """What each data set counts in the mean over them; the sum is 1."""
+    counts = [result.metrics[evaluation.weight] if evaluation.weight else 1 for result in seed_results]
+    return [count / sum(counts) for count in counts]
+
+
+def values(results: Results, scale: Scale, cell: Cell) -> dict[int, float]:
+    """A cell's number by seed, for the seeds that have all of its data sets."""
+    found, evaluation, numbers = parts(results, scale, cell), cell.evaluation, {}
+    for seed in sorted(set.intersection(*(set(seeds) for seeds in found))):
+        of_seed = [seeds[seed] for seeds in found]
+        metrics = [result.metrics.get(evaluation.metric) for result in of_seed]
+        if None not in metrics:
+            numbers[seed] = evaluation.scale * sum(
+                share * metric for share, metric in zip(shares(evaluation, of_seed), metrics, strict=True))
+    return numbers

@@ -1,0 +1,1 @@
+"""What is run: cells, scales, and the tables made of them."""

@@ -1,0 +1,73 @@
+"""A cell of a table: which run, by which evaluation, fills which place. No cell knows a seed."""
+from typing import NamedTuple
+
+from .scale import Scale
+
+
+class Run(NamedTuple):
+    """One training, up to its seed."""
+
+    model: str  # name of a config
+    data: str  # key of Scale.data
+    batches: int = 1  # multiple of the scale's global batch (CLIP-LB)
+    epochs: int = 1  # multiple of the scale's epochs
+    start: "Run | str | None" = None  # fine-tuned from a run, or from OpenCLIP's weights of this tag
+    size: int | None = None  # side of images, where it is not the config's
+    locked: bool = False  # the image tower stays as it began
+    at: int | None = None  # the checkpoint that is evaluated, that of this epoch; None: the last. Not of the training
+
+    def name(self, seed: int) -> str:
+        """Of the run folder; results are recognised by it."""
+        longer = (f"-x{self.batches}" if self.batches > 1 else "") + (f"-e{self.epochs}" if self.epochs > 1 else "")
+        start = f"-from-{self.start.data if isinstance(self.start, Run) else self.start}" if self.start else ""
+        size = (f"-{self.size}px" if self.size else "") + ("-locked" if self.locked else "")
+        return f"{self.model}{size}--{self.data}{longer}{start}--s{seed}"
+
+
+class Evaluation(NamedTuple):
+    """One or several data sets of `clip_benchmark eval`, and the metric that is shown: the mean over them.
+
+    Two tasks are not clip_benchmark's: "judge" (`open_clip_mdc judge`; the metric is the system's name) and "log" (what
+    the training wrote).
+    """
+
+    task: str
+    root: str  # {data} is the data folder
+    datasets: tuple[str, ...]
+    metric: str
+    flags: tuple[str, ...] = ()
+    scale: float = 100.0
+    weight: str | None = None  # the metric, a count, that data sets are weighted by; None: all alike
+    sizes: tuple[int, ...] = ()  # test images or cases of the data sets, where results do not say it
+    guide: Run | None = None  # a CLIP model: that of seed 0 helps to caption, as the flags say
+    judge: Run | None = None  # that of seed 1 gives CLIPScore
+
+
+class Cell(NamedTuple):
+    row: str
+    column: str
+    run: Run
+    evaluation: Evaluation
+    paper: float | None = None
+    block: str = ""  # the best of a column is marked in each block
+    competes: bool = True  # for the best
+
+
+def captioner(scale: Scale, objective: str, suffix: str = "") -> Run:
+    """One that is asked for captions or their likelihoods; "": CLIP."""
+    return Run(f"{objective}-{scale.backbone}{suffix}".lstrip("-"), scale.alt, epochs=scale.caption_epochs)
+
+
+def probes(scale: Scale) -> dict[str, Evaluation]:
+    """By column; the last is the average, if there are several."""
+    def probe(*chosen) -> Evaluation:
+        return Evaluation("linear_probe", scale.probe_root, tuple(p.dataset for p in chosen), "lp_acc1",
+                          sizes=tuple(p.images for p in chosen))
+    average = {"Average": probe(*scale.probes.values())} if len(scale.probes) > 1 else {}
+    return {label: probe(one) for label, one in scale.probes.items()} | average
+
+
+def probe(scale: Scale) -> Evaluation:
+    """The one of the ablations: ImageNet, or what a small scale has, the average of several."""
+    found = list(probes(scale).values())
+    return found[0] if "ImageNet" in scale.probes else found[-1]

@@ -1,0 +1,118 @@
+"""The cells of MC-Diffusion's claims (Image Captioning via Masked Conditional Diffusion), beside MDC and ARC.
+
+    table6    the same data and loop by every forward process and image encoder, with controls
+    figure7   the strength of guidance: away from no image (CFG), from a masked one (MCS), and as MCS is printed
+
+MC-Diffusion's own tables compare with LSTMs that were trained on other data; here all rows see the same. Guidance of
+the same scale is weaker where the weak branch sees more, so that figure7 shows the KL of guided from plain predictions
+too.
+"""
+from collections.abc import Iterator
+from pathlib import Path
+
+from .article import asked, captioning, clip
+from .cells import Cell, Evaluation, Run, captioner
+from .scales import Scale
+
+METRICS = {"CIDEr": ("CIDEr", 100.0), "B@4": ("Bleu_4", 100.0), "METEOR": ("METEOR", 100.0),
+           "exact match": ("exact_match", 100.0), "colours": ("recall_colours", 100.0),
+           "nouns": ("recall_nouns", 100.0), "relations": ("recall_relations", 100.0),
+           "CLIPScore": ("CLIPScore", 100.0)}
+SWEEP = ("0", "0.5", "1", "1.5", "2", "3", "5", "7")
+FEW = ("1", "3", "7")
+KL = "KL, 1/1000 nats"  # of guided from plain predictions, a token
+
+
+def models(scale: Scale) -> dict[str, Run]:
+    """Rows of Table 6; on CUB-200 those of MC-Diffusion, which reads codes only."""
+    if scale.name == "cub":
+        rows = (("ARC", "ARC-VQ", ""), ("MDC", "MDC-VQ", ""), ("MCD-VQ codes", "MCD-VQ", ""),
+                ("MCD-VQ codes, CFG", "MCD-VQ", "-cfg"), ("MCD-VQ codes, MCS", "MCD-VQ", "-mcs"))
+        return {row: captioner(scale, objective, suffix) for row, objective, suffix in rows}
+    rows = (("ARC", "ARC", ""), ("MDC", "MDC", ""), ("MCD absorbing", "MCD", "-absorbing"), ("MCD code", "MCD", ""),
+            ("MCD replace", "MCD", "-replace"), ("MCD-VQ codes", "MCD-VQ", ""), ("MCD-VQ latents", "MCD-VQ", "-latent"))
+    return {row: captioner(scale, objective, suffix) for row, objective, suffix in rows} | {
+        "MCD, frozen random ViT": captioner(scale, "MCD")._replace(locked=True)}
+
+
+def judge(scale: Scale) -> Run | None:
+    """The CLIP model of CLIPScore, one that is trained on the same data; CUB-200 is too small for one."""
+    return None if scale.name == "cub" else clip(scale)
+
+
+def table6(scale: Scale) -> Iterator[Cell]:
+    """Forward processes and image encoders; the bound is of another tightness for each process."""
+    if not scale.val:
+        return
+    length = scale.captioning[0].lengths[0]
+    for row, run in models(scale).items():
+        flags = asked(row, length)
+        for column, (metric, factor) in METRICS.items():
+            yield Cell(row, column, run, captioning(scale, metric, flags, judge=judge(scale), factor=factor),
+                       block="all")
+        yield Cell(row, "bound, nats per caption", run, Evaluation("log", "", ("",), "nelbo_per_caption", scale=1.0),
+                   block="all", competes=False)
+
+
+def figure7(scale: Scale) -> Iterator[Cell]:
+    """Captions by the strength of guidance; w = 1 is none in the usual form, w = 0 in the printed one."""
+    if not scale.val:
+        return
+    objective = "MCD-VQ" if scale.name == "cub" else "MCD"
+    cfg, mcs = (captioner(scale, objective, suffix) for suffix in ("-cfg", "-mcs"))
+    confident, ancestral = ("--tokens_per_step", "1"), ("--sampler", "ancestral", "--steps", "25")
+    rows = [(name, run, w, w, confident) for name, run in (("CFG", cfg), ("MCS", mcs)) for w in SWEEP]
+    rows += [("MCS as printed", mcs, w, f"{1 - float(w):g}", confident) for w in SWEEP]
+    rows += [(f"{name}, ancestral", run, w, w, ancestral) for name, run in (("CFG", cfg), ("MCS", mcs)) for w in FEW]
+    for name, run, w, guidance, sampler in rows:
+        flags = ("--caption_length", scale.captioning[0].lengths[0], *sampler, "--guidance_scale", guidance)
+        for column, (metric, factor) in METRICS.items():
+            if column in ("CIDEr", "B@4", "METEOR", "CLIPScore"):
+                yield Cell(f"{name}, w = {w}", column, run,
+                           captioning(scale, metric, flags, judge=judge(scale), factor=factor), block=name)
+        yield Cell(f"{name}, w = {w}", KL, run, captioning(
+            scale, "guidance_kl", flags, judge=judge(scale), factor=1000.0), block=name, competes=False)
+
+
+TABLES = {"table6": table6, "figure7": figure7}
+
+# (table, sentence, row that is said to be above, row, columns)
+SENTENCES = (
+    *(("table6", f"MC-Diffusion above an autoregressive model ({metric})", "MCD-VQ codes", "ARC", [metric])
+      for metric in ("B@4", "METEOR", "CIDEr")),
+    ("table6", "MC-Diffusion: discrete codes above latents before quantisation", "MCD-VQ codes", "MCD-VQ latents",
+     ["CIDEr"]),
+    ("table6", "control: codes above a frozen random ViT", "MCD-VQ codes", "MCD, frozen random ViT", ["CIDEr"]),
+    ("table6", "control: codes above a ViT that learns", "MCD-VQ codes", "MCD code", ["CIDEr"]),
+    ("table6", "VQ-Diffusion: replacing as well as masking helps", "MCD replace", "MCD absorbing", ["CIDEr"]),
+    ("table6", "control: diffusion in 100 steps above continuous time (MDC)", "MCD absorbing", "MDC", ["CIDEr"]),
+    *(("figure7", f"MC-Diffusion: {name} up to w = 3 raises {metric}", f"{name}, w = 3", f"{name}, w = 1", [metric])
+      for name in ("CFG", "MCS") for metric in ("CIDEr", "METEOR")),
+    *(("figure7", f"MC-Diffusion: {name} up to w = 3 lowers CLIPScore", f"{name}, w = 1", f"{name}, w = 3",
+       ["CLIPScore"]) for name in ("CFG", "MCS")),
+    *(("figure7", f"MC-Diffusion: {name} beyond w = 3 lowers {metric}", f"{name}, w = 3", f"{name}, w = 7", [metric])
+      for name in ("CFG", "MCS") for metric in ("CIDEr", "CLIPScore")),
+    ("figure7", "MC-Diffusion: MCS declines less than CFG (CLIPScore at w = 7)", "MCS, w = 7", "CFG, w = 7",
+     ["CLIPScore"]),
+    ("figure7", "MC-Diffusion: MCS declines less than CFG (CIDEr at w = 7)", "MCS, w = 7", "CFG, w = 7", ["CIDEr"]),
+)
+
+
+def plot(name: str, cells: list[Cell], summaries: list, path: Path) -> None:
+    """Figure 7: CLIPScore against reference metrics, as in the paper's, and CIDEr against the KL."""
+    from matplotlib.figure import Figure
+    points = {(c.row, c.column): s.mean for c, s in zip(cells, summaries, strict=True) if s}
+    figure = Figure(figsize=(13, 3.2), layout="constrained")
+    panels = (("CIDEr", "CLIPScore"), ("METEOR", "CLIPScore"), ("B@4", "CLIPScore"), (KL, "CIDEr"))
+    for axes, (x, y) in zip(figure.subplots(1, 4), panels, strict=True):
+        axes.set(xlabel=f"{x}, guided from plain" if x == KL else x, ylabel=y)
+        for block in dict.fromkeys(cell.block for cell in cells):
+            rows = [row for row in dict.fromkeys(cell.row for cell in cells if cell.block == block)
+                    if (row, x) in points and (row, y) in points]
+            axes.plot([points[row, x] for row in rows], [points[row, y] for row in rows], marker="o", markersize=3,
+                      label=block)
+            for row in rows:
+                axes.annotate(row.rpartition(" ")[2], (points[row, x], points[row, y]), fontsize=6)
+    if points:
+        axes.legend(frameon=False, fontsize=7)
+    figure.savefig(path, dpi=100)

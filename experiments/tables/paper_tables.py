@@ -1,0 +1,173 @@
+"""Every table and figure of the paper as a list of cells: which run, by which evaluation, fills which place.
+
+A cell knows no seed: a run is trained once per seed, and collect.py takes mean and standard deviation over them. The
+paper's number stands only in a cell of the same training data, network and test data.
+"""
+from collections.abc import Iterable, Iterator
+
+from . import article, curves, mcdiffusion, paper, views
+from .cells import Cell, Evaluation, Run, captioner, probe, probes
+from .scales import INTERVALS, RATIOS, Captioning, Scale, Selection
+
+
+def table1(scale: Scale) -> Iterator[Cell]:
+    """Linear probes. A small scale's columns carry the paper's number of ViT-B/32 where the probe is the same."""
+    for backbone, network in zip(scale.backbones, BACKBONES, strict=False):
+        for data, captions in ((scale.alt, "CC12M"), (scale.long, "Recap-10M")):
+            methods = {"CLIP": Run(backbone, data), "ARC": Run(f"ARC-{backbone}", data),
+                       "MDC": Run(f"MDC-{backbone}", data)}
+            if data == scale.long:
+                methods = {"CLIP-LB": Run(backbone, data, batches=2), **methods}
+            block = f"{scale.data[data].label}, {backbone}"
+            for method, run in methods.items():
+                known = dict(zip(paper.PROBES, paper.TABLE1[captions, network, method], strict=True))
+                if tuple(scale.probes) == paper.PROBES:
+                    known["Average"] = paper.average(captions, network, method)
+                for label, evaluation in probes(scale).items():
+                    yield Cell(f"{block}, {method}", label, run, evaluation, known.get(label), block,
+                               method != "CLIP-LB")
+
+
+BACKBONES = ("ViT-B-32", "ViT-B-16", "ViT-L-14")
+
+
+def averages(selection: Selection) -> dict[str, tuple[str, str | None]]:
+    """Columns of a group of cases: (suffix of the metric, weight of subsets) by suffix of the label.
+
+    The first is the data set's own average: macro over relations or attributes in ARO, micro over cases in SugarCrepe.
+    """
+    if selection.subsets[0].startswith("aro/vg_"):
+        return {", macro": ("_macro", None), ", micro": ("_micro", None)}
+    return {", micro": ("", "cases"), ", macro": ("", None)} if len(selection.subsets) > 1 else {"": ("", None)}
+
+
+def scorers(scale: Scale) -> dict[str, tuple[Run, tuple[str, ...]]]:
+    """Rows of Table 2."""
+    mdc = captioner(scale, "MDC")
+    return {
+        "CLIP": (captioner(scale, ""), ()),
+        "ARC": (captioner(scale, "ARC"), ()),
+        "MDC (Monte Carlo)": (mdc, ("--scorer", "monte_carlo", "--num_samples", str(scale.draws))),
+        "MDC (heuristic)": (mdc, ()),
+    }
+
+
+def table2(scale: Scale) -> Iterator[Cell]:
+    """Compositionality: plain accuracy, and for captioners blind (no image) and debiased.
+
+    The paper does not say which average of a group it shows; its number stands beside the data set's own.
+    """
+    for method, (run, flags) in scorers(scale).items():
+        known = dict(zip(paper.SELECTIONS, paper.TABLE2[method], strict=True))
+        for kind in ("", "_blind", "_debiased") if method != "CLIP" else ("",):
+            for selection in scale.selection:
+                for place, (name, (average, weight)) in enumerate(averages(selection).items()):
+                    evaluation = Evaluation("image_caption_selection", selection.root, selection.subsets,
+                                            f"text_acc{average}{kind}", flags, weight=weight,
+                                            sizes=(selection.cases,) * len(selection.subsets))
+                    yield Cell(f"{method}{kind.replace('_', ', ')}", f"{selection.label}{name}", run, evaluation,
+                               None if kind or place else known.get(selection.label), competes=not kind)
+
+
+CAPTION_METRICS = {"B@4": "Bleu_4", "METEOR": "METEOR", "CIDEr": "CIDEr", "SPICE": "SPICE", "ROUGE-L": "ROUGE_L",
+                   "words": "mean_length"}
+
+
+def systems(scale: Scale, captioning: Captioning) -> dict[str, tuple[Run, tuple[str, ...]]]:
+    """Rows of Table 3 but for CoCa's: those that the judge compares."""
+    def tuned(objective: str) -> Run:
+        start = captioner(scale, objective)
+        return start if captioning.train is None else Run(start.model, captioning.train, start=start)
+    return {"ARC": (tuned("ARC"), ()), **{f"MDC-{length}": (tuned("MDC"), ("--caption_length", length))
+                                          for length in captioning.lengths}}
+
+
+def table3(scale: Scale) -> Iterator[Cell]:
+    """Captioning; CoCa, for reference only, is OpenCLIP's, fine-tuned by the same command."""
+    for captioning in scale.captioning:
+        rows = systems(scale, captioning)
+        if captioning.coca:
+            rows = {"CoCa": (Run(f"coca_{scale.backbone}", captioning.train, start=captioning.coca), ()), **rows}
+        for system, (run, flags) in rows.items():
+            known = dict(zip(paper.CAPTION_METRICS, paper.TABLE3.get((captioning.label, system), ()), strict=False))
+            for label, metric in CAPTION_METRICS.items():
+                yield Cell(f"{captioning.label}, {system}", label, run,
+                           Evaluation("captioning", captioning.root, (captioning.dataset,), metric, flags,
+                                      1.0 if label == "words" else 100.0), known.get(label), captioning.label,
+                           label != "words" and system != "CoCa")
+            if system != "CoCa":
+                yield Cell(f"{captioning.label}, {system}", "LLM", run, judged(captioning, system), known.get("LLM"),
+                           captioning.label)
+
+
+def judged(captioning: Captioning, system: str) -> Evaluation:
+    return Evaluation("judge", "", (captioning.label,), system)
+
+
+def table4(scale: Scale) -> Iterator[Cell]:
+    """With and without the weight 1/t."""
+    for method, suffix in (("MDC (w/o t)", "-unweighted"), ("MDC", "")):
+        for data, captions in ((scale.alt, "CC12M"), (scale.long, "Recap-10M")):
+            yield Cell(method, scale.data[data].label, Run(f"MDC-{scale.backbone}{suffix}", data), probe(scale),
+                       paper.TABLE4[captions, method] if "ImageNet" in scale.probes else None)
+
+
+def intervals(scale: Scale) -> dict[str, Run]:
+    return {f"[{low}, {high}]": Run(name.replace("*", scale.backbone), scale.search)
+            for (low, high), name in INTERVALS.items()}
+
+
+def table5(scale: Scale) -> Iterator[Cell]:
+    """Intervals of t."""
+    for label, run in intervals(scale).items():
+        yield Cell(label, scale.data[scale.search].label, run, probe(scale),
+                   paper.TABLE5[label] if "ImageNet" in scale.probes else None)
+
+
+def stability(scale: Scale) -> Iterator[Cell]:
+    """Section 4.3: how much the training loss varies from one logged step to the next."""
+    for label, run in intervals(scale).items():
+        yield Cell(label, f"{scale.data[scale.search].label}, variation of the loss in %", run,
+                   Evaluation("log", "", ("",), "variation"), competes=False)
+
+
+def figure4(scale: Scale) -> Iterator[Cell]:
+    """BERT at fixed masking ratios, all masked (parallel decoding), and MDC."""
+    models = {f"{'Parallel' if ratio == 100 else 'BERT'} {ratio} %": name for ratio, name in RATIOS.items()}
+    for data in scale.ratios:
+        for label, name in {**models, "MDC": "MDC-*"}.items():
+            yield Cell(label, scale.data[data].label, Run(name.replace("*", scale.backbone), data), probe(scale))
+
+
+def figure5(scale: Scale) -> Iterator[Cell]:
+    """Amount of data, equal numbers of epochs."""
+    for data in scale.amounts:
+        yield Cell(f"{scale.data[data].samples:,} pairs", "MDC", Run(f"MDC-{scale.backbone}", data), probe(scale))
+
+
+def decodings(scale: Scale, flag: str, values: Iterable, others: tuple[str, ...] = ()) -> Iterator[Cell]:
+    """Captions by MDC at several values of one flag."""
+    for captioning in scale.captioning:
+        run, _ = systems(scale, captioning)["MDC-" + captioning.lengths[0]]
+        for value in map(str, values):
+            for label, metric in {"CIDEr": "CIDEr", "METEOR": "METEOR", "words": "mean_length",
+                                  "steps": "mean_steps"}.items():
+                yield Cell(f"{captioning.label}, {value}", label, run,
+                           Evaluation("captioning", captioning.root, (captioning.dataset,), metric,
+                                      (*others, flag, value), 1.0 if metric.startswith("mean") else 100.0),
+                           None, captioning.label, not metric.startswith("mean"))
+
+
+def lengths(scale: Scale) -> Iterator[Cell]:
+    """Every fixed length, and the one that the model chooses."""
+    return decodings(scale, "--caption_length", (*range(6, 21), "auto"))
+
+
+def steps(scale: Scale) -> Iterator[Cell]:
+    """Tokens per step: so many, or all that are so probable."""
+    return decodings(scale, "--tokens_per_step", (1, 2, 3, 4, 6, 0.9, 0.7, 0.5, 0.3, 0.2), ("--caption_length", "12"))
+
+
+TABLES = {"table1": table1, "table2": table2, "table3": table3, "table4": table4, "table5": table5,
+          "stability": stability, "figure4": figure4, "figure5": figure5, "lengths": lengths, "steps": steps,
+          **article.TABLES, **mcdiffusion.TABLES, **views.TABLES, "curves": curves.curves}

@@ -1,0 +1,183 @@
+"""The sizes at which every table runs: the paper's, and small ones (rich_scales.py has two more).
+
+Standard library only: `make -n table1 SCALE=paper` prints its commands where nothing is installed.
+"""
+import json
+from pathlib import Path
+
+from .rich_scales import GPU, RICH
+from .scale import Backbone, Captioning, Data, Made, Probe, Scale, Selection, Tuning
+
+SHOTS = (1, 4, 16, 64, 256)  # images of a concept, of `open_clip_mdc scenes --without`
+CONCEPT = "yellow star"
+FOLDS = 5
+OBJECTIVES = Path(__file__).parents[2] / "model_configs" / "objectives.json"
+
+
+# Names of models, * for the backbone: {(t_min, t_max): name}, MDC's own last, and {masking ratio in %: name}.
+TABLE = {name: row for group in json.loads(OBJECTIVES.read_text(encoding="utf-8")).values()
+         for name, row in group["rows"].items()}
+ROWS = {name: row for name, own in TABLE.items() if (row := TABLE.get(own.get("extends"), {}) | own).get(
+    "loss_weight") == "inverse_t" and not row.keys() & {"condition_drop", "regions"}}
+INTERVALS = {(row["t_min"], row["t_max"]): name
+             for name, row in sorted(ROWS.items(), key=lambda pair: pair[1]["t_min"]) if name.startswith("MDC-")}
+RATIOS = {round(100 * row["t_min"]): name
+          for name, row in sorted(ROWS.items(), key=lambda pair: pair[1]["t_min"]) if row["t_min"] == row["t_max"]}
+
+SUGARCREPE = (
+    ("add", ("add_att", "add_obj")),
+    ("replace", ("replace_att", "replace_obj", "replace_rel")),
+    ("swap", ("swap_att", "swap_obj")),
+)
+
+# Commands that a preflight prints; {{data}} is the user's folder.
+IMG2DATASET = ("img2dataset --url_list {0}.tsv --input_format tsv --url_col url --caption_col caption --output_format "
+               "webdataset --image_size 256 --resize_mode keep_ratio --output_folder {{data}}/{0}")
+KARPATHY = "open_clip_mdc prepare {0} --images {0}-images --annotations dataset_{0}.json --out {{data}}/{0}"
+PROBES = "hf download clip-benchmark/wds_{0} --repo-type dataset --local-dir {1}"
+
+PAPER = Scale(
+    name="paper",
+    data={
+        "cc3m": Data("{data}/cc3m", "CC3M", 332, 2905954, IMG2DATASET.format("cc3m")),
+        "cc12m": Data("{data}/cc12m", "CC12M", 1243, 10968539, IMG2DATASET.format("cc12m")),
+        **{f"recap-{n}m": Data(f"{{data}}/recap-{n}m", f"Recap-{n}M", 100 * n, n * 1_000_000,
+                               "open_clip_mdc prepare recap --shards 'RECAP-DATACOMP/{{00000..99999}}.tar' "
+                               f"--pairs {n}000000 --out {{data}}/recap-{n}m") for n in (5, 10, 20, 30)},
+        "coco": Data("{data}/coco/train", "MSCOCO", 114, 113287, KARPATHY.format("coco")),
+        "flickr30k": Data("{data}/flickr30k/train", "Flickr30k", 29, 29000, KARPATHY.format("flickr30k")),
+    },
+    backbones={"ViT-B-32": Backbone(5e-4, 0.1), "ViT-B-16": Backbone(5e-4, 0.2), "ViT-L-14": Backbone(4e-4, 0.2, 2)},
+    batch=1024, warmup=10000, epochs=32, workers=8, seeds=(0,), gpus=8,
+    train_flags=("--precision", "amp_bf16", "--beta1", "0.9", "--beta2", "0.98",
+                 "--lr-scheduler", "cosine"),
+    eval_flags=(),
+    alt="cc12m", long="recap-10m", search="cc3m", amounts=("recap-5m", "recap-10m", "recap-20m", "recap-30m"),
+    ratios=("cc12m", "recap-10m"),
+    probes={"ImageNet": Probe("wds/imagenet1k", 50000), "Food101": Probe("wds/food101", 25250),
+            "CIFAR-10": Probe("wds/vtab/cifar10", 10000), "CIFAR-100": Probe("wds/vtab/cifar100", 10000),
+            "Pets": Probe("wds/vtab/pets", 3669)},
+    probe_root="{data}/probe/{{dataset_cleaned}}",
+    selection=(
+        Selection("{data}/aro", ("aro/vg_relation",), "ARO relation"),
+        Selection("{data}/aro", ("aro/vg_attribution",), "ARO attribute"),
+        Selection("{data}/aro", ("aro/coco_order",), "COCO order"),
+        Selection("{data}/aro", ("aro/flickr30k_order",), "Flickr30k order"),
+        *(Selection("{data}/sugarcrepe", tuple(f"sugar_crepe/{s}" for s in subsets), f"SugarCrepe {group}")
+          for group, subsets in SUGARCREPE),
+    ),
+    draws=1024,
+    captioning=(Captioning("{data}/coco", "wds/coco", "MSCOCO", "coco", ("10", "15", "20"), "laion2b_s13b_b90k"),
+                Captioning("{data}/flickr30k", "wds/flickr30k", "Flickr30k", "flickr30k", ("10", "15", "20"))),
+    fetch=tuple(("{data}/" + name, KARPATHY.format(name)) for name in ("coco", "flickr30k")),
+)
+
+# Of scenes, whose captions are one each.
+TEST_SHARDS = ("open_clip_mdc", "prepare", "shards", "--captions-key", "caption", "--test")
+
+SCENES = Scale(
+    name="scenes",
+    data={
+        "short": Data("{out}/data/scenes/train", "short captions", 8, 20000),
+        "long": Data("{out}/data/scenes/train-long", "long captions", 8, 20000),
+        **{f"short-{n}of8": Data("{out}/data/scenes/train", f"{n}/8", n, n * 2500, first=True) for n in (1, 2, 4)},
+        "big": Data("{out}/data/big/train", "three objects, 64 px", 8, 20000),
+        "fewshot": Data("{out}/data/fewshot/train", f"without {CONCEPT}", 8, 20000),
+        **{f"shots-{n}": Data(f"{{out}}/data/fewshot/shots-{n}", f"{n} of {CONCEPT}", 1, 3200) for n in SHOTS},
+        **{f"fold{i}": Data(f"{{out}}/data/folds/fold{i}/train", f"fold {i}", 4, 16000) for i in range(FOLDS)},
+    },
+    backbones={"ViT-Ti-8": Backbone(5e-4, 0.1)},
+    batch=32, warmup=50, epochs=1, workers=1, train_flags=("--precision", "fp32"),
+    eval_flags=("--no_amp", "--num_workers", "0", "--quiet"),
+    alt="short", long="long", search="short", amounts=("short-1of8", "short-2of8", "short-4of8", "short"),
+    ratios=("short",),
+    probes={"16 classes": Probe("wds/probe", 1600)}, probe_root="{out}/data/scenes/probe",
+    selection=tuple(Selection("{out}/data/scenes/sugarcrepe", (f"sugar_crepe/{s}",), s, 400)
+                    for s in ("swap_att", "swap_obj", "replace_rel")),
+    draws=64,
+    captioning=(Captioning("{out}/data/captions", "wds/captions", "scenes", None, ("8", "10", "auto")),),
+    prepare=(
+        Made("{out}/data/scenes", ("open_clip_mdc", "scenes", "--out", "{out}/data/scenes", "--num-pairs", "400")),
+        Made("{out}/data/captions", (*TEST_SHARDS, "{out}/data/scenes/val/00000.tar", "--out", "{out}/data/captions")),
+        Made("{out}/data/big", ("open_clip_mdc", "scenes", "--out", "{out}/data/big", "--size", "64", "--objects", "3",
+                                "--sizes", "--num-probe", "1", "--num-pairs", "1"), ("table7",)),
+        Made("{out}/data/captions-big", (*TEST_SHARDS, "{out}/data/big/val/00000.tar", "--out",
+                                         "{out}/data/captions-big"), ("table7",)),
+        Made("{out}/data/vq.pt", ("open_clip_mdc", "vq", "fit", "--model", "MCD-VQ-ViT-Ti-8", "--train-data",
+                                  "{out}/data/scenes/train/{{00000..00007}}.tar", "--out", "{out}/data/vq.pt"),
+             ("table6",)),
+        Made("{out}/data/folds", ("open_clip_mdc", "prepare", "folds", "--shards",
+                                  "{out}/data/scenes/train/{{00000..00001}}.tar", "--captions-key", "caption", "--k",
+                                  str(FOLDS), "--out", "{out}/data/folds"), ("table7",)),
+        Made("{out}/data/fewshot", ("open_clip_mdc", "scenes", "--out", "{out}/data/fewshot", "--without", CONCEPT,
+                                    "--num-val", "500", "--num-probe", "1", "--num-pairs", "1"), ("figure8",)),
+        *(Made(f"{{out}}/data/{name}", (*TEST_SHARDS, f"{{out}}/data/fewshot/{split}/00000.tar", "--out",
+                                        f"{{out}}/data/{name}"), ("figure8",))
+          for name, split in (("concept", "concept"), ("without", "val"))),
+    ),
+    tuning=Tuning(lr=3e-4, batch=32, epochs=1),
+    article=True, caption_epochs=4, val="{out}/data/scenes/val/00000.tar",
+)
+
+FLICKR8K = Scale(
+    name="flickr8k",
+    data={
+        "captions": Data("{out}/data/captions/train", "five captions", 6, 30000),
+        "joined": Data("{out}/data/joined/train", "five captions joined", 6, 30000),
+        **{f"captions-{n}of6": Data("{out}/data/captions/train", f"{n},000", n, n * 5000, first=True)
+           for n in (1, 2, 4)},
+    },
+    backbones={"ViT-Ti-16": Backbone(1e-3, 0.1)},
+    # 64 px for the config's 96, three fifths of the time, buy epochs: after one of them captions are not yet language.
+    batch=32, warmup=10_000, epochs=4, workers=1, train_flags=("--precision", "fp32", "--force-image-size", "64"),
+    eval_flags=("--no_amp", "--num_workers", "0", "--quiet"),
+    alt="captions", long="joined", search="captions",
+    amounts=("captions-1of6", "captions-2of6", "captions-4of6", "captions"), ratios=("captions",),
+    probes={"CIFAR-10": Probe("wds/cifar10", 2000)}, probe_root="{data}/probe/cifar10",
+    selection=tuple(Selection("{out}/data/pairs", (f"sugar_crepe/{s}",), s)
+                    for s in ("swap_att", "swap_obj", "replace_att", "replace_obj", "replace_rel")),
+    draws=64,
+    captioning=(Captioning("{out}/data/captions", "wds/captions", "Flickr8k", None, ("10", "15", "20", "auto")),),
+    prepare=(
+        Made("{out}/data/val", ("open_clip_mdc", "prepare", "shards", "--val", "{data}/flickr8k/val/*.tar", "--out",
+                                "{out}/data/val")),
+        Made("{out}/data/vq.pt", ("open_clip_mdc", "vq", "fit", "--model", "MCD-VQ-ViT-Ti-16", "--train-data",
+                                  "{data}/flickr8k/train/{{00000..00005}}.tar", "--out", "{out}/data/vq.pt"),
+             ("table6",)),
+        Made("{out}/data/captions", ("open_clip_mdc", "prepare", "shards", "--train",
+                                     "{data}/flickr8k/train/{{00000..00005}}.tar", "--test",
+                                     "{data}/flickr8k/test/*.tar", "--out", "{out}/data/captions")),
+        Made("{out}/data/joined", ("open_clip_mdc", "prepare", "shards", "--train",
+                                   "{data}/flickr8k/train/{{00000..00005}}.tar", "--join", "--out",
+                                   "{out}/data/joined")),
+        Made("{out}/data/pairs", ("python", "-m", "experiments.flickr8k", "pairs", "--shards",
+                                  "{data}/flickr8k/test/*.tar", "--out", "{out}/data/pairs")),
+    ),
+    article=True, val="{out}/data/val/val/00000.tar",
+    fetch=(("{data}/flickr8k", "open_clip_mdc fetch flickr8k --out RAW; open_clip_mdc prepare flickr8k --images "
+                               "RAW/Flicker8k_Dataset --annotations RAW/dataset_flickr8k.json --out {data}/flickr8k"),
+           ("{data}/probe/cifar10", PROBES.format("vtab-cifar10", "{data}/probe/cifar10"))),
+)
+
+CUB_SHARDS = ("open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split reed --classes "
+              "trainvalclasses.txt testclasses.txt --out {data}/cub")
+CUB = Scale(
+    name="cub",  # MC-Diffusion's own; its optimiser is VQ-Diffusion's
+    data={"cub": Data("{data}/cub/train", "CUB-200", 9, 8855, CUB_SHARDS)},
+    backbones={"ViT-f8": Backbone(4.5e-4, 0.045)},
+    batch=128, warmup=1000, epochs=200, workers=8, seeds=(0,), gpus=8,
+    train_flags=("--precision", "amp_bf16", "--beta1", "0.9", "--beta2", "0.96"), eval_flags=(),
+    alt="cub", long="cub", search="cub", amounts=(), ratios=(), probes={}, probe_root="", selection=(), draws=0,
+    captioning=(Captioning("{data}/cub", "wds/cub", "CUB-200", None, ("auto",)),),
+    prepare=(Made("{out}/data/vq.pt", ("open_clip_mdc", "vq", "import", "--model", "MCD-VQ-ViT-f8-mcs", "--from",
+                                       "{data}/vqgan_gumbel_f8/last.ckpt", "--used", "{data}/taming_vqvae_2887.pt",
+                                       "--out", "{out}/data/vq.pt"), ("table6", "figure7")),),
+    val="{data}/cub/test/0.tar",
+    fetch=(("{data}/cub", CUB_SHARDS),
+           ("{data}/vqgan_gumbel_f8/last.ckpt", "curl --create-dirs -Lo {data}/vqgan_gumbel_f8/last.ckpt "
+                                                "'https://heibox.uni-heidelberg.de/f/34a747d5765840b5a99d/?dl=1'"),
+           ("{data}/taming_vqvae_2887.pt", "curl --create-dirs -Lo {data}/taming_vqvae_2887.pt https://github.com/"
+            "microsoft/VQ-Diffusion/raw/main/help_folder/statistics/taming_vqvae_2887.pt")),
+)
+
+SCALES = {scale.name: scale for scale in (PAPER, SCENES, RICH, GPU, FLICKR8K, CUB)}

@@ -1,0 +1,43 @@
+"""The cells of one question beside the paper: two views of a caption with complementary masks, at equal cost.
+
+    table8    MDC, two views with independent masks, two with complementary ones
+
+What one view hides the other shows, so that every token is learnt once a step (LaViDa, arXiv 2505.16839). Two views
+are two captions to the decoder: they have half of MDC's epochs, so that each row's decoder sees as many images.
+MDC's encoder then does twice the work, and its optimiser twice the steps. Independent masks are the control: their cost
+is that of complementary ones. A scale whose captioners' epochs have no half has no such table.
+"""
+from collections.abc import Iterator
+
+from .article import METRICS, asked, captioning
+from .cells import Cell, captioner, probe
+from .scales import Scale
+
+VIEWS = 2
+ROWS = {"MDC": "MDC", "two views, independent masks": "TwoViews", "two views, complementary masks": "Complementary"}
+
+
+def table8(scale: Scale) -> Iterator[Cell]:
+    """Linear probe and captions."""
+    if not scale.article or scale.caption_epochs % VIEWS:
+        return
+    for row, objective in ROWS.items():
+        run = captioner(scale, objective)
+        if objective != "MDC":
+            run = run._replace(epochs=scale.caption_epochs // VIEWS)
+        yield Cell(row, next(iter(scale.probes)), run, probe(scale))
+        for column in ("CIDEr", "exact match"):
+            metric, factor = METRICS[column]
+            yield Cell(row, column, run, captioning(
+                scale, metric, asked(objective, scale.captioning[0].lengths[0]), factor=factor))
+
+
+TABLES = {"table8": table8}
+
+# (table, sentence, row that is said to be above, row, columns)
+SENTENCES = (
+    ("table8", "LaViDa: two complementary views above one at equal cost", "two views, complementary masks", "MDC",
+     ["CIDEr"]),
+    ("table8", "control: complementary masks above independent ones", "two views, complementary masks",
+     "two views, independent masks", ["CIDEr"]),
+)

@@ -1,0 +1,204 @@
+"""Runs a function over shards: in this process, in processes of this machine, or in Ray's actors.
+
+    --engine local --jobs 4      four processes; of several GPUs each takes its own
+    --engine ray                 an actor per GPU of the cluster at $RAY_ADDRESS (ray://HOST:10001), or of one made here
+
+The shard is the unit. A worker makes its function once, which loads the model, and gets one shard after the other. What
+is there is skipped; several runs share a folder by the rule of data/claims.py.
+"""
+import argparse
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from .locks import Claims
+
+SHOWN = 20  # problems on the terminal
+Make = Callable[[int], Callable[[object, Path], object]]  # worker's number -> function (shard, file to write)
+
+
+class Result(NamedTuple):
+    """What became of one shard's file."""
+
+    there: bool  # now; otherwise another run is making it, or
+    problem: str | None = None  # why it cannot be made
+
+
+class Worker:
+    """What one process does, always by the same `make`."""
+
+    def __init__(self, number: int = 0):
+        self.number, self.function, self.claims = number, None, {}
+
+    def do(self, make: Make, shard: object, target: Path, wait: bool) -> Result:
+        """Makes `target` of the shard, unless it is there; `wait` for another run that is making it."""
+        if self.function is None:
+            self.function = make(self.number)
+        claims = self.claims.get(target.parent) or self.claims.setdefault(target.parent, Claims(target.parent))
+        try:
+            return Result(claims.make(target.name, lambda part: self.function(shard, part), wait))
+        except (ValueError, OSError) as problem:  # of this shard; the others go on
+            return Result(False, str(problem))
+
+    def close(self) -> None:
+        """Gives up the claims of this process."""
+        for claims in self.claims.values():
+            claims.close()
+
+
+_do: Callable  # of a process of the pool
+
+
+def _do_here(*item) -> Result:
+    return _do(*item)
+
+
+def _start(make: Make, number) -> None:
+    global _do
+    with number.get_lock():
+        _do, number.value = partial(Worker(number.value).do, make), number.value + 1
+
+
+def _or_end(function: Callable, *item):
+    try:
+        return function(*item)
+    except SystemExit as end:  # by SIGTERM; the executor would take it for a result, and go on
+        os._exit(end.code)
+
+
+def _end_with_the_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+def _start_process(start: Callable | None, *args) -> None:
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    if start:
+        start(*args)
+
+
+@contextmanager
+def process_pool(jobs: int, killed: str, start: Callable | None = None, *args) -> Iterator[Callable]:
+    """`map` over forked processes that end with this one: alone, they would keep the locks that they inherited.
+
+    Args:
+        killed: what to say where one is killed.
+        start: called with `args` in each process.
+
+    Raises:
+        ValueError: `killed`.
+    """
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(jobs, context, _start_process, (start, *args)) as pool:
+        try:
+            yield lambda function, *items: pool.map(partial(_or_end, function), *items)
+        except BrokenProcessPool as problem:
+            raise ValueError(killed) from problem
+
+
+@contextmanager
+def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
+    """`map` over processes, or over this one if there is one job.
+
+    Raises:
+        ValueError: a process was killed.
+    """
+    if jobs == 1:
+        worker = Worker()
+        try:
+            yield lambda items: (worker.do(make, *item) for item in items)
+        finally:
+            worker.close()
+        return
+    number = multiprocessing.get_context("fork").Value("i", 0)
+    with process_pool(jobs, "a worker process was killed (for its memory?); the same command resumes", _start, make,
+                      number) as map_all:
+        yield lambda items: map_all(_do_here, *zip(*items, strict=True))
+
+
+@contextmanager
+def ray_workers(make: Make, jobs: int | None) -> Iterator[Callable]:
+    """`map` over Ray's actors, so many, or one per GPU.
+
+    Raises:
+        ValueError: there is no Ray, or there are more jobs than GPUs.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as problem:
+        raise ValueError("--engine ray needs Ray: pip install 'open_clip_mdc[ray]'") from problem
+    own = not ray.is_initialized()
+    if own:  # $RAY_ADDRESS names a cluster to join
+        try:
+            ray.init(**({} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False,
+                                                                  "logging_level": "ERROR"}))
+        except Exception as problem:  # a node that does not come up in time fails in many ways
+            ray.shutdown()
+            why = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+            where = os.environ.get("RAY_ADDRESS")
+            raise ValueError(f"Ray did not start{f' at {where}' if where else ''}: {why}; give the command again, or "
+                             "--engine local") from problem
+    try:
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        if gpus and jobs and jobs > gpus:
+            raise ValueError(f"--jobs {jobs}: the cluster has {gpus} GPUs")  # the others would wait for ever
+        actor = ray.remote(Worker).options(num_gpus=int(gpus > 0), num_cpus=0, scheduling_strategy="SPREAD",
+                                           max_restarts=-1, max_task_retries=-1)
+        pool = ray.util.ActorPool([actor.remote(number) for number in range(jobs or gpus or 1)])
+        make = ray.put(make)
+
+        def results(items: list[tuple]) -> Iterator[Result]:
+            try:
+                yield from pool.map(lambda worker, item: worker.do.remote(make, *item), items)
+            except ray.exceptions.RayTaskError as problem:
+                raise problem.cause from None  # its own text holds a traceback
+        yield results
+    finally:
+        if own:
+            ray.shutdown()
+
+
+def make_each(make: Make, work: list[tuple[object, Path]], args: argparse.Namespace) -> Iterator[Path]:
+    """The files, each once it is there, first those that are there already; absolute paths, for other machines.
+
+    Args:
+        make: makes a worker's function (shard, file to write); picklable. Called here if there is nothing to do, as it
+            also finds what is wrong with the flags.
+        work: shards, and the files to make of them.
+        args: with `engine` and `jobs`.
+
+    Raises:
+        ValueError: some could not be made, all the others are; or `make` raised it.
+    """
+    there, todo = [], []
+    for item in work:
+        (there if item[1].exists() else todo).append(item)
+    yield from (target for _, target in there)
+    if not todo:
+        make(0)
+        return
+    problems: dict[str, int] = {}  # and how often: a wrong flag is wrong for every shard
+    with (ray_workers(make, args.jobs) if args.engine == "ray" else
+          local_workers(make, min(args.jobs or 1, len(todo)))) as results:
+        for wait in (False, True):
+            items, todo = todo, []
+            if not items:
+                break
+            for item, result in zip(items, results([(*item, wait) for item in items]), strict=True):
+                if result.there:
+                    yield item[1]
+                elif result.problem:
+                    problems[result.problem] = problems.get(result.problem, 0) + 1
+                else:
+                    todo.append(item)
+    if problems:
+        hidden = [f"... and {len(problems) - SHOWN} more"] * (len(problems) > SHOWN)
+        raise ValueError("\n  ".join([f"{sum(problems.values())} of {len(work)} shards cannot be used, all else is "
+                                      "written:", *list(problems)[:SHOWN], *hidden]))

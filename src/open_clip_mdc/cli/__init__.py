@@ -1,0 +1,70 @@
+"""The command line tools beside training and evaluation: `open_clip_mdc TOOL ...`.
+
+A tool is a row here, a function in flags.py and a module with `run(args)`, which is imported when the flags are read.
+"""
+import argparse
+import os
+import sys
+from importlib import import_module
+
+from ..data.files import end_when_terminated
+from ..data.outputs import is_folder, ready
+from ..errors import complaint, read_flags
+from ..version import __version__
+from . import arguments as flags
+from .shared import load_plugins
+
+TOOLS = {
+    "scenes": "render the built-in synthetic data set",
+    "fetch": "download the data sets of the paper, or say how to get them",
+    "prepare": "write shards of COCO, Flickr30k, Flickr8k, CUB-200, Recap-DataComp to train and test on",
+    "lengths": "count the tokenised caption lengths of webdatasets (Fig. 3)",
+    "caption": "caption images: JSONL, and a page that shows how; or parquet tables of shards",
+    "score": "log-likelihoods of captions for images; filter pairs by them",
+    "embed": "features of the images of shards, as parquet tables",
+    "attention": "show where in the image each word of a caption comes from",
+    "judge": "let an LLM choose the best of several systems' captions (Table 3)",
+    "reconstruct": "show what a trained model makes of hidden captions",
+    "vq": "make the frozen VQ-VAE of a model that reads discrete image tokens",
+    "export": "write a model for OpenCLIP, timm, transformers and torch, or to the Hugging Face hub",
+    "schedule-search": "measure gradient noise over t and propose [t_min, t_max]",
+}
+# Of the tools that write tables of shards: the module whose `worker` makes them.
+WORKERS = {"caption": "caption_shards", "embed": "embed", "score": "pair_scores"}
+# What sends shards to Ray, by tool: it imports no torch.
+DRIVERS = {"caption": "open_clip_mdc.bulk.units", "embed": "open_clip_mdc.bulk.units",
+           "score": "open_clip_mdc.cli.pairs"}
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Exits with 2 on wrong usage."""
+    parser = argparse.ArgumentParser(prog="open_clip_mdc", description="The tools beside training (open_clip_train) "
+                                     "and evaluation (clip_benchmark); open_clip_mdc TOOL --help says more.")
+    parser.add_argument("--version", action="version", version=f"open_clip_mdc {__version__}")
+    tools = parser.add_subparsers(dest="tool", required=True, metavar="TOOL")
+    for name, summary in TOOLS.items():
+        getattr(flags, name.replace("-", "_"))(tools.add_parser(name, help=summary, description=summary))
+    args = read_flags(parser.parse_args, argv)
+    args.worker = f"{__name__}.{WORKERS[args.tool]}" if args.tool in WORKERS else None
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Exits with 2 on wrong usage and with 1 and one line on bad input."""
+    argv = sys.argv[1:] if argv is None else argv
+    args = parse(argv)
+    end_when_terminated()
+    # Threads of the model that spin while they wait take the cores of the processes that decode images.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    module = f"{__name__}.{args.tool.replace('-', '_')}"
+    try:
+        ready(args)
+        if getattr(args, "engine", None) == "ray" and is_folder(args.out):
+            module = DRIVERS.get(args.tool, module)
+        load_plugins(args)
+        import_module(module).run(args)
+    except (ValueError, OSError) as problem:
+        sys.exit(f"error: {complaint(problem, args, argv)}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted: caption, embed, fetch, judge, prepare recap and score --pairs resume when the same "
+                 "command is given again")

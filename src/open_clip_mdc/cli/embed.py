@@ -1,0 +1,53 @@
+"""Features of the images of shards, as parquet tables: what is probed, searched, clustered or shown to a detector.
+
+    open_clip_mdc embed --pretrained RUN 'shards/{000..009}.tar' photos/ --out features/
+    open_clip_mdc embed --pretrained RUN 'shards/{000..999}.tar' --out features/ --feature patches --engine ray
+
+OUT/SHARD.parquet (OUT/FOLDER.parquet of a folder of images) has the columns key and feature: [D] numbers, of patches
+[P, D]; float32, or float16 under --precision bf16 and fp16. gap is the mean of the patch tokens, which the paper probes
+(Sec. 4.2), cls the class token, which the decoder does not see and which therefore nobody trained; after the last norm.
+
+Dimensions: B images, P patches, D width.
+"""
+import argparse
+from functools import partial
+
+import pyarrow as pa
+import torch
+
+from ..bulk import units as bulk
+from ..data.images import Batch
+from ..integration.checkpoints import fingerprint
+from ..integration.pretrained import PretrainedCaptioner
+from ..models import encoder
+from .shard_table import check_out, write_shard
+from .shared import load_captioner
+
+
+def feature_columns(loaded: PretrainedCaptioner, kind: str, batch: Batch) -> dict:
+    """Column "feature" of a batch, `encoder.features`: B rows, float32 under --precision fp32, else float16."""
+    with torch.inference_mode(), loaded.autocast():
+        feature = encoder.features(loaded.model.visual, batch.image, kind).float().cpu().numpy()
+    feature = feature.astype("float32" if loaded.precision == "fp32" else "float16")
+    return {"feature": pa.FixedShapeTensorArray.from_numpy_ndarray(feature)}
+
+
+def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
+    """The function of a worker (engine.py)."""
+    loaded = load_captioner(args, number)
+    settings = {"tool": "embed", "model": fingerprint(loaded.model), "precision": loaded.precision,
+                "feature": args.feature}
+    check_out(args.out, settings)
+    size = loaded.model.visual.image_size
+    image = torch.zeros(1, 3, *(size if isinstance(size, (tuple, list)) else (size, size)), device=loaded.device)
+    with torch.inference_mode():
+        shape = encoder.features(loaded.model.visual, image, args.feature).shape[1:]
+    number = pa.float32() if loaded.precision == "fp32" else pa.float16()
+    schema = pa.schema([("key", pa.string()), ("feature", pa.fixed_shape_tensor(number, shape))])
+    return partial(write_shard, loaded=loaded, args=args, schema=schema, settings=settings,
+                   columns=partial(feature_columns, loaded, args.feature))
+
+
+def run(args: argparse.Namespace) -> None:
+    """Writes a table of features for each shard to --out."""
+    bulk.run(args)

@@ -1,0 +1,187 @@
+"""Writes a trained captioner as a folder that OpenCLIP, timm, transformers and torch load, with a model card.
+
+    open_clip_mdc export --pretrained logs/RUN --out DIR
+    open_clip_mdc export --pretrained logs/RUN --out DIR --to open_clip timm --results results/*.json --push ORG/NAME
+
+    open_clip      open_clip_config.json, open_clip_model.safetensors, the vocabulary: the captioner, whole
+    timm           config.json, model.safetensors: the image tower; transformers' AutoModel reads it too
+    transformers   clip_vision_model/: the image tower as CLIPVisionModel, for LLaVA and the like
+    torch          encode_image.pt2: images -> features and patch tokens, a torch.export program
+
+The feature is `encode_image`, the mean of the patch tokens; every destination is compared with it before the folder
+appears. Only --push uses the network.
+"""
+import argparse
+import json
+import logging
+from collections.abc import Callable
+from copy import deepcopy
+from importlib.util import find_spec
+from pathlib import Path
+
+import open_clip
+import torch
+from open_clip.transformer import QuickGELU
+from torch import Tensor
+
+from ..data import weights
+from ..data.files import new_folder
+from ..integration.pretrained import PretrainedCaptioner, load
+from ..integration.runs import find
+from ..models import convert as conversion
+from ..models import encoder
+from ..models.captioner import Captioner
+from ..text.vocabulary import write_merges
+from .model_card import model_card
+
+TOLERANCE = 1e-4  # of a feature, whose scale is 1, after other kernels
+CLIP_FOLDER = "clip_vision_model"
+PROGRAM = "encode_image.pt2"
+
+
+def run_config(model: Captioner, model_name: str) -> dict:
+    """The model config as the run had it, --force-... flags included."""
+    config = deepcopy(open_clip.get_model_config(model_name))
+    config["vision_cfg"]["image_size"] = list(encoder.region_tower(model.visual).image_size)
+    config["text_cfg"]["context_length"] = model.context_length
+    config["quick_gelu"] = isinstance(model.text.blocks[0].mlp.gelu, QuickGELU)
+    return config
+
+
+def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
+    """Writes what OpenCLIP loads by local-dir: and hf-hub:, a vocabulary of its own included."""
+    config = run_config(loaded.model, model_name)
+    if "bpe_path" in config["text_cfg"].get("tokenizer_kwargs", {}):
+        name = Path(config["text_cfg"]["tokenizer_kwargs"]["bpe_path"]).name
+        config["text_cfg"]["tokenizer_kwargs"]["bpe_path"] = name
+        write_merges(folder / name, loaded.tokenizer.bpe_ranks)
+    preprocess = {k: loaded.model.visual.preprocess_cfg[k] for k in ("mean", "std", "interpolation", "resize_mode")}
+    (folder / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": config, "preprocess_cfg": preprocess}, indent=2))
+    weights.save(loaded.model.state_dict(), folder / "open_clip_model.safetensors")
+
+
+def interpolation(preprocess_cfg: dict) -> str:
+    """Of OpenCLIP's transform in evaluation, to which "random" is bicubic."""
+    return "bilinear" if preprocess_cfg["interpolation"] == "bilinear" else "bicubic"
+
+
+def write_timm(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
+    """Writes the image tower as timm does. Raises ValueError as `conversion.timm_model` and `compare`."""
+    from timm.models import save_for_hf
+    model, cfg = conversion.timm_model(loaded.model.visual), loaded.model.visual.preprocess_cfg
+    compare(loaded.model, lambda image: model.forward_features(image)[:, model.num_prefix_tokens:], model)
+    crop = {"shortest": "center", "longest": "border", "squash": "squash"}[cfg["resize_mode"]]
+    save_for_hf(model, folder, safe_serialization=True, data_config={
+        "input_size": (3, *loaded.model.visual.image_size), "mean": cfg["mean"], "std": cfg["std"],
+        "interpolation": interpolation(cfg), "crop_pct": 1.0, "crop_mode": crop})
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("num_classes", "in_chans"):  # transformers gives them itself
+        config["model_args"].pop(name, None)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    weights.add_checksum(folder / "model.safetensors")
+
+
+def write_transformers(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
+    """Writes the image tower as CLIPVisionModel, with its image processor.
+
+    Raises:
+        ValueError: the transform pads images; or as `conversion.clip_vision_model` and `compare`.
+    """
+    from transformers import CLIPImageProcessor
+    model, cfg = conversion.clip_vision_model(loaded.model.visual), loaded.model.visual.preprocess_cfg
+    norm = getattr(model, "vision_model", model).post_layernorm
+    compare(loaded.model, lambda image: norm(model(image).last_hidden_state[:, 1:]))
+    if cfg["resize_mode"] == "longest":
+        raise ValueError("CLIPImageProcessor does not pad images, as --image-resize-mode longest does")
+    side = loaded.model.visual.image_size[0]
+    squash, square = cfg["resize_mode"] == "squash", {"height": side, "width": side}
+    CLIPImageProcessor(
+        size=square if squash else {"shortest_edge": side}, do_center_crop=not squash, crop_size=square,
+        resample={"bilinear": 2, "bicubic": 3}[interpolation(cfg)], image_mean=list(cfg["mean"]),
+        image_std=list(cfg["std"])).save_pretrained(folder / CLIP_FOLDER)
+    model.save_pretrained(folder / CLIP_FOLDER)
+    weights.add_checksum(folder / CLIP_FOLDER / "model.safetensors")
+
+
+def write_torch(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
+    """Writes `conversion.exported_program`. Raises ValueError as `compare`."""
+    program = conversion.exported_program(loaded.model)
+    compare(loaded.model, lambda image: program.module()(image)[1], lambda image: program.module()(image)[0])
+    torch.export.save(program, folder / PROGRAM)
+
+
+DESTINATIONS = {"open_clip": write_open_clip, "timm": write_timm, "transformers": write_transformers,
+                "torch": write_torch}
+
+
+@torch.no_grad()
+def compare(model: Captioner, tokens: Callable[[Tensor], Tensor],
+            feature: Callable[[Tensor], Tensor] | None = None) -> None:
+    """Raises ValueError unless another network gives this model's patch tokens, and feature, of random images."""
+    image = torch.randn(3, 3, *model.visual.image_size, generator=torch.Generator().manual_seed(0))
+    expected = encoder.patch_tokens(model.visual, image)
+    differences = [(tokens(image) - expected).abs().max()]
+    if feature is not None:
+        differences.append((feature(image) - expected.mean(1)).abs().max())
+    if not max(differences) <= TOLERANCE:
+        raise ValueError(f"its features would differ by {max(differences):.2g}")
+
+
+def write_all(loaded: PretrainedCaptioner, model_name: str, asked: list[str] | None, folder: Path) -> list[str]:
+    """Fills the folder; returns the destinations that are in it.
+
+    Args:
+        asked: names of destinations; None is all that this model fits; the others are printed, with the reason.
+
+    Raises:
+        ValueError: one that was asked for does not fit, or needs a library that is not installed.
+    """
+    done = []
+    for name in asked or DESTINATIONS:
+        try:
+            if name == "transformers" and not find_spec("transformers"):
+                raise ValueError("transformers is not installed: pip install transformers")
+            DESTINATIONS[name](loaded, model_name, folder)
+            done.append(name)
+        except ValueError as problem:
+            if asked:
+                raise ValueError(f"{model_name} cannot be exported to {name}: {problem}") from problem
+            print(f"Not exported to {name}: {problem}")
+    return done
+
+
+def push(folder: Path, repo: str) -> str:
+    """Uploads the folder to the Hugging Face hub (HF_ENDPOINT, the token of `hf auth login` or HF_TOKEN); its URL."""
+    from huggingface_hub import HfApi
+    api = HfApi(library_name="open_clip_mdc")
+    repo = api.create_repo(repo, exist_ok=True).repo_id
+    api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Export by open_clip_mdc")
+    return f"{api.endpoint}/{repo}"
+
+
+def run(args: argparse.Namespace) -> None:
+    """Writes --out, whole or not at all, then uploads it where that is asked for.
+
+    Raises:
+        ValueError: --push is no ORG/NAME, or failed after --out was written; or as `write_all`.
+    """
+    if args.push and args.push.count("/") != 1:
+        raise ValueError(f"--push {args.push} should be ORG/NAME")
+    logging.getLogger("timm").setLevel(logging.ERROR)
+    loaded = load(args.pretrained, args.model, "cpu")  # where `compare` runs the other networks
+    model_name = find(args.pretrained, args.model).model_name
+    out = Path(args.out)
+    with new_folder(out) as folder:
+        done = write_all(loaded, model_name, args.to, folder)
+        card = model_card(loaded.model, args, done)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        for path in filter(Path.is_file, folder.rglob("*")):
+            path.chmod(0o644)  # safetensors makes files that only their owner reads
+    print(f"{', '.join(done)}: {out}")
+    if args.push:
+        try:
+            print(push(out, args.push))
+        except (OSError, ValueError) as problem:
+            raise ValueError(f"{out} is written, but not uploaded: {problem}\nTo try again: "
+                             f"hf upload {args.push} {out}") from problem

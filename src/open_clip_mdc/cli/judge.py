@@ -1,0 +1,288 @@
+"""An LLM judge chooses the best of several systems' captions for each image: the selection rates of Table 3.
+
+    export OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_MODEL=Qwen/Qwen2.5-VL-72B-Instruct OPENAI_API_KEY=...
+    open_clip_mdc judge --captions MDC-10=mdc10.json MDC-15=mdc15.json ARC=arc.json --images photos/ --out judge.jsonl
+
+Any OpenAI-compatible chat endpoint sees the image, the paper's question and the captions as "A. ...", "B. ...", in an
+order drawn from the seed and the image's id alone. Captions that are equal are shown once, and a vote for them is
+shared equally by their systems; where all are equal nobody is asked. The answer to every image goes into --out as it
+comes, and the same command resumes where it was stopped. The rates, over the answers that name one caption, go beside
+it as .json. An answer that does not is malformed: counted, never guessed, and not asked again (temperature 0).
+"""
+import argparse
+import hashlib
+import io
+import json
+import os
+import tarfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple
+
+import requests
+from open_clip_train.data import group_by_keys_nothrow
+from PIL import ExifTags, Image
+from requests.adapters import HTTPAdapter, Retry
+
+from ..data.files import parse_json
+from ..data.images import data_url, decode_image, encode_png
+from ..data.journal import Journal, check_journal
+from ..data.paths import SHARDS, find_images, formats
+from ..data.shards import Header, TooLarge, check_size, image_member, regroup, split_name
+from ..data.text import read_lines, read_text
+from ..progress import progress_bar
+from .judge_answers import LETTERS, assign_letters, parse_letter, report, summarise
+
+TIMEOUT_SECONDS = (10, 300)  # to connect, and between two bytes: a large model with a queue takes its time
+ANSWER_SECONDS, ANSWER_BYTES = 900, 2 ** 20  # of a whole answer
+# What servers take, by Pillow's format; an MPO is a JPEG of several pictures.
+SERVED = {"JPEG": "image/jpeg", "MPO": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}
+RETRIES = 7  # waits of 0, 1, 2, 4, ... 32 seconds where the server does not say how long
+
+
+class Place(NamedTuple):
+    """Where the bytes of an image are: a file, or a stretch of a tar file."""
+
+    path: Path
+    offset: int = 0
+    size: int = -1
+
+
+def read_captions(path: str) -> dict[str, str]:
+    """{id: caption} of a file, white space in captions made plain, so that none can pass for two.
+
+    Raises:
+        ValueError: the file is not of either kind, or names an id twice.
+    """
+    try:
+        if path.endswith(".jsonl"):
+            rows = [parse_json(line) for line in read_lines(path)]
+            pairs = [(row["image"].partition("::")[2] or Path(row["image"]).stem, row["caption"]) for row in rows]
+        else:
+            pairs = list(parse_json(read_text(path))["captions"].items())
+        captions = {id: " ".join(caption.split()) for id, caption in pairs}
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise ValueError(f'{path} is neither JSON with {{"captions": {{id: caption}}}} nor .jsonl with "image" and '
+                         f'"caption" ({type(problem).__name__}: {problem})') from problem
+    if len(captions) < len(pairs):
+        twice = Counter(id for id, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"{path} has more than one caption for {twice}")
+    return captions
+
+
+def read_systems(arguments: list[str]) -> dict[str, dict[str, str]]:
+    """{system: {id: caption}} of NAME=FILE arguments, with the same ids in all.
+
+    Raises:
+        ValueError: there are fewer than 2 systems or more than letters, or their names or ids do not fit.
+    """
+    pairs = [argument.partition("=")[::2] for argument in arguments]
+    if not all(name and file for name, file in pairs) or len(dict(pairs)) < len(pairs):
+        raise ValueError(f"--captions {' '.join(arguments)}: give each system once, as NAME=FILE")
+    if not 2 <= len(pairs) <= len(LETTERS):
+        raise ValueError(f"--captions names {len(pairs)} systems, not 2 to {len(LETTERS)}")
+    systems = {name: read_captions(file) for name, file in pairs}
+    (first, reference), *others = systems.items()
+    for name, captions in others:
+        unlike = sorted(captions.keys() ^ reference.keys())
+        if unlike:
+            raise ValueError(f"{first} and {name} caption different images: {len(unlike)} ids are only in one of "
+                             f"them, such as {unlike[0]}")
+    if not reference:
+        raise ValueError(f"{pairs[0][1]} has no caption")
+    return systems
+
+
+def _shard_images(shard: Path) -> dict[str, Place]:
+    """{key: place} of the samples with an image, in the shard's order.
+
+    Raises:
+        ValueError: it is no uncompressed tar file, or breaks off.
+    """
+    members, found = [], {}
+    try:
+        with tarfile.open(shard, "r:", tarinfo=Header) as archive:
+            for member in archive:
+                if member.isreg():
+                    check_size(member)
+                    members.append({"fname": member.name, "__url__": "",
+                                    "data": Place(shard, member.offset_data, member.size)})
+    except tarfile.TarError as problem:
+        raise ValueError(f"{shard}: not a complete, uncompressed tar file ({problem})") from problem
+    except TooLarge as problem:
+        raise ValueError(f"{shard}: {problem}") from problem
+    for sample in regroup(group_by_keys_nothrow(members, split_name, lcase=False)):
+        if suffix := image_member(sample):
+            found.setdefault(sample["__key__"], sample[suffix])
+    return found
+
+
+def find_places(source: str, ids: set[str]) -> dict[str, Place]:
+    """{id: place} for the ids, which are names in a folder, or keys or else numbers (from 0) in webdataset shards.
+
+    A key that comes again in a later shard is KEY#NUMBER there, as in what clip_benchmark's captioning writes.
+
+    Raises:
+        ValueError: an id has no image or two, or a shard is damaged.
+        FileNotFoundError: the folder or a shard is not there.
+    """
+    found: list[tuple[str, Place]] = []
+    keys: set[str] = set()
+    for path in find_images([source]):
+        shard = path.suffix.lower() in SHARDS
+        images = _shard_images(path) if shard else {path.stem: Place(path)}
+        for key, place in images.items():
+            found.append((f"{key}#{len(found)}" if shard and key in keys else key, place))
+        keys |= images.keys()
+    if shard and not ids <= dict(found).keys() and ids == {str(i) for i in range(len(ids))}:
+        found = [(str(i), place) for i, (_, place) in enumerate(found)]
+    counts = Counter(id for id, _ in found)
+    wrong = sorted(id for id in ids if counts[id] != 1)
+    if wrong:
+        raise ValueError(f"--images {source} has {counts[wrong[0]] or 'no'} images for the id {wrong[0]} "
+                         f"({len(wrong)} of {len(ids)} ids have none or several)")
+    return {id: place for id, place in found if id in ids}
+
+
+def read_url(place: Place) -> str:
+    """The file's own bytes as a data URL; of an image that is not upright, or in a format of few servers, a PNG's.
+
+    Raises:
+        ValueError: they are no image.
+    """
+    with place.path.open("rb") as file:
+        file.seek(place.offset)
+        content = file.read(place.size)
+    try:
+        with Image.open(io.BytesIO(content), formats=formats()) as image:
+            if image.getexif().get(ExifTags.Base.Orientation, 1) == 1 and image.format in SERVED:
+                return data_url(content, SERVED[image.format])
+        return data_url(encode_png(decode_image(io.BytesIO(content))), "image/png")
+    except (OSError, SyntaxError, Image.DecompressionBombError) as problem:
+        raise ValueError(f"cannot read the image at byte {place.offset} of {place.path}: {problem}") from problem
+
+
+def open_session(workers: int) -> requests.Session:
+    """A session that retries, with the key of the environment if there is one.
+
+    Raises:
+        ValueError: the key cannot be sent.
+    """
+    session = requests.Session()
+    retry = Retry(RETRIES, status_forcelist=(429, *range(500, 600)), allowed_methods=None, backoff_factor=0.5,
+                  raise_on_status=False)
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, HTTPAdapter(pool_maxsize=workers, max_retries=retry))
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("$OPENAI_API_KEY has characters that no key has")
+    if key:
+        def authorise(request):  # not a header of the session, which a ~/.netrc would override
+            request.headers["Authorization"] = f"Bearer {key}"
+            return request
+        session.auth = authorise
+    return session
+
+
+def read_answer(response: requests.Response) -> bytes:
+    """The body, a few bytes at a time: what is sent slowly or without an end does not hold up the others for ever.
+
+    Raises:
+        ValueError: it is too long, or takes too long.
+    """
+    content, deadline = bytearray(), time.monotonic() + ANSWER_SECONDS
+    for part in response.iter_content(16):  # it waits for all 16; one at a time, a long answer is slow itself
+        content += part
+        if len(content) > ANSWER_BYTES or time.monotonic() > deadline:
+            raise ValueError(f"{response.url} sends an answer without an end: {len(content)} bytes until now")
+    return bytes(content)
+
+
+def _excerpt(response: requests.Response, content: bytes) -> str:
+    """The beginning of what a server says, on one line, without the key, which some repeat."""
+    key = response.request.headers.get("Authorization", "").removeprefix("Bearer ")
+    text = " ".join(content.decode(errors="replace").split())
+    return (text.replace(key, "***") if key else text)[:300]
+
+
+def ask(session: requests.Session, url: str, model: str, prompt: str, image: str) -> str:
+    """The model's answer to a prompt and an image (a data URL).
+
+    Raises:
+        ValueError: the server refuses, still fails after the retries, or does not speak the protocol.
+        OSError: it cannot be reached.
+    """
+    content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": prompt}]
+    body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": content}]}
+    try:
+        with session.post(f"{url}/chat/completions", json=body, timeout=TIMEOUT_SECONDS, allow_redirects=False,
+                          stream=True) as response:
+            content = read_answer(response)
+    except (requests.RequestException, UnicodeError) as problem:
+        raise OSError(f"{url} cannot be reached, {RETRIES} times tried again: {problem}") from problem
+    if response.status_code != 200:
+        raise ValueError(f"{url} answers {response.status_code}: {_excerpt(response, content)}")
+    try:
+        answer = parse_json(content)["choices"][0]["message"]["content"] or ""
+        return answer.strip()
+    except (ValueError, LookupError, TypeError, AttributeError) as problem:
+        raise ValueError(f"{url} gives no chat completion: {_excerpt(response, content)}") from problem
+
+
+def run(args: argparse.Namespace) -> None:
+    """Asks about every image that --out does not hold yet, and writes and prints the rates.
+
+    Raises:
+        ValueError: no endpoint or model is given; or as the readers and `ask`.
+    """
+    out = Path(args.out)
+    for value, flag, variable in ((args.url, "--url", "OPENAI_BASE_URL"), (args.model, "--model", "OPENAI_MODEL")):
+        if not value:
+            raise ValueError(f"whom to ask? Give {flag} or ${variable}")
+    systems = read_systems(args.captions)
+    ids = list(next(iter(systems.values())))
+    images = find_places(args.images, set(ids))
+    digests = {name: hashlib.sha256(json.dumps(captions, sort_keys=True).encode()).hexdigest()
+               for name, captions in systems.items()}
+    settings = {"question": args.question, "model": args.model, "seed": args.seed, "systems": digests}
+    session = open_session(args.workers)
+    check_journal(out, settings)
+
+    def vote_on(id: str) -> dict:
+        choices = assign_letters({name: captions[id] for name, captions in systems.items()}, args.seed, id)
+        texts = [text for text, _ in choices]
+        answer, letter = None, "A"
+        if len(choices) > 1:
+            lines = [f"{letter}. {text}" for letter, text in zip(LETTERS, texts, strict=False)]
+            answer = ask(session, args.url.rstrip("/"), args.model, "\n".join([args.question, *lines]),
+                         read_url(images[id]))
+            letter = parse_letter(answer, texts)
+        return {"id": id, "shown": [names for _, names in choices], "answer": answer,
+                "chosen": choices[LETTERS.index(letter)][1] if letter else []}
+
+    with Journal(out, settings) as journal, ThreadPoolExecutor(args.workers) as pool:
+        lock, stop = threading.Lock(), threading.Event()
+
+        def record(id: str) -> None:
+            if stop.is_set():
+                return
+            try:
+                vote = vote_on(id)
+            except BaseException:
+                stop.set()
+                raise
+            with lock:
+                journal.append(vote)
+
+        futures = [pool.submit(record, id) for id in ids if id not in journal.rows]
+        try:
+            for future in progress_bar(as_completed(futures), "judge", total=len(ids),
+                               initial=len(ids) - len(futures)):
+                future.result()
+        finally:
+            stop.set()  # after a failure or Ctrl-C: answers that are under way are still recorded
+
+    report(out.with_suffix(".json"), settings, summarise(list(journal.rows.values()), list(systems)))

@@ -1,0 +1,98 @@
+"""The shards of the pairs that `open_clip_mdc score --pairs --top` keeps (pairs.py)."""
+import argparse
+import json
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ..bulk.engine import make_each
+from ..bulk.tables import key_of, read_rows
+from ..bulk.units import Unit, check_source, source_of
+from ..data.csv_pairs import CsvRows, read_csv
+from ..data.files import write_json
+from ..data.images import named_samples, stored
+from ..data.shards import CAPTION_SEPARATOR, image_member, open_tar, read_stats, stats_file, write_sizes
+from ..errors import plural
+
+
+def threshold(tables: list[Path], top: float) -> float:
+    """The debiased score that the share `top` of the scored captions has at least.
+
+    Raises:
+        ValueError: no caption has a score.
+    """
+    scores = [read_rows(path, ["debiased"])["debiased"].drop_null().to_numpy() for path in tables]
+    scores = np.concatenate(scores)
+    if not len(scores):
+        raise ValueError("no caption has a score: nothing can be kept")
+    place = len(scores) - max(1, round(top * len(scores)))
+    return float(np.partition(scores, place)[place])
+
+
+def keep(least: float, job: tuple, out: Path) -> None:
+    """Writes the samples of a unit with a caption of this debiased score, and TARGET_stats.json: the threshold, and
+    numbers of pairs (images) and captions kept.
+
+    Args:
+        job: the unit, its table, and the target's name.
+        out: the file to write.
+
+    Raises:
+        ValueError: an image is not there any more, or is damaged.
+    """
+    unit, table, target = job
+    rows = read_rows(table, ["key", "caption", "debiased"]).to_pylist()
+    kept: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        if row["debiased"] is not None and row["debiased"] >= least:
+            kept[row["key"]].append(row["caption"])
+    stats = {"source": source_of(unit), "threshold": least, "pairs": 0, "captions": 0}
+    with open_tar(out) as writer:
+        for key, suffix, image, metadata in images_of(unit, kept):
+            writer.write({"__key__": f"{table.stem}{stats['pairs']:06d}", suffix: image, "json": metadata,
+                          "txt": CAPTION_SEPARATOR.join(kept[key])})
+            stats["pairs"] += 1
+            stats["captions"] += len(kept[key])
+    write_json(stats_file(target), stats, follow=False)
+
+
+def images_of(unit: Unit, kept: dict):
+    """Key, suffix, bytes and KEY.json of the images of a unit that are kept."""
+    if isinstance(unit, CsvRows):
+        for key, path, _ in read_csv(unit):
+            if key in kept:
+                yield key, *stored(path.read_bytes(), str(path)), json.dumps({"image": key})
+        return
+    for name, sample in named_samples(unit):
+        if (key := key_of(name)) in kept:
+            suffix = image_member(sample)
+            yield key, suffix, sample[suffix], sample.get("json", b"{}")
+
+
+def keeper(least: float, number: int):
+    """The function of a worker (engine.py)."""
+    return partial(keep, least)
+
+
+def write_kept(units: list[Unit], tables: list[Path], args: argparse.Namespace) -> None:
+    """The shards of --out-shards.
+
+    Raises:
+        ValueError: others are there.
+    """
+    least, folder = threshold(tables, args.top), Path(args.out_shards).absolute()
+    targets = [folder / f"{table.stem}.tar" for table in tables]
+    work = [((unit, table, target), target) for unit, table, target in zip(units, tables, targets, strict=True)]
+    stats, units_of = [], {target: unit for (unit, _, _), target in work}
+    for target in make_each(partial(keeper, least), work, args):
+        stats.append(read_stats(target))
+        check_source(units_of[target], stats[-1].get("source"), target)
+        if stats[-1].get("threshold") != least:
+            raise ValueError(f"{target} holds what had {stats[-1].get('threshold')} or more, and --top {args.top} is "
+                             f"{least}: give another --out-shards")
+    write_sizes(folder)
+    captions, images = (sum(s[name] for s in stats) for name in ("captions", "pairs"))
+    print(f"{plural(captions, 'caption')} of {plural(images, 'image')} with a debiased "
+          f"score of {least:.3f} or more: {args.out_shards}")

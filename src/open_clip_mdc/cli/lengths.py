@@ -1,0 +1,106 @@
+"""Caption lengths of webdatasets, as a table and a histogram (Fig. 3 of the paper).
+
+    open_clip_mdc lengths 'cc12m/{00000..01242}.tar' 'recap/{000..099}.tar' --names CC12M Recap --out lengths.png
+
+Lengths are in tokens with SOT and EOT, before truncation. They decide what training costs (the decoder works on real
+tokens) and how much of a caption a context of 77 tokens sees. Only the KEY.txt members are read, no image is decoded.
+"""
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import open_clip
+import pandas as pd
+from matplotlib.figure import Figure
+from open_clip.tokenizer import SimpleTokenizer
+
+from ..data.files import new_file
+from ..data.shards import CAPTION_SEPARATOR, find_shards, read_samples, warn_of_lines
+from ..integration.patches import register
+from ..progress import progress_bar
+
+PERCENTILES = (5, 25, 50, 75, 95, 99)
+
+
+def read_captions(shard: str) -> Iterator[str]:
+    """Streams the texts that webdataset finds in a shard as "txt"."""
+    for sample in read_samples(shard, suffixes=("txt",)):
+        yield from sample["txt"].decode("utf-8-sig", errors="replace").split(CAPTION_SEPARATOR)
+
+
+def caption_lengths(shards: Sequence[str], tokenizer: SimpleTokenizer) -> np.ndarray:
+    """Token counts [N] of all captions in the shards, SOT and EOT included, before truncation.
+
+    Raises:
+        ValueError: a shard is damaged, or none holds a caption.
+    """
+    lengths = [
+        len(tokenizer.encode(text)) + 2
+        for shard in progress_bar(shards, os.path.dirname(shards[0]), "shard")
+        for text in read_captions(shard)
+    ]
+    if not lengths:
+        raise ValueError(f"{shards[0]}: no KEY.txt in {len(shards)} shard(s); captions are members that end in .txt")
+    return np.array(lengths)
+
+
+def length_table(names: Sequence[str], lengths: Sequence[np.ndarray], context: int = 77) -> pd.DataFrame:
+    """One row per data set: number, mean, percentiles, longest, and the share (in %) that is longer than `context`."""
+    rows = [
+        {
+            "captions": len(values),
+            "mean": values.mean(),
+            **{f"p{p}": np.percentile(values, p) for p in PERCENTILES},
+            "max": values.max(),
+            f"> {context} (%)": 100 * (values > context).mean(),
+        }
+        for values in lengths
+    ]
+    return pd.DataFrame(rows, index=list(names))
+
+
+def draw_histogram(path: str | Path, names: Sequence[str], lengths: Sequence[np.ndarray], context: int = 77) -> None:
+    """Draws the share of captions of each length, one area per data set, as a PNG; the longest 0.1 % are cut off."""
+    top = max(int(np.percentile(values, 99.9)) for values in lengths) + 2
+    width = max(1, top // 100)
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, values in zip(names, lengths, strict=True):
+        share = np.full(len(values), 100 / len(values) / width)
+        label = f"{name}: mean {values.mean():.1f}, n = {len(values):,}"
+        edges = np.arange(0, top + width, width) - 0.5  # whole numbers lie inside the bins
+        axes.hist(values, edges, weights=share, histtype="stepfilled", alpha=0.4, label=label)
+    if top > context:
+        axes.axvline(context, color="black", linestyle="--", linewidth=1, label=f"context: {context}")
+    axes.set(xlabel="tokens per caption (with SOT and EOT)", ylabel="captions of each length (%)", xlim=(0, top))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", frameon=False)  # the bars may be anywhere in the axes
+    with new_file(path) as partial:
+        figure.savefig(partial, format="png", dpi=150)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Prints the table of caption lengths and writes their histogram to --out.
+
+    Raises:
+        ValueError: --names do not match the data sets, or --tokenizer has no tokenizer of CLIP's kind.
+    """
+    sets = [find_shards(pattern) for pattern in args.shards]
+    names = args.names or [os.path.dirname(shards[0]) or shards[0] for shards in sets]
+    if len(names) != len(sets):
+        raise ValueError(f"--names has {len(names)} names for {len(sets)} data sets (quote the patterns)")
+    register()
+    tokenizer = open_clip.get_tokenizer(args.tokenizer)
+    if open_clip.get_model_config(args.tokenizer) is None or not isinstance(tokenizer, SimpleTokenizer):
+        raise ValueError(f"--tokenizer {args.tokenizer}: no model of OpenCLIP or MDC with a tokenizer of CLIP's kind")
+    for warning in chain.from_iterable(map(warn_of_lines, sets)):
+        print(f"warning: {warning}", file=sys.stderr)
+    lengths = [caption_lengths(shards, tokenizer) for shards in sets]
+    context = tokenizer.context_length
+    print(length_table(names, lengths, context).round(1).to_string())
+    draw_histogram(args.out, names, lengths, context)
+    print(f"histogram: {args.out}")

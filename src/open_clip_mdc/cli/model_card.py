@@ -1,0 +1,120 @@
+"""The model card of `open_clip_mdc export`: what the model is, how each library loads it, training, results, limits."""
+import argparse
+import json
+import re
+from importlib import metadata, resources
+from numbers import Number
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from open_clip_train.params import parse_args
+
+from ..data.markdown import markdown_table
+from ..data.paths import expand
+from ..integration.runs import find, params_file, read_params
+from ..models.captioner import Captioner
+from ..models.encoder import grid, num_patches, region_tower, width
+
+TEMPLATE = (resources.files("open_clip_mdc.cli") / "model_card.md.jinja").read_text(encoding="utf-8")
+# Of the machine, not of the model.
+NOT_TOLD = {"logs", "name", "log_path", "checkpoint_path", "tensorboard_path", "tensorboard", "wandb", "resume",
+            "remote_sync", "rank", "local_rank", "device", "debug", "distributed", "distill", "log_level", "report_to",
+            "wandb_notes", "wandb_project_name", "copy_codebase", "pretrained_image_path", "pretrained_text_path",
+            "imagenet_val", "imagenet_v2", "cache_dir", "dist_url", "dist_backend"}
+DATA = ("train_data", "val_data")
+URL = r"[A-Za-z][A-Za-z0-9+.-]*://"
+
+
+def place_name(value: str, folders: int = 0) -> str:
+    """The name of a file of this machine or of the network, after so many of its folders; any other value is whole.
+
+    Nothing is told of a URL's user, password, query and fragment, nor of a home folder.
+    """
+    prefix = re.match(rf"{URL}|file:|local-dir:", value)
+    if prefix:
+        value = re.sub("^[^/]*@", "", re.split("[?#]", value[prefix.end():])[0])
+    elif not value.startswith(("/", "~", "../")):
+        return value
+    return "/".join(filter(None, re.sub("^/(home|Users)/[^/]+", "", value).split("/")[-1 - folders:]))
+
+
+def shard_names(pattern: str) -> list[str]:
+    """Of a pattern without "::": one, or a name for each folder where braces hold several."""
+    if not re.search("{[^}]*/", pattern):
+        return [place_name(pattern, 1)]
+    return list(dict.fromkeys(re.sub("[^/]+$", "*.tar", place_name(path, 1)) for path in expand(pattern)))
+
+
+def fetched_names(command: str) -> list[str]:
+    """Of what a "pipe:" reads: the shards among its words, or else the first URL; keys and options may be any word."""
+    words = [re.search(rf"{URL}.*|[^=]*$", word)[0] for word in re.split(r"::|[\s'\"`;|&<>()]+", command)]
+    shards = [word for word in words if re.search(r"\.(tar|tgz|tar\.\w+)$", re.split("[?#]", word)[0])]
+    found = shards or [word for word in words if re.match(URL, word)][:1]
+    return [name for word in found for name in shard_names(word)] or ["a command"]
+
+
+def data_name(value: str) -> str:
+    """A --train-data without the folders of the machine, and without the commands and keys that fetch it."""
+    files, *commands = re.split("(?:^|::)pipe:", value)
+    return "::".join([name for pattern in files.split("::") if pattern for name in shard_names(pattern)] +
+                     [name for command in commands for name in fetched_names(command)])
+
+
+def training_flags(weights: str | None) -> dict[str, str]:
+    """Flags of open_clip_train that were not left as they are, and the number of processes.
+
+    Args:
+        weights: a checkpoint; one outside a run folder has no flags.
+    """
+    params = params_file(Path(weights or ""))
+    if weights is None or not params.is_file():
+        return {}
+    values = read_params(params)
+    usual = {name: str(value) for name, value in vars(parse_args(["--model", values.get("model", "ViT-B-32")])).items()}
+    changed = {name: value for name, value in values.items()
+            if value != usual.get(name, "None") and name not in NOT_TOLD}
+    return {name: (data_name if name in DATA else place_name)(value) for name, value in changed.items()}
+
+
+def result_rows(paths: list[str]) -> list[list[str]]:
+    """Data set, task, metric and value of each number in result files of clip_benchmark.
+
+    Raises:
+        ValueError: a file is none.
+    """
+    rows = []
+    for path in paths:
+        try:
+            result = json.loads(Path(path).read_bytes())
+            about, metrics = [result["dataset"], result["task"]], result["metrics"].items()
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise ValueError(f"--results {path} is no result file of clip_benchmark eval: {problem!r}") from problem
+        rows += [[*about, name, str(value) if isinstance(value, int) else f"{value:.4g}"] for name, value in metrics
+                 if isinstance(value, Number) and not isinstance(value, bool)]
+    return rows
+
+
+def model_card(model: Captioner, args: argparse.Namespace, destinations: list[str]) -> str:
+    """Markdown with the hub's front matter.
+
+    Args:
+        args: of the tool.
+        destinations: what the folder holds.
+    """
+    name, weights, _ = find(args.pretrained, args.model)
+    flags, rows = training_flags(weights), result_rows(args.results)
+    rows_of_patches, columns = grid(region_tower(model.visual))
+    regions = num_patches(model.visual) // (rows_of_patches * columns)
+    patches = f"{regions} regions x " * (regions > 1) + f"{rows_of_patches} x {columns}"
+    return Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False).from_string(
+        TEMPLATE).render(
+        title=(args.push or args.out).rstrip("/").rpartition("/")[2],
+        model_name=flags.get("model", name.rpartition("/")[2].rpartition(":")[2]),
+        causal=model.causal, folder=args.push or Path(args.out).name, scheme="hf-hub" if args.push else "local-dir",
+        local=not args.push, destinations=destinations, size=" x ".join(map(str, model.visual.image_size)),
+        width=width(model.visual), patches=patches, context=model.context_length,
+        parameters=f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}",
+        open_clip_version=metadata.version("open_clip_torch"),
+        flags=markdown_table(["flag", "value"], [[f"`--{k.replace('_', '-')}`", f"`{v}`"] for k, v in flags.items()])
+        if flags else "", data=flags.get("train_data"),
+        results=markdown_table(["data set", "task", "metric", "value"], rows) if rows else "")

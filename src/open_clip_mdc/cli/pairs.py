@@ -1,0 +1,81 @@
+"""The likelihoods of a data set's own captions, a filter for it: `open_clip_mdc score --pairs`.
+
+    open_clip_mdc score --pretrained RUN --pairs 'cc12m/{00000..01242}.tar' --out scores/
+    open_clip_mdc score --pretrained RUN --pairs pairs.csv --out scores/ --top 0.3 --out-shards kept/
+
+OUT/SHARD.parquet (of a CSV file OUT/NAME-00000.parquet, ... for every 10,000 rows) has a row per caption: key, caption,
+score = log p(c | i), blind = log p(c), debiased = score - alpha * blind, in nats, and num_tokens, the tokens that these
+are sums over. A caption that the tokenizer would cut, being longer than the context, has no score. --top keeps that
+share of the scored captions, those with the highest debiased score, and writes shards of them; an image with several
+kept captions keeps them all. With --plain, or of fewer than 32 images, blind and debiased are null.
+
+Place in the paper: Eq. 7 and the heuristic of Sec. 4.2. Dimensions: B images, C captions, L positions.
+"""
+import argparse
+from itertools import islice
+from pathlib import Path
+
+from ..bulk import units as bulk
+from ..data.csv_pairs import TABLES, split_csv
+from ..data.outputs import is_folder
+from ..data.paths import IMAGE_FILES, SHARDS, check_kind
+from ..errors import complain
+from .shared import check_engine
+
+GIVE = "give shards (KEY.jpg and KEY.txt in a .tar), or a table with the columns image,caption"
+
+
+def captions_beside(folder: Path) -> str:
+    """What in a folder of images its owner takes for the captions, and how these become pairs."""
+    for file in islice(folder.rglob("*"), 10_000):
+        if file.name in ("metadata.csv", "metadata.jsonl", "metadata.parquet"):
+            return f" that are read here (not by {file.name}: write its file_name and text as image and caption)"
+        if file.suffix == ".txt" and any(file.with_suffix(suffix).exists() for suffix in IMAGE_FILES):
+            return (f" that are read here ({file.name} lies beside its image, as in a shard: tar --sort=name -cf "
+                    f"00000.tar -C {folder} .)")
+        if file.suffix == ".json" and "caption" in file.name:
+            return f" that are read here (not by {file.name}: write its captions to a table)"
+    return ""
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raises ValueError for flags that do not go together."""
+    if bool(args.pairs) == bool(args.images or args.captions) or bool(args.images) != bool(args.captions):
+        raise ValueError("give --images and --captions, which are scored each with each, or --pairs, scored each with "
+                         "its own")
+    if args.pairs and not is_folder(args.out):
+        raise ValueError(f"--out {args.out}: of --pairs it is a folder, which gets a table for each shard; give a name "
+                         f"without a suffix")
+    if not args.pairs and (args.top or args.out_shards):
+        raise ValueError("--top and --out-shards are for --pairs")
+    if args.plain and (args.blind_images or args.top is not None or args.alpha != 1):
+        raise ValueError("--plain leaves the blind and the debiased score out, which --blind-images, --alpha and --top "
+                         "are about")
+    check_engine(args)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Writes a table of scores for each shard, and the shards of what --top keeps.
+
+    Raises:
+        ValueError: as `check`, one of --top and --out-shards is missing, or a folder of images is given; images had to
+            be skipped (all else is written by then).
+    """
+    check(args)
+    if (args.top is None) != (args.out_shards is None):
+        raise ValueError("--top and --out-shards go together: the share to keep, and where to")
+    units: list[bulk.Unit] = []
+    for path in args.pairs:
+        if Path(path).is_file() and not path.lower().endswith((*TABLES, *SHARDS)):
+            check_kind(path)
+            raise ValueError(f"--pairs {path}: an image has no caption; {GIVE}")
+        units += split_csv(Path(path)) if path.lower().endswith(TABLES) else bulk.find_units([path])
+    folders = [unit for unit in units if isinstance(unit, Path) and unit.is_dir()]
+    if folders:
+        raise ValueError(f"--pairs {folders[0]}: a folder of images has no captions{captions_beside(folders[0])}; "
+                         f"{GIVE}")
+    tables, skipped, count = bulk.write_all(units, args)
+    if args.top is not None:
+        from .kept import write_kept  # which opens images
+        write_kept(units, tables, args)
+    complain(skipped, count)

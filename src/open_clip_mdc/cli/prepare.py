@@ -1,0 +1,312 @@
+"""Shards to fine-tune and to test captioners on (Table 3), and the paper's subsets of Recap-DataComp.
+
+    open_clip_mdc prepare coco --images coco/ --annotations dataset_coco.json --out coco-wds       (flickr30k, flickr8k)
+    open_clip_mdc prepare shards --train 'flickr8k/train/{00000..00005}.tar' --test flickr8k/test/00000.tar --out f8k
+    open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split official --out cub       (cub.py)
+    open_clip_mdc prepare folds --shards 'flickr8k/train/{00000..00005}.tar' --k 5 --out folds
+    open_clip_mdc prepare recap --shards 'recap/{00000..99999}.tar' --pairs 10000000 --out recap-wds        (recap.py)
+
+Annotations are Karpathy's split files (dataset_coco.json, ...); COCO's restval is trained on, as usual. Written are
+
+    OUT/train/{00000..}.tar, OUT/val/{00000..}.tar    all captions of an image in KEY.txt, set apart by U+001E
+    OUT/test/{0..}.tar                                clip_benchmark's captioning format, a caption a line
+
+`folds` writes OUT/fold0 ... OUT/fold4, each with train/ and test/ as above; test sets are disjoint. An image's fold
+follows from its name, however the shards are cut.
+
+Of several captions `open_clip_train` draws one each time it reads the image, and validates on the first (hooks.py). A
+text without U+001E is what it always was. To plain OpenCLIP U+001E is white space: it would read one long text, which
+is what --join writes on purpose.
+"""
+import argparse
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from ..data.files import new_folder, parse_json, write_json
+from ..data.images import stored, without_image
+from ..data.shards import (
+    CAPTION_SEPARATOR,
+    find_shards,
+    image_member,
+    is_text,
+    members,
+    read_metadata,
+    read_samples,
+    shard_pattern,
+    tar_writer,
+)
+from ..progress import progress_bar
+from . import prepare_cub as cub
+from . import prepare_recap as recap
+
+SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}  # Karpathy's -> ours
+KARPATHY = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
+SHARD_SIZE = 1000
+SHOWN = 20  # images named on the terminal when they cannot be used
+
+
+class Sample(NamedTuple):
+    """An image and its captions as the source has them."""
+
+    name: str  # of the image, kept in KEY.json
+    image: bytes
+    captions: object  # a list of texts, or what stood in its place
+    seen: str = ""  # where else there may be captions
+
+
+class LeftOut(NamedTuple):
+    """An image that cannot be used."""
+
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name!r}: {self.why}"  # quoted: names come from the data
+
+
+def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list[tuple[Path, list]]]:
+    """{split: [(image file, its captions)]} of one of Karpathy's files.
+
+    An image is looked for in its folder (`filepath`: COCO's train2014, val2014) and beside the others.
+
+    Raises:
+        ValueError: another file, or another data set's.
+    """
+    rows: dict[str, list] = {}
+    what = f"{annotations} is not Karpathy's dataset_{dataset}.json"
+    try:
+        content = parse_json(Path(annotations).read_bytes())
+    except ValueError as problem:
+        raise ValueError(f"{what}: {problem!r}") from problem
+    try:
+        if content.get("dataset", dataset) != dataset:
+            raise ValueError(f"{annotations} is for {content['dataset']!r}, not for {dataset}")
+        for row in content["images"]:
+            place = Path(row.get("filepath", ""), row["filename"])
+            if place.is_absolute() or ".." in place.parts:
+                raise ValueError(f"{annotations} names an image outside {images}: {str(place)!r}")
+            path = Path(images, place) if Path(images, place).exists() else Path(images, place.name)
+            rows.setdefault(SPLITS[row["split"]], []).append((path, [s["raw"] for s in row["sentences"]]))
+    except (KeyError, TypeError, AttributeError) as problem:
+        why = f"it has no {problem}" if isinstance(problem, KeyError) else str(problem)
+        if isinstance(content, dict) and "annotations" in content:
+            why = "it is COCO's own, which has no split into train, val and test"
+        raise ValueError(f"{what}: {why}; that is in {KARPATHY}") from problem
+    return rows
+
+
+def read_files(rows: list[tuple[Path, list]], left_out: list[LeftOut]) -> Iterator[Sample]:
+    """Reads the images one after the other; what cannot be read goes to `left_out`."""
+    for path, captions in progress_bar(rows, "prepare"):
+        try:
+            image = path.read_bytes()
+        except (OSError, ValueError) as problem:  # ValueError: no file can have this name
+            left_out.append(LeftOut(path.name, getattr(problem, "strerror", None) or str(problem)))
+        else:
+            yield Sample(path.name, image, captions)
+
+
+def read_shards(shards: list[str], captions_key: str) -> Iterator[Sample]:
+    """Streams shards of KEY.jpg and KEY.json, whose `captions_key` holds the captions.
+
+    Where it is left at "captions" and is not there, they are under "caption", as img2dataset writes it, or else the
+    lines of KEY.txt.
+    """
+    for shard in progress_bar(shards, "prepare", "shard"):
+        for sample in read_samples(shard):
+            suffix, metadata = image_member(sample), read_metadata(sample)
+            name = str(metadata.get("filename", f"{sample['__key__']}.{suffix}" if suffix else without_image(sample)))
+            captions = metadata.get(captions_key)
+            if captions is None and captions_key == "captions":
+                text = sample.get("txt", b"").decode("utf-8-sig", errors="replace")
+                captions = metadata.get("caption") or re.split(f"[\n{CAPTION_SEPARATOR}]", text)
+            seen = f"; its members: {', '.join(members(sample))}" + (
+                f", keys of its JSON: {', '.join(metadata)}; see --captions-key" if metadata else "")
+            yield Sample(name, sample.get(suffix, b""), captions, seen)
+
+
+def usable(samples: Iterable[Sample], left_out: list[LeftOut]) -> Iterator[tuple[str, Sample]]:
+    """(suffix, sample) of each readable image with captions; the others go to `left_out`.
+
+    White space in captions becomes a space, so that none contains a line end or U+001E.
+    """
+    for name, image, captions, seen in samples:
+        texts = captions if isinstance(captions, list) else [captions]
+        texts = [" ".join(text.split()) for text in texts if is_text(text)]
+        try:
+            if not texts:
+                raise ValueError(f"no captions{seen}")
+            if not image:
+                raise ValueError("no image")
+            suffix, image = stored(image, name)
+            yield suffix, Sample(name, image, texts)
+        except ValueError as problem:
+            left_out.append(LeftOut(name, str(problem)))
+
+
+def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str, separator: str) -> dict[str, int]:
+    """Writes shards of SHARD_SIZE samples; JPEG, PNG and WebP images byte for byte, others as PNG.
+
+    Args:
+        shard: name of a shard, for its number.
+        separator: between the captions in KEY.txt.
+
+    Returns:
+        {shard: number of samples}.
+    """
+    sizes = {}
+    for number, group in groupby(enumerate(samples), lambda item: item[0] // SHARD_SIZE):
+        name = shard.format(number)
+        with tar_writer(folder / name) as writer:
+            for index, (suffix, sample) in group:
+                writer.write({
+                    "__key__": f"{index:08d}",
+                    suffix: sample.image,
+                    "txt": separator.join(sample.captions),
+                    "json": json.dumps({"filename": sample.name, "captions": sample.captions}),
+                })
+                sizes[name] = sizes.get(name, 0) + 1
+    return sizes
+
+
+def refuse(left_out: list[LeftOut]) -> NoReturn:
+    """Names the first images that cannot be used, and raises ValueError."""
+    print(*left_out[:SHOWN], sep="\n", file=sys.stderr)
+    raise ValueError(f"{len(left_out)} images cannot be used, the first are named above: get them, or leave them out "
+                     f"by --skip-broken")
+
+
+def write_test(folder: Path, samples: Iterable[tuple[str, Sample]]) -> dict[str, int]:
+    """Writes FOLDER/test as clip_benchmark reads it for captioning; returns as `write_split`."""
+    sizes = write_split(folder / "test", samples, "{}.tar", "\n")
+    (folder / "test").mkdir(parents=True, exist_ok=True)
+    (folder / "test" / "nshards.txt").write_text(str(len(sizes)))
+    (folder / "dataset_type.txt").write_text("retrieval")  # clip_benchmark's word for captions
+    return sizes
+
+
+def report(left_out: list[LeftOut], skip: bool, folder: Path, out: str) -> list[str]:
+    """Lists images that cannot be used in FOLDER/left_out.txt; what to print.
+
+    Raises:
+        ValueError: there are such, and `skip` is false.
+    """
+    if left_out and not skip:
+        refuse(left_out)
+    if left_out:
+        (folder / "left_out.txt").write_text("".join(f"{row}\n" for row in left_out), encoding="utf-8")
+    return [f"{len(left_out)} images left out: {out}/left_out.txt"] if left_out else []
+
+
+def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[LeftOut], join: bool, skip: bool) -> None:
+    """Writes train/, val/ and test/ under `out`, which appears only when it is complete, and prints how to use them.
+
+    Args:
+        left_out: images that cannot be used; grows while samples are read.
+        join: the captions of an image make one text in train/ and val/.
+        skip: leave those images out, and list them in OUT/left_out.txt.
+
+    Raises:
+        ValueError: there are such images and `skip` is false, or a split is empty.
+    """
+    hints = []
+    with new_folder(out) as folder:
+        for split, samples in splits.items():
+            found = usable(samples, left_out)
+            sizes = write_test(folder, found) if split == "test" else write_split(
+                folder / split, found, "{:05d}.tar", " " if join else CAPTION_SEPARATOR)
+            if not sizes:
+                raise ValueError(f"no usable image for {split}; {left_out[0] if left_out else 'there is none'}")
+            hints.append(f"{sum(sizes.values())} images: ")
+            if split == "test":
+                hints[-1] += f"--dataset wds/{Path(out).name} --dataset_root {out} --task captioning"
+            else:
+                write_json(folder / split / "sizes.json", sizes)  # OpenCLIP reads the number of samples here
+                hints[-1] += f"--{split}-data '{shard_pattern(f'{out}/{split}', len(sizes))}'"
+        hints += report(left_out, skip, folder, out)
+    print("\n".join(hints))
+
+
+def fold_of(name: str, k: int) -> int:
+    """The fold in which an image is tested, 0 to k - 1: the same wherever it lies."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest(), "big") % k
+
+
+def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bool, skip: bool) -> None:
+    """Writes k parts, and folds that train on links to all parts but one and test on that one.
+
+        OUT/parts/I/{00000..}.tar, OUT/foldI/train/{00000..}.tar (links), OUT/foldI/test/{0..}.tar
+
+    Raises:
+        ValueError: see `write`; or k is 1.
+    """
+    if k < 2:
+        raise ValueError("--k 1 leaves nothing to train on: give 2 or more")
+    left_out: list[LeftOut] = []
+    with new_folder(out) as folder:
+        parts = []
+        for fold in range(k):
+            samples = (sample for sample in read_shards(shards, captions_key) if fold_of(sample.name, k) == fold)
+            parts.append(write_split(folder / "parts" / str(fold), usable(samples, left_out), "{:05d}.tar",
+                                     " " if join else CAPTION_SEPARATOR))
+            if not parts[-1]:
+                raise ValueError(f"no usable image for fold {fold}; {left_out[0] if left_out else 'give a lower k'}")
+        hints = []
+        for fold in range(k):
+            mine = [str(folder / "parts" / str(fold) / shard) for shard in parts[fold]]
+            write_test(folder / f"fold{fold}", usable(read_shards(mine, "captions"), left_out))
+            sizes, train = {}, folder / f"fold{fold}" / "train"
+            train.mkdir()
+            for part in (part for part in range(k) if part != fold):
+                for shard, size in parts[part].items():
+                    name = f"{len(sizes):05d}.tar"
+                    (train / name).symlink_to(f"../../parts/{part}/{shard}")
+                    sizes[name] = size
+            write_json(train / "sizes.json", sizes)
+            hints.append(f"{sum(sizes.values())} images: --train-data '"
+                         + shard_pattern(f"{out}/fold{fold}/train", len(sizes))
+                         + f"'; {sum(parts[fold].values())}: --dataset wds/fold{fold} --dataset_root {out}/fold{fold} "
+                           "--task captioning")
+        hints += report(left_out, skip, folder, out)
+    print("\n".join(hints))
+
+
+def run(args: argparse.Namespace) -> None:
+    """Writes the shards of one data set, or of its folds, to --out.
+
+    Raises:
+        FileNotFoundError: images of CUB are missing.
+        ValueError: no split of shards is named; or as `write`.
+    """
+    if args.source == "recap":
+        return recap.run(args)
+    if args.source == "folds":
+        shards = find_shards(args.shards)
+        return write_folds(args.out, shards, args.captions_key, args.k, args.join, args.skip_broken)
+    left_out: list[LeftOut] = []
+    if args.source == "shards":
+        patterns = {split: getattr(args, split) for split in ("train", "val", "test") if getattr(args, split)}
+        if not patterns:
+            raise ValueError("name at least one of --train, --val and --test")
+        splits = {split: read_shards(find_shards(pattern), args.captions_key) for split, pattern in patterns.items()}
+    elif args.source == "cub":
+        rows, problems = cub.read(args.images, args.captions, args.split, args.classes)
+        left_out += [LeftOut(*problem) for problem in problems]
+        if left_out and not args.skip_broken:
+            refuse(left_out)
+        splits = {split: read_files(rows[split], left_out) for split in rows}
+    else:
+        rows = read_karpathy(args.annotations, args.source, args.images)
+        missing = [path for split in rows.values() for path, _ in split if not path.exists()]
+        if missing and not args.skip_broken:  # said at once, not after an hour of copying
+            total = sum(map(len, rows.values()))
+            raise FileNotFoundError(f"{len(missing)} of {total} images are missing in {args.images}, the first is "
+                                    f"{missing[0]}: check --images, or leave them out by --skip-broken")
+        splits = {split: read_files(rows[split], left_out) for split in ("train", "val", "test") if split in rows}
+    write(args.out, splits, left_out, args.join, args.skip_broken)

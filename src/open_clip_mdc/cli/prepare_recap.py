@@ -1,0 +1,118 @@
+"""The paper's random subsets of Recap-DataComp, with the recaptioned text in the place of the alt text.
+
+    open_clip_mdc prepare recap --shards 'recap/{00000..99999}.tar' --pairs 10000000 --out recap-wds --jobs 8
+
+Reads shards as img2dataset writes them: with --save_additional_columns '["re_caption"]' the text is in KEY.json; with
+--caption_col re_caption, which the data set's own README has, KEY.txt is the text, and no KEY.json knows a re_caption.
+A seed orders the shards at random; they are written in that order as OUT/00000.tar, 00001.tar, ... until there are as
+many pairs as asked for, to the end of the shard. So 5 million pairs are the first shards of 10 million in the same
+folder: the paper's 5, 10, 20 and 30 million are nested, and asking for more adds shards to what is there. Whatever is
+there is not written again; an interrupted run resumes, and several share a folder (engine.py).
+"""
+import argparse
+import random
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+
+from ..bulk.engine import make_each
+from ..data.files import write_json
+from ..data.shards import (
+    find_shards,
+    image_member,
+    is_text,
+    open_tar,
+    read_metadata,
+    read_samples,
+    read_stats,
+    shard_pattern,
+    stats_file,
+    write_sizes,
+)
+from ..errors import plural
+from ..progress import progress_bar
+
+
+def re_caption(sample: dict, in_json: bool) -> str:
+    """The recaptioned text of a sample, without white space at its ends and line ends; empty where there is none."""
+    text = read_metadata(sample).get("re_caption") if in_json else sample.get("txt", b"").decode("utf-8", "replace")
+    return " ".join(text.split()) if is_text(text) else ""
+
+
+def recaption(job: tuple[str, Path], part: Path) -> None:
+    """Writes one shard, and what is in it to TARGET_stats.json: where the text was, and numbers of pairs and others.
+
+    Args:
+        job: the source, and the target's name.
+        part: the file to write.
+
+    Raises:
+        ValueError: the source is damaged.
+    """
+    source, target = job
+    in_json = any("re_caption" in read_metadata(sample) for sample in read_samples(source, ("json",)))
+    stats = {"source": source, "text": "json" if in_json else "txt", "pairs": 0, "without_caption": 0,
+             "without_image": 0}
+    with open_tar(part) as writer:
+        for sample in read_samples(source):
+            suffix, text = image_member(sample), re_caption(sample, in_json)
+            if not suffix or not text:
+                stats["without_caption" if suffix else "without_image"] += 1
+                continue
+            key = f"{target.stem}{stats['pairs']:06d}"  # our own; the source's is in its json
+            writer.write({"__key__": key, suffix: sample[suffix], "txt": text, "json": sample.get("json", b"{}")})
+            stats["pairs"] += 1
+    write_json(stats_file(target), stats, follow=False)  # before the shard appears
+
+
+def worker(number: int) -> Callable:
+    """The function of a worker (engine.py)."""
+    return recaption
+
+
+def stats_of(source: str, target: Path) -> dict:
+    """Of a shard that is there.
+
+    Raises:
+        ValueError: it was made from another source.
+    """
+    stats = read_stats(target)
+    if stats["source"] != source:
+        raise ValueError(f"{target} was made from {stats['source']}, not from {source}: other --shards or another "
+                         f"--seed need another --out")
+    return stats
+
+
+def run(args: argparse.Namespace) -> None:
+    """Writes shards of at least --pairs recaptioned pairs to --out, from shards drawn at random.
+
+    Raises:
+        ValueError: all shards together hold fewer.
+    """
+    sources, out = find_shards(args.shards), Path(args.out).absolute()
+    sources = random.Random(args.seed).sample(sources, len(sources))
+    targets = [out / f"{number:05d}.tar" for number in range(len(sources))]
+    done: list[dict] = []
+    with progress_bar(total=args.pairs, what="recap", unit="pair") as bar:
+        while len(done) < len(sources) and sum(stats["pairs"] for stats in done) < args.pairs:
+            missing, most = args.pairs - sum(counts := [stats["pairs"] for stats in done]), max([1, *counts])
+            some = slice(len(done), len(done) + max(args.jobs or 1, missing // most if done else 0))
+            work = [((source, target), target) for source, target in zip(sources[some], targets[some], strict=True)]
+            list(make_each(worker, work, args))
+            for (source, target), _ in work:
+                done.append(stats_of(source, target))
+                bar.update(done[-1]["pairs"])
+    write_sizes(out)
+    totals = list(accumulate(stats["pairs"] for stats in done))
+    if totals[-1] < args.pairs:
+        raise ValueError(f"all {len(sources)} shards hold {totals[-1]} pairs with a re_caption, fewer than --pairs "
+                         f"{args.pairs}; they are in {out}")
+    count = 1 + next(i for i, total in enumerate(totals) if total >= args.pairs)
+    from_txt = sum(stats["text"] == "txt" for stats in done[:count])
+    if from_txt:
+        print(f"the text of {from_txt} of {count} shards is their KEY.txt: no KEY.json of theirs knows a re_caption")
+    for what, why in (("without_caption", "no re_caption"), ("without_image", "no image")):
+        dropped = sum(stats[what] for stats in done[:count])
+        if dropped:
+            print(f"{plural(dropped, 'sample')} left out: {why}")
+    print(f"{plural(totals[count - 1], 'pair')}: --train-data '{shard_pattern(args.out, count)}'")

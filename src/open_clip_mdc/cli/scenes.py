@@ -1,0 +1,200 @@
+"""The built-in synthetic data sets: scenes of coloured shapes with true captions. Nothing has to be downloaded.
+
+    open_clip_mdc scenes --out scenes              # 20,000 training scenes and everything listed in `build`
+    open_clip_mdc scenes --out scenes3 --objects 3 --sizes --size 48
+    open_clip_mdc scenes --out lengths --objects 1-3     # captions of three lengths
+    open_clip_mdc scenes --out fewshot --without "yellow star"     # and 1, 4, 16, 64, 256 scenes that have one
+    open_clip_mdc scenes --out rich --world rich --noise 0.1       # many captions are true of a scene, some of none
+
+What is drawn and said: data/plain_world.py (a row or a column of objects, one true caption) and data/rich_world.py.
+
+A draw depends only on (seed, stream, index): the same seed writes the same bytes, a larger set begins with the scenes
+of a smaller one, and no split shares a stream with another.
+"""
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from ..bulk.engine import process_pool
+from ..data.files import new_folder
+from ..data.images import encode_png
+from ..data.shards import tar_writer
+from ..progress import progress_bar
+from ..scenes import plain as plain_world
+from ..scenes import rich as rich_world
+from ..scenes.drawing import render
+
+World = plain_world.World | rich_world.World
+SHOTS = (1, 4, 16, 64, 256)  # scenes to learn a concept from that the others lack
+TRAIN_SHARDS = 8  # upstream refuses fewer training shards than workers x ranks
+RICH_SHARD = 10_000  # scenes at most, of the rich world
+
+
+def drawing_of(world: World):
+    """The module that draws a world: `check`, `draw_scene`, `captions`, `draw_pair`, `PROBES`."""
+    return rich_world if isinstance(world, rich_world.World) else plain_world
+
+
+def train_shards(world: World, count: int) -> int:
+    """The number of training shards of `count` scenes."""
+    shards = max(TRAIN_SHARDS, -(-count // RICH_SHARD)) if isinstance(world, rich_world.World) else TRAIN_SHARDS
+    return min(shards, count)
+
+
+def _write_shard(root: Path, split: str, world: World, shard: str, indices: range, concept: bool | None = None,
+                 distinct: int | None = None) -> Iterator[None]:
+    """One shard of SPLIT and of SPLIT-long: the same images with short and with long captions.
+
+    Args:
+        concept: of `plain_world.draw_scene`.
+        distinct: so many scenes, the first of those that have the concept, are repeated.
+    """
+    drawing = drawing_of(world)
+    draw = drawing.draw_scene if concept is None else partial(drawing.draw_scene, concept=concept)
+    with tar_writer(root / split / shard) as short, tar_writer(root / f"{split}-long" / shard) as long:
+        for index in indices:
+            rng = world.rng("shots", index % distinct) if distinct else world.rng(split, index)
+            scene = draw(world, rng)
+            texts = drawing.captions(scene, rng)
+            sample = {
+                "__key__": f"{split}{index:07d}",
+                "png": encode_png(render(scene, world.pixels, rng)),
+                "json": json.dumps({**asdict(scene), **texts}),
+            }
+            said = texts["caption"], texts["long_caption"]
+            if split == "train" and drawing is rich_world:
+                said = rich_world.noise(world, index) or said
+            for writer, text in zip((short, long), said, strict=True):
+                writer.write({**sample, "txt": text})
+            yield
+
+
+def _captioned(root: Path, split: str, world: World, count: int, shards: int, **which) -> Iterator[partial]:
+    """What writes the shards of SPLIT and SPLIT-long; which: see `_write_shard`."""
+    sizes = {}
+    for shard in range(shards):
+        name = f"{shard:05d}.tar"
+        indices = range(shard * count // shards, (shard + 1) * count // shards)
+        sizes[name] = len(indices)
+        yield partial(_write_shard, root, split, world, name, indices, **which)
+    for folder in (split, f"{split}-long"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder / "sizes.json").write_text(json.dumps(sizes))  # upstream reads the number of samples here
+
+
+def _write_probe(root: Path, name: str, split: str, world: World, count: int) -> Iterator[None]:
+    """Labelled scenes in clip_benchmark's webdataset layout; names of classes stand beside them."""
+    probe = drawing_of(world).PROBES[name]
+    with tar_writer(root / name / split / "0.tar") as writer:
+        for index in range(count):
+            rng = world.rng(f"{name}-{split}", index)
+            scene, label = probe.draw(world, rng)
+            image = encode_png(render(scene, world.pixels, rng))
+            writer.write({"__key__": f"{split}{index:07d}", "png": image, "cls": str(label)})
+            yield
+    (root / name / split / "nshards.txt").write_text("1")
+    (root / name / "classnames.txt").write_text("\n".join(probe.classes))
+    (root / name / "zeroshot_classification_templates.txt").write_text("\n".join(probe.templates))
+
+
+def _write_pairs(root: Path, world: World, count: int) -> Iterator[None]:
+    """True and false captions in SugarCrepe's json format; `val2017` is where clip_benchmark looks for images."""
+    (root / "images").mkdir(parents=True)
+    (root / "val2017").symlink_to("images")
+    rows: dict[str, dict] = {}
+    for index in range(count):
+        rng = world.rng("pairs", index)
+        scene, true, negatives = drawing_of(world).draw_pair(world, rng)
+        filename = f"{index:012d}.png"
+        render(scene, world.pixels, rng).save(root / "images" / filename)
+        for task, false in negatives.items():
+            rows.setdefault(task, {})[str(index)] = {"filename": filename, "caption": true, "negative_caption": false}
+        yield
+    for task, pairs in rows.items():
+        (root / f"{task}.json").write_text(json.dumps(pairs, indent=4))
+
+
+def _count(part: partial) -> int:
+    """Writes a part in a process of its own; how many scenes it has."""
+    return sum(1 for _ in part())
+
+
+def _written(parts: list[partial], jobs: int) -> Iterator[int]:
+    """Writes the parts, in this process or in several; numbers of scenes, as they come.
+
+    Raises:
+        ValueError: a process was killed.
+    """
+    if jobs == 1:
+        yield from (1 for part in parts for _ in part())
+        return
+    with process_pool(jobs, "a process was killed (for its memory?): give fewer --jobs, or try again") as map_all:
+        yield from map_all(_count, parts)
+
+
+def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe: int, num_pairs: int,
+          jobs: int = 1) -> None:
+    """Writes the whole data set under `out`, which appears only when it is complete.
+
+        train/, val/              KEY.png, KEY.txt (one sentence), KEY.json (the scene and both captions), sizes.json
+        train-long/, val-long/    the same images with long captions
+        probe/                    labelled one-object scenes, clip_benchmark's webdataset layout
+        sugarcrepe/               swap_att.json, swap_obj.json, replace_rel.json, images/
+
+    In the rich world KEY.json has five short captions too, `captions`, and instead of probe/ there are probe-colour/,
+    probe-shape/, probe-size/, probe-count/, probe-position/ and probe-relation/.
+
+    In a world without a concept train/ and val/ lack it, and beside them are
+
+        concept/                  as val/, each scene with it
+        shots-1/ to shots-256/    as train/, 256 samples of so many scenes with it; the fewer are the first of the more
+
+    Raises:
+        ValueError: `out` is there already and is not an empty folder, a number is out of range, or a process was
+            killed.
+    """
+    if min(num_train, num_val, num_probe, num_pairs) < 1:
+        raise ValueError("--num-train, --num-val, --num-probe and --num-pairs must be at least 1")
+    drawing = drawing_of(world)
+    drawing.check(world)
+    without = getattr(world, "without", None) is not None
+    total = num_train + num_val + 2 * num_probe * len(drawing.PROBES) + num_pairs
+    total += num_val + len(SHOTS) * SHOTS[-1] if without else 0
+    lacks = {"concept": False} if without else {}
+    with new_folder(out) as folder, progress_bar(total=total, what="scenes", unit="scene") as bar:
+        parts = [*_captioned(folder, "train", world, num_train, train_shards(world, num_train), **lacks),
+                 *_captioned(folder, "val", world, num_val, 1, **lacks)]
+        if without:
+            parts += _captioned(folder, "concept", world, num_val, 1, concept=True)
+            for shots in SHOTS:
+                parts += _captioned(folder, f"shots-{shots}", world, SHOTS[-1], 1, concept=True, distinct=shots)
+        parts += [partial(_write_probe, folder, name, split, world, num_probe) for name in drawing.PROBES
+                  for split in ("train", "test")]
+        parts.append(partial(_write_pairs, folder / "sugarcrepe", world, num_pairs))
+        for count in _written(parts, jobs):
+            bar.update(count)
+
+
+def world_of(args: argparse.Namespace) -> World:
+    """Raises ValueError if a flag is of the other world."""
+    if args.world == "rich":
+        for flag in ("objects", "sizes", "without"):
+            if getattr(args, flag):
+                raise ValueError(f"--{flag} is of --world plain: the rich one has 1 to 4 objects of 3 sizes")
+        return rich_world.World(args.size or rich_world.World.pixels, args.seed, args.noise)
+    if args.noise:
+        raise ValueError("--noise is of --world rich")
+    fewest, most = args.objects or (None, plain_world.World.objects)
+    return plain_world.World(args.size or plain_world.World.pixels, most, args.sizes, args.seed, fewest, args.without)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Writes the data set to --out and prints the flags that train on it."""
+    world = world_of(args)
+    build(args.out, world, args.num_train, args.num_val, args.num_probe, args.num_pairs, args.jobs)
+    last = train_shards(world, args.num_train) - 1
+    print(f"{args.out}: {args.num_train} training scenes, --train-data '{args.out}/train/{{00000..{last:05d}}}.tar' "
+          f"--val-data {args.out}/val/00000.tar")

@@ -1,0 +1,273 @@
+"""Which interval of t suits this data? Measures the encoder's gradient noise at every t and proposes [t_min, t_max].
+
+    open_clip_mdc schedule-search --model MDC-ViT-Ti-8-t0.0-1.0 --train-data 'scenes/train/{00000..00007}.tar'
+    open_clip_mdc schedule-search --pretrained logs/RUN --train-data ...     (measures a trained model)
+
+The paper chose [0.5, 1] by training on four intervals and probing each (Table 5), as the loss over (0, 1] was "very
+unstable" where captions are short. Here one short training over (0, 1] is followed by a measurement; the criterion is
+stated at gradient_noise.interval_scores. No labels are needed. The idea is BD3-LM's clipped-schedule search (Arriola et
+al. 2025), there by the variance of the loss.
+
+Only the position of the interval is found: its width is --min-width, as the criterion favours narrow intervals.
+"""
+import argparse
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import open_clip
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from ..data.files import new_file, write_json
+from ..data.images import read_pairs
+from ..data.shards import find_shards
+from ..errors import close_names
+from ..integration import checkpoints, configs
+from ..integration.configs import is_captioner
+from ..integration.patches import register
+from ..integration.pretrained import default_device
+from ..models.captioner import Captioner
+from ..objectives.base import systematic
+from ..objectives.loss import CaptionLoss
+from ..progress import progress_bar
+from ..text.packing import pack
+from .gradient_noise import GROUPS, MIDDLES, Measurement, interval_scores, log_ratio_error, measure, moments, weights
+
+PAPER = tuple(configs.intervals())  # Table 5
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raises ValueError or FileNotFoundError for what cannot work."""
+    if not args.model and not args.pretrained:
+        raise ValueError("give --model NAME to train it shortly, or --pretrained RUN to measure a trained model")
+    if args.model and not is_captioner(args.model):
+        close = close_names(args.model, filter(is_captioner, open_clip.list_models()))
+        raise ValueError(f"--model {args.model} is no captioner known here{close}")
+    find_shards(args.train_data)
+    if args.num_samples < GROUPS * args.batch_size:
+        raise ValueError(f"--num-samples {args.num_samples}: at least {GROUPS} times --batch-size {args.batch_size}")
+    if not 0 <= args.min_width <= 1:
+        raise ValueError(f"--min-width {args.min_width}: an interval of t is 0 to 1 wide")
+
+
+class Sample(NamedTuple):
+    """A captioned image, preprocessed."""
+
+    number: int  # in the shards
+    image: Tensor  # [3, height, width]
+    text: Tensor  # long [L]
+
+
+def stream(shards: str, transform, tokenizer) -> Iterator[Sample]:
+    """Images and captions in the order of the shards, over and over.
+
+    Raises:
+        ValueError: the shards hold no image with a caption, or are damaged.
+    """
+    while True:
+        sample = None
+        for number, pair in enumerate(read_pairs(find_shards(shards), transform, tokenizer)):
+            yield (sample := Sample(number, *pair))
+        if sample is None:
+            raise ValueError(f"{shards}: no image (KEY.jpg) with a caption (KEY.txt)")
+
+
+def different(samples: Iterator[Sample]) -> Iterator[Sample]:
+    """The same samples, each once.
+
+    Raises:
+        ValueError: an image comes again. Its gradients are not independent of those before, and the noise of a mean
+            over repeated images looks as if it fell faster than it does.
+    """
+    first = next(samples)
+    yield first
+    for count, sample in enumerate(samples, 1):
+        if sample.number == first.number:
+            raise ValueError(f"--train-data holds {count} images, and none is measured twice; lower --num-samples")
+        yield sample
+
+
+def batches(samples: Iterator[Sample], size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Image [size, 3, height, width] on the device and text [size, L] on the CPU."""
+    while True:
+        _, image, text = zip(*islice(samples, size), strict=True)
+        yield torch.stack(image).to(device), torch.stack(text)
+
+
+def train(model: Captioner, data: Iterator[tuple[Tensor, Tensor]], steps: int, lr: float, seed: int) -> None:
+    """Eq. 5 over all of (0, 1] by AdamW with the paper's betas and weight decay, after a warm-up of a tenth."""
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=lr, betas=(0.9, 0.98))
+    warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(1.0, steps / 10)))
+    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    caption_loss = CaptionLoss()
+    model.train()
+    progress = progress_bar(islice(data, steps), "training", "step", total=steps)
+    for image, text in progress:
+        corrupted = model.objective.bound(text, model.vocab_size, systematic(len(text), rng.random()), generator)
+        out = model(image, pack(text, corrupted, model.vocab_size).to(image.device))
+        loss = caption_loss(out["token_nll"], out["token_weight"], out["num_target"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        warmup.step()
+        progress.set_postfix(loss=f"{loss.item():.3f}")
+
+
+def per_t(measured: Measurement) -> pd.DataFrame:
+    """A row per t: nats per masked token; then, with the weight 1/t ("inverse_t") and without ("none"), mean and
+    variance over images of the loss, and of its gradient |mean|^2 and trace of the covariance.
+
+    The loss of an image is that of a training batch: nats of its masked tokens over the mean number of tokens.
+    """
+    noise, tokens = moments(measured), measured.mean_tokens
+    table = {"t": MIDDLES, "token_nll": measured.nll.sum(1) / measured.masked.sum(1).clip(1),
+             "gradient_snr": noise.products.diagonal() / noise.noise}
+    for kind in ("inverse_t", "none"):
+        weight = weights(kind) / tokens
+        loss = weight[:, None] * measured.nll
+        table |= {
+            f"loss_{kind}": loss.mean(1), f"loss_variance_{kind}": loss.var(1, ddof=1),
+            f"gradient_squared_mean_{kind}": weight ** 2 * noise.products.diagonal(),
+            f"gradient_variance_{kind}": weight ** 2 * noise.noise,
+        }
+    return pd.DataFrame(table)
+
+
+def search(measured: Measurement, min_width: float) -> pd.DataFrame:
+    """`interval_scores` of the whole measurement, best progress first, with what follows from them.
+
+    Returns:
+        further columns: gain (progress over that of (0, 1] with weight 1/t) and gain_error (one standard error),
+        proposed (the best interval with weight 1/t and at least the least width), tied (as wide, with weight 1/t, and
+        within two standard errors of it), best_of_any_width (with weight 1/t).
+    """
+    scores = interval_scores(moments(measured))
+    left_out = np.array([interval_scores(moments(measured, leave_out=g)).progress for g in range(GROUPS)])
+    weighted, width = scores.weight == "inverse_t", scores.t_max - scores.t_min
+    allowed = weighted & (width > min_width - 0.01)
+    whole, best = (weighted & (width > 0.99)).idxmax(), scores.progress[allowed].idxmax()
+    scores["gain"] = scores.progress / scores.progress[whole]
+    error = log_ratio_error(left_out, whole)
+    scores["gain_error"] = np.where(np.isinf(error), np.inf, scores.gain * error)
+    scores["proposed"] = scores.index == best
+    scores["best_of_any_width"] = scores.index == scores.progress[weighted].idxmax()
+    distance = np.log(scores.progress[best]) - np.log(scores.progress.where(scores.progress > 0))
+    scores["tied"] = allowed & ~scores.proposed & (distance < 2 * log_ratio_error(left_out, best))
+    return scores.sort_values("progress", ascending=False, ignore_index=True)
+
+
+def interval(row: pd.Series) -> str:
+    """A row of `search` as "[0.5, 1.0]"."""
+    return f"[{row.t_min:.1f}, {row.t_max:.1f}]"
+
+
+def shown(scores: pd.DataFrame) -> pd.DataFrame:
+    """The rows for the terminal and the figure: what is proposed, the best of any width and the paper's intervals."""
+    paper = [i for low, high in PAPER for i in scores.index[(scores.t_min == low) & (scores.t_max == high)]]
+    rows = scores.loc[list(dict.fromkeys([scores.proposed.idxmax(), scores.best_of_any_width.idxmax(), *paper]))]
+    return rows.sort_values(["weight", "proposed"], ascending=[True, False], kind="stable")
+
+
+def report(table: pd.DataFrame, scores: pd.DataFrame, min_width: float) -> str:
+    """Both tables as text, and the proposal in words."""
+    curves = pd.DataFrame({
+        "t": table.t, "nats/token": table.token_nll, "loss": table.loss_inverse_t,
+        "var loss": table.loss_variance_inverse_t, "(no 1/t)": table.loss_variance_none,
+        "var gradient": table.gradient_variance_inverse_t, "(no 1/t) ": table.gradient_variance_none,
+        "gradient snr": table.gradient_snr})
+    rows = shown(scores)
+    intervals = pd.DataFrame({
+        "t in": [interval(row) for _, row in rows.iterrows()],
+        "weight": rows.weight.map({"inverse_t": "1/t", "none": "1"}),
+        "snr": rows.snr, "cosine": rows.cosine, "progress": rows.progress,
+        "gain": [f"{row.gain:.2f} +- {row.gain_error:.2f}" for _, row in rows.iterrows()],
+        "": ["<- proposed" if proposed else "" for proposed in rows.proposed]})
+    best, any_width = (scores[scores[column]].iloc[0] for column in ("proposed", "best_of_any_width"))
+    tied = ", ".join(interval(row) for _, row in scores[scores.tied].iterrows()) or "none"
+    text = [frame.to_string(index=False, float_format="{:.3g}".format) for frame in (curves, intervals)]
+    return f"""
+Per image, at each t:
+{text[0]}
+
+Per image, with t uniform on an interval (gain: progress over that of [0.0, 1.0], +- one standard error):
+{text[1]}
+
+Proposed: t in {interval(best)}, {best.gain:.2f} times the progress per image of [0.0, 1.0].
+Not told apart from it: {tied}.
+Only its position was found; its width is that of --min-width {min_width:g}, as the criterion favours narrow intervals.
+Without this limit the best is {interval(any_width)}, {any_width.gain:.2f} +- {any_width.gain_error:.2f}.
+This holds while noise limits a step: for batches below about {1 / best.snr:.0f} images at this stage of training."""
+
+
+def draw(path: str, table: pd.DataFrame, scores: pd.DataFrame) -> None:
+    """PNG: the loss, the two variances with and without 1/t, and the intervals at the height of their gain."""
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    axes = figure.subplots(2, 2)
+    axes[0, 0].plot(table.t, table.token_nll, "o-", color="black", label="nats per masked token")
+    axes[0, 0].plot(table.t, table.loss_inverse_t, "s--", label="loss, weight 1/t")
+    axes[0, 0].set(title="Loss")
+    for axis, column, title in ((axes[0, 1], "loss_variance", "Variance of an image's loss"),
+                                (axes[1, 0], "gradient_variance", "Variance of an image's encoder gradient (trace)")):
+        axis.plot(table.t, table[f"{column}_inverse_t"], "s--", label="weight 1/t")
+        axis.plot(table.t, table[f"{column}_none"], "^:", label="no 1/t")
+        axis.set(yscale="log", title=title)
+    rows = shown(scores)
+    for _, row in rows[rows.weight == "inverse_t"].iterrows():
+        label = f"{interval(row)}: {row.gain:.2f} $\\pm$ {row.gain_error:.2f}" + (" (proposed)" if row.proposed else "")
+        axes[1, 1].plot([row.t_min, row.t_max], [row.gain] * 2, linewidth=3, label=label)
+    axes[1, 1].set(title="Progress per image, relative to [0, 1]", ylim=(0, 1.15 * rows.gain.max()))
+    for axis in axes.flat:
+        axis.set(xlabel="t", xlim=(0, 1))
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False)
+    with new_file(path) as partial:
+        figure.savefig(partial, format="png", dpi=100)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Trains or loads, measures, prints the tables and writes --out and --plot.
+
+    Raises:
+        ValueError: the model is no masked diffusion captioner; or as `check`.
+    """
+    register()
+    check(args)
+    device = default_device(args.device)
+    torch.manual_seed(args.seed)
+    if args.pretrained:
+        model, transform, tokenizer = checkpoints.load(args.pretrained, args.model, device, captioner=True)
+    else:
+        model, _, transform = open_clip.create_model_and_transforms(args.model, device=device)
+        tokenizer = open_clip.get_tokenizer(args.model)
+    if not isinstance(model, Captioner) or model.causal:
+        raise ValueError(f"{args.pretrained or args.model} has no interval of t: it is no masked diffusion captioner")
+    samples = stream(args.train_data, transform, tokenizer)
+    steps = 0 if args.pretrained else args.steps
+    if steps:
+        train(model, batches(samples, args.batch_size, device), steps, args.lr, args.seed)
+    num_batches = args.num_samples // (GROUPS * args.batch_size)
+    measured = measure(model, batches(different(samples), args.batch_size, device), num_batches, args.seed)
+    table, scores = per_t(measured), search(measured, args.min_width)
+
+    print(report(table, scores, args.min_width))
+    name = checkpoints.find(args.pretrained, args.model).model_name if args.pretrained else args.model
+    best = scores[scores.proposed].iloc[0]
+    proposed = configs.interval_name(name, round(best.t_min, 1), round(best.t_max, 1), open_clip.get_model_config)
+    print(f"To train so: open_clip_train --model {proposed}")
+    settings = {key: value for key, value in vars(args).items() if key not in ("tool", "out", "plot")}
+    content = {**settings, "steps": steps, "num_samples": measured.nll.shape[1],
+               "mean_tokens": measured.mean_tokens, "proposal": json.loads(scores[scores.proposed].iloc[0].to_json()),
+               "best_of_any_width": json.loads(scores[scores.best_of_any_width].iloc[0].to_json()),
+               "per_t": json.loads(table.to_json(orient="records", double_precision=10)),
+               "intervals": json.loads(scores.to_json(orient="records", double_precision=10))}
+    write_json(args.out, content, indent=1)
+    draw(args.plot, table, scores)
+    print(f"\nNumbers: {args.out}, figure: {args.plot}")

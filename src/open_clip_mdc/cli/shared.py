@@ -1,0 +1,158 @@
+"""What several tools share: flags in one spelling, and what these ask for. Imports no torch: `--help` is quick."""
+import argparse
+import hashlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from ..data.outputs import is_folder
+from ..decoding.options import BLIND_IMAGES, MIN_BLIND_IMAGES, TooFewImages, check_blind
+from ..errors import number_from
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..integration.pretrained import PretrainedCaptioner
+
+natural, positive = number_from(0), number_from(1)
+
+
+def add_plugin(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that names objectives from outside this package (integration/plugins.py)."""
+    parser.add_argument("--plugin", action="append", metavar="MODULE",
+                        help="module or file.py that registers the model's objective; may be given several times")
+
+
+def load_plugins(args: argparse.Namespace) -> None:
+    """Load what --plugin names; raises ValueError as `plugins.load_plugin`."""
+    from ..integration.plugins import load_plugin
+    for plugin in getattr(args, "plugin", None) or ():
+        load_plugin(plugin)
+
+
+def add_model(parser: argparse.ArgumentParser, required: bool = True, device: bool = True) -> None:
+    """With `required` false --model may stand alone, for a network not trained yet; `device`: of tools that run it."""
+    add_plugin(parser)
+    parser.add_argument("--pretrained", required=required, help="checkpoint, run folder, local-dir: or hf-hub: id")
+    parser.add_argument("--model", help="architecture, for a checkpoint outside a run folder" +
+                        (", or alone for an untrained network") * (not required))
+    if device:
+        parser.add_argument("--device", help="default: cuda where there is one, else cpu")
+
+
+def add_images(parser: argparse.ArgumentParser, blind: bool = True) -> None:
+    """The flags of tools that read images; `blind`: of those that need a mean image, too."""
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"),
+                        help="of the arithmetic; weights stay float32 (default: bf16 on cuda, else fp32)")
+    parser.add_argument("--batch-size", type=positive, default=32, help="images at a time (default: %(default)s)")
+    parser.add_argument("--workers", type=natural, default=min(2, max(1, (os.cpu_count() or 1) - 1)),
+                        help="processes that decode images; 0: none but this one (default: %(default)s)")
+    if blind:
+        parser.add_argument("--blind-images", nargs="+", metavar="PATHS",
+                            help=f"images whose mean stands for no image, {MIN_BLIND_IMAGES} or more "
+                                 f"(default: those given; of caption and tables, the first {BLIND_IMAGES})")
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """The flags of tools that work shard by shard (engine.py)."""
+    parser.add_argument("--engine", choices=("local", "ray"), default="local",
+                        help="processes here, or actors of the Ray cluster at $RAY_ADDRESS (default: %(default)s)")
+    parser.add_argument("--jobs", type=positive,
+                        help="shards at a time, in a process each (default: 1; of ray, one per GPU)")
+
+
+def check_engine(args: argparse.Namespace) -> None:
+    """Raises ValueError for flags of an engine where none works: on one file for all."""
+    if not is_folder(args.out) and (args.jobs or args.engine != "local"):
+        raise ValueError(f"--engine and --jobs are for tables of shards: --out {args.out} should then be a folder "
+                         f"(no suffix)")
+
+
+def check_length(args: argparse.Namespace) -> None:
+    """Raises ValueError for --length or --min-length beyond the model's context, by its config: before it is loaded."""
+    from ..integration.checkpoints import longest_caption
+    for flag, tokens in (("--length", args.length), ("--min-length", getattr(args, "min_length", None))):
+        if isinstance(tokens, int) and tokens > (most := longest_caption(args.pretrained, args.model)):
+            raise ValueError(f"{flag} {tokens} is more than this model's context holds: give 1 to {most} tokens")
+
+
+def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCaptioner":
+    """The model that the flags name; raises as `pretrained.load`.
+
+    Args:
+        number: of this process among --jobs, which share the GPUs or cores of a machine.
+    """
+    import torch
+
+    from ..integration.pretrained import default_device, load
+    load_plugins(args)
+    device, jobs = default_device(args.device), getattr(args, "jobs", None) or 1
+    if device == "cuda" and torch.cuda.is_available():
+        device = f"cuda:{number % torch.cuda.device_count()}"
+    if jobs > 1 and args.engine == "local":
+        torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
+    return load(args.pretrained, args.model, device, getattr(args, "precision", "fp32"))
+
+
+def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace,
+                limit: int | None = None) -> tuple["torch.Tensor", str]:
+    """What stands for no image: the mean of --blind-images, or else of the first `limit` readable ones here.
+
+    Returns:
+        [P, D], and what the mean is of, for who resumes: the number of images and a hash of their pixels.
+
+    Raises:
+        ValueError: there are too few images, or one of --blind-images cannot be read.
+    """
+    from ..data.images import Images
+    from ..data.paths import IMAGE_FILES, SHARDS, count_images, find_images
+    from ..integration.checkpoints import hash_tensor
+    from ..likelihood.log_likelihood import mean_image
+    from ..progress import progress_bar
+    if args.blind_images:
+        paths = find_images(args.blind_images, IMAGE_FILES + SHARDS)
+        limit = None
+    names, problems, digest = [], [], hashlib.sha256()
+
+    def images():
+        batches = Images(paths, loaded.to_bytes, args.batch_size, limit)
+        with progress_bar(total=count_images(paths, limit), what="mean image") as bar:
+            for batch in batches.loader(args.workers):
+                if batch.problems and args.blind_images:
+                    raise ValueError(batch.problems[0])
+                names.extend(batch.new)
+                problems.extend(batch.problems)
+                bar.update(len(batch.new))
+                if batch.new:
+                    for image in batch.image:
+                        hash_tensor(digest, image)
+                    yield loaded.from_bytes(batch.image)
+        if problems and not names:
+            raise ValueError(problems[0])
+
+    with loaded.autocast():
+        blind = mean_image(loaded.model, images())
+    check_blind(len(names), "--blind-images")
+    return blind, f"the mean of {len(names)} images, {digest.hexdigest()[:12]}"
+
+
+def prior_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace, limit: int | None = None,
+                say: bool = True) -> tuple["torch.Tensor | None", str | None]:
+    """`blind_image`; None twice where --plain or too few images leave the blind and the debiased scores out.
+
+    Args:
+        say: that they are left out; of several workers one does.
+
+    Raises:
+        ValueError: --blind-images are too few, or --top needs debiased scores; or as `blind_image`.
+    """
+    if args.plain:
+        return None, None
+    try:
+        return blind_image(loaded, paths, args, limit)
+    except TooFewImages as problem:
+        if args.blind_images or args.top is not None:
+            raise
+        if say:
+            print(f"blind and debiased scores are left out: {problem}", file=sys.stderr)
+        return None, None

@@ -1,0 +1,109 @@
+"""Ancestral sampling of mask-and-replace diffusion: x_s is drawn from p(x_s | x_t), from t = T to 0 (MC-Diffusion).
+
+The reverse process of VQ-Diffusion (Gu et al. 2022, Eq. 11) in any number of steps: one from t to s has the bridge's
+posterior, not that of a single step of the schedule, and p(x_0 | x_t) is cut (top_p) before the posterior is taken.
+
+Which tokens are masked when does not depend on the network: one that is masked at t is so at s with mask_s / mask_t.
+A uniform number per token decides it for all steps, as in the forward process. So it is known beforehand which logits a
+step reads: of the tokens that it unmasks and, where tokens may have been replaced, of the visible ones.
+
+Dimensions: R captions (rows), L positions, M asked tokens, V vocabulary, T steps of the schedule.
+"""
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..models.interface import Network
+from ..objectives.replace_process import Schedule, log_posterior
+from ..text.packing import put, split_places
+from ..text.special_tokens import mask_id
+from .sampling import GREEDY, Decoded, Sampling, sample_tokens, truncate
+
+
+def times(steps: int, last: int) -> list[int]:
+    """`steps` + 1 times from T down to 0, evenly spaced.
+
+    Raises:
+        ValueError: there are not as many.
+    """
+    if not 1 <= steps <= last:
+        raise ValueError(f"steps is {steps}; it must be a number of steps from 1 to {last}")
+    return np.linspace(last, 0, steps + 1).round().astype(int).tolist()
+
+
+@torch.no_grad()
+def denoise(
+        network: Network,
+        text: Tensor,
+        valid: Tensor,
+        schedule: Schedule,
+        steps: int | None = None,
+        forbidden: Sequence[int] = (),
+        sampling: Sampling = GREEDY,
+) -> Decoded:
+    """Draws every [MASK] of the text; what is given stays as it is.
+
+    Drawn are masks and replacements, at any temperature. The tokens come from p(x_0 | x_t) at the temperature, cut to
+    top_k and top_p, and at temperature 0 are its most probable ones. A token that is drawn as a replacement can be any
+    id, EOT too, and is drawn anew later: lengths come from `valid`, and by the last step no mask, no replacement and
+    nothing forbidden is left.
+
+    Args:
+        network: bidirectional; conditioned on the step.
+        text: ids, mask_id where a token is to be found, long [R, L].
+        valid: bool [R, L], what is no padding.
+        steps: T, the schedule's, if None; each but the last leaves masks. Steps that unmask nothing cost nothing where
+            nothing is ever replaced.
+        forbidden: ids that p(x_0 | x_t) is taken without.
+        sampling: of p(x_0 | x_t); its generator draws all.
+
+    Returns:
+        the captions; `step` is the one since which a token stands, `log_prob` its log p(x_0 | x_t) at that step, at
+        temperature 1 and without renormalising for what is forbidden.
+
+    Raises:
+        ValueError: steps is out of range, or padding is masked.
+    """
+    size, generator = schedule.vocab_size, sampling.generator
+    grid = times(len(schedule.mask) - 1 if steps is None else steps, len(schedule.mask) - 1)
+    free = text == mask_id(size)
+    u = torch.rand(text.shape, dtype=torch.float64, device=text.device, generator=generator)
+    # Masked at t is where u < mask_t; counted at all times at once, the only wait for the device.
+    masked = free & (u < schedule.mask[grid].view(-1, 1, 1))  # [steps + 1, R, L]
+    counts = torch.cat((valid.sum(1), masked.sum((1, 2)), torch.stack((free.sum(), (free & ~valid).sum())))).tolist()
+    lengths, num_masked, (num_free, misplaced) = counts[:len(text)], counts[len(text):-2], counts[-2:]
+    if misplaced:
+        raise ValueError("a [MASK] stands in the padding, after the caption's end")
+    token_logits = network(lengths)
+    longest = max(lengths)
+    text, padding = text.tensor_split([longest], dim=1)
+    free, masked = free[:, :longest], masked[..., :longest]
+    if not schedule.absorbing:
+        text = torch.where(free & ~masked[0], torch.randint(size, text.shape, device=text.device,
+                                                            generator=generator), text)
+    forbidden = torch.tensor(forbidden, dtype=torch.long, device=text.device)
+    since, log_prob, number = torch.full_like(text, -1), torch.zeros(text.shape, device=text.device), 0
+    for i, (t, s) in enumerate(zip(grid, grid[1:], strict=False)):
+        if schedule.absorbing:
+            places, _ = split_places(masked[i] & ~masked[i + 1], num_masked[i] - num_masked[i + 1])
+        else:
+            places, _ = split_places(free & ~masked[i + 1], num_free - num_masked[i + 1])
+        if not len(places):
+            continue
+        now = torch.full((len(text),), t, device=text.device)
+        log_p = token_logits(text, places, now).log_softmax(1).index_fill(1, forbidden, -torch.inf)
+        old = text.take(places)
+        posterior = log_posterior(truncate(log_p, sampling).log_softmax(1).to(log_p.dtype), old, *(
+            torch.full_like(places, time) for time in (s, t)), schedule)
+        new = sample_tokens(posterior[:, :size], Sampling(1.0, generator=generator))  # that it is unmasked is settled
+        changed = (new != old) | (since.take(places) < 0)
+        text = put(text, places, new)
+        since = put(since, places, since.take(places).where(~changed, number))
+        log_prob = put(log_prob, places, log_p.gather(1, new[:, None]).squeeze(1).where(
+            changed, log_prob.take(places)))
+        number += 1
+    extra = (0, padding.shape[1])
+    return Decoded(torch.cat((text, padding), 1), F.pad(since, extra, value=-1), F.pad(log_prob, extra))

@@ -1,0 +1,109 @@
+"""Where in the image a word comes from: the decoder's cross-attention at the step that revealed it.
+
+A decoded caption is replayed (Eq. 6): for each token that the model chose, the caption as the decoder saw it then. The
+paper shows no such maps; they are read from its decoder (Fig. 2) as it is.
+
+Dimensions: B images, T tokens that the model chose, L positions, K layers, H heads, P patches, D image width, W decoder
+width, V vocabulary.
+"""
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..models.captioner import Captioner
+from ..models.decoder import TextDecoder
+from ..text.special_tokens import caption_lengths, mask_id
+from .sampling import Decoded
+
+
+class WordMaps(NamedTuple):
+    """Of one image and its caption."""
+
+    position: Tensor  # long [T], of the tokens in the caption
+    attention: Tensor  # float32 [T, K, H, P], what the patches get; sums to one over P
+
+
+@contextmanager
+def recorded_queries(decoder: TextDecoder) -> Iterator[list[Tensor]]:
+    """A list that gets each layer's cross-attention queries [N, W] of the decoder calls within the block."""
+    queries: list[Tensor] = []
+    hooks = [block.cross_q.register_forward_hook(lambda module, args, output: queries.append(output))
+             for block in decoder.blocks]
+    try:
+        yield queries
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def attention_weights(query: Tensor, key: Tensor) -> Tensor:
+    """softmax(Q K^T / sqrt(W / H)) of T tokens, [T, H, P].
+
+    Args:
+        query: [T, W].
+        key: of the image, [H, P, W / H].
+    """
+    query = query.unflatten(-1, (len(key), -1))
+    return (torch.einsum("thw,hpw->thp", query, key) * key.shape[-1] ** -0.5).softmax(-1)
+
+
+def replay(text: Tensor, step: Tensor, vocab_size: int, causal: bool) -> tuple[Tensor, Tensor]:
+    """The caption as the decoder read it when it chose each token: positions, long [T], and texts, long [T, L].
+
+    Args:
+        text: SOT to EOT without padding, long [L].
+        step: that decoded the token, long [L]; -1 where it was given.
+    """
+    position = (step >= 0).nonzero().squeeze(1)
+    texts = text.expand(len(position), -1)
+    if not causal:  # what comes later in a causal caption is not seen anyway
+        texts = texts.masked_fill(step >= step[position, None], mask_id(vocab_size))
+    return position, texts
+
+
+@torch.inference_mode()
+def word_maps(model: Captioner, image: Tensor, decoded: Decoded) -> list[WordMaps]:
+    """The maps of each image's caption.
+
+    Args:
+        image: [B, 3, height, width], preprocessed.
+        decoded: `model.generate(image, return_trace=True)`.
+
+    Returns:
+        B `WordMaps`.
+    """
+    lengths = caption_lengths(decoded.text, model.vocab_size).tolist()
+    return [_maps_of_one(model, embs, text[:n], step[:n]) for embs, text, step, n in zip(
+        model.encode_image_tokens(image).split(1), decoded.text, decoded.step, lengths, strict=True)]
+
+
+def _maps_of_one(model: Captioner, image_embs: Tensor, text: Tensor, step: Tensor) -> WordMaps:
+    """Args: image_embs [1, P, D]; text and step, long [L]."""
+    position, texts = replay(text, step, model.vocab_size, model.causal)
+    rows, length = texts.shape
+    place = torch.arange(rows, device=text.device) * length + position
+    image_kv = model.text.project_image(image_embs)
+    with recorded_queries(model.text) as queries:
+        model.token_logits(image_kv, [length] * rows)(texts, place)
+    return WordMaps(position, torch.stack([
+        attention_weights(q[place - int(model.causal)], key[0])
+        for q, (key, _) in zip(queries, image_kv, strict=True)], 1))
+
+
+def principal_components(image_embs: Tensor, count: int = 3) -> Tensor:
+    """Patch features along their first principal components over all images, float32 [B, P, count], unit variance.
+
+    A component's sign is such that its largest loading is positive.
+
+    Args:
+        image_embs: [B, P, D].
+    """
+    x = image_embs.float().flatten(0, 1)
+    x = x - x.mean(0)
+    loadings = torch.linalg.eigh(x.T @ x).eigenvectors[:, -count:].flip(1)
+    loadings = loadings * loadings.gather(0, loadings.abs().argmax(0, keepdim=True)).sign()
+    components = x @ loadings
+    return (components / components.std(0, correction=0).clamp_min(1e-12)).view(*image_embs.shape[:2], count)

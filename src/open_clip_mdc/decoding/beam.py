@@ -1,0 +1,142 @@
+"""Autoregressive decoding (ARC): beam search, greedy search (one beam) and sampling.
+
+The searches know the network by one function, `StepLogits`: logits of the next token, given what stands in every row.
+`generate.search_images` runs them on images, with a key/value cache.
+
+Dimensions: B images, K beams, R rows (R/B consecutive rows per image), n tokens so far (SOT included), V vocabulary.
+"""
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..models.interface import StepLogits
+from ..text.special_tokens import PAD_ID, eot_id, sot_id, target_tokens
+from .sampling import Decoded, Sampling, sample_tokens
+
+
+def next_log_probs(step_logits: StepLogits, text: Tensor, parent: Tensor, vocab_size: int, min_length: int,
+                   max_length: int) -> Tensor:
+    """Log-probabilities of the next token, float32 [R, V]; -inf for SOT, for EOT after fewer than `min_length` tokens,
+    and for all but EOT after `max_length`.
+
+    What is left is not normalised anew: the sum over a caption stays its log-likelihood under the model.
+    """
+    log_probs = step_logits(text, parent).float().log_softmax(1)
+    tokens = text.shape[1] - 1  # so far, without SOT
+    eot = log_probs[:, eot_id(vocab_size)].clone()
+    log_probs[:, slice(None) if tokens == max_length else sot_id(vocab_size)] = -torch.inf
+    log_probs[:, eot_id(vocab_size)] = eot if tokens >= min_length else -torch.inf
+    return log_probs
+
+
+def check_lengths(min_length: int, max_length: int) -> None:
+    """Raises ValueError."""
+    if not 0 <= min_length <= max_length:
+        raise ValueError(f"a caption of at least {min_length} and at most {max_length} tokens cannot be: needs "
+                         "0 <= min_length <= max_length")
+
+
+def in_reading_order(text: Tensor, log_prob: Tensor, vocab_size: int) -> Decoded:
+    """Captions [B, L] whose tokens were decoded from left to right."""
+    step = torch.arange(-1, text.shape[1] - 1, device=text.device).expand_as(text)
+    return Decoded(text, step.where(target_tokens(text, vocab_size), -1), log_prob)
+
+
+def beam_search(
+        step_logits: StepLogits,
+        batch_size: int,
+        vocab_size: int,
+        max_length: int,
+        num_beams: int = 6,
+        device: torch.device | str = "cpu",
+        min_length: int = 0,
+) -> Decoded:
+    """The most likely captions that a beam finds; one beam is greedy search.
+
+    A caption is finished when ending it is among the image's K best continuations. The search stops when no beam can
+    overtake the best finished caption any more, which is certain, as log-likelihoods only fall.
+
+    Args:
+        max_length: tokens between SOT and EOT at most; a beam of that length is ended by EOT.
+        num_beams: K.
+        min_length: tokens between SOT and EOT at least.
+
+    Returns:
+        SOT to EOT, then padding, [B, max_length + 2].
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    check_lengths(min_length, max_length)
+    if num_beams < 1:
+        raise ValueError(f"beam search needs num_beams >= 1, not {num_beams}")
+    eot = eot_id(vocab_size)
+    image = torch.arange(batch_size, device=device)
+    text = torch.full((batch_size, 1), sot_id(vocab_size), device=device)
+    log_prob = torch.zeros(batch_size, 1, device=device)  # of every token of `text`
+    parent = image
+    live = torch.zeros(batch_size, 1, device=device)  # log-likelihoods of the beams, [B, R/B]
+    best_text = torch.full((batch_size, max_length + 2), PAD_ID, device=device)
+    best_log_prob = torch.zeros(best_text.shape, device=device)
+    best_score = torch.full((batch_size,), -torch.inf, device=device)
+
+    for length in range(1, max_length + 2):  # of the captions that this step ends, with EOT
+        log_probs = next_log_probs(step_logits, text, parent, vocab_size, min_length, max_length)
+        total = (live[..., None] + log_probs.view(*live.shape, vocab_size)).flatten(1)
+        score, choice = total.topk(min(num_beams, total.shape[1]))
+        row = image[:, None] * live.shape[1] + choice // vocab_size
+        token = choice % vocab_size
+        ends = token == eot
+
+        ended, which = score.masked_fill(~ends, -torch.inf).max(1)
+        better = ended > best_score
+        best_score = torch.where(better, ended, best_score)
+        last = row[image, which][better]
+        best_text[better, :length], best_text[better, length] = text[last], eot
+        best_log_prob[better, :length], best_log_prob[better, length] = log_prob[last], log_probs[last, eot]
+
+        live = score.masked_fill(ends, -torch.inf)  # a beam that an ended caption displaced could not overtake it
+        if (best_score >= live.amax(1)).all():
+            break
+        parent, newest = row.flatten(), token.flatten()
+        text = torch.cat((text[parent], newest[:, None]), dim=1)
+        log_prob = torch.cat((log_prob[parent], log_probs[parent, newest][:, None]), dim=1)
+    return in_reading_order(best_text, best_log_prob, vocab_size)
+
+
+def sample(
+        step_logits: StepLogits,
+        batch_size: int,
+        vocab_size: int,
+        max_length: int,
+        sampling: Sampling,
+        device: torch.device | str = "cpu",
+        min_length: int = 0,
+) -> Decoded:
+    """One caption per image, chosen token by token.
+
+    Args:
+        max_length: tokens between SOT and EOT at most; then EOT follows.
+        min_length: tokens between SOT and EOT at least.
+
+    Returns:
+        SOT to EOT, then padding, [B, max_length + 2].
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    check_lengths(min_length, max_length)
+    rows = torch.arange(batch_size, device=device)
+    text = torch.full((batch_size, 1), sot_id(vocab_size), device=device)
+    log_prob = torch.zeros(batch_size, 1, device=device)
+    going = torch.ones(batch_size, dtype=torch.bool, device=device)
+    for _ in range(max_length + 1):
+        log_probs = next_log_probs(step_logits, text, rows, vocab_size, min_length, max_length)
+        token = sample_tokens(log_probs, sampling).where(going, PAD_ID)
+        text = torch.cat((text, token[:, None]), dim=1)
+        log_prob = torch.cat((log_prob, log_probs[rows, token].where(going, 0.0)[:, None]), dim=1)
+        going = going & (token != eot_id(vocab_size))
+        if not going.any():
+            break
+    missing = (0, max_length + 2 - text.shape[1])
+    return in_reading_order(F.pad(text, missing, value=PAD_ID), F.pad(log_prob, missing), vocab_size)

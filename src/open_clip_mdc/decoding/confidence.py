@@ -1,0 +1,193 @@
+"""Masked diffusion decoding: [MASK] tokens are revealed in the order of the model's confidence (Eq. 6, Sec. 3.2).
+
+The algorithm and what it starts from; `generate.unmask_images` runs it on images. Revealing the most confident
+positions of a fully masked caption is MaskGIT's decoding (Chang et al. 2022), as in LLaDA (Nie et al. 2025).
+
+Dimensions: B captions, R rows, L positions, M masked tokens, K candidates, V vocabulary.
+"""
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..models.interface import Network, TokenLogits
+from ..text.packing import put, split_places
+from ..text.special_tokens import PAD_ID, eot_id, mask_id, sot_id
+from .sampling import GREEDY, Decoded, Sampling, sample_tokens
+
+
+@torch.no_grad()
+def unmask_by_confidence(
+        network: Network,
+        text: Tensor,
+        valid: Tensor,
+        vocab_size: int,
+        tokens_per_step: int | float = 1,
+        forbidden: Sequence[int] = (),
+        sampling: Sampling = GREEDY,
+        guide: Callable[[Tensor, Tensor], Tensor] | None = None,
+        top_k: int = 5,
+) -> Decoded:
+    """Replaces every [MASK], the most confident first; what is revealed stays (Eq. 6).
+
+    Each step asks for the logits of the masked positions only, and reveals the k of each row whose most probable token
+    has the highest probability, the leftmost of equals. The paper's decoding is k = 1, greedy.
+
+    With a probability p instead of k, a step reveals the most confident position and every other one that is at least
+    so confident: fewer steps where much is certain (Fast-dLLM, Wu et al. 2025). Each step waits for the device then, to
+    know how many masks are left.
+
+    The order looks at distributions, not at drawn tokens: with k = 1 and temperature 1 this samples from the model.
+    (To draw everywhere and keep the most probable draw, as MaskGIT and LLaDA do, favours probable tokens.)
+
+    Args:
+        network: bidirectional.
+        text: ids, mask_id where a token is to be found, long [R, L].
+        valid: bool [R, L], what is no padding.
+        tokens_per_step: k, an int; or p, a float.
+        forbidden: ids that may not be chosen. Probabilities are not renormalised without them, so that a position whose
+            most probable token is forbidden is not confident.
+        sampling: how the revealed tokens are chosen.
+        guide: re-weighs the `top_k` most probable tokens of each revealed position (`reweigh`); the order of positions
+            and `log_prob` stay the network's.
+
+    Raises:
+        ValueError: if an argument is out of range, or padding is masked.
+    """
+    by_probability = isinstance(tokens_per_step, float)
+    if not tokens_per_step >= (0 if by_probability else 1):
+        raise ValueError(f"tokens_per_step is {tokens_per_step}; it must be a number of tokens, 1 or more, or a "
+                         "probability from which on tokens are revealed, 0.0 or more")
+    masked = text == mask_id(vocab_size)
+    lengths, left, misplaced = torch.stack((valid.sum(1), masked.sum(1), (masked & ~valid).sum(1))).cpu().numpy()
+    if misplaced.any():
+        raise ValueError("a [MASK] stands in the padding, after the caption's end")
+
+    token_logits = network(lengths.tolist())
+    text, padding = text.tensor_split([int(lengths.max())], dim=1)
+    asked, _ = split_places(masked[:, :text.shape[1]], int(left.sum()))
+    forbidden = torch.tensor(forbidden, dtype=torch.long, device=text.device)
+    step = torch.full_like(text, -1)
+    log_prob = torch.zeros(text.shape, device=text.device)
+    unknown, nowhere = torch.full_like(log_prob, -torch.inf), torch.zeros_like(text, dtype=torch.bool)
+    number = 0
+    while len(asked):
+        allowed = token_logits(text, asked).log_softmax(1).index_fill(1, forbidden, -torch.inf)
+        confidence = put(unknown, asked, allowed.amax(1))
+        best = confidence.argsort(dim=1, descending=True, stable=True)[:, :1 if by_probability else tokens_per_step]
+        chosen = nowhere.scatter(1, best, True)
+        if by_probability:
+            chosen = chosen | (confidence.exp() >= tokens_per_step)
+        chosen = chosen.take(asked)  # [M]; in a row that is finished nothing is asked
+        if by_probability:
+            count = int(chosen.sum())
+        else:
+            count, left = int(np.minimum(left, tokens_per_step).sum()), np.maximum(left - tokens_per_step, 0)
+        which, rest = split_places(chosen, count)
+        filled = text if guide is None else put(text, asked, allowed.argmax(1))
+        places, asked = asked.index_select(0, which), asked.index_select(0, rest)
+        allowed = allowed.index_select(0, which)
+        weighed = allowed if guide is None else reweigh(allowed, filled, places, guide, top_k)
+        token = sample_tokens(weighed, sampling)
+        text = put(text, places, token)
+        log_prob = put(log_prob, places, allowed.gather(1, token[:, None]).squeeze(1))
+        step = step.flatten().index_fill(0, places, number).view_as(step)
+        number += 1
+    extra = (0, padding.shape[1])
+    return Decoded(torch.cat((text, padding), 1), F.pad(step, extra, value=-1), F.pad(log_prob, extra))
+
+
+def reweigh(log_prob: Tensor, filled: Tensor, places: Tensor, guide: Callable[[Tensor, Tensor], Tensor],
+            top_k: int) -> Tensor:
+    """The distributions of revealed tokens when the `top_k` most probable of each share their probability anew.
+
+    The others keep theirs, so that a guide that adds nothing changes nothing, also where tokens are drawn.
+
+    Args:
+        log_prob: [M, V], -inf for tokens that may not be chosen.
+        filled: long [R, L], the captions completed by the step's own most probable tokens.
+        places: where the tokens are to stand, long [M] into R*L.
+        guide: complete captions, long [M, K, L], and their rows, long [M] -> what is added to log p, [M, K].
+        top_k: K, or as many as have a probability.
+
+    Returns:
+        log-probabilities [M, V].
+    """
+    value, token = log_prob.topk(min(top_k, log_prob.shape[1]), dim=1)
+    possible = torch.where(value == -torch.inf, token[:, :1], token)  # no caption that cannot come about is shown
+    row, column = places // filled.shape[1], places % filled.shape[1]
+    captions = filled[row][:, None].repeat(1, token.shape[1], 1).scatter(
+        2, column[:, None, None].expand(*token.shape, 1), possible[..., None])
+    guided = value + guide(captions, row)
+    guided = guided + (value.logsumexp(1) - guided.logsumexp(1))[:, None]
+    return log_prob.scatter(1, token, guided)
+
+
+def fully_masked(lengths: Tensor, vocab_size: int, longest: int | None = None) -> Tensor:
+    """SOT, as many masks as asked for, EOT, then padding: long [B, L] from long [B].
+
+    Args:
+        longest: L - 2; by default the longest of `lengths`.
+    """
+    position = torch.arange((int(lengths.max()) if longest is None else longest) + 2, device=lengths.device)
+    end = lengths[:, None] + 1
+    text = torch.full((len(lengths), len(position)), PAD_ID, device=lengths.device)
+    text = text.masked_fill(position < end, mask_id(vocab_size)).masked_fill(position == end, eot_id(vocab_size))
+    text[:, 0] = sot_id(vocab_size)
+    return text
+
+
+def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context_length: int | None = None) -> Tensor:
+    """Ids of captions with gaps, "a [MASK] dog on a [MASK]": one [MASK] stands for one token.
+
+    Args:
+        tokenizer: an OpenCLIP SimpleTokenizer.
+        context_length: the tokenizer's own if None.
+
+    Returns:
+        SOT to EOT, then padding, long [B, context_length].
+
+    Raises:
+        ValueError: if a template does not fit, as cutting it would lose words that were asked for.
+    """
+    context_length = context_length or tokenizer.context_length
+    templates = [templates] if isinstance(templates, str) else templates
+    text = torch.full((len(templates), context_length), PAD_ID)
+    for row, template in zip(text, templates, strict=True):
+        ids = [sot_id(tokenizer.vocab_size)]
+        for i, part in enumerate(template.split("[MASK]")):
+            ids += [mask_id(tokenizer.vocab_size)] * (i > 0) + tokenizer.encode(part)
+        ids.append(eot_id(tokenizer.vocab_size))
+        if len(ids) > context_length:
+            raise ValueError(f"{template[:40]!r}... has {len(ids)} tokens with SOT and EOT; {context_length} fit")
+        row[:len(ids)] = torch.tensor(ids)
+    return text
+
+
+def guided(conditional: Network, weak: Network, scale: float, kl: list[Tensor] | None = None) -> Network:
+    """Classifier-free guidance (Ho & Salimans 2022) on log p(x_0): weak + scale * (conditional - weak).
+
+    Scale 1 is the conditional model, 0 the weak one, and more than 1 leans towards what only the image explains. The
+    weak network sees no image, or in MC-Diffusion's Masked Condition Strategy some of its features; there w in the
+    sense of the text is this scale. Its Definition 2 as printed, w * weak + (1 - w) * conditional, which leans away
+    from the image as w grows, is scale 1 - w.
+
+    Args:
+        kl: gets the KL of each guided prediction from the conditional one, float32 [M] nats a call: how strong the
+            guidance of a scale is depends on what the weak network sees.
+    """
+    def network(lengths: Sequence[int]) -> TokenLogits:
+        see, guess = conditional(lengths), weak(lengths)
+
+        def token_logits(text: Tensor, asked: Tensor, *time: Tensor) -> Tensor:
+            with_image, without = (logits(text, asked, *time).log_softmax(1) for logits in (see, guess))
+            combined = without + scale * (with_image - without)
+            if kl is not None:
+                kl.append(F.kl_div(with_image, combined.log_softmax(1), reduction="none", log_target=True).sum(1))
+            return combined
+
+        return token_logits
+
+    return network

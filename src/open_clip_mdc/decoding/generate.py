@@ -1,0 +1,278 @@
+"""Captions of images: masked diffusion decoding (Eq. 6) or search from left to right, by the model's order (Sec. 3.2).
+
+The drivers of unmask.py, ancestral.py and beam.py: an image is encoded once, and its keys and values are projected
+once; a second time with some features masked where guidance asks for it.
+
+Dimensions: B images, R captions (R/B consecutive ones of an image), L positions, P patches, D image width.
+"""
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..models.captioner import Captioner
+from ..models.interface import ImageKV, StepLogits
+from ..objectives.base import mask_condition
+from ..objectives.replace_process import make_schedule
+from ..text.special_tokens import caption_lengths, eot_id, sot_id, valid_tokens
+from .ancestral import denoise
+from .beam import beam_search, sample
+from .clip_guidance import Guide
+from .confidence import fully_masked, guided, unmask_by_confidence
+from .options import check_scale
+from .sampling import GREEDY, Decoded, Sampling, sample_tokens
+
+LENGTH = 15  # tokens of a caption, one of the paper's, of a model that cannot tell
+CHOSEN = ("auto", "sample")  # lengths that the model chooses
+SAMPLERS = ("confidence", "ancestral")
+TRIED = 8  # lengths per image, at most, that "auto" decodes
+TOKENS = 5  # that each caption counts as, when captions of different length are compared; of 1 to 10 on Flickr8k's val
+
+
+def best_of_lengths(decode: Callable[[Tensor], Decoded], log_prob: Tensor) -> Decoded:
+    """The caption of each image that maximises log p(N | image) + TOKENS * the mean of its tokens' log-probabilities.
+
+    That is p(N | image) times the probability of the caption as if it had TOKENS tokens, which unlike its probability
+    compares over N. The most probable lengths are tried, in that order, until none left can win for any image: no
+    caption adds above 0.
+
+    Args:
+        decode: captions [R, L] of the lengths that it is given, long [R]; L does not depend on them.
+        log_prob: of each length, float [R, S].
+    """
+    log_prob, lengths = log_prob.topk(min(TRIED, log_prob.shape[1]))
+    best = decode(lengths[:, 0])
+    value = log_prob[:, 0] + TOKENS * best.log_prob.sum(1) / lengths[:, 0]
+    for prior, length in zip(log_prob.T[1:], lengths.T[1:], strict=True):
+        if (prior <= value).all():
+            break
+        found = decode(length)
+        found_value = prior + TOKENS * found.log_prob.sum(1) / length
+        better = found_value > value
+        best = Decoded(*(torch.where(better[:, None], *parts) for parts in zip(found, best, strict=True)))
+        value = torch.where(better, found_value, value)
+    return best
+
+
+def weak_tokens(model: Captioner, image: Tensor, image_embs: Tensor, weak: str, blind: Tensor | None,
+                generator: torch.Generator | None) -> Tensor:
+    """What the weak branch of guidance sees instead of image_embs [B, P, D]: as many, or [1, P, D] for all.
+
+    Raises:
+        ValueError: the model was not trained with masked features; or `blind` is needed and missing.
+    """
+    cfg = model.caption_cfg
+    if weak not in ("blind", "masked"):
+        raise ValueError(f"guidance_weak is {weak!r}; it must be 'blind' or 'masked'")
+    if weak == "masked":
+        if not cfg.condition_drop:
+            raise ValueError("guidance_weak='masked' needs a model that was trained with masked image features "
+                             "(caption_cfg.condition_drop); 'blind' does not")
+        masked = mask_condition(image_embs.shape[:2], 1.0, cfg.condition_mask, generator, image.device)
+        return model.encode_image_tokens(image, masked, image_embs)
+    if cfg.condition_zeros:
+        return torch.zeros_like(image_embs[:1])
+    if blind is None:
+        raise ValueError("guidance needs to know what no image is: blind=scoring.mean_image(model, images)")
+    return blind[None]
+
+
+def default_length(model: Captioner) -> int | str:
+    """Return how long captions are where nobody says: "auto" where the model can tell, else LENGTH tokens.
+
+    A head of zeros was never trained: older checkpoints have none.
+    """
+    return "auto" if model.causal or model.length_head is not None and model.length_head.weight.any() else LENGTH
+
+
+def unmask_images(
+        model: Captioner,
+        image: Tensor,
+        length: int | str | None = None,
+        text: Tensor | None = None,
+        tokens_per_step: int | float = 1,
+        sampler: str = "confidence",
+        steps: int | None = None,
+        guidance_scale: float = 1.0,
+        guidance_weak: str | None = None,
+        guidance_kl: list[Tensor] | None = None,
+        blind: Tensor | None = None,
+        sampling: Sampling = GREEDY,
+        samples: int = 1,
+        guide: Guide | None = None,
+) -> Decoded:
+    """Captions of images by masked diffusion decoding, R = samples * B.
+
+    Args:
+        image: [B, 3, height, width], preprocessed.
+        length: N' of the paper, how many tokens are generated between SOT and EOT, which are given: the decoder does
+            not see padding and knows where a caption ends. "auto" is the model's choice for each image
+            (`best_of_lengths`), "sample" is drawn from p(N | image); None is `default_length`.
+        text: captions to fill in instead, long [B, L] or [1, L] (`tokenize_with_masks`); `length` is then not used.
+        tokens_per_step: see `unmask_by_confidence`.
+        sampler: "confidence" (Eq. 6, `unmask_by_confidence`), or "ancestral" (`denoise`), which draws.
+        steps: of "ancestral"; None is as many as the model was trained on, 100.
+        guidance_scale: see `guided`; 1 is the model itself and runs no second pass.
+        guidance_weak: what the scale leans away from: "blind", no image; or "masked", the image with each feature
+            masked with the probability of the training, drawn once (MC-Diffusion's Masked Condition Strategy). None is
+            what the model was trained for (`CaptionCfg.weak`).
+        guidance_kl: gets the strength of guidance, see `guided`.
+        blind: no image, for a model that was not trained with zeros for it: `scoring.mean_image(...)`, [P, D].
+        sampling: how tokens are chosen; its generator draws whatever else is drawn.
+        samples: captions of each image, that differ if they are drawn.
+        guide: re-weighs the most probable tokens of each step of "confidence" (`unmask.reweigh`) unless its scale is 0.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    vocab_size, longest = model.vocab_size, model.context_length - 2
+    length = default_length(model) if length is None else length
+    if text is None and length not in CHOSEN and not (isinstance(length, int) and 1 <= length <= longest):
+        raise ValueError(f"length is {length!r}; it must be 'auto', 'sample' or a number of tokens from 1 to {longest}")
+    if text is None and length in CHOSEN and model.length_head is None:
+        raise ValueError(f"length={length!r} needs a model with a length head (caption_cfg.length_head)")
+    if text is not None and len(text) not in (1, len(image)):
+        raise ValueError(f"there are {len(image)} images, but {len(text)} texts to fill in; "
+                         "give one each, or one for all")
+    if text is not None and not (text == eot_id(vocab_size)).any(-1).all():
+        raise ValueError("a text to fill in has no EOT, which tells the model where the caption ends")
+    if sampler not in SAMPLERS:
+        raise ValueError(f"sampler is {sampler!r}; it must be {' or '.join(map(repr, SAMPLERS))}")
+    if sampler == "confidence" and steps is not None:
+        raise ValueError("steps are of sampler='ancestral'; 'confidence' has tokens_per_step")
+    if sampler == "ancestral" and tokens_per_step != 1:
+        raise ValueError("tokens_per_step is of sampler='confidence'; 'ancestral' has steps")
+    check_scale("guidance_scale", guidance_scale)
+    if guide is not None:
+        check_scale("the scale of CLIP", guide.scale)
+
+    image_embs = model.encode_image_tokens(image)
+    image_kv = model.text.project_image(image_embs)
+    network = partial(model.token_logits, image_kv)
+    if guidance_scale != 1:
+        weak = weak_tokens(model, image, image_embs, guidance_weak or model.caption_cfg.weak, blind, sampling.generator)
+        weak_network = partial(model.token_logits, model.text.project_image(weak))
+        network = guided(network, weak_network, guidance_scale, guidance_kl)
+    forbidden = (sot_id(vocab_size), eot_id(vocab_size))
+
+    guides = ()
+    if guide is not None and guide.scale != 0 and guide.top_k > 1:
+        guides = (lambda captions, row: guide(captions, row // samples)), guide.top_k
+
+    def decode(text: Tensor) -> Decoded:
+        valid = valid_tokens(text, vocab_size)
+        if sampler == "confidence":
+            return unmask_by_confidence(network, text, valid, vocab_size, tokens_per_step, forbidden, sampling, *guides)
+        make = model.objective.schedule or make_schedule  # continuous time: by the linear schedule in as many steps
+        return denoise(network, text, valid, make(vocab_size, device=image.device), steps, forbidden, sampling)
+
+    if text is not None:
+        return decode(text.expand(len(image), -1).repeat_interleave(samples, 0))
+    if length in CHOSEN:
+        log_prob = model.length_head.log_prob(image_embs).repeat_interleave(samples, 0)
+        if length == "auto":
+            return best_of_lengths(lambda lengths: decode(fully_masked(lengths, vocab_size, longest)), log_prob)
+        lengths = sample_tokens(log_prob, Sampling(1.0, generator=sampling.generator))
+    else:
+        lengths = torch.full((samples * len(image),), length, device=image.device)
+    return decode(fully_masked(lengths, vocab_size))
+
+
+def cached_step_logits(model: Captioner, image_kv: ImageKV) -> StepLogits:
+    """The model's `StepLogits`, for one search: computes the newest token only and remembers the others."""
+    past = None
+
+    def step_logits(text: Tensor, parent: Tensor) -> Tensor:
+        nonlocal past
+        if past is not None:
+            past = [(k[parent], v[parent]) for k, v in past]
+        hidden, past = model.text.step(text[:, -1], image_kv, past)
+        return model.text.output(hidden)
+
+    return step_logits
+
+
+def search_images(
+        model: Captioner,
+        image: Tensor,
+        length: int | str | None = None,
+        num_beams: int = 6,
+        sampling: Sampling = GREEDY,
+        min_length: int = 0,
+        samples: int = 1,
+) -> Decoded:
+    """Captions of images by a causal model, R = samples * B.
+
+    Args:
+        image: [B, 3, height, width], preprocessed.
+        length: tokens before EOT at most; "auto" or None is what the context holds. The model itself ends its captions.
+        num_beams: see `beam_search`; not used when sampling.
+        sampling: a temperature draws tokens instead of searching.
+        min_length: tokens before EOT at least: a likelihood favours short captions.
+        samples: captions of each image; they must be drawn.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    longest = model.context_length - 2
+    max_length = longest if length in (None, "auto") else length
+    if not isinstance(max_length, int) or not 1 <= max_length <= longest:
+        raise ValueError(f"length is {length!r}; it must be 'auto' or a number of tokens from 1 to {longest}")
+    image_kv = model.text.project_image(model.encode_image_tokens(image))
+    args = (cached_step_logits(model, image_kv), samples * len(image), model.vocab_size, max_length)
+    return sample(*args, sampling, image.device, min_length) if sampling.temperature else \
+        beam_search(*args, num_beams, image.device, min_length)
+
+
+def best_of_samples(decoded: Decoded, value: Tensor) -> Decoded:
+    """The caption of each image that has the highest of the values [B, R/B], the first of equals: [B, L] of [R, L]."""
+    per_image = value.shape[1]
+    best = value.argmax(1) + per_image * torch.arange(len(value), device=value.device)
+    return Decoded(*(part[best] for part in decoded))
+
+
+@torch.no_grad()
+def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide: Guide | None = None,
+             rerank: bool = False, **options) -> Tensor | Decoded:
+    """Captions of images, as ids from SOT to EOT, then padding, long [R, L], like `CoCa.generate`; no mask ids.
+
+    Args:
+        image: [B, 3, height, width], preprocessed.
+        return_trace: return `Decoded`, with the step and the log-probability of every token, rather than ids.
+        guide: re-weighs the tokens of a masked diffusion captioner at each step, where its scale is not 0.
+        rerank: of the `samples` of an image only that which the guide finds the most similar is returned.
+        options: of `unmask_images` for a masked diffusion captioner, of `search_images` for a causal one. Both know
+            `length`, `sampling` and `samples`, R/B.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    sampling, samples = options.get("sampling", GREEDY), options.get("samples", 1)
+    sampling.check()  # before the image is encoded
+    drawn = sampling.temperature or options.get("length") == "sample" or options.get("sampler") == "ancestral"
+    if samples < 1 or samples > 1 and not drawn:
+        raise ValueError(f"samples is {samples}; it must be 1, or more with a temperature: without one all are equal")
+    if guide is not None and guide.scale and model.causal:
+        raise ValueError("CLIP guides masked diffusion: this model is autoregressive, whose captions it can rerank")
+    if guide is not None and guide.scale and options.get("sampler") == "ancestral":
+        raise ValueError("CLIP guides the sampler 'confidence': captions of 'ancestral' it can rerank")
+    if rerank and (guide is None or samples < 2):
+        raise ValueError("reranking needs a guide and two samples or more")
+    was_training = model.training
+    model.train(False)
+    try:
+        decoded = search_images(model, image, **options) if model.causal else \
+            unmask_images(model, image, guide=guide, **options)
+        if rerank:
+            decoded = best_of_samples(decoded, guide.similarity(decoded.text).view(len(image), samples))
+    finally:
+        model.train(was_training)
+    return cut(decoded, model.vocab_size, return_trace)
+
+
+def cut(decoded: Decoded, vocab_size: int, return_trace: bool) -> Tensor | Decoded:
+    """Without columns that are padding in all rows: `decoded`, or its text."""
+    longest = caption_lengths(decoded.text, vocab_size).max()
+    decoded = Decoded(*(part[:, :longest] for part in decoded))
+    return decoded if return_trace else decoded.text

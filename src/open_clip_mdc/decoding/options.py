@@ -1,0 +1,95 @@
+"""What may be asked of decoding together: the rules of `open_clip_mdc caption` and of `clip_benchmark eval`.
+
+Options have the names of `generate.generate`'s; of a CLIP model that helps they are clip, clip_scale, clip_top_k and
+clip_rerank. Imports no torch: flags are looked at before it is.
+
+Place in the paper: decoding, Eq. 6 and Sec. 3.2.
+"""
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Mapping
+
+from ..errors import plural
+
+OF_UNMASKING = ("text", "tokens_per_step", "sampler", "steps", "guidance_scale", "guidance_weak", "clip_scale",
+                "clip_top_k")
+OF_SEARCH = ("min_length", "num_beams")
+BLIND_IMAGES = 256  # the first, whose mean stands for no image
+MIN_BLIND_IMAGES = 32  # the mean of few images shows them
+LARGEST_SCALE = 1e6  # whose product with any log-probability is a number in float32
+DEFAULTS = {"sampler": "confidence", "guidance_scale": 1.0, "clip_scale": 0.0, "clip_top_k": 5, "clip_rerank": 1}
+
+
+class TooFewImages(ValueError):
+    """There are too few images for a mean that stands for none."""
+
+
+def tokens_per_step(value: str) -> int | float:
+    """The type of the flag: 2 is two tokens, 0.9 is what is that probable. Raises ArgumentTypeError out of range."""
+    number = float(value) if "." in value else int(value)
+    if not (0 <= number <= 1 if isinstance(number, float) else number >= 1):
+        raise ArgumentTypeError(f"{value} should be a number of tokens, 1 or more, or a probability such as 0.9")
+    return number
+
+
+def guides(options: Mapping) -> bool:
+    """Whether there is a weak branch to lean away from: a scale of 1 is the model itself."""
+    return options.get("guidance_scale", 1) != 1
+
+
+def needs_blind_image(options: Mapping, model) -> bool:
+    """Whether guidance leans away from no image, and the captioner was not trained with zeros for it."""
+    return guides(options) and (options.get("guidance_weak") or model.caption_cfg.weak) == "blind" \
+        and not model.caption_cfg.condition_zeros
+
+
+def check_blind(count: int, flag: str) -> None:
+    """Raises TooFewImages where the mean of so many images cannot stand for none; `flag` is what names others."""
+    if count < MIN_BLIND_IMAGES:
+        raise TooFewImages(
+            f"the mean of {plural(count, 'image')} shows what is in them: to know what a caption is worth without an "
+            f"image takes {MIN_BLIND_IMAGES} or more, which {flag} names")
+
+
+def check_kind(asked: Mapping, causal: bool, flag: Callable[[str], str]) -> None:
+    """Raises ValueError for an option of the other kind of model.
+
+    Args:
+        asked: options that were given.
+        causal: whether the model is autoregressive.
+        flag: how the command spells the name of an option.
+    """
+    for name in OF_UNMASKING if causal else OF_SEARCH:
+        if name in asked:
+            kind = "is autoregressive" if causal else "decodes by unmasking captions of a given length"
+            raise ValueError(f"{flag(name)} means nothing to this model, which {kind}")
+
+
+def check_scale(name: str, value: float) -> None:
+    """Raises ValueError for a scale of guidance, by the mean image or by CLIP, that makes no number of a logit."""
+    if not abs(value) <= LARGEST_SCALE:  # NaN neither
+        raise ValueError(f"{name} is {value}; it must be a number from -1e6 to 1e6")
+
+
+def check(asked: Mapping, flag: Callable[[str], str]) -> None:
+    """Raises ValueError for options that do not go together, whatever the model; arguments as of `check_kind`."""
+    ancestral, helps = asked.get("sampler") == "ancestral", asked.get("clip_scale") or asked.get("clip_rerank", 1) > 1
+    tokens_per_step, sampler, steps, weak, scale, clip, clip_scale, rerank = map(flag, (
+        "tokens_per_step", "sampler", "steps", "guidance_weak", "guidance_scale", "clip", "clip_scale", "clip_rerank"))
+    if asked.get("text") is not None and asked.get("length") is not None:
+        raise ValueError(f"{flag('text')} says how many tokens there are; leave out {flag('length')}")
+    if asked.get("text") is not None and "[MASK]" not in asked["text"]:
+        raise ValueError(f"{flag('text')} {asked['text']!r} has no [MASK] to fill in")
+    for name in ("guidance_scale", "clip_scale"):
+        check_scale(flag(name), asked.get(name, DEFAULTS[name]))
+    if ancestral and "tokens_per_step" in asked:
+        raise ValueError(f"{tokens_per_step} is of {sampler} confidence; ancestral has {steps}")
+    if not ancestral and "steps" in asked:
+        raise ValueError(f"{steps} is of {sampler} ancestral; confidence has {tokens_per_step}")
+    if "guidance_weak" in asked and not guides(asked):
+        raise ValueError(f"{weak} changes nothing without a {scale} other than 1")
+    if "clip" in asked and not helps:
+        raise ValueError(f"{clip} changes nothing without {clip_scale} or {rerank}")
+    if helps and "clip" not in asked:
+        raise ValueError(f"{clip_scale} or {rerank} needs {clip} MODEL:FILE")
+    if ancestral and asked.get("clip_scale"):
+        raise ValueError(f"{clip_scale} guides {sampler} confidence, not ancestral")

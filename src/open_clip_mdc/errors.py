@@ -1,0 +1,163 @@
+"""What a command says of bad input: one line with the flag that is to blame, and the names that were perhaps meant."""
+import argparse
+import difflib
+import errno
+import io
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from itertools import takewhile
+from numbers import Integral, Real
+from typing import TypeVar
+
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+Parsed = TypeVar("Parsed")
+WHOLE = {"batch_size": 1, "samples": 1, "steps": 1, "top_k": 1, "num_beams": 1, "num_samples": 1, "min_length": 0,
+         "seed": 0}  # options of Python that count something, and the least of each
+NUMBERS = ("temperature", "top_p", "guidance_scale", "tokens_per_step", "alpha", "stop_confidence")
+TARGETS = ("out", "output", "logs")  # flags that name what is written
+
+
+def close_names(name: str, known: Iterable[str]) -> str:
+    """The known names closest to one that is not known, to end a message with."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f"; close to it: {', '.join(close)}" if close else ""
+
+
+def number_from(lowest: int) -> Callable[[str], int]:
+    """Return the type of a flag that takes whole numbers from `lowest`."""
+    def number(value: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]+", value):
+            raise argparse.ArgumentTypeError(f"{value!r} should be a whole number")
+        if int(value) < lowest:
+            raise argparse.ArgumentTypeError(f"{value} should be at least {lowest}")
+        return int(value)
+    return number
+
+
+def finite(value: str) -> float:
+    """The type of flags that take any number but infinity and NaN, with which nothing can be computed."""
+    if not math.isfinite(float(value)):
+        raise argparse.ArgumentTypeError(f"{value} is no number to compute with")
+    return float(value)
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The known names spelt almost so, else those whose last word is: --lenght may be --caption_length."""
+    known, dashes = sorted(known), re.match("-*", name)[0]
+    ends = [each for each in known
+            if difflib.get_close_matches(name, [dashes + re.split("[-_]", each)[-1]], cutoff=0.75)]
+    begin = [each for each in known if each.startswith(f"{name}_")]
+    close = (difflib.get_close_matches(name, known, n=1, cutoff=0.75) or begin or ends
+             or difflib.get_close_matches(name, known))
+    return f": did you mean {' or '.join(close)}?" if close else ""
+
+
+def check_options(function: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises TypeError for an option that a function of Python does not know."""
+    known = sorted(known)
+    for name in given:
+        if name not in known:
+            close = meant(name, known) or f": it knows {', '.join(known)}"
+            raise TypeError(f"{function}() has no option {name!r}{close}")
+
+
+def check_numbers(given: Mapping) -> None:
+    """Raises TypeError for an option that is no number, ValueError for one that is out of range; None is none given."""
+    for name, lowest in WHOLE.items():
+        value = given.get(name)
+        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+            raise TypeError(f"{name} is {value!r}; it must be a whole number")
+        if value is not None and value < lowest:
+            raise ValueError(f"{name} is {value}; it must be {lowest} or more")
+    for name in NUMBERS:
+        value = given.get(name)
+        if value is not None and (not isinstance(value, Real) or isinstance(value, bool)):
+            raise TypeError(f"{name} is {value!r}; it must be a number")
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{name} is {value}; nothing can be computed with that")
+
+
+def plural(count: int, noun: str) -> str:
+    """Return "1 caption", "2 captions"."""
+    return f"{count} {noun}" + "s" * (count != 1)
+
+
+def read_flags(parse: Callable[[list[str]], Parsed], argv: list[str]) -> Parsed:
+    """Return parse(argv), whose wrong flags end the process with status 2 and one line, without the usage before it.
+
+    Args:
+        parse: by argparse; of "--help" in `argv` it prints every flag that it knows there.
+    """
+    said, known = io.StringIO(), io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return parse(argv)
+    except (SystemExit, ValueError) as problem:  # ValueError: OpenCLIP's --aug-cfg without "="
+        if isinstance(problem, SystemExit) and not problem.code:
+            raise  # --help
+        line = (said.getvalue() or str(problem)).strip().splitlines()[-1].rpartition("error: ")[2]
+    try:
+        with redirect_stderr(io.StringIO()), redirect_stdout(known):
+            parse([*argv, "--help"])
+    except (SystemExit, ValueError):  # it prints nothing where another value is wrong
+        pass
+    flags = set(re.findall(r"(?<![\w-])--[a-zA-Z][\w-]*", known.getvalue()))
+    for name in (arg.partition("=")[0] for arg in takewhile("--".__ne__, argv if flags else ())):
+        if re.match(r"-[-a-zA-Z]\S", name) and not any(flag.startswith(name) for flag in flags):
+            line = f"{name} is no flag of this command{meant(name, flags)}"
+            break
+    print(f"error: {line}", file=sys.stderr)
+    sys.exit(2)
+
+
+def complaint(problem: Exception, args: argparse.Namespace, argv: list[str], style: str = "-") -> str:
+    """The text of an error, in one paragraph, after the flag whose value it is about, unless that is named already.
+
+    Args:
+        args: parsed; of the flags whose values are in the text the first is to blame, of several there the longest.
+        argv: what `args` were parsed of. A default was given by nobody, and is to blame only where it is written to.
+        style: what stands between the words of a flag.
+    """
+    text = str(problem)
+    if re.match(r"Caught \w+ in DataLoader worker", text):  # with its traceback, the reason last
+        text = text.strip().splitlines()[-1].partition(": ")[2]
+    if isinstance(problem, OSError) and problem.strerror:
+        place = problem.filename
+        if place is None and problem.errno in NO_ROOM:  # a write does not know the name of its file
+            place = next((value for name in TARGETS if (value := getattr(args, name, None))), "a file")
+        if place is not None:
+            text = f"{place}: {problem.strerror[0].lower()}{problem.strerror[1:]}"
+    text = text or type(problem).__name__
+    given = [(value, name) for name, values in vars(args).items()
+             for value in (values if isinstance(values, list) else [values]) if isinstance(value, str) and value
+             and (name in TARGETS or any(value in (arg, arg.partition("=")[2]) for arg in argv))]
+    found = []
+    for value, name in given:
+        place = re.search(rf"(?<![\w/.-]){re.escape(value)}(?![\w-])|{re.escape(os.path.abspath(value))}", text)
+        if place and name not in ("tool", "source"):
+            found.append((place.start(), -len(value), name))
+    if not found or text.startswith("--"):
+        return text
+    name = min(found)[2]
+    flag = f"--{name.replace('_', style)}"
+    positional = name == "paths" or name == "shards" and args.tool == "lengths"
+    return text if flag in text or positional else f"{flag}: {text}"
+
+
+SHOWN = 10  # images by name in a message
+
+
+def complain(skipped: list[str], count: int | None = None) -> None:
+    """Raises ValueError that names the first images which cannot be read, if there are any.
+
+    Args:
+        count: of all that were skipped; by default those in the list.
+    """
+    if skipped:
+        count = len(skipped) if count is None else count
+        more = [f"... and {count - SHOWN} more"] * (count > SHOWN)
+        raise ValueError("\n  ".join([f"{count} skipped, all else is written:", *skipped[:SHOWN], *more]))

@@ -1,0 +1,157 @@
+"""Finds the architecture that belongs to a checkpoint, so that nobody has to repeat it.
+
+A run of `open_clip_train` leaves RUN/params.txt and RUN/checkpoints/epoch_N.pt: given the run folder or one of its
+checkpoints, `load` makes the model as it was trained. `local-dir:` and `hf-hub:` ids work as in OpenCLIP.
+"""
+import hashlib
+import math
+from dataclasses import is_dataclass
+from pathlib import Path
+
+import torch
+
+from ..data.weights import Misfit, hash_tensor, is_vq, tensors
+from ..errors import close_names
+from .configs import is_captioner
+from .patches import register
+from .runs import find, params_file
+
+
+def objective(model_name: str) -> str:
+    """The `caption_cfg.objective` of a captioner's config."""
+    import open_clip
+
+    from ..objectives.base import CaptionCfg
+    return CaptionCfg(**open_clip.get_model_config(model_name)["caption_cfg"]).objective
+
+
+def longest_caption(pretrained: str, model_name: str | None = None) -> float:
+    """Return how many tokens a caption has at most between SOT and EOT, by the config; infinity where `load` will say.
+
+    Raises:
+        FileNotFoundError, ValueError: as `find`.
+    """
+    register()
+    import open_clip
+    name, _, args = find(pretrained, model_name)
+    config = None if name.startswith("hf-hub:") else open_clip.get_model_config(name)
+    if config is None:
+        return math.inf
+    return (args.get("force_context_length") or config["text_cfg"].get("context_length", 77)) - 2
+
+
+def load(pretrained: str, model_name: str | None = None, device: str = "cpu", precision: str = "fp32",
+         captioner: bool = False, cache_dir: str | None = None):
+    """Model in eval mode, its image transform and its tokenizer.
+
+    Args:
+        captioner: refuse another model, before it is built.
+        cache_dir: of what comes from the hub.
+
+    Raises:
+        FileNotFoundError, ValueError: as `find`; ValueError too, in one line, if the weights are of another model.
+    """
+    register()
+    import open_clip
+    name, weights, args = find(pretrained, model_name)
+    own = ":" not in name  # else the config is not OpenCLIP's or ours
+    if own and open_clip.get_model_config(name) is None:
+        close = close_names(name, open_clip.list_models())
+        raise ValueError(f"--model {name} is not known{close}" if name == model_name else
+                         f"{pretrained} was trained as {name}, which is no model known here{close}")
+    check_device(device)
+    try:
+        if not own:
+            open_clip.get_model_config(name)  # refuses what leads elsewhere
+        if captioner and not is_captioner(name):
+            raise ValueError(f"--model {name} is no captioner" if name == model_name else
+                             f"{pretrained} is no captioner, but {name}")
+        # OpenCLIP gives a config with a scheme the weights beside it, whatever file is given.
+        later = weights is not None and not own
+        model, _, transform = open_clip.create_model_and_transforms(
+            name, weights if own else None, device=device, precision=precision, output_dict=True, cache_dir=cache_dir,
+            load_weights=not later, pretrained_text=False, require_pretrained=not later, **args)
+        if later:
+            open_clip.load_checkpoint(model, weights)
+        tokenizer = open_clip.get_tokenizer(name, context_length=args.get("force_context_length"), cache_dir=cache_dir)
+        if captioner and weights and open_clip.get_model_config(name).get("vq_cfg") and is_vq(tensors(Path(weights))):
+            raise ValueError(f"{weights} is a frozen VQ-VAE alone: train a captioner with --pretrained {weights} first")
+    except (RuntimeError, LookupError, AttributeError, TypeError, AssertionError, OSError, ValueError, ArithmeticError,
+            MemoryError) as problem:  # a config may hold any value
+        if name.startswith("hf-hub:") and weights is None:
+            raise ValueError(f"{name} cannot be had from the Hugging Face hub: {first_lines(problem)}") from problem
+        if args and not isinstance(problem, (Misfit, OSError)) and str(weights) not in str(problem):
+            raise ValueError(f"{params_file(Path(weights))} has settings of which no {name} can be made: "
+                             f"{first_lines(problem)}") from problem
+        if isinstance(problem, ValueError) or isinstance(problem, OSError) and weights is None:
+            raise
+        raise ValueError(f"{pretrained} holds no weights of {name}: {first_lines(problem)}") from problem
+    check_normalization(pretrained, model.visual.preprocess_cfg)
+    return model.eval(), transform, tokenizer
+
+
+def check_normalization(pretrained: str, preprocess_cfg: dict) -> None:
+    """Raises ValueError unless images can be normalised by `mean` and `std`.
+
+    PyTorch makes a tensor without elements of ["", 0.5, 0.5], and normalises by 1e39 or 0 to infinity.
+    """
+    for name in ("mean", "std"):
+        given = preprocess_cfg[name]
+        values = given if isinstance(given, (list, tuple)) else [given]
+        if not (len(values) in (1, 3) and all(type(v) in (int, float) for v in values) and torch.tensor(
+                values, dtype=torch.float32).isfinite().all() and (name == "mean" or min(values) > 0)):
+            raise ValueError(f"{pretrained}: preprocess_cfg.{name} is {str(given)[:80]} in its config: it should be "
+                             "three numbers" + (" above 0" if name == "std" else ""))
+
+
+def check_device(device: str) -> None:
+    """Raises ValueError if there is no such device."""
+    try:
+        torch.device(device)
+    except RuntimeError as problem:  # whose text lists 21 kinds of devices
+        raise ValueError(f"{device} is no device: give cpu, cuda, cuda:1 or mps") from problem
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as problem:
+        raise ValueError(f"{device} cannot be used here: {first_lines(problem)}") from problem
+
+
+def first_lines(problem: Exception) -> str:
+    """The reason in one line: of a state dict that does not fit, the first of its lists, cut."""
+    text = f"it is damaged ({problem.strerror.lower()})" if getattr(problem, "strerror", None) else str(problem)
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(problem).__name__]
+    if lines[0].startswith("Error(s) in loading") and len(lines) > 1:
+        lines = lines[1:]
+    return lines[0] if len(lines[0]) < 200 else f"{lines[0][:200]}..."
+
+
+def is_of_weights(problem: Exception) -> bool:
+    """Whether it was raised as a checkpoint holds the weights of another model."""
+    return isinstance(problem, Misfit) or "Error(s) in loading state_dict" in str(problem)
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """The SHA-256 of a model's weights and settings.
+
+    The weights alone do not decide what a model says: those of ViT-B-32 fit ViT-B-32-quickgelu. So the kinds of modules
+    and their plain attributes (number of heads, pooling, the images' mean and size) count as well.
+    """
+    digest = hashlib.sha256()
+    for name, module in model.named_modules():
+        settings = {k: v for k, v in vars(module).items() if k != "training" and _is_plain(v)}
+        digest.update(f"{name} {type(module).__name__} {sorted(settings.items())}".encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        if isinstance(tensor, torch.Tensor):
+            digest.update(name.encode())
+            hash_tensor(digest, tensor)
+    return digest.hexdigest()
+
+
+def _is_plain(value: object) -> bool:
+    if is_dataclass(value):  # caption_cfg
+        return all(map(_is_plain, vars(value).values()))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))

@@ -1,0 +1,46 @@
+"""Load a CLIP model that guides or judges captions.
+"""
+import os
+
+from ..decoding.clip_guidance import Clip
+from . import checkpoints
+
+
+def load(name: str, pretrained: str | None = None, device: str = "cpu") -> Clip:
+    """An OpenCLIP model by name and weights: a file, a run folder, or a tag of OpenCLIP, which is downloaded.
+
+    Args:
+        name: of its config; local-dir:DIR and hf-hub:ID name their weights too.
+
+    Raises:
+        ValueError, FileNotFoundError: in one line, if there is no such model or it has no text encoder.
+    """
+    import open_clip
+    if ":" in name:
+        model, transform, tokenizer = checkpoints.load(name, device=device)
+    elif pretrained is not None and os.path.exists(pretrained):
+        model, transform, tokenizer = checkpoints.load(pretrained, name, device)
+    elif pretrained in open_clip.list_pretrained_tags_by_model(name):
+        try:
+            model, _, transform = open_clip.create_model_and_transforms(name, pretrained, device=device)
+        except (RuntimeError, OSError) as problem:
+            raise ValueError(f"cannot load {name} {pretrained}: {str(problem).splitlines()[0]}") from problem
+        tokenizer = open_clip.get_tokenizer(name)
+    else:
+        raise ValueError(f"{pretrained} is no file and no tag of {name} "
+                         f"({', '.join(open_clip.list_pretrained_tags_by_model(name)) or 'it has none'})")
+    if not hasattr(model, "encode_text"):
+        raise ValueError(f"{name} compares no images with texts: give a CLIP model")
+    return Clip(model.eval(), transform, tokenizer)
+
+
+def parse(spec: str) -> tuple[str, str | None]:
+    """The arguments of `load` that MODEL:FILE means; local-dir:DIR and hf-hub:ID stay whole.
+
+    Raises:
+        ValueError: there is no colon in it.
+    """
+    name, colon, pretrained = spec.partition(":")
+    if not (name and pretrained):
+        raise ValueError(f"{spec!r} should be MODEL:FILE, such as ViT-B-32:clip.pt, or local-dir:DIR, hf-hub:ID")
+    return (spec, None) if name in ("local-dir", "hf-hub") else (name, pretrained)

@@ -1,0 +1,153 @@
+"""Model configs by name: a prefix such as MDC- before any OpenCLIP config with a ViT image tower is a captioner.
+
+`model_configs/objectives.json` is a table of rows: a name pattern, in which * stands for the base config, and the
+`caption_cfg` that it adds. Any other interval of t is a name after the same pattern (MDC-*-t0.25-0.75), as is any BERT
+ratio in percent (BERT-*-r50). The base gives the image tower
+and, where it has one that fits, the text tower's size to the decoder. Needs the standard library only.
+"""
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from importlib import import_module, resources
+
+FOLDER = resources.files("open_clip_mdc.model_configs")
+GROUPS: dict[str, dict] = json.loads((FOLDER / "objectives.json").read_text(encoding="utf-8"))
+ROWS: dict[str, dict] = {}  # `caption_cfg` by pattern, filled by `add_rows`
+# Bases that only captioners can have: the image tower is a frozen VQ-VAE (vq.py); a row changes what its base says, and
+# lists the rows of objectives.json that are shown.
+VQ_ROWS: dict[str, dict] = json.loads((FOLDER / "vq.json").read_text(encoding="utf-8"))
+
+CLIP_VOCABULARY = 49408
+PAPER_DECODER = {"context_length": 77, "vocab_size": CLIP_VOCABULARY, "width": 512, "heads": 8, "layers": 12}
+DECODER_KEYS = (*PAPER_DECODER, "mlp_ratio", "norm_kwargs", "tokenizer_kwargs")
+NUMBER = r"[0-9]*\.?[0-9]+"  # in names of intervals and ratios
+# timm's names of towers that give patch tokens; convnext, swin, fastvit and the like give feature maps.
+TIMM_VITS = ("vit_", "vitamin_", "eva", "deit", "beit")
+
+
+def add_rows(rows: Mapping[str, Mapping]) -> None:
+    """Add rows to the table: pattern -> `caption_cfg`. A row with "extends" is that row but for what it says itself.
+
+    Raises:
+        ValueError: a pattern has no *, or extends a row that is not there.
+    """
+    for pattern, row in rows.items():
+        base = row.get("extends")
+        if pattern.count("*") != 1 or base is not None and base not in ROWS:
+            raise ValueError(f"{pattern!r} needs one * for the base's name, and may extend a row that is there; it "
+                             f"extends {base!r}")
+        ROWS[pattern] = {**ROWS.get(base, {}), **{key: value for key, value in row.items() if key != "extends"}}
+
+
+for _group in GROUPS.values():
+    add_rows(_group["rows"])
+
+
+def intervals() -> dict[tuple[float, float], str]:
+    """Table 5: pattern of each interval of t, widest first."""
+    rows = {(row["t_min"], row["t_max"]): pattern for pattern, row in ROWS.items()
+            if pattern.startswith("MDC-") and row["loss_weight"] == "inverse_t"
+            and not row.keys() & {"condition_drop", "regions"}}
+    return dict(sorted(rows.items()))
+
+
+def architectures() -> dict[str, dict]:
+    """The packaged configs that are no captioners: small towers for small data, by name."""
+    files = sorted((f for f in FOLDER.iterdir() if f.name.startswith("ViT-")), key=lambda f: f.name)
+    return {f.name.removesuffix(".json"): json.loads(f.read_text(encoding="utf-8")) for f in files}
+
+
+def listed() -> list[str]:
+    """Names that `open_clip.list_models()` shows: the paper's rows. Further bases work without being listed."""
+    return [pattern.replace("*", base) for group in GROUPS.values() for pattern in group["rows"]
+            for base in group["bases"]] + [
+                pattern.replace("*", base) for base, row in VQ_ROWS.items() for pattern in row["listed"]]
+
+
+def readings(name: str) -> Iterator[tuple[str, dict]]:
+    """Yield the base and the `caption_cfg` that a name may mean, rows of the table first."""
+    for pattern, caption_cfg in ROWS.items():
+        prefix, suffix = pattern.split("*")
+        if name.startswith(prefix) and name.endswith(suffix):
+            yield name[len(prefix):len(name) - len(suffix)], caption_cfg
+    if found := re.fullmatch(rf"MDC-(.+)-t({NUMBER})-({NUMBER})", name):
+        yield found[1], {**ROWS["MDC-*"], "t_min": float(found[2]), "t_max": float(found[3])}
+    if found := re.fullmatch(rf"BERT-(.+)-r({NUMBER})", name):
+        yield found[1], {**ROWS["BERT-*-r15"], **dict.fromkeys(("t_min", "t_max"), float(found[2]) / 100)}
+
+
+def interval_name(name: str, t_min: float, t_max: float, base_config: Callable[[str], dict | None]) -> str:
+    """Return the name of the captioner of the same base whose t is uniform on an interval, with the weight 1/t.
+
+    The base is called BASE where the name does not tell it, as that of a folder does not.
+    """
+    bases = (base for base, _ in readings(name.replace("/", "-")))
+    base = next((base for base in bases if base in VQ_ROWS or base_config(base) is not None), "BASE")
+    return intervals().get((t_min, t_max), f"MDC-*-t{t_min}-{t_max}").replace("*", base)
+
+
+def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
+    """The config of a captioner's name; None for a name that no row and base make.
+
+    Args:
+        name: e.g. MDC-ViT-B-32, or ARC-ViT-SO400M-14-SigLIP; "/" is read as "-", as OpenCLIP does.
+        base_config: a new copy of a base's config by its name, None if it is not known.
+
+    Raises:
+        ValueError: the base has no ViT image tower, or there is no such interval or ratio.
+    """
+    name = name.replace("/", "-")
+    for base, caption_cfg in readings(name):
+        config = with_codes(base, base_config) if base in VQ_ROWS else base_config(base)
+        if config is None or "caption_cfg" in config:
+            continue
+        low, high = caption_cfg.get("t_min", 0), caption_cfg.get("t_max", 1)
+        if not (0 <= low < high <= 1 or 0 < low == high <= 1 and not name.startswith("MDC-")):
+            raise ValueError(f"{name} cannot be made: an interval of t lies within 0 and 1, the lower end first, as in "
+                             f"MDC-{base}-t0.25-0.75; a ratio is above 0 and at most 100 %, as in BERT-{base}-r50")
+        vision, text = config["vision_cfg"], config["text_cfg"]
+        if not is_vit(vision):
+            raise ValueError(f"{name} cannot be made: the image tower of {base} is no ViT, and a captioner's decoder "
+                             "attends to a ViT's patch tokens; take e.g. MDC-ViT-B-32")
+        return {
+            # The features are not projected, so this is the tower's width; timm knows its own.
+            "embed_dim": None if "timm_model_name" in vision else vision.get("width", 768),
+            "custom_text": True,
+            "vision_cfg": vision,
+            "text_cfg": {k: text[k] for k in DECODER_KEYS if k in text} if fits(text) else dict(PAPER_DECODER),
+            "caption_cfg": dict(caption_cfg),
+            **{key: config[key] for key in ("quick_gelu", "vq_cfg") if key in config},
+        }
+    return None
+
+
+def with_codes(name: str, base_config: Callable[[str], dict | None]) -> dict:
+    """A base of VQ_ROWS: its own `vision_cfg`, or else its base's, whose other settings it completes."""
+    row = deepcopy(VQ_ROWS[name])
+    base = row["base"]
+    config = with_codes(base, base_config) if base in VQ_ROWS else base_config(base)
+    return {
+        "vision_cfg": row.get("vision_cfg", config["vision_cfg"]),
+        "text_cfg": {**config["text_cfg"], **row.get("text_cfg", {})},
+        "vq_cfg": {**config.get("vq_cfg", {}), **row["vq_cfg"]},
+    }
+
+
+def is_vit(vision_cfg: dict) -> bool:
+    """Whether the tower gives patch tokens: OpenCLIP's own ViT, or a timm model named as one."""
+    if vision_cfg.get("timm_model_name"):
+        return vision_cfg["timm_model_name"].startswith(TIMM_VITS)
+    return not isinstance(vision_cfg.get("layers"), list)  # a list is a ResNet's
+
+
+def fits(text_cfg: dict) -> bool:
+    """Whether a text tower's size makes a decoder: SOT and EOT must be the last ids, as in CLIP's BPE and its parts."""
+    own = "hf_model_name" in text_cfg or "hf_tokenizer_name" in text_cfg
+    return not own and (text_cfg["vocab_size"] == CLIP_VOCABULARY or "bpe_path" in text_cfg.get("tokenizer_kwargs", {}))
+
+
+def is_captioner(model_name: str) -> bool:
+    """Decided by config, not by class: the model may be wrapped by DDP or compiled."""
+    config = import_module("open_clip").get_model_config(model_name)
+    return "caption_cfg" in (config or {})

@@ -1,0 +1,289 @@
+"""The way of a training batch from upstream's data pipeline to the device, for CLIP models too.
+
+A seed is a seed: all random numbers are a function of --seed, epoch, rank and worker. Upstream seeds a process once,
+when it starts, and its webdataset shuffle by process id and clock: no two runs of one seed are equal, and a resumed run
+repeats the noise of its first epoch. Here each epoch is seeded anew: `seed_noise` in the process that trains,
+`SeedEachPass` where samples are read, which is in the workers, if there are any.
+
+The last metre: images travel as bytes in pinned memory, a batch ahead of the step, and are normalised on the device.
+
+Dimensions: B images.
+"""
+import random
+import re
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial, wraps
+from pathlib import Path
+
+import numpy as np
+import torch
+from open_clip_train.data import CsvDataset, DataInfo, ResampledShards2, SharedEpoch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import get_worker_info
+from torchvision.transforms import Compose, Normalize, ToTensor
+from torchvision.transforms.functional import pil_to_tensor
+from webdataset.filters import _shuffle
+from webdataset.handlers import reraise_exception
+
+from ..data.csv_pairs import read_table
+from ..data.images import decode_image, image_pairs, upright
+from ..data.shards import CAPTION_SEPARATOR, Bounded, as_file, check_size, regroup
+
+
+def seed_noise(*keys: int) -> None:
+    """Seeds PyTorch, numpy and Python by all of the keys together."""
+    seeds = np.random.SeedSequence(keys).generate_state(3)
+    torch.manual_seed(int(seeds[0]))
+    np.random.seed(int(seeds[1]))
+    random.seed(int(seeds[2]))
+
+
+def worker_id() -> int:
+    """The number of this worker of a DataLoader, 0 where the process reads by itself."""
+    worker = get_worker_info()
+    return 0 if worker is None else worker.id
+
+
+class SeedEachPass:
+    """A stage of a webdataset pipeline: seeds whatever the stages after it draw, each time the data are read.
+
+    An epoch may be several passes over a worker's shards; each pass has its own noise.
+    """
+
+    def __init__(self, seed: int, rank: int, shared_epoch: SharedEpoch):
+        """Args: `shared_epoch` is upstream's, by which the training process tells its workers the epoch."""
+        self.seed, self.rank, self.shared_epoch = seed, rank, shared_epoch
+        self.epoch, self.passes = -1, 0
+
+    def __call__(self, samples: Iterable) -> Iterator:
+        epoch = self.shared_epoch.get_value()
+        self.passes = self.passes + 1 if epoch == self.epoch else 0
+        self.epoch = epoch
+        seed_noise(self.seed, epoch, self.rank, worker_id(), self.passes)
+        yield from samples
+
+
+def seed_webdataset(info: DataInfo, seed: int, rank: int) -> None:
+    """Makes a training webdataset of upstream's repeatable: shards, order, captions and augmentation.
+
+    Raises:
+        RuntimeError: upstream's pipeline has no sample shuffle where this function looks for it.
+    """
+    loader = info.dataloader.pipeline[0]
+    # Workers that live on draw their first seed once a run: not from the numbers that also make masks and dropout.
+    loader.generator = torch.Generator().manual_seed(seed)
+    stages = loader.dataset.pipeline
+    if isinstance(stages[0], ResampledShards2):  # adds the epoch to what this returns; needs no pass, it never ends
+        stages[0].worker_seed = lambda: int(np.random.SeedSequence([seed, rank, worker_id()]).generate_state(1)[0])
+    places = [i for i, stage in enumerate(stages) if getattr(stage, "f", None) is _shuffle]
+    if len(places) != 1:
+        raise RuntimeError(f"the webdataset pipeline has {len(places)} sample shuffles, not 1: {stages}")
+    stages[places[0]].kw["rng"] = random  # by default a generator of its own, seeded by process id and clock
+    stages.insert(places[0], SeedEachPass(seed, rank, info.shared_epoch))
+
+
+def read_alike(info: DataInfo) -> None:
+    """Makes a webdataset of upstream's group and decode samples as all else does: `regroup`, `image_pairs`.
+
+    Raises:
+        RuntimeError: upstream's pipeline has no such stages where this function looks for them.
+    """
+    stages = info.dataloader.pipeline[0].dataset.pipeline
+    names = [getattr(getattr(stage, "f", stage), "__name__", "") for stage in stages]
+    if names.count("_select") != 1 or names[(first := names.index("_select")):first + 3] != [
+            "_select", "_decode", "_rename"]:
+        raise RuntimeError(f"the webdataset pipeline selects and decodes otherwise: {names}")
+    stages[first:first + 3] = [image_pairs]
+    reader = max(place for place, name in enumerate(names) if name in ("tarfile_to_samples_nothrow", "tarfile_samples"))
+    stages.insert(reader + 1, regroup)
+
+
+def need_batches(info: DataInfo, shards: str) -> None:
+    """Ends the training webdataset with a stage that raises ValueError where a pass over a worker's shards is in vain.
+
+    Upstream would read them again, for ever.
+    """
+    info.dataloader.pipeline[0].dataset.append(partial(_not_in_vain, shards=shards))
+
+
+def _not_in_vain(batches: Iterable, shards: str) -> Iterator:
+    found = False
+    for batch in batches:
+        found = True
+        yield batch
+    if not found:
+        raise ValueError(f"--train-data {shards}: the shards of data worker {worker_id()} hold fewer pairs that can be "
+                         f"read than --batch-size (the log names what is broken)")
+
+
+class CsvImages(CsvDataset):
+    """Upstream's pairs of a CSV file, rows and images read as the tools read them; a bad image is named."""
+
+    def __init__(self, input_filename, transforms, img_key, caption_key, sep="\t", tokenizer=None):
+        """Raises ValueError as `read_table`."""
+        rows = read_table(input_filename, img_key, caption_key, sep)
+        self.images, self.captions = [row.image for row in rows], [row.caption for row in rows]
+        self.transforms, self.tokenize = transforms, tokenizer
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Raises ValueError."""
+        image = decode_image(Path(str(self.images[index])))
+        return self.transforms(image), self.tokenize([str(self.captions[index])])[0]
+
+
+def to_bytes(image: Image.Image) -> Tensor:
+    """uint8 [3, height, width]; contiguous, as `ToTensor` makes it: convolutions round by layout."""
+    return pil_to_tensor(image).contiguous()
+
+
+def split_normalization(transform: Callable) -> tuple[Callable, Normalize | None]:
+    """Takes the conversion to normalised floats off the end of a transform, if it is there.
+
+    Returns:
+        a transform that ends in `to_bytes`, and what is to be done to its result divided by 255; or the transform as it
+        was, and None.
+    """
+    stages = getattr(transform, "transforms", [])
+    if len(stages) > 1 and isinstance(stages[-2], ToTensor) and isinstance(stages[-1], Normalize):
+        return Compose([*stages[:-2], to_bytes]), stages[-1]
+    return transform, None
+
+
+def one_ahead(items: Iterable, start: Callable) -> Iterator:
+    """start(item) of each item, started before the one before it is taken."""
+    ahead = []
+    for item in items:
+        ahead.append(start(item))
+        if len(ahead) > 1:
+            yield ahead.pop(0)
+    yield from ahead
+
+
+class Batches:
+    """Upstream's training loader, whose batches are on the device, normalised and prepared."""
+
+    def __init__(self, loader: Iterable, device: str, normalize: Normalize | None):
+        """Args: `normalize` as `split_normalization` returns it."""
+        self.loader, self.device = loader, torch.device(device)
+        self.prepare: Callable = lambda text: text  # a captioner's is `Captioner.prepare`, on the CPU
+        self.mean, self.std = None, None
+        if normalize is not None:
+            self.mean, self.std = (torch.as_tensor(x, dtype=torch.float32).view(-1, 1, 1).to(self.device)
+                                   for x in (normalize.mean, normalize.std))
+
+    def __getattr__(self, name: str):
+        return getattr(self.loader, name)  # num_batches, num_samples
+
+    def __iter__(self) -> Iterator[tuple]:
+        if self.device.type == "cuda":
+            yield from map(self.finish, one_ahead(self.loader, self.start))
+            return
+        for image, text in self.loader:
+            yield self.normalized(image.to(self.device)), self.prepare(text).to(self.device)
+
+    def start(self, batch: tuple) -> tuple:
+        """Sends a batch on its way, on a stream of its own."""
+        image, text = batch
+        text = self.prepare(text).pin_memory()
+        with torch.cuda.stream(self.stream):
+            batch = tuple(x.to(self.device, non_blocking=True) for x in (image, text))
+            return batch, self.stream.record_event()
+
+    def finish(self, started: tuple) -> tuple:
+        """Makes the present stream wait for a batch, and its memory wait for the present stream."""
+        (image, text), arrived = started
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(arrived)
+        image.record_stream(stream)
+        text.record_stream(stream)
+        return self.normalized(image), text
+
+    @cached_property
+    def stream(self) -> torch.cuda.Stream:
+        """Of the copies to the device; made at first use."""
+        return torch.cuda.Stream(self.device)
+
+    def normalized(self, image: Tensor) -> Tensor:
+        """What the end of the transform would have made of it: float [B, 3, height, width], to the last bit."""
+        if self.mean is None:
+            return image
+        return image.float().div_(255).sub_(self.mean).div_(self.std)
+
+
+def get_wds_dataset(upstream):
+    """`open_clip_train.data.get_wds_dataset`, for every model: repeatable by --seed, pinned, one caption of several,
+    images as all else reads them.
+
+    Of the captions that share a KEY.txt training draws one at each reading, validation takes the first. An ordinary
+    text draws nothing.
+    """
+    @wraps(upstream)
+    def get_dataset(args, preprocess_img, is_train, epoch=0, floor=False, tokenizer=None):
+        def tokenize(text: str):
+            captions = text.split(CAPTION_SEPARATOR)
+            return tokenizer(random.choice(captions) if is_train and len(captions) > 1 else captions[0])
+        info = upstream(args, preprocess_img, is_train, epoch=epoch, floor=floor, tokenizer=tokenize)
+        read_alike(info)
+        info.dataloader.pipeline[0].pin_memory = str(getattr(args, "device", "cpu")).startswith("cuda")
+        if is_train:
+            seed_webdataset(info, getattr(args, "seed", 0), getattr(args, "rank", 0))
+            need_batches(info, args.train_data)
+        return info
+    return get_dataset
+
+
+def gopen(upstream):
+    """`webdataset.gopen.gopen`: what is a file is opened as a file, whatever its name."""
+    @wraps(upstream)
+    def open_shard(url, mode="rb", *args, **kwargs):
+        return upstream(as_file(url) if mode == "rb" else url, mode, *args, **kwargs)
+    return open_shard
+
+
+def tar_file_iterator(upstream):
+    """`webdataset.tariterators.tar_file_iterator`, for every reader of shards: `check_size` before a member is read."""
+    @wraps(upstream)
+    def iterate(fileobj, skip_meta=r"__[^/]*__($|/)", handler=reraise_exception, select_files=None, rename_files=None):
+        archive = tarfile.open(fileobj=fileobj, mode="r|*", tarinfo=Bounded)
+        for member in archive:
+            name = member.name
+            try:
+                if not member.isreg() or skip_meta is not None and re.match(skip_meta, name):
+                    continue
+                name = rename_files(name) if rename_files else name
+                if select_files is None or select_files(name):
+                    check_size(member)
+                    yield {"fname": name, "data": archive.extractfile(member).read()}
+                    archive.members = []
+            except Exception as problem:
+                problem.args = (f"{problem} @ {fileobj}",)
+                if not handler(problem):
+                    break
+    return iterate
+
+
+def csv_dataset(upstream):
+    """`open_clip_train.data.CsvDataset`."""
+    return CsvImages
+
+
+def no_program(upstream):
+    """`PIL.EpsImagePlugin.gs_binary`: there is no Ghostscript."""
+    return False
+
+
+def get_data(upstream):
+    """`open_clip_train.main.get_data`, for every model: training images reach the device as bytes, one batch ahead."""
+    @wraps(upstream)
+    def get(args, preprocess_fns, epoch=0, tokenizer=None):
+        train, validate = preprocess_fns
+        train, normalize = split_normalization(train)
+        validate = Compose([upright, validate])  # of --imagenet-val, whose images torchvision opens
+        data = upstream(args, (train, validate), epoch=epoch, tokenizer=tokenizer)
+        if "train" in data:
+            device = getattr(args, "device", "cpu")
+            data["train"].dataloader = Batches(data["train"].dataloader, device, normalize)
+        return data
+    return get

@@ -1,0 +1,111 @@
+"""OpenCLIP's factory functions with captioners in them: config, tokenizer and model by name.
+"""
+from functools import wraps
+from pathlib import Path
+
+import open_clip
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
+from torch import Tensor
+
+from ..decoding import generate
+from ..decoding.sampling import Decoded
+from ..likelihood import log_likelihood
+from ..models.captioner import Captioner
+from . import configs
+from .configs import is_captioner
+
+
+class OpenCLIPCaptioner(Captioner):
+    """The captioner that OpenCLIP's factory returns: it decodes and scores, too. The network itself knows neither."""
+
+    def generate(self, image: Tensor, **options) -> Tensor | Decoded:
+        """Return captions as ids from SOT to EOT, then padding, long [B, L] (`decoding.generate.generate`)."""
+        return generate.generate(self, image, **options)
+
+    def log_likelihood(self, image: Tensor, text: Tensor, method: str | None = None, **options) -> Tensor:
+        """Return nats of captions [B, L] or candidates [B, C, L], as [B] or [B, C]."""
+        return log_likelihood.log_likelihood(self, image, text, method, **options)
+
+
+def get_model_config(upstream):
+    """`open_clip.get_model_config`: captioners of any base; a config that is a file may name no other place."""
+    @wraps(upstream)
+    def get(model_name):
+        if ":" in model_name:
+            return checked_config(upstream, model_name)
+        config = upstream(model_name)
+        return config if config is not None else configs.captioner(model_name, upstream)
+    return get
+
+
+def checked_config(read, model_name: str) -> dict:
+    """The config of a local-dir: or hf-hub:.
+
+    Raises:
+        ValueError: it is damaged, or would have something else fetched than the user named. OSError: it is not there.
+    """
+    where = f"{model_name.partition(':')[2]}/open_clip_config.json"
+    try:
+        config = read(model_name)
+        towers = {**config["vision_cfg"], **config["text_cfg"], **config["text_cfg"].get("tokenizer_kwargs", {})}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise ValueError(f"{where} is no config of a model ({type(problem).__name__}: {problem})") from problem
+    for name, value in towers.items():
+        text_tower = name == "hf_model_name" and "caption_cfg" not in config and model_name.startswith("local-dir:")
+        if isinstance(value, str) and (":" in value or text_tower and not Path(value).is_dir()):
+            raise ValueError(f"{where}: {name} is {value[:80]!r}, which lies elsewhere: nothing is fetched that you "
+                             "did not name")
+    return config
+
+
+def vocabulary_beside(model_name: str, cache_dir: str | None = None) -> dict[str, str]:
+    """The `bpe_path` of a captioner of local-dir: or hf-hub: whose vocabulary lies beside its weights; else nothing."""
+    try:
+        config = open_clip.get_model_config(model_name)
+        name = Path(config["text_cfg"].get("tokenizer_kwargs", {}).get("bpe_path", "")).name
+        if "caption_cfg" not in config or not name:
+            return {}
+        source, _, place = model_name.partition(":")
+        path = Path(place) / name if source == "local-dir" else Path(hf_hub_download(place, name, cache_dir=cache_dir))
+    except (FileNotFoundError, EntryNotFoundError):  # no captioner, or a packaged vocabulary
+        return {}
+    return {"bpe_path": str(path)} if path.is_file() else {}
+
+
+def get_tokenizer(upstream):
+    """`open_clip.get_tokenizer`: a captioner's is CLIP's BPE, or the part of it that its config names."""
+    @wraps(upstream)
+    def get(model_name="", context_length=None, cache_dir=None, **kwargs):
+        if ":" in model_name:
+            kwargs = vocabulary_beside(model_name, cache_dir) | kwargs
+        if ":" in model_name or not is_captioner(model_name):
+            return upstream(model_name, context_length=context_length, cache_dir=cache_dir, **kwargs)
+        text_cfg = open_clip.get_model_config(model_name)["text_cfg"]
+        return open_clip.factory.SimpleTokenizer(context_length=context_length or text_cfg.get("context_length", 77),
+                                                 **text_cfg.get("tokenizer_kwargs", {}) | kwargs)
+    return get
+
+
+def model_class(upstream):
+    """`open_clip.factory.CustomTextCLIP`: a config with `caption_cfg` makes a Captioner."""
+    @wraps(upstream, updated=())
+    def create(*args, **kwargs):
+        return (OpenCLIPCaptioner if "caption_cfg" in kwargs else upstream)(*args, **kwargs)
+    return create
+
+
+def tokenizer_class(upstream):
+    """`open_clip.factory.SimpleTokenizer`: a bare file name in `bpe_path` is looked up among the packaged configs."""
+    @wraps(upstream, updated=())
+    def create(*args, bpe_path=None, **kwargs):
+        if bpe_path is None:
+            return upstream(*args, **kwargs)
+        packaged = configs.FOLDER / Path(bpe_path).name
+        return upstream(*args, bpe_path=bpe_path if Path(bpe_path).exists() else str(packaged), **kwargs)
+    return create
+
+
+def of_captioner(args) -> bool:
+    """Whether a captioner is trained; who calls upstream's functions may give them no model's name."""
+    return is_captioner(getattr(args, "model", ""))

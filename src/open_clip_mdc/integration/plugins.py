@@ -1,0 +1,75 @@
+"""Objectives and model names from outside this package: a Python module, and a JSON of rows beside it.
+
+    open_clip_train --plugin my_objective.py --model Mine-ViT-B-32 ...
+    open_clip_mdc caption --plugin my_objective.py --pretrained logs/RUN photos/
+
+The module registers its objectives by `@register_objective` when it is imported. `my_objective.json`, where it exists,
+holds rows of model names as model_configs/objectives.json does. An installed package needs no flag: it names its module
+under the entry point `open_clip_mdc.objectives`. A run remembers its plug-ins in params.txt, but no module is ever
+imported because a file names it: code that comes with weights runs only if you ask for it.
+"""
+import json
+import sys
+from importlib import import_module, metadata
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+from . import configs
+
+ENTRY_POINTS = "open_clip_mdc.objectives"
+_loaded: set[str] = set()
+
+
+def load_plugin(name: str) -> None:
+    """Import a plug-in and add its rows; one that is loaded already changes nothing.
+
+    Args:
+        name: of a module that Python finds, or a file that ends in .py.
+
+    Raises:
+        ValueError: there is none, it fails to import, or its rows are no rows.
+    """
+    key = name_of(name)
+    if key in _loaded:
+        return
+    try:
+        module = _import_file(Path(name)) if name.endswith(".py") else import_module(name)
+    except Exception as problem:  # a plug-in is anybody's code
+        raise ValueError(f"--plugin {name} cannot be imported ({type(problem).__name__}: {problem})") from problem
+    rows = Path(module.__file__ or "").with_suffix(".json")
+    if rows.is_file():
+        try:
+            configs.add_rows(json.loads(rows.read_text(encoding="utf-8"))["rows"])
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise ValueError(f"--plugin {name}: {rows} holds no rows of model names ({problem})") from problem
+    _loaded.add(key)
+
+
+def load_installed() -> None:
+    """Load the plug-ins that installed packages name as entry points."""
+    for entry in metadata.entry_points(group=ENTRY_POINTS):
+        load_plugin(entry.value)
+
+
+def name_of(plugin: str) -> str:
+    """Return what a run remembers of a plug-in: a module's name, whatever folder its file is in."""
+    return Path(plugin).stem if plugin.endswith(".py") else plugin
+
+
+def missing(names: list[str]) -> list[str]:
+    """Return the names that are not loaded."""
+    return [name for name in names if name not in _loaded]
+
+
+def _import_file(path: Path) -> ModuleType:
+    if path.stem in sys.modules:
+        raise ValueError(f"a module {path.stem} is loaded already: give the file another name")
+    spec = spec_from_file_location(path.stem, path.resolve())
+    module = sys.modules[path.stem] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    return module

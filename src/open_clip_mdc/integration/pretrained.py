@@ -1,0 +1,395 @@
+"""`open_clip_mdc.load`: a trained captioner with the transform and tokenizer of its run, for Python and for the tools.
+
+    model = open_clip_mdc.load("logs/RUN")          # or a checkpoint, local-dir:DIR, hf-hub:ORG/NAME
+    model.caption(["cat.jpg", image])               # images: files, folders, PIL images, arrays, preprocessed tensors
+    model.score(["cat.jpg"], ["a cat", "a dog"])    # log p(caption | image), nats; kind="debiased" without the prior
+    model.features("photos/", kind="cls", layer=-2) # "gap" (Sec. 4.2), "cls" or "patches" after any layer
+
+Dimensions: B images, C captions of an image, L positions, P patches, D image width.
+"""
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..data.images import open_image
+from ..data.paths import SHARDS, find_images
+from ..decoding import options as decoding
+from ..decoding.confidence import tokenize_with_masks
+from ..decoding.generate import generate, search_images, unmask_images
+from ..decoding.sampling import Decoded, Sampling
+from ..errors import check_numbers, check_options
+from ..likelihood import log_likelihood as scoring
+from ..models import encoder
+from ..models.captioner import Captioner
+from ..text.special_tokens import caption_lengths, decode_captions, decode_tokens, tokenize_whole
+from . import checkpoints
+from .data import Batches, split_normalization
+
+# A file or folder, an image, its pixels (uint8 [H, W], [H, W, 3]), what the transform makes of one [3, H, W].
+AnyImage = str | Path | Image.Image | np.ndarray | Tensor
+Images = AnyImage | Iterable[AnyImage]  # also an array [B, H, W, 3], a tensor [B, 3, H, W]
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+SCORES = ("plain", "blind", "debiased")
+
+
+def names_of(*functions: Callable) -> set[str]:
+    """The options of functions, without what the methods below give them."""
+    return {name for function in functions for name in signature(function).parameters} - {
+        "self", "model", "image", "images", "text", "captions", "sampling", "options", "return_trace", "return_details"}
+
+
+@dataclass(frozen=True)
+class PretrainedCaptioner:
+    """A captioner, what belongs to it, and how it is run."""
+
+    model: Captioner
+    transform: Callable[[Image.Image], Tensor]
+    tokenizer: Any  # OpenCLIP's SimpleTokenizer
+    device: str
+    precision: str  # of the arithmetic: fp32, bf16 or fp16; weights stay float32
+
+    def autocast(self) -> AbstractContextManager:
+        """In which the model computes in `precision`."""
+        dtype = PRECISIONS[self.precision]
+        return torch.autocast(torch.device(self.device).type, dtype=dtype, enabled=dtype is not None)
+
+    @cached_property
+    def _split(self) -> tuple[Callable, Batches]:
+        to_bytes, normalize = split_normalization(self.transform)
+        return to_bytes, Batches((), self.device, normalize)
+
+    @property
+    def to_bytes(self) -> Callable[[Image.Image], Tensor]:
+        """`transform` up to its conversion to floats, which costs more than the rest and is cheaper for a batch."""
+        return self._split[0]
+
+    def from_bytes(self, image: Tensor) -> Tensor:
+        """A batch [B, 3, H, W] by `to_bytes`, on the device, as `transform` makes it: equal to the last bit."""
+        return self._split[1].normalized(image.to(self.device, non_blocking=True))
+
+    def batches(self, images: Images, batch_size: int = 32) -> Iterator[Tensor]:
+        """Preprocessed images on the device, [B, 3, H, W], B up to `batch_size`.
+
+        Raises:
+            ValueError, TypeError, FileNotFoundError: as `as_list`; ValueError too where a file cannot be read as an
+                image, an image has pixels of 32 bits, or a tensor is not what the transform makes.
+        """
+        check_numbers({"batch_size": batch_size})
+        images = as_list(images)
+        for start in range(0, len(images), batch_size):
+            batch = [self.preprocessed(x) for x in images[start:start + batch_size]]
+            yield torch.stack(batch).to(self.device, non_blocking=True)
+
+    def preprocessed(self, image: str | Path | Image.Image | Tensor) -> Tensor:
+        """One image as the model takes it, float32 [3, H, W]. Raises ValueError as `batches`."""
+        if not isinstance(image, Tensor):
+            return self.transform(open_image(image))
+        size = self.model.visual.image_size
+        size = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+        if image.shape != (3, *size) or not image.is_floating_point():
+            raise ValueError(f"a tensor {list(image.shape)} of {image.dtype} is no image of this model: give what its "
+                             f"transform makes, floats {[3, *size]}, or pixels as a NumPy array, uint8 [H, W, 3]")
+        return image.float()
+
+    def pil_image(self, image: Tensor) -> Image.Image:
+        """What the model sees of an image: the transform's [3, H, W] without its normalisation."""
+        mean, std = (torch.tensor(self.model.visual.preprocess_cfg[name]).view(-1, 1, 1) for name in ("mean", "std"))
+        pixels = (255 * (image.cpu() * std + mean).clamp(0, 1)).round().byte()
+        return Image.fromarray(pixels.permute(1, 2, 0).numpy())
+
+    def encode_image(self, images: Images, normalize: bool = False, batch_size: int = 32) -> Tensor:
+        """The GAP features that are probed, float32 [B, D], on the CPU."""
+        with torch.inference_mode(), self.autocast():
+            return torch.cat([self.model.encode_image(x, normalize).float().cpu()
+                              for x in self.batches(images, batch_size)])
+
+    def features(self, images: Images, kind: str = "gap", layer: int = -1, batch_size: int = 32) -> Tensor:
+        """Return features of images, float32 on the CPU: [B, D], of "patches" [B, P, D].
+
+        Args:
+            kind, layer: see `encoder.features`; as they stand, `encode_image`.
+
+        Raises:
+            ValueError: there is no such kind, no such layer, or no class token; or as `batches`.
+        """
+        with torch.inference_mode(), self.autocast():
+            return torch.cat([encoder.features(self.model.visual, x, kind, layer).float().cpu()
+                              for x in self.batches(images, batch_size)])
+
+    def mean_image(self, images: Images, batch_size: int = 32) -> Tensor:
+        """Return what stands for no image, [P, D]: the mean of the patch tokens of some hundred images like yours.
+
+        Raises:
+            ValueError: there are fewer than 32, whose mean shows what is in them; or as `batches`.
+        """
+        images = as_list(images)
+        decoding.check_blind(len(images), "blind_images")
+        with self.autocast():
+            return scoring.mean_image(self.model, self.batches(images, batch_size))
+
+    def _blind(self, blind_images: Images | Tensor | None, others: list, batch_size: int) -> Tensor:
+        """`mean_image` of the images given, else of the others; a tensor [P, D] is one already."""
+        if isinstance(blind_images, Tensor) and blind_images.ndim == 2:
+            shape = encoder.num_patches(self.model.visual), encoder.width(self.model.visual)
+            if blind_images.shape != shape:
+                raise ValueError(f"blind_images is a tensor {list(blind_images.shape)}; mean_image() of this model is "
+                                 f"{list(shape)}")
+            return blind_images.to(self.device)
+        return self.mean_image(others if blind_images is None else blind_images, batch_size)
+
+    def encode_image_tokens(self, images: Images, batch_size: int = 32) -> Tensor:
+        """Normalised patch tokens, float32 [B, P, D], on the CPU."""
+        with torch.inference_mode(), self.autocast():
+            return torch.cat([self.model.encode_image_tokens(x).float().cpu()
+                              for x in self.batches(images, batch_size)])
+
+    def decode(self, image: Tensor, **options) -> list[dict]:
+        """Captions of one preprocessed batch [B, 3, H, W], token by token: see `describe_captions`.
+
+        Args:
+            options: of `generate.generate`.
+        """
+        with self.autocast():
+            decoded = self.model.generate(image, return_trace=True, **options)
+        return describe_captions(decoded, self.tokenizer)
+
+    def trace(
+            self,
+            images: Images,
+            text: str | None = None,
+            temperature: float = 0.0,
+            top_k: int | None = None,
+            top_p: float | None = None,
+            seed: int = 0,
+            batch_size: int = 32,
+            blind_images: Images | Tensor | None = None,
+            **options,
+    ) -> list[dict]:
+        """`caption` with the step and the log-probability of every token: see `describe_captions`."""
+        check_numbers({"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
+                       "batch_size": batch_size, **options})
+        if text is not None and not isinstance(text, str):
+            raise TypeError(f"text is {text!r}; it must be one caption with a [MASK], to fill in for each image")
+        asked = {**options, **({} if text is None else {"text": text})}
+        decoding.check_kind(asked, self.model.causal, str)
+        driver = search_images if self.model.causal else unmask_images
+        check_options("caption", options, names_of(generate, driver, PretrainedCaptioner.trace))
+        decoding.check(asked, str)
+        images = as_list(images)
+        if text is not None:
+            options["text"] = tokenize_with_masks(self.tokenizer, text, self.model.context_length).to(self.device)
+        if decoding.needs_blind_image(options, self.model) and options.get("blind") is None:
+            options["blind"] = self._blind(blind_images, images[:decoding.BLIND_IMAGES], batch_size)
+        elif blind_images is not None:
+            raise ValueError("blind_images changes nothing without a guidance_scale that leans away from no image")
+        generator = torch.Generator(self.device).manual_seed(seed)
+        options["sampling"] = Sampling(temperature, top_k, top_p, generator)
+        return [row for x in self.batches(images, batch_size) for row in self.decode(x, **options)]
+
+    def caption(self, images: Images, **options) -> list[str]:
+        """Return captions.
+
+        Args:
+            options: `text`, a caption to fill in, "a [MASK] dog", a token each; `temperature`, `top_k`, `top_p`, `seed`
+                of what is drawn; `batch_size`; `blind_images`, whose mean stands for no image where guidance needs it
+                (default: the first 256 of `images`); and those of `generate.generate`: `length` (default: the model's
+                choice, "auto", where it has learnt how long captions are, else 15), `tokens_per_step` and more.
+
+        Raises:
+            ValueError: an option is out of range, or this kind of captioner does not know it; or as `batches`.
+            TypeError: there is no such option, or its value is of another type.
+        """
+        return [row["caption"] for row in self.trace(images, **options)]
+
+    def score(self, images: Images, captions: str | Sequence[str] | Sequence[Sequence[str]], kind: str = "plain",
+              alpha: float | None = None, blind_images: Images | Tensor | None = None, batch_size: int = 32,
+              **options) -> Tensor:
+        """Return scores of captions in nats, float32 [B, C], on the CPU.
+
+        Args:
+            captions: one caption, or C captions, scored for every image; or a list of C captions for each image.
+            kind: "plain" is log p(caption | image), "blind" log p(caption), which sees no image, "debiased" plain -
+                alpha * blind: the columns of `open_clip_mdc score`.
+            alpha: of "debiased", by default 1.
+            blind_images: of "blind" and "debiased": 32 images or more, whose mean stands for no image, or `mean_image`
+                of them; by default `images`.
+            options: of `scoring.log_likelihood`.
+
+        Raises:
+            ValueError: a caption is longer than the context, an option is out of range, or there are too few images for
+                their mean; or as `batches`.
+            TypeError: there is no such option, or a value is of another type.
+        """
+        check_numbers({"batch_size": batch_size, "alpha": alpha, **options})
+        check_options("score", options, names_of(scoring.log_likelihood, PretrainedCaptioner.score) - {"blind"})
+        if kind not in SCORES:
+            raise ValueError(f"kind is {kind!r}; it must be {', '.join(SCORES[:-1])} or {SCORES[-1]}")
+        for name, value, of in (("alpha", alpha, SCORES[2:]), ("blind_images", blind_images, SCORES[1:])):
+            if value is not None and kind not in of:
+                raise ValueError(f"{name} is of kind={' or kind='.join(map(repr, of))}; this is kind={kind!r}")
+        images, each = as_list(images), as_captions(captions)
+        if len(each) not in (1, len(images)):
+            raise ValueError(f"there are {len(images)} images, but captions of {len(each)}")
+        text = torch.stack([tokenize_whole(c, self.tokenizer, self.model.context_length) for c in each]).to(self.device)
+        blind, plain = 0.0, []
+        if kind != "plain":
+            mean = self._blind(blind_images, images, batch_size)
+            with self.autocast():
+                blind = self.model.log_likelihood(None, text, blind=mean, **options).cpu()
+        if kind == "blind":
+            return blind.expand(len(images), -1).clone()
+        count = 0
+        for image in self.batches(images, batch_size):
+            own = text.expand(len(image), -1, -1) if len(text) == 1 else text[count:count + len(image)]
+            with self.autocast():
+                plain.append(self.model.log_likelihood(image, own, **options).cpu())
+            count += len(image)
+        return torch.cat(plain) - (1.0 if alpha is None else alpha) * blind
+
+
+def pixels_of(array: np.ndarray) -> list[Image.Image]:
+    """The images of an array uint8 [H, W], [H, W, C] or [B, H, W, C], C of 1 (grey), 3 (RGB) or 4 (with alpha).
+
+    Raises:
+        ValueError: it is another.
+    """
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.ndim not in (3, 4) or array.shape[-1] not in (1, 3, 4):
+        turned = array.ndim in (3, 4) and array.shape[-3] in (1, 3, 4)
+        raise ValueError(f"an array {list(array.shape)} is no image: give [H, W], [H, W, 3] or [B, H, W, 3]"
+                         + ", with the channels last" * turned)
+    if array.dtype != np.uint8:
+        raise ValueError(f"an array of {array.dtype} has no known range: give pixels from 0 to 255 as uint8")
+    array = array[None] if array.ndim == 3 else array
+    return [Image.fromarray(np.ascontiguousarray(x[..., 0] if x.shape[-1] == 1 else x)) for x in array]
+
+
+def as_list(images: Images, nested: bool = False) -> list[Path | Image.Image | Tensor]:
+    """Images one by one: files, images, tensors.
+
+    Args:
+        nested: whether they are in a list already, so that another list is a mistake.
+
+    Raises:
+        FileNotFoundError: there is no such file, or no image in a folder. ValueError: there are no images, or one is
+            none. TypeError: it is nothing that can be an image.
+    """
+    if isinstance(images, Image.Image):
+        return [images]
+    if isinstance(images, (str, os.PathLike)):
+        name = os.fspath(images)
+        if "://" in name:
+            raise ValueError(f"{name} is a URL: download it, and give the file")
+        if name.lower().endswith(SHARDS):
+            raise ValueError(f"{name} is a shard: open_clip_mdc caption, embed and score read shards")
+        if not name:
+            raise ValueError("the name of an image is empty")
+        return list(find_images([name]))
+    if isinstance(images, np.ndarray) and images.dtype.kind not in "OU":
+        found = pixels_of(images)
+    elif isinstance(images, Tensor):
+        if images.ndim not in (3, 4):
+            raise ValueError(f"a tensor {list(images.shape)} is no image: give what the model's transform makes, "
+                             "[3, H, W], or a batch of these, [B, 3, H, W]")
+        found = list(images if images.ndim == 4 else images[None])
+    elif nested or isinstance(images, (bytes, bytearray, Mapping)) or not isinstance(images, Iterable):
+        raise TypeError(f"{str(images)[:40]!r} ({type(images).__name__}) is no image: give a file, a folder, a PIL "
+                        "image, a uint8 array [H, W, 3], what the model's transform makes of one, or a list of these")
+    else:
+        found = [one for image in images for one in as_list(image, nested=True)]
+    if not found:
+        raise ValueError("there are no images")
+    return found
+
+
+def as_captions(captions: str | Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
+    """The captions of each image, or one list for all; as many of each.
+
+    Raises:
+        TypeError: they are no texts. ValueError: there are none, or not as many of each image.
+    """
+    each = [captions] if isinstance(captions, str) else captions
+    if isinstance(each, (bytes, Mapping)) or not isinstance(each, Iterable):
+        raise TypeError(f"captions is {str(captions)[:40]!r}; give a caption, a list of captions, or such a list for "
+                        "each image")
+    each = list(each)
+    each = [each] if any(isinstance(one, str) for one in each) else [
+        list(one) if isinstance(one, Iterable) and not isinstance(one, (bytes, Mapping)) else [one] for one in each]
+    for caption in (caption for one in each for caption in one):
+        if not isinstance(caption, str):
+            raise TypeError(f"{str(caption)[:40]!r} ({type(caption).__name__}) is no caption: give texts, or a list of "
+                            "texts for each image, not both")
+    if not each or not all(each):
+        raise ValueError("there are no captions")
+    if len(set(map(len, each))) > 1:
+        raise ValueError(f"each image needs as many captions, but there are {min(map(len, each))} of one and "
+                         f"{max(map(len, each))} of another")
+    return each
+
+
+def describe_captions(decoded: Decoded, tokenizer) -> list[dict]:
+    """{"caption": text, "tokens": [{"token", "step", "log_prob"}, ...]} of each caption, tokens in reading order.
+
+    A token that ends a word ends in a space. `step` is the one that revealed it, from 0, and `log_prob` what the model
+    gave it then (nats); both are None for a token that was given. Where the model itself chose to end the caption, the
+    last token is "<end>".
+    """
+    rows = []
+    captions = decode_captions(decoded.text, tokenizer)
+    lengths = caption_lengths(decoded.text, tokenizer.vocab_size).tolist()
+    for caption, n, *columns in zip(captions, lengths, *map(torch.Tensor.tolist, decoded), strict=True):
+        ids, steps, log_probs = (column[1:n] for column in columns)  # without SOT
+        words = [*decode_tokens(ids[:-1], tokenizer), "<end>"]
+        tokens = [{"token": word, "step": None, "log_prob": None} if step < 0 else
+                  {"token": word, "step": step, "log_prob": log_prob}
+                  for word, step, log_prob in zip(words, steps, log_probs, strict=True)]
+        rows.append({"caption": caption, "tokens": tokens if steps[-1] >= 0 else tokens[:-1]})
+    return rows
+
+
+def default_device(device: str | None = None) -> str:
+    """Return the device given; else cuda where there is one, else cpu. Raises ValueError if it cannot be used."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    checkpoints.check_device(device)
+    return device
+
+
+def load(pretrained: str | Path, model_name: str | None = None, device: str | torch.device | None = None,
+         precision: str | None = None) -> PretrainedCaptioner:
+    """Return a captioner as it was trained, in eval mode.
+
+    Args:
+        pretrained: a run folder of open_clip_train, a checkpoint file, a folder with open_clip_config.json,
+            local-dir:DIR or hf-hub:ORG/NAME.
+        model_name: the architecture of a checkpoint outside a run folder.
+        device: by default cuda where there is one, else cpu.
+        precision: fp32, bf16 or fp16; by default bf16 on cuda, else fp32.
+
+    Raises:
+        FileNotFoundError: it is not there. ValueError: it is no captioner, or holds other weights; or there is no such
+            device or precision. TypeError: an argument is of another type.
+    """
+    for name, value, types in (("pretrained", pretrained, (str, os.PathLike)), ("model_name", model_name, str),
+                               ("device", device, (str, torch.device)), ("precision", precision, str)):
+        if not isinstance(value, types) and (value is not None or name == "pretrained"):
+            raise TypeError(f"{name} is {value!r} ({type(value).__name__}); it must be a text"
+                            + " or a path" * (name == "pretrained"))
+    if not os.fspath(pretrained).strip():
+        raise ValueError("pretrained is empty: give a run folder, a checkpoint, local-dir:DIR or hf-hub:ORG/NAME")
+    if precision is not None and precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}; it must be {', '.join(PRECISIONS)}")
+    device = default_device(device and str(device))
+    model, transform, tokenizer = checkpoints.load(os.fspath(pretrained), model_name, device, captioner=True)
+    return PretrainedCaptioner(model, transform, tokenizer, device,
+                               precision or ("bf16" if device.startswith("cuda") else "fp32"))

@@ -1,0 +1,132 @@
+"""A run folder of open_clip_train: which checkpoint is meant, and the architecture that belongs to it.
+"""
+import ast
+import math
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from ..data.weights import stored_epoch
+from . import plugins
+
+# What params.txt holds that decides how the model and its preprocessing are made (create_model_and_transforms).
+MODEL_ARGS = ("force_quick_gelu", "force_custom_text", "force_image_size", "force_context_length", "image_mean",
+              "image_std", "image_interpolation", "image_resize_mode")
+MOST_PARAMS, MOST_LITERAL = 1_000_000, 100  # characters of params.txt, and of a value there, that are read
+# What OpenCLIP looks for in a folder. A file of another name is not known to be the weights.
+WEIGHTS_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "open_clip_pytorch_model.bin",
+                 "open_clip_pytorch_model.pth", "model.safetensors", "pytorch_model.bin", "pytorch_model.pth",
+                 "model.pth")
+SIGLIP_ARGS = {"init_logit_scale": math.log(10), "init_logit_bias": -10}  # as open_clip_train.main has them
+
+
+class Checkpoint(NamedTuple):
+    """A model config's name, its weights, and the arguments that the run gave beside them (`find`)."""
+
+    model_name: str
+    weights: str | None  # None for a schema id, which names its own
+    model_args: dict
+
+
+def latest_checkpoint(folder: Path) -> Path:
+    """Return the epoch_*.pt that stores the highest epoch, whatever it is called and whenever it was written.
+
+    An epoch_latest.pt (--save-most-recent) may be of a session before the last. Where that, or the highest number, is
+    passed over, a line says so.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    found = sorted(filter(Path.is_file, folder.glob("epoch_*.pt")))
+    if not found:
+        raise FileNotFoundError(f"{folder} has no epoch_*.pt: give a checkpoint file or a run of open_clip_train")
+    return _latest(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in found))
+
+
+@lru_cache  # one line a process
+def _latest(found: tuple[tuple[Path, int, int], ...]) -> Path:
+    paths = [path for path, _, _ in found]
+
+    def by_name(path: Path) -> tuple[bool, int]:
+        return path.stem == "epoch_latest", int(path.stem[6:]) if path.stem[6:].isdecimal() else -1
+    expected = max(paths, key=by_name)
+    epochs = {path: stored_epoch(path) for path in paths} if len(paths) > 1 else {}
+    readable = [path for path in paths if epochs.get(path) is not None] or [expected]
+    best = max(readable, key=lambda path: (epochs.get(path) or 0, by_name(path)))
+    over = [f"{path.name} ({'cannot be read' if epochs[path] is None else f'epoch {epochs[path]}'})" for path in epochs
+            if path != best and (path == expected or epochs[path] is None)]
+    if over:
+        # Not by logging, which OpenCLIP sets up only later.
+        print(f"warning: {best} is taken (epoch {epochs[best]}); passed over: {', '.join(over)}", file=sys.stderr)
+    return best
+
+
+def params_file(checkpoint: Path) -> Path:
+    """Where the params.txt of a checkpoint's run is, if it is of one. A link belongs to the run that it stands in."""
+    return checkpoint.absolute().parent.parent / "params.txt"
+
+
+def read_params(path: Path) -> dict[str, str]:
+    """`name: value` lines of the params.txt that open_clip_train writes."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        pairs = (line.split(": ", 1) for line in file.read(MOST_PARAMS).splitlines() if ": " in line)
+        return dict(pairs)
+
+
+def literal(text: str):
+    """A number, list or None written by str(); any other text is itself. Evaluates nothing."""
+    try:
+        return ast.literal_eval(text) if len(text) <= MOST_LITERAL else text  # a longer one could nest too deeply
+    except (ValueError, SyntaxError):
+        return text
+
+
+def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
+    """What `pretrained` is a checkpoint of.
+
+    Args:
+        pretrained: a checkpoint file, a run folder, a folder with open_clip_config.json, local-dir:DIR or hf-hub:ID.
+        model_name: the architecture of a bare checkpoint file; by default params.txt says it.
+
+    Raises:
+        FileNotFoundError: nothing there. ValueError: neither `model_name` nor params.txt says what it is of.
+    """
+    if pretrained.startswith(("local-dir:", "hf-hub:")):
+        check_folder(pretrained)
+        return Checkpoint(pretrained, None, {})
+    path = Path(pretrained)
+    if not path.exists():
+        raise FileNotFoundError(f"no checkpoint at {pretrained}: give a file, a run folder, local-dir:DIR or hf-hub:ID")
+    if (path / "open_clip_config.json").exists():
+        return find(f"local-dir:{path}")
+    if path.is_dir() and (path / "config.json").exists():
+        raise ValueError(f"{path} is a folder for timm or transformers, with the image encoder alone: give the run, or "
+                         f"the folder that export --to open_clip wrote")
+    if path.is_dir():
+        named = path if path.name else path.absolute()  # "."
+        path = latest_checkpoint(path if named.name == "checkpoints" else path / "checkpoints")
+    params = params_file(path)
+    if params.exists():
+        values = read_params(params)
+        if not (model_name or values.get("model")):
+            raise ValueError(f"{params} names no model: give --model too")
+        if not model_name and ":" in values["model"]:  # a place to load from, which only the user may name
+            raise ValueError(f"{params} says {values['model'][:80]!r} where the name of a model should be: where you "
+                             "trust that, give it by --model")
+        if lost := plugins.missing([name for name in values.get("plugin", "").split(", ") if name]):
+            raise ValueError(f"{path} was trained with the plug-in {lost[0]}: give --plugin {lost[0]}, or its file")
+        args = {name: literal(values[name]) for name in MODEL_ARGS if values.get(name, "None") != "None"}
+        if values.get("siglip") == "True":
+            args |= SIGLIP_ARGS
+        return Checkpoint(model_name or values["model"], str(path), args)
+    if model_name is None:
+        raise ValueError(f"{path} is in no run folder (there is no {params}): give --model too")
+    return Checkpoint(model_name, str(path), {})
+
+
+def check_folder(model_name: str) -> None:
+    """Raise FileNotFoundError if a local-dir: has no weights by a known name: OpenCLIP would draw some at random."""
+    scheme, _, place = model_name.partition(":")
+    if scheme == "local-dir" and not any((Path(place) / name).is_file() for name in WEIGHTS_FILES):
+        raise FileNotFoundError(f"{place} has no weights ({WEIGHTS_FILES[0]}): copy or export it again")

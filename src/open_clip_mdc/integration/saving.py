@@ -1,0 +1,93 @@
+"""What OpenCLIP saves, resumes from and loads: whole files, the highest stored epoch, weights of any format.
+"""
+import os
+from functools import wraps
+from pathlib import Path
+
+from ..data import weights
+from ..data.files import new_file
+from .runs import latest_checkpoint
+
+
+def load_state_dict(upstream):
+    """`open_clip.factory.load_state_dict`."""
+    @wraps(upstream)
+    def load(checkpoint_path, device="cpu", weights_only=True):
+        return {name: x.to(device) for name, x in weights.tensors(Path(checkpoint_path)).items()}
+    return load
+
+
+def load_checkpoint(upstream):
+    """`open_clip.load_checkpoint`, for every model: formats by content; raises Misfit for weights of another model."""
+    @wraps(upstream)
+    def load(model, checkpoint_path, *args, **kwargs):
+        path = Path(checkpoint_path)
+        archive = weights.check(path) == "npz"
+        if archive != (path.suffix in (".npz", ".npy")):  # by which upstream goes
+            raise ValueError(f"{path} is {'a' if archive else 'no'} NumPy archive: rename it to end in "
+                             f"{'.npz' if archive else '.pt or .safetensors'}")
+        try:
+            keys = upstream(model, path, *args, **kwargs)
+        except weights.Misfit:
+            raise
+        except (RuntimeError, KeyError, AttributeError, TypeError, IndexError, AssertionError) as problem:
+            raise (weights.Misfit("it is an .npz of big_vision, of a SigLIP model") if archive else
+                   weights.misfit(model.state_dict(), weights.tensors(path))) from problem
+        if archive:
+            weights.check_finite(model.state_dict(), path)
+        return keys
+    return load
+
+
+def pt_load(upstream):
+    """`open_clip_train.main.pt_load`: the names of weights are the bare model's, whichever processes saved them.
+
+    Raises:
+        ValueError: the file is damaged, or nothing can resume from it.
+    """
+    @wraps(upstream)
+    def load(file_path, map_location=None):
+        path = Path(file_path)
+        content = weights.read(path) if path.exists() else weights.unpickled(
+            lambda: upstream(file_path, map_location=map_location), file_path)
+        weights.check_finite(content, path)
+        bare = weights.state_dict(content, path)
+        if isinstance(content.get("epoch"), int) and {"state_dict", "optimizer"} <= content.keys():
+            return {**content, "state_dict": bare}
+        if "epoch" in content or "state_dict" in content:
+            raise ValueError(f"{file_path} holds weights, but no epoch and optimizer to resume from: give it by "
+                             "--pretrained")
+        return bare
+    return load
+
+
+def get_latest_checkpoint(upstream):
+    """`open_clip_train.main.get_latest_checkpoint`: of a folder here, as the tools choose."""
+    @wraps(upstream)
+    def get(path, remote):
+        if remote or not any(Path(path).glob("epoch_*.pt")):
+            return upstream(path, remote)
+        return str(latest_checkpoint(Path(path)))
+    return get
+
+
+def save(upstream):
+    """`torch.save`: a file appears under its name when it is complete, or not at all.
+
+    Raises:
+        OSError: it cannot be written; PyTorch's own error does not say why.
+    """
+    @wraps(upstream)
+    def save_whole(obj, f, *args, **kwargs):
+        if not isinstance(f, (str, os.PathLike)):
+            return upstream(obj, f, *args, **kwargs)
+        with new_file(f) as partial:
+            try:
+                with partial.open("wb") as file:
+                    upstream(obj, file, *args, **kwargs)
+            except (RuntimeError, OSError) as problem:
+                cause = problem if isinstance(problem, OSError) else problem.__context__
+                if not isinstance(cause, OSError):
+                    raise
+                raise OSError(cause.errno, cause.strerror, str(f)) from problem
+    return save_whole

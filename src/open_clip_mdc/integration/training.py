@@ -1,0 +1,171 @@
+"""What stands in for upstream's functions while `register()` is in force (the table is in integration.py).
+
+Each hook takes the upstream object and returns its replacement, which does something only for captioners, except that
+what reads the training data, seeds the random numbers, reads or writes checkpoints and mends upstream's defects does so
+for every model.
+"""
+import json
+import logging
+from contextlib import nullcontext
+from functools import wraps
+from inspect import signature
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..data import weights
+from ..data.files import new_file
+from ..models.captioner import Captioner
+from ..objectives.loss import CaptionLoss
+from .data import seed_noise
+from .factory import of_captioner
+from .finite import WatchedLoss, check_weights
+from .validation import nelbo
+
+
+def setup_logging(upstream):
+    """`open_clip_train.main.setup_logging`: PyTorch's own loggers say what they say by default."""
+    @wraps(upstream)
+    def setup(*args, **kwargs):
+        levels = {name: logging.getLogger(name).level for name in ["torch", *logging.root.manager.loggerDict]
+                  if name.partition(".")[0] == "torch"}
+        upstream(*args, **kwargs)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+    return setup
+
+
+def create_loss(upstream):
+    """`open_clip_train.main.create_loss`."""
+    @wraps(upstream)
+    def create(args):
+        return CaptionLoss() if of_captioner(args) else upstream(args)
+    return create
+
+
+def unwrap(model):
+    """The model inside torch.compile and DDP."""
+    model = getattr(model, "_orig_mod", model)
+    return getattr(model, "module", model)
+
+
+def train_one_epoch(upstream):
+    """`open_clip_train.main.train_one_epoch`, for every model: all noise is a function of --seed, rank and epoch.
+
+    A captioner's texts are prepared before they go to the device, once for both passes of --accum-freq. A resumed run
+    then repeats what the uninterrupted one would have done: order, augmentation, masks and t.
+
+    Raises:
+        FloatingPointError: a captioner's loss or weights are not finite; on all ranks. Upstream saves after an epoch.
+    """
+    @wraps(upstream)
+    def train(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=None):
+        captioner, seed = of_captioner(args), getattr(args, "seed", 0)
+        if captioner:
+            unwrap(model).seed_t(np.random.SeedSequence([seed, epoch]))
+            data["train"].dataloader.prepare = unwrap(model).prepare
+        seed_noise(seed, epoch, getattr(args, "rank", 0))
+        watched = captioner and not getattr(args, "allow_nonfinite_loss", False)
+        if watched:
+            loss = WatchedLoss(loss, epoch, args)
+        # Captions change in length. Where DDP splits a compiled graph, each part is compiled for several of them; older
+        # PyTorch fails at it.
+        whole_graphs = captioner and getattr(args, "torchcompile", False)
+        with torch._dynamo.config.patch(optimize_ddp=False) if whole_graphs else nullcontext():
+            upstream(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=tb_writer)
+        if watched:
+            loss.check()
+            check_weights(unwrap(model), epoch)
+    return train
+
+
+def forget_from(epoch: int, path: Path) -> None:
+    """Drops the rows of this epoch and later ones, which a run that was killed before it saved has left.
+
+    A line that broke off, and what follows it, cannot be had again: it says so. A row that names no epoch, as upstream
+    writes it of zero-shot classification alone, stays.
+    """
+    if not path.exists():
+        return
+    kept = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        try:
+            if json.loads(line).get("epoch", 0) >= epoch:
+                break
+        except (ValueError, AttributeError, TypeError):
+            logging.warning("%s: line %d broke off: it and all after it are dropped", path, number)
+            break
+        kept.append(f"{line}\n")
+    with new_file(path) as partial:
+        partial.write_text("".join(kept), encoding="utf-8")
+
+
+def evaluate(upstream):
+    """`open_clip_train.main.evaluate`: captioners are validated by `validation_metrics`, logged by upstream."""
+    @wraps(upstream)
+    def evaluate_captioner(model, data, epoch, args, tb_writer=None, tokenizer=None):
+        if getattr(args, "save_logs", False) and getattr(args, "train_data", None):
+            forget_from(epoch, Path(args.checkpoint_path) / "results.jsonl")
+        if not of_captioner(args):
+            return upstream(model, data, epoch, args, tb_writer=tb_writer, tokenizer=tokenizer)
+        # Upstream's contrastive validation runs where it finds "val".
+        data = {"captions" if name == "val" else name: info for name, info in data.items()}
+        try:
+            return upstream(model, data, epoch, args, tb_writer=tb_writer, tokenizer=tokenizer)
+        except Exception:
+            if "train" not in data:
+                raise
+            logging.exception(f"Validation of epoch {epoch} failed; the checkpoint is saved and training continues.")
+            return {}
+    return evaluate_captioner
+
+
+def validation_metrics(upstream):
+    """`open_clip_train.train.zero_shot_eval`, which upstream logs first: the NELBO of the validation captions.
+
+    Of every model with the epoch, by which `forget_from` knows a row.
+    """
+    @wraps(upstream)
+    def metrics_of_captions(model, data, epoch, args, tokenizer=None):
+        if not of_captioner(args):
+            metrics = upstream(model, data, epoch, args, tokenizer=tokenizer)
+            return {**metrics, "epoch": epoch} if metrics else metrics
+        due = args.val_frequency and (epoch % args.val_frequency == 0 or epoch == args.epochs)
+        if "captions" not in data or not due:
+            return {}
+        metrics = nelbo(unwrap(model), data["captions"].dataloader, args.device, args.precision)
+        return {**metrics, "epoch": epoch}
+    return metrics_of_captions
+
+
+def clip_grad_norm(upstream):
+    """`torch.nn.utils.clip_grad_norm_`: leaves out parameters that are marked as `unclipped`."""
+    @wraps(upstream)
+    def clip(parameters, *args, **kwargs):
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        return upstream([p for p in parameters if not getattr(p, "unclipped", False)], *args, **kwargs)
+    return clip
+
+
+def distributed_data_parallel(upstream):
+    """`torch.nn.parallel.DistributedDataParallel`, still a class: works on the CPU, costs a captioner less."""
+    parameters = signature(upstream)
+    sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in parameters.parameters else "broadcast_buffers"
+
+    class DistributedDataParallel(upstream):
+        def __init__(self, *args, **kwargs):
+            call = parameters.bind(*args, **kwargs)
+            module = call.arguments["module"]
+            if "device_ids" in call.arguments and next(module.parameters()).device.type == "cpu":
+                call.arguments["device_ids"] = None
+            if isinstance(module, Captioner):  # its buffers are constants, its gradients need no second copy
+                if not {"broadcast_buffers", "forward_sync_buffers"} & set(call.arguments):
+                    call.arguments[sync_buffers] = False
+                call.arguments.setdefault("gradient_as_bucket_view", True)
+            super().__init__(*call.args, **call.kwargs)
+
+        def load_state_dict(self, state_dict, strict=True, assign=False):
+            """Of one process or of several."""
+            return self.module.load_state_dict(weights.bare_names(state_dict), strict, assign)
+    return DistributedDataParallel

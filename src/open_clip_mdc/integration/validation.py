@@ -1,0 +1,66 @@
+"""Validation during training: the negative evidence lower bound (NELBO) of held-out captions (Eq. 5 with t in (0, 1]).
+
+Whatever interval a model is trained on, its NELBO is taken over the whole of (0, 1], with the same t and the same masks
+each time, so that epochs and rows of a table compare. A causal model has no noise: its NELBO is its exact NLL (Eq. 7).
+
+Dimensions: B captions, L positions.
+"""
+import logging
+import math
+
+import torch
+from open_clip import get_input_dtype
+from open_clip_train.precision import get_autocast
+
+from ..models.captioner import Captioner
+from ..objectives.base import spread
+from ..objectives.replace_process import prior_kl
+from ..text.packing import pack
+
+NOISE_SEED = 0
+
+
+@torch.inference_mode()
+def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32") -> dict[str, float]:
+    """One draw of the NELBO per caption, with weight 1/t.
+
+    A caption's t is a function of its index in the data, its masks come from a fixed seed: neither the batch size nor
+    the epoch changes the result.
+
+    Args:
+        dataloader: yields image [B, 3, height, width] and text [B, L], in a fixed order.
+        precision: as OpenCLIP's --precision.
+
+    Returns:
+        nats per token ("nelbo_per_token", EOT counted, SOT not), perplexity bound, nats per caption, number of samples.
+
+    Raises:
+        ValueError: the dataloader is empty.
+    """
+    device = torch.device(device)
+    autocast = get_autocast(precision, device_type=device.type)
+    generator = torch.Generator().manual_seed(NOISE_SEED)
+    total, num_tokens, num_samples = 0.0, 0.0, 0
+    model.eval()
+    for i, (image, text) in enumerate(dataloader):
+        image = image.to(device=device, dtype=get_input_dtype(precision), non_blocking=True)
+        corrupted = model.objective.bound(text, model.vocab_size, spread(num_samples, len(text)), generator)
+        captions = pack(text, corrupted, model.vocab_size).to(device, non_blocking=True)
+        with autocast():
+            out = model(image, captions)
+        total += (out["token_weight"] * out["token_nll"]).sum().double()
+        num_tokens += out["num_target"].sum().double()
+        num_samples += len(text)
+        if i % 100 == 0:
+            logging.info(f"Validation: {num_samples} captions, NELBO {float(total / num_tokens):.4f} nats per token")
+    if not num_samples:
+        raise ValueError("the validation data has no sample: check --val-data")
+    schedule = model.objective.schedule
+    prior = prior_kl(schedule(model.vocab_size, torch.device("cpu"))) if schedule else 0.0
+    per_token = float(total / num_tokens) + prior
+    return {
+        "nelbo_per_token": per_token,
+        "perplexity_bound": math.exp(min(per_token, 700.0)),
+        "nelbo_per_caption": per_token * float(num_tokens) / num_samples,
+        "num_samples": num_samples,
+    }

@@ -1,0 +1,90 @@
+"""Likelihoods of captions in a given order: autoregressive (Eq. 7) and in order of confidence (heuristic, Sec. 4.2).
+
+Functions of captions and a `Network`, the decoder with the image built in. SOT is given; every other token is
+scored, EOT included: a caption of N words and marks has N + 1 terms. The bound of Eq. 8 is in monte_carlo.py.
+
+Dimensions: R captions (rows), I images, L positions, N scored tokens of a caption, M asked tokens, V vocabulary.
+"""
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..models.interface import Network
+from ..text.packing import put, split_places
+from ..text.special_tokens import caption_lengths, mask_id, target_tokens
+
+
+class Likelihood(NamedTuple):
+    """Scores of captions and what else their estimator knows. [R, ...] of one, [B, C, ...] of `log_likelihood`."""
+
+    log_likelihood: Tensor  # float32 [B, C], nats
+    token_log_likelihood: Tensor | None = None  # float32 [B, C, L], 0 where not scored; not of monte_carlo
+    order: Tensor | None = None  # long [B, C, L], the step at which a token was revealed, -1 if never; of heuristic
+    standard_error: Tensor | None = None  # float32 [B, C], inf if unknown; of monte_carlo and bound
+    draws: Tensor | None = None  # long [B, C], the draws behind the score; of monte_carlo and bound
+
+
+def token_log_prob(logits: Tensor, target: Tensor) -> Tensor:
+    """log p of the target ids, [M], from logits [M, V] and ids [M]."""
+    return logits.gather(1, target[:, None]).squeeze(1) - logits.logsumexp(1)
+
+
+def autoregressive(network: Network, text: Tensor, vocab_size: int) -> Likelihood:
+    """Eq. 7: sum over i of log p(c_i | c_<i, image), from the first token after SOT to EOT.
+
+    Args:
+        network: causal.
+        text: long [R, L].
+    """
+    lengths = caption_lengths(text, vocab_size).tolist()
+    captions = text[:, :max(lengths)]
+    asked, _ = split_places(target_tokens(captions, vocab_size), sum(lengths) - len(lengths))
+    per_token = torch.zeros(captions.shape, device=text.device)
+    if len(asked):
+        log_prob = token_log_prob(network(lengths)(captions, asked), captions.take(asked))
+        per_token = put(per_token, asked, log_prob)
+    return Likelihood(per_token.sum(1), F.pad(per_token, (0, text.shape[1] - captions.shape[1])))
+
+
+def heuristic(network: Network, text: Tensor, vocab_size: int) -> Likelihood:
+    """The paper's heuristic: reveals a caption in order of confidence and adds up what its tokens got when revealed.
+
+    Confidence is the highest probability in the vocabulary, whatever the true token's is; of equal ones the first
+    position wins. As the next position depends on the revealed tokens alone, this is a chain rule: given the length,
+    the probabilities of all captions add up to 1, and the score is the exact log-probability that decoding in order of
+    confidence samples the caption. It is a likelihood of its own, which Eq. 8 does not bound.
+
+    All rows step together. A row that is finished shrinks to its SOT: it stays one of its image's R/I rows, at the
+    cost of one token and no logits.
+
+    Args:
+        network: bidirectional.
+        text: long [R, L].
+    """
+    lengths = caption_lengths(text, vocab_size).cpu().numpy()
+    captions = text[:, :int(lengths.max())]
+    left = lengths - 1  # masked tokens of each row
+    masked = target_tokens(captions, vocab_size)
+    asked, _ = split_places(masked, int(left.sum()))
+    noisy = captions.masked_fill(masked, mask_id(vocab_size))
+    per_token = torch.zeros(captions.shape, device=text.device)
+    order = torch.full_like(captions, -1)
+    unknown, nowhere = torch.full_like(per_token, -torch.inf), torch.zeros_like(masked)
+    for step in range(captions.shape[1] - 1):
+        if step == 0 or (left == step).any():
+            token_logits = network(np.where(left > step, lengths, 1))
+        logits = token_logits(noisy, asked)
+        log_z = logits.logsumexp(1)
+        log_prob = logits.gather(1, captions.take(asked)[:, None]).squeeze(1) - log_z
+        confidence = put(unknown, asked, logits.amax(1) - log_z)
+        chosen = nowhere.scatter(1, confidence.argmax(1, keepdim=True), True).take(asked)
+        which, rest = split_places(chosen, int((left > step).sum()))
+        places, asked = asked.index_select(0, which), asked.index_select(0, rest)
+        per_token = put(per_token, places, log_prob.index_select(0, which))
+        order = order.flatten().index_fill(0, places, step).view_as(order)
+        noisy = put(noisy, places, captions.take(places))
+    padding = (0, text.shape[1] - captions.shape[1])
+    return Likelihood(per_token.sum(1), F.pad(per_token, padding), F.pad(order, padding, value=-1))

@@ -1,0 +1,213 @@
+"""Likelihoods of any number of candidate captions for a batch of images, within a memory budget (Sec. 4.2).
+
+An image is encoded once, and its keys and values are projected once.
+
+    autoregressive   1 decoder call a caption, causal models (Eq. 7)
+    heuristic        N calls: start fully masked; at each step score the true token where the model is most
+                     confident of anything, and reveal it
+    monte_carlo      up to `num_samples` calls: an unbiased estimate of the lower bound of Eq. 8, with standard error
+    bound            `num_samples` calls: the same of mask-and-replace diffusion, by its own bound
+
+Dimensions: B images, C candidates of an image, L positions, N scored tokens of a caption, P patches, D width.
+"""
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..models.captioner import Captioner
+from ..models.interface import Network
+from ..text.special_tokens import PAD_ID, eot_id, sot_id, valid_tokens
+from .exact import Likelihood, autoregressive, heuristic
+from .monte_carlo import monte_carlo
+from .replace_bound import bound
+
+MIB = 2 ** 20
+
+
+def mean_image(model: Captioner, images: Iterable[Tensor]) -> Tensor:
+    """The image of the blind score: patch tokens averaged over images, place by place, [P, D].
+
+    In the image's place they turn p(caption | image) into a guess of p(caption). Without cross-attention the decoder
+    would lack an input that it had in every training step; a grey image is one that it never saw. Use some hundred
+    images of the data that is scored: the mean of one image is that image.
+
+    Args:
+        model: a Captioner.
+        images: batches [B, 3, height, width].
+
+    Raises:
+        ValueError: there is no image.
+    """
+    total, count = 0, 0
+    with torch.no_grad():
+        for batch in images:
+            image_embs = model.encode_image_tokens(batch)
+            total = total + image_embs.float().sum(0)
+            count += len(batch)
+    if not count:
+        raise ValueError("the mean image needs at least one image")
+    return total / count
+
+
+@torch.inference_mode()
+def log_likelihood(
+        model: Captioner,
+        image: Tensor | None,
+        text: Tensor,
+        method: str | None = None,
+        num_samples: int = 1024,
+        seed: int = 0,
+        interval: tuple[float, float] | None = None,
+        stop_confidence: float | None = None,
+        blind: Tensor | None = None,
+        memory_mib: int | None = None,
+        return_details: bool = False,
+) -> Tensor | Likelihood:
+    """log p(caption | image) in nats, exact or estimated, for any number of candidate captions per image.
+
+    An image is encoded once, and its keys and values are projected once for all candidates, steps and draws. Scores
+    depend on nothing else in the batch, and equal candidates of an image get equal scores: they are scored once.
+
+    Args:
+        model: a Captioner; it stays in the mode it is in (use `model.eval()`).
+        image: [B, 3, height, width]; ignored, and may be None, with `blind`.
+        text: long [B, L] or [B, C, L] as the tokenizer makes it: SOT, tokens, EOT, anything.
+        method: "autoregressive" for causal models (Eq. 7), "heuristic" or "monte_carlo" (Eq. 8) for the others,
+            "bound" for mask-and-replace diffusion, which the other two take for one that replaces nothing; None
+            is the first that fits the model's objective.
+        num_samples, seed: see `monte_carlo` and `bound`. interval, stop_confidence: see `monte_carlo`.
+        blind: `mean_image(...)`, [P, D], stands for all images: the text prior, for log p(c | i) - alpha * log p(c).
+        memory_mib: what decoding may take beyond the weights, the encoder's share and the result; less is slower.
+            None is 512, on CUDA a quarter of what is free.
+        return_details: the whole `Likelihood` instead of its first field.
+
+    Returns:
+        float32 [B] or [B, C], or a Likelihood of such tensors.
+
+    Raises:
+        ValueError: the method or one of its options does not fit the model, a caption does not run from SOT to EOT,
+            or the memory is too little for one caption.
+    """
+    method = method or model.objective.scorers[0]
+    _check_options(model, method, num_samples, interval, stop_confidence)
+    if blind is not None and stop_confidence is not None:
+        raise ValueError("stop_confidence stops once it is certain which caption fits its image best; "
+                         "blind scores are subtracted from others and need all draws")
+    image_embs = model.encode_image_tokens(image) if blind is None else blind.expand(len(text), -1, -1)
+    if len(image_embs) != len(text):
+        raise ValueError(f"text holds the captions of {len(text)} images, but there are {len(image_embs)}")
+    captions, first = _unique_captions((text if text.ndim == 3 else text[:, None]).to(image_embs.device),
+                                       model.vocab_size)
+    images_per_call, captions_per_call, max_tokens = _chunk_sizes(model, image_embs, captions, memory_mib,
+                                                                  4 if method == "bound" else 2)
+    estimator = autoregressive if method == "autoregressive" else heuristic
+    if method == "monte_carlo":
+        images_per_call, captions_per_call = 1, captions.shape[1]  # it cuts its draws into calls itself
+        estimator = partial(monte_carlo, num_samples=num_samples, seed=seed, interval=interval and tuple(interval),
+                            stop_confidence=stop_confidence, max_tokens=max_tokens)
+    if method == "bound":
+        images_per_call, captions_per_call = 1, captions.shape[1]
+        estimator = partial(bound, schedule=model.objective.schedule, num_samples=num_samples, seed=seed,
+                            max_tokens=max_tokens)
+
+    groups = []
+    for rows, embs in zip(captions.split(images_per_call), image_embs.split(images_per_call), strict=True):
+        network = partial(model.token_logits, model.text.project_image(embs))
+        parts = [_score(estimator, network, part, model.vocab_size) for part in rows.split(captions_per_call, 1)]
+        groups.append(_each(lambda *x: torch.cat(x, 1), *parts))
+    result = _each(lambda *x: torch.cat(x), *groups)
+
+    def finish(x: Tensor) -> Tensor:
+        """Copies the scores of repeated candidates and restores the shape of `text`."""
+        x = torch.take_along_dim(x, first if x.ndim == 2 else first[..., None], 1)
+        if x.ndim == 3:
+            x = F.pad(x, (0, text.shape[-1] - x.shape[-1]), value=-1 if x.dtype == torch.long else 0)
+        return x if text.ndim == 3 else x.squeeze(1)
+
+    result = _each(finish, result)
+    return result if return_details else result.log_likelihood
+
+
+def _check_options(model: Captioner, method: str, num_samples: int, interval: tuple[float, float] | None,
+                   stop_confidence: float | None) -> None:
+    """Raises ValueError in one line."""
+    fitting = model.objective.scorers
+    if method not in fitting:
+        kind = "from left to right" if model.causal else "in both directions"
+        raise ValueError(f"method {method!r} does not fit: this model reads captions {kind}; "
+                         f"choose {' or '.join(map(repr, fitting))}")
+    if method != "monte_carlo" and not (interval is None and stop_confidence is None):
+        raise ValueError(f"interval and stop_confidence are options of method 'monte_carlo', not of {method!r}")
+    if num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1, not {num_samples}")
+    if interval is not None and not 0 <= interval[0] <= interval[1] <= 1:
+        raise ValueError(f"interval must be (t_min, t_max) with 0 <= t_min <= t_max <= 1, not {interval}")
+    if stop_confidence is not None and not 0 < stop_confidence < 1:
+        raise ValueError(f"stop_confidence must lie between 0 and 1, not {stop_confidence}")
+
+
+def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Captions [B, C, L] cut to the longest and cleared of padding, and the first candidate [B, C] equal to each.
+
+    A candidate that repeats an earlier one becomes a lone EOT, which has no scored token and costs next to nothing.
+
+    Raises:
+        ValueError: a candidate does not begin with SOT, or has no EOT.
+    """
+    eot = eot_id(vocab_size)
+    broken = ((text[..., 0] != sot_id(vocab_size)) | ~(text == eot).any(-1)).nonzero().tolist()
+    if broken:
+        raise ValueError(f"candidate {broken[0][1]} of image {broken[0][0]} does not run from SOT ({eot - 1}) to EOT "
+                         f"({eot}): tokenize captions with the model's own tokenizer")
+    valid = valid_tokens(text, vocab_size)
+    text = text.masked_fill(~valid, PAD_ID)[..., :int(valid.sum(-1).max())]
+    first = []
+    for captions in text.cpu().numpy():
+        seen: dict[bytes, int] = {}
+        first.append([seen.setdefault(caption.tobytes(), c) for c, caption in enumerate(captions)])
+    first = torch.tensor(first, device=text.device)
+    repeats = first != torch.arange(text.shape[1], device=text.device)
+    return text.masked_fill(repeats[..., None], eot), first
+
+
+def _chunk_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_mib: int | None,
+                 copies: int = 2) -> tuple[int, int, int]:
+    """Images and captions per image of a decoder call, and tokens per call for one image, that fit the budget.
+
+    Counted are, per token, its float32 logits, `copies` of them and some 16 vectors of the decoder's width (the MLP's
+    hidden layer is 4 wide); per image, keys and values of all layers.
+
+    Raises:
+        ValueError: the budget does not hold one caption.
+    """
+    vocab_size, width = model.text.output.weight.shape
+    element = model.text.output.weight.element_size()
+    token_bytes = vocab_size * 4 * (1 + copies) + 16 * width * element
+    image_bytes = 2 * len(model.text.blocks) * image_embs.shape[1] * width * element
+    if memory_mib is None:
+        on_cuda = image_embs.device.type == "cuda"
+        memory_mib = torch.cuda.mem_get_info(image_embs.device)[0] // 4 // MIB if on_cuda else 512
+    budget = memory_mib * MIB
+    candidates, length = captions.shape[1:]
+    max_tokens = (budget - image_bytes) // token_bytes
+    if max_tokens < length:
+        needed = math.ceil((image_bytes + length * token_bytes) / MIB)
+        raise ValueError(f"memory_mib={memory_mib} is too little: a caption of {length} tokens takes {needed} MiB")
+    images = max(1, budget // (image_bytes + candidates * length * token_bytes))
+    return images, min(candidates, max_tokens // length), max_tokens
+
+
+def _each(function: Callable[..., Tensor], *parts: Likelihood) -> Likelihood:
+    """Applies a function field by field; what an estimator does not know stays None."""
+    return Likelihood(*(None if fields[0] is None else function(*fields) for fields in zip(*parts, strict=True)))
+
+
+def _score(estimator: Callable[..., Likelihood], network: Network, captions: Tensor,
+           vocab_size: int) -> Likelihood:
+    """Fields [I, C, ...] of captions [I, C, L], whose estimator takes rows."""
+    return _each(lambda x: x.unflatten(0, captions.shape[:2]),
+                 estimator(network, captions.flatten(0, 1), vocab_size))

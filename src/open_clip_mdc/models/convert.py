@@ -1,0 +1,149 @@
+"""The image tower as a model of other libraries: timm, transformers, torch.export.
+
+All give the normalised patch tokens of `Captioner.encode_image_tokens`, of which `encode_image` is the mean (Sec. 4.2).
+OpenCLIP's ViT is the one that CLIP's weights are converted from everywhere; what it has beyond that is refused.
+
+Dimensions: B images, P patches, D width.
+"""
+import re
+from inspect import signature
+from typing import TYPE_CHECKING
+
+import torch
+from open_clip.timm_model import TimmModel
+from open_clip.transformer import QuickGELU, ResidualAttentionBlock, VisionTransformer
+from torch import Tensor, nn
+
+from . import encoder
+from .captioner import Captioner
+
+if TYPE_CHECKING:
+    from transformers import CLIPVisionModel
+
+CLIP_IN_TIMM = "vit_base_patch32_clip_224"  # the architecture that all sizes are told as
+OF_ARCHITECTURE = ("architecture", "input_size", "fixed_input_size", "num_classes", "first_conv", "classifier")
+TIMM_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
+TIMM_NORMS = {1e-5: {}, 1e-6: {"norm_layer": "layernorm"}}  # the architecture's own, and timm's LayerNorm
+CLIP_NAMES = (  # of parameters: OpenCLIP's, transformers'
+    (r"^class_embedding", "embeddings.class_embedding"), (r"^conv1\.", "embeddings.patch_embedding."),
+    (r"^positional_embedding", "embeddings.position_embedding.weight"), (r"^ln_pre\.", "pre_layrnorm."),
+    (r"^ln_post\.", "post_layernorm."), (r"^transformer\.resblocks\.", "encoder.layers."),
+    (r"\.ln_(\d)\.", r".layer_norm\1."), (r"\.attn\.", ".self_attn."), (r"\.c_fc\.", ".fc1."),
+    (r"\.c_proj\.", ".fc2."),
+)
+
+
+def activation(visual: nn.Module) -> str:
+    """Of a native tower's MLPs, by transformers' name.
+
+    Raises:
+        ValueError: it is no ViT, or the blocks are no plain ones.
+    """
+    if not isinstance(visual, VisionTransformer):
+        raise ValueError(f"its image tower is a {type(visual).__name__}, which no other library has")
+    block = visual.transformer.resblocks[0]
+    if type(block) is not ResidualAttentionBlock or not isinstance(block.mlp.gelu, (nn.GELU, QuickGELU)):
+        raise ValueError(f"its blocks are OpenCLIP's {type(block).__name__} with {type(block.mlp.gelu).__name__}, "
+                         "which the other library does not have")
+    if isinstance(block.mlp.gelu, QuickGELU):
+        return "quick_gelu"
+    return "gelu" if block.mlp.gelu.approximate == "none" else "gelu_pytorch_tanh"
+
+
+def timm_model(visual: nn.Module) -> nn.Module:
+    """A timm ViT in eval mode: `forward` is [B, D], `forward_features` gives the tokens, prefix tokens first.
+
+    Raises:
+        ValueError: timm has no such model with the mean of the patch tokens as its feature.
+    """
+    import timm
+    from timm.models.vision_transformer import checkpoint_filter_fn
+    options = {"num_classes": 0, "global_pool": "avg"}
+    if isinstance(visual, TimmModel):
+        architecture = visual.trunk.pretrained_cfg["architecture"]
+        known = signature(type(visual.trunk)).parameters
+        options |= {name: False for name in ("fc_norm", "use_fc_norm") if name in known}
+        if tuple(visual.image_size) != tuple(visual.trunk.pretrained_cfg["input_size"][1:]):
+            options["img_size"] = tuple(visual.image_size)
+        weights = visual.trunk.state_dict()
+    else:
+        act_layer, block = TIMM_ACTIVATIONS[activation(visual)], visual.transformer.resblocks[0]
+        if visual.ln_post.eps not in TIMM_NORMS:
+            raise ValueError(f"its LayerNorms have eps {visual.ln_post.eps}, timm's 1e-5 or 1e-6")
+        pre_norm = isinstance(visual.ln_pre, nn.LayerNorm)
+        scale = getattr(block.ls_1, "gamma", None)
+        architecture = CLIP_IN_TIMM
+        options |= {
+            "fc_norm": False, "img_size": tuple(visual.image_size), "patch_size": visual.patch_size[0],
+            "embed_dim": encoder.width(visual), "depth": len(visual.transformer.resblocks),
+            "num_heads": block.attn.num_heads, "mlp_ratio": block.mlp.c_fc.out_features / encoder.width(visual),
+            "pre_norm": pre_norm, "act_layer": act_layer, **TIMM_NORMS[visual.ln_post.eps],
+            **({} if scale is None else {"init_values": 1.0}),
+        }
+        weights = {f"visual.{name}".replace(".ls_", ".ls"): x for name, x in visual.state_dict().items()}
+    try:
+        model = timm.create_model(architecture, **options)
+        if not isinstance(visual, TimmModel):
+            weights = checkpoint_filter_fn(weights, model)
+            if not pre_norm:  # timm's patch embedding has a bias then
+                weights["patch_embed.proj.bias"] = torch.zeros(encoder.width(visual))
+        model.load_state_dict(weights)
+    except (RuntimeError, TypeError) as problem:
+        raise ValueError(f"timm's {architecture} with the mean of its patch tokens as feature is another network: "
+                         f"{str(problem).splitlines()[0]}") from problem
+    # Else timm says of these weights the tag, the licence and the source of its own.
+    model.pretrained_cfg = {name: x for name, x in model.pretrained_cfg.items() if name in OF_ARCHITECTURE}
+    return model.eval()
+
+
+def clip_vision_model(visual: nn.Module) -> "CLIPVisionModel":
+    """transformers' `CLIPVisionModel`, in eval mode; patch tokens are `post_layernorm(last_hidden_state[:, 1:])`.
+
+    Raises:
+        ValueError: the tower is no ViT of CLIP.
+    """
+    from transformers import CLIPVisionConfig, CLIPVisionModel
+    if isinstance(visual, TimmModel):
+        raise ValueError("its image tower is timm's, and CLIPVisionModel is CLIP's")
+    act, block = activation(visual), visual.transformer.resblocks[0]
+    height, width = visual.image_size
+    if height != width or isinstance(visual.ln_pre, nn.Identity) or hasattr(block.ls_1, "gamma"):
+        raise ValueError("CLIPVisionModel has square images, a LayerNorm before its blocks and no layer scale")
+    model = CLIPVisionModel(CLIPVisionConfig(
+        hidden_size=encoder.width(visual), intermediate_size=block.mlp.c_fc.out_features,
+        num_hidden_layers=len(visual.transformer.resblocks), num_attention_heads=block.attn.num_heads,
+        image_size=height, patch_size=visual.patch_size[0], hidden_act=act, layer_norm_eps=visual.ln_post.eps))
+    weights = {}
+    for name, x in visual.state_dict().items():
+        for pattern, theirs in CLIP_NAMES:
+            name = re.sub(pattern, theirs, name)
+        if "in_proj_" in name:
+            for part, rows in zip("qkv", x.chunk(3), strict=True):
+                weights[name.replace("in_proj_", f"{part}_proj.")] = rows
+        else:
+            weights[name] = x
+    model = model.eval()
+    missing, unexpected = getattr(model, "vision_model", model).load_state_dict(weights, strict=False)
+    if unexpected or set(missing) - {"embeddings.position_ids"}:
+        raise ValueError(f"CLIPVisionModel lacks {unexpected} and has {missing} beside")
+    return model
+
+
+class ImageEncoder(nn.Module):
+    """Images [B, 3, height, width] -> the feature [B, D] and the patch tokens [B, P, D]."""
+
+    def __init__(self, model: Captioner):
+        super().__init__()
+        self.visual = model.visual
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, D] and [B, P, D]."""
+        tokens = encoder.patch_tokens(self.visual, image)
+        return tokens.mean(dim=1), tokens
+
+
+def exported_program(model: Captioner) -> torch.export.ExportedProgram:
+    """`ImageEncoder`, for any number of images at a time, as a graph that needs nothing but torch."""
+    batch = torch.export.Dim("batch", min=1)
+    image = torch.zeros(2, 3, *model.visual.image_size, device=next(model.parameters()).device)
+    return torch.export.export(ImageEncoder(model).eval(), (image,), dynamic_shapes=({0: batch},))

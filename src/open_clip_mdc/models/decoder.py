@@ -1,0 +1,208 @@
+"""The text decoder: 12 blocks of self-attention over the caption, cross-attention to the image, MLP (Secs. 3.2, 4.1).
+
+MDC attends both ways over the valid tokens, ARC causally. The linear layers run on packed tokens only: a batch of
+captions is [N, W], its N real tokens one after another; it takes the padded shape [R, L, W] for attention alone.
+
+Dimensions: I images, R captions (rows), R/I consecutive rows per image, P patches, L positions, N real tokens of all
+rows, W width, H heads, D = W/H, V vocabulary.
+"""
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ..text.packing import Packed
+from .interface import ImageKV
+from .precision import autocast_dtype, in_float32, in_training_step
+
+TextKV = list[tuple[Tensor, Tensor]]  # per layer: keys and values of the caption so far, [R, H, L, D] each
+
+
+def attention_mask(packed: Packed, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
+    """The arguments `attn_mask` and `is_causal` of scaled_dot_product_attention, made once for all layers.
+
+    Valid tokens come first in a row, so a causal row never sees its padding and needs no mask of its own.
+
+    Returns:
+        0 where a token may look and -inf elsewhere, [R, 1, 1 or L, L], or None; and whether attention is causal.
+    """
+    valid, causal = packed.valid, packed.causal
+    may_look = valid[:, None, None, :]
+    if isinstance(causal, Tensor):
+        square = torch.ones(valid.shape[1], valid.shape[1], dtype=torch.bool, device=valid.device)
+        may_look = (square.tril() | ~causal[:, None, None, None]) & may_look
+    elif causal or not packed.padded:
+        return None, bool(causal)
+    return torch.zeros_like(may_look, dtype=dtype).masked_fill(~may_look, float("-inf")), False
+
+
+class DecoderBlock(nn.Module):
+    """Pre-norm self-attention, cross-attention, MLP; one MLP per layer, as in CapPa."""
+
+    def __init__(self, width: int, heads: int, mlp_ratio: float, image_width: int, act_layer: Callable,
+                 norm_layer: Callable):
+        super().__init__()
+        self.heads = heads
+        self.ln_1 = norm_layer(width)
+        self.self_qkv = nn.Linear(width, 3 * width)
+        self.self_out = nn.Linear(width, width)
+        self.ln_2 = norm_layer(width)
+        self.cross_q = nn.Linear(width, width)
+        self.cross_kv = nn.Linear(image_width, 2 * width)
+        self.cross_out = nn.Linear(width, width)
+        self.ln_3 = norm_layer(width)
+        hidden = int(width * mlp_ratio)
+        self.mlp = nn.Sequential(OrderedDict(
+            c_fc=nn.Linear(width, hidden), gelu=act_layer(), c_proj=nn.Linear(hidden, width)))
+
+    def split_heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """[R, L, parts*W] -> parts tensors [R, H, L, D]."""
+        return x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def project_image(self, image_embs: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the image, [I, H, P, D] each, from [I, P, image_width]."""
+        return self.split_heads(self.cross_kv(image_embs), 2)
+
+    def forward(self, x: Tensor, packed: Packed, image_k: Tensor, image_v: Tensor, mask: Tensor | None,
+                is_causal: bool) -> Tensor:
+        """[N, W] -> [N, W]."""
+        q, k, v = self.split_heads(packed.pad(self.self_qkv(self.ln_1(x))), 3)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+        x = x + self.self_out(packed.unpad(y.transpose(1, 2).flatten(2)))
+
+        # All rows of an image ask its one set of keys and values, as one long row of queries: [I, H, (R/I)*L, D].
+        q = packed.pad(self.cross_q(self.ln_2(x))).reshape(image_k.shape[0], -1, x.shape[-1])
+        y = F.scaled_dot_product_attention(*self.split_heads(q, 1), image_k, image_v)
+        y = y.transpose(1, 2).reshape(*packed.valid.shape, -1)
+        x = x + self.cross_out(packed.unpad(y))
+        return x + self.mlp(self.ln_3(x))
+
+    def step(self, x: Tensor, image_k: Tensor, image_v: Tensor,
+             past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """`forward`, causally, for one more token per row: [R, W] -> [R, W], and what the next step needs.
+
+        Args:
+            past: keys and values of the row's tokens so far, [R, H, L, D] each; None at the first.
+
+        Returns:
+            the block's output and the keys and values with the new token, [R, H, L + 1, D] each.
+        """
+        q, k, v = self.split_heads(self.self_qkv(self.ln_1(x))[:, None], 3)
+        if past is not None:
+            k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
+        x = x + self.self_out(F.scaled_dot_product_attention(q, k, v).flatten(1))
+
+        q = self.cross_q(self.ln_2(x)).reshape(image_k.shape[0], -1, x.shape[-1])
+        y = F.scaled_dot_product_attention(*self.split_heads(q, 1), image_k, image_v)
+        x = x + self.cross_out(y.transpose(1, 2).reshape(x.shape))
+        return x + self.mlp(self.ln_3(x)), (k, v)
+
+
+class VocabularyProjection(nn.Linear):
+    """Logits [M, V] of hidden states [M, W], float32 outside training even if the weights are not."""
+
+    @in_float32
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[M, W] -> [M, V]; in a training step in the precision of autocast."""
+        if in_training_step(self):
+            return super().forward(hidden)
+        return F.linear(hidden.float(), self.weight.float())
+
+
+class TimeEmbedding(nn.Embedding):
+    """A vector per step 0..T, zeros at first: the decoder is then what it would be without, and draws no numbers."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+
+class TextDecoder(nn.Module):
+    """Decoder blocks between an input embedding of V + 1 rows (the last is [MASK]) and an untied output of V rows."""
+
+    def __init__(self, vocab_size: int, context_length: int, width: int, heads: int, layers: int, mlp_ratio: float,
+                 image_width: int, act_layer: Callable, norm_layer: Callable, steps: int | None = None):
+        """Args: `steps` is T of a decoder that is conditioned on the step; None is one that is not."""
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.context_length = context_length
+        self.token_embedding = nn.Embedding(vocab_size + 1, width)
+        self.positional_embedding = nn.Parameter(torch.empty(context_length, width))
+        self.time_embedding = None if steps is None else TimeEmbedding(steps + 1, width)
+        self.blocks = nn.ModuleList(
+            DecoderBlock(width, heads, mlp_ratio, image_width, act_layer, norm_layer) for _ in range(layers))
+        self.ln_final = norm_layer(width)
+        self.output = VocabularyProjection(width, vocab_size, bias=False)
+        self.grad_checkpointing = False
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        """As OpenCLIP's TextTransformer: residual branches shrink with depth."""
+        width, layers = self.positional_embedding.shape[1], len(self.blocks)
+        nn.init.normal_(self.token_embedding.weight, std=0.02)
+        nn.init.normal_(self.positional_embedding, std=0.01)
+        nn.init.normal_(self.output.weight, std=0.02)
+        for block in self.blocks:
+            for linear in (block.self_qkv, block.cross_q, block.cross_kv):
+                nn.init.normal_(linear.weight, std=linear.in_features ** -0.5)
+                nn.init.zeros_(linear.bias)
+            for linear in (block.self_out, block.cross_out, block.mlp.c_proj):
+                nn.init.normal_(linear.weight, std=width ** -0.5 * (2 * layers) ** -0.5)
+                nn.init.zeros_(linear.bias)
+            nn.init.normal_(block.mlp.c_fc.weight, std=(2 * width) ** -0.5)
+            nn.init.zeros_(block.mlp.c_fc.bias)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.grad_checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        return {"positional_embedding"}
+
+    @in_float32
+    def project_image(self, image_embs: Tensor) -> ImageKV:
+        """What the decoder needs of an image, once for any number of captions, draws and denoising steps."""
+        if autocast_dtype(image_embs.device.type) is None:
+            image_embs = image_embs.to(self.output.weight.dtype)  # from an encoder under autocast
+        return [block.project_image(image_embs) for block in self.blocks]
+
+    @in_float32
+    def forward(self, packed: Packed, image_kv: ImageKV, time: Tensor | None = None) -> Tensor:
+        """Hidden states after the last norm, [N, W]; `output` turns those that are asked for into logits.
+
+        Args:
+            packed: of R rows, ids in [0, V].
+            image_kv: of I images; rows r*(R/I) to (r+1)*(R/I) belong to image r.
+            time: the step of each row, long [R], of a decoder that is conditioned on it.
+        """
+        x = self.token_embedding(packed.token) + self.positional_embedding[packed.position]
+        if self.time_embedding is not None:
+            x = x + self.time_embedding(packed.unpad(time[:, None].expand(packed.valid.shape)))
+        x = x.to(self.output.weight.dtype)  # parameters that are no nn.Linear stay float32 under --precision bf16
+        mask, is_causal = attention_mask(packed, autocast_dtype(x.device.type) or x.dtype)
+        for block, (image_k, image_v) in zip(self.blocks, image_kv, strict=True):
+            args = (x, packed, image_k, image_v, mask, is_causal)
+            x = checkpoint(block, *args, use_reentrant=False) if self.grad_checkpointing and self.training \
+                else block(*args)
+        return self.ln_final(x)
+
+    @in_float32
+    def step(self, token: Tensor, image_kv: ImageKV, past: TextKV | None = None) -> tuple[Tensor, TextKV]:
+        """Hidden state of one more token per row, read left to right: the last column of a causal `forward`.
+
+        Args:
+            token: ids, long [R].
+            image_kv: as in `forward`.
+            past: what the step before returned, rows selected as the caller wants them continued; None at the first.
+
+        Returns:
+            [R, W], and the keys and values of all tokens so far.
+        """
+        position = 0 if past is None else past[0][0].shape[2]
+        x = (self.token_embedding(token) + self.positional_embedding[position]).to(self.output.weight.dtype)
+        present = []
+        for i, (block, (image_k, image_v)) in enumerate(zip(self.blocks, image_kv, strict=True)):
+            x, kv = block.step(x, image_k, image_v, None if past is None else past[i])
+            present.append(kv)
+        return self.ln_final(x), present

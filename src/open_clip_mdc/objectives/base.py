@@ -1,0 +1,92 @@
+"""What all objectives share: the part of a model config that chooses one, and how times are drawn.
+
+Dimensions: B captions of one process, P patches.
+"""
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .registry import OBJECTIVES
+
+GOLDEN_RATIO = (5 ** 0.5 - 1) / 2
+
+
+def systematic(batch_size: int, u0: float, rank: int = 0, world_size: int = 1) -> Tensor:
+    """Uniform numbers by systematic sampling over the global batch: one sample in each of its equal strata.
+
+    Sample i of rank r takes stratum i * world_size + r, so that every rank alone covers the interval too.
+
+    Args:
+        u0: the one random number, uniform on [0, 1), equal on all ranks.
+
+    Returns:
+        float64 [B] in (0, 1], also after rounding.
+    """
+    stratum = torch.arange(batch_size, dtype=torch.float64) * world_size + rank
+    return (stratum + (1 - u0)) / (batch_size * world_size)
+
+
+def spread(first: int, batch_size: int) -> Tensor:
+    """Fixed numbers that cover (0, 1] evenly, one for each index of a data set: float64 [B] from index `first`.
+
+    The golden ratio's multiples modulo 1: any run of them is even, so they depend on neither batches nor their number.
+    """
+    index = torch.arange(first, first + batch_size, dtype=torch.float64)
+    return 1 - (0.5 + index * GOLDEN_RATIO) % 1
+
+
+def mask_condition(shape: tuple[int, int], drop: float, rate: float, generator: torch.Generator | None = None,
+                   device: torch.device | str = "cpu") -> Tensor:
+    """Features that the decoder does not get to see (MC-Diffusion, Algorithm 1): bool [B, P] of shape (B, P).
+
+    Each image is chosen with probability `drop`, and of a chosen image each feature with probability `rate`.
+    """
+    def draw(*size: int) -> Tensor:
+        return torch.rand(size, generator=generator, device=device)
+
+    return (draw(shape[0], 1) < drop) & (draw(*shape) < rate)
+
+
+@dataclass
+class CaptionCfg:
+    """What makes a model config a captioner: its objective. BERT is t_min == t_max; parallel decoding is 1.0, 1.0.
+
+    Raises:
+        ValueError: a value is out of range, or does not go with the objective.
+    """
+
+    objective: str = "mdc"  # a key of OBJECTIVES
+    t_min: float = 0.5
+    t_max: float = 1.0
+    loss_weight: str = "inverse_t"  # "inverse_t" | "none"
+    regions: int = 1  # g: the image is also seen in g x g tiles (regions.py)
+    length_head: bool = True  # learn p(N | image), too; a causal model has none, as it ends its captions itself
+    time_embedding: bool = False  # tell the decoder the step; for diffusion in steps
+    aux_weight: float = 0.0  # of the auxiliary loss -log p(x_0 | x_t) in training; for diffusion in steps
+    condition_drop: float = 0.0  # share of the training images of which features are masked (MC-Diffusion's P_cond)
+    condition_mask: float = 0.0  # share of their features that are (P_mask); 1 is classifier-free guidance's training
+    condition_zeros: bool = False  # zeros stand for a masked feature; else a vector that is learnt
+
+    def __post_init__(self):
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"caption_cfg.objective is {self.objective!r}; it must be one of {', '.join(OBJECTIVES)}")
+        if self.loss_weight not in ("inverse_t", "none"):
+            raise ValueError(f"caption_cfg.loss_weight is {self.loss_weight!r}; it must be 'inverse_t' or 'none'")
+        if not (0 <= self.t_min <= self.t_max <= 1 and self.t_max > 0):
+            raise ValueError(f"caption_cfg needs 0 <= t_min <= t_max <= 1, t_max > 0; not {self.t_min}, {self.t_max}")
+        if self.aux_weight < 0:
+            raise ValueError(f"caption_cfg.aux_weight is {self.aux_weight}; it must be 0 or more")
+        if (self.time_embedding or self.aux_weight) and OBJECTIVES[self.objective].schedule is None:
+            raise ValueError("caption_cfg.time_embedding and aux_weight are for diffusion in steps, not for "
+                             f"{self.objective!r}")
+        rates = (self.condition_drop, self.condition_mask)
+        if not all(0 <= rate <= 1 for rate in rates) or any(rates) != all(rates) \
+                or self.condition_zeros and not any(rates):
+            raise ValueError("caption_cfg needs condition_drop and condition_mask of 0 to 1, both or neither of them "
+                             f"0, and condition_zeros only with them; not {rates}, {self.condition_zeros}")
+
+    @property
+    def weak(self) -> str:
+        """What guidance leans away from by default (`generate.unmask_images`): what the model was trained for."""
+        return "masked" if self.condition_drop else "blind"

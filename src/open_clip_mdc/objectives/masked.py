@@ -1,0 +1,94 @@
+"""Masked diffusion: a token is hidden with probability t and weighted by 1/t (Eqs. 4, 5, Algorithm 1).
+
+Dimensions: B captions of one process, L positions, V vocabulary.
+"""
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..text.packing import Corrupted
+from ..text.special_tokens import mask_id, target_tokens
+from .base import CaptionCfg
+from .registry import register_objective
+
+
+def alpha(t: Tensor) -> Tensor:
+    """Linear schedule: the probability that a token is still visible at time t (Sec. 3.2)."""
+    return 1 - t
+
+
+def loss_weight(t: Tensor, kind: str = "inverse_t") -> Tensor:
+    """Weight of a masked token: -alpha'_t / (1 - alpha_t) = 1/t (Eqs. 4, 5), or 1 for "none" (Table 4)."""
+    return 1 / (1 - alpha(t)) if kind == "inverse_t" else torch.ones_like(t)
+
+
+def sample_t(u: Tensor, t_min: float, t_max: float) -> Tensor:
+    """The time of each sample, float32 [B] in (t_min, t_max]: t = 0 would hide nothing, at an infinite weight."""
+    return (t_min + (t_max - t_min) * u).float()
+
+
+def forward_process(
+        text: Tensor,
+        maskable: Tensor,
+        t: Tensor,
+        vocab_size: int,
+        generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """q(x_t | x_0): hides each maskable token with probability 1 - alpha_t (Eq. 2 from r = 0; Algorithm 1).
+
+    Args:
+        text: long [B, L].
+        maskable: bool [B, L].
+        t: float [B], one per sample.
+        generator: of the text's device; the global one if None.
+
+    Returns:
+        the text with mask_id where hidden, long [B, L], and where that is, bool [B, L].
+    """
+    u = torch.rand(text.shape, device=text.device, generator=generator)
+    masked = maskable & (u < (1 - alpha(t))[:, None])
+    return text.masked_fill(masked, mask_id(vocab_size)), masked
+
+
+def whole_interval(text: Tensor, vocab_size: int, u: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+    """Eq. 5 with t in (0, 1] and weight 1/t: an unbiased draw of the NELBO."""
+    return masked_diffusion(text, vocab_size, CaptionCfg(t_min=0.0, t_max=1.0), u, generator)
+
+
+@register_objective("mdc", bound=whole_interval)
+def masked_diffusion(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
+                     generator: torch.Generator | None = None) -> Corrupted:
+    """Algorithm 1: a caption's tokens are masked with probability t and weighted by 1/t."""
+    target = target_tokens(text, vocab_size)
+    t = sample_t(u, cfg.t_min, cfg.t_max).to(text.device)
+    noisy, masked = forward_process(text, target, t, vocab_size, generator)
+    # Not masked * weight: the weight of t < 2^-25 is infinite in float32, where nothing is masked.
+    weight = torch.where(masked, loss_weight(t, cfg.loss_weight)[:, None], 0)
+    return Corrupted(noisy, masked, weight, target, False, t)
+
+
+def two_views(complementary: bool) -> Callable:
+    """Masks at the rates t and 1 - t, rows 2b and 2b + 1 of image b, each weighted as in Algorithm 1.
+
+    Both views are unbiased for their own t, and the decoder costs twice as much a step: compare at half the batch.
+
+    Args:
+        complementary: whether the second view hides just what the first shows, or draws for itself.
+    """
+    def corrupt(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
+                generator: torch.Generator | None = None) -> Corrupted:
+        target = target_tokens(text, vocab_size)
+        t = sample_t(u, cfg.t_min, cfg.t_max).to(text.device)
+        first = forward_process(text, target, t, vocab_size, generator)[1]
+        second = target & ~first if complementary else forward_process(text, target, 1 - t, vocab_size, generator)[1]
+        t, masked = torch.stack((t, 1 - t), 1).flatten(), torch.stack((first, second), 1).flatten(0, 1)
+        text, target = text.repeat_interleave(2, 0), target.repeat_interleave(2, 0)
+        weight = torch.where(masked, loss_weight(t, cfg.loss_weight)[:, None], 0)
+        return Corrupted(text.masked_fill(masked, mask_id(vocab_size)), masked, weight, target, False, t)
+
+    return corrupt
+
+
+register_objective("complementary", bound=whole_interval)(two_views(True))
+register_objective("two-views", bound=whole_interval)(two_views(False))

@@ -1,0 +1,67 @@
+"""Mask-and-replace diffusion as an objective: MC-Diffusion's (replace_process.py has the process).
+
+Dimensions: B captions, L positions, M predicted tokens, V vocabulary.
+"""
+import torch
+from torch import Tensor
+
+from ..text.packing import Asked, Corrupted
+from ..text.special_tokens import mask_id, target_tokens
+from .base import CaptionCfg
+from .loss import full_precision
+from .registry import register_objective
+from .replace_process import Schedule, bound_terms, make_schedule, noise
+
+STEPS = 100  # of mask-and-replace diffusion, VQ-Diffusion's
+
+
+def step_of(t: Tensor) -> Tensor:
+    """The step of 1..STEPS that a time t = step / STEPS is, long."""
+    return (STEPS * t).round().long()
+
+
+def auxiliary_factor(step: Tensor) -> Tensor:
+    """Of aux_weight at a step: 2 - (t - 1)/T, as VQ-Diffusion's release weighs its auxiliary loss."""
+    return 2 - (step - 1) / STEPS
+
+
+def mask_and_replace(name: str, preset: str) -> None:
+    """Register mask-and-replace diffusion by a schedule of replace_process.py: T times the bound at every token that
+    has one.
+
+    Where nothing is ever replaced those are the masked tokens, and this is "mdc" with t on the grid 1/T, ..., 1. The
+    loss lacks the KL of the prior (`prior_kl`), which is constant; validation and scoring add it.
+
+    In training aux_weight * (2 - (t - 1)/T) * -log p(x_0 | x_t) may join the bound's term at every such token (D3PM,
+    Eq. 5); T times both is the loss.
+    """
+    def schedule(vocab_size: int, device: torch.device) -> Schedule:
+        return make_schedule(vocab_size, STEPS, preset, device)
+
+    def corrupt(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
+                generator: torch.Generator | None = None) -> Corrupted:
+        process = schedule(vocab_size, text.device)
+        target = target_tokens(text, vocab_size)
+        t = cfg.t_min + (cfg.t_max - cfg.t_min) * u.double()
+        step = (STEPS * t - 1e-9).ceil().long().clamp(min=1).to(text.device)
+        x_t = noise(text, target, step, process, generator)
+        asked = target & (x_t == mask_id(vocab_size)) if process.absorbing else target
+        return Corrupted(x_t, asked, STEPS * asked.float(), target, False, step / STEPS)
+
+    def bound(text: Tensor, vocab_size: int, u: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+        return corrupt(text, vocab_size, CaptionCfg(t_min=0.0, t_max=1.0), u, generator)
+
+    def token_loss(logits: Tensor, asked: Asked, aux_weight: float = 0.0) -> Tensor:
+        log_p, step = full_precision(logits).log_softmax(1), step_of(asked.t)
+        loss = bound_terms(log_p, asked.token, asked.read, step, schedule(logits.shape[1], logits.device))
+        if not aux_weight:
+            return loss
+        return loss - aux_weight * auxiliary_factor(step) * log_p.gather(1, asked.token[:, None]).squeeze(1)
+
+    register_objective(name, bound=bound, token_loss=token_loss, scorers=("bound", "heuristic", "monte_carlo"),
+                       schedule=schedule)(corrupt)
+
+
+mask_and_replace("mcd", "code")
+mask_and_replace("mcd-absorbing", "absorbing")
+mask_and_replace("mcd-replace", "replace")

@@ -1,0 +1,199 @@
+"""Mask-and-replace diffusion of token ids in closed form: forward noise, bridge, posterior, bound (MC-Diffusion).
+
+The forward process of VQ-Diffusion (Gu et al. 2022, arXiv 2111.14822, Eqs. 7, 8; discrete diffusion is D3PM's, Austin
+et al. 2021, arXiv 2107.03006), applied to captions by MC-Diffusion. At each step a token stays, becomes [MASK], or
+becomes any id, all with equal probability; [MASK] stays [MASK]. Everything costs O(V) per token: no [V, V] matrix.
+
+Cumulative over t steps, of V ids and m = [MASK]:
+
+    q(x_t = j | x_0 = i) = keep_t [i = j] + replace_t,   q(x_t = m | x_0 = i) = mask_t,   keep + V replace + mask = 1
+
+From s to t > s the same with the numbers of `Schedule.bridge`. With replace = 0 this is MDC's process in T steps: T
+times the bound's term is -log p / t at a masked token and 0 elsewhere.
+
+Dimensions: R captions, L positions, M asked tokens, V vocabulary, T steps.
+"""
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from scipy.special import xlogy
+from torch import Tensor
+
+from ..text.special_tokens import mask_id
+
+# keep and mask at t = 1 and t = T, linear between.
+# "code": the numbers of VQ-Diffusion's release, by which 1e-6 of the tokens are replaced; "replace": its paper's, 10 %.
+PRESETS = {
+    "code": ((0.99999, 9e-6), (9e-6, 0.99999)),
+    "replace": ((0.99999, 0.0), (9e-6, 0.9)),
+}
+
+
+class Schedule(NamedTuple):
+    """Cumulative probabilities, float64 [T + 1], index 0 is clean."""
+
+    keep: Tensor
+    mask: Tensor
+    replace: Tensor  # of each of the V ids
+    vocab_size: int
+    absorbing: bool  # whether nothing is ever replaced: a visible token is the true one
+
+    def at(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """keep, mask and replace at steps t, float64 in t's shape."""
+        return self.keep[t], self.mask[t], self.replace[t]
+
+    def bridge(self, s: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """keep, mask and replace of the way from s < t to t, float64: q(x_t | x_s)."""
+        (keep_s, mask_s, replace_s), (keep, mask, replace) = self.at(s), self.at(t)
+        stay = keep / keep_s
+        return stay, (mask - mask_s) / (1 - mask_s), ((replace - stay * replace_s) / (1 - mask_s)).clamp(min=0)
+
+
+@lru_cache
+def make_schedule(vocab_size: int, steps: int = 100, preset: str = "absorbing",
+                  device: torch.device | str = "cpu") -> Schedule:
+    """The schedule named: "absorbing" (mask_t = t/T, MDC's linear one in T steps), "code" or "replace" (`PRESETS`).
+
+    Raises:
+        ValueError: no such preset, or fewer than 2 steps.
+    """
+    if steps < 2 or preset not in ("absorbing", *PRESETS):
+        raise ValueError(f"a schedule needs at least 2 steps and one of absorbing, {', '.join(PRESETS)}; "
+                         f"not {steps}, {preset!r}")
+    if preset == "absorbing":
+        mask = torch.arange(steps + 1, dtype=torch.float64, device=device) / steps
+        return Schedule(1 - mask, mask, torch.zeros_like(mask), vocab_size, True)
+    args = dict(dtype=torch.float64, device=device)
+    keep, mask = (torch.cat((torch.full((1,), clean, **args), torch.linspace(*ends, steps, **args)))
+                  for clean, ends in zip((1.0, 0.0), PRESETS[preset], strict=True))
+    replace = 1 - keep - mask
+    return Schedule(keep, mask, replace.where(replace > 1e-12, 0) / vocab_size, vocab_size, False)
+
+
+def noise(text: Tensor, noised: Tensor, t: Tensor, schedule: Schedule,
+          generator: torch.Generator | None = None) -> Tensor:
+    """q(x_t | x_0): one uniform number per token says whether it is masked, replaced (by which id) or kept.
+
+    Args:
+        text: clean ids, long [R, L].
+        noised: bool [R, L], where noise may fall.
+        t: long [R] in 1..T.
+        generator: of the text's device; the global one if None.
+
+    Returns:
+        long [R, L]. A replaced token can be any id, EOT too: lengths must be taken from the clean text.
+    """
+    _, mask, replace = (x[:, None] for x in schedule.at(t))
+    u = torch.rand(text.shape, dtype=torch.float64, device=text.device, generator=generator)
+    masked, replaced = noised & (u < mask), noised & (u < mask + schedule.vocab_size * replace)
+    if not schedule.absorbing:  # each id has `replace` of the interval; where that is 0 no token is replaced
+        other = (u - mask).div(replace.where(replace > 0, 1)).clamp(0, schedule.vocab_size - 1).long()
+        text = text.where(~replaced, other)
+    return text.masked_fill(masked, mask_id(schedule.vocab_size))
+
+
+def log_x_s(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Schedule) -> Tensor:
+    """log sum over x_0 of q(x_s | x_0) r(x_0), where r is what x_0 is, given that it came to be x_t: [M, V].
+
+    Of a masked token r is p(x_0); of a visible token k that may have been replaced it is p(x_0) but for r_k, which is
+    multiplied by replacement's share of q(x_t = k | x_0 = k). It is not normalised.
+    """
+    (keep_s, _, replace_s), (keep, _, replace) = ((x[:, None] for x in schedule.at(time)) for time in (s, t))
+    k = x_t.clamp(max=schedule.vocab_size - 1)[:, None]
+    share = torch.where((x_t != schedule.vocab_size)[:, None] & (replace > 0), replace / (keep + replace), 1)
+    r = log_p.scatter_add(1, k, share.log().to(log_p.dtype))
+    keep_s, replace_s = (x.log().to(log_p.dtype) for x in (keep_s, replace_s))
+    return torch.logaddexp(keep_s + r, replace_s + r.logsumexp(1, keepdim=True))
+
+
+def arrivals(s: Tensor, t: Tensor, x_t: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor]:
+    """q(x_t | x_s) that turns `log_x_s` into p(x_s | x_t), for x_s another id and for x_s = x_t: float64 [M] each."""
+    stay, to_mask, to_other = schedule.bridge(s, t)
+    _, mask, replace = schedule.at(t)
+    replace = replace.where(replace > 0, 1)  # not read where nothing is replaced; 1 keeps the gradients there finite
+    return torch.where(x_t == schedule.vocab_size, to_mask / mask, to_other / replace), (stay + to_other) / replace
+
+
+def log_posterior(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Schedule) -> Tensor:
+    """log p(x_s | x_t) = log sum over x_0 of q(x_s | x_t, x_0) p(x_0 | x_t), normalised (VQ-Diffusion, Eq. 11).
+
+    A masked token stays so with mask_s / mask_t and otherwise is drawn from p(x_0), noised to time s. A visible token
+    that may have been replaced is judged anew (`log_x_s`); where nothing is ever replaced it is the true one.
+
+    Args:
+        log_p: log p(x_0 | x_t), float [M, V].
+        x_t: ids, [MASK] included, long [M].
+        s, t: long [M], 0 <= s < t.
+
+    Returns:
+        [M, V + 1], the last column is [MASK].
+    """
+    (_, mask_s, _), (_, mask, replace) = schedule.at(s), schedule.at(t)
+    is_masked = x_t == schedule.vocab_size
+    k = x_t.clamp(max=schedule.vocab_size - 1)[:, None]
+    other, same = (x.log().to(log_p.dtype)[:, None] for x in arrivals(s, t, x_t, schedule))
+    log_q = log_x_s(log_p, x_t, s, t, schedule)
+    here = log_q.gather(1, k) + torch.where(is_masked[:, None], other, same)
+    posterior = (log_q + other).scatter(1, k, here)
+    carried = (~is_masked & (replace == 0))[:, None]
+    posterior = torch.where(carried, torch.full_like(posterior, -torch.inf).scatter(1, k, 0.0), posterior)
+    still = torch.where(is_masked, (mask_s / mask).log().to(log_p.dtype), -torch.inf)
+    return torch.cat((posterior, still[:, None]), dim=1)
+
+
+def bound_terms(log_p: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, schedule: Schedule) -> Tensor:
+    """KL(q(x_s | x_t, x_0) || p(x_s | x_t)) at s = t - 1, the term of the variational bound, nats per token, [M].
+
+    The true posterior has one value for x_0, one for x_t where it is another id, and one for all others; [MASK] has the
+    same probability on both sides. At t = 1 this is -log p(x_0 | x_1), without being a case of its own.
+
+    Args:
+        log_p: [M, V].
+        x_0, x_t, t: long [M]; x_t with [MASK].
+    """
+    size, s = schedule.vocab_size, t - 1
+    (keep_s, mask_s, replace_s), (keep, mask, replace) = schedule.at(s), schedule.at(t)
+    is_masked, same = x_t == size, x_t == x_0
+    if schedule.absorbing:  # the same in closed form, without a second [M, V]
+        revealed = ((mask - mask_s) / mask).to(log_p.dtype)
+        return torch.where(is_masked, -revealed * log_p.gather(1, x_0[:, None]).squeeze(1), 0)
+    stay, to_mask, to_other = schedule.bridge(s, t)
+    total = torch.where(is_masked, mask, keep * same + replace)  # q(x_t | x_0)
+    arrive = torch.where(is_masked, to_mask, to_other)  # q(x_t | x_s), x_s another id
+    at_0 = torch.where(same, stay + to_other, arrive) * (keep_s + replace_s) / total
+    at_t = torch.where(is_masked | same, 0, (stay + to_other) * replace_s / total)
+    other = arrive * replace_s / total
+    others = size - 1 - (~is_masked & ~same).long()
+
+    log_q = log_x_s(log_p, x_t, s, t, schedule)
+    q_0 = log_q.gather(1, x_0[:, None]).squeeze(1)
+    q_t = log_q.gather(1, x_t.clamp(max=size - 1)[:, None]).squeeze(1)
+    rest = log_q.sum(1) - q_0 - torch.where(is_masked | same, 0, q_t)
+    to_others, to_itself = (x.log() for x in arrivals(s, t, x_t, schedule))
+
+    def part(q: Tensor, log_q: Tensor, log_arrival: Tensor, count: Tensor | int = 1) -> Tensor:
+        """q log q - q log p, summed over `count` ids; 0 where q is 0, whatever log p."""
+        some = q > 0
+        known = count * torch.where(some, torch.xlogy(q, q) - q * log_arrival, 0)
+        return known.to(log_p.dtype) - q.to(log_p.dtype) * log_q.where(some, 0)
+
+    kl = part(at_0, q_0, torch.where(same, to_itself, to_others)) + part(at_t, q_t, to_itself) \
+        + part(other, rest, to_others, others)
+    return torch.where(is_masked | (replace > 0), kl, 0)
+
+
+def infer_time(share: Tensor, schedule: Schedule) -> Tensor:
+    """The first step at which such a share of a caption's tokens is masked on average, long [R] in 1..T from [R]."""
+    first = torch.searchsorted(schedule.mask[1:], share.double() - 1e-9) + 1
+    return first.clamp(max=len(schedule.mask) - 1)
+
+
+def prior_kl(schedule: Schedule) -> float:
+    """KL(q(x_T | x_0) || p(x_T)), nats per token; p(x_T) is [MASK] with mask_T, else any id. 0 where keep_T is 0."""
+    keep, mask, replace = (x.tolist()[-1] for x in schedule[:3])
+    size, visible = schedule.vocab_size, 1 - mask
+    if visible <= 0:
+        return 0.0
+    return float(xlogy(keep + replace, (keep + replace) * size / visible)
+                 + (size - 1) * xlogy(replace, replace * size / visible))

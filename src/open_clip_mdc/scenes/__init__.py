@@ -1,0 +1,1 @@
+"""The built-in rendered worlds, plain and rich, and how they are drawn."""

@@ -1,0 +1,1 @@
+"""Captions as token ids: special tokens, captions without their padding, vocabularies."""

@@ -1,0 +1,181 @@
+"""Captions without their padding: the real tokens of a batch one after another, and which of them are asked.
+
+Training packs on the CPU, before the batch goes to the device, so that every size is known there and nothing on the
+training path waits for the device. Upstream's loop takes `Captions` for its batch of texts.
+
+Dimensions: R captions (rows) of B images, P patches, L positions, N valid tokens of all rows, M asked tokens, W width.
+"""
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .special_tokens import valid_tokens
+
+LENGTH_MULTIPLE = 16  # of L in training: attention kernels need no copy of their mask
+
+
+class Corrupted(NamedTuple):
+    """Captions as they are corrupted, padded still: what the decoder reads and what it is asked."""
+
+    text: Tensor  # long [R, L], mask_id where a token is hidden
+    asked: Tensor  # bool [R, L], the tokens that the loss is a sum over
+    weight: Tensor  # float [R, L], their weight in it, 0 elsewhere
+    target: Tensor  # bool [R, L], the tokens whose number the loss is divided by
+    causal: bool | Tensor  # whether a caption is read from left to right; bool [R] where captions of a batch differ
+    t: Tensor  # float [R], how much is hidden
+
+
+class Packed(NamedTuple):
+    """What the decoder reads. Its linear layers run on the N tokens, attention on [R, L]."""
+
+    token: Tensor  # long [N], mask_id where a token is hidden
+    position: Tensor  # long [N], in its caption
+    place: Tensor | None  # long [N] into R*L; None when nothing is packed, so that pad and unpad are views
+    valid: Tensor  # bool [R, L], True first and False after
+    padded: bool  # whether `valid` is False anywhere, as far as is known without asking the device
+    causal: bool | Tensor  # whether a caption is read left to right; bool [R] where captions differ
+
+    def pad(self, x: Tensor) -> Tensor:
+        """[N, W] -> [R, L, W], zero where there is no token."""
+        if self.place is not None:
+            x = x.new_zeros(self.valid.numel(), x.shape[-1]).index_copy(0, self.place, x)
+        return x.view(*self.valid.shape, x.shape[-1])
+
+    def unpad(self, x: Tensor) -> Tensor:
+        """[R, L, ...] -> [N, ...]."""
+        x = x.flatten(0, 1)
+        return x if self.place is None else x.index_select(0, self.place)
+
+
+class Asked(NamedTuple):
+    """The tokens that a loss is about."""
+
+    index: Tensor  # long [M], the packed token that predicts it
+    row: Tensor  # long [M], the caption that it belongs to
+    token: Tensor  # long [M], what it is
+    read: Tensor  # long [M], what the decoder reads in its place
+    t: Tensor  # float [M], how much of its caption is hidden
+    weight: Tensor  # float [M], in the loss
+
+
+class Captions(NamedTuple):
+    """A batch of captions, corrupted and packed."""
+
+    packed: Packed
+    asked: Asked
+    num_target: Tensor  # float [R], what the loss is divided by, summed over the batch
+    t: Tensor  # float [R], for networks that read the time
+    masked: Tensor | None = None  # bool [B, P], image features that the decoder does not get to see
+
+    def to(self, device: torch.device | str | None = None, non_blocking: bool = False) -> "Captions":
+        """As a tensor's; upstream's training loop calls it."""
+        return each_tensor(self, lambda x: x.to(device=device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "Captions":
+        """As a tensor's: a copy from here to the device does not make the host wait."""
+        return each_tensor(self, Tensor.pin_memory)
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """As a tensor's: keeps the memory until the stream is done with it."""
+        each_tensor(self, lambda x: x.record_stream(stream))
+
+    def sum_rows(self, x: Tensor) -> Tensor:
+        """The sum over each caption's asked tokens: [R] from [M]."""
+        return x.new_zeros(len(self.num_target)).index_add(0, self.asked.row, x)
+
+
+def each_tensor(x, function: Callable[[Tensor], Tensor]):
+    """Applies a function to every tensor in a tuple of tuples."""
+    if isinstance(x, tuple):
+        return type(x)(*(each_tensor(field, function) for field in x))
+    return function(x) if isinstance(x, Tensor) else x
+
+
+def pack_tokens(text: Tensor, valid: Tensor, causal: bool | Tensor, length_multiple: int | None = None) -> Packed:
+    """The valid tokens, and L cut to the longest caption. Asks the text's device for sizes, so give it on the CPU.
+
+    Args:
+        text: long [R, L].
+        valid: bool [R, L], True first and False after, at least one per row.
+        length_multiple: L is rounded up to it, and nothing is a view; None leaves L and copies no more than needed.
+    """
+    length = int(valid.sum(1).max())
+    if length_multiple is not None:
+        length = -(-length // length_multiple) * length_multiple
+    valid = F.pad(valid, (0, max(0, length - valid.shape[1])))[:, :length]
+    row, position = valid.nonzero().unbind(1)
+    padded = length_multiple is not None or len(row) < valid.numel()
+    return Packed(text[row, position], position, row * length + position if padded else None, valid, padded, causal)
+
+
+def asked_index(asked: Tensor, valid: Tensor, causal: bool | Tensor) -> Tensor:
+    """Which packed token predicts each asked one: itself, or the one before where a caption is read left to right.
+
+    Args:
+        asked: bool [R, L].
+        valid: bool [R, L].
+        causal: for all rows, or bool [R].
+
+    Returns:
+        long [M] into the N packed tokens, in row-major order of `asked`.
+    """
+    row, position = asked.nonzero().unbind(1)
+    lengths = valid.sum(1)
+    back = causal[row].long() if isinstance(causal, Tensor) else int(causal)
+    return (lengths.cumsum(0) - lengths)[row] + position - back
+
+
+class Places(NamedTuple):
+    """Where the tokens of captions stand: packed once for any number of decoder calls."""
+
+    packed: Packed  # without tokens: its `token` means nothing
+    index: Tensor  # long [R*L], the packed token that predicts the token of a place
+
+    def fill(self, text: Tensor) -> Packed:
+        """With the tokens of `text`, long [R, L]."""
+        place = self.packed.place
+        return self.packed._replace(token=text.flatten() if place is None else text.flatten().index_select(0, place))
+
+
+def pack_lengths(lengths: Sequence[int], causal: bool, device: torch.device) -> Places:
+    """Captions of the given numbers of tokens, SOT and EOT included; L is the longest."""
+    lengths = torch.as_tensor(lengths)
+    valid = torch.arange(int(lengths.max())) < lengths[:, None]
+    places = Places(pack_tokens(valid.long(), valid, causal), valid.flatten().cumsum(0) - 1 - int(causal))
+    return each_tensor(places, lambda x: x.to(device, non_blocking=True))
+
+
+def split_places(mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Where a mask [...] is True and where not, long [count] and the rest into the flattened mask, both ascending.
+
+    `nonzero` would wait for the device to count.
+    """
+    places = mask.flatten().int().argsort(descending=True, stable=True)
+    return places[:count], places[count:]
+
+
+def put(x: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """x [R, L] with other values [M] at some places, long [M] into R*L."""
+    return x.flatten().scatter(0, places, values).view_as(x)
+
+
+def pack(text: Tensor, corrupted: Corrupted, vocab_size: int) -> Captions:
+    """A training batch of captions.
+
+    Args:
+        text: long [B, L] as the tokenizer makes it: SOT, tokens, EOT, padding.
+        corrupted: of the same captions, R/B consecutive rows of each.
+    """
+    text = text.repeat_interleave(len(corrupted.text) // len(text), 0)
+    valid = valid_tokens(text, vocab_size)
+    row, position = corrupted.asked.nonzero().unbind(1)
+    return Captions(
+        pack_tokens(corrupted.text, valid, corrupted.causal, LENGTH_MULTIPLE),
+        Asked(asked_index(corrupted.asked, valid, corrupted.causal), row, text[row, position],
+              corrupted.text[row, position], corrupted.t[row], corrupted.weight[row, position]),
+        corrupted.target.sum(1).float(),
+        corrupted.t,
+    )

@@ -1,0 +1,50 @@
+"""The part of CLIP's BPE that some words need: the vocabulary of a small model on a small data set.
+
+Of CLIP's 49,408 ids a small data set uses some hundreds or thousands, and output logits for the others would be most of
+a small model's cost. The packaged files are made by
+
+    python -c "from open_clip_mdc.text import vocabulary as bpe
+    from open_clip_mdc.scenes import plain as plain_world
+    from open_clip_mdc.scenes import rich as rich_world
+    bpe.write('scenes_bpe.txt.gz', plain_world.caption_words())
+    bpe.write('rich_bpe.txt.gz', rich_world.caption_words())"
+    python -m experiments.flickr8k bpe --shards 'flickr8k/train/{00000..00005}.tar' --out flickr8k_bpe.txt.gz
+"""
+import gzip
+from collections.abc import Iterable
+from pathlib import Path
+
+from open_clip.tokenizer import SimpleTokenizer
+
+
+def clip_merges(words: Iterable[str]) -> list[tuple[str, str]]:
+    """The merges of CLIP's BPE that make these words, where each is one token, in CLIP's order.
+
+    No two merges make the same piece, so a word's merges are the tree below it. Kept in CLIP's order they win over each
+    other as they do among all merges, and make the same words. Other words still have ids, those of shorter pieces.
+    """
+    ranks = SimpleTokenizer().bpe_ranks
+    made_by = {"".join(merge): merge for merge in ranks}
+    pieces, used = [f"{word}</w>" for word in words], set()
+    while pieces:
+        merge = made_by.get(pieces.pop())
+        if merge:
+            used.add(merge)
+            pieces += merge
+    return sorted(used, key=ranks.get)
+
+
+def write_merges(path: str | Path, merges: Iterable[tuple[str, str]]) -> None:
+    """Writes merges, in their order, as a `bpe_path` for OpenCLIP's SimpleTokenizer.
+
+    The tokenizer skips the first line and makes an (empty) token of every blank line, so the last one has no line end.
+    """
+    lines = ["#version: 0.2", *map(" ".join, merges)]
+    with open(path, "wb") as stream, gzip.GzipFile("", "wb", fileobj=stream, mtime=0) as packed:
+        packed.write("\n".join(lines).encode())
+
+
+def write(path: str | Path, words: Iterable[str]) -> int:
+    """Writes the merges that these words need; returns the vocabulary's size."""
+    write_merges(path, clip_merges(words))
+    return SimpleTokenizer(bpe_path=str(path)).vocab_size

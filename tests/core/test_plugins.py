@@ -1,0 +1,59 @@
+"""Claims about objectives that lie outside the package (tests/plugin_example).    pytest tests/core/test_plugins.py"""
+import json
+from pathlib import Path
+
+import pytest
+from conftest import REPO, complaint_of, run
+
+from open_clip_mdc.integration import configs, plugins
+
+SPAN = REPO / "tests" / "plugin_example" / "span.py"
+MDC = ("python", "-m", "open_clip_mdc")
+
+
+@pytest.fixture(scope="module")
+def trained(scenes, tmp_path_factory) -> Path:
+    """A run of the example's objective, by the real command."""
+    logs = tmp_path_factory.mktemp("logs")
+    run("python", "-m", "open_clip_mdc.train", "--plugin", str(SPAN), "--model", "Span-ViT-Ti-8", "--train-data",
+        str(scenes / "train" / "{00000..00007}.tar"), "--dataset-type", "webdataset", "--train-num-samples", "96",
+        "--batch-size", "16", "--epochs", "1", "--workers", "1", "--precision", "fp32", "--device", "cpu", "--logs",
+        str(logs), "--name", "span", "--val-data", str(scenes / "val" / "00000.tar"), fork=True)
+    return logs / "span"
+
+
+def test_an_objective_from_outside_is_trained_captioned_and_scored_by_the_real_commands(trained, scenes, tmp_path):
+    results = json.loads((trained / "checkpoints" / "results.jsonl").read_text())
+    assert results["nelbo_per_token"] > 0
+    image = next((scenes / "sugarcrepe" / "val2017").iterdir())
+    flags = ("--plugin", str(SPAN), "--pretrained", str(trained))
+    run(*MDC, "caption", *flags, str(image), "--out", str(tmp_path / "a.jsonl"), fork=True)
+    assert json.loads((tmp_path / "a.jsonl").read_text())["caption"]
+    out = tmp_path / "swap_obj.json"
+    run("python", "-m", "clip_benchmark_ext.cli", "eval", "--model", "span", "--pretrained", str(trained), "--plugin",
+        str(SPAN), "--dataset", "sugar_crepe/swap_obj", "--dataset_root", str(scenes / "sugarcrepe"), "--no_amp",
+        "--num_workers", "0", "--output", str(out), fork=True)
+    assert 0 <= json.loads(out.read_text())["metrics"]["acc"] <= 1
+
+
+def test_a_run_says_which_plug_in_it_needs_and_nothing_is_imported_because_a_file_names_it(trained, scenes):
+    assert "plugin: span\n" in (trained / "params.txt").read_text()
+    (trained.parent / "span.py").write_text("raise SystemExit('imported')")  # beside the run, and in no path
+    shard = str(scenes / "val" / "00000.tar")
+    said = run(*MDC, "caption", "--pretrained", str(trained), shard, check=False, fork=True).stderr
+    assert "was trained with the plug-in span: give --plugin" in said and len(said.splitlines()) == 1
+
+
+def test_a_plug_in_that_cannot_be_used_is_one_line(tmp_path):
+    (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "rows.py").write_text("")
+    (tmp_path / "rows.json").write_text('{"rows": {"Odd-*": {"extends": "Nothing-*"}}}')
+    for name, reason in (("broken.py", "ZeroDivisionError"), ("gone.py", "FileNotFoundError"),
+                         ("rows.py", "Nothing-*")):
+        said = complaint_of("caption", "--pretrained", tmp_path, "--plugin", tmp_path / name, "a.jpg")
+        assert name in said and reason in said and "\n" not in said
+
+
+def test_a_row_that_extends_another_is_that_row_but_for_what_it_says():
+    assert configs.ROWS["MDC-*-mcs"] == {**configs.ROWS["MDC-*"], "condition_drop": 0.1, "condition_mask": 0.1}
+    assert plugins.name_of("a/b/span.py") == "span" == plugins.name_of("span")

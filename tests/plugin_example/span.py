@@ -1,0 +1,20 @@
+"""An objective from outside the package: it hides one run of consecutive tokens, where MDC hides single ones."""
+import torch
+
+from open_clip_mdc.objectives import register_objective
+from open_clip_mdc.objectives.masked import sample_t, whole_interval
+from open_clip_mdc.text.packing import Corrupted
+from open_clip_mdc.text.special_tokens import mask_id, target_tokens
+
+
+@register_objective("span", bound=whole_interval)
+def span(text, vocab_size, cfg, u, generator=None):
+    """Hide ceil(t * N) of a caption's N tokens, from a place drawn at random; each hidden token weighs N / hidden."""
+    target = target_tokens(text, vocab_size)
+    number = target.sum(1)
+    hidden = (sample_t(u, cfg.t_min, cfg.t_max).to(text.device) * number).ceil().clamp(min=1)
+    first = 1 + (torch.rand(len(text), generator=generator) * (number - hidden + 1)).floor()
+    place = torch.arange(text.shape[1])
+    masked = target & (place >= first[:, None]) & (place < (first + hidden)[:, None])
+    weight = masked * (number / hidden)[:, None]
+    return Corrupted(text.masked_fill(masked, mask_id(vocab_size)), masked, weight, target, False, hidden / number)
