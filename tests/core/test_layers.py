@@ -69,3 +69,24 @@ def test_a_package_imports_lower_floors_only_and_no_file_leads_back_to_itself(na
         assert module != name, "a circle"
         seen.add(module)
         todo |= GRAPH[module] - seen
+
+
+def test_the_tree_in_contributing_is_the_tree():
+    """Every file of the package is named under its folder, and nothing else is."""
+    tree = (REPO / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("<!-- tree -->")[2].split("```")[1]
+    named, folder = {}, ""
+    for line in tree.partition("clip_benchmark_ext/")[0].splitlines()[2:]:
+        names = re.match(r"\s*(\w+(?:  ?\w+)*/?)(?:  |$)", line)[1].split()
+        if names[0].endswith("/"):
+            folder = names[0].rstrip("/")
+        elif line.startswith("    "):
+            named.setdefault(folder, set()).update(names)
+        else:
+            named.setdefault("", set()).update(names)
+    there: dict[str, set[str]] = {}
+    for path in ROOTS["open_clip_mdc"].rglob("*.py"):
+        if not path.stem.startswith("__"):
+            folder = path.parent.name if path.parent != ROOTS["open_clip_mdc"] else ""
+            there.setdefault(folder, set()).add(path.stem)
+    del there["cli"]  # a file per command
+    assert named == there
