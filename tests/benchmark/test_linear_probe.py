@@ -110,6 +110,7 @@ def both(monkeypatch, tmp_path, fewshot_k=-1, val=False, amp=False, num_workers=
     dict(val=True, normalize=False, epochs=4),
     dict(val=True, fewshot_k=4),
     dict(splits=(clusters(60, 1, num_classes=5), VAL, clusters(50, 3, num_classes=5))),  # no top-5
+    dict(splits=(TRAIN, VAL, clusters(50, 3, num_classes=5))),
 ], ids=lambda options: " ".join(options) or "default")
 def test_results_equal_upstreams_to_the_last_digit(monkeypatch, tmp_path, options):
     theirs, ours = both(monkeypatch, tmp_path, **options)
@@ -233,7 +234,9 @@ def test_a_saved_probe_gives_the_accuracy_that_was_reported(tmp_path):
     assert {name: tuple(t.shape) for name, t in probe.items()} == {"weight": (8, 16), "bias": (8,)}
     features, targets = TEST.tensors
     logits = torch.nn.functional.normalize(features, dim=-1) @ probe["weight"].T + probe["bias"]
-    assert (logits.argmax(dim=1) == targets).float().mean().item() == pytest.approx(result["lp_acc1"])
+    right = logits.argmax(dim=1) == targets
+    assert right.float().mean().item() == pytest.approx(result["lp_acc1"])
+    assert result["items"] == {"images": list(range(170)), "values": {"lp_acc1": right.int().tolist()}}
     assert [p.name for p in path.parent.iterdir()] == ["mine.safetensors"]
 
 

@@ -152,6 +152,21 @@ def test_a_caption_that_ended_is_kept_while_less_likely_beams_fall_below_it():
         assert (words(text[0]), round(score.exp().item(), 4)) == ((0,), 0.4)
 
 
+def test_of_equally_likely_captions_the_first_to_end_is_kept_whatever_the_other_images_take():
+    """Image 0 ends at once or after 0, at 0.5 either way; image 1, beside which the search goes on, after 0 and 0."""
+    def table(text, parent):
+        after = {(0, ()): [0.5, 0.0, 0.0, 0.5], (0, (0,)): [0.0, 0.0, 0.0, 1.0], (1, ()): [1.0, 0.0, 0.0, 0.0],
+                 (1, (0,)): [1.0, 0.0, 0.0, 0.0], (1, (0, 0)): [0.0, 0.0, 0.0, 1.0]}
+        rows = text.tolist()
+        return torch.tensor([after.get((r * batch // len(rows), tuple(ids[1:])), [0.25] * 4)
+                             for r, ids in enumerate(rows)]).log()
+
+    for batch in (1, 2):
+        text, score = search(table, batch, 4, max_length=3, num_beams=2)
+        assert [words(row) for row in text] == [(), (0, 0)][:batch]
+        assert score.exp().tolist() == pytest.approx([0.5, 1.0][:batch])
+
+
 @pytest.mark.parametrize("num_beams", [1, 6])
 def test_the_score_is_the_log_likelihood_of_the_caption(model, image, num_beams):
     text, score = searched(model, image, max_length=7, num_beams=num_beams)

@@ -71,8 +71,8 @@ def test_the_heuristic_score_and_order_of_a_table_are_those_computed_by_hand():
 
 def test_equally_confident_positions_are_revealed_from_the_left():
     even = table_of(lambda text, position: [.2, .5, .1, .2])
-    found = estimators.heuristic(even, torch.tensor([[2, 1, 0, 1, 3], [2, 0, 3, 0, 0]]), vocab_size=4)
-    assert found.order.tolist() == [[-1, 0, 1, 2, 3], [-1, 0, 1, -1, -1]]
+    found = estimators.heuristic(even, torch.tensor([[2, 1, 0, 1, 3, 0], [2, 0, 3, 0, 0, 0]]), vocab_size=4)
+    assert found.order.tolist() == [[-1, 0, 1, 2, 3, -1], [-1, 0, 1, -1, -1, -1]]
     assert found.log_likelihood.tolist() == pytest.approx([math.log(.5 * .2 * .5 * .2), math.log(.2 * .2)])
 
 

@@ -20,14 +20,16 @@ from open_clip_mdc.objectives.replace_process import (
 from open_clip_mdc.text.packing import pack
 
 V, T = 4, 5
-PRESETS = ("absorbing", "code", "replace", "half")
+PRESETS = ("absorbing", "code", "replace", "half", "late")
 EYE = torch.eye(V, dtype=torch.float64)
 
 
 @pytest.fixture(autouse=True)
 def much_replacement(monkeypatch):
-    """A schedule by which replacement matters: 35 % random ids at T, and a share of clean ones left."""
+    """Schedules by which replacement matters: 35 % random ids at T, and a share of clean ones left; "late" replaces
+    nothing in the first step, after which a visible token is the true one."""
     monkeypatch.setitem(mask_replace.PRESETS, "half", ((0.9, 0.05), (0.05, 0.6)))
+    monkeypatch.setitem(mask_replace.PRESETS, "late", ((0.9, 0.1), (0.1, 0.6)))
     yield
     make_schedule.cache_clear()
 
@@ -143,7 +145,7 @@ def test_the_bound_is_the_kl_of_dense_vectors(preset):
         expected = sum(a * math.log(a / b) for a, b in zip(q.tolist(), p.tolist(), strict=True) if a > 0)
         kl = bound_terms(log_p, torch.tensor([i]), torch.tensor([k]), torch.tensor([t]), schedule)
         assert kl.item() == pytest.approx(expected, abs=1e-13)
-        if t == 1 and (k == V or preset != "absorbing"):
+        if t == 1 and (k == V or preset not in ("absorbing", "late")):
             assert kl.item() == pytest.approx(-log_p[0, i].item(), abs=1e-13)  # the decoder's own term
         kl.sum().backward()
         assert log_p.grad.isfinite().all()
@@ -258,6 +260,15 @@ def test_the_time_inferred_from_the_share_of_masks_is_the_one_at_which_so_many_a
     assert infer_time(torch.tensor([0.0, 1.0]), schedule).tolist() == [1, 100]
     halfway = infer_time(torch.tensor([0.5]), schedule)
     assert schedule.mask[halfway - 1] < 0.5 <= schedule.mask[halfway] + 1e-9
+
+
+def test_the_time_inferred_of_a_text_is_the_first_step_that_masks_as_many_exactly():
+    """k of n tokens are masked, n up to CLIP's 76: the least t with t / 100 >= k / n, by integers."""
+    model = tiny_captioner("mcd-absorbing", t_min=0.0, time_embedding=True)
+    for n in range(1, 77):
+        masked = torch.arange(n + 1) > n - torch.arange(1, n + 1)[:, None]  # 1 to n of them
+        text = masked.long() * VOCAB
+        assert model.infer_time(text, torch.full((n,), n + 1)).tolist() == [-(-100 * k // n) for k in range(1, n + 1)]
 
 
 @pytest.mark.parametrize("objective", ["mcd", "mcd-absorbing", "mcd-replace"])

@@ -218,6 +218,7 @@ def test_templates_are_tokenised_as_captions_with_masks_between(tokenizer):
     assert decode_captions(masked, tokenizer)[0] == "a [MASK] dog on a [MASK]"
     with pytest.raises(ValueError, match="has 8 tokens with SOT and EOT; 7 fit"):
         tokenize_with_masks(tokenizer, "a [MASK] dog on a [MASK]", context_length=7)
+    assert torch.equal(tokenize_with_masks(tokenizer, "a [MASK] dog on a [MASK]", context_length=8), masked[:1, :8])
 
 
 @pytest.mark.parametrize("caption", [

@@ -194,7 +194,7 @@ class Captioner(nn.Module):
         """
         if self.text.time_embedding is None:
             return None
-        share = (text == mask_id(self.vocab_size)).sum(1) / (lengths - 1).clamp(min=1)
+        share = (text == mask_id(self.vocab_size)).sum(1).double() / (lengths - 1).clamp(min=1)
         return infer_time(share, self.objective.schedule(self.vocab_size, text.device))
 
     def token_logits(self, image_kv: ImageKV, lengths: Sequence[int]) -> TokenLogits:

@@ -184,8 +184,8 @@ def bound_terms(log_p: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, schedule: Sc
 
 
 def infer_time(share: Tensor, schedule: Schedule) -> Tensor:
-    """The first step at which such a share of a caption's tokens is masked on average, long [R] in 1..T from [R]."""
-    first = torch.searchsorted(schedule.mask[1:], share.double() - 1e-9) + 1
+    """The first step at which such a share of a caption's tokens, float64 [R], is masked on average: long [R]."""
+    first = torch.searchsorted(schedule.mask[1:], share.double()) + 1
     return first.clamp(max=len(schedule.mask) - 1)
 
 
