@@ -27,7 +27,6 @@ from sklearn.metrics import balanced_accuracy_score, classification_report
 from torch.utils.data import DataLoader, random_split
 
 from open_clip_mdc.integration.checkpoints import fingerprint
-from open_clip_mdc.integration.metrics import count_hits
 from open_clip_mdc.progress import progress_bar
 
 from ..features import cache_key, cached_features, extract_features, feature_fn, save_tensors
@@ -262,4 +261,5 @@ def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
 
 def top_k_accuracy(logits: torch.Tensor, targets: torch.Tensor, ks: tuple[int, ...]) -> list[float]:
     """For each k, at most C, the share of rows of logits [N, C] whose target [N] is among the k largest."""
-    return [hits / len(targets) for hits in count_hits(logits, targets, ks)]
+    hits = logits.topk(max(ks), dim=1).indices == targets[:, None]  # [N, max k]
+    return [hits[:, :k].sum().item() / len(targets) for k in ks]

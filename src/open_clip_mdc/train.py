@@ -49,6 +49,10 @@ def main(argv: list[str] | None = None) -> int | None:
             raise
         flag = f"--resume {args.resume}" if args.resume else f"--pretrained {args.pretrained}"
         sys.exit(f"error: {flag} holds no weights of {args.model}: {first_lines(problem)}")
+    finally:  # OpenCLIP sets all loggers to INFO, by which PyTorch would report at exit on graphs never compiled
+        for name in list(logging.root.manager.loggerDict):
+            if name.startswith("torch."):
+                logging.getLogger(name).setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":

@@ -431,12 +431,12 @@ def test_masks_differ_between_epochs_and_after_a_resume():
 
     from open_clip_train.data import DataInfo
 
-    from open_clip_mdc.integration.data import Batches
+    from open_clip_mdc.integration.data import PrefetchLoader
     from open_clip_mdc.integration.training import train_one_epoch
     open_clip_mdc.register()
     model, _, _ = open_clip_mdc.create_model_and_transforms("MDC-ViT-Ti-8")
     text = open_clip_mdc.get_tokenizer("MDC-ViT-Ti-8")(["a red circle above a blue square"] * 8)
-    drawn, data = {}, {"train": DataInfo(Batches([(images(8), text)], "cpu", None))}
+    drawn, data = {}, {"train": DataInfo(PrefetchLoader([(images(8), text)], "cpu", None))}
 
     def upstream(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=None):
         (_, drawn[epoch, args.rank]), = data["train"].dataloader

@@ -28,7 +28,7 @@ from webdataset.filters import _shuffle
 from webdataset.handlers import reraise_exception
 
 from ..data.csv_pairs import read_table
-from ..data.images import decode_image, image_pairs, upright
+from ..data.images import decode_image, image_pairs
 from ..data.shards import CAPTION_SEPARATOR, Bounded, as_file, check_size, regroup
 
 
@@ -161,7 +161,7 @@ def one_ahead(items: Iterable, start: Callable) -> Iterator:
     yield from ahead
 
 
-class Batches:
+class PrefetchLoader:
     """Upstream's training loader, whose batches are on the device, normalised and prepared."""
 
     def __init__(self, loader: Iterable, device: str, normalize: Normalize | None):
@@ -269,21 +269,15 @@ def csv_dataset(upstream):
     return CsvImages
 
 
-def no_program(upstream):
-    """`PIL.EpsImagePlugin.gs_binary`: there is no Ghostscript."""
-    return False
-
-
 def get_data(upstream):
     """`open_clip_train.main.get_data`, for every model: training images reach the device as bytes, one batch ahead."""
     @wraps(upstream)
     def get(args, preprocess_fns, epoch=0, tokenizer=None):
         train, validate = preprocess_fns
         train, normalize = split_normalization(train)
-        validate = Compose([upright, validate])  # of --imagenet-val, whose images torchvision opens
         data = upstream(args, (train, validate), epoch=epoch, tokenizer=tokenizer)
         if "train" in data:
             device = getattr(args, "device", "cpu")
-            data["train"].dataloader = Batches(data["train"].dataloader, device, normalize)
+            data["train"].dataloader = PrefetchLoader(data["train"].dataloader, device, normalize)
         return data
     return get

@@ -1,9 +1,10 @@
-"""The seam to OpenCLIP and clip_benchmark: every upstream attribute that is replaced, by what, and why.
+"""The seam to OpenCLIP: every attribute that is replaced, by what, and why.
 
-Neither upstream has a plug-in interface, so `register()` replaces the attributes of the tables below and `unregister()`
-puts them back. Nothing else in the project assigns to an upstream module (tests/core/test_integration.py reads the
-syntax trees). A replacement is made by a hook that takes the upstream object and falls through to it for every model
-that is no captioner, unless hooks.py says otherwise. Targets and hooks are strings: this file imports no upstream.
+OpenCLIP has no plug-in interface, so `register()` replaces the attributes of a table and `unregister()` puts them back.
+Nothing else in the project assigns to another package's module (tests/core/test_integration.py reads the syntax trees).
+A plain CLIP run gives the same bits, but for seeds, resume and rotated images, where the row says so
+(tests/core/test_loading.py).
+Targets and hooks are strings, so this file imports none of them.
 """
 import re
 from copy import deepcopy
@@ -14,68 +15,64 @@ from . import configs, plugins
 
 
 class Replacement(NamedTuple):
-    """A row of the tables below."""
+    """A row of the table."""
 
-    target: str  # "module:attribute" upstream
-    hook: str  # "module:function" of ours: takes the upstream object, returns what stands in for it
+    target: str  # "module:attribute" of OpenCLIP, webdataset or PyTorch
+    hook: str  # "module:function" here: takes the original, returns what stands in for it
     reason: str
 
 
 ANY_BASE = "a row's prefix, such as MDC-, before the name of any config with a ViT image tower is a captioner"
-NO_SIGLIP = "upstream gives SigLIP's tokenizer to every name that contains it; a captioner's words are CLIP's BPE"
+NO_SIGLIP = "OpenCLIP gives SigLIP's tokenizer to every name that contains it; a captioner's words are CLIP's BPE"
 
 OPEN_CLIP = (
-    Replacement("open_clip.factory:get_model_config", "open_clip_mdc.integration.factory:get_model_config", ANY_BASE),
-    Replacement("open_clip:get_model_config", "open_clip_mdc.integration.factory:get_model_config", ANY_BASE),
-    Replacement("open_clip:get_tokenizer", "open_clip_mdc.integration.factory:get_tokenizer", NO_SIGLIP),
-    Replacement("open_clip_train.main:get_tokenizer", "open_clip_mdc.integration.factory:get_tokenizer", NO_SIGLIP),
-    Replacement("open_clip.factory:CustomTextCLIP", "open_clip_mdc.integration.factory:model_class",
+    Replacement("open_clip.factory:get_model_config", ".factory:get_model_config", ANY_BASE),
+    Replacement("open_clip:get_model_config", ".factory:get_model_config", ANY_BASE),
+    Replacement("open_clip:get_tokenizer", ".factory:get_tokenizer", NO_SIGLIP),
+    Replacement("open_clip_train.main:get_tokenizer", ".factory:get_tokenizer", NO_SIGLIP),
+    Replacement("open_clip.factory:CustomTextCLIP", ".factory:model_class",
                 "create_model picks the class by config key and knows no caption_cfg"),
-    Replacement("open_clip.factory:SimpleTokenizer", "open_clip_mdc.integration.factory:tokenizer_class",
+    Replacement("open_clip.factory:SimpleTokenizer", ".factory:tokenizer_class",
                 "a packaged merges file is named in model configs, which cannot hold this machine's paths"),
-    Replacement("open_clip.factory:load_state_dict", "open_clip_mdc.integration.saving:load_state_dict",
+    Replacement("open_clip.factory:load_state_dict", ".saving:load_state_dict",
                 "a changed bit, NaN and what wrappers put before names load in silence or as missing keys"),
-    Replacement("open_clip.factory:load_checkpoint", "open_clip_mdc.integration.saving:load_checkpoint",
+    Replacement("open_clip.factory:load_checkpoint", ".saving:load_checkpoint",
                 "a file of another model, or none, ends in a list of hundreds of names or a traceback"),
-    Replacement("open_clip:load_checkpoint",
-                "open_clip_mdc.integration.saving:load_checkpoint", "the same by its public name"),
-    Replacement("open_clip_train.main:get_latest_checkpoint", "open_clip_mdc.integration.saving:get_latest_checkpoint",
-                "upstream goes by names, where an old epoch_latest.pt comes last"),
-    Replacement("open_clip_train.main:parse_args", "open_clip_mdc.integration.arguments:parse_args",
-                "--allow-nonfinite-loss, of which upstream knows nothing"),
-    Replacement("open_clip_train.main:setup_logging", "open_clip_mdc.integration.training:setup_logging",
-                "it has PyTorch report at every end on graphs that were never compiled"),
-    Replacement("open_clip_train.main:create_loss", "open_clip_mdc.integration.training:create_loss",
+    Replacement("open_clip:load_checkpoint", ".saving:load_checkpoint", "the same by its public name"),
+    Replacement("open_clip_train.main:get_latest_checkpoint", ".saving:get_latest_checkpoint",
+                "resume, of CLIP too: OpenCLIP goes by names, where an old epoch_latest.pt comes last"),
+    Replacement("open_clip_train.main:parse_args", ".arguments:parse_args",
+                "--plugin and --allow-nonfinite-loss, which OpenCLIP does not know"),
+    Replacement("open_clip_train.main:create_loss", ".training:create_loss",
                 "the loss of a captioner is CaptionLoss"),
-    Replacement("open_clip_train.data:get_wds_dataset", "open_clip_mdc.integration.data:get_wds_dataset",
-                "its sample shuffle is seeded by process id and clock; a sample may have several captions"),
-    Replacement("open_clip_train.main:get_data", "open_clip_mdc.integration.data:get_data",
-                "upstream's images travel as floats, from pageable memory, while the device waits"),
-    Replacement("webdataset.gopen:gopen", "open_clip_mdc.integration.data:gopen",
+    Replacement("open_clip_train.data:get_wds_dataset", ".data:get_wds_dataset",
+                "seeds, of CLIP too: the sample shuffle is seeded by process id and clock; both read the same images "
+                "(EXIF orientation, 16 bit) and draw one of several captions"),
+    Replacement("open_clip_train.main:get_data", ".data:get_data",
+                "captions are prepared while the device works, images travel as bytes; of CLIP the same bits"),
+    Replacement("webdataset.gopen:gopen", ".data:gopen",
                 "a file that is called pipe:COMMAND.tar, which *.tar may stand for, would run the command"),
-    Replacement("webdataset.tariterators:tar_file_iterator", "open_clip_mdc.integration.data:tar_file_iterator",
+    Replacement("webdataset.tariterators:tar_file_iterator", ".data:tar_file_iterator",
                 "a member of any size is read to memory, 3 GB of a tar.gz of 14 MB"),
-    Replacement("open_clip_train.data:CsvDataset", "open_clip_mdc.integration.data:csv_dataset",
-                "it drops, joins and renames rows of tables with quotes, and does not name a bad image"),
-    Replacement("open_clip_train.main:pt_load", "open_clip_mdc.integration.saving:pt_load",
-                "a damaged file is read without complaint, and one of torchrun does not fit one process"),
-    Replacement("open_clip_train.main:train_one_epoch", "open_clip_mdc.integration.training:train_one_epoch",
-                "upstream seeds once a process, so a resumed run would repeat the first epoch's noise; it saves NaN"),
-    Replacement("open_clip_train.main:evaluate", "open_clip_mdc.integration.training:evaluate",
-                "upstream's validation needs encode_text, and a failure there loses the epoch's checkpoint"),
-    Replacement("open_clip_train.train:zero_shot_eval", "open_clip_mdc.integration.training:validation_metrics",
-                "the place whose metrics upstream logs to results.jsonl, tensorboard and wandb"),
-    Replacement("open_clip_train.zero_shot:accuracy", "open_clip_mdc.integration.metrics:accuracy",
-                "numpy 2.4 refuses float() of an array with one element"),
-    Replacement("torch:save", "open_clip_mdc.integration.saving:save",
-                "a run that is killed while it saves leaves half a checkpoint, which --resume latest takes for one"),
-    Replacement("PIL.EpsImagePlugin:gs_binary", "open_clip_mdc.integration.data:no_program",
-                "Pillow hands an EPS, under whatever name, to Ghostscript; training images come from anybody"),
-    Replacement("torch.nn.utils:clip_grad_norm_", "open_clip_mdc.integration.training:clip_grad_norm",
+    Replacement("open_clip_train.data:CsvDataset", ".data:csv_dataset",
+                "it drops, joins and renames rows of tables with quotes; both models read the same pairs"),
+    Replacement("open_clip_train.main:pt_load", ".saving:pt_load",
+                "resume, of CLIP too: a damaged file is read in silence, and torchrun's does not fit one process"),
+    Replacement("open_clip_train.main:train_one_epoch", ".training:train_one_epoch",
+                "seeds and resume, of CLIP too: OpenCLIP seeds once a process, so a resumed run would repeat the first "
+                "epoch's noise; it saves NaN"),
+    Replacement("open_clip_train.main:evaluate", ".training:evaluate",
+                "validation needs encode_text, and a failure there loses the epoch's checkpoint; resume, of CLIP too: "
+                "results of epochs that were not saved are forgotten"),
+    Replacement("open_clip_train.train:zero_shot_eval", ".training:validation_metrics",
+                "the place whose metrics OpenCLIP logs; resume, of CLIP too: a row names its epoch"),
+    Replacement("torch:save", ".saving:save",
+                "resume, of CLIP too: a run that is killed while it saves leaves half a checkpoint"),
+    Replacement("torch.nn.utils:clip_grad_norm_", ".training:clip_grad_norm",
                 "--grad-clip-norm would count the length head's gradient, which must not change other steps"),
-    Replacement("torch.nn.parallel:DistributedDataParallel",
-                "open_clip_mdc.integration.training:distributed_data_parallel",
-                "upstream passes device_ids, which DDP refuses for a module on the CPU, and no cheaper options"),
+    Replacement("torch.nn.parallel:DistributedDataParallel", ".training:distributed_data_parallel",
+                "no cheaper options for a captioner; of CLIP too: device_ids, which DDP refuses on the CPU, and resume "
+                "from a run of one process"),
 )
 
 SUPPORTED = {"open_clip_torch": r"3\.3\.", "clip_benchmark": r"1\.6\."}
@@ -86,11 +83,11 @@ _added_configs: list[str] = []
 
 def _resolve(address: str) -> tuple[object, str]:
     module, attribute = address.split(":")
-    return import_module(module), attribute
+    return import_module(module, __package__), attribute
 
 
 def check_version(distribution: str) -> None:
-    """Raises ImportError, in one line, for a version whose internals the table was not tried on."""
+    """Raise ImportError for a version whose internals the table was not tried on."""
     installed = metadata.version(distribution)
     if not re.match(SUPPORTED[distribution], installed):
         wanted = SUPPORTED[distribution].replace("\\", "") + "*"
@@ -99,7 +96,7 @@ def check_version(distribution: str) -> None:
 
 
 def packaged_configs() -> dict[str, dict]:
-    """The model configs that `register()` adds to OpenCLIP's list, by name: small towers and the paper's captioners."""
+    """Return the configs that `register()` adds to OpenCLIP's list, by name: small towers, the paper's captioners."""
     known = import_module("open_clip").get_model_config
     towers = configs.architectures()
     return towers | {name: configs.captioner(name, lambda base: deepcopy(towers.get(base)) or known(base))
@@ -107,11 +104,7 @@ def packaged_configs() -> dict[str, dict]:
 
 
 def register(table: tuple[Replacement, ...] = OPEN_CLIP) -> None:
-    """Makes captioners models of OpenCLIP: adds the configs and applies the table. Calling it again changes nothing.
-
-    Raises:
-        ImportError: an upstream version that is not supported.
-    """
+    """Make captioners models of OpenCLIP: add the configs and apply the table. Calling it again changes nothing."""
     check_version("open_clip_torch")
     if any(target.startswith("clip_benchmark") for target, _, _ in table):
         check_version("clip_benchmark")
@@ -130,7 +123,7 @@ def register(table: tuple[Replacement, ...] = OPEN_CLIP) -> None:
 
 
 def unregister() -> None:
-    """Puts every upstream attribute back and removes the configs."""
+    """Put every attribute back and remove the configs."""
     while _replaced:
         target, upstream = _replaced.popitem()
         module, attribute = _resolve(target)

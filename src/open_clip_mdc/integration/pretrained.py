@@ -33,7 +33,7 @@ from ..models import encoder
 from ..models.captioner import Captioner
 from ..text.special_tokens import caption_lengths, decode_captions, decode_tokens, tokenize_whole
 from . import checkpoints
-from .data import Batches, split_normalization
+from .data import PrefetchLoader, split_normalization
 
 # A file or folder, an image, its pixels (uint8 [H, W], [H, W, 3]), what the transform makes of one [3, H, W].
 AnyImage = str | Path | Image.Image | np.ndarray | Tensor
@@ -64,9 +64,9 @@ class PretrainedCaptioner:
         return torch.autocast(torch.device(self.device).type, dtype=dtype, enabled=dtype is not None)
 
     @cached_property
-    def _split(self) -> tuple[Callable, Batches]:
+    def _split(self) -> tuple[Callable, PrefetchLoader]:
         to_bytes, normalize = split_normalization(self.transform)
-        return to_bytes, Batches((), self.device, normalize)
+        return to_bytes, PrefetchLoader((), self.device, normalize)
 
     @property
     def to_bytes(self) -> Callable[[Image.Image], Tensor]:

@@ -24,18 +24,6 @@ from .finite import WatchedLoss, check_weights
 from .validation import nelbo
 
 
-def setup_logging(upstream):
-    """`open_clip_train.main.setup_logging`: PyTorch's own loggers say what they say by default."""
-    @wraps(upstream)
-    def setup(*args, **kwargs):
-        levels = {name: logging.getLogger(name).level for name in ["torch", *logging.root.manager.loggerDict]
-                  if name.partition(".")[0] == "torch"}
-        upstream(*args, **kwargs)
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-    return setup
-
-
 def create_loss(upstream):
     """`open_clip_train.main.create_loss`."""
     @wraps(upstream)
