@@ -95,7 +95,7 @@ def test_pairs_with_the_same_words_are_counted_marked_and_averaged_apart():
     texts = [("A dog bites a man.", "a man bites a dog"), ("a dog", "a cat"), ("the man's dog", "the dog's man"),
              ("two dogs, one cat", "One cat, two dogs!"), ("a a b", "a b b"), ("a dog", "a dog")]
     cases = [Case(f"row{i}", (Path(f"{i}.png"),), pair, "g") for i, pair in enumerate(texts)]
-    scores = {"plain": [RIGHT, WRONG, RIGHT, WRONG, RIGHT, TIE], "blind": [WRONG, RIGHT, WRONG, RIGHT, WRONG, TIE]}
+    scores = {"plain": [RIGHT, WRONG, RIGHT, TIE, RIGHT, TIE], "blind": [TIE, RIGHT, WRONG, RIGHT, WRONG, TIE]}
     metrics, items = metrics_of_scores.selection_metrics(find_row("sugar_crepe/swap_obj").metric, scores, cases)
     assert (metrics["same_words"], metrics["duplicates"]) == (2, 1)
     assert (metrics["same_words_acc"], metrics["same_words_acc_blind"]) == (0.5, 0.5)

@@ -242,7 +242,9 @@ def test_sampled_captions_come_as_often_as_they_are_likely():
     drawn = [tuple(ids[1:ids.index(3)]) for ids in text.tolist()]
     counts = [drawn.count(caption) for caption in captions]
     assert chisquare(counts, [20000 * p for p in probability]).pvalue > 0.001
-    assert score[0].item() == pytest.approx(log_likelihood(without_sot, drawn[0], 4), abs=1e-5)
+    assert text.tolist() == [[2, *caption, 3, *[0] * (2 - len(caption))] for caption in drawn]
+    expected = {caption: log_likelihood(without_sot, caption, 4) for caption in captions}
+    assert score.tolist() == pytest.approx([expected[caption] for caption in drawn], abs=1e-5)
 
 
 @pytest.mark.parametrize("options, expected", [
