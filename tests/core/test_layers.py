@@ -23,6 +23,7 @@ ROOTS = {"open_clip_mdc": REPO / "src" / "open_clip_mdc", **{name: REPO / name f
 FILES = {".".join((root, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__"): path
          for root, folder in ROOTS.items() for path in folder.rglob("*.py")}
 ADDRESS = re.compile(r"(open_clip_mdc(?:\.\w+)+):\w+")
+RELATIVE = re.compile(r"\.(\w+):\w+")
 
 
 def imports(name: str, path: Path) -> set[str]:
@@ -39,6 +40,8 @@ def imports(name: str, path: Path) -> set[str]:
             found |= inner or {module}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found |= set(ADDRESS.findall(node.value))
+            if inner := RELATIVE.fullmatch(node.value):
+                found.add(".".join([*package, inner[1]]))
     return {module for module in found if module in FILES}
 
 

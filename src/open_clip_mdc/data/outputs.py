@@ -90,7 +90,7 @@ def ready(args: argparse.Namespace) -> None:
         folder = not names[name] or tables and is_folder(value)
         if not folder and os.path.isfile(value) and args.tool != "judge":  # which goes on with what is there
             if isinstance(value, Default):
-                setattr(args, name, beside(value))
+                vars(args)[name] = beside(value)
                 print(f"{value} is there already: this goes to {getattr(args, name)}", file=sys.stderr)
             elif os.path.getsize(value):
                 print(f"{flag} {value} is there already, and is replaced at the end", file=sys.stderr)
