@@ -20,8 +20,6 @@ from open_clip_mdc.data.images import decode_image, upright
 from open_clip_mdc.data.paths import is_hidden, is_image
 from open_clip_mdc.errors import close_names
 
-from .selection_datasets import ROWS, find_row
-
 FOLDER = "folder"
 FOLDER_LAYOUT = "DIR/train/CLASS/*, DIR/test/CLASS/*"
 _CLASSES = "ROOT/CLASS/*.JPEG, a folder for each of ImageNet's classes"
@@ -44,15 +42,22 @@ PREFIXES = ("wds/", "vtab/", "tfds/")  # and any name
 FETCHES = ("subprocess.Popen", "os.system", "os.posix_spawn", "socket.connect", "socket.getaddrinfo", "urllib.Request")
 
 
+def covers(name: str) -> bool:
+    """Return True for a data set of this module, False for one of selection_datasets.py or none."""
+    return name == FOLDER or name in UPSTREAM or name.startswith(PREFIXES)
+
+
 def known_name(name: str) -> str:
     """The name of a data set, with "folder" for "imagefolder".
 
     Raises:
         ValueError: there is no such data set; says which there are.
     """
-    if name in (FOLDER, "imagefolder"):
-        return FOLDER
-    if find_row(name) or name in UPSTREAM or name.startswith(PREFIXES):
+    name = FOLDER if name == "imagefolder" else name
+    if covers(name):
+        return name
+    from .selection_datasets import ROWS, find_row
+    if find_row(name):
         return name
     families = dict.fromkeys(row.split("/")[0] + "/NAME" * ("/" in row) for row in ROWS)
     names = ", ".join((*families, *(f"{prefix}NAME" for prefix in PREFIXES), *UPSTREAM[:-1]))

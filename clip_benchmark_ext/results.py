@@ -17,7 +17,6 @@ import torch
 
 from open_clip_mdc.data.files import files_below, parse_json, sha256, write_json
 from open_clip_mdc.data.shards import find_shards
-from open_clip_mdc.integration import clip as clip_models
 from open_clip_mdc.integration.runs import find
 
 from .flags import Flags
@@ -62,6 +61,7 @@ def output_file(args: Namespace, flags: Flags, names: tuple[str, ...], captioner
 def named_files(option: str, value: object) -> list[str]:
     """The files that an option names, if any: of a CLIP model that of its weights, as `checkpoints.find` finds them."""
     if option == "clip" and value is not None:
+        from open_clip_mdc.integration import clip as clip_models
         _, value = clip_models.parse(value)
     paths = [path for path in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(path, str)]
     if option == "train_captions":

@@ -29,13 +29,13 @@ from torch.utils.data import DataLoader, random_split
 from open_clip_mdc.integration.checkpoints import fingerprint
 from open_clip_mdc.progress import progress_bar
 
-from ..features import cache_key, cached_features, extract_features, feature_fn, save_tensors
+from ..features import cache_key, cached_features, default_feature, extract_features, feature_fn, save_tensors
 
 
 def evaluate(
         model: torch.nn.Module,
         loaders: dict[str, DataLoader],
-        feature: str,
+        feature: str | None,
         feature_root: str,
         fewshot_k: int,
         batch_size: int,
@@ -55,7 +55,7 @@ def evaluate(
     Args:
         loaders: images and class ids to train on ("train"), on which to choose the weight decay ("val", if at all) and
             of the test split ("test").
-        feature: a kind of `feature_fn`; `default_feature` is the paper's.
+        feature: a kind of `feature_fn`; None is `default_feature`.
         fewshot_k: training images per class, drawn at random; -1 for all.
         batch_size, lr, epochs, seed: of the classifier's training (`train`); features and training share amp.
         normalize: whether features are scaled to length 1.
@@ -78,6 +78,7 @@ def evaluate(
     if save_probe is not None:
         os.makedirs(os.path.dirname(save_probe) or ".", exist_ok=True)  # fails before the long work, if at all
 
+    feature = feature or default_feature(model)
     rng_state = torch.get_rng_state()
     data = _load_splits(model, loaders, feature, normalize, amp, device, feature_root, note)
     torch.set_rng_state(rng_state)

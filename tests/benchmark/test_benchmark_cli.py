@@ -23,6 +23,7 @@ from clip_benchmark_ext import run as benchmark_run
 from clip_benchmark_ext.table import markdown, read_results
 from clip_benchmark_ext.tasks.linear_probe import top_k_accuracy
 from open_clip_mdc import cli as tools
+from open_clip_mdc.objectives.registry import OBJECTIVES
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
 MODELS = {"mdc": "MDC-ViT-Ti-8", "arc": "ARC-ViT-Ti-8"}
@@ -214,7 +215,7 @@ def test_help_is_upstreams_then_ours_with_the_names_of_models(capsys, monkeypatc
     theirs, ours = capsys.readouterr().out.split("\ncaptioners:\n")
     assert end.value.code == 0 and theirs.startswith("usage:") and "--dataset_root" in theirs
     about, _, options = ours.partition("--scorer {")
-    assert set(benchmark_run.ALIASES) <= set(re.findall(r"[\w-]+", about)) and "--clipscore_pretrained" in options
+    assert set(OBJECTIVES) <= set(re.findall(r"[\w-]+", about)) and "--clipscore_pretrained" in options
 
 
 def test_registering_the_benchmark_twice_is_once():

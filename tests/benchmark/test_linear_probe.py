@@ -10,6 +10,7 @@ import torch
 from clip_benchmark.datasets import builder
 from clip_benchmark.metrics import linear_probe as upstream
 from conftest import SHARED, needs_data
+from conftest import run as run_command
 from open_clip.model import CLIP
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
@@ -277,3 +278,19 @@ def test_the_command_probes_a_clip_model_on_real_images_on_the_cpu(monkeypatch, 
     assert 0.1 < result["lp_acc1"] < result["lp_acc5"] <= 1  # a random network's features still beat chance
     assert result["epochs"] == 10 and result["fewshot_k"] == -1 and result["feature"] == feature
     assert sorted(p.name.split("-")[0] for p in Path("features").iterdir()) == ["test", "train"]
+
+
+def test_it_enters_only_what_it_needs(scenes, runs, tmp_path):
+    """In an interpreter of its own: what writes, scores or perturbs captions, or draws scenes, is not even imported."""
+    code = ("import sys; from clip_benchmark_ext.cli import main; main(sys.argv[1:]); "
+            "print('ENTERED', *sys.modules)")
+    said = run_command("python", "-c", code, "eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset",
+               "wds/scenes", "--dataset_root", str(scenes / "probe"), "--task", "linear_probe", "--num_workers", "0",
+               "--fewshot_epochs", "1", "--feature_root", str(tmp_path), "--output", str(tmp_path / "result.json"))
+    entered = set(said.stdout.partition("ENTERED ")[2].split())
+    assert "clip_benchmark_ext.tasks.linear_probe" in entered and (tmp_path / "result.json").exists()
+    for module in ("tasks.captioning", "tasks.selection", "tasks.zeroshot", "coca", "metrics", "selection_datasets",
+                   "datasets.corruptions", "datasets.perturb", "datasets.readers"):
+        assert f"clip_benchmark_ext.{module}" not in entered
+    for module in ("decoding.clip_guidance", "decoding.generate", "likelihood", "scenes", "data.journal"):
+        assert f"open_clip_mdc.{module}" not in entered

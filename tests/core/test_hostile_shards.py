@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from conftest import complaint_of, png
 
-import clip_benchmark_ext.run as benchmark
 import open_clip_mdc
+from clip_benchmark_ext.job import Job
 from open_clip_mdc.cli import judge
 from open_clip_mdc.data import shards
 
@@ -58,7 +58,7 @@ def benchmark_samples(root) -> list:
     args = Namespace(dataset="wds/x", dataset_root=str(root), annotation_file="", language="en", batch_size=2,
                      task="linear_probe", custom_template_file=None, custom_classname_file=None,
                      wds_cache_dir=None)
-    job = benchmark.Job(args, SimpleNamespace(perturbations=None), {}, root, transform=lambda image: image.size)
+    job = Job(args, SimpleNamespace(perturbations=None), {}, root, transform=lambda image: image.size)
     return list(job.build("test"))
 
 
@@ -98,8 +98,6 @@ def test_a_member_that_would_fill_the_memory_is_refused_by_name_before_it_is_rea
         write(tmp_path / name, large)
         with pytest.raises(ValueError, match=r"tar: its member .* has .* bytes, more than the .* that are read"):
             list(shards.read_samples(str(tmp_path / name)))
-        with pytest.raises(ValueError, match="its member"):
-            shards.check_shard(tmp_path / name)
         with caplog.at_level(logging.WARNING):
             training_samples(str(tmp_path / name), is_train=False)
         assert "its member" in caplog.text

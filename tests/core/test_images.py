@@ -20,7 +20,7 @@ from torchvision.transforms.functional import pil_to_tensor
 import open_clip_mdc
 from clip_benchmark_ext.datasets.local_files import open_rgb
 from clip_benchmark_ext.flags import Flags
-from clip_benchmark_ext.run import Job
+from clip_benchmark_ext.job import Job
 from open_clip_mdc.bulk.tables import read_about
 from open_clip_mdc.cli import judge
 from open_clip_mdc.data import images

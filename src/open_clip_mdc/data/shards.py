@@ -225,22 +225,6 @@ def warn_of_lines(shards: list[str]) -> Iterator[str]:
                f"make shards of them by open_clip_mdc prepare shards")
 
 
-def check_shard(path: Path) -> None:
-    """Raises ValueError for a damaged or cut archive, or one with a member that is too large, by its headers alone: for
-    readers that use tarfile's own."""
-    try:
-        with tarfile.open(path, tarinfo=Header) as archive:
-            for member in archive:
-                check_size(member)
-                archive.members.clear()
-    except OSError:
-        raise
-    except TooLarge as problem:
-        raise ValueError(f"{path}: {problem}") from problem
-    except Exception as problem:  # as above
-        raise ValueError(f"{path}: {INCOMPLETE}") from problem
-
-
 def image_member(sample: dict) -> str | None:
     """The suffix of a sample's image."""
     return next((suffix for suffix in IMAGE_SUFFIXES if suffix in sample), None)

@@ -8,24 +8,27 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor
 
-from ..decoding import generate
 from ..decoding.sampling import Decoded
-from ..likelihood import log_likelihood
 from ..models.captioner import Captioner
 from . import configs
 from .configs import is_captioner
 
 
 class OpenCLIPCaptioner(Captioner):
-    """The captioner that OpenCLIP's factory returns: it decodes and scores, too. The network itself knows neither."""
+    """The captioner that OpenCLIP's factory returns: it decodes and scores, too. The network itself knows neither.
+
+    Both are imported when they are called: training and probes of features need none.
+    """
 
     def generate(self, image: Tensor, **options) -> Tensor | Decoded:
         """Return captions as ids from SOT to EOT, then padding, long [B, L] (`decoding.generate.generate`)."""
-        return generate.generate(self, image, **options)
+        from ..decoding.generate import generate
+        return generate(self, image, **options)
 
     def log_likelihood(self, image: Tensor, text: Tensor, method: str | None = None, **options) -> Tensor:
         """Return nats of captions [B, L] or candidates [B, C, L], as [B] or [B, C]."""
-        return log_likelihood.log_likelihood(self, image, text, method, **options)
+        from ..likelihood.log_likelihood import log_likelihood
+        return log_likelihood(self, image, text, method, **options)
 
 
 def get_model_config(upstream):

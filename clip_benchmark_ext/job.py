@@ -1,0 +1,115 @@
+"""One model and one data set of `clip_benchmark eval`, and the batches that its task reads."""
+import os
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from clip_benchmark.datasets import builder
+from torch.utils.data import DataLoader, get_worker_info
+from torchvision.transforms import Compose
+from webdataset import WebDataset, split_by_worker
+
+from open_clip_mdc.data.shards import read_samples, regroup
+from open_clip_mdc.data.text import read_names
+
+from . import other_sets
+from .datasets import caption_data
+from .flags import Flags
+
+
+def read_shards(shards: Iterable[dict], read_urls: Callable[[Iterable[dict]], Iterator[dict]]) -> Iterator[dict]:
+    """A stage of a webdataset: the samples of shards, of local ones as all else reads them, damage being an error.
+
+    Args:
+        read_urls: webdataset's stage for shards on the web, which keeps them in --wds_cache_dir.
+    """
+    for shard in shards:
+        yield from read_samples(shard["url"]) if os.path.exists(shard["url"]) else regroup(read_urls([shard]))
+
+
+def own_samples(samples: Iterable[dict], batch_size: int) -> Iterator[dict]:
+    """A stage of a webdataset: of W workers each takes every W-th batch, before it is decoded.
+
+    webdataset deals out shards, and batches come as its workers make them: which rows meet in a batch, and in which
+    order they come, would depend on the number of workers.
+    """
+    worker = get_worker_info()
+    first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+    return (sample for number, sample in enumerate(samples) if number // batch_size % step == first)
+
+
+def read_as_ours(dataset: WebDataset, root: str, batch_size: int) -> None:
+    """Replaces the stages of clip_benchmark's webdataset that read shards, and its class names and templates."""
+    for field, name in (("classes", "classnames.txt"), ("templates", "zeroshot_classification_templates.txt")):
+        if getattr(dataset, field) and os.path.isfile(path := os.path.join(root, name)):
+            setattr(dataset, field, read_names(path))
+    place = dataset.pipeline.index(split_by_worker)
+    dataset.pipeline[place:place + 2] = [partial(read_shards, read_urls=dataset.pipeline[place + 1]),
+                                         partial(own_samples, batch_size=batch_size), caption_data.decode_images]
+    dataset.pipeline[place + 3].args[0].partial = True  # webdataset's decoder: what is decoded is passed on
+
+
+class Job(NamedTuple):
+    """One model and one data set. `args` are clip_benchmark's, with the names, the task and the device resolved."""
+
+    args: Namespace
+    flags: Flags
+    options: dict  # what our flags ask of the model, the defaults filled in
+    output: Path
+    model: torch.nn.Module = None  # from here on None before the model is loaded
+    transform: Callable = None
+    tokenizer: Callable = None
+
+    @property
+    def common(self) -> dict:
+        return {"device": self.args.device, "amp": self.args.amp}
+
+    def build(self, split: str, transform: Callable | None = None):
+        """Return the data set; images by the model's transform unless another is given.
+
+        Raises FileNotFoundError or ValueError where it is missing, damaged or does not fit the task.
+        """
+        args, transform, name = self.args, transform or self.transform, self.args.dataset.removeprefix("wds/")
+        root = args.dataset_root.format(dataset=name, dataset_cleaned=name.replace("/", "-"))
+        if not other_sets.covers(args.dataset):
+            from .selection_datasets import build_dataset
+            return build_dataset(args.dataset, root, transform, perturbations=self.flags.perturbations)
+        try:
+            dataset = other_sets.build(
+                args.dataset, root, transform, split, annotation_file=args.annotation_file, language=args.language,
+                task=args.task, custom_template_file=args.custom_template_file, wds_cache_dir=args.wds_cache_dir,
+                custom_classname_file=args.custom_classname_file)
+        except FileNotFoundError as problem:
+            if not args.dataset.startswith("wds/"):
+                raise
+            raise FileNotFoundError(
+                f"no webdataset in {root}: it should hold {split}/nshards.txt and {split}/0.tar, ...; --dataset_root "
+                "takes such a folder or https://huggingface.co/datasets/clip-benchmark/wds_NAME/tree/main") from problem
+        except UnicodeDecodeError as problem:
+            raise ValueError(f"a text in {root} is no UTF-8 ({problem}): save it as UTF-8") from problem
+        except AssertionError as problem:  # clip_benchmark's, e.g. of class names that are not there
+            raise ValueError(f"{args.dataset} in {root} is not fit for {args.task}: {problem}") from problem
+        if args.dataset.startswith("wds/"):
+            read_as_ours(dataset, root, args.batch_size)
+        return caption_data.with_keys(dataset, transform) if args.task == "captioning" else dataset
+
+    def load(self, split: str, transform: Callable | None = None) -> DataLoader:
+        """Return batches of `build`, in the order of the data set whatever the number of workers, never corrupted."""
+        dataset, args = self.build(split, transform), self.args
+        if args.dataset.startswith("wds/"):
+            # Each worker reads all shards: of those on the web one is enough.
+            workers = min(args.num_workers, 1) if "://" in args.dataset_root else args.num_workers
+            return DataLoader(dataset.batched(args.batch_size), batch_size=None, num_workers=workers)
+        collate = getattr(dataset, "collate_fn", None) or builder.get_dataset_collate_fn(args.dataset)
+        return DataLoader(dataset, args.batch_size, num_workers=args.num_workers, collate_fn=collate)
+
+    def load_test(self, transform: Callable | None = None) -> DataLoader:
+        """Return the batches that the task is about, corrupted if that is asked for."""
+        transform = transform or self.transform
+        if self.flags.corruption is not None:
+            from .datasets import corruptions
+            transform = Compose([corruptions.parse(self.flags.corruption), transform])
+        return self.load(self.args.split, transform)

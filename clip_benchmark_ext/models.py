@@ -1,0 +1,61 @@
+"""The model that --model and --pretrained name: a captioner as it was trained, any other as clip_benchmark loads it."""
+import os
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+import open_clip
+import torch
+from clip_benchmark import models as upstream
+
+from open_clip_mdc.errors import close_names
+from open_clip_mdc.integration import checkpoints
+from open_clip_mdc.integration.configs import is_captioner
+from open_clip_mdc.objectives.registry import OBJECTIVES
+
+DEFAULT_PRETRAINED = "laion400m_e32"  # clip_benchmark's
+
+
+def resolve(model: str, pretrained: str) -> tuple[str, str]:
+    """Return the architecture and the checkpoint file (or schema id) that --model and --pretrained mean.
+
+    Raises FileNotFoundError or ValueError where there is no checkpoint, or it is no such captioner.
+    """
+    alias = model.lower() if model.lower() in OBJECTIVES else None
+    if not alias and not is_captioner(model):
+        is_run = (Path(pretrained) / "checkpoints").is_dir()
+        return model, checkpoints.find(pretrained, model).weights if is_run else pretrained
+    if pretrained == DEFAULT_PRETRAINED:
+        raise ValueError(f"--model {model} needs --pretrained: a checkpoint, a run folder, local-dir:DIR or hf-hub:ID")
+    name, weights, _ = checkpoints.find(pretrained, None if alias else model)
+    if not is_captioner(name):
+        raise ValueError(f"{pretrained} is a checkpoint of {name}, which is no captioner; give --model {name}")
+    if alias not in (None, checkpoints.objective(name)):
+        raise ValueError(f"{pretrained} is a checkpoint of {name}, no {alias.upper()}; give --model {name}")
+    return name, weights or name
+
+
+def load_model(args: Namespace) -> tuple[torch.nn.Module, Callable, Callable]:
+    """Load model, transform and tokenizer. Raises FileNotFoundError or ValueError where there is no such model."""
+    if args.skip_load:
+        raise ValueError("--skip_load finds no features here, which are kept by the model's content: leave it out")
+    if is_captioner(args.model):
+        return checkpoints.load(args.pretrained, None if ":" in args.model else args.model, device=args.device,
+                                captioner=True)
+    named = args.model_type == "open_clip"
+    if named and ":" not in args.model and open_clip.get_model_config(args.model) is None:
+        close = close_names(args.model, open_clip.list_models())
+        raise ValueError(f"--model {args.model} is no model known here{close}")
+    # clip_benchmark knows nothing of a run's --force-image-size and other flags of images: it would resize the
+    # positional embedding of a checkpoint file to the config's image size, in silence.
+    if named and ":" in args.model:
+        model, transform, tokenizer = checkpoints.load(args.model, device=args.device, cache_dir=args.model_cache_dir)
+    elif named and os.path.exists(args.pretrained):
+        model, transform, tokenizer = checkpoints.load(args.pretrained, args.model, device=args.device)
+    else:
+        model, transform, tokenizer = upstream.load_clip(
+            args.model_type, args.model, args.pretrained, args.model_cache_dir, device=args.device)
+    if "nllb-clip" in args.model:
+        from clip_benchmark.models.nllb_clip import set_language
+        set_language(tokenizer, args.language)
+    return model.eval(), transform, tokenizer
