@@ -113,7 +113,7 @@ bench: | $(TRAINED)
 	$(BENCH)decoding
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.bulk --scenes $(SCENES) --pretrained $(DEMO)/mdc
 
-# The same on a GPU, each part within 10 minutes; writes benchmarks/GPU.md.
+# The same on a GPU, each part within 10 minutes; writes "Measured" in benchmarks/GPU.md.
 bench-gpu: .venv/installed
 	$(BENCH)gpu --parts ceilings,copies,losses,attentions,syncs,decoding,scoring
 	for size in ViT-B-16 ViT-B-32 ViT-L-14; do $(BENCH)gpu --parts steps --sizes $$size || exit; done

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -25,7 +26,8 @@ from open_clip_mdc.cli import caption_shards
 from open_clip_mdc.data.images import Images, read_images
 from open_clip_mdc.data.markdown import markdown_table
 
-from .report import RESULTS, machine, write_section
+from .report import machine, section_parser, write_report
+from .turns import take_turns
 
 LENGTH = "8"
 BATCH = 40  # the 1,000 images are whole batches: none waits for the image that does not come
@@ -43,14 +45,14 @@ class Cost(NamedTuple):
 
 
 def own_cost(function: Callable[[], object]) -> Cost:
-    """Of a call, with the processes that it started and waited for."""
+    """Measure a call, with the processes that it started and waited for."""
     start, before = time.perf_counter(), sum(os.times()[:4])
     function()
     return Cost(time.perf_counter() - start, sum(os.times()[:4]) - before)
 
 
 def command_cost(*command: object) -> Cost:
-    """Raises RuntimeError with what the command said if it fails."""
+    """Measure a Python command. Raises RuntimeError with what it said if it fails."""
     def run() -> None:
         done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
         if done.returncode:
@@ -58,12 +60,8 @@ def command_cost(*command: object) -> Cost:
     return own_cost(run)
 
 
-def take_turns(sides: Mapping[str, Callable[[], Cost]], rounds: int) -> dict[str, Cost]:
-    """The medians."""
-    found = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, side in sides.items():
-            found[name].append(side())
+def medians(sides: Mapping[str, Callable[[], Cost]], rounds: int, warm_up: int = 0) -> dict[str, Cost]:
+    found = take_turns(sides, rounds, warm_up, measure=lambda side: side())
     return {name: Cost(*map(median, zip(*costs, strict=True))) for name, costs in found.items()}
 
 
@@ -72,7 +70,7 @@ def caption(args: argparse.Namespace, *flags: object) -> list[str]:
 
 
 def beside_the_model(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
-    """A shard, and generating alone from its tensors by the same batches in the same process."""
+    """Compare a shard with generating alone from its tensors by the same batches in the same process."""
     asked = tools.parse(caption(args, args.scenes / "val" / "00000.tar", "--out", out / "tables"))
     (unit,) = bulk.find_units(asked.paths)
     shard = caption_shards.worker(asked, [unit], 0)
@@ -80,13 +78,11 @@ def beside_the_model(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
     batches = [loaded.from_bytes(batch.image) for batch in Images([unit], loaded.to_bytes, asked.batch_size).loader(0)]
     sides = {"model": lambda: [loaded.model.generate(x, length=int(LENGTH), return_trace=True) for x in batches],
              "shard": lambda: shard(unit, out / "00000.parquet")}
-    for side in sides.values():
-        side()
-    return take_turns({name: lambda side=side: own_cost(side) for name, side in sides.items()}, args.rounds)
+    return medians({name: partial(own_cost, side) for name, side in sides.items()}, args.rounds, warm_up=1)
 
 
 def interrupted(args: argparse.Namespace, out: Path) -> tuple[Path, Path]:
-    """The journal of a run that was stopped before its last image, which is returned too."""
+    """Return the journal of a run that was stopped before its last image, and that image."""
     last, lines = out / "last.png", out / "captions.jsonl"
     os.mkfifo(last)  # nobody writes to it: there the run waits
     journal, saved = Path(f"{lines}.part"), out / "saved.part"
@@ -117,7 +113,7 @@ def resuming(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
             args, args.scenes / "val" / "00000.tar", last, "--out", lines, "--batch-size", BATCH))
 
     load = f"import open_clip_mdc; open_clip_mdc.load({args.pretrained!r}, device='cpu')"
-    return take_turns({
+    return medians({
         "load": lambda: command_cost("-c", load),
         "one": lambda: command_cost("-m", "open_clip_mdc", *caption(args, last, "--out", out / "one.jsonl")),
         "resumed": resumed,
@@ -125,14 +121,14 @@ def resuming(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
 
 
 def engines(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
-    """Two jobs on two shards by each engine, and Ray's start."""
+    """Measure two jobs on two shards by each engine, and Ray's start."""
     def by(engine: str) -> Cost:
         shutil.rmtree(out / engine, ignore_errors=True)
         return command_cost("-m", "open_clip_mdc", *caption(
             args, args.scenes / "train" / "{00000..00001}.tar", "--out", out / engine, "--engine", engine, "--jobs", 2))
 
-    return take_turns({"local": lambda: by("local"), "ray": lambda: by("ray"),
-                       "start": lambda: command_cost("-c", RAY)}, args.rounds)
+    return medians({"local": lambda: by("local"), "ray": lambda: by("ray"),
+                    "start": lambda: command_cost("-c", RAY)}, args.rounds)
 
 
 def verdict(found: float, most: float) -> str:
@@ -165,15 +161,12 @@ def report(args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = section_parser(__doc__, rounds=3, model=False, captions=False)
     parser.add_argument("--scenes", type=Path, required=True, help="folder of `open_clip_mdc scenes`")
     parser.add_argument("--pretrained", required=True, help="run folder of a captioner trained on them")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file whose section is replaced")
-    args = parser.parse_args()
     try:
-        write_section("Bulk", report(args), args.out)
-    except (ValueError, OSError, RuntimeError) as problem:
+        write_report("Bulk", report, parser.parse_args())
+    except RuntimeError as problem:  # of a command that is measured
         sys.exit(f"error: {problem}")
 
 

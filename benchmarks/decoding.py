@@ -7,7 +7,6 @@ the encoder apart.
 """
 import argparse
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import open_clip
@@ -24,7 +23,7 @@ from open_clip_mdc.models.interface import StepLogits
 
 from .contestants import contestant, random_images
 from .plain import encode, unmask
-from .report import RESULTS, machine, write_section
+from .report import machine, section_parser, write_report
 from .turns import ratio, take_turns
 
 LENGTH, TIMED_STEPS = 15, 5
@@ -33,9 +32,9 @@ GUIDED_IMAGES = 4
 
 
 def uncached_step_logits(model: Captioner, image_kv: list) -> StepLogits:
-    """What `generate.cached_step_logits` gives, by decoding the whole text at each step; logits of the last token."""
+    """Return what `generate.cached_step_logits` gives, but decode the whole text at each step."""
     def step_logits(text: Tensor, parent: Tensor) -> Tensor:
-        text = F.pad(text, (0, 1))  # the token asked for; a causal model does not look at it
+        text = F.pad(text, (0, 1))  # the token to predict; a causal model does not look at it
         rows, length = text.shape
         last = torch.arange(1, rows + 1, device=text.device) * length - 1
         return model.token_logits(image_kv, [length] * rows)(text, last)
@@ -53,8 +52,8 @@ def guide_by_clip(model: Captioner, clip: Clip, image: Tensor) -> Tensor:
 
 
 def compare(size: str, batch_size: int, rounds: int) -> list[tuple]:
-    """Rows (side, images, seconds, images/s, baseline, its seconds, times faster)."""
-    mdc, arc = (contestant("MDC", f"{size}").model.eval(), contestant("ARC", size).model.eval())
+    """Return rows (side, images, seconds, images/s, baseline, its seconds, times faster)."""
+    mdc, arc = (contestant("MDC", size).model.eval(), contestant("ARC", size).model.eval())
     image = random_images(batch_size, mdc.visual.image_size[0])
     few, fewer = image[:ARC_IMAGES], image[:GUIDED_IMAGES]
     clip = Clip(contestant("CLIP", size).model.eval(), None, open_clip.get_tokenizer(size))
@@ -81,19 +80,18 @@ def compare(size: str, batch_size: int, rounds: int) -> list[tuple]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="ViT-B-32")
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file whose section is replaced")
-    args = parser.parse_args()
+def report(args: argparse.Namespace) -> str:
     before = machine()
     table = markdown_table(("", "images", "seconds", "images/s", "baseline", "its seconds", "times faster"),
                            compare(args.size, args.batch_size, args.rounds))
-    what = (f"{args.size}, {args.rounds} rounds. The plain loop encodes the image once, and decodes 77 positions and "
-            "computes all their logits at every step.")
-    write_section("Decoding", f"{before}\n\n{what}\n\n{table}", args.out)
+    return (f"{before}\n\n{args.size}, {args.rounds} rounds. The plain loop encodes the image once, and decodes 77 "
+            f"positions and computes all their logits at every step.\n\n{table}")
+
+
+def main() -> None:
+    parser = section_parser(__doc__, captions=False)
+    parser.add_argument("--batch-size", type=int, default=16)
+    write_report("Decoding", report, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -4,32 +4,102 @@
     python -m benchmarks.gpu --parts steps --sizes ViT-L-14             one of them
     python -m benchmarks.gpu --device cpu --small                       seconds on a CPU: does it all run?
 
-Rows are added to gpu.json as they are measured, and GPU.md is written anew beside the predictions of `roofline.py`. A
-part that runs out of time says so. Nothing here changes the card's settings.
+Rows are added to gpu.json as they are measured, and GPU.md's section "Measured" is written anew from them. A part that
+runs out of time says so. Nothing here changes the card's settings.
 """
 import argparse
+import json
 import sys
 import time
+from collections.abc import Iterable
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
+from open_clip_mdc.data.files import write_json
+from open_clip_mdc.data.markdown import markdown_table
+
 from . import gpu_kernels, gpu_models
 from .gpu_kernels import Bench
-from .gpu_report import FOLDER, read_json, write_report
+from .report import write_section
 
+FOLDER = Path(__file__).parent
 PARTS = {
     "ceilings": gpu_kernels.ceilings, "copies": gpu_kernels.copies, "losses": gpu_kernels.losses,
     "attentions": gpu_kernels.attentions, "syncs": gpu_models.syncs, "decoding": gpu_models.decoding,
     "scoring": gpu_models.scoring, "steps": gpu_models.steps,
 }
 IDENTITY = ("model", "size", "batch", "mode", "what", "tokens", "precision", "tokens a step")
+HEAD = """# Speed and memory on a GPU
+
+`make bench-gpu` measures all of this on the card at hand, each part within 10 minutes, and writes the section
+"Measured" anew.
+"""
+STEPS = ("Training steps are forward, backward and AdamW, amp_bf16, with captions of Flickr8k's lengths (14.1 tokens "
+         "with SOT and EOT). GB: peak, weights and optimizer included. Share: of one large bfloat16 product's TFLOP/s "
+         "on the same card. CLIP reads 77 tokens whatever the caption.")
+
+
+def show(value: object) -> str | None:
+    """Three digits of a number, the rest as it is."""
+    if not isinstance(value, float):
+        return value
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def table(rows: Iterable[dict]) -> str:
+    """All keys of the rows, but for lists, as columns."""
+    rows = list(rows)
+    columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list)))
+    return markdown_table(columns, [[show(row.get(column)) for column in columns] for row in rows])
+
+
+def goals(parts: dict[str, list[dict]]) -> str:
+    """The aims of the project on a GPU, and whether the rows of the parts meet them."""
+    def find(part: str, value: str, **case: object) -> float:
+        rows = (row for row in parts.get(part, ()) if all(row.get(key) == wanted for key, wanted in case.items()))
+        return next(rows, {}).get(value, float("nan"))
+
+    def step(value: str, size: str, model: str = "MDC") -> float:
+        return find("steps", value, model=model, size=size, batch=1024, mode="compiled")
+
+    def over_clip(size: str) -> float:
+        return step("samples/s", size) / step("samples/s", size, "CLIP")
+
+    rows = []
+    for goal, least, found in (
+            ("B/16, batch 1,024, compiled: share of 790 TFLOP/s", 0.4, step("TFLOP/s", "ViT-B-16") / 790),
+            ("B/16, the same: samples/s over CLIP's", 1.0, over_clip("ViT-B-16")),
+            ("B/32, the same: samples/s over CLIP's", 1.2, over_clip("ViT-B-32")),
+            ("captioning, B/16, batch 256, 15 tokens, bfloat16: images/s", 3000.0,
+             find("decoding", "images/s", batch=256, precision="bfloat16", **{"tokens a step": 1}))):
+        measured = (None, None) if found != found else (show(found), "met" if found >= least else "missed")
+        rows.append((goal, f"at least {show(least)}", *measured))
+    return markdown_table(("goal", "", "measured", ""), rows)
+
+
+def report(results: dict) -> str:
+    """The section "Measured" of GPU.md."""
+    parts = results.get("parts", {})
+    text = [f"Measured on {results['chip']}, torch {results['torch']}, open_clip {results['open_clip']}, "
+            f"{results['date']}." if parts else "**No GPU has run any of this yet.**", "### Goals", goals(parts), STEPS]
+    for part, rows in parts.items():
+        text += [f"### Measured: {part}", table(rows)]
+    heaviest = [row for row in parts.get("steps", ()) if row.get("kernels")]
+    for row in heaviest:
+        text += [f"### The ten heaviest kernels: {row['model']} {row['size']}, batch {row['batch']}, {row['mode']}",
+                 f"All kernels: {show(row['kernel ms'])} ms", markdown_table(("kernel", "ms", "calls"), row["kernels"])]
+    return "\n\n".join(text)
+
+
+def write_report(folder: Path, results: dict) -> None:
+    write_json(folder / "gpu.json", results, indent=1)
+    write_section("Measured", report(results), folder / "GPU.md", HEAD)
 
 
 def identity(row: dict) -> tuple:
-    """Which case a row is about."""
     return tuple(row.get(key) for key in IDENTITY)
 
 
@@ -39,7 +109,7 @@ def machine(device: str) -> dict[str, str]:
 
 
 def measure(part: str, bench: Bench, seconds: float, known: list[dict], save) -> None:
-    """Runs a part until its time is over; each row takes the place of an older one of the same case.
+    """Run a part until its time is over. Each new row replaces an older one of the same case.
 
     Args:
         known: the part's rows, changed in place.
@@ -76,7 +146,8 @@ def main() -> None:
         args.device, args.small, tuple(args.sizes.split(",")), tuple(map(int, args.batches.split(","))))
     here = machine(args.device)
     out = args.out or (FOLDER if args.device == "cuda" else None)
-    measured = read_json(out / "gpu.json") if out else {}
+    old = out / "gpu.json" if out else None
+    measured = json.loads(old.read_text()) if old and old.exists() else {}
     if {key: measured.get(key) for key in here} != here:
         measured = dict(here, parts={})
     measured["date"] = str(date.today())

@@ -8,7 +8,6 @@ scenes`), as it is about real differences between captions.
 """
 import argparse
 import json
-import sys
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,8 +26,8 @@ from open_clip_mdc.models.captioner import Captioner
 from . import plain
 from .captions import read_captions, spread
 from .contestants import contestant, random_images, tokenize
-from .report import RESULTS, machine, write_section
-from .turns import ratio, take_turns
+from .report import machine, section_parser, write_report
+from .turns import CLEAR_PEAK, peak_growth, ratio, take_turns
 
 PLAIN_DRAWS, DRAWS = 6, 64  # per caption; the ratio is per draw
 BUDGET_MIB, CANDIDATES = 256, (2, 200)
@@ -40,11 +39,7 @@ def ours(model: Captioner, image: Tensor, text: Tensor, method: str, **options) 
 
 
 def speed(size: str, captions: list[str], rounds: int) -> list[tuple]:
-    """Two images with two candidate captions each, by both estimators.
-
-    Raises:
-        AssertionError: the plain loop's heuristic scores are others than ours.
-    """
+    """Compare both estimators on two images with two candidate captions each, and check that the scores agree."""
     model = contestant("MDC", size).model.eval()
     text = tokenize("MDC", size, spread(captions, 4)).view(2, 2, -1)
     image = random_images(2, model.visual.image_size[0])
@@ -66,26 +61,17 @@ def speed(size: str, captions: list[str], rounds: int) -> list[tuple]:
     return rows
 
 
-def resident_mib(field: str) -> float:
-    """VmRSS (now) or VmHWM (peak) of this process."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) / 1024
-
-
-def peak_growth(method: str, size: str, candidates: int, captions: list[str]) -> float:
-    """MiB by which the resident memory rises while `candidates` captions are scored; runs in a process of its own."""
+def peak_memory(method: str, size: str, candidates: int, captions: list[str]) -> float:
+    """Return the MiB that scoring `candidates` captions takes; runs in a process of its own."""
     model = contestant("MDC", size).model.eval()
     text = tokenize("MDC", size, captions)[None]
     image = random_images(1, model.visual.image_size[0])
     model.log_likelihood(image, text[:, :1], method, num_samples=1)  # thread pools and the like
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before = resident_mib("VmRSS")
-    model.log_likelihood(image, text[:, :candidates], method, num_samples=8, memory_mib=BUDGET_MIB)
-    return resident_mib("VmHWM") - before
+    return peak_growth(lambda: model.log_likelihood(image, text[:, :candidates], method, num_samples=8,
+                                                    memory_mib=BUDGET_MIB))
 
 
 def memory(size: str, captions: list[str]) -> list[tuple]:
-    """Peak memory with few and with many candidates; Linux."""
     short = sorted(set(captions), key=lambda caption: (len(caption.split()), caption))[:max(CANDIDATES)]
     if len(short) < max(CANDIDATES):
         raise ValueError(f"--captions has {len(short)} different captions; the memory table needs {max(CANDIDATES)}")
@@ -94,13 +80,12 @@ def memory(size: str, captions: list[str]) -> list[tuple]:
         found = []
         for candidates in CANDIDATES:
             with get_context("spawn").Pool(1) as pool:
-                found.append(pool.apply(peak_growth, (method, size, candidates, short)))
+                found.append(pool.apply(peak_memory, (method, size, candidates, short)))
         rows.append((method, BUDGET_MIB, *(f"{mib:.0f}" for mib in found)))
     return rows
 
 
 def early_stopping(pretrained: str, scenes: Path) -> list[tuple]:
-    """Agreement with all 1,024 draws, and draws saved, on the scenes' pairs."""
     model, transform, tokenizer = load(pretrained)
     rows = []
     for task in TASKS:
@@ -126,7 +111,7 @@ def report(args: argparse.Namespace) -> str:
             "once, and decodes 77 positions and computes all their logits at every step and draw.",
             markdown_table(("estimator", "per", "plain loop, ms", "ours, ms", "times faster"),
                            speed(args.size, captions, args.rounds))]
-    if Path("/proc/self/clear_refs").exists():
+    if CLEAR_PEAK.exists():
         text += ["Peak memory above the model's:",
                  markdown_table(("estimator", "budget, MiB", *(f"{c} candidates, MiB" for c in CANDIDATES)),
                                 memory(args.size, captions))]
@@ -138,20 +123,13 @@ def report(args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--captions", help="text file, a caption per line, or COCO captions json; rendered by default")
-    parser.add_argument("--size", default="ViT-B-32")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = section_parser(__doc__)
     parser.add_argument("--scenes", type=Path, help="folder of `open_clip_mdc scenes`, for the third table")
     parser.add_argument("--pretrained", help="run folder or checkpoint of a captioner trained on these scenes")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file whose section is replaced")
     args = parser.parse_args()
     if (args.scenes is None) != (args.pretrained is None):
         parser.error("--scenes and --pretrained belong together")
-    try:
-        write_section("Scoring", report(args), args.out)
-    except (ValueError, OSError) as problem:
-        sys.exit(f"error: {problem}")
+    write_report("Scoring", report, args)
 
 
 if __name__ == "__main__":

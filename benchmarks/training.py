@@ -6,11 +6,9 @@ The aim: against Algorithm 1 and CLIP, no more than 1.10 times the time that the
 is the peak of one step above weights and gradients, in a process of its own per contestant. A GPU: `benchmarks/gpu.py`.
 """
 import argparse
-import re
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import open_clip
@@ -21,8 +19,8 @@ from open_clip_mdc.text.special_tokens import valid_tokens
 
 from .captions import read_captions, spread
 from .contestants import Contestant, contestant, count_flops, random_images, tokenize
-from .report import RESULTS, machine, write_section
-from .turns import ratio, take_turns
+from .report import machine, section_parser, write_report
+from .turns import peak_growth, ratio, take_turns
 
 NAMES = ("MDC", "Algorithm 1", "CLIP", "CoCa")  # CoCa where OpenCLIP has it in this size
 AIM, AIMED = 1.10, ("Algorithm 1", "CLIP")
@@ -34,32 +32,27 @@ def names(size: str) -> list[str]:
 
 
 def make(args: argparse.Namespace, name: str, long: bool) -> tuple[Contestant, torch.Tensor, torch.Tensor]:
-    """The contestant, its images and its captions."""
     side = contestant(name, args.size)
     text = tokenize(name, args.size, spread(read_captions(args.captions), args.batch_size, long))
     return side, random_images(args.batch_size, side.model.visual.image_size[0]), text
 
 
 def peak_memory(args: argparse.Namespace, name: str, long: bool) -> float:
-    """MiB of one step above weights and gradients; Linux."""
+    """Return the MiB of one step above weights and gradients; Linux."""
     (model, loss), *batch = make(args, name, long)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    status = Path("/proc/self/status")
-    before = int(re.search(r"VmRSS:\s+(\d+)", status.read_text())[1])
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    loss(*batch).backward()
-    return (int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]) - before) / 1024
+    return peak_growth(lambda: loss(*batch).backward())
 
 
 def memory_of(name: str, long: bool) -> float:
-    """`peak_memory` in a process of its own, so that no contestant inherits another's heap."""
+    # In a process of its own, so that no contestant inherits another's heap.
     command = [sys.executable, "-m", __spec__.name, *sys.argv[1:], "--memory-of", name, *(["--long"] if long else [])]
     return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1])
 
 
 def compare(args: argparse.Namespace, long: bool) -> list[tuple]:
-    """Rows (captions, tokens, against, its multiplications and its time in units of MDC's, excess, memory)."""
+    """Return rows (captions, tokens, against, its multiplications and its time in units of MDC's, excess, memory)."""
     sides = {name: make(args, name, long) for name in names(args.size)}
     mdc, _, text = sides["MDC"]
     tokens = valid_tokens(text, mdc.model.vocab_size).sum(1).float().mean()
@@ -76,7 +69,7 @@ def compare(args: argparse.Namespace, long: bool) -> list[tuple]:
 
 
 def decoder_cost(args: argparse.Namespace) -> list[tuple[int, float]]:
-    """(real tokens, seconds) of projection, decoder and loss, forward and backward, by the captions' length."""
+    """Return (real tokens, seconds) of projection, decoder and loss, forward and backward, by the captions' length."""
     (model, loss), image, _ = make(args, "MDC", long=False)
     with torch.no_grad():
         patches = model.encode_image_tokens(image)
@@ -116,12 +109,8 @@ def report(args: argparse.Namespace) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--captions", help="text file, a caption per line, or COCO captions json; rendered by default")
-    parser.add_argument("--size", default="ViT-B-32")
+    parser = section_parser(__doc__)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file whose section is replaced")
     parser.add_argument("--memory-of", choices=NAMES, help=argparse.SUPPRESS)
     parser.add_argument("--long", action="store_true", help=argparse.SUPPRESS)
     return parser
@@ -129,13 +118,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     args = build_parser().parse_args()
-    try:
-        if args.memory_of:
-            print(peak_memory(args, args.memory_of, args.long))
-        else:
-            write_section("Training step", report(args), args.out)
-    except (ValueError, OSError) as problem:
-        sys.exit(f"error: {problem}")
+    if args.memory_of:
+        print(peak_memory(args, args.memory_of, args.long))
+    else:
+        write_report("Training step", report, args)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,19 @@
-"""Times of sides that take turns: only ratios taken in one run, round by round, mean anything."""
+"""Times of sides that take turns: only ratios taken in one run, round by round, mean anything. Peaks of memory."""
+import re
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import torch
 
+Measured = TypeVar("Measured")
+CLEAR_PEAK = Path("/proc/self/clear_refs")  # Linux only
+
 
 def seconds(function: Callable[[], object]) -> float:
-    """Of one call, the device's work included."""
+    """Return the duration of one call, the device's work included."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -17,17 +23,29 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def take_turns(sides: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1) -> dict[str, list[float]]:
-    """Seconds of every side in each round, those of the warm-up left out."""
-    taken: dict[str, list[float]] = {name: [] for name in sides}
+def take_turns(sides: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1,
+               measure: Callable[[Callable], Measured] = seconds) -> dict[str, list[Measured]]:
+    """Measure every side in each round. The rounds of the warm-up are left out."""
+    taken: dict[str, list] = {name: [] for name in sides}
     for number in range(warm_up + rounds):
         for name, function in sides.items():
-            took = seconds(function)
+            took = measure(function)
             if number >= warm_up:
                 taken[name].append(took)
     return taken
 
 
 def ratio(above: list[float], below: list[float]) -> float:
-    """The median over the rounds of above / below."""
+    """Return the median over the rounds of above / below."""
     return median(a / b for a, b in zip(above, below, strict=True))
+
+
+def peak_growth(function: Callable[[], object]) -> float:
+    """Return the MiB by which this process's resident memory rises at most during a call; Linux."""
+    def resident(field: str) -> int:
+        return int(re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+    CLEAR_PEAK.write_text("5")  # the peak starts anew
+    before = resident("VmRSS")
+    function()
+    return (resident("VmHWM") - before) / 1024
