@@ -21,7 +21,7 @@ from open_clip_mdc import (  # noqa: E402
     register,
     unregister,
 )
-from open_clip_mdc.models.captioner import Captioner  # noqa: E402
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner  # noqa: E402
 from open_clip_mdc.text.special_tokens import eot_id, sot_id  # noqa: E402
 
 REPO = Path(__file__).resolve().parent.parent
@@ -38,10 +38,10 @@ def needs_data(*names: str):
     return pytest.mark.skipif(bool(lacking), reason=f"{SHARED} has no {', '.join(lacking)}")
 
 
-def untrained_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **caption_cfg) -> Captioner:
+def untrained_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **caption_cfg) -> OpenCLIPCaptioner:
     """A real Captioner of 60 ids, 12 positions, 32 px, in eval mode."""
     torch.manual_seed(seed)
-    return Captioner(
+    return OpenCLIPCaptioner(
         64,
         dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2),
         dict(context_length=LENGTH, vocab_size=VOCAB, width=32, heads=2, layers=layers),
@@ -49,7 +49,7 @@ def untrained_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, 
     ).eval()
 
 
-def tiny_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **caption_cfg) -> Captioner:
+def tiny_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **caption_cfg) -> OpenCLIPCaptioner:
     """An `untrained_captioner` with weights large enough to have opinions."""
     model = untrained_captioner(objective, seed, layers, **caption_cfg)
     torch.nn.init.normal_(model.text.output.weight, std=0.3)
@@ -57,7 +57,7 @@ def tiny_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **cap
     return model
 
 
-def magnified(objective: str) -> Captioner:
+def magnified(objective: str) -> OpenCLIPCaptioner:
     """An `untrained_captioner` of four times the weights: tokens, places and the image matter to its predictions."""
     model = untrained_captioner(objective)
     with torch.no_grad():
@@ -68,12 +68,12 @@ def magnified(objective: str) -> Captioner:
 
 
 @pytest.fixture(scope="session")
-def mdc() -> Captioner:
+def mdc() -> OpenCLIPCaptioner:
     return magnified("mdc")
 
 
 @pytest.fixture(scope="session")
-def arc() -> Captioner:
+def arc() -> OpenCLIPCaptioner:
     return magnified("arc")
 
 
