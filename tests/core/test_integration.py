@@ -54,8 +54,6 @@ IMPORTED = {
     "clip_benchmark.cli:get_parser_args": "upstream's flags, beside ours",
     "clip_benchmark.cli:main_build": "the CSV of all results",
     "clip_benchmark.cli:main_eval": "the loop over models, data sets and languages",
-    "clip_benchmark.datasets.builder:__file__": "class names and templates lie beside it, for class folders",
-    "clip_benchmark.datasets.builder:value_from_first_key_found": "templates by the keys that it looks for",
     "clip_benchmark.datasets.builder:build_dataset": "the data sets that are not ours",
     "clip_benchmark.datasets.builder:get_dataset_collate_fn": "their batches",
     "clip_benchmark.datasets.builder:get_dataset_default_task": "their tasks, for --task auto",
