@@ -11,20 +11,7 @@ from open_clip_mdc.objectives.replace import STEPS
 
 MDC_LENGTH = 15  # tokens, one of the paper's; an autoregressive model ends its captions by itself
 NUM_BEAMS = 6  # the paper's
-DECODING = ("caption_length", "min_length", "tokens_per_step", "sampler", "steps", "num_beams", "temperature", "top_k",
-            "top_p", "samples", "guidance_scale", "guidance_weak", "clip", "clip_scale", "clip_top_k", "clip_rerank")
-
-
-positive = number_from(1)
-
-
-def caption_length(text: str) -> int | str:
-    """The type of --caption_length. Raises ArgumentTypeError for what is no number from 1, auto or sample."""
-    if text in ("auto", "sample"):
-        return text
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of tokens nor auto or sample")
-    return int(text)
+DECODING = tuple("caption_length" if name == "length" else name for name in decoding.OPTIONS)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -38,7 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--scorer", choices=["heuristic", "monte_carlo", "autoregressive", "bound"],
                        help="likelihood of a caption; default: heuristic for MDC, autoregressive for ARC, "
                             "bound for MCD")
-    group.add_argument("--num_samples", type=positive, default=1024,
+    group.add_argument("--num_samples", type=number_from(1), default=1024,
                        help="draws per caption of monte_carlo and bound (default and paper: 1024)")
     group.add_argument("--stop_confidence", type=float,
                        help="monte_carlo: stop drawing once the leader is this certain, e.g. 0.999; for plain scores "
@@ -55,43 +42,12 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--corruption", metavar="NAME:SEVERITY",
                        help="make test images worse, by gaussian_noise, gaussian_blur, jpeg or brightness, 1 to 5; 0 "
                             "changes nothing")
-    group.add_argument("--caption_length", type=caption_length,
-                       help="captioning: tokens of a caption (default for MDC: 15), or auto, the model's most likely "
-                            "length, or sample, a drawn one; ARC ends captions by itself and takes this as the most")
-    group.add_argument("--min_length", type=number_from(0),
-                       help="captioning, ARC: tokens of a caption, at least (default: 0)")
-    group.add_argument("--tokens_per_step", type=decoding.tokens_per_step,
-                       help="captioning, MDC: tokens revealed at a time; or, as 0.9, all that are so probable "
-                            "(default: 1)")
-    group.add_argument("--sampler", choices=["confidence", "ancestral"],
-                       help="captioning, MDC: the most confident tokens first (default), or draws of the reverse "
-                            "diffusion in --steps")
-    group.add_argument("--steps", type=positive, help="captioning, MDC: of --sampler ancestral (default: 100)")
-    group.add_argument("--num_beams", type=positive, help="captioning, ARC: width of the beam (default: 6)")
-    group.add_argument("--temperature", type=float, help="captioning: draw tokens, with --seed (default: 0, greedy)")
-    group.add_argument("--top_k", type=positive, help="captioning: draw from the k most probable tokens")
-    group.add_argument("--top_p", type=float, help="captioning: draw from the fewest tokens of this probability")
-    group.add_argument("--samples", type=positive,
-                       help="captioning: draw so many captions of an image; metrics are of the first, and their "
-                            "diversity is measured; needs a temperature")
+    decoding.add_flags(parser.add_argument_group("decoding of captions"), decoding.OPTIONS,
+                       lambda name: f"--{'caption_' * (name == 'length')}{name}")
     group.add_argument("--train_captions", metavar="SHARDS|TXT",
                        help="captioning, with --samples: the share of captions that these do not have")
     group.add_argument("--phrase", help="captioning: how often this is said of images whose references say it, and of "
                                         "others")
-    group.add_argument("--guidance_scale", type=float,
-                       help="captioning, MDC: more than 1 leans away from --guidance_weak (default: 1, not at all)")
-    group.add_argument("--guidance_weak", choices=["blind", "masked"],
-                       help="captioning, MDC: no image (the mean image, or zeros of a model trained with them), or the "
-                            "image with masked features (default: what the model was trained for, else blind)")
-    group.add_argument("--clip", metavar="MODEL:FILE",
-                       help="captioning: a CLIP model of OpenCLIP that helps, by --clip_scale or --clip_rerank; "
-                            "CLIPScore must then be by another")
-    group.add_argument("--clip_scale", type=float,
-                       help="captioning, MDC: at each step multiply the most probable tokens' probabilities by CLIP's "
-                            "to this power (default: 0, not at all)")
-    group.add_argument("--clip_top_k", type=positive, help="captioning, MDC: tokens that CLIP compares (default: 5)")
-    group.add_argument("--clip_rerank", type=positive,
-                       help="captioning: draw so many captions, keep the one most similar to CLIP; needs a temperature")
     group.add_argument("--save_captions",
                        help="captioning: file of the captions, a template like --output; default: captions/ beside it")
     group.add_argument("--clipscore_model", help="captioning: CLIPScore by this model, e.g. ViT-B-32-quickgelu")

@@ -5,10 +5,11 @@ import os
 from ..data.outputs import Default
 from ..decoding import options as decoding
 from ..errors import finite
-from .shared import add_engine, add_images, add_model, natural, positive
+from .shared import add_engine, add_images, add_model, flag, natural, positive
 
 KARPATHY = ("coco", "flickr30k", "flickr8k")
 FETCHED = ("coco", "flickr8k", "flickr30k", "cc3m", "cc12m", "recap", "sugar_crepe", "aro", "cub")
+OPTIONS = [name for name in decoding.OPTIONS if name not in ("length", "num_beams", "samples")]  # of `caption`
 QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"
 
 
@@ -16,11 +17,6 @@ def objects(value: str) -> tuple[int | None, int]:
     """The type of --objects: the fewest, None without a range, and the most."""
     fewest, _, most = value.rpartition("-")
     return int(fewest) if fewest else None, int(most)
-
-
-def length(value: str) -> int | str:
-    """The type of --length."""
-    return value if value in ("auto", "sample") else positive(value)
 
 
 def share(value: str) -> float:
@@ -113,9 +109,7 @@ def _add_decoding(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="+", metavar="PATHS", help="images, folders, webdataset shards, patterns")
     add_model(parser)
     parser.add_argument("--limit", type=positive, help="only the first so many images")
-    parser.add_argument("--length", type=length, metavar="N|auto|sample",
-                        help="tokens of a caption, the model's choice or its draw; of ARC, at most (default: auto "
-                             "where the model has learnt how long captions are, else 15)")
+    decoding.add_flags(parser, ["length"], flag)
     parser.add_argument("--text", help="caption to fill in, e.g. 'a [MASK] dog on a [MASK]', a token each")
 
 
@@ -127,31 +121,8 @@ def caption(parser: argparse.ArgumentParser) -> None:
                         help="NAME.jsonl, a file of all captions; or a folder (no suffix), which gets a parquet table "
                              "for each shard, by --engine (default: %(default)s)")
     parser.add_argument("--html", help="page to write, one file with the images in it; for hundreds, not millions")
-    parser.add_argument("--min-length", type=positive, metavar="N", help="tokens of a caption of ARC, at least")
-    parser.add_argument("--tokens-per-step", type=decoding.tokens_per_step, metavar="K|P",
-                        help="tokens revealed at a time; or, as 0.9, all that are so probable (default: 1)")
-    parser.add_argument("--sampler", choices=("confidence", "ancestral"),
-                        help="the most confident tokens first, or draws of the reverse diffusion (default: "
-                             "%(default)s)")
-    parser.add_argument("--steps", type=positive, metavar="N", help="of --sampler ancestral (default: 100)")
-    parser.add_argument("--temperature", type=float, default=0.0,
-                        help="draw tokens at this temperature (default: %(default)s, the most probable ones)")
-    parser.add_argument("--top-k", type=int, metavar="K", help="draw among the K most probable tokens")
-    parser.add_argument("--top-p", type=float, metavar="P", help="draw among the fewest tokens that have probability P")
+    decoding.add_flags(parser, OPTIONS, flag)
     parser.add_argument("--seed", type=natural, default=0, help="of what is drawn (default: %(default)s)")
-    parser.add_argument("--guidance-scale", type=float, metavar="S",
-                        help="more than 1 leans towards what only the image explains (default: %(default)s)")
-    parser.add_argument("--guidance-weak", choices=("blind", "masked"),
-                        help="what guidance leans away from: no image, or the image with features masked at random, "
-                             "for models trained so (default: what the model was trained for, else blind)")
-    parser.add_argument("--clip", metavar="MODEL:FILE", help="a CLIP model of OpenCLIP that helps, by --clip-scale or "
-                        "--clip-rerank: its name and weights, or local-dir:DIR")
-    parser.add_argument("--clip-scale", type=float, metavar="S", help="at each step multiply the most "
-                        "probable tokens' probabilities by CLIP's to the power of S (default: %(default)s, not at all)")
-    parser.add_argument("--clip-top-k", type=positive, metavar="K",
-                        help="tokens that CLIP compares at each step (default: %(default)s)")
-    parser.add_argument("--clip-rerank", type=positive, metavar="N",
-                        help="draw N captions and keep the one that CLIP finds the most similar; needs a temperature")
     parser.add_argument("--compare", metavar="JSONL", help="captions of the same images by another command, to stand "
                         "beside these on the page")
     parser.set_defaults(**decoding.DEFAULTS)

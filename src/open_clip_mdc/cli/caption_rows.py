@@ -16,15 +16,10 @@ from ..decoding.options import BLIND_IMAGES
 from ..decoding.sampling import Sampling
 from ..integration.checkpoints import fingerprint
 from ..integration.pretrained import PretrainedCaptioner
-from .shared import blind_image, check_engine, check_length
+from .shared import blind_image, check_engine, check_length, flag
 
 DECODING = ("length", "min_length", "tokens_per_step", "sampler", "steps", "text", "temperature", "top_k", "top_p",
             "seed", "guidance_scale", "guidance_weak")
-
-
-def flag(name: str) -> str:
-    """The spelling of an option."""
-    return f"--{name.replace('_', '-')}"
 
 
 def asked(args: argparse.Namespace) -> dict:

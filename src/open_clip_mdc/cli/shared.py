@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 natural, positive = number_from(0), number_from(1)
 
 
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def add_plugin(parser: argparse.ArgumentParser) -> None:
     """Add the flag that names objectives from outside this package (integration/plugins.py)."""
     parser.add_argument("--plugin", action="append", metavar="MODULE",

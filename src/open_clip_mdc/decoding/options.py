@@ -1,14 +1,14 @@
 """What may be asked of decoding together: the rules of `open_clip_mdc caption` and of `clip_benchmark eval`.
 
-Options have the names of `generate.generate`'s; of a CLIP model that helps they are clip, clip_scale, clip_top_k and
-clip_rerank. Imports no torch: flags are looked at before it is.
+OPTIONS has the names of `generate.generate` and of a CLIP model that helps; both commands make their flags of it.
+Imports no torch: flags are looked at before it is.
 
 Place in the paper: decoding, Eq. 6 and Sec. 3.2.
 """
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from ..errors import plural
+from ..errors import number_from, plural
 
 OF_UNMASKING = ("text", "tokens_per_step", "sampler", "steps", "guidance_scale", "guidance_weak", "clip_scale",
                 "clip_top_k")
@@ -16,19 +16,77 @@ OF_SEARCH = ("min_length", "num_beams")
 BLIND_IMAGES = 256  # the first, whose mean stands for no image
 MIN_BLIND_IMAGES = 32  # the mean of few images shows them
 LARGEST_SCALE = 1e6  # whose product with any log-probability is a number in float32
-DEFAULTS = {"sampler": "confidence", "guidance_scale": 1.0, "clip_scale": 0.0, "clip_top_k": 5, "clip_rerank": 1}
+DEFAULTS = {"temperature": 0.0, "sampler": "confidence", "guidance_scale": 1.0, "clip_scale": 0.0, "clip_top_k": 5,
+            "clip_rerank": 1}
+positive = number_from(1)
 
 
 class TooFewImages(ValueError):
     """There are too few images for a mean that stands for none."""
 
 
+def caption_length(value: str) -> int | str:
+    """Parse a number of tokens, "auto" or "sample". Raises ArgumentTypeError for others."""
+    if value in ("auto", "sample"):
+        return value
+    try:
+        return positive(value)
+    except ArgumentTypeError as problem:
+        raise ArgumentTypeError(f"{problem}: it is neither a number of tokens nor auto or sample") from problem
+
+
 def tokens_per_step(value: str) -> int | float:
-    """The type of the flag: 2 is two tokens, 0.9 is what is that probable. Raises ArgumentTypeError out of range."""
+    """Parse 2, two tokens, or 0.9, all that are so probable. Raises ArgumentTypeError out of range."""
     number = float(value) if "." in value else int(value)
     if not (0 <= number <= 1 if isinstance(number, float) else number >= 1):
         raise ArgumentTypeError(f"{value} should be a number of tokens, 1 or more, or a probability such as 0.9")
     return number
+
+
+# What argparse needs of each flag. Their order is that of the options in result files.
+OPTIONS = {
+    "length": dict(type=caption_length, metavar="N|auto|sample",
+                   help="tokens of a caption (default: 15; in open_clip_mdc auto where the model has learnt lengths); "
+                        "auto takes the most likely length, sample draws one; at most so many for autoregressive "
+                        "models, which end captions by themselves"),
+    "min_length": dict(type=number_from(0), metavar="N", help="tokens of a caption, at least (default: 0)"),
+    "tokens_per_step": dict(type=tokens_per_step, metavar="K|P",
+                            help="reveal K tokens per step or, given a probability such as 0.9, all tokens at least "
+                                 "that probable (default: 1)"),
+    "sampler": dict(choices=("confidence", "ancestral"),
+                    help="reveal the most confident tokens first, or draw from the reverse diffusion (default: "
+                         "confidence)"),
+    "steps": dict(type=positive, metavar="N", help="number of steps of the ancestral sampler (default: 100)"),
+    "num_beams": dict(type=positive, metavar="N", help="width of the beam (default: 6)"),
+    "temperature": dict(type=float, metavar="T", help="draw tokens at this temperature (default: 0, greedy)"),
+    "top_k": dict(type=positive, metavar="K", help="draw among the K most probable tokens"),
+    "top_p": dict(type=float, metavar="P", help="draw among the fewest tokens that have probability P"),
+    "samples": dict(type=positive, metavar="N",
+                    help="draw N captions per image; metrics are of the first, and their diversity is measured; needs "
+                         "a temperature"),
+    "guidance_scale": dict(type=float, metavar="S",
+                           help="more than 1 leans towards what only the image explains (default: 1, not at all)"),
+    "guidance_weak": dict(choices=("blind", "masked"),
+                          help="what guidance leans away from: no image (the mean image, or zeros of a model trained "
+                               "with them), or the image with masked features (default: what the model was trained "
+                               "for, else blind)"),
+    "clip": dict(metavar="MODEL:FILE",
+                 help="an OpenCLIP model that guides or reranks: its name and weights, or local-dir:DIR; CLIPScore "
+                      "must then be by another"),
+    "clip_scale": dict(type=float, metavar="S",
+                       help="at each step multiply the most probable tokens' probabilities by CLIP's to the power of S "
+                            "(default: 0, not at all)"),
+    "clip_top_k": dict(type=positive, metavar="K", help="tokens that CLIP compares at each step (default: 5)"),
+    "clip_rerank": dict(type=positive, metavar="N",
+                        help="draw N captions and keep the one most similar to CLIP; needs a temperature"),
+}
+
+
+def add_flags(parser, names: Iterable[str], spell: Callable[[str], str]) -> None:
+    """Add flags to an argparse parser or group; `spell` turns a name of OPTIONS into the flag."""
+    for name in names:
+        kind = " (masked diffusion)" * (name in OF_UNMASKING) + " (autoregressive)" * (name in OF_SEARCH)
+        parser.add_argument(spell(name), **OPTIONS[name] | {"help": OPTIONS[name]["help"] + kind})
 
 
 def guides(options: Mapping) -> bool:
