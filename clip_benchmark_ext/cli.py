@@ -36,7 +36,7 @@ def parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace,
 
 
 def check(args: argparse.Namespace, argv: list[str]) -> None:
-    """Raises ValueError for flags of upstream's that cannot work, before the data and the model are asked for."""
+    """Raise ValueError for flags of clip_benchmark's that cannot work, before the data and the model are asked for."""
     if not any(arg.partition("=")[0] in ("--model", "--pretrained_model") for arg in argv):
         raise ValueError("--model is missing: mdc, arc or another captioner with --pretrained RUN, or a model of "
                          f"OpenCLIP with a tag (upstream's default: {args.model[0]}, {args.pretrained[0]})")
@@ -46,7 +46,7 @@ def check(args: argparse.Namespace, argv: list[str]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int | None:
-    """Exits with one line on bad input."""
+    """Run the command; exits with one line on bad input."""
     end_when_terminated()
     register()
     register(BENCHMARK)

@@ -16,7 +16,7 @@ from open_clip_mdc.models.interface import StepLogits
 
 
 def step_logits(model: CoCa, image: Tensor) -> StepLogits:
-    """The next token's logits; the images [B, 3, height, width] are encoded once."""
+    """Return the function to the next token's logits; the images [B, 3, height, width] are encoded once."""
     latent, embedded = model._encode_image(image)
 
     def logits(text: Tensor, parent: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def step_logits(model: CoCa, image: Tensor) -> StepLogits:
 
 
 class CoCaCaptioner:
-    """What the captioning task asks of a model."""
+    """CoCa with the interface that the captioning task asks of a model."""
 
     def __init__(self, model: CoCa):
         self.model = model
@@ -37,11 +37,9 @@ class CoCaCaptioner:
     @torch.no_grad()
     def generate(self, image: Tensor, length: int | str = "auto", num_beams: int = 6, min_length: int = 0,
                  return_trace: bool = False) -> Tensor | Decoded:
-        """As `open_clip_mdc.decoding.generate.generate`.
+        """Decode as `open_clip_mdc.decoding.generate.generate`.
 
-        Args:
-            length: tokens between SOT and EOT at most; "auto" is what the context holds.
-            min_length: at least.
+        `length` is the most tokens between SOT and EOT; "auto" is what the context holds. `min_length` is the fewest.
         """
         longest = self.model.text.context_length - 2
         self.model.eval()

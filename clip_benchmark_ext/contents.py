@@ -23,17 +23,17 @@ PASSED_OVER = ("transform", "transforms", "target_transform", "loader", "pipelin
 
 
 def text_of(value: object) -> str:
-    """An object as Python prints it, without memory addresses, which differ from run to run."""
+    """Return an object as Python prints it, without memory addresses, which differ from run to run."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def shards_of(dataset: Dataset) -> list[str]:
-    """The shards of a webdataset, in order; none of another data set."""
+    """Return the shards of a webdataset, in order; none of another data set."""
     return [url for stage in getattr(dataset, "pipeline", []) for url in getattr(stage, "urls", [])]
 
 
 def hash_values(*values: object) -> str:
-    """SHA-256 of tensors, and of anything else as it prints, in any nesting of lists and tuples."""
+    """Return the SHA-256 of tensors, and of anything else as it prints, in any nesting of lists and tuples."""
     digest = hashlib.sha256()
 
     def add(value: object) -> None:
@@ -53,10 +53,6 @@ class Contents:
     """Adds up what a data set holds. Attributes: `digest`; `images`, how many files and images were met."""
 
     def __init__(self, folder: str):
-        """
-        Args:
-            folder: that relative names of files are in.
-        """
         self.digest, self.folder, self.images = hashlib.sha256(), folder, 0
         self.seen: dict[int, tuple[int, object]] = {}  # by id: what has parts, and its number
 
@@ -68,7 +64,6 @@ class Contents:
         self.add_text("file", sha256(path))
 
     def add_name(self, name: str) -> None:
-        """A text; of one that names a file the file's content, of a folder nothing."""
         path = os.path.join(self.folder, name)
         if len(name) < 1000 and os.path.isfile(path):
             self.add_file(path)
@@ -76,7 +71,6 @@ class Contents:
             self.add_text("text", name)
 
     def add(self, value: object) -> None:
-        """Any value; what is no plain one, no array, image or data set counts as it prints."""
         if isinstance(value, (str, Path)):
             self.add_name(str(value))
         elif value is None or isinstance(value, (bool, int, float)):
@@ -95,7 +89,6 @@ class Contents:
             self.add_parts(value)
 
     def add_parts(self, value: object) -> None:
-        """What has parts; one that is met again, which a circle would be, is not gone through again."""
         self.seen[id(value)] = len(self.seen), value  # kept: another object might get its id
         if isinstance(value, Mapping):
             parts = [part for pair in value.items() for part in pair]
@@ -115,7 +108,7 @@ class Contents:
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """SHA-256 of all that a data set holds, whatever its transform; of shards on the web the addresses alone.
+    """Return the SHA-256 of all that a data set holds, whatever its transform (of shards on the web, of the addresses).
 
     Where its attributes do not lead to all of its images, every file below its `root` counts.
     """

@@ -17,7 +17,7 @@ from open_clip_mdc.progress import progress_bar
 
 
 def start(device_type: str) -> None:
-    """Joins the process group that torchrun's environment describes."""
+    """Join the process group that torchrun's environment describes."""
     # The first process scores captions alone, by programs that take their time, while the others wait.
     dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=timedelta(days=1))
     if device_type == "cuda":
@@ -25,13 +25,13 @@ def start(device_type: str) -> None:
 
 
 def rank_and_size() -> tuple[int, int]:
-    """This process and their number; (0, 1) if there is one."""
+    """Return this process and their number; (0, 1) if there is one."""
     started = dist.is_available() and dist.is_initialized()
     return (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
 
 
 def own_batches(dataloader: Iterable, description: str) -> Iterator[tuple[int, tuple]]:
-    """This process's batches with their numbers, behind a progress bar.
+    """Yield this process's batches with their numbers, behind a progress bar.
 
     Only they are decoded where the data set can be indexed; a stream is read through by every process.
     """
@@ -50,11 +50,7 @@ def own_batches(dataloader: Iterable, description: str) -> Iterator[tuple[int, t
 
 
 def merge(numbered: list[tuple[int, object]]) -> list:
-    """What all processes made of their batches, in the order of the batches, on every process.
-
-    Args:
-        numbered: (batch number, result) of this process.
-    """
+    """Return the results of all processes' (batch number, result), in the order of the batches, on every process."""
     _, size = rank_and_size()
     parts = [numbered]
     if size > 1:
@@ -64,5 +60,5 @@ def merge(numbered: list[tuple[int, object]]) -> list:
 
 
 def everywhere(condition: bool) -> bool:
-    """Whether the condition holds on all processes."""
+    """Return True if the condition holds on all processes."""
     return all(merge([(rank_and_size()[0], condition)]))

@@ -32,7 +32,7 @@ FEATURE_KINDS = ("gap", "cls", "pooled")
 
 
 def default_feature(model: torch.nn.Module) -> str:
-    """What the paper probes (Sec. 4.2): "gap" of captioners, "cls" of CLIP; of other towers "pooled", as upstream."""
+    """Return what the paper probes (Sec. 4.2): "gap" of captioners, "cls" of CLIP; "pooled" of other towers."""
     if hasattr(model, "encode_image_tokens"):
         return "gap"
     visual = getattr(model, "visual", None)
@@ -40,14 +40,13 @@ def default_feature(model: torch.nn.Module) -> str:
 
 
 def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The function from images [B, 3, height, width] to features [B, D], of a captioner or any model of clip_benchmark.
+    """Return the function from images [B, 3, height, width] to features [B, D] of any model of clip_benchmark.
 
     gap: mean of the patch tokens after the final LayerNorm (a captioner's `encode_image`).
     cls: the [CLS] token after the final LayerNorm and before the projection, as the paper probes CLIP.
-    pooled: `model.encode_image`, as upstream probes every model: after the projection for CLIP; a captioner has none.
+    pooled: `model.encode_image`, as clip_benchmark probes every model: after the projection for CLIP.
 
-    Raises:
-        ValueError: the kind is unknown, or the model's image tower has no such feature.
+    Raises ValueError if the kind is unknown, or the model's image tower has no such feature.
     """
     if kind not in FEATURE_KINDS:
         raise ValueError(f"unknown feature {kind!r}: choose one of {', '.join(FEATURE_KINDS)}")
@@ -76,17 +75,12 @@ def extract_features(
         amp: bool,
         desc: str = "features",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Encodes the (images, targets) batches of a data loader, each on one process where there are several.
-
-    Args:
-        encode: from images [B, 3, height, width] on the device to features [B, D].
-        desc: label of the progress bar.
+    """Encode the (images, targets) batches of a data loader, each on one process where there are several.
 
     Returns:
         the features [N, D], in the precision in which they came, and the targets [N], both on the CPU.
 
-    Raises:
-        ValueError: the loader is empty, or a feature is not finite.
+    Raises ValueError if the loader is empty, or a feature is not finite.
     """
     device = torch.device(device)
     encoded = []
@@ -108,13 +102,13 @@ def cache_key(
         fingerprint: str, dataloader: Iterable, split: str, kind: str, normalize: bool, device: str | torch.device,
         amp: bool,
 ) -> dict:
-    """All that the features of one split depend on, as plain values; `fingerprint` is that of checkpoints.py."""
+    """Return all that the features of one split depend on; `fingerprint` is the model's (checkpoints.py)."""
     return {"model": fingerprint, "split": split, "feature": kind, "normalize": bool(normalize),
             "precision": precision(device, amp), "data": describe_data(dataloader)}
 
 
 def describe_data(dataloader: Iterable) -> dict:
-    """What tells a loader's images from others: their content, how many, their transform, a sample's hash.
+    """Return what tells a loader's images from others: their content, how many, their transform, a sample's hash.
 
     Nothing but the loader is asked, so that it works for every data set of clip_benchmark. The sample (the first image
     of a stream; first, middle and last image otherwise, all transformed) catches what a printed transform leaves out.
@@ -141,15 +135,10 @@ def describe_data(dataloader: Iterable) -> dict:
 def cached_features(
         folder: str, key: dict, extract: Callable[[], tuple[torch.Tensor, torch.Tensor]], note: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The features [N, D] and targets [N] of a key from its file, or extracted and written to it.
+    """Return the features [N, D] and targets [N] of a key from its file, or extract them and write it.
 
-    Two runs may share the folder. A file that is damaged is written anew, with a warning.
-
-    Args:
-        folder: made if missing.
-        key: of `cache_key`.
-        extract: computes features and targets.
-        note: for whoever reads the file's metadata.
+    Two runs may share the folder. A file that is damaged is written anew, with a warning. `note` is for whoever reads
+    the file's metadata.
     """
     os.makedirs(folder, exist_ok=True)  # before the long work, so that a folder that cannot be written fails early
     path = feature_path(folder, key)
@@ -168,23 +157,17 @@ def cached_features(
 
 
 def feature_path(folder: str, key: dict) -> str:
-    """The file of a key: its split, and a hash of all of it."""
     return os.path.join(folder, f"{key['split']}-{hashlib.sha256(_json(key).encode()).hexdigest()[:24]}.safetensors")
 
 
 def save_features(path: str, key: dict, features: torch.Tensor, targets: torch.Tensor, note: str = "") -> None:
-    """Writes features [N, D] and targets [N] with key and checksum: the format would not notice a flipped bit."""
+    """Write features [N, D] and targets [N] with key and checksum: the format would not notice a flipped bit."""
     tensors = {"features": features.contiguous(), "targets": targets.contiguous()}
     save_tensors(path, tensors, {"key": _json(key), "checksum": hash_values(features, targets), "note": note})
 
 
 def load_features(path: str, key: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reads features [N, D] and targets [N].
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or holds something else.
-    """
+    """Read features [N, D] and targets [N]. Raises ValueError if the file is damaged or is of another key."""
     # Read in one go: safe_open opens the file twice, and in between another run may have put a new one in its place.
     with open(path, "rb") as file:
         data = file.read()
@@ -202,11 +185,6 @@ def load_features(path: str, key: dict) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    """Writes a safetensors file atomically.
-
-    Raises:
-        OSError: the disk is full.
-    """
     with new_file(path) as partial:
         try:
             save_file(tensors, partial, metadata=metadata)

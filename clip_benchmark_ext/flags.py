@@ -15,7 +15,7 @@ DECODING = tuple("caption_length" if name == "length" else name for name in deco
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of our flags alone; None is the default of those that the model decides."""
+    """Return the parser of our flags alone; None is the default of those that the model decides."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     group = parser.add_argument_group("captioners", "--model takes the name of a config, such as MDC-ViT-B-32, or an "
                                       f"objective alone ({', '.join(OBJECTIVES)}), whose architecture is that of the "
@@ -60,20 +60,19 @@ Flags = namedtuple("Flags", DEFAULTS, defaults=DEFAULTS.values())  # read-only; 
 
 
 def read_flags(argv: Sequence[str]) -> tuple[Flags, list[str]]:
-    """Our flags, and the arguments that are not ours."""
+    """Return our flags, and the arguments that are not ours."""
     parsed, rest = make_parser().parse_known_args(argv)
     return Flags(**vars(parsed)), rest
 
 
 def scoring_options(flags: Flags, scorers: Sequence[str], interval: tuple[float, float]) -> dict:
-    """The estimator that the flags ask for, as arguments of `scoring.log_likelihood`.
+    """Return the estimator that the flags ask for, as arguments of `log_likelihood`.
 
     Args:
         scorers: those that fit the model; the first is its default.
         interval: of t, that the model was trained on.
 
-    Raises:
-        ValueError: the estimator does not fit the model, or an option does not fit the estimator.
+    Raises ValueError: the estimator does not fit the model, or an option does not fit the estimator.
     """
     method = flags.scorer or scorers[0]
     if method not in scorers:
@@ -87,7 +86,7 @@ def scoring_options(flags: Flags, scorers: Sequence[str], interval: tuple[float,
 
 
 def check_samples(flags: Flags, drawn: bool) -> None:
-    """Raises ValueError for flags on samples that do not go together; `drawn` says whether captions differ."""
+    """Raise ValueError for flags on samples that do not go together; `drawn` says whether captions differ."""
     if (flags.samples or 2) < 2 or flags.samples and not drawn:
         raise ValueError("--samples needs a temperature, and to be 2 or more")
     if flags.samples and flags.clip_rerank:
@@ -97,15 +96,10 @@ def check_samples(flags: Flags, drawn: bool) -> None:
 
 
 def decoding_options(flags: Flags, cfg: CaptionCfg | None, seed: int, batch_size: int) -> dict:
-    """What the flags ask of `Captioner.generate`, with the fields of `Sampling` beside them, as plain values.
+    """Return what the flags ask of `generate`, with the fields of `Sampling` beside them, as plain values.
 
-    Where something is drawn, the seed and the batch size are among them: they decide what.
-
-    Args:
-        cfg: of the captioner; None is an autoregressive model of others.
-
-    Raises:
-        ValueError: a flag of the other kind of model, or of another sampler.
+    Where something is drawn, the seed and the batch size are among them: they decide what. `cfg` None is an
+    autoregressive model of others. Raises ValueError for a flag of the other kind of model, or of another sampler.
     """
     causal = cfg is None or OBJECTIVES[cfg.objective].order == "causal"
     ancestral = flags.sampler == "ancestral"

@@ -48,11 +48,7 @@ def covers(name: str) -> bool:
 
 
 def known_name(name: str) -> str:
-    """The name of a data set, with "folder" for "imagefolder".
-
-    Raises:
-        ValueError: there is no such data set; says which there are.
-    """
+    """Return the name of a data set, with "folder" for "imagefolder". Raises ValueError if there is no such."""
     name = FOLDER if name == "imagefolder" else name
     if covers(name):
         return name
@@ -87,10 +83,9 @@ _watch = cache(lambda: sys.addaudithook(_hook))  # for ever: Python takes none a
 
 @contextmanager
 def reading_only(name: str, root: str) -> Iterator[None]:
-    """Within it nothing is fetched, no program is started, and nothing is written below `root`.
+    """Let nothing within be fetched, started, or written below `root`.
 
-    Raises:
-        FileNotFoundError: that was tried, so something is missing; says which layout is wanted.
+    Raises FileNotFoundError if that was tried, so something is missing; says which layout is wanted.
     """
     _watch()
     _reading.append(os.path.abspath(root))
@@ -113,7 +108,6 @@ class ClassFolders(ImageFolder):
     """A folder for each class; what is hidden is no class and no image."""
 
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
-        """Names, and their numbers. Raises FileNotFoundError."""
         names = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir() and not is_hidden(entry.name))
         if not names:
             raise FileNotFoundError(f"no class folder in {directory}: --dataset folder reads {FOLDER_LAYOUT}")
@@ -121,21 +115,19 @@ class ClassFolders(ImageFolder):
 
 
 def read_json(name: str) -> dict:
-    """A file of the user's, or else one of clip_benchmark's own."""
     own = Path(builder.__file__).with_name(name)
     return json.loads((Path(name) if os.path.exists(name) else own).read_bytes())
 
 
 def class_folders(root: str, split: str, transform, language: str = "en", classnames: str | None = None,
                   templates: str | None = None) -> ClassFolders:
-    """Own images in class folders; where there is no test split, val is it.
+    """Return own images in class folders; where there is no test split, val is it.
 
     Args:
         classnames, templates: clip_benchmark's custom files, with the key "folder". By default a class is called as its
             folder, with spaces for "_", and the templates are ImageNet's.
 
-    Raises:
-        FileNotFoundError: there is no such split, or a class has no image.
+    Raises FileNotFoundError if there is no such split, or a class has no image.
     """
     folder = Path(root, split)
     if split == "test" and not folder.is_dir():
@@ -152,13 +144,10 @@ def class_folders(root: str, split: str, transform, language: str = "en", classn
 
 
 def build(name: str, root: str, transform, split: str, **options) -> Dataset:
-    """A data set of clip_benchmark's, or class folders; its images are upright.
+    """Return a data set of clip_benchmark's, or class folders; its images are upright.
 
-    Args:
-        options: of clip_benchmark's `build_dataset`.
-
-    Raises:
-        FileNotFoundError: it is not there. ValueError: a package is missing. And what upstream raises.
+    `options` are those of clip_benchmark's `build_dataset`. Raises FileNotFoundError if it is not there, ValueError if
+    a package is missing, and what clip_benchmark raises.
     """
     if transform is not None and not name.startswith("wds/"):  # flat: imagenet-w looks into it
         transform = Compose([upright, *getattr(transform, "transforms", [transform])])
@@ -179,8 +168,10 @@ def build(name: str, root: str, transform, split: str, **options) -> Dataset:
 
 
 def check_classes(splits: Mapping[str, Dataset]) -> None:
-    """Raises ValueError where splits have other class folders, whose places in the alphabet are labels; or where val
-    is the test split, too."""
+    """Raise ValueError where a label would not mean the same in all splits, or val is the test split, too.
+
+    Labels are the places of the class folders in the alphabet.
+    """
     if "val" in splits and isinstance(splits["val"], ClassFolders) and splits["val"].root == splits["test"].root:
         raise ValueError(f"{splits['val'].root} is the test split, as there is no other: leave out --val_split")
     numbers = {split: dataset.class_to_idx for split, dataset in splits.items() if hasattr(dataset, "class_to_idx")}
@@ -194,7 +185,7 @@ def check_classes(splits: Mapping[str, Dataset]) -> None:
 
 
 def check_names(dataset: Dataset) -> None:
-    """Raises ValueError where class names do not go with the class folders, whose places in the alphabet are labels."""
+    """Raise ValueError where the class names are not as many as the class folders."""
     folders = len(set(getattr(dataset, "class_to_idx", {}).values()))
     names = getattr(dataset, "classes", None) or []
     if folders and names and folders != len(names):

@@ -26,12 +26,11 @@ OF_EVERY_TASK = ("dataset_root", "split", "model_type")
 
 
 def precision(device: str, amp: bool) -> str:
-    """Autocast's depends on the device."""
     return f"autocast on {torch.device(device).type}" if amp else "that of the weights"
 
 
 def file_name(template: str, args: Namespace) -> str:
-    """A template such as --output, filled in."""
+    """Fill in a template such as --output."""
     names = dict(
         model=args.model, pretrained=args.pretrained, pretrained_full_path=args.pretrained, task=args.task,
         dataset=args.dataset.removeprefix("wds/"), language=args.language)
@@ -41,10 +40,9 @@ def file_name(template: str, args: Namespace) -> str:
 
 
 def output_file(args: Namespace, flags: Flags, names: tuple[str, ...], captioner: bool) -> Path:
-    """The result file; by default its name tells apart two runs' epoch_32.pt and the flags that were given.
+    """Return the result file; by default its name tells apart two runs' epoch_32.pt and the flags that were given.
 
-    Args:
-        names: our flags that this task knows.
+    `names` are our flags that this task knows.
     """
     template = args.output
     if template == DEFAULT_OUTPUT:
@@ -59,7 +57,6 @@ def output_file(args: Namespace, flags: Flags, names: tuple[str, ...], captioner
 
 
 def named_files(option: str, value: object) -> list[str]:
-    """The files that an option names, if any: of a CLIP model that of its weights, as `checkpoints.find` finds them."""
     if option == "clip" and value is not None:
         from open_clip_mdc.integration import clip as clip_models
         _, value = clip_models.parse(value)
@@ -73,16 +70,14 @@ def named_files(option: str, value: object) -> list[str]:
 
 def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, object],
              data: Mapping[str, str]) -> dict:
-    """What a result is of, as plain JSON values.
+    """Return what a result is of, as plain JSON values.
 
     Args:
-        arguments: names of upstream's arguments that decide this task's numbers.
+        arguments: names of clip_benchmark's arguments that decide this task's numbers.
         options: what our flags ask for.
         data: by split its `contents.fingerprint`.
 
-    Raises:
-        ValueError: --clip is no MODEL:FILE.
-        FileNotFoundError: a CLIP model's run folder has no checkpoint.
+    Raises ValueError for a --clip that is no MODEL:FILE, FileNotFoundError for a CLIP model's run without checkpoint.
     """
     settings = {name: getattr(args, name) for name in (*OF_EVERY_TASK, *arguments)} | dict(options)
     settings |= {f"{name}_sha256": [sha256(path) for path in files] for name, value in settings.items()
@@ -102,7 +97,7 @@ def _refuse(constant: str) -> None:
 
 
 def is_there(path: Path, about: dict) -> bool:
-    """Whether the file holds a result of just this; says so where it is one of something else."""
+    """Return True if the file holds a result with the same settings; warn if the settings differ."""
     try:
         # Refuses a byte order mark, as others do, and NaN.
         saved = parse_json(path.read_text(encoding="utf-8"), parse_constant=_refuse)
@@ -117,7 +112,6 @@ def is_there(path: Path, about: dict) -> bool:
 
 
 def unlike(saved: object, about: Mapping) -> str:
-    """Which settings differ, or that a file does not say what it is of."""
     settings = saved.get("settings") if isinstance(saved, dict) else None
     if not isinstance(settings, dict):
         return "it does not say of what"
@@ -127,7 +121,7 @@ def unlike(saved: object, about: Mapping) -> str:
 
 
 def without_nan(values: Mapping[str, object]) -> dict:
-    """The same with None for numbers that are none, which JSON has not, and the reason as NAME_missing."""
+    """Return the same with None for numbers that JSON has not, and the reason as NAME_missing."""
     clean = {}
     for name, value in values.items():
         missing = isinstance(value, float) and not math.isfinite(value)
@@ -138,7 +132,7 @@ def without_nan(values: Mapping[str, object]) -> dict:
 
 
 def write_items(path: Path, items: Mapping[str, object]) -> None:
-    """Writes what single images gave, into items/ beside the result: comparisons of models are paired by it.
+    """Write what single images gave into items/ beside the result: comparisons of models are paired by it.
 
     Args:
         items: "images", the image of each case; "values", by metric the value of each; "weights", by metric the weight
@@ -151,10 +145,6 @@ def write_items(path: Path, items: Mapping[str, object]) -> None:
 
 
 def write(path: Path, about: dict, metrics: Mapping[str, object], **more: object) -> None:
-    """Writes a result file, whole or not at all.
-
-    Raises:
-        ValueError: a value is not finite, or no JSON.
-    """
+    """Write a result file, whole or not at all. Raises ValueError if a value is not finite, or no JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {**about, "metrics": without_nan(metrics), **more}, allow_nan=False)

@@ -27,7 +27,7 @@ from .metrics.selection_metrics import SUGAR_CREPE_GROUPS, Metric
 
 
 class Row(NamedTuple):
-    """What a data set is: how its files are read, and what its official number is."""
+    """A data set: how its files are read, and what its official number is."""
 
     read: Callable[..., Read]  # (name, root, perturbations=, tagger=)
     metric: Metric
@@ -47,10 +47,9 @@ ROWS = {
 
 
 def find_row(name: str) -> Row | None:
-    """A data set's row (of VALSE any piece has one, as the file may be the user's own); None for other data sets.
+    """Return a data set's row; of VALSE any piece has one, as the file may be the user's own; None for other data sets.
 
-    Raises:
-        ValueError: the name begins as one of these data sets', but there is no such part.
+    Raises ValueError if the name begins as one of these data sets', but there is no such part.
     """
     family, _, part = name.partition("/")
     if name not in ROWS and family == "valse" and re.fullmatch(r"[\w-]+", part):
@@ -75,11 +74,6 @@ class SelectionDataset(Dataset):
         return len(self.cases)
 
     def __getitem__(self, index: int) -> tuple[Tensor | Image.Image | list[Image.Image], list[str]]:
-        """Item `index`.
-
-        Raises:
-            ValueError: the image cannot be decoded.
-        """
         case = self.cases[index]
         images = [open_rgb(path, case.box) for path in case.images]
         if self.transform is not None:
@@ -92,7 +86,7 @@ class SelectionDataset(Dataset):
 
 def build_dataset(name: str, root: str | Path, transform: Callable[[Image.Image], Tensor] | None = None,
                   **options) -> SelectionDataset:
-    """Reads a data set from `root` (clip_benchmark's --dataset_root).
+    """Read a data set from `root` (clip_benchmark's --dataset_root).
 
     Args:
         name: one of `ROWS`.
@@ -101,9 +95,8 @@ def build_dataset(name: str, root: str | Path, transform: Callable[[Image.Image]
         options: of ARO Order: `perturbations`, the file of frozen negatives (perturb.py), by default beside the
             captions'; `tagger`, of parts of speech, for making them at first use.
 
-    Raises:
-        FileNotFoundError: a file, a folder or some images are missing; says which, what to fetch and the layout.
-        ValueError: unknown name, or the data are not in the format they should have; says which row.
+    Raises FileNotFoundError if something is missing, and says what to fetch and the layout; ValueError for an unknown
+    name, or data that are not in the format they should have.
     """
     row = find_row(name)
     if row is None:

@@ -29,7 +29,6 @@ LENGTHS = ("mean length", "references")
 
 
 def checked(name: str, value: object) -> object:
-    """A metric as it was read; raises TypeError for what a table cannot show."""
     kinds = {"scorer": (str,), "caption_length": (int, float, str)}.get(name, (int, float))
     shown = name in ("scorer", *COLUMNS.values()) or name.startswith("text_acc")
     if shown and value is not None and type(value) not in kinds:
@@ -38,10 +37,9 @@ def checked(name: str, value: object) -> object:
 
 
 def read_results(paths: list[str]) -> list[dict]:
-    """Contents of result files, and SugarCrepe's averages, of each model and settings, of complete groups.
+    """Return the contents of result files, and SugarCrepe's averages, of each model and settings, of complete groups.
 
-    Raises:
-        ValueError: a file that `clip_benchmark eval` did not write.
+    Raises ValueError for a file that `clip_benchmark eval` did not write.
     """
     results = []
     for path in paths:
@@ -69,7 +67,7 @@ def read_results(paths: list[str]) -> list[dict]:
 
 
 def markdown(results: list[dict]) -> str:
-    """One row per result; only columns that some row has. Accuracies and caption metrics times 100."""
+    """Return one row per result; only columns that some row has. Accuracies and caption metrics times 100."""
     def cell(result: dict, column: str) -> str | None:
         number = result["metrics"].get(COLUMNS[column])
         if number is None or isinstance(number, str):  # --caption_length auto
@@ -87,7 +85,6 @@ def markdown(results: list[dict]) -> str:
 
 
 def main() -> None:
-    """Prints the table of result files; exits with one line on bad input."""
     parser = argparse.ArgumentParser(prog="python -m clip_benchmark_ext.table", description=__doc__.split("\n")[0])
     parser.add_argument("results", nargs="+", metavar="RESULT.json", help="files that clip_benchmark eval wrote")
     logging.disable(logging.WARNING)  # a group without all of its subsets has no row, which is plain to see

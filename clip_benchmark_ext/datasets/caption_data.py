@@ -22,12 +22,10 @@ NAME = "__name__"  # of the image as its owner calls it: "filename" of KEY.json
 
 
 def decode_images(samples: Iterable[dict]) -> Iterator[dict]:
-    """A stage of a webdataset: each sample with its image, upright RGB, under DECODED, and the labels or captions.
+    """Yield each sample of a webdataset with its image, upright RGB, under DECODED, and the labels or captions.
 
-    Of other members webdataset would decode all that it knows, KEY.pyd by pickle.
-
-    Raises:
-        ValueError: names the shard and the key of a sample without an image that can be read.
+    Of other members webdataset would decode all that it knows, KEY.pyd by pickle. Raises ValueError that names the
+    shard and the key of a sample without an image that can be read.
     """
     for sample in samples:
         suffix = image_member(sample)
@@ -39,11 +37,6 @@ def decode_images(samples: Iterable[dict]) -> Iterator[dict]:
 
 
 def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tuple[Tensor, list[str], str, str]:
-    """Image, captions, key and file name of a sample of `decode_images`.
-
-    Raises:
-        ValueError: names the shard and the key of a sample without captions.
-    """
     name = f"{sample['__url__']}, sample {sample['__key__']}"
     if "txt" not in sample:
         raise ValueError(f"{name}: captioning needs an image and a .txt, a caption a line")
@@ -55,7 +48,7 @@ def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tup
 
 
 def with_keys(dataset: Dataset, transform: Callable) -> Dataset:
-    """clip_benchmark's data set; the samples of a webdataset become (image, captions, key, file name)."""
+    """Let the samples of a webdataset become (image, captions, key, file name); other data sets stay as they are."""
     if not hasattr(dataset, "pipeline"):
         return dataset
     dataset.pipeline = dataset.pipeline[:-3]  # upstream's last stages: decode, pick two members, transform
@@ -63,11 +56,7 @@ def with_keys(dataset: Dataset, transform: Callable) -> Dataset:
 
 
 def read_batch(number: int, batch: Sequence, dataloader: DataLoader) -> tuple[list[str], Tensor, list[list[str]]]:
-    """Ids, images [B, 3, H, W] and references of a batch.
-
-    Raises:
-        ValueError: an image has no captions.
-    """
+    """Return ids, images [B, 3, H, W] and references of a batch. Raises ValueError if an image has no captions."""
     images, references, *keys = batch
     ids = list(keys[0]) if keys else [str(number * dataloader.batch_size + i) for i in range(len(images))]
     texts = []
@@ -79,7 +68,7 @@ def read_batch(number: int, batch: Sequence, dataloader: DataLoader) -> tuple[li
 
 
 def unique_ids(ids: Sequence[str]) -> list[str]:
-    """Ids, with the place in the data set added where one comes again (keys that start anew in every shard)."""
+    """Return ids with the place in the data set added where one comes again (keys that start anew in every shard)."""
     seen, unique = set(), []
     for place, i in enumerate(ids):
         unique.append(f"{i}#{place}" if i in seen else i)

@@ -27,14 +27,12 @@ LEVELS = {
 
 
 def noise(image: torch.Tensor, sigma: float) -> torch.Tensor:
-    """Independent noise of each channel and pixel; uint8 [3, H, W]."""
     seed = int.from_bytes(hashlib.sha256(image.numpy().tobytes()).digest()[:8], "big") >> 1
     noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(seed))
     return (image + 255 * sigma * noise).round().clamp(0, 255).to(torch.uint8)
 
 
 def blur(image: torch.Tensor, sigma: float) -> torch.Tensor:
-    """`sigma` in pixels of an image whose shorter side is 224; uint8 [3, H, W]."""
     shorter = min(image.shape[1:])
     sigma *= shorter / SIDE
     kernel = 2 * min(round(4 * sigma) + 1, (shorter - 1) // 2) + 1  # odd, and no longer than the image is reflected
@@ -58,11 +56,7 @@ class Corruption(NamedTuple):
 
 
 def parse(spec: str) -> Corruption:
-    """A corruption of NAME:SEVERITY.
-
-    Raises:
-        ValueError: there is no such.
-    """
+    """Return the corruption of NAME:SEVERITY. Raises ValueError if there is no such."""
     name, _, severity = spec.partition(":")
     if name not in LEVELS or severity not in tuple("012345"):
         raise ValueError(f"--corruption {spec} is not NAME:SEVERITY, {', '.join(LEVELS)} and 0 to 5")

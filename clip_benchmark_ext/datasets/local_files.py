@@ -27,20 +27,12 @@ class Source:
 
 
 def open_rgb(path: Path, box: tuple[int, int, int, int] | None = None) -> Image.Image:
-    """An image as RGB (some of COCO's are grey), upright, of `box` (left, upper, right, lower) in its pixels as stored.
-
-    Raises:
-        ValueError: it cannot be decoded.
-    """
+    """Open an image as upright RGB, of `box` (left, upper, right, lower) in its pixels as stored."""
     return decode_image(path, box=box)
 
 
 def find(source: Source, name: str, root: Path) -> Path:
-    """The annotation file, in the first folder below `root` that has it.
-
-    Raises:
-        FileNotFoundError: none has it; says where to get it.
-    """
+    """Return the annotation file in the first folder below `root` that has it, or raise FileNotFoundError."""
     for folder in source.folders:
         if (path := root / folder / source.file).is_file():
             return path
@@ -48,11 +40,7 @@ def find(source: Source, name: str, root: Path) -> Path:
 
 
 def image_folder(source: Source, name: str, path: Path) -> Path:
-    """The first folder for images that exists beside the annotation file.
-
-    Raises:
-        FileNotFoundError: there is none; says where to get it.
-    """
+    """Return the first folder for images that exists beside the annotation file, or raise FileNotFoundError."""
     for folder in source.images:
         if (candidate := path.parent / folder).is_dir():
             return candidate
@@ -61,12 +49,7 @@ def image_folder(source: Source, name: str, path: Path) -> Path:
 
 
 def need_images(source: Source, name: str, folder: Path, rows: list[tuple[Path, ...]]) -> None:
-    """Checks that every image of every row is there.
-
-    Raises:
-        FileNotFoundError: some are missing; one message says how many, and where to get them.
-        ValueError: there are no rows.
-    """
+    """Raise FileNotFoundError, in one message, unless every image of every row is there; ValueError without rows."""
     if not rows:
         raise ValueError(f"{name}: {source.file} has no rows")
     missing = {path for path in {path for row in rows for path in row} if not path.is_file()}
@@ -77,16 +60,11 @@ def need_images(source: Source, name: str, folder: Path, rows: list[tuple[Path, 
 
 
 def how_to_get(source: Source) -> str:
-    """What to fetch, from where, and the folder it should make."""
     return f"Fetch {source.fetch}. The folder given by --dataset_root (ROOT) should then hold: {source.layout}"
 
 
 def inside(folder: Path, name: str, path: Path, row: str | int) -> Path:
-    """`folder`/`name`, if that cannot lead out of the folder: names in a data file are not to be trusted.
-
-    Raises:
-        ValueError: the name is empty, absolute, has "..", a backslash, a drive or a NUL.
-    """
+    """Return `folder`/`name`. Raises ValueError if that could lead out of the folder."""
     parts = PurePosixPath(name).parts
     if (not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name
             or PureWindowsPath(name).drive):
@@ -95,11 +73,7 @@ def inside(folder: Path, name: str, path: Path, row: str | int) -> Path:
 
 
 def read_json(path: Path, kind: type) -> dict | list:
-    """The content of a JSON file whose outermost value must be of `kind`.
-
-    Raises:
-        ValueError: it is not, or not JSON.
-    """
+    """Return the content of a JSON file. Raises ValueError if its outermost value is not of `kind`."""
     try:
         content = parse_json(path.read_bytes())
     except ValueError as error:
@@ -110,11 +84,7 @@ def read_json(path: Path, kind: type) -> dict | list:
 
 
 def value(row: dict, key: str, kind: type | tuple[type, ...], path: Path, number: str | int):
-    """row[key], of the right kind.
-
-    Raises:
-        ValueError: it is missing, or of another kind.
-    """
+    """Return row[key]. Raises ValueError if it is missing, or of another kind."""
     value = row.get(key) if isinstance(row, dict) else None
     if not isinstance(value, kind):
         raise ValueError(f"{path}, row {number}: {key!r} is missing or of a wrong kind ({value!r})")
@@ -122,5 +92,4 @@ def value(row: dict, key: str, kind: type | tuple[type, ...], path: Path, number
 
 
 def texts(row: dict, keys: Iterable[str], path: Path, number: str | int) -> list[str]:
-    """The values of several keys, all of them texts."""
     return [value(row, key, str, path, number) for key in keys]

@@ -37,16 +37,12 @@ Tokenizer = Callable[[str], list[str]]
 
 
 def pre_caption(text: str, max_words: int = MAX_WORDS) -> str:
-    """Lower case, . ! " ( ) * # : ; ~ as spaces, single spaces, and only the first `max_words` words."""
+    """Return lower case, . ! " ( ) * # : ; ~ as spaces, single spaces, and only the first `max_words` words."""
     return " ".join(re.sub(r'[.!"()*#:;~]', " ", text.lower()).split()[:max_words])
 
 
 def treebank_tokenizer() -> Tokenizer:
-    """nltk's `word_tokenize` without its data: the same words, in sentences as they are found without a trained model.
-
-    Raises:
-        ModuleNotFoundError: nltk is not installed.
-    """
+    """Return nltk's `word_tokenize` without its data: sentences are found without a trained model."""
     import nltk  # optional: only this function needs it
     from nltk.tokenize import NLTKWordTokenizer, PunktSentenceTokenizer
 
@@ -60,7 +56,6 @@ def treebank_tokenizer() -> Tokenizer:
 
 
 def _permute(tokens: list[str], slots: list[int], rng: random.Random) -> None:
-    """Permutes the tokens at `slots` among themselves, in place."""
     moved = [tokens[i] for i in slots]
     rng.shuffle(moved)
     for i, token in zip(slots, moved, strict=True):
@@ -68,7 +63,7 @@ def _permute(tokens: list[str], slots: list[int], rng: random.Random) -> None:
 
 
 def shuffle_nouns_and_adj(tagged: list[tuple[str, str]], rng: random.Random) -> str:
-    """Permutes the nouns among the places of nouns, and apart from that the adjectives among those of adjectives."""
+    """Permute the nouns among the places of nouns, and the adjectives among those of adjectives."""
     tokens = [token for token, _ in tagged]
     for tags in (NOUN_TAGS, ADJECTIVE_TAGS):
         _permute(tokens, [i for i, (_, tag) in enumerate(tagged) if tag in tags], rng)
@@ -76,19 +71,18 @@ def shuffle_nouns_and_adj(tagged: list[tuple[str, str]], rng: random.Random) -> 
 
 
 def shuffle_allbut_nouns_and_adj(tagged: list[tuple[str, str]], rng: random.Random) -> str:
-    """Permutes all tokens that are neither nouns nor adjectives among their places."""
+    """Permute all tokens that are neither nouns nor adjectives among their places."""
     tokens = [token for token, _ in tagged]
     _permute(tokens, [i for i, (_, tag) in enumerate(tagged) if tag not in NOUN_TAGS | ADJECTIVE_TAGS], rng)
     return " ".join(tokens)
 
 
 def trigrams(tokens: list[str]) -> list[list[str]]:
-    """Cuts tokens into chunks of three; the last one may be shorter."""
     return [tokens[i : i + 3] for i in range(0, len(tokens), 3)]
 
 
 def shuffle_within_trigrams(tokens: list[str], rng: random.Random) -> str:
-    """Permutes the tokens inside every chunk of three; the chunks stay where they are."""
+    """Permute the tokens inside every chunk of three; the chunks stay where they are."""
     chunks = trigrams(tokens)
     for chunk in chunks:
         rng.shuffle(chunk)
@@ -96,14 +90,14 @@ def shuffle_within_trigrams(tokens: list[str], rng: random.Random) -> str:
 
 
 def shuffle_trigrams(tokens: list[str], rng: random.Random) -> str:
-    """Permutes the chunks of three; the order inside a chunk stays."""
+    """Permute the chunks of three; the order inside a chunk stays."""
     chunks = trigrams(tokens)
     rng.shuffle(chunks)
     return " ".join(token for chunk in chunks for token in chunk)
 
 
 def perturb(caption: str, tagger: Tagger, tokenizer: Tokenizer, rng: random.Random) -> list[str]:
-    """The four negatives of one raw caption, in the order of `PERTURBATIONS`, each through `pre_caption`."""
+    """Return the four negatives of one raw caption, in the order of `PERTURBATIONS`, each through `pre_caption`."""
     tagged, tokens = tagger(caption), tokenizer(caption)
     texts = (
         shuffle_nouns_and_adj(tagged, rng),
@@ -115,11 +109,7 @@ def perturb(caption: str, tagger: Tagger, tokenizer: Tokenizer, rng: random.Rand
 
 
 def spacy_tagger() -> Tagger:
-    """spaCy's `en_core_web_sm`, as in the official code.
-
-    Raises:
-        ModuleNotFoundError, OSError: spaCy or its English model is not installed.
-    """
+    """Return spaCy's `en_core_web_sm`, as in the official code."""
     import spacy  # optional: only this function needs it
 
     nlp = spacy.load("en_core_web_sm", disable=["parser", "ner", "lemmatizer"])  # none of them changes a tag
@@ -134,7 +124,7 @@ def spacy_tagger() -> Tagger:
 def frozen_options(
     path: str | Path, dataset: str, captions: Iterable[str], tagger: Tagger | None = None
 ) -> tuple[list[list[str]], str]:
-    """The five options of every caption, the right one first, from the frozen file; made at first use.
+    """Return the five options of every caption, the right one first, from the frozen file; made at first use.
 
     Args:
         path: the frozen file; written if it is not there.
@@ -145,9 +135,8 @@ def frozen_options(
     Returns:
         N lists of five texts, and the file's SHA-256.
 
-    Raises:
-        FileNotFoundError: there is no file and no tagger to make it with, or nowhere to write it.
-        ValueError: the file was changed after it was made, or belongs to other captions.
+    Raises FileNotFoundError if there is no file, and no tagger or nowhere to make it with, ValueError if the file was
+    changed after it was made, or belongs to other captions.
     """
     path, captions = Path(path), list(captions)
     if not path.is_file():
@@ -174,11 +163,6 @@ def frozen_options(
 
 
 def _freeze(path: Path, dataset: str, captions: list[str], tagger: Tagger | None) -> None:
-    """Makes the perturbations of all captions and writes them under their hash.
-
-    Raises:
-        FileNotFoundError: spaCy or nltk is not installed, or the file cannot be written.
-    """
     try:
         tagger, tokenizer = tagger or spacy_tagger(), treebank_tokenizer()
     except (ImportError, OSError) as error:
@@ -209,5 +193,4 @@ def _freeze(path: Path, dataset: str, captions: list[str], tagger: Tagger | None
 
 
 def _sha256(content: dict) -> str:
-    """SHA-256 of the canonical JSON of a file's content without its hash."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -41,12 +41,9 @@ Read = tuple[list[Case], dict]  # cases, and facts about them: numbers and texts
 
 
 def sugar_crepe(name: str, root: Path, **_) -> Read:
-    """A dict from keys (with gaps) to filename, caption, negative_caption. Official: github.com/RAIVNLab/sugar-crepe.
+    """Read keys (with gaps) to filename, caption, negative_caption. Official: github.com/RAIVNLab/sugar-crepe.
 
     A file `rows_with_image.json` ({subset: [keys]}) beside it restricts the set to those rows.
-
-    Raises:
-        ValueError: it names rows that are not there.
     """
     subset = name.partition("/")[2]
     source = Source(
@@ -80,11 +77,7 @@ def sugar_crepe(name: str, root: Path, **_) -> Read:
 
 
 def visual_genome(name: str, root: Path, **_) -> Read:
-    """ARO's VG-Relation and VG-Attribution: a list of crops with a true and a false caption.
-
-    Raises:
-        ValueError: a box is empty, or attributes are not two.
-    """
+    """Read ARO's VG-Relation and VG-Attribution: a list of crops with a true and a false caption."""
     part = name.partition("/")[2]
     file, drive_id = {
         "vg_relation": ("visual_genome_relation.json", "1kX2iCHEv0CADL8dSO1nMdW-V0NqIAiP3"),
@@ -115,11 +108,7 @@ def visual_genome(name: str, root: Path, **_) -> Read:
 
 
 def order(name: str, root: Path, perturbations: str | Path | None = None, tagger: Tagger | None = None) -> Read:
-    """ARO's COCO-Order and Flickr30k-Order: one case per caption of Karpathy's test split, five word orders each.
-
-    Raises:
-        ValueError: a caption is not a text.
-    """
+    """Read ARO's COCO-Order and Flickr30k-Order: a case per caption of Karpathy's test split, five word orders each."""
     part = name.partition("/")[2]
     file, archive, layout = {
         "coco_order": ("coco_karpathy_test.json", "http://images.cocodataset.org/zips/val2014.zip", "val2014/*.jpg"),
@@ -146,11 +135,7 @@ def order(name: str, root: Path, perturbations: str | Path | None = None, tagger
 
 
 def winoground(name: str, root: Path, **_) -> Read:
-    """Two images, two captions of the same words. Official: huggingface.co/datasets/facebook/winoground (gated).
-
-    Raises:
-        ValueError: a line is not JSON.
-    """
+    """Read two images, two captions of the same words: huggingface.co/datasets/facebook/winoground (gated)."""
     source = Source(
         file="examples.jsonl",
         folders=("", "data", "winoground", "winoground/data"),
@@ -181,7 +166,7 @@ def winoground(name: str, root: Path, **_) -> Read:
 
 
 def valse(name: str, root: Path, **_) -> Read:
-    """A caption and a foil; rows that at least two of three annotators confirmed, as the official README asks."""
+    """Read a caption and a foil of rows that two of three annotators confirmed, as the official README asks."""
     piece = name.partition("/")[2]
     source = Source(
         file=f"{piece}.json",

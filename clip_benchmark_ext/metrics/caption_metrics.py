@@ -58,14 +58,13 @@ class CaptionScores(NamedTuple):
 def score_captions(
         candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]],
 ) -> CaptionScores:
-    """Bleu_1 to Bleu_4, METEOR, ROUGE_L, CIDEr and SPICE, those that can be computed here; warns of the others.
+    """Return Bleu_1 to Bleu_4, METEOR, ROUGE_L, CIDEr and SPICE, those that can be computed here; warn of the others.
 
     Args:
         candidates: one caption per image.
         references: any number of captions of each image, at least one.
 
-    Raises:
-        ValueError: the images are not the same, or there are none, or something is no caption.
+    Raises ValueError if the images are not the same, or there are none, or something is no caption.
     """
     check(candidates, references)
     counts = [len(references[i]) for i in candidates]
@@ -116,7 +115,6 @@ def score_captions(
 
 
 def check(candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> None:
-    """Raises ValueError, in one line, unless there is one text, and a list of at least one, for every image."""
     if not candidates:
         raise ValueError("there are no captions to score")
     for one, other, what in ((candidates, references, "references"), (references, candidates, "a caption")):
@@ -134,12 +132,10 @@ def check(candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequ
 
 
 def check_idf(references: Sequence[Sequence[str]]) -> None:
-    """Warns of images of which CIDEr says nothing, as each word of their references is in those of all images.
+    """Warn of images of which CIDEr says nothing, as each word of their references is in those of all images.
 
     It weighs words by how few of these very images have them (idf): such images get 0 whatever their captions are.
-
-    Raises:
-        ValueError: all images are of that kind, as is one alone.
+    Raises ValueError if all images are of that kind, as is one alone.
     """
     words = [{word for text in texts for word in ngrams(text.split())} for texts in references]
     images = Counter(word for of_image in words for word in of_image)
@@ -154,12 +150,10 @@ def check_idf(references: Sequence[Sequence[str]]) -> None:
 
 
 def ngrams(words: Sequence[str]) -> list[tuple[str, ...]]:
-    """Of one to four words, as CIDEr counts them."""
     return [tuple(words[i:i + n]) for n in range(1, 5) for i in range(len(words) - n + 1)]
 
 
 def mean_words(captions: Sequence[str]) -> float:
-    """Of tokenized captions."""
     return sum(len(caption.split()) for caption in captions) / len(captions)
 
 
@@ -167,7 +161,6 @@ def mean_words(captions: Sequence[str]) -> float:
 
 
 def split_words(captions: Sequence[str]) -> tuple[list[str], str]:
-    """Captions as words with single spaces, and how they were split: "PTB", or "plain" with a warning."""
     try:
         return ptb_words(captions), "PTB"
     except (OSError, ValueError, subprocess.SubprocessError) as problem:
@@ -177,11 +170,7 @@ def split_words(captions: Sequence[str]) -> tuple[list[str], str]:
 
 
 def ptb_words(captions: Sequence[str]) -> list[str]:
-    """As the COCO evaluation: Stanford's PTB tokenizer, lower case, without punctuation.
-
-    Raises:
-        OSError, ValueError, subprocess.SubprocessError: there is no Java, or it fails.
-    """
+    """Return words as the COCO evaluation: Stanford's PTB tokenizer, lower case, without punctuation."""
     lines = run_java("-cp", PTB_JAR, "edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase",
                      text="".join(f"{one_line(caption)}\n" for caption in captions),
                      seconds=patience(len(captions))).split("\n")[:-1]
@@ -191,19 +180,17 @@ def ptb_words(captions: Sequence[str]) -> list[str]:
 
 
 def plain_words(caption: str) -> str:
-    """What the PTB tokenizer makes of nearly every caption, without Java."""
+    """Return the words that the PTB tokenizer makes of nearly every caption, without Java."""
     text = re.sub(r"\bcannot\b", "can not", caption.lower().replace("’", "'").replace('"', " "))
     text = re.sub(r"(?<=\w)(n't|'(?:s|re|ve|ll|d|m))\b", r" \1", text)
     return without_punctuation([PTB_BRACKETS.get(word, word) for word in PLAIN_WORD.findall(text)])
 
 
 def without_punctuation(words: Sequence[str]) -> str:
-    """Removes what pycocoevalcap removes: no brackets, as it names them in capitals and the words are in lower case."""
     return " ".join(word for word in words if word not in PUNCTUATIONS)
 
 
 def one_line(caption: str) -> str:
-    """Java programs are sent a caption a line, and Unicode has many line ends."""
     return " ".join(caption.split())
 
 
@@ -211,7 +198,6 @@ def one_line(caption: str) -> str:
 
 
 def java() -> str:
-    """The program. Raises FileNotFoundError if there is none."""
     path = shutil.which("java")
     if path is None:
         raise FileNotFoundError(NO_JAVA)
@@ -219,17 +205,11 @@ def java() -> str:
 
 
 def patience(captions: int) -> float:
-    """Seconds after which a Java program is given up."""
     return START_SECONDS + CAPTION_SECONDS * captions
 
 
 def run_java(*arguments: str | Path, text: str = "", seconds: float = START_SECONDS) -> str:
-    """Standard output of a Java program that is sent a text.
-
-    Raises:
-        FileNotFoundError: there is no Java. ValueError: it failed; the message has the exception that it printed.
-        subprocess.TimeoutExpired: it took longer than `seconds`.
-    """
+    """Return what a Java program prints that is sent a text. Raises OSError, ValueError or TimeoutExpired."""
     done = subprocess.run([java(), *map(str, arguments)], input=text.encode(errors="replace"), capture_output=True,
                           timeout=seconds)
     if done.returncode:
@@ -238,20 +218,16 @@ def run_java(*arguments: str | Path, text: str = "", seconds: float = START_SECO
 
 
 def failure(errors: bytes) -> str:
-    """One line of what Java wrote: the exception rather than where it was thrown."""
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
     shown = [line for line in lines if "Exception" in line or "Error" in line] or lines or ["it says nothing"]
     return f"its Java program failed (it was made for Java 8): {shown[0].strip()}"
 
 
 def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """METEOR 1.5 of tokenized captions, over all of them.
+    """Return METEOR 1.5 of tokenized captions, over all of them.
 
     Its protocol: a line per caption is answered by the caption's statistics; a line with all of these is answered by a
     score for each, and the score of all.
-
-    Raises:
-        FileNotFoundError: there is no Java. ValueError: it failed, or has not answered in time.
     """
     def sentence(text: str) -> str:
         return text.replace("|||", " ")  # separates the fields
@@ -286,13 +262,10 @@ def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> fl
 
 
 def spice(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """SPICE of tokenized captions, mean over images, to the three digits that its program prints.
+    """Return SPICE of tokenized captions, mean over images, to the three digits that its program prints.
 
     Its file of results needs the JavaScript engine that Java 15 dropped, and its cache a native library: neither is
     asked for, and any Java will do.
-
-    Raises:
-        FileNotFoundError: no Java, or no language models. ValueError, subprocess.TimeoutExpired: see `run_java`.
     """
     java()
     if not all(path.exists() for path in SPICE_MODELS):

@@ -23,11 +23,7 @@ PREFIX = "A photo depicts "  # before candidates and references
 
 
 def load(name: str | None, pretrained: str | None, device: str) -> Clip:
-    """`integration.clip.load` of the two flags.
-
-    Raises:
-        ValueError, FileNotFoundError: in one line, if one of them is missing, or there is no such model.
-    """
+    """Load the CLIP of the two flags. Raises ValueError if one of them is missing, or there is no such model."""
     if name is None:
         raise ValueError(f"--clipscore_pretrained {pretrained} needs --clipscore_model, the architecture")
     if pretrained is None and ":" not in name:  # local-dir:, hf-hub:
@@ -36,21 +32,14 @@ def load(name: str | None, pretrained: str | None, device: str) -> Clip:
 
 
 def clip_scores(image_embs: Tensor, caption_embs: Tensor) -> Tensor:
-    """CLIP-S = 2.5 max(cos(caption, image), 0), [N].
-
-    Args:
-        image_embs: [N, D], of any length.
-        caption_embs: [N, D], of candidates with the prefix.
-    """
+    """Return CLIP-S = 2.5 max(cos(caption, image), 0), [N], of embeddings [N, D] of any length."""
     return WEIGHT * F.cosine_similarity(image_embs, caption_embs, dim=-1).clamp(min=0)
 
 
 def ref_clip_scores(image_embs: Tensor, caption_embs: Tensor, reference_embs: Sequence[Tensor]) -> Tensor:
-    """RefCLIP-S, the harmonic mean of CLIP-S and max(max over references of cos(caption, reference), 0), [N].
+    """Return RefCLIP-S, the harmonic mean of CLIP-S and max(max over references of cos(caption, reference), 0), [N].
 
-    Args:
-        image_embs, caption_embs: see `clip_scores`.
-        reference_embs: N times [R, D], of references with the prefix.
+    `reference_embs` are N times [R, D]; all texts have the prefix.
     """
     with_image = clip_scores(image_embs, caption_embs)
     with_text = torch.stack([F.cosine_similarity(caption[None], texts, dim=-1).max()
@@ -61,7 +50,6 @@ def ref_clip_scores(image_embs: Tensor, caption_embs: Tensor, reference_embs: Se
 
 @torch.no_grad()
 def encode_texts(clip: Clip, texts: Sequence[str], device: str) -> Tensor:
-    """[len(texts), D], shared by all processes."""
     batches = [texts[i:i + TEXTS_PER_BATCH] for i in range(0, len(texts), TEXTS_PER_BATCH)]
     return torch.cat(merge([
         (i, encode_text(clip.model, clip.tokenizer([PREFIX + text for text in batch]), device).float().cpu())
@@ -71,7 +59,7 @@ def encode_texts(clip: Clip, texts: Sequence[str], device: str) -> Tensor:
 @torch.no_grad()
 def evaluate(clip: Clip, dataloader: Iterable, captions: Mapping[str, str], references: Mapping[str, Sequence[str]],
              device: str) -> dict[str, list[float]]:
-    """CLIPScore and RefCLIPScore of each image, in the loader's order.
+    """Return CLIPScore and RefCLIPScore of each image, in the loader's order.
 
     Args:
         dataloader: the images, by the model's own transform.

@@ -18,14 +18,12 @@ from .named_words import normal
 
 
 def div(captions: Sequence[str], n: int) -> float:
-    """Distinct n-grams per word, of captions whose words stand between spaces; 0 of no words."""
     words = [caption.split() for caption in captions]
     grams = {tuple(text[i:i + n]) for text in words for i in range(len(text) - n + 1)}
     return len(grams) / max(sum(map(len, words)), 1)
 
 
 def m_bleu(samples: Mapping[str, Sequence[str]]) -> float:
-    """BLEU-4 of each image's k-th caption against its others, the mean over k."""
     count = len(next(iter(samples.values())))
     scores = []
     for k in range(count):
@@ -36,10 +34,9 @@ def m_bleu(samples: Mapping[str, Sequence[str]]) -> float:
 
 
 def read_train_captions(path: str) -> set[str]:
-    """The captions of training shards, all those of KEY.txt, or of a text file, one a line.
+    """Return the captions of training shards, all those of KEY.txt, or of a text file, one a line.
 
-    Raises:
-        FileNotFoundError, ValueError: it is not there, is damaged, or holds no caption.
+    Raises FileNotFoundError or ValueError if it is not there, is damaged, or holds no caption.
     """
     if not path.endswith(".tar"):
         texts = read_lines(path)
@@ -53,7 +50,7 @@ def read_train_captions(path: str) -> set[str]:
 
 
 def metrics(samples: Mapping[str, Sequence[str]], train: set[str] | None = None) -> tuple[dict, dict]:
-    """Metrics, and those that are means over images for each image.
+    """Return metrics, and those that are means over images for each image.
 
     Args:
         samples: as many captions of every image, two or more.

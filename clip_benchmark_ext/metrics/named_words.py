@@ -26,18 +26,15 @@ SINGULARS = PLURALS | {f"{noun}s": noun for noun in KINDS["nouns"]}
 
 
 def normal(caption: str) -> str:
-    """Without letter case, and with one space between words."""
     return " ".join(caption.lower().split())
 
 
 def named(caption: str) -> dict[str, set[str]]:
-    """The words of each kind that a caption names."""
     text = re.sub(r"[a-z]+", lambda word: SINGULARS.get(word[0], word[0]), caption.lower())
     return {kind: set(pattern.findall(text)) for kind, pattern in PATTERNS.items()}
 
 
 def repeats(caption: str) -> int:
-    """How many words stand twice in a row: "a a a dog" has two."""
     words = caption.lower().split()
     return sum(a == b for a, b in zip(words, words[1:], strict=False))
 
@@ -46,7 +43,6 @@ Measured = tuple[dict, dict, dict]  # metrics; by metric each image's value, and
 
 
 def weighted_means(columns: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Measured:
-    """Of (values, weights) by metric; what has no weight at all is left out."""
     columns = {name: column for name, column in columns.items() if any(column[1])}
     means = {name: sum(v * w for v, w in zip(*column, strict=True)) / sum(column[1])
              for name, column in columns.items()}
@@ -54,14 +50,12 @@ def weighted_means(columns: Mapping[str, tuple[Sequence[float], Sequence[float]]
 
 
 def metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Measured:
-    """Of captions by image.
+    """Return the metrics of captions by image.
 
-    Returns:
-        `hallucinating_captions`, the share of captions that name a noun or a colour which no reference of the image
-        has, and `hallucinated_words`, the share of the nouns and colours named that are such; `recall_KIND`, the share
-        of what the references name that the caption does; `repeated_words`, words a caption that stand twice in a row;
-        `exact_match`, the share of captions that equal a reference, letter case and spaces apart. Shares of nothing
-        are left out.
+    `hallucinating_captions`, the share of captions that name a noun or a colour which no reference of the image has;
+    `hallucinated_words`, the share of the nouns and colours named that are such; `recall_KIND`, the share of what the
+    references name that the caption does; `repeated_words`, words a caption that stand twice in a row; `exact_match`,
+    the share of captions that equal a reference, letter case and spaces apart. Shares of nothing are left out.
     """
     columns = {name: ([], []) for name in ("hallucinating_captions", "hallucinated_words", "repeated_words",
                                            "exact_match", *(f"recall_{kind}" for kind in KINDS))}
@@ -84,11 +78,10 @@ def metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]
 
 
 def phrase_metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]], phrase: str) -> Measured:
-    """How often captions contain a phrase, where it is true and where it is not.
+    """Return how often captions contain a phrase, where it is true and where it is not.
 
-    Returns:
-        `phrase_recall`, of the images whose references have the phrase the share whose caption has it, and
-        `phrase_false_alarms`, the share of the others. Shares of nothing are left out.
+    `phrase_recall`, of the images whose references have the phrase the share whose caption has it, and
+    `phrase_false_alarms`, the share of the others. Shares of nothing are left out.
     """
     pattern = re.compile(rf"\b{re.escape(phrase.lower())}\b")
     found = [float(bool(pattern.search(caption.lower()))) for caption in captions.values()]

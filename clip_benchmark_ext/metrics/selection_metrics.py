@@ -79,17 +79,12 @@ class Metric(NamedTuple):
 
 
 def debiased_score(conditional: np.ndarray, blind: np.ndarray, alpha: float = 1.0) -> np.ndarray:
-    """log p(c|i) - alpha * log p(c): what the image adds to the caption's likelihood. alpha = 1 is the PMI.
-
-    Args:
-        conditional: log p(c|i), [C] or [I, C].
-        blind: log p(c), of the same shape or [C].
-    """
+    """Return log p(c|i) - alpha * log p(c), what the image adds to the likelihood; alpha = 1 is the PMI."""
     return np.asarray(conditional, dtype=np.float64) - alpha * np.asarray(blind, dtype=np.float64)
 
 
 def symmetric_relations() -> frozenset[str]:
-    """The 157 relations that ARO's notebook leaves out of the VG-Relation average, where it calls them `symmetric`.
+    """Return the 157 relations that ARO's notebook leaves out of the VG-Relation average and calls `symmetric`.
 
     Source: github.com/mertyg/vision-language-models-are-bows, notebooks/"Replicate ARO! VG-Relation, VG-Attribution".
     """
@@ -98,7 +93,6 @@ def symmetric_relations() -> frozenset[str]:
 
 
 def has_same_words(case: Case) -> bool:
-    """Whether a wrong caption, not equal to the right one, has its words, each as often: case and punctuation apart."""
     right, *wrong = (sorted(re.findall(r"[\w']+", caption.lower())) for caption in case.captions)
     return any(words == right for words, caption in zip(wrong, case.captions[1:], strict=True)
                if caption != case.captions[0])
@@ -106,20 +100,18 @@ def has_same_words(case: Case) -> bool:
 
 def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Sequence[Case],
                       surfaces: Mapping[str, Callable[[str], object]] = SURFACES) -> tuple[dict, dict]:
-    """The metrics of one data set; names and rules are at the head of this file.
+    """Return the metrics of one data set; names and rules are at the head of this file.
 
     Args:
-        metric: of the data set's row in datasets.py.
+        metric: of the data set's row in selection_datasets.py.
         scores: per row ("plain", "blind", "debiased", ...) one array [C] or [I, C] per case, in the order of `cases`.
-        cases: the cases scored.
         surfaces: by name what of a caption is compared.
 
     Returns:
         numbers and texts only, ready for clip_benchmark's result file; and what each case adds to the accuracies by
         caption, as `results.write_items` takes it.
 
-    Raises:
-        ValueError: a row has another number of cases, an array another shape, or a score is NaN.
+    Raises ValueError if a row has another number of cases, an array another shape, or a score is NaN.
     """
     same_words = np.array([has_same_words(case) for case in cases])
     differs = {name: np.array([len(set(map(surface, case.captions))) > 1 for case in cases])
@@ -154,7 +146,6 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
 
 
 def _items(metric: Metric, right: Mapping[str, list[int]], cases: Sequence[Case]) -> dict:
-    """By accuracy, the value of each case, and its weight in the mean; `right` by the row's suffix."""
     items: dict = {"values": {}, "weights": {}}
     sizes = Counter(case.group for case in cases)
     kept = metric.groups(sizes) if metric.groups else None
@@ -171,13 +162,10 @@ def _items(metric: Metric, right: Mapping[str, list[int]], cases: Sequence[Case]
 
 
 def clip_benchmarks_metrics(scores: Sequence[np.ndarray]) -> dict[str, float]:
-    """What clip_benchmark itself reports, to compare with its tables: other numbers under other names.
+    """Return what clip_benchmark itself reports, to compare with its tables: other numbers under other names.
 
     It is the mean over all cases, whatever the official average leaves out, and of equal scores the first counts,
-    which is the right caption's.
-
-    Args:
-        scores: [C] or [I, C] of each case.
+    which is the right caption's. `scores` are [C] or [I, C] of each case.
     """
     right = []
     for array in map(np.atleast_2d, scores):
@@ -226,7 +214,6 @@ RELATIONS, ATTRIBUTES, ORDERS = _grouped(_relations), _grouped(_attributes), Met
 
 
 def group_accuracies(correct: Sequence[bool], cases: Sequence[Case]) -> dict[str, tuple[float, int]]:
-    """Accuracy and number of cases of every `case.group`, e.g. of every relation of VG-Relation."""
     groups = defaultdict(list)
     for case, is_correct in zip(cases, correct, strict=True):
         groups[case.group].append(bool(is_correct))
@@ -234,7 +221,6 @@ def group_accuracies(correct: Sequence[bool], cases: Sequence[Case]) -> dict[str
 
 
 def _group_means(groups: Sequence[tuple[float, int]], cases: int) -> dict:
-    """Mean over the groups that the official metric keeps, and over their cases."""
     metrics = {"groups": len(groups), "cases_in_groups": sum(count for _, count in groups)}
     if not groups:
         reason = f"the official average keeps none of these {cases} cases"
@@ -296,10 +282,6 @@ def sugar_crepe_groups(results: Iterable[dict]) -> dict[str, dict]:
 
 
 def _outcome(array: np.ndarray) -> int:
-    """1: the right caption scores above all others, 0: a tie at the top decides, -1: another scores higher.
-
-    `array` [C] has the right one first; in [I, C] it is caption i for image i, and the worst outcome of the I counts.
-    """
     outcomes = []
     for right, scores in enumerate(np.atleast_2d(array)):
         best_wrong = np.delete(scores, right).max()
@@ -308,11 +290,6 @@ def _outcome(array: np.ndarray) -> int:
 
 
 def _checked(values: Sequence, cases: Sequence[Case], row: str) -> list[np.ndarray]:
-    """Scores as float64 arrays of the right shape, equal for equal texts.
-
-    Raises:
-        ValueError: there is not one array per case, its shape is another, or a score is NaN.
-    """
     if len(values) != len(cases):
         raise ValueError(f"{len(values)} {row} scores for {len(cases)} cases")
     arrays = []
@@ -329,5 +306,4 @@ def _checked(values: Sequence, cases: Sequence[Case], row: str) -> list[np.ndarr
 
 
 def _mean(values: Sequence) -> float:
-    """Mean as a Python float."""
     return float(np.mean(values))

@@ -51,12 +51,12 @@ CLIP_OPTIONS = ("clip", "clip_scale", "clip_top_k", "clip_rerank")
 
 def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mapping, blind: Tensor | None,
              guide: Guide | None = None, guidance_kl: list[Tensor] | None = None) -> Decoded:
-    """The captions of a batch; what is drawn depends on the seed and the batch's number alone.
+    """Decode the captions of a batch; what is drawn depends on the seed and the batch's number alone.
 
     Args:
         options: see `flags.decoding_options`.
         guide: of the batch, if CLIP helps.
-        guidance_kl: gets the strength of guidance (`unmask.guided`).
+        guidance_kl: gets the strength of guidance, of each step.
     """
     if guide is not None and options.get("clip_rerank"):
         options = {**options, "samples": options["clip_rerank"], "rerank": True}
@@ -74,7 +74,7 @@ def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mappi
 
 def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool, options: dict,
            key: dict, file: Path, clip: Clip | None, clip_images: DataLoader | None) -> dict[str, dict]:
-    """Notes every batch in this process's journal beside `file`; what all processes noted before is not done again.
+    """Note every batch in this process's journal beside `file`; what all processes noted before is not done again.
 
     Args:
         clip: helps, as the options say.
@@ -83,9 +83,6 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
     Returns:
         on every process captions, their numbers of tokens (without SOT and EOT) and of steps, references, samples,
         numbers of texts that CLIP read and the mean KL of guidance in the image's batch, each by image.
-
-    Raises:
-        ValueError: the data set is empty or has no captions; the length does not fit the model.
     """
     done = ChainMap(*(Rows(part, key, "batch") for part in journals(file)))
     if done and rank_and_size()[0] == 0:
@@ -128,12 +125,10 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
 
 
 def journals(file: Path) -> list[Path]:
-    """Those of all processes."""
     return sorted(file.parent.glob(f"{glob.escape(file.name)}.part*"))
 
 
 def read_captions(file: Path, key: dict) -> dict | None:
-    """What was saved for this very key; None if there is no such file."""
     try:
         saved = json.loads(file.read_text())
         return saved if saved["key"] == key and saved["captions"].keys() == saved["steps"].keys() else None
@@ -144,12 +139,6 @@ def read_captions(file: Path, key: dict) -> dict | None:
 def load_or_decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool,
                    options: dict, file: Path, facts: Mapping[str, str], clip: Clip | None,
                    clip_images: DataLoader | None) -> dict:
-    """What the file of captions holds; it is made if it is not there or was made of something else.
-
-    Args:
-        facts: what the file should say about the run.
-        clip, clip_images: see `decode`.
-    """
     key = {"model": fingerprint(getattr(model, "model", model)), "data": describe_data(dataloader), "decoding": options,
            "precision": precision(device, amp), **({"clip": fingerprint(clip.model)} if clip else {})}
     first = rank_and_size()[0] == 0
@@ -168,11 +157,6 @@ def load_or_decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Ca
 
 
 def load_clips(options: Mapping, clipscore: tuple[str | None, str | None], device: str) -> tuple:
-    """The CLIP that helps and the one that scores, None where there is none.
-
-    Raises:
-        ValueError: they are the same; or see `integration.clip.load`.
-    """
     judge = clipscore_module.load(*clipscore, device) if any(clipscore) else None
     clip = clip_models.load(*clip_models.parse(options["clip"]), device) if "clip" in options else None
     weights = [model.model.state_dict() for model in (judge, clip) if model]
@@ -185,13 +169,6 @@ def load_clips(options: Mapping, clipscore: tuple[str | None, str | None], devic
 
 def measure(saved: Mapping, phrase: str | None, train_captions: set[str] | None,
             of_clip: Mapping[str, list[float]]) -> dict:
-    """All metrics of captions, `NAME_missing` among them, and "items", those of single images.
-
-    Args:
-        phrase: see `named_words.phrase_metrics`.
-        train_captions: see `diversity.read_train_captions`.
-        of_clip: metrics of each image that are there already.
-    """
     captions, references = saved["captions"], saved["references"]
     scored = score_captions(captions, references)
     found, values, weights = named_words.metrics(captions, references)
@@ -215,11 +192,10 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
              load_clean: Callable[[Callable], DataLoader], device: str, amp: bool = True,
              clipscore: tuple[str | None, str | None] = (None, None), phrase: str | None = None,
              train_captions: str | None = None, verbose: bool = False) -> dict:
-    """Decodes, saves and scores; on all but the first of several processes the result is not complete.
+    """Decode, save and score captions; on all but the first of several processes the result is not complete.
 
     Args:
-        file: of the captions.
-        facts: what it should say about the run.
+        file: of the captions; `facts` is what it should say about the run.
         options: see `flags.decoding_options`.
         load: the same batches with another transform.
         load_clean: the same, of images that are not corrupted.

@@ -50,7 +50,7 @@ def evaluate(
         save_probe: str | None = None,
         note: str = "",
 ) -> dict:
-    """Trains a linear classifier on a model's image features and measures it on the test split.
+    """Train a linear classifier on a model's image features and measure it on the test split.
 
     Args:
         loaders: images and class ids to train on ("train"), on which to choose the weight decay ("val", if at all) and
@@ -58,18 +58,17 @@ def evaluate(
         feature: a kind of `feature_fn`; None is `default_feature`.
         fewshot_k: training images per class, drawn at random; -1 for all.
         batch_size, lr, epochs, seed: of the classifier's training (`train`); features and training share amp.
-        normalize: whether features are scaled to length 1.
-        val_proportion: instead of a "val" loader, the share of the training rows to set aside: those that upstream
-            would. Works for a stream (WebDataset) too, which upstream cannot split.
+        normalize: scale features to length 1.
+        val_proportion: instead of a "val" loader, the share of the training rows to set aside: those that
+            clip_benchmark would. Works for a stream (WebDataset) too, which clip_benchmark cannot split.
         save_probe: a safetensors file to write, with `weight` [C, D] and `bias` [C] of the logits.
         note: names the run in the metadata of the files.
 
     Returns:
-        lp_acc1, lp_acc5 (None, with the reason, for five or fewer classes), lp_mean_per_class_recall, weight_decay,
-        epochs, seed, fewshot_k, normalized, feature; items: for each test image whether its class was found.
+        lp_acc1, lp_acc5 (None, with the reason, for five or fewer classes), lp_mean_per_class_recall and the settings;
+        items: for each test image whether its class was found.
 
-    Raises:
-        ValueError: a class has fewer than fewshot_k images, the targets are no class ids, or an argument is unusable.
+    Raises ValueError if a class has fewer than fewshot_k images, or targets are not one class id per image.
     """
     if fewshot_k == 0 or epochs < 1:
         raise ValueError(f"fewshot_k is {fewshot_k} and epochs is {epochs}: give -1 or at least 1, and at least 1")
@@ -141,11 +140,6 @@ def _load_splits(
         model: torch.nn.Module, loaders: dict[str, DataLoader], kind: str, normalize: bool, amp: bool,
         device: str | torch.device, folder: str, note: str,
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """The features [N, D] and targets [N] of each split, from their files where these exist.
-
-    Raises:
-        ValueError: targets are not one class id per image.
-    """
     model.eval().to(device)
     encode = feature_fn(model, kind)
     model_key = fingerprint(model)
@@ -165,16 +159,9 @@ def _load_splits(
 
 
 def choose_rows(targets: torch.Tensor, fewshot_k: int) -> torch.Tensor:
-    """Draws the training rows: a random order of all, or the first k of each class in that order.
+    """Draw row numbers from torch's global generator: a random order of all, or the first k of each class in it.
 
-    Args:
-        targets: class ids [N].
-
-    Returns:
-        row numbers, in random order, drawn from torch's global generator.
-
-    Raises:
-        ValueError: a class has fewer than fewshot_k rows.
+    Raises ValueError if a class has fewer than fewshot_k rows.
     """
     order = torch.randperm(len(targets))
     if fewshot_k < 0:
@@ -197,14 +184,9 @@ def train(
         features: torch.Tensor, targets: torch.Tensor, num_classes: int, weight_decay: float, lr: float, epochs: int,
         batch_size: int, amp: bool, device: str | torch.device, seed: int,
 ) -> torch.nn.Linear:
-    """Trains a linear classifier with AdamW and a cosine schedule down to 0, without warm-up.
+    """Train a linear classifier of features [N, D] with AdamW and a cosine schedule down to 0, without warm-up.
 
-    Args:
-        features: [N, D] on the CPU.
-        targets: class ids [N].
-        num_classes: C.
-        lr: of the first step.
-        seed: of torch's global generator, from which weights and batches are drawn.
+    Weights and batches are drawn from torch's global generator, seeded here. `lr` is that of the first step.
     """
     torch.manual_seed(seed)
     device = torch.device(device)
@@ -230,20 +212,17 @@ def train(
 def predict(
         probe: torch.nn.Linear, features: torch.Tensor, batch_size: int, amp: bool, device: str | torch.device,
 ) -> torch.Tensor:
-    """The logits [N, C], float32 on the CPU, of features [N, D]."""
+    """Return the logits [N, C], float32 on the CPU, of features [N, D]."""
     device = torch.device(device)
     with torch.autocast(device.type, enabled=amp):
         return torch.cat([probe(rows.to(device, torch.float32)).float().cpu() for rows in features.split(batch_size)])
 
 
 def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
-    """The best of 97 weight decays from 1e-6 to 1e2, evenly spaced in the logarithm, by a narrowing search.
+    """Return the best of 97 weight decays from 1e-6 to 1e2, evenly spaced in the logarithm, by a narrowing search.
 
-    First every 16th; then the best one's neighbours at distance 8, 4, 2, 1. Of equals the smaller wins. (Upstream's
-    `find_peak`; the test split plays no part.)
-
-    Args:
-        validation_accuracy: accuracy after training with a weight decay; called once for each.
+    First every 16th; then the best one's neighbours at distance 8, 4, 2, 1. Of equals the smaller wins.
+    (clip_benchmark's `find_peak`; the test split plays no part.)
     """
     candidates = np.logspace(-6, 2, num=97).tolist()
     accuracy: dict[int, float] = {}
@@ -261,6 +240,6 @@ def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
 
 
 def top_k_accuracy(logits: torch.Tensor, targets: torch.Tensor, ks: tuple[int, ...]) -> list[float]:
-    """For each k, at most C, the share of rows of logits [N, C] whose target [N] is among the k largest."""
+    """Return for each k, at most C, the share of rows of logits [N, C] whose target is among the k largest."""
     hits = logits.topk(max(ks), dim=1).indices == targets[:, None]  # [N, max k]
     return [hits[:, :k].sum().item() / len(targets) for k in ks]

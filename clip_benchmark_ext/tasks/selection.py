@@ -30,7 +30,7 @@ Scorer = Callable[[Tensor, Sequence[Sequence[str]]], list[dict[str, np.ndarray]]
 
 
 def blind_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor:
-    """Patch tokens averaged over the data set's first images, [P, D]; the same on every process."""
+    """Return patch tokens averaged over the data set's first images, [P, D]; the same on every process."""
     images, seen = [], 0
     for image, *_ in dataloader:
         images.append(image.flatten(0, -4)[:BLIND_IMAGES - seen].to(device))
@@ -42,7 +42,7 @@ def blind_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor
 
 def likelihood_scorer(model: Captioner, tokenizer: Callable, device: str, blind: Tensor, options: dict,
                       alpha: float) -> Scorer:
-    """Plain, blind and debiased scores, and the draws that were spent.
+    """Return the scorer of plain, blind and debiased scores, and the draws that were spent.
 
     Args:
         blind: `blind_image(...)`.
@@ -72,7 +72,7 @@ def likelihood_scorer(model: Captioner, tokenizer: Callable, device: str, blind:
 
 
 def cosine_scorer(model: torch.nn.Module, tokenizer: Callable, device: str) -> Scorer:
-    """Cosines of a CLIP model in float32, and as clip_benchmark computes them, in the precision of its embeddings."""
+    """Return the scorer by cosines in float32, and as clip_benchmark has them, in the embeddings' precision."""
     @torch.no_grad()
     def score(images: Tensor, texts: Sequence[Sequence[str]]) -> list[dict[str, np.ndarray]]:
         images = images if images.ndim == 5 else images[:, None]
@@ -91,7 +91,6 @@ def cosine_scorer(model: torch.nn.Module, tokenizer: Callable, device: str) -> S
 
 
 def count_cut(dataset: SelectionDataset, tokenizer: Callable, context_length: int) -> int:
-    """Cases with a caption that the tokenizer cuts, as upstream does: cut ones may be equal, and tie."""
     cut = [case.key for case in dataset.cases
            if any(not_whole(caption, tokenizer, context_length) for caption in case.captions)]
     if cut:
@@ -101,7 +100,6 @@ def count_cut(dataset: SelectionDataset, tokenizer: Callable, context_length: in
 
 
 def per_case(scores: dict[str, Tensor | np.ndarray], cases: int, num_images: int) -> list[dict[str, np.ndarray]]:
-    """Rows [B * I, C] as arrays [C], or [I, C] of cases with several images, for each case."""
     arrays = {name: torch.as_tensor(x).double().cpu().numpy().reshape(cases, num_images, -1)
               for name, x in scores.items()}
     return [{name: x[case, 0] if num_images == 1 else x[case] for name, x in arrays.items()} for case in range(cases)]
@@ -109,7 +107,7 @@ def per_case(scores: dict[str, Tensor | np.ndarray], cases: int, num_images: int
 
 def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool = True,
              options: dict | None = None, alpha: float = 1.0) -> dict:
-    """Which caption fits the image: plain, and of a captioner blind and debiased.
+    """Measure which caption fits the image: plain, and of a captioner blind and debiased.
 
     Args:
         dataloader: of a SelectionDataset.
@@ -119,8 +117,7 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
     Returns:
         the metrics of selection_metrics.py, the data set's facts, and how the scores were made.
 
-    Raises:
-        ValueError: `stop_confidence` where each caption has several images.
+    Raises ValueError for `stop_confidence` where each caption has several images.
     """
     dataset: SelectionDataset = dataloader.dataset
     facts = dict(dataset.facts)

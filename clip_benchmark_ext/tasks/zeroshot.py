@@ -24,7 +24,6 @@ MANY_CALLS = 10_000  # of the decoder for an image
 
 
 def class_captions(classnames: Sequence[str], templates: Sequence[str] | dict[str, list[str]]) -> list[list[str]]:
-    """K lists of captions, as clip_benchmark fills its templates."""
     if isinstance(templates, dict):
         return [templates[name] for name in classnames]
     return [[template.format(c=name) for template in templates] for name in classnames]
@@ -32,18 +31,14 @@ def class_captions(classnames: Sequence[str], templates: Sequence[str] | dict[st
 
 def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Callable, captions: list[list[str]],
                       device: str, options: dict) -> tuple[Tensor, Tensor]:
-    """Mean log-likelihood of each class's captions, [N, K], and the targets [N].
+    """Return the mean log-likelihood of each class's captions, [N, K], and the targets [N].
 
     The image is encoded once, but every caption is decoded for every image: with K classes, T templates and captions
     of N tokens an image costs K * T * N decoder passes of the heuristic, K * T of an autoregressive model. 1,000
     classes with CLIP's 80 templates are out of reach; one template is the thing to use.
 
-    Args:
-        options: arguments of `log_likelihood`.
-
-    Raises:
-        ValueError: `stop_confidence`, which makes the scores of all but the best caption rough; a caption that is not
-            read as a whole.
+    Raises ValueError for `stop_confidence`, which makes the scores of all but the best caption rough, and for a caption
+    that is not read as a whole.
     """
     if options.get("stop_confidence") is not None:
         raise ValueError("--stop_confidence finds the best of some captions, and a class's score is a mean over "
@@ -67,7 +62,6 @@ def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Calla
 def cosine_logits(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, classnames: Sequence[str],
                   templates: Sequence[str] | dict, device: str, amp: bool, save_clf: str | None,
                   load_clfs: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Logits [N, K] of a CLIP model and targets [N], by clip_benchmark's functions, with its files of classifiers."""
     if load_clfs:
         parts = [read_classifier(path, len(classnames)) for path in load_clfs]
         classifier = sum(part / len(parts) for part in parts).to(device)
@@ -88,7 +82,7 @@ def read_classifier(path: str, classes: int) -> Tensor:
 
 
 def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = False) -> dict:
-    """clip_benchmark's metrics, of logits [N, K] and class ids [N], or labels [N, K] of images with several."""
+    """Return clip_benchmark's metrics of logits [N, K] and class ids [N], or labels [N, K]."""
     if targets.ndim == 2:
         return {"mean_average_precision": upstream.average_precision_per_class(logits, targets).mean().item()}
     predicted, classes = logits.argmax(1).numpy(), logits.shape[1]
@@ -103,12 +97,7 @@ def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = Fals
 def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, classnames: Sequence[str],
              templates: Sequence[str] | dict, device: str, amp: bool = True, verbose: bool = False,
              options: dict | None = None, save_clf: str | None = None, load_clfs: Sequence[str] = ()) -> dict:
-    """The class that fits the image.
-
-    Args:
-        options: arguments of `log_likelihood`, of a captioner.
-        save_clf, load_clfs: files of a CLIP model's classifier.
-    """
+    """Measure which class fits the image. `options`: of `log_likelihood`; save_clf, load_clfs: of a CLIP model."""
     if not isinstance(model, Captioner):
         return classification_metrics(*cosine_logits(model, dataloader, tokenizer, classnames, templates, device, amp,
                                                      save_clf, load_clfs), verbose)
