@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 def load(pretrained: str, model_name: str | None = None, device: str | None = None,
          precision: str | None = None) -> "PretrainedCaptioner":
-    """`pretrained.load`: a trained captioner that takes images and captions as they are."""
+    """Return a trained captioner that takes images and captions as they are (`pretrained.load`)."""
     from .integration.pretrained import load as load_pretrained
     return load_pretrained(pretrained, model_name, device, precision)
 
 
 def create_model_and_transforms(model_name: str, *args, **kwargs):
-    """`open_clip.create_model_and_transforms`, registered first: also makes MDC and ARC models."""
+    """Register, then return `open_clip.create_model_and_transforms`, which then also makes captioners."""
     import open_clip
     register()
     return open_clip.create_model_and_transforms(model_name, *args, **kwargs)
 
 
 def get_tokenizer(model_name: str, *args, **kwargs):
-    """`open_clip.get_tokenizer`, registered first."""
+    """Register, then return `open_clip.get_tokenizer`."""
     import open_clip
     register()
     return open_clip.get_tokenizer(model_name, *args, **kwargs)

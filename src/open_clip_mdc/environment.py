@@ -1,25 +1,18 @@
-"""What numbers depend on beside their command: the processor, the kernels that PyTorch takes for it, and versions.
-
-Kept beside each training of the paper's tables (experiments/progress.py) and each speed (benchmarks/report.py).
-"""
+"""The processor, kernels and versions that the last digits of a number depend on (experiments, benchmarks)."""
 import platform
 from importlib.metadata import version
 from pathlib import Path
 
 
 def processor(info: Path = Path("/proc/cpuinfo")) -> str:
-    """Its name; of one that says none there, as ARM's, the architecture."""
+    """Return the name of the processor, or its architecture where /proc/cpuinfo has none."""
     lines = info.read_text().splitlines() if info.exists() else []
     names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
 
 
 def environment(threads: int | str) -> str:
-    """One line, such as "AMD EPYC (AVX2), 1 thread, torch 2.15.0, open_clip_torch 3.3.0, timm 1.0.31".
-
-    Args:
-        threads: of a process; sums depend on how they are shared, in the last bits.
-    """
+    """Return one line, such as "AMD EPYC (AVX2), 1 thread, torch 2.15.0, open_clip_torch 3.3.0, timm 1.0.31"."""
     import torch
     capability, plural = torch.backends.cpu.get_cpu_capability(), "" if str(threads) == "1" else "s"
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "open_clip_torch", "timm"))

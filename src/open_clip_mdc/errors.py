@@ -1,4 +1,4 @@
-"""What a command says of bad input: one line with the flag that is to blame, and the names that were perhaps meant."""
+"""What a command says about bad input: one line with the flag to blame and the names that were perhaps meant."""
 import argparse
 import difflib
 import errno
@@ -22,7 +22,7 @@ TARGETS = ("out", "output", "logs")  # flags that name what is written
 
 
 def close_names(name: str, known: Iterable[str]) -> str:
-    """The known names closest to one that is not known, to end a message with."""
+    """Return the known names closest to an unknown one, to end a message with."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     return f"; close to it: {', '.join(close)}" if close else ""
 
@@ -39,14 +39,14 @@ def number_from(lowest: int) -> Callable[[str], int]:
 
 
 def finite(value: str) -> float:
-    """The type of flags that take any number but infinity and NaN, with which nothing can be computed."""
+    """Parse the value of a flag that takes any number but infinity and NaN."""
     if not math.isfinite(float(value)):
         raise argparse.ArgumentTypeError(f"{value} is no number to compute with")
     return float(value)
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """The known names spelt almost so, else those whose last word is: --lenght may be --caption_length."""
+    """Return a question that names the flags perhaps meant: --lenght may be --caption_length."""
     known, dashes = sorted(known), re.match("-*", name)[0]
     ends = [each for each in known
             if difflib.get_close_matches(name, [dashes + re.split("[-_]", each)[-1]], cutoff=0.75)]
@@ -57,7 +57,7 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def check_options(function: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises TypeError for an option that a function of Python does not know."""
+    """Raise TypeError for an option that a Python function does not have."""
     known = sorted(known)
     for name in given:
         if name not in known:
@@ -66,7 +66,7 @@ def check_options(function: str, given: Iterable[str], known: Iterable[str]) -> 
 
 
 def check_numbers(given: Mapping) -> None:
-    """Raises TypeError for an option that is no number, ValueError for one that is out of range; None is none given."""
+    """Raise TypeError for an option that is no number, ValueError for one out of range. None is not given."""
     for name, lowest in WHOLE.items():
         value = given.get(name)
         if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
@@ -87,11 +87,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def read_flags(parse: Callable[[list[str]], Parsed], argv: list[str]) -> Parsed:
-    """Return parse(argv), whose wrong flags end the process with status 2 and one line, without the usage before it.
-
-    Args:
-        parse: by argparse; of "--help" in `argv` it prints every flag that it knows there.
-    """
+    """Return parse(argv). Wrong flags end the process with status 2 and one line, without the usage before it."""
     said, known = io.StringIO(), io.StringIO()
     try:
         with redirect_stderr(said):
@@ -115,12 +111,10 @@ def read_flags(parse: Callable[[list[str]], Parsed], argv: list[str]) -> Parsed:
 
 
 def complaint(problem: Exception, args: argparse.Namespace, argv: list[str], style: str = "-") -> str:
-    """The text of an error, in one paragraph, after the flag whose value it is about, unless that is named already.
+    """Return an error's text in one paragraph, after the flag whose value it is about unless the text names it.
 
-    Args:
-        args: parsed; of the flags whose values are in the text the first is to blame, of several there the longest.
-        argv: what `args` were parsed of. A default was given by nobody, and is to blame only where it is written to.
-        style: what stands between the words of a flag.
+    Of several flags whose values are in the text the first is to blame, of several there the longest. A default, which
+    is not in `argv`, is to blame only where it is written to. `style` is what stands between the words of a flag.
     """
     text = str(problem)
     if re.match(r"Caught \w+ in DataLoader worker", text):  # with its traceback, the reason last
@@ -152,11 +146,7 @@ SHOWN = 10  # images by name in a message
 
 
 def complain(skipped: list[str], count: int | None = None) -> None:
-    """Raises ValueError that names the first images which cannot be read, if there are any.
-
-    Args:
-        count: of all that were skipped; by default those in the list.
-    """
+    """Raise ValueError that names the first images that cannot be read, if any. `count` is of all that were skipped."""
     if skipped:
         count = len(skipped) if count is None else count
         more = [f"... and {count - SHOWN} more"] * (count > SHOWN)

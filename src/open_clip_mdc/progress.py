@@ -1,7 +1,4 @@
-"""How far a long work is: a bar on a terminal, elsewhere, as in a log file, a line now and then.
-
-Imported where the work begins: tqdm takes its time.
-"""
+"""Progress of long work: a bar on a terminal, elsewhere a line now and then. Import late: tqdm takes its time."""
 import sys
 import time
 from collections.abc import Iterable
@@ -13,7 +10,7 @@ FORMAT = "{desc}: {n_fmt} of {total_fmt}{unit}, {elapsed} gone, {remaining} to g
 
 
 class Lines:
-    """The file that tqdm writes to where there is no terminal: short work says nothing, long work a line a minute."""
+    """File for tqdm where there is no terminal: short work says nothing, long work prints a line a minute."""
 
     def __init__(self):
         self.said = time.monotonic()
@@ -28,7 +25,7 @@ class Lines:
 
 
 def progress_bar(items: Iterable | None = None, what: str = "", unit: str = "image", **options) -> tqdm:
-    """Return tqdm of items, or of a total that is told by `update`; `unit` is one of them, options are tqdm's."""
+    """Return tqdm of items, or of a total that `update` reports, in the plural of `unit`. Options are tqdm's."""
     plural = "" if options.get("unit_scale") else "es" if unit == "batch" else "s"
     options |= {"desc": what, "unit": " " * bool(plural) + unit + plural}
     if not sys.stderr.isatty():

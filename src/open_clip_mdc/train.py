@@ -19,7 +19,7 @@ from .integration.patches import register
 
 
 def main(argv: list[str] | None = None) -> int | None:
-    """Returns upstream's exit status (None or -1); exits with one line on bad flags."""
+    """Return OpenCLIP's exit status (None or -1). Exits with one line on bad flags."""
     argv = sys.argv[1:] if argv is None else argv
     end_when_terminated()
     register()

@@ -33,7 +33,7 @@ def test_an_objective_from_outside_is_trained_captioned_and_scored_by_the_real_c
     run("python", "-m", "clip_benchmark_ext.cli", "eval", "--model", "span", "--pretrained", str(trained), "--plugin",
         str(SPAN), "--dataset", "sugar_crepe/swap_obj", "--dataset_root", str(scenes / "sugarcrepe"), "--no_amp",
         "--num_workers", "0", "--output", str(out), fork=True)
-    assert 0 <= json.loads(out.read_text())["metrics"]["acc"] <= 1
+    assert 0 <= json.loads(out.read_text())["metrics"]["text_acc"] <= 1
 
 
 def test_a_run_says_which_plug_in_it_needs_and_nothing_is_imported_because_a_file_names_it(trained, scenes):

@@ -38,7 +38,7 @@ class Worker:
         self.number, self.function, self.claims = number, None, {}
 
     def do(self, make: Make, shard: object, target: Path, wait: bool) -> Result:
-        """Makes `target` of the shard, unless it is there; `wait` for another run that is making it."""
+        """Make `target` of the shard, unless it is there. `wait` for another run that is making it."""
         if self.function is None:
             self.function = make(self.number)
         claims = self.claims.get(target.parent) or self.claims.setdefault(target.parent, Claims(target.parent))
@@ -48,7 +48,6 @@ class Worker:
             return Result(False, str(problem))
 
     def close(self) -> None:
-        """Gives up the claims of this process."""
         for claims in self.claims.values():
             claims.close()
 
@@ -86,14 +85,9 @@ def _start_process(start: Callable | None, *args) -> None:
 
 @contextmanager
 def process_pool(jobs: int, killed: str, start: Callable | None = None, *args) -> Iterator[Callable]:
-    """`map` over forked processes that end with this one: alone, they would keep the locks that they inherited.
+    """Yield `map` over forked processes that end with this one: alone, they would keep the locks that they inherited.
 
-    Args:
-        killed: what to say where one is killed.
-        start: called with `args` in each process.
-
-    Raises:
-        ValueError: `killed`.
+    `start` is called with `args` in each process. Raises ValueError(`killed`) where one is killed.
     """
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(jobs, context, _start_process, (start, *args)) as pool:
@@ -105,11 +99,7 @@ def process_pool(jobs: int, killed: str, start: Callable | None = None, *args) -
 
 @contextmanager
 def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
-    """`map` over processes, or over this one if there is one job.
-
-    Raises:
-        ValueError: a process was killed.
-    """
+    """Yield `map` over processes, or over this one if there is one job. Raises ValueError where one is killed."""
     if jobs == 1:
         worker = Worker()
         try:
@@ -125,11 +115,7 @@ def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
 
 @contextmanager
 def ray_workers(make: Make, jobs: int | None) -> Iterator[Callable]:
-    """`map` over Ray's actors, so many, or one per GPU.
-
-    Raises:
-        ValueError: there is no Ray, or there are more jobs than GPUs.
-    """
+    """Yield `map` over Ray's actors, so many, or one per GPU. Raises ValueError: no Ray, or more jobs than GPUs."""
     try:
         import ray
     except ModuleNotFoundError as problem:
@@ -166,16 +152,10 @@ def ray_workers(make: Make, jobs: int | None) -> Iterator[Callable]:
 
 
 def make_each(make: Make, work: list[tuple[object, Path]], args: argparse.Namespace) -> Iterator[Path]:
-    """The files, each once it is there, first those that are there already; absolute paths, for other machines.
+    """Yield the files, each once it is there, first those that are there already; absolute paths, for other machines.
 
-    Args:
-        make: makes a worker's function (shard, file to write); picklable. Called here if there is nothing to do, as it
-            also finds what is wrong with the flags.
-        work: shards, and the files to make of them.
-        args: with `engine` and `jobs`.
-
-    Raises:
-        ValueError: some could not be made, all the others are; or `make` raised it.
+    `make` makes a worker's function (shard, file to write); picklable. It is called here if there is nothing to do, as
+    it also finds what is wrong with the flags. Raises ValueError where some could not be made; all the others are.
     """
     there, todo = [], []
     for item in work:

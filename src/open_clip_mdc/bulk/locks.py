@@ -27,24 +27,16 @@ PATIENCE, REPEAT, LEASE = 20, 600, 3600  # seconds until who waits says so, says
 
 
 class Claims:
-    """The claims of this process in one folder. (One object a process and folder: closing a file drops its locks.)"""
+    """The claims of this process in one folder. One object a process and folder: closing a file drops its locks."""
 
     def __init__(self, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.file = folder, open_own(folder / ".claims", "a+b")
 
     def make(self, name: str, write: Callable[[Path], object], wait: bool) -> bool:
-        """Makes a file of the folder, unless it is there.
+        """Make a file of the folder by `write`, unless it is there, and return whether it is there now.
 
-        Args:
-            write: writes the whole file to the path that it is given.
-            wait: for another process that is making it.
-
-        Returns:
-            whether the file is there now; without `wait` it is not if another process is making it.
-
-        Raises:
-            OSError: the file system has no locks. And whatever `write` raises; then there is no file.
+        Without `wait` it is not if another process is making it. Raises OSError: the file system has no locks.
         """
         target = self.folder / name
         place = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
@@ -63,7 +55,6 @@ class Claims:
         return True
 
     def _lock(self, place: int, name: str) -> bool:
-        """Whether it is this process's now."""
         try:
             fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
         except (BlockingIOError, PermissionError):  # POSIX allows either
@@ -77,14 +68,12 @@ class Claims:
         return True
 
     def _holder(self, name: str) -> str:
-        """Who noted last that it makes this file. (By this descriptor: closing another would drop the locks.)"""
         notes = os.pread(self.file.fileno(), os.fstat(self.file.fileno()).st_size, 0)
         start = json.dumps([name])[:-1].encode() + b", "
         found = [line for line in notes.splitlines() if line.startswith(start)]
         return str(json.loads(found[-1])[1]) if found else "another process"
 
     def _wait(self, place: int, name: str) -> bool:
-        """Until the lock is this process's, or for LEASE seconds without a byte more: then False."""
         seen, changed, tell = None, time.monotonic(), time.monotonic() + PATIENCE
         while not self._lock(place, name):
             now = time.monotonic()
@@ -101,5 +90,4 @@ class Claims:
         return True
 
     def close(self) -> None:
-        """Gives up all claims of this process."""
         self.file.close()

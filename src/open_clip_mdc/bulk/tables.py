@@ -15,24 +15,24 @@ GROUP_ROWS, GROUP_BYTES = 1024, 2 ** 26  # of a row group, about: what is held i
 
 
 def key_of(name: str) -> str:
-    """The key of an image by its name, which is any bytes: what is no UTF-8 is escaped."""
+    """Return the key of an image by its name, which is any bytes: what is no UTF-8 is escaped."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
 class Table:
-    """A table that is being written. Attributes: `about`, plain values to keep with it, until it is closed."""
+    """A table that is being written. `about` are plain values to keep with it, until it is closed."""
 
     def __init__(self, writer: pq.ParquetWriter):
         self.writer, self.about, self.waiting = writer, {}, []
 
     def add(self, columns: dict) -> None:
-        """Rows, as lists or arrays of B values by column."""
+        """Add rows, as lists or arrays of B values by column."""
         self.waiting.append(pa.table(columns, schema=self.writer.schema))
         if sum(t.num_rows for t in self.waiting) >= GROUP_ROWS or sum(t.nbytes for t in self.waiting) >= GROUP_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what waits as a row group."""
+        """Write what waits as a row group."""
         if self.waiting:
             self.writer.write_table(pa.concat_tables(self.waiting))
             self.waiting = []
@@ -40,7 +40,7 @@ class Table:
 
 @contextmanager
 def write_table(path: Path, schema: pa.Schema) -> Iterator[Table]:
-    """Writes to `path` as it goes; the same rows give the same bytes."""
+    """Yield a table that is written to `path` as it goes. The same rows give the same bytes."""
     with pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:
         table = Table(writer)
         yield table
@@ -49,11 +49,7 @@ def write_table(path: Path, schema: pa.Schema) -> Iterator[Table]:
 
 
 def read_rows(path: Path, columns: list[str]) -> pa.Table:
-    """Some columns of a table.
-
-    Raises:
-        ValueError: it is damaged; a changed bit would be another number.
-    """
+    """Return some columns of a table. Raises ValueError where it is damaged: a changed bit is another number."""
     try:
         return pq.read_table(path, columns=columns, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as problem:
@@ -61,11 +57,7 @@ def read_rows(path: Path, columns: list[str]) -> pa.Table:
 
 
 def read_about(path: Path) -> dict:
-    """What was kept with a table.
-
-    Raises:
-        ValueError: another program wrote it, or it is no parquet file.
-    """
+    """Return what was kept with a table. Raises ValueError: another program wrote it, or it is no parquet file."""
     try:
         return json.loads(pq.read_metadata(path).metadata[ABOUT.encode()])
     except (pa.ArrowException, KeyError, TypeError, ValueError) as problem:

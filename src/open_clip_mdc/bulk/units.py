@@ -42,11 +42,7 @@ class Make(NamedTuple):
 
 
 def find_units(paths: list[str]) -> list[Unit]:
-    """The shards that patterns and folders hold; a folder without shards is a unit itself. Absolute.
-
-    Raises:
-        FileNotFoundError: nothing there. ValueError: an image by itself.
-    """
+    """Return the shards that patterns and folders hold. A folder without shards is a unit itself. Absolute."""
     units: list[Unit] = []
     for path in paths:
         try:
@@ -65,32 +61,31 @@ def find_units(paths: list[str]) -> list[Unit]:
 
 
 def unit_name(unit: Unit) -> str:
-    """Of its table, without the suffix."""
+    """Return the name of a unit's table, without the suffix."""
     return f"{unit.path.stem}-{unit.number:05d}" if isinstance(unit, CsvRows) else \
         unit.name if unit.is_dir() else unit.stem
 
 
 def files_of(unit: Unit) -> list[Unit]:
-    """What `Images` reads."""
+    """Return what `Images` reads."""
     return find_images([str(unit)]) if isinstance(unit, Path) and unit.is_dir() else [unit]
 
 
 def place_of(unit: Unit) -> dict:
-    """Where a unit is; plain values."""
     if isinstance(unit, CsvRows):
         return {"path": str(unit.path), "start": unit.start, "rows": unit.count}
     return {"path": str(unit)}
 
 
 def hash_files(unit: Unit, fact: Callable[[Path], object]) -> str:
-    """SHA-256 of a fact about each file that a unit is read from: the images that a CSV file names among them."""
+    """Return the SHA-256 of a fact about each file of a unit, the images that a CSV file names among them."""
     files = [unit.path, *(path for _, path, _ in read_csv(unit))] if isinstance(unit, CsvRows) else files_of(unit)
     facts = [[file.name, fact(file)] for file in files if file.is_file()]
     return hashlib.sha256(json.dumps(facts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def source_of(unit: Unit) -> dict:
-    """What tells a unit from another of the same name, and from what stood there before; plain values.
+    """Return what tells a unit from another of its name, and from what stood there before. Plain values.
 
     Its files are read for it. Who compares need not read them again while their "state" is the same.
     """
@@ -98,7 +93,7 @@ def source_of(unit: Unit) -> dict:
 
 
 def check_source(unit: Unit, source: dict | None, made: Path) -> None:
-    """Raises ValueError where a file was made of another unit, or of this one before its content changed."""
+    """Raise ValueError where a file was made of another unit, or of this one before its content changed."""
     old = source or {"path": "nothing that it names"}
     now = {name: value for name, value in place_of(unit).items() if old.get(name) != value}
     if not now and "sha256" not in old:  # of an older version
@@ -113,7 +108,7 @@ def check_source(unit: Unit, source: dict | None, made: Path) -> None:
 
 
 def check_settings(settings: dict, tables: Iterable[Path]) -> None:
-    """Raises ValueError where rows of other settings are among the tables."""
+    """Raise ValueError where rows of other settings are among the tables."""
     settings = json.loads(json.dumps(settings))
     for path in tables:
         old = read_about(path)["settings"]
@@ -124,12 +119,12 @@ def check_settings(settings: dict, tables: Iterable[Path]) -> None:
 
 
 def absolute(path: str) -> str:
-    """A path that means the same in another folder; an id stays what it is."""
+    """Return a path that means the same in another folder. An id stays what it is."""
     return os.path.abspath(path) if os.path.exists(path) else path
 
 
 def size_of(unit: Unit) -> int | None:
-    """Return how many images a unit has, of a shard by the sizes.json beside it; None where nothing says it."""
+    """Return how many images a unit has, of a shard by the sizes.json beside it, or None where nothing says it."""
     if isinstance(unit, CsvRows):
         return unit.count
     if unit.is_dir():
@@ -143,12 +138,10 @@ def size_of(unit: Unit) -> int | None:
 
 @contextmanager
 def images_bar(units: list[Unit], what: str) -> Iterator[Callable[[Unit, int, bool], None]]:
-    """Shows how many images are done while workers of this machine read them; those of Ray count when a shard is done.
+    """Show how many images are done while workers of this machine read them. Those of Ray count when a shard is done.
 
-    A shard of unknown size counts as many as the others on average.
-
-    Yields:
-        what is to be called of each unit that is done: with its images, and whether they were before.
+    A shard of unknown size counts as many as the others on average. Yields what is to be called with each unit that is
+    done, its images, and whether they were there before.
     """
     sizes, over, before, done = {unit: size_of(unit) for unit in units}, threading.Event(), 0, 0
     READ.value = 0
@@ -178,14 +171,10 @@ def images_bar(units: list[Unit], what: str) -> Iterator[Callable[[Unit, int, bo
 
 
 def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], list[str], int]:
-    """Makes the tables that are not there, and says what is in all of them.
+    """Make the tables that are not there, and say what is in all of them.
 
-    Returns:
-        their paths, in the order of `units`; what could not be read, the first of each table by name; and how many.
-
-    Raises:
-        ValueError: a unit cannot be used (all the others are written), two have one name, or a table is there of other
-            settings.
+    Returns their paths, in the order of `units`; what could not be read, the first of each table by name; and how many.
+    Raises ValueError: a unit cannot be used (the others are written), two have one name, or settings differ.
     """
     shown, args.out, args.pretrained = args.out, str(Path(args.out).absolute()), absolute(args.pretrained)
     twice = [name for name, count in Counter(map(unit_name, units)).items() if count > 1]
@@ -217,10 +206,6 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], 
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes a table for each of args.paths to --out.
-
-    Raises:
-        ValueError: images had to be skipped (all else is written by then); or as `write_all`.
-    """
+    """Write a table for each of args.paths to --out. Raises ValueError if images were skipped; all else is written."""
     _, skipped, count = write_all(find_units(args.paths), args)
     complain(skipped, count)

@@ -57,7 +57,7 @@ class CsvRows(NamedTuple):
 
 
 class Lines:
-    """Lines as they are asked for, so that `file.tell()` is where the next row begins; counts them."""
+    """Lines as they are asked for, so that `file.tell()` is where the next row begins. Counts them."""
 
     def __init__(self, path: Path, file: BinaryIO, count: int = 0):
         self.path, self.file, self.count = path, file, count
@@ -72,11 +72,7 @@ class Lines:
 
 
 def open_table(path: Path) -> BinaryIO:
-    """Its text in UTF-8, without a mark, by lines that end in LF.
-
-    Raises:
-        ValueError: it is no text.
-    """
+    """Open a table's text as UTF-8 without a mark, by lines that end in LF. Raises ValueError where it is no text."""
     file = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
     try:
         head = file.read(HEAD)
@@ -94,7 +90,7 @@ def open_table(path: Path) -> BinaryIO:
 
 
 def looks_merged(row: list[str], form: Form) -> bool:
-    """Whether a cell of several lines holds other rows: its quote was never meant to open a cell."""
+    """Return whether a cell of several lines holds other rows: its quote was never meant to open a cell."""
     suffix = PurePath(row[form.columns[0]].strip()).suffix
     inside = [line.split(form.separator) for cell in row if "\n" in cell for line in cell.split("\n")]
     if not suffix:  # a tab within a caption is rarer than an open quote
@@ -103,11 +99,7 @@ def looks_merged(row: list[str], form: Form) -> bool:
 
 
 def read_rows(lines: Lines, form: Form) -> Iterator[Row]:
-    """Rows of any length.
-
-    Raises:
-        ValueError: one is no row of such a table.
-    """
+    """Yield rows of any length. Raises ValueError where one does not fit the form."""
     csv.field_size_limit(sys.maxsize)  # of the process; by default a caption of 131,072 letters is refused
     if form.quotes == "none":
         rows = (line.rstrip("\r\n").split(form.separator) for line in lines)
@@ -133,11 +125,7 @@ def read_rows(lines: Lines, form: Form) -> Iterator[Row]:
 
 
 def find_forms(lines: Lines, columns: Sequence[tuple[str, str]], separators: Iterable[str]) -> list[Form]:
-    """How the rows after a header may be written, the likeliest first.
-
-    Raises:
-        ValueError: it does not name one of the pairs of columns, or one of them twice.
-    """
+    """Return how the rows after a header may be written, the likeliest first. Raises ValueError for its columns."""
     header = next((line for line in lines if line.strip()), "")
     cells = {sep: [cell.strip() for cell in next(csv.reader([header], delimiter=sep), [])] for sep in separators}
     for names in columns:
@@ -155,14 +143,10 @@ def find_forms(lines: Lines, columns: Sequence[tuple[str, str]], separators: Ite
 
 def read_forms(path: Path, columns: Sequence[tuple[str, str]], separators: Iterable[str],
                read: Callable[[Lines, Form], list]) -> list:
-    """What `read` makes of the lines after the header in the first form that fits all of them; not empty.
+    """Return what `read` makes of the lines after the header in the first form that fits all of them, not empty.
 
-    Args:
-        columns: names of the two, of which the first that are there are meant.
-        separators: those that the header may have.
-
-    Raises:
-        ValueError: there are no such columns, no row, or a row that cannot be read.
+    The header has the first of the `columns` (pairs of names) that are there, and one of the `separators`. Raises
+    ValueError: it has not, or there is no row, or one that cannot be read.
     """
     problem = None
     with open_table(path) as file:
@@ -181,11 +165,7 @@ def read_forms(path: Path, columns: Sequence[tuple[str, str]], separators: Itera
 
 
 def split_csv(path: Path, size: int = 10_000) -> list[CsvRows]:
-    """Parts of `size` rows; images are where the present folder says, as for open_clip_train.
-
-    Raises:
-        ValueError: as `read_forms`.
-    """
+    """Return parts of `size` rows. Images are where the present folder says, as for open_clip_train."""
     def split(lines: Lines, form: Form) -> list[CsvRows]:
         parts: list[CsvRows] = []
         rows = read_rows(lines, form)
@@ -200,18 +180,13 @@ def split_csv(path: Path, size: int = 10_000) -> list[CsvRows]:
 
 
 def read_part(part: CsvRows) -> Iterator[Row]:
-    """Its rows.
-
-    Raises:
-        ValueError: the file has changed.
-    """
     with open_table(part.path) as file:
         file.seek(part.start)
         yield from islice(read_rows(Lines(part.path, file, part.line - 1), part.form), part.count)
 
 
 def read_csv(part: CsvRows) -> Iterator[tuple[str, Path, str]]:
-    """A name (the image's, with #ROW where it comes again), the image's path and its caption."""
+    """Yield a name (the image's, with #ROW where it comes again), the image's path and its caption."""
     seen: set[str] = set()
     for number, (_, image, caption) in enumerate(read_part(part)):
         yield image + f"#{number}" * (image in seen), Path(part.folder, image), caption
@@ -219,12 +194,7 @@ def read_csv(part: CsvRows) -> Iterator[tuple[str, Path, str]]:
 
 
 def read_table(path: str | Path, image: str, caption: str, separator: str) -> list[Row]:
-    """All rows of a table, as open_clip_train's flags name its columns and separator, or as its header does where these
-    are left at OpenCLIP's defaults.
-
-    Raises:
-        ValueError: as `read_forms`. FileNotFoundError: there is none.
-    """
+    """Return all rows, by open_clip_train's flags or, where these are OpenCLIP's defaults, as the header says."""
     named = (image, caption)
     columns = [named, COLUMNS[0]] if named == COLUMNS[1] else [named]
     separators = dict.fromkeys(s for s in (separator.replace("\\t", "\t"), *SEPARATORS) if len(s) == 1)

@@ -34,7 +34,7 @@ def end_when_terminated() -> None:
 
 
 def is_stdout(path: Path) -> bool:
-    """Whether it leads to where this process prints."""
+    """Return whether it leads to where this process prints."""
     try:
         return os.path.samestat(path.stat(), os.fstat(1))
     except OSError:  # that is closed
@@ -52,7 +52,6 @@ def open_own(path: Path, mode: str) -> BinaryIO:
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether nobody else had it. The lock ends with the process."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -68,7 +67,6 @@ def _remove(path: Path) -> None:
 
 
 def _sweep(path: Path) -> None:
-    """Removes what processes that were killed have left beside `path`: their locks are free."""
     for old in path.parent.glob(f".{escape(path.name)}.{'[0-9a-f]' * 12}"):
         try:
             descriptor = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -85,11 +83,6 @@ def _sweep(path: Path) -> None:
 
 @contextmanager
 def _partial(path: Path, folder: bool = False) -> Iterator[Path]:
-    """A hidden file or folder beside `path`, new, under a name that no other process chooses, and removed at the end.
-
-    Raises:
-        OSError: it cannot be made; of `path`.
-    """
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: its folder does not exist")
     _sweep(path)
@@ -121,16 +114,12 @@ def _write_into(path: Path, source: Path) -> None:
 
 
 def is_written_to(path: Path) -> bool:
-    """Whether it is no file that can be replaced: a FIFO, a device, or where this process prints."""
+    """Return whether it is no file that can be replaced: a FIFO, a device, or where this process prints."""
     return path.exists() and not path.is_file() and not path.is_dir() or path.is_symlink() and is_stdout(path)
 
 
 def try_output(path: str | Path, folder: bool = False) -> None:
-    """Make what `new_file` or `new_folder` will make at `path`, and remove it: before the work, not after it.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make what `new_file` or `new_folder` will make at `path`, and remove it, before the work. Raises OSError."""
     path = Path(os.path.realpath(path)) if not is_written_to(Path(path)) else Path(path)
     if folder:
         place = path
@@ -155,13 +144,10 @@ def try_output(path: str | Path, folder: bool = False) -> None:
 
 @contextmanager
 def new_file(path: str | Path, follow: bool = True) -> Iterator[Path]:
-    """A file to write, which becomes `path`, in place of what is there, when the block ends without an error.
+    """Yield a file to write, which replaces `path` when the block ends without an error.
 
     It keeps the mode of what it replaces. /dev/stdout, and what is no file, such as a FIFO, is written to; so is a file
-    that is mounted by itself, which cannot be replaced.
-
-    Args:
-        follow: a link stays, and what it leads to is replaced; otherwise the link is replaced.
+    that is mounted by itself, which cannot be replaced. What a link leads to is replaced, or the link without `follow`.
     """
     path = Path(path)
     if is_written_to(path):
@@ -195,9 +181,9 @@ def _digest(path: str, *state: int) -> str:
 
 
 def file_state(path: str | Path) -> tuple[int, ...]:
-    """What changes with a file's content: its number on the disk, its size and its times.
+    """Return what changes with a file's content: its number on the disk, its size and its times.
 
-    The time of its last change of any kind among them, which no program can set: rsync, cp -p and the layers of a
+    The time of its last change of any kind is among them, which no program can set: rsync, cp -p and the layers of a
     container give what they write the size and the time of modification of something else.
     """
     now = os.stat(path)
@@ -205,21 +191,17 @@ def file_state(path: str | Path) -> tuple[int, ...]:
 
 
 def sha256(path: str | Path) -> str:
-    """Of a file's content; a process reads it once, and again when it has changed."""
+    """Return the SHA-256 of a file's content. A process reads it once, and again when it has changed."""
     return _digest(os.fspath(path), *file_state(path))
 
 
 def files_below(folder: str | Path) -> list[str]:
-    """All files in a folder and in those within, in order."""
+    """Return all files in a folder and in those within, in order."""
     return sorted(os.path.join(where, name) for where, _, names in os.walk(folder) for name in names)
 
 
 def parse_json(text: str | bytes, **options) -> object:
-    """Of a file of others. Raises ValueError for what is no JSON, or is nested too deeply to be read.
-
-    Args:
-        options: of `json.loads`.
-    """
+    """Return json.loads(text, **options). Raises ValueError for what is nested too deeply, too."""
     try:
         return json.loads(text, **options)
     except RecursionError as problem:
@@ -227,19 +209,17 @@ def parse_json(text: str | bytes, **options) -> object:
 
 
 def write_json(path: str | Path, content: object, follow: bool = True, **options) -> None:
-    """Args: follow of `new_file`, options of `json.dumps`."""
+    """Write JSON by `new_file`, with options of `json.dumps`."""
     with new_file(path, follow) as partial:
         partial.write_text(json.dumps(content, **options))
 
 
 @contextmanager
 def new_folder(out: str | Path) -> Iterator[Path]:
-    """A folder to fill, which appears as `out` when the block ends without an error and is removed otherwise.
+    """Yield a folder to fill, which appears as `out` when the block ends without an error and is removed otherwise.
 
-    One that is there and empty may be a mount point, which cannot be replaced: it is filled at the end.
-
-    Raises:
-        ValueError: `out` is there already and is not an empty folder.
+    One that is there and empty may be a mount point, which cannot be replaced: it is filled at the end. Raises
+    ValueError if `out` is there and is not an empty folder.
     """
     out = Path(out).resolve()
     inside = out / out.name

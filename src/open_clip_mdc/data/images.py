@@ -1,4 +1,4 @@
-"""Images of files and of webdataset shards, for the tools that read other people's files.
+"""Images of files and of webdataset shards, for training and the tools.
 
 Dimensions: B images, H and W pixels, L positions.
 """
@@ -37,18 +37,13 @@ class Source(NamedTuple):
 
 
 def without_image(sample: dict) -> str:
-    """How a message names a sample that has no image."""
     return f"sample {sample['__key__']} ({', '.join(members(sample))})"
 
 
 def named_samples(shard: Path, lacking: list[str] | None = None) -> Iterator[tuple[str, dict]]:
-    """The samples with an image: KEY, or KEY#NUMBER where a key comes again, by the sample's number.
+    """Yield the samples with an image by KEY, or by KEY#NUMBER where a key comes again. Notes others in `lacking`.
 
-    Args:
-        lacking: where those without are noted, one by one (`without_image`).
-
-    Raises:
-        ValueError, OSError: the shard breaks off, or cannot be read; no sample has an image.
+    Raises ValueError or OSError: the shard breaks off, cannot be read, or no sample has an image.
     """
     keys: set[str] = set()
     lacking = [] if lacking is None else lacking
@@ -64,7 +59,7 @@ def named_samples(shard: Path, lacking: list[str] | None = None) -> Iterator[tup
 
 
 def read_images(paths: list[Path | CsvRows]) -> Iterator[Source]:
-    """Files as they are, the rows of CSV files, and shards image by image, called SHARD::KEY (`named_samples`).
+    """Yield files as they are, the rows of CSV files, and shards image by image, called SHARD::KEY (`named_samples`).
 
     A shard that breaks off is followed by a ValueError that says so, one with samples without an image by a Lacking.
     """
@@ -89,10 +84,9 @@ def read_images(paths: list[Path | CsvRows]) -> Iterator[Source]:
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """16-bit grey by its upper 8 bits, as Pillow reads 16-bit colours; its `convert` cuts off at 255. Others unchanged.
+    """Return 16-bit grey by its upper 8 bits, as Pillow reads 16-bit colours. Its `convert` cuts off at 255.
 
-    Raises:
-        ValueError: 32-bit pixels, of which nothing says what is white.
+    Raises ValueError for pixels of 32 bits, of which nothing says what is white.
     """
     if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):  # of older Pillow
         return image.convert("I").point(lambda grey: grey / 256)
@@ -102,25 +96,17 @@ def eight_bits(image: Image.Image) -> Image.Image:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """RGB, the way up that the camera noted (EXIF), of the frame at hand: what every model sees of an opened image.
-
-    Raises:
-        ValueError: pixels of 32 bits.
-    """
+    """Return RGB, the way up that the camera noted (EXIF), of the frame at hand: what every model sees."""
     return ImageOps.exif_transpose(eight_bits(image)).convert("RGB")
 
 
 def decode_image(source: Path | BytesIO, name: str | None = None,
                  box: tuple[int, int, int, int] | None = None) -> Image.Image:
-    """RGB, `upright`. Others' files meet Pillow here; in `shards.image_suffix`, which checks bytes that are copied; in
-    `judge.read_url` and `paths.is_image`, which read only a header. All of them name the formats.
+    """Return RGB, `upright`. `box` is the part to keep: left, upper, right, lower in pixels as stored.
 
-    Args:
-        name: what the message calls it; by default `source`.
-        box: the part to keep: left, upper, right, lower in its pixels as stored.
-
-    Raises:
-        ValueError: it is none of `formats`, or damaged.
+    Others' files meet Pillow here; in `shards.image_suffix`, which checks bytes that are copied; in `judge.read_url`
+    and `paths.is_image`, which read only a header. All of them name the formats. Raises ValueError, with `name` or
+    `source`, for what is none of `formats`, or damaged.
     """
     try:
         with Image.open(source, formats=formats()) as file:
@@ -132,10 +118,9 @@ def decode_image(source: Path | BytesIO, name: str | None = None,
 
 
 def open_image(source: Path | BytesIO | ValueError | Image.Image, name: str | None = None) -> Image.Image:
-    """RGB, upright, for `source` of `read_images` or an image of Pillow's, which may not have read its file yet.
+    """Return RGB, upright, of `source` of `read_images` or a Pillow image, which may not have read its file yet.
 
-    Raises:
-        ValueError: it cannot be decoded, or is much longer than wide.
+    Raises ValueError where it cannot be decoded, or is much longer than wide.
     """
     if isinstance(source, ValueError):
         raise source
@@ -165,7 +150,7 @@ class Batch(NamedTuple):
 
 
 class Images(IterableDataset):
-    """Batches of images in the order of `read_images`; of a DataLoader's N workers each decodes every N-th batch."""
+    """Batches of images in the order of `read_images`. Of a DataLoader's N workers each decodes every N-th batch."""
 
     def __init__(self, paths: list[Path | CsvRows], transform: Callable, batch_size: int, limit: int | None = None,
                  known: Container[str] = (), thumbnail: Callable[[Image.Image], str] | None = None,
@@ -195,12 +180,11 @@ class Images(IterableDataset):
                 yield batch
 
     def decode(self, rows: list[Source]) -> Batch:
-        """A batch of which some are known is done again as a whole: what is drawn for an image depends on all of it."""
+        """Decode a batch. If some are known it is done again as a whole: what is drawn for an image depends on all."""
         batch = self.decode_new(rows, self.known)
         return self.decode_new(rows, ()) if 0 < len(batch.new) < len(batch.names) else batch
 
     def decode_new(self, rows: list[Source], known: Container[str]) -> Batch:
-        """A batch of which only the images whose names are not in `known` are transformed."""
         names, images, others, new, thumbnails, texts, problems, damaged = [], [], [], [], [], [], [], []
         for name, source, text in rows:
             thumbnail = None
@@ -223,23 +207,22 @@ class Images(IterableDataset):
         return Batch(names, image, other, new, thumbnails, texts, problems, damaged)
 
     def loader(self, workers: int) -> DataLoader:
-        """Batches decoded by so many processes; 0 is this one."""
+        """Return batches decoded by so many processes. 0 is this one."""
         return DataLoader(self, batch_size=None, num_workers=workers, collate_fn=_as_it_is,
                           pin_memory=torch.cuda.is_available())
 
 
 def _as_it_is(batch: Batch) -> Batch:
-    """Not PyTorch's own, which looks into each text."""
     return batch
 
 
 def data_url(content: bytes, mime: str) -> str:
-    """A file as a data: URL, in base64."""
+    """Return a file as a data: URL, in base64."""
     return f"data:{mime};base64,{base64.b64encode(content).decode()}"
 
 
 def captioned(samples: Iterable[dict]) -> Iterator[dict]:
-    """The samples that have an image and a text. The log counts the others and names the first."""
+    """Yield the samples that have an image and a text. The log counts the others and names the first."""
     lacking, first, usable = Counter(), None, set()
     try:
         for sample in samples:
@@ -258,11 +241,7 @@ def captioned(samples: Iterable[dict]) -> Iterator[dict]:
 
 
 def read_pairs(shards: list[str], transform: Callable, tokenizer: Callable) -> Iterator[tuple[Tensor, Tensor]]:
-    """Image [3, H, W] and caption [L], the first of several, of each sample that has both, in the shards' order.
-
-    Raises:
-        ValueError: a shard or an image is damaged.
-    """
+    """Yield image [3, H, W] and caption [L], the first of several, of each sample that has both, in order."""
     for sample in captioned(sample for shard in shards for sample in read_samples(shard)):
         image = decode_image(BytesIO(sample[image_member(sample)]), f"{sample['__url__']}::{sample['__key__']}")
         caption = sample["txt"].decode("utf-8-sig", errors="replace").split(CAPTION_SEPARATOR)[0]
@@ -270,10 +249,7 @@ def read_pairs(shards: list[str], transform: Callable, tokenizer: Callable) -> I
 
 
 def image_pairs(samples: Iterable[dict]) -> Iterator[dict]:
-    """A stage of training and validation: `image`, decoded, and `text` of each sample that is `captioned`.
-
-    The log names what cannot be read.
-    """
+    """Yield `image`, decoded, and `text` of each sample that is `captioned`. The log names what cannot be read."""
     for sample in captioned(samples):
         try:
             image = decode_image(BytesIO(sample[image_member(sample)]),
@@ -284,11 +260,7 @@ def image_pairs(samples: Iterable[dict]) -> Iterator[dict]:
 
 
 def stored(image: bytes, name: str) -> tuple[str, bytes]:
-    """Suffix and bytes of an image as every reader of shards takes it: JPEG, PNG and WebP as they are, others as PNG.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
+    """Return suffix and bytes of an image for every reader of shards: JPEG, PNG, WebP as they are, others as PNG."""
     try:
         return image_suffix(image), image
     except UnidentifiedImageError:
@@ -296,7 +268,7 @@ def stored(image: bytes, name: str) -> tuple[str, bytes]:
 
 
 def batched(pairs: Iterator[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Image [size, 3, H, W] and text [size, L]; the last batch may be smaller."""
+    """Yield image [size, 3, H, W] and text [size, L]. The last batch may be smaller."""
     while rows := list(islice(pairs, size)):
         yield tuple(map(torch.stack, zip(*rows, strict=True)))
 

@@ -19,15 +19,10 @@ SECONDS = 10  # that workers of a run that was killed may live on, with its lock
 class Rows(Mapping):
     """{id: row} of a journal, read from the file row by row: they may be more than fit into memory.
 
-    Empty where the file does not exist or begins with another key.
+    Empty where the file does not exist or begins with another key. `id` is the field of a row that names it.
     """
 
     def __init__(self, path: str | Path, key: dict, id: str = "id"):
-        """
-        Args:
-            key: what the rows depend on.
-            id: the field of a row that names it.
-        """
         head, self.size, self.places = json.dumps(key).encode() + b"\n", 0, {}
         self.path, self.id = Path(path), id
         if not self.path.exists():
@@ -57,11 +52,7 @@ class Rows(Mapping):
 
 
 def open_alone(path: Path) -> BinaryIO:
-    """A file for appending, locked until it is closed.
-
-    Raises:
-        ValueError: another process has it.
-    """
+    """Open a file for appending, locked until it is closed. Raises ValueError where another process has it."""
     for _ in range(SECONDS):
         file = open_own(path, "ab")
         try:
@@ -75,7 +66,7 @@ def open_alone(path: Path) -> BinaryIO:
 
 
 def check_journal(path: Path, key: dict) -> None:
-    """Raises ValueError for a file of another key or program. It stays as it is: rows cost time or money."""
+    """Raise ValueError for a file of another key or program. It stays as it is: rows cost time or money."""
     head = json.dumps(key).encode() + b"\n"
     try:
         with path.open("rb") as file:
@@ -95,17 +86,13 @@ def check_journal(path: Path, key: dict) -> None:
 
 
 class Journal:
-    """Context manager of the journal that this process writes; without a row it leaves no file.
+    """Context manager of the journal that this process writes. Without a row it leaves no file.
 
-    Attributes:
-        rows: those of an earlier run with the same key, and those appended since.
-
-    Raises:
-        ValueError: another process is writing it, or as `check_journal`.
+    `rows` are those of an earlier run with the same key, and those appended since. Raises ValueError as
+    `check_journal`, or where another process is writing it.
     """
 
     def __init__(self, path: str | Path, key: dict, id: str = "id"):
-        """Arguments are those of `Rows`."""
         self._path, self._arguments, self._head = Path(path), (key, id), json.dumps(key).encode() + b"\n"
         check_journal(self._path, key)
 
@@ -118,7 +105,7 @@ class Journal:
         return self
 
     def append(self, row: dict) -> None:
-        """Writes a row at once; it counts once its line is whole."""
+        """Write a row at once. It counts once its line is whole."""
         place = self.rows.size
         self._write(json.dumps(row).encode() + b"\n")
         self.rows.places[row[self.rows.id]] = place

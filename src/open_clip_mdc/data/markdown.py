@@ -3,11 +3,7 @@ from collections.abc import Iterable, Sequence
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Lines of a table; None is an empty cell, and a bar within a cell is escaped.
-
-    Raises:
-        ValueError: a row has another number of cells than the header.
-    """
+    """Return a Markdown table. None is an empty cell, and a bar within a cell is escaped."""
     lines = [list(header), ["---"] * len(header), *map(list, rows)]
     for line in lines:
         if len(line) != len(header):

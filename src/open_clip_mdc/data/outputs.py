@@ -38,17 +38,12 @@ class Default(str):
 
 
 def is_folder(out: str) -> bool:
-    """Whether --out means a folder of tables, one for each shard, rather than one file: it has no suffix."""
+    """Return whether --out means a folder of tables, one for each shard, rather than one file: it has no suffix."""
     return Path(out).is_dir() or not Path(out).suffix
 
 
 def check_suffix(flag: str, value: str, suffixes: tuple[str, ...], tables: bool = False) -> None:
-    """Raises ValueError for a name that says something else than what is written.
-
-    Args:
-        suffixes: of the file; none of a folder.
-        tables: it may be a folder of tables instead.
-    """
+    """Raise ValueError for a name with none of the `suffixes` (no suffix: of a folder). `tables`: or a folder."""
     path = Path(value)
     if is_written_to(path) or tables and is_folder(value):
         return
@@ -62,7 +57,7 @@ def check_suffix(flag: str, value: str, suffixes: tuple[str, ...], tables: bool 
 
 
 def beside(path: str) -> str:
-    """The first of NAME-2, NAME-3, ... that is not there."""
+    """Return the first of NAME-2, NAME-3, ... that is not there."""
     stem, suffix = os.path.splitext(path)
     number = 2
     while os.path.lexists(f"{stem}-{number}{suffix}"):
@@ -71,13 +66,9 @@ def beside(path: str) -> str:
 
 
 def ready(args: argparse.Namespace) -> None:
-    """Check and try every output of a command, and say what happens to what is there.
+    """Check and try every output of a command, and say what happens to what is there. Raises ValueError or OSError.
 
     Where a name is a default and is taken, `args` gets the next free one.
-
-    Raises:
-        ValueError: a suffix is another's.
-        OSError: nothing can be written there.
     """
     if getattr(args, "print", False):  # of fetch
         return

@@ -24,18 +24,18 @@ OTHERS = {".parquet": "a parquet table", ".arrow": "an Arrow table", ".json": "a
 
 @cache
 def formats() -> list[str]:
-    """Those of FORMATS that this Pillow reads: AVIF since 11.3, HEIF by pillow_heif."""
+    """Return those of FORMATS that this Pillow reads: AVIF since 11.3, HEIF by pillow_heif."""
     Image.init()
     return [name for name in FORMATS if name in Image.OPEN]
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a path, or a part of it, is hidden or what macOS adds to archives: .thumbnails/, ._cat.jpg, __MACOSX/."""
+    """Return whether a path, or a part of it, is hidden or what macOS adds: .thumbnails/, ._cat.jpg, __MACOSX/."""
     return any(part.startswith(".") and part not in (".", "..") or part == "__MACOSX" for part in name.split("/"))
 
 
 def is_image(path: str | Path) -> bool:
-    """Whether a file counts as an image: by its suffix, or by its content where the suffix is none of an image."""
+    """Return whether a file counts as an image: by its suffix, or by its content where the suffix is no image's."""
     if Path(path).suffix.lower() in IMAGE_FILES + UNREADABLE_FILES:
         return True
     try:
@@ -48,7 +48,7 @@ def is_image(path: str | Path) -> bool:
 
 
 def check_kind(path: str | Path) -> None:
-    """Raises ValueError for a file that is no image and no shard; says what it is, and what to make of it."""
+    """Raise ValueError for a file that is no image and no shard. Says what it is, and what to make of it."""
     kind = OTHERS.get(Path(path).suffix.lower())
     if kind and not is_image(path):
         raise ValueError(f"{path} is {kind}, no image and no shard: write its images to files, or with their captions "
@@ -65,14 +65,10 @@ def expand(pattern: str) -> list[str]:
 
 
 def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[Path]:
-    """Files as given, what patterns ("*.jpg", "{000..009}.tar") match, and the files in folders; each sorted.
+    """Return files as given, what patterns ("*.jpg", "{000..009}.tar") match, and the files in folders, each sorted.
 
-    Args:
-        kinds: suffixes of the files that are looked for in folders; with those of images all that `is_image`. What is
-            hidden is not looked for.
-
-    Raises:
-        FileNotFoundError: a path does not exist, a pattern matches nothing, or a folder holds nothing of these kinds.
+    `kinds` are the suffixes that are looked for in folders; with those of images all that `is_image`, but nothing that
+    `is_hidden`. Raises FileNotFoundError where a path, pattern or folder gives nothing.
     """
     found = []
     for path in paths:
@@ -95,6 +91,6 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
 
 
 def count_images(paths: list, limit: int | None = None) -> int | None:
-    """Return how many images there are, up to `limit`; None where a shard or a table holds an unknown number."""
+    """Return how many images there are, up to `limit`, or None where a shard or table holds an unknown number."""
     known = all(isinstance(path, Path) and path.suffix.lower() not in SHARDS for path in paths)
     return len(paths[:limit]) if known else None

@@ -35,16 +35,12 @@ SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # by Pil
 
 
 def as_file(shard: str) -> str:
-    """What webdataset opens as a file where there is one of that name, which may begin with "pipe:"; or a URL."""
+    """Return what webdataset opens as a file where there is one of that name, even "pipe:...", or a URL."""
     return os.path.abspath(shard) if os.path.exists(shard) else shard
 
 
 def find_shards(pattern: str) -> list[str]:
-    """Expands a pattern as OpenCLIP does: "{000..009}" counts, "::" joins, a shard is a path or a URL.
-
-    Raises:
-        FileNotFoundError: a shard is not there.
-    """
+    """Return the shards of a pattern as OpenCLIP does: "{000..009}" counts, "::" joins. Raises FileNotFoundError."""
     shards = expand_urls(pattern)
     missing = [shard for shard in shards if not os.path.exists(shard) and not urlparse(shard).scheme]
     if missing:
@@ -54,30 +50,26 @@ def find_shards(pattern: str) -> list[str]:
 
 @contextmanager
 def open_tar(path: Path) -> Iterator[TarWriter]:
-    """Writes to `path` as it goes; same samples, same bytes."""
+    """Yield a writer to `path` as it goes. The same samples give the same bytes."""
     with path.open("wb") as stream, TarWriter(stream, user="", group="", mtime=0) as writer:
         yield writer
 
 
 @contextmanager
 def tar_writer(path: Path) -> Iterator[TarWriter]:
-    """Writes a shard that appears as `path` when the block ends without an error."""
+    """Yield a writer of a shard that appears as `path` when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as partial, open_tar(partial) as writer:
         yield writer
 
 
 def stats_file(shard: Path) -> Path:
-    """Where the counts of a shard lie: written before it appears."""
+    """Return where the counts of a shard lie, which are written before it appears."""
     return shard.with_name(f"{shard.stem}_stats.json")
 
 
 def read_stats(shard: Path) -> dict:
-    """Where a shard comes from, and how many "pairs" it holds.
-
-    Raises:
-        ValueError: nothing says so.
-    """
+    """Return where a shard comes from, and how many "pairs" it holds. Raises ValueError where nothing says so."""
     try:
         return json.loads(stats_file(shard).read_text())
     except (OSError, ValueError) as problem:
@@ -86,7 +78,7 @@ def read_stats(shard: Path) -> dict:
 
 
 def write_sizes(folder: Path) -> None:
-    """sizes.json, where OpenCLIP reads the numbers of pairs, of all shards that are there, whoever wrote them."""
+    """Write sizes.json, where OpenCLIP reads the numbers of pairs, of all shards that are there, whoever wrote them."""
     write_json(folder / "sizes.json", {path.name: read_stats(path)["pairs"] for path in sorted(folder.glob("*.tar"))},
                follow=False)
 
@@ -96,18 +88,17 @@ class TooLarge(ValueError):
 
 
 def check_size(member: tarfile.TarInfo) -> None:
-    """Raises TooLarge for a member that is no image and no caption, before it fills the memory."""
+    """Raise TooLarge for a member that is no image and no caption, before it fills the memory."""
     most = LARGEST_TEXT if member.name.lower().endswith((".txt", ".json")) or member.type in EXTENSIONS else LARGEST
     if member.size > most:
         raise TooLarge(f"its member {member.name!r} has {member.size:,} bytes, more than the {most:,} that are read")
 
 
 class Bounded(tarfile.TarInfo):
-    """Of a member, for `tarfile.open(tarinfo=Bounded)`: tarfile reads no long name of any size."""
+    """TarInfo for `tarfile.open(tarinfo=Bounded)` with which tarfile reads no long name of any size."""
 
     @classmethod
     def frombuf(cls, buf: bytes, encoding: str, errors: str) -> "Bounded":
-        """As tarfile's, of a block of 512 bytes; raises TooLarge."""
         member = super().frombuf(buf, encoding, errors)
         if member.type in EXTENSIONS:
             check_size(member)
@@ -115,12 +106,10 @@ class Bounded(tarfile.TarInfo):
 
 
 class Header(Bounded):
-    """Of a member, for `tarfile.open(tarinfo=Header)`: where a damaged one, or nothing, stands in its place, tarfile by
-    itself sees the end of the archive. Here zeros are the end, and all else is an error."""
+    """TarInfo that raises on a corrupt or missing header, where tarfile sees the archive's end. Zeros are the end."""
 
     @classmethod
     def frombuf(cls, buf: bytes, encoding: str, errors: str) -> "Header":
-        """As tarfile's, of a block of 512 bytes; raises tarfile.ReadError for one that is damaged or missing."""
         try:
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as problem:
@@ -130,8 +119,10 @@ class Header(Bounded):
 
 
 def read_members(stream: BinaryIO, wanted: Callable[[str], bool]) -> Iterator[dict]:
-    """The files of a tar stream, as `webdataset.tariterators.tar_file_iterator`: fname and data (None of those that are
-    not wanted), without its own meta data, but to the end or to an error."""
+    """Yield fname and data (None unless `wanted`) of the files of a tar stream, to the end or to an error.
+
+    As `webdataset.tariterators.tar_file_iterator`, which stops in silence, and without its own meta data.
+    """
     with tarfile.open(fileobj=stream, mode="r|*", tarinfo=Header) as archive:
         for member in archive:
             if member.isreg() and not re.match(r"__[^/]*__($|/)", member.name):
@@ -144,19 +135,19 @@ def read_members(stream: BinaryIO, wanted: Callable[[str], bool]) -> Iterator[di
 
 
 def split_name(name: str) -> tuple[str | None, str]:
-    """webdataset's key of a member, up to the first dot, and the rest, whose end is in lower case."""
+    """Return webdataset's key of a member, up to the first dot, and the rest, whose end is in lower case."""
     key, rest = base_plus_ext(name)
     stem, dot, suffix = (rest or "").rpartition(".")
     return key, stem + dot + suffix.lower()
 
 
 def members(sample: dict) -> list[str]:
-    """The suffixes of a sample's members."""
+    """Return the suffixes of a sample's members."""
     return [name for name in sample if not name.startswith("__")]
 
 
 def regroup(samples: Iterable[dict]) -> Iterator[dict]:
-    """Samples by their owner's keys, of samples by webdataset's, which end at the first dot of a name.
+    """Yield samples by their owner's keys, of samples by webdataset's, which end at the first dot of a name.
 
     KEY.jpg, KEY.txt and KEY.depth.png are one sample. Where KEY has no image, or KEY.v1.jpg has a KEY.v1.txt (or one of
     LABELS) beside it, KEY.v1 is a sample of its own. What is hidden (`is_hidden`) is left out.
@@ -180,13 +171,10 @@ def regroup(samples: Iterable[dict]) -> Iterator[dict]:
 
 
 def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterator[dict]:
-    """Streams a shard's samples, grouped as in training (`regroup`): `__key__` and {suffix: bytes}.
+    """Yield a shard's samples, grouped as in training (`regroup`): `__key__` and {suffix: bytes}.
 
-    Args:
-        suffixes: only these members are read, in lower case; default all.
-
-    Raises:
-        ValueError: the shard is no complete tar file, or one of its members is too large; a URL would run a command.
+    Only members of `suffixes` are read, in lower case; default all. Raises ValueError: the shard is no complete tar
+    file, a member is too large, or a URL would run a command.
     """
     scheme = "" if os.path.exists(shard) else urlparse(shard).scheme
     if scheme and (scheme not in SCHEMES or "'" in shard):  # webdataset puts the URL into a shell's command
@@ -212,7 +200,7 @@ def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterato
 
 
 def warn_of_lines(shards: list[str]) -> Iterator[str]:
-    """A warning, where most of the first texts hold several captions, a line each, as clip_benchmark's sets do."""
+    """Yield a warning where most first texts hold several captions, a line each, as clip_benchmark's sets do."""
     texts: list[str] = []
     try:
         if shards and os.path.isfile(shards[0]):
@@ -226,12 +214,12 @@ def warn_of_lines(shards: list[str]) -> Iterator[str]:
 
 
 def image_member(sample: dict) -> str | None:
-    """The suffix of a sample's image."""
+    """Return the suffix of a sample's image."""
     return next((suffix for suffix in IMAGE_SUFFIXES if suffix in sample), None)
 
 
 def read_metadata(sample: dict) -> dict:
-    """KEY.json, or {} where there is none or it is no JSON object."""
+    """Return KEY.json, or {} where there is none or it is no JSON object."""
     try:
         metadata = json.loads(sample.get("json", b"{}"))
     except (ValueError, RecursionError):
@@ -240,7 +228,7 @@ def read_metadata(sample: dict) -> dict:
 
 
 def is_text(value: object) -> bool:
-    """Whether it is a caption: a text that is not empty and can be written. JSON can hold half of a letter's code."""
+    """Return whether it is a caption: not empty, and can be written. JSON can hold half of a letter's code."""
     try:
         return isinstance(value, str) and bool(value.strip() and value.encode())
     except UnicodeEncodeError:
@@ -248,10 +236,9 @@ def is_text(value: object) -> bool:
 
 
 def image_suffix(data: bytes) -> str:
-    """Decodes an image (a JPEG at an eighth of its size, which reads all of it) and says what to call it.
+    """Decode an image (a JPEG at an eighth of its size, which reads all of it) and return its suffix.
 
-    Raises:
-        PIL.UnidentifiedImageError: it is no JPEG, PNG or WebP. ValueError: it is damaged.
+    Raises PIL.UnidentifiedImageError where it is no JPEG, PNG or WebP, ValueError where it is damaged.
     """
     try:
         with Image.open(io.BytesIO(data), formats=["JPEG", "PNG", "WEBP"]) as image:
@@ -265,7 +252,7 @@ def image_suffix(data: bytes) -> str:
 
 
 def shard_pattern(folder: str | Path, count: int) -> str:
-    """What `--train-data` takes for the first `count` shards of a folder."""
+    """Return what `--train-data` takes for the first `count` shards of a folder."""
     return f"{folder}/00000.tar" if count == 1 else f"{folder}/{{00000..{count - 1:05d}}}.tar"
 
 

@@ -10,18 +10,18 @@ HEAD = 2 ** 20  # bytes that tell what a file is
 
 
 def find_mark(head: bytes) -> bytes:
-    """The byte order mark that a file begins with, or nothing."""
+    """Return the byte order mark that a file begins with, or nothing."""
     return next((mark for mark in MARKS if head.startswith(mark)), b"")
 
 
 def no_text(path: str | Path, line: int, problem: UnicodeDecodeError) -> ValueError:
-    """The error of bytes in `line` that are no text."""
+    """Return the error of bytes in `line` that are no text."""
     return ValueError(f"{path}, line {line} is no UTF-8 text (byte 0x{problem.object[problem.start]:02x}): save the "
                       f"file as UTF-8")
 
 
 def check_head(path: str | Path, head: bytes) -> None:
-    """Raises ValueError for a file that is no text at all; names the kinds that users have."""
+    """Raise ValueError for a file that is no text at all. Names the kinds that users have."""
     if head.startswith(b"PAR1"):
         raise ValueError(f"{path} is a parquet table, no text: write its captions to a CSV file, or its images and "
                          f"captions to shards")
@@ -30,11 +30,7 @@ def check_head(path: str | Path, head: bytes) -> None:
 
 
 def decode_text(content: bytes, path: str | Path) -> str:
-    """The text of a file's bytes without its mark; every line ends in "\\n".
-
-    Raises:
-        ValueError: they are no UTF-8, or UTF-16 that says so; names the line.
-    """
+    """Return the text of a file's bytes without its mark, by lines that end in LF. Raises ValueError with the line."""
     check_head(path, content[:HEAD])
     mark = find_mark(content)
     content, encoding = content[len(mark):], MARKS.get(mark, "utf-8")
@@ -48,12 +44,12 @@ def decode_text(content: bytes, path: str | Path) -> str:
 
 
 def read_text(path: str | Path) -> str:
-    """As `decode_text`, of a file."""
+    """Return `decode_text` of a file."""
     return decode_text(Path(path).read_bytes(), path)
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a list, without white space at their ends and without blank lines.
+    """Return the lines of a list, without white space at their ends and without blank lines.
 
     Lines end at line ends alone, not at U+2028 and the like, which a caption may hold.
     """
@@ -61,10 +57,9 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def read_names(path: str | Path) -> list[str]:
-    """The lines of a list in which a line's number means something; warns of a line that comes again.
+    """Return the lines of a list in which a line's number means something. Warns of a line that comes again.
 
-    Raises:
-        ValueError: a line between others is blank.
+    Raises ValueError: a line between others is blank.
     """
     names = [line.strip() for line in read_text(path).rstrip().split("\n")]
     if "" in names:

@@ -50,11 +50,7 @@ class Misfit(RuntimeError):
 
 
 def check(path: Path) -> str:
-    """Return the format of a file of weights that is whole: "torch", "safetensors" or "npz".
-
-    Raises:
-        ValueError: it is none, or damaged; in one line. OSError: it cannot be read.
-    """
+    """Return the format of a file of weights, "torch", "safetensors" or "npz". Raises ValueError: none, or damaged."""
     with path.open("rb") as file:
         start = file.read(512)
     if start[:2] == b"PK":
@@ -100,8 +96,7 @@ def _open_safetensors(path: Path) -> dict[str, str]:
 def read(path: Path) -> object:
     """Return what a file of torch.save or safetensors holds, on the CPU.
 
-    Raises:
-        ValueError: as `check`; it holds more than tensors, numbers and containers; its checksum is wrong; it is .npz.
+    Raises ValueError as `check`, for a wrong checksum, and for more than tensors, numbers and containers.
     """
     kind = check(path)
     if kind == "npz":
@@ -117,11 +112,7 @@ def read(path: Path) -> object:
 
 
 def unpickled(load: Callable[[], object], path: Path | str) -> object:
-    """Return load(), of torch.load.
-
-    Raises:
-        ValueError: it holds other objects, or is none. OSError: it cannot be read.
-    """
+    """Return load(), of torch.load. Raises ValueError where it holds other objects, or is none."""
     try:
         with catch_warnings():  # of pickles' protocols
             simplefilter("ignore")
@@ -137,10 +128,7 @@ def unpickled(load: Callable[[], object], path: Path | str) -> object:
 
 
 def stored_epoch(path: Path) -> int | None:
-    """Return the epoch that a checkpoint of open_clip_train stores, 0 if none; None if the file cannot be read.
-
-    The tensors stay on the disk.
-    """
+    """Return the epoch that a checkpoint stores, 0 if none, None if it cannot be read. Tensors stay on the disk."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception:  # as in `read`, which says what is wrong with the file that is taken
@@ -152,8 +140,7 @@ def stored_epoch(path: Path) -> int | None:
 def tensors(path: Path) -> dict[str, Tensor]:
     """Return the weights that a file holds, by the names of the bare model.
 
-    Raises:
-        ValueError: as `read`, and for NaN and infinity. Misfit: it holds no weights.
+    Raises ValueError as `read`, and for NaN and infinity. Misfit: it holds no weights.
     """
     return state_dict(read(path), path)
 

@@ -1,5 +1,4 @@
-"""The flags of open_clip_train, refused at once where they cannot work.
-"""
+"""The flags of open_clip_train, refused at once where they cannot work."""
 import argparse
 import math
 import os
@@ -24,7 +23,7 @@ from .runs import check_folder, latest_checkpoint
 
 
 def parse_args(upstream):
-    """`open_clip_train.main.parse_args`: the flags of upstream and those that it does not have."""
+    """Wrap `open_clip_train.main.parse_args`: add the flags that OpenCLIP does not have."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     own.add_argument("--plugin", action="append", metavar="MODULE",
                      help="Module or file.py that registers an objective (plugins.py); may be given several times.")
@@ -94,13 +93,12 @@ NUMBERS = [
 
 
 def parse(argv: list[str]):
-    """Return the flags by upstream's parser; exits with one line, without the usage of 90 flags."""
+    """Return the parsed flags. Exits with one line, without the usage of 90 flags."""
     from open_clip_train.main import parse_args
     return read_flags(parse_args, argv)
 
 
 def find_model_problem(args) -> str | None:
-    """--model and --pretrained."""
     import open_clip
     if open_clip.get_model_config(args.model) is None:
         return f"--model {args.model} is not known{close_names(args.model, open_clip.list_models())}"
@@ -124,7 +122,6 @@ def find_model_problem(args) -> str | None:
 
 
 def find_number_problem(args) -> str | None:
-    """A number that nothing can be computed with, or that ends in nothing."""
     for words, least, most, flags in NUMBERS:
         for flag in flags:
             value = getattr(args, flag)
@@ -135,7 +132,7 @@ def find_number_problem(args) -> str | None:
 
 
 def find_value_problem(args) -> str | None:
-    """Values that upstream looks at only after the model is built, or never."""
+    """Check values that OpenCLIP looks at only after the model is built, or never."""
     if args.copy_codebase:
         return "--copy-codebase would copy all of Python's packages: leave it out, and keep what pip freeze says"
     for logger in ("wandb", "tensorboard"):
@@ -161,7 +158,7 @@ def find_value_problem(args) -> str | None:
 
 
 def find_size_problem(pairs: int, args) -> str | None:
-    """Training data that do not suffice for one step: upstream would save a model that was never trained."""
+    """Check that the pairs suffice for one step: OpenCLIP would save a model that was never trained."""
     from open_clip_train.distributed import world_info_from_env
     processes = world_info_from_env()[2]
     if pairs >= args.batch_size * processes * args.accum_freq:
@@ -171,12 +168,11 @@ def find_size_problem(pairs: int, args) -> str | None:
 
 
 def is_csv(path: str, args) -> bool:
-    """Whether --dataset-type, or the suffix where that is "auto", makes it a CSV file."""
     return args.dataset_type == "csv" or args.dataset_type == "auto" and path.endswith((".csv", ".tsv"))
 
 
 def find_csv_problem(path: str, args, is_train: bool) -> str | None:
-    """Rows that cannot be read, and empty fields: upstream would drop or join rows, and train on the word "nan"."""
+    """Check rows and empty fields: OpenCLIP would drop or join rows, and train on the word "nan"."""
     if not os.path.isfile(path):
         return f"{path}: no such file"
     try:
@@ -191,7 +187,6 @@ def find_csv_problem(path: str, args, is_train: bool) -> str | None:
 
 
 def find_shard_problem(path: str, args, is_train: bool) -> str | None:
-    """Shards that are not there; in training too few of them for the workers, or an unknown number of samples."""
     from open_clip_train.data import get_dataset_size
     from open_clip_train.distributed import world_info_from_env
     try:
@@ -217,7 +212,7 @@ def find_shard_problem(path: str, args, is_train: bool) -> str | None:
 
 
 def find_data_problem(args) -> str | None:
-    """--train-data and --val-data. Upstream waits forever for shards that it cannot open."""
+    """Check --train-data and --val-data. OpenCLIP waits forever for shards that it cannot open."""
     if args.dataset_type == "synthetic":
         if args.val_data or not args.train_num_samples:
             return "--dataset-type synthetic needs --train-num-samples and no --val-data"
@@ -241,7 +236,6 @@ def find_data_problem(args) -> str | None:
 
 
 def find_captioner_problem(args) -> str | None:
-    """Flags that a captioner has no use for."""
     if is_captioner(args.model):
         for flag, instead in NOT_FOR_CAPTIONERS.items():
             if getattr(args, flag):
@@ -250,15 +244,12 @@ def find_captioner_problem(args) -> str | None:
 
 
 def has_latest(args) -> bool:
-    """Whether there is a checkpoint that --resume latest resumes from; without one upstream starts a new run."""
+    """Return whether there is a checkpoint for --resume latest. Without one OpenCLIP starts a new run."""
     return args.name is not None and any(Path(args.logs, args.name, "checkpoints").glob("epoch_*.pt"))
 
 
 def bring_latest(args) -> None:
-    """Makes epoch_latest.pt a copy of the run's highest epoch: --save-most-recent lets upstream resume from no other.
-
-    What it was is of an older epoch, and the next that is saved would have taken its place.
-    """
+    """Make epoch_latest.pt a copy of the highest epoch: with --save-most-recent OpenCLIP resumes from no other."""
     if args.resume == "latest" and args.save_most_recent and has_latest(args):
         best = latest_checkpoint(Path(args.logs, args.name, "checkpoints"))
         if best.name != "epoch_latest.pt":
@@ -267,7 +258,6 @@ def bring_latest(args) -> None:
 
 
 def find_vq_problem(args) -> str | None:
-    """What a frozen VQ-VAE needs (vq.py)."""
     import open_clip
     vq_cfg = open_clip.get_model_config(args.model).get("vq_cfg")
     if vq_cfg is None:
@@ -282,7 +272,7 @@ def find_vq_problem(args) -> str | None:
 
 
 def find_problem(args) -> str | None:
-    """The first thing in the parsed flags that cannot work, in one line that says what to do; None if all is well."""
+    """Return the first thing in the flags that cannot work, in one line that says what to do, or None."""
     try:
         return (find_model_problem(args) or find_captioner_problem(args) or find_vq_problem(args)
                 or find_number_problem(args) or find_value_problem(args) or find_data_problem(args))
@@ -291,7 +281,7 @@ def find_problem(args) -> str | None:
 
 
 def find_warnings(args) -> Iterator[str]:
-    """What works, but is hardly meant."""
+    """Yield warnings for settings that run but are probably a mistake."""
     on_cuda = args.device.startswith("cuda") and torch.cuda.is_available()
     if args.precision == "amp" and not on_cuda:
         yield "--precision amp (the default) is float16, some 50 times slower than --precision fp32 on a CPU"

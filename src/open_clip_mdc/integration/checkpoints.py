@@ -18,7 +18,7 @@ from .runs import find, params_file
 
 
 def objective(model_name: str) -> str:
-    """The `caption_cfg.objective` of a captioner's config."""
+    """Return the `caption_cfg.objective` of a captioner's config."""
     import open_clip
 
     from ..objectives.base import CaptionCfg
@@ -26,11 +26,7 @@ def objective(model_name: str) -> str:
 
 
 def longest_caption(pretrained: str, model_name: str | None = None) -> float:
-    """Return how many tokens a caption has at most between SOT and EOT, by the config; infinity where `load` will say.
-
-    Raises:
-        FileNotFoundError, ValueError: as `find`.
-    """
+    """Return the most tokens of a caption between SOT and EOT by the config, infinity where `load` will complain."""
     register()
     import open_clip
     name, _, args = find(pretrained, model_name)
@@ -42,14 +38,10 @@ def longest_caption(pretrained: str, model_name: str | None = None) -> float:
 
 def load(pretrained: str, model_name: str | None = None, device: str = "cpu", precision: str = "fp32",
          captioner: bool = False, cache_dir: str | None = None):
-    """Model in eval mode, its image transform and its tokenizer.
+    """Return a model in eval mode, its image transform and its tokenizer.
 
-    Args:
-        captioner: refuse another model, before it is built.
-        cache_dir: of what comes from the hub.
-
-    Raises:
-        FileNotFoundError, ValueError: as `find`; ValueError too, in one line, if the weights are of another model.
+    With `captioner` another model is refused before it is built. `cache_dir` is for what comes from the hub. Raises
+    FileNotFoundError or ValueError, in one line, where nothing is there or the weights are of another model.
     """
     register()
     import open_clip
@@ -91,7 +83,7 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
 
 
 def check_normalization(pretrained: str, preprocess_cfg: dict) -> None:
-    """Raises ValueError unless images can be normalised by `mean` and `std`.
+    """Raise ValueError unless images can be normalised by `mean` and `std`.
 
     PyTorch makes a tensor without elements of ["", 0.5, 0.5], and normalises by 1e39 or 0 to infinity.
     """
@@ -105,7 +97,7 @@ def check_normalization(pretrained: str, preprocess_cfg: dict) -> None:
 
 
 def check_device(device: str) -> None:
-    """Raises ValueError if there is no such device."""
+    """Raise ValueError if there is no such device."""
     try:
         torch.device(device)
     except RuntimeError as problem:  # whose text lists 21 kinds of devices
@@ -117,7 +109,7 @@ def check_device(device: str) -> None:
 
 
 def first_lines(problem: Exception) -> str:
-    """The reason in one line: of a state dict that does not fit, the first of its lists, cut."""
+    """Return the reason in one line, of a state dict that does not fit the first of its lists, cut."""
     text = f"it is damaged ({problem.strerror.lower()})" if getattr(problem, "strerror", None) else str(problem)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(problem).__name__]
     if lines[0].startswith("Error(s) in loading") and len(lines) > 1:
@@ -126,12 +118,12 @@ def first_lines(problem: Exception) -> str:
 
 
 def is_of_weights(problem: Exception) -> bool:
-    """Whether it was raised as a checkpoint holds the weights of another model."""
+    """Return whether a checkpoint was refused because it holds the weights of another model."""
     return isinstance(problem, Misfit) or "Error(s) in loading state_dict" in str(problem)
 
 
 def fingerprint(model: torch.nn.Module) -> str:
-    """The SHA-256 of a model's weights and settings.
+    """Return the SHA-256 of a model's weights and settings.
 
     The weights alone do not decide what a model says: those of ViT-B-32 fit ViT-B-32-quickgelu. So the kinds of modules
     and their plain attributes (number of heads, pooling, the images' mean and size) count as well.

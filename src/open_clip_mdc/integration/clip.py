@@ -1,5 +1,4 @@
-"""Load a CLIP model that guides or judges captions.
-"""
+"""Load a CLIP model that guides or ranks captions."""
 import os
 
 from ..decoding.clip_guidance import Clip
@@ -7,13 +6,9 @@ from . import checkpoints
 
 
 def load(name: str, pretrained: str | None = None, device: str = "cpu") -> Clip:
-    """An OpenCLIP model by name and weights: a file, a run folder, or a tag of OpenCLIP, which is downloaded.
+    """Return an OpenCLIP model by name and weights: a file, a run folder, or a tag of OpenCLIP, which is downloaded.
 
-    Args:
-        name: of its config; local-dir:DIR and hf-hub:ID name their weights too.
-
-    Raises:
-        ValueError, FileNotFoundError: in one line, if there is no such model or it has no text encoder.
+    local-dir:DIR and hf-hub:ID as `name` bring their weights. Raises ValueError or FileNotFoundError in one line.
     """
     import open_clip
     if ":" in name:
@@ -35,11 +30,7 @@ def load(name: str, pretrained: str | None = None, device: str = "cpu") -> Clip:
 
 
 def parse(spec: str) -> tuple[str, str | None]:
-    """The arguments of `load` that MODEL:FILE means; local-dir:DIR and hf-hub:ID stay whole.
-
-    Raises:
-        ValueError: there is no colon in it.
-    """
+    """Return the arguments of `load` that MODEL:FILE means. local-dir:DIR and hf-hub:ID stay whole."""
     name, colon, pretrained = spec.partition(":")
     if not (name and pretrained):
         raise ValueError(f"{spec!r} should be MODEL:FILE, such as ViT-B-32:clip.pt, or local-dir:DIR, hf-hub:ID")

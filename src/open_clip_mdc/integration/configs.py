@@ -27,11 +27,7 @@ TIMM_VITS = ("vit_", "vitamin_", "eva", "deit", "beit")
 
 
 def add_rows(rows: Mapping[str, Mapping]) -> None:
-    """Add rows to the table: pattern -> `caption_cfg`. A row with "extends" is that row but for what it says itself.
-
-    Raises:
-        ValueError: a pattern has no *, or extends a row that is not there.
-    """
+    """Add rows to the table, pattern -> `caption_cfg`. "extends" names a row whose other settings hold."""
     for pattern, row in rows.items():
         base = row.get("extends")
         if pattern.count("*") != 1 or base is not None and base not in ROWS:
@@ -45,7 +41,7 @@ for _group in GROUPS.values():
 
 
 def intervals() -> dict[tuple[float, float], str]:
-    """Table 5: pattern of each interval of t, widest first."""
+    """Return the pattern of each interval of t (Table 5), widest first."""
     rows = {(row["t_min"], row["t_max"]): pattern for pattern, row in ROWS.items()
             if pattern.startswith("MDC-") and row["loss_weight"] == "inverse_t"
             and not row.keys() & {"condition_drop", "regions"}}
@@ -53,13 +49,13 @@ def intervals() -> dict[tuple[float, float], str]:
 
 
 def architectures() -> dict[str, dict]:
-    """The packaged configs that are no captioners: small towers for small data, by name."""
+    """Return the packaged configs that are no captioners, small towers for small data, by name."""
     files = sorted((f for f in FOLDER.iterdir() if f.name.startswith("ViT-")), key=lambda f: f.name)
     return {f.name.removesuffix(".json"): json.loads(f.read_text(encoding="utf-8")) for f in files}
 
 
 def listed() -> list[str]:
-    """Names that `open_clip.list_models()` shows: the paper's rows. Further bases work without being listed."""
+    """Return the names that `open_clip.list_models()` shows: the paper's rows. Other bases work unlisted."""
     return [pattern.replace("*", base) for group in GROUPS.values() for pattern in group["rows"]
             for base in group["bases"]] + [
                 pattern.replace("*", base) for base, row in VQ_ROWS.items() for pattern in row["listed"]]
@@ -78,7 +74,7 @@ def readings(name: str) -> Iterator[tuple[str, dict]]:
 
 
 def interval_name(name: str, t_min: float, t_max: float, base_config: Callable[[str], dict | None]) -> str:
-    """Return the name of the captioner of the same base whose t is uniform on an interval, with the weight 1/t.
+    """Return the name of the captioner of the same base with t uniform on an interval and the weight 1/t.
 
     The base is called BASE where the name does not tell it, as that of a folder does not.
     """
@@ -88,14 +84,10 @@ def interval_name(name: str, t_min: float, t_max: float, base_config: Callable[[
 
 
 def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
-    """The config of a captioner's name; None for a name that no row and base make.
+    """Return the config of a captioner's name, such as MDC-ViT-B-32, or None where no row and base make it.
 
-    Args:
-        name: e.g. MDC-ViT-B-32, or ARC-ViT-SO400M-14-SigLIP; "/" is read as "-", as OpenCLIP does.
-        base_config: a new copy of a base's config by its name, None if it is not known.
-
-    Raises:
-        ValueError: the base has no ViT image tower, or there is no such interval or ratio.
+    `base_config` returns a new copy of a base's config, None if it is not known. "/" is read as "-", as OpenCLIP does.
+    Raises ValueError where the base has no ViT image tower, or there is no such interval or ratio.
     """
     name = name.replace("/", "-")
     for base, caption_cfg in readings(name):
@@ -123,7 +115,7 @@ def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | No
 
 
 def with_codes(name: str, base_config: Callable[[str], dict | None]) -> dict:
-    """A base of VQ_ROWS: its own `vision_cfg`, or else its base's, whose other settings it completes."""
+    """Return the config of a base of VQ_ROWS: its own `vision_cfg` or its base's, whose other settings it completes."""
     row = deepcopy(VQ_ROWS[name])
     base = row["base"]
     config = with_codes(base, base_config) if base in VQ_ROWS else base_config(base)
@@ -135,19 +127,19 @@ def with_codes(name: str, base_config: Callable[[str], dict | None]) -> dict:
 
 
 def is_vit(vision_cfg: dict) -> bool:
-    """Whether the tower gives patch tokens: OpenCLIP's own ViT, or a timm model named as one."""
+    """Return whether the tower gives patch tokens: OpenCLIP's own ViT, or a timm model named as one."""
     if vision_cfg.get("timm_model_name"):
         return vision_cfg["timm_model_name"].startswith(TIMM_VITS)
     return not isinstance(vision_cfg.get("layers"), list)  # a list is a ResNet's
 
 
 def fits(text_cfg: dict) -> bool:
-    """Whether a text tower's size makes a decoder: SOT and EOT must be the last ids, as in CLIP's BPE and its parts."""
+    """Return whether a text tower's size makes a decoder: SOT and EOT must be the last ids, as in CLIP's BPE."""
     own = "hf_model_name" in text_cfg or "hf_tokenizer_name" in text_cfg
     return not own and (text_cfg["vocab_size"] == CLIP_VOCABULARY or "bpe_path" in text_cfg.get("tokenizer_kwargs", {}))
 
 
 def is_captioner(model_name: str) -> bool:
-    """Decided by config, not by class: the model may be wrapped by DDP or compiled."""
+    """Return whether a config makes a captioner. The class does not tell: DDP or torch.compile may wrap it."""
     config = import_module("open_clip").get_model_config(model_name)
     return "caption_cfg" in (config or {})

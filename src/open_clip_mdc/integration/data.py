@@ -1,11 +1,10 @@
-"""The way of a training batch from upstream's data pipeline to the device, for CLIP models too.
+"""From OpenCLIP's data pipeline to the device, for CLIP models too.
 
-A seed is a seed: all random numbers are a function of --seed, epoch, rank and worker. Upstream seeds a process once,
-when it starts, and its webdataset shuffle by process id and clock: no two runs of one seed are equal, and a resumed run
-repeats the noise of its first epoch. Here each epoch is seeded anew: `seed_noise` in the process that trains,
-`SeedEachPass` where samples are read, which is in the workers, if there are any.
+All random numbers are a function of --seed, epoch, rank and worker. OpenCLIP seeds a process once, and its webdataset
+shuffle by process id and clock, so no two runs are equal and a resumed run repeats the noise of its first epoch. Here
+each epoch is seeded anew: by `seed_noise` in the process that trains, by `SeedEachPass` where samples are read.
 
-The last metre: images travel as bytes in pinned memory, a batch ahead of the step, and are normalised on the device.
+Images are transferred as uint8 from pinned memory, one batch ahead, and normalised on the device.
 
 Dimensions: B images.
 """
@@ -33,7 +32,7 @@ from ..data.shards import CAPTION_SEPARATOR, Bounded, as_file, check_size, regro
 
 
 def seed_noise(*keys: int) -> None:
-    """Seeds PyTorch, numpy and Python by all of the keys together."""
+    """Seed PyTorch, numpy and Python by all of the keys together."""
     seeds = np.random.SeedSequence(keys).generate_state(3)
     torch.manual_seed(int(seeds[0]))
     np.random.seed(int(seeds[1]))
@@ -41,19 +40,14 @@ def seed_noise(*keys: int) -> None:
 
 
 def worker_id() -> int:
-    """The number of this worker of a DataLoader, 0 where the process reads by itself."""
     worker = get_worker_info()
     return 0 if worker is None else worker.id
 
 
 class SeedEachPass:
-    """A stage of a webdataset pipeline: seeds whatever the stages after it draw, each time the data are read.
-
-    An epoch may be several passes over a worker's shards; each pass has its own noise.
-    """
+    """Pipeline stage that seeds what the stages after it draw, anew for each pass over a worker's shards."""
 
     def __init__(self, seed: int, rank: int, shared_epoch: SharedEpoch):
-        """Args: `shared_epoch` is upstream's, by which the training process tells its workers the epoch."""
         self.seed, self.rank, self.shared_epoch = seed, rank, shared_epoch
         self.epoch, self.passes = -1, 0
 
@@ -66,11 +60,7 @@ class SeedEachPass:
 
 
 def seed_webdataset(info: DataInfo, seed: int, rank: int) -> None:
-    """Makes a training webdataset of upstream's repeatable: shards, order, captions and augmentation.
-
-    Raises:
-        RuntimeError: upstream's pipeline has no sample shuffle where this function looks for it.
-    """
+    """Make a training webdataset repeatable: shards, order, captions and augmentation."""
     loader = info.dataloader.pipeline[0]
     # Workers that live on draw their first seed once a run: not from the numbers that also make masks and dropout.
     loader.generator = torch.Generator().manual_seed(seed)
@@ -85,11 +75,7 @@ def seed_webdataset(info: DataInfo, seed: int, rank: int) -> None:
 
 
 def read_alike(info: DataInfo) -> None:
-    """Makes a webdataset of upstream's group and decode samples as all else does: `regroup`, `image_pairs`.
-
-    Raises:
-        RuntimeError: upstream's pipeline has no such stages where this function looks for them.
-    """
+    """Make a webdataset group and decode samples as the tools do: `regroup`, `image_pairs`."""
     stages = info.dataloader.pipeline[0].dataset.pipeline
     names = [getattr(getattr(stage, "f", stage), "__name__", "") for stage in stages]
     if names.count("_select") != 1 or names[(first := names.index("_select")):first + 3] != [
@@ -101,10 +87,7 @@ def read_alike(info: DataInfo) -> None:
 
 
 def need_batches(info: DataInfo, shards: str) -> None:
-    """Ends the training webdataset with a stage that raises ValueError where a pass over a worker's shards is in vain.
-
-    Upstream would read them again, for ever.
-    """
+    """Add a stage that raises ValueError for a pass without a batch: OpenCLIP would read the shards for ever."""
     info.dataloader.pipeline[0].dataset.append(partial(_not_in_vain, shards=shards))
 
 
@@ -119,31 +102,27 @@ def _not_in_vain(batches: Iterable, shards: str) -> Iterator:
 
 
 class CsvImages(CsvDataset):
-    """Upstream's pairs of a CSV file, rows and images read as the tools read them; a bad image is named."""
+    """OpenCLIP's data set of a CSV file, rows and images read as the tools read them. A bad image is named."""
 
     def __init__(self, input_filename, transforms, img_key, caption_key, sep="\t", tokenizer=None):
-        """Raises ValueError as `read_table`."""
         rows = read_table(input_filename, img_key, caption_key, sep)
         self.images, self.captions = [row.image for row in rows], [row.caption for row in rows]
         self.transforms, self.tokenize = transforms, tokenizer
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Raises ValueError."""
         image = decode_image(Path(str(self.images[index])))
         return self.transforms(image), self.tokenize([str(self.captions[index])])[0]
 
 
 def to_bytes(image: Image.Image) -> Tensor:
-    """uint8 [3, height, width]; contiguous, as `ToTensor` makes it: convolutions round by layout."""
+    """Return uint8 [3, height, width], contiguous as `ToTensor` makes it: convolutions round by layout."""
     return pil_to_tensor(image).contiguous()
 
 
 def split_normalization(transform: Callable) -> tuple[Callable, Normalize | None]:
-    """Takes the conversion to normalised floats off the end of a transform, if it is there.
+    """Split a transform into one that ends in `to_bytes` and the normalisation of its result divided by 255.
 
-    Returns:
-        a transform that ends in `to_bytes`, and what is to be done to its result divided by 255; or the transform as it
-        was, and None.
+    One that does not end in ToTensor and Normalize is returned as it is, with None.
     """
     stages = getattr(transform, "transforms", [])
     if len(stages) > 1 and isinstance(stages[-2], ToTensor) and isinstance(stages[-1], Normalize):
@@ -152,7 +131,7 @@ def split_normalization(transform: Callable) -> tuple[Callable, Normalize | None
 
 
 def one_ahead(items: Iterable, start: Callable) -> Iterator:
-    """start(item) of each item, started before the one before it is taken."""
+    """Yield start(item) of each item, started before the one before it is taken."""
     ahead = []
     for item in items:
         ahead.append(start(item))
@@ -162,10 +141,9 @@ def one_ahead(items: Iterable, start: Callable) -> Iterator:
 
 
 class PrefetchLoader:
-    """Upstream's training loader, whose batches are on the device, normalised and prepared."""
+    """Training loader whose batches are on the device, normalised and prepared, one ahead of the step."""
 
     def __init__(self, loader: Iterable, device: str, normalize: Normalize | None):
-        """Args: `normalize` as `split_normalization` returns it."""
         self.loader, self.device = loader, torch.device(device)
         self.prepare: Callable = lambda text: text  # a captioner's is `Captioner.prepare`, on the CPU
         self.mean, self.std = None, None
@@ -184,7 +162,6 @@ class PrefetchLoader:
             yield self.normalized(image.to(self.device)), self.prepare(text).to(self.device)
 
     def start(self, batch: tuple) -> tuple:
-        """Sends a batch on its way, on a stream of its own."""
         image, text = batch
         text = self.prepare(text).pin_memory()
         with torch.cuda.stream(self.stream):
@@ -192,7 +169,7 @@ class PrefetchLoader:
             return batch, self.stream.record_event()
 
     def finish(self, started: tuple) -> tuple:
-        """Makes the present stream wait for a batch, and its memory wait for the present stream."""
+        """Make the present stream wait for a batch, and its memory wait for the present stream."""
         (image, text), arrived = started
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(arrived)
@@ -202,22 +179,19 @@ class PrefetchLoader:
 
     @cached_property
     def stream(self) -> torch.cuda.Stream:
-        """Of the copies to the device; made at first use."""
         return torch.cuda.Stream(self.device)
 
     def normalized(self, image: Tensor) -> Tensor:
-        """What the end of the transform would have made of it: float [B, 3, height, width], to the last bit."""
+        """Return what the end of the transform would have made of it, float [B, 3, H, W], to the last bit."""
         if self.mean is None:
             return image
         return image.float().div_(255).sub_(self.mean).div_(self.std)
 
 
 def get_wds_dataset(upstream):
-    """`open_clip_train.data.get_wds_dataset`, for every model: repeatable by --seed, pinned, one caption of several,
-    images as all else reads them.
+    """Wrap `open_clip_train.data.get_wds_dataset`: repeatable by --seed, images read as the tools read them.
 
-    Of the captions that share a KEY.txt training draws one at each reading, validation takes the first. An ordinary
-    text draws nothing.
+    Of several captions in a KEY.txt training draws one at each reading, validation takes the first.
     """
     @wraps(upstream)
     def get_dataset(args, preprocess_img, is_train, epoch=0, floor=False, tokenizer=None):
@@ -235,7 +209,7 @@ def get_wds_dataset(upstream):
 
 
 def gopen(upstream):
-    """`webdataset.gopen.gopen`: what is a file is opened as a file, whatever its name."""
+    """Wrap `webdataset.gopen.gopen`: what is a file is opened as a file, whatever its name."""
     @wraps(upstream)
     def open_shard(url, mode="rb", *args, **kwargs):
         return upstream(as_file(url) if mode == "rb" else url, mode, *args, **kwargs)
@@ -243,7 +217,7 @@ def gopen(upstream):
 
 
 def tar_file_iterator(upstream):
-    """`webdataset.tariterators.tar_file_iterator`, for every reader of shards: `check_size` before a member is read."""
+    """Replace `webdataset.tariterators.tar_file_iterator`: `check_size` before a member is read."""
     @wraps(upstream)
     def iterate(fileobj, skip_meta=r"__[^/]*__($|/)", handler=reraise_exception, select_files=None, rename_files=None):
         archive = tarfile.open(fileobj=fileobj, mode="r|*", tarinfo=Bounded)
@@ -265,12 +239,11 @@ def tar_file_iterator(upstream):
 
 
 def csv_dataset(upstream):
-    """`open_clip_train.data.CsvDataset`."""
     return CsvImages
 
 
 def get_data(upstream):
-    """`open_clip_train.main.get_data`, for every model: training images reach the device as bytes, one batch ahead."""
+    """Wrap `open_clip_train.main.get_data`: training images reach the device as bytes, one batch ahead."""
     @wraps(upstream)
     def get(args, preprocess_fns, epoch=0, tokenizer=None):
         train, validate = preprocess_fns

@@ -1,5 +1,4 @@
-"""OpenCLIP's factory functions with captioners in them: config, tokenizer and model by name.
-"""
+"""OpenCLIP's factory functions with captioners in them: config, tokenizer and model by name."""
 from functools import wraps
 from pathlib import Path
 
@@ -15,10 +14,7 @@ from .configs import is_captioner
 
 
 class OpenCLIPCaptioner(Captioner):
-    """The captioner that OpenCLIP's factory returns: it decodes and scores, too. The network itself knows neither.
-
-    Both are imported when they are called: training and probes of features need none.
-    """
+    """The captioner that OpenCLIP's factory returns, which also decodes and scores."""
 
     def generate(self, image: Tensor, **options) -> Tensor | Decoded:
         """Return captions as ids from SOT to EOT, then padding, long [B, L] (`decoding.generate.generate`)."""
@@ -32,7 +28,7 @@ class OpenCLIPCaptioner(Captioner):
 
 
 def get_model_config(upstream):
-    """`open_clip.get_model_config`: captioners of any base; a config that is a file may name no other place."""
+    """Wrap `open_clip.get_model_config`: captioners of any base. A config that is a file may name no other place."""
     @wraps(upstream)
     def get(model_name):
         if ":" in model_name:
@@ -43,11 +39,7 @@ def get_model_config(upstream):
 
 
 def checked_config(read, model_name: str) -> dict:
-    """The config of a local-dir: or hf-hub:.
-
-    Raises:
-        ValueError: it is damaged, or would have something else fetched than the user named. OSError: it is not there.
-    """
+    """Return the config of a local-dir: or hf-hub:. Raises ValueError: it is damaged, or names what lies elsewhere."""
     where = f"{model_name.partition(':')[2]}/open_clip_config.json"
     try:
         config = read(model_name)
@@ -63,7 +55,7 @@ def checked_config(read, model_name: str) -> dict:
 
 
 def vocabulary_beside(model_name: str, cache_dir: str | None = None) -> dict[str, str]:
-    """The `bpe_path` of a captioner of local-dir: or hf-hub: whose vocabulary lies beside its weights; else nothing."""
+    """Return the `bpe_path` of a captioner of local-dir: or hf-hub: whose vocabulary lies beside its weights, or {}."""
     try:
         config = open_clip.get_model_config(model_name)
         name = Path(config["text_cfg"].get("tokenizer_kwargs", {}).get("bpe_path", "")).name
@@ -77,7 +69,7 @@ def vocabulary_beside(model_name: str, cache_dir: str | None = None) -> dict[str
 
 
 def get_tokenizer(upstream):
-    """`open_clip.get_tokenizer`: a captioner's is CLIP's BPE, or the part of it that its config names."""
+    """Wrap `open_clip.get_tokenizer`: a captioner's is CLIP's BPE, or the part of it that its config names."""
     @wraps(upstream)
     def get(model_name="", context_length=None, cache_dir=None, **kwargs):
         if ":" in model_name:
@@ -91,7 +83,7 @@ def get_tokenizer(upstream):
 
 
 def model_class(upstream):
-    """`open_clip.factory.CustomTextCLIP`: a config with `caption_cfg` makes a Captioner."""
+    """Wrap `open_clip.factory.CustomTextCLIP`: a config with `caption_cfg` makes a captioner."""
     @wraps(upstream, updated=())
     def create(*args, **kwargs):
         return (OpenCLIPCaptioner if "caption_cfg" in kwargs else upstream)(*args, **kwargs)
@@ -99,7 +91,7 @@ def model_class(upstream):
 
 
 def tokenizer_class(upstream):
-    """`open_clip.factory.SimpleTokenizer`: a bare file name in `bpe_path` is looked up among the packaged configs."""
+    """Wrap `open_clip.factory.SimpleTokenizer`: a bare file name in `bpe_path` is a packaged file."""
     @wraps(upstream, updated=())
     def create(*args, bpe_path=None, **kwargs):
         if bpe_path is None:
@@ -110,5 +102,5 @@ def tokenizer_class(upstream):
 
 
 def of_captioner(args) -> bool:
-    """Whether a captioner is trained; who calls upstream's functions may give them no model's name."""
+    """Return whether a captioner is trained. Callers of OpenCLIP's functions may name no model."""
     return is_captioner(getattr(args, "model", ""))

@@ -13,9 +13,9 @@ WHAT_TO_DO = ("no checkpoint of this epoch is saved, earlier ones are kept; try 
 class WatchedLoss:
     """A loss that raises FloatingPointError once it was not finite, on all ranks at the same step.
 
-    The device notes the first such step. It is asked as often as upstream reads the loss for its log, which is every
-    --log-every-n-steps, so that no other step waits for it; and by `check` at the end of the epoch. Gradients that
-    overflow are the business of float16's scaler, which leaves out their step.
+    The device notes the first such step. It is asked as often as OpenCLIP reads the loss for its log, so that no other
+    step waits for it, and by `check` at the end of the epoch. Gradients that overflow are the business of float16's
+    scaler.
     """
 
     def __init__(self, loss: Callable[..., dict[str, Tensor]], epoch: int, args):
@@ -34,7 +34,6 @@ class WatchedLoss:
         return losses
 
     def check(self) -> None:
-        """Raises FloatingPointError if the loss of some rank was not finite."""
         if self.first_bad is None:
             return
         first = self.first_bad.clone()
@@ -45,7 +44,7 @@ class WatchedLoss:
 
 
 def check_weights(model: nn.Module, epoch: int) -> None:
-    """Raises FloatingPointError if a weight that a checkpoint would hold is not finite."""
+    """Raise FloatingPointError if a weight that a checkpoint would hold is not finite."""
     weights = {name: x for name, x in model.state_dict().items() if x.is_floating_point()}
     finite = torch.stack([x.isfinite().all() for x in weights.values()]).tolist()
     bad = [name for name, good in zip(weights, finite, strict=True) if not good]

@@ -22,13 +22,9 @@ _loaded: set[str] = set()
 
 
 def load_plugin(name: str) -> None:
-    """Import a plug-in and add its rows; one that is loaded already changes nothing.
+    """Import a plug-in, a module's name or a file that ends in .py, and add its rows, once.
 
-    Args:
-        name: of a module that Python finds, or a file that ends in .py.
-
-    Raises:
-        ValueError: there is none, it fails to import, or its rows are no rows.
+    Raises ValueError: there is none, it fails to import, or its rows are no rows.
     """
     key = name_of(name)
     if key in _loaded:

@@ -43,7 +43,7 @@ SCORES = ("plain", "blind", "debiased")
 
 
 def names_of(*functions: Callable) -> set[str]:
-    """The options of functions, without what the methods below give them."""
+    """Return the options of functions, without what the methods below give them."""
     return {name for function in functions for name in signature(function).parameters} - {
         "self", "model", "image", "images", "text", "captions", "sampling", "options", "return_trace", "return_details"}
 
@@ -59,7 +59,6 @@ class PretrainedCaptioner:
     precision: str  # of the arithmetic: fp32, bf16 or fp16; weights stay float32
 
     def autocast(self) -> AbstractContextManager:
-        """In which the model computes in `precision`."""
         dtype = PRECISIONS[self.precision]
         return torch.autocast(torch.device(self.device).type, dtype=dtype, enabled=dtype is not None)
 
@@ -70,20 +69,15 @@ class PretrainedCaptioner:
 
     @property
     def to_bytes(self) -> Callable[[Image.Image], Tensor]:
-        """`transform` up to its conversion to floats, which costs more than the rest and is cheaper for a batch."""
+        """Return `transform` up to its conversion to floats, which costs more than the rest and less for a batch."""
         return self._split[0]
 
     def from_bytes(self, image: Tensor) -> Tensor:
-        """A batch [B, 3, H, W] by `to_bytes`, on the device, as `transform` makes it: equal to the last bit."""
+        """Return a batch [B, 3, H, W] by `to_bytes` on the device as `transform` makes it, to the last bit."""
         return self._split[1].normalized(image.to(self.device, non_blocking=True))
 
     def batches(self, images: Images, batch_size: int = 32) -> Iterator[Tensor]:
-        """Preprocessed images on the device, [B, 3, H, W], B up to `batch_size`.
-
-        Raises:
-            ValueError, TypeError, FileNotFoundError: as `as_list`; ValueError too where a file cannot be read as an
-                image, an image has pixels of 32 bits, or a tensor is not what the transform makes.
-        """
+        """Yield preprocessed images on the device, [B, 3, H, W], B up to `batch_size`."""
         check_numbers({"batch_size": batch_size})
         images = as_list(images)
         for start in range(0, len(images), batch_size):
@@ -91,7 +85,7 @@ class PretrainedCaptioner:
             yield torch.stack(batch).to(self.device, non_blocking=True)
 
     def preprocessed(self, image: str | Path | Image.Image | Tensor) -> Tensor:
-        """One image as the model takes it, float32 [3, H, W]. Raises ValueError as `batches`."""
+        """Return one image as the model takes it, float32 [3, H, W]. Raises ValueError where it is none."""
         if not isinstance(image, Tensor):
             return self.transform(open_image(image))
         size = self.model.visual.image_size
@@ -102,26 +96,19 @@ class PretrainedCaptioner:
         return image.float()
 
     def pil_image(self, image: Tensor) -> Image.Image:
-        """What the model sees of an image: the transform's [3, H, W] without its normalisation."""
+        """Return what the model sees of an image: the transform's [3, H, W] without its normalisation."""
         mean, std = (torch.tensor(self.model.visual.preprocess_cfg[name]).view(-1, 1, 1) for name in ("mean", "std"))
         pixels = (255 * (image.cpu() * std + mean).clamp(0, 1)).round().byte()
         return Image.fromarray(pixels.permute(1, 2, 0).numpy())
 
     def encode_image(self, images: Images, normalize: bool = False, batch_size: int = 32) -> Tensor:
-        """The GAP features that are probed, float32 [B, D], on the CPU."""
+        """Return the GAP features that are probed, float32 [B, D], on the CPU."""
         with torch.inference_mode(), self.autocast():
             return torch.cat([self.model.encode_image(x, normalize).float().cpu()
                               for x in self.batches(images, batch_size)])
 
     def features(self, images: Images, kind: str = "gap", layer: int = -1, batch_size: int = 32) -> Tensor:
-        """Return features of images, float32 on the CPU: [B, D], of "patches" [B, P, D].
-
-        Args:
-            kind, layer: see `encoder.features`; as they stand, `encode_image`.
-
-        Raises:
-            ValueError: there is no such kind, no such layer, or no class token; or as `batches`.
-        """
+        """Return features, float32 on the CPU: [B, D], of kind "patches" [B, P, D] (`encoder.features`)."""
         with torch.inference_mode(), self.autocast():
             return torch.cat([encoder.features(self.model.visual, x, kind, layer).float().cpu()
                               for x in self.batches(images, batch_size)])
@@ -129,8 +116,7 @@ class PretrainedCaptioner:
     def mean_image(self, images: Images, batch_size: int = 32) -> Tensor:
         """Return what stands for no image, [P, D]: the mean of the patch tokens of some hundred images like yours.
 
-        Raises:
-            ValueError: there are fewer than 32, whose mean shows what is in them; or as `batches`.
+        Raises ValueError for fewer than 32, whose mean shows what is in them.
         """
         images = as_list(images)
         decoding.check_blind(len(images), "blind_images")
@@ -138,7 +124,6 @@ class PretrainedCaptioner:
             return scoring.mean_image(self.model, self.batches(images, batch_size))
 
     def _blind(self, blind_images: Images | Tensor | None, others: list, batch_size: int) -> Tensor:
-        """`mean_image` of the images given, else of the others; a tensor [P, D] is one already."""
         if isinstance(blind_images, Tensor) and blind_images.ndim == 2:
             shape = encoder.num_patches(self.model.visual), encoder.width(self.model.visual)
             if blind_images.shape != shape:
@@ -148,17 +133,13 @@ class PretrainedCaptioner:
         return self.mean_image(others if blind_images is None else blind_images, batch_size)
 
     def encode_image_tokens(self, images: Images, batch_size: int = 32) -> Tensor:
-        """Normalised patch tokens, float32 [B, P, D], on the CPU."""
+        """Return normalised patch tokens, float32 [B, P, D], on the CPU."""
         with torch.inference_mode(), self.autocast():
             return torch.cat([self.model.encode_image_tokens(x).float().cpu()
                               for x in self.batches(images, batch_size)])
 
     def decode(self, image: Tensor, **options) -> list[dict]:
-        """Captions of one preprocessed batch [B, 3, H, W], token by token: see `describe_captions`.
-
-        Args:
-            options: of `generate.generate`.
-        """
+        """Return captions of one preprocessed batch [B, 3, H, W], token by token (`describe_captions`)."""
         with self.autocast():
             decoded = self.model.generate(image, return_trace=True, **options)
         return describe_captions(decoded, self.tokenizer)
@@ -175,7 +156,7 @@ class PretrainedCaptioner:
             blind_images: Images | Tensor | None = None,
             **options,
     ) -> list[dict]:
-        """`caption` with the step and the log-probability of every token: see `describe_captions`."""
+        """Return captions with the step and the log-probability of every token (`describe_captions`)."""
         check_numbers({"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
                        "batch_size": batch_size, **options})
         if text is not None and not isinstance(text, str):
@@ -205,9 +186,7 @@ class PretrainedCaptioner:
                 (default: the first 256 of `images`); and those of `generate.generate`: `length` (default: the model's
                 choice, "auto", where it has learnt how long captions are, else 15), `tokens_per_step` and more.
 
-        Raises:
-            ValueError: an option is out of range, or this kind of captioner does not know it; or as `batches`.
-            TypeError: there is no such option, or its value is of another type.
+        Raises ValueError or TypeError for an option that is unknown, out of range or not for this kind of captioner.
         """
         return [row["caption"] for row in self.trace(images, **options)]
 
@@ -218,17 +197,14 @@ class PretrainedCaptioner:
 
         Args:
             captions: one caption, or C captions, scored for every image; or a list of C captions for each image.
-            kind: "plain" is log p(caption | image), "blind" log p(caption), which sees no image, "debiased" plain -
-                alpha * blind: the columns of `open_clip_mdc score`.
+            kind: "plain" is log p(caption given the image), "blind" log p(caption), which sees no image, "debiased"
+                plain - alpha * blind: the columns of `open_clip_mdc score`.
             alpha: of "debiased", by default 1.
             blind_images: of "blind" and "debiased": 32 images or more, whose mean stands for no image, or `mean_image`
                 of them; by default `images`.
             options: of `scoring.log_likelihood`.
 
-        Raises:
-            ValueError: a caption is longer than the context, an option is out of range, or there are too few images for
-                their mean; or as `batches`.
-            TypeError: there is no such option, or a value is of another type.
+        Raises ValueError: a caption is longer than the context, or too few images for their mean.
         """
         check_numbers({"batch_size": batch_size, "alpha": alpha, **options})
         check_options("score", options, names_of(scoring.log_likelihood, PretrainedCaptioner.score) - {"blind"})
@@ -258,11 +234,7 @@ class PretrainedCaptioner:
 
 
 def pixels_of(array: np.ndarray) -> list[Image.Image]:
-    """The images of an array uint8 [H, W], [H, W, C] or [B, H, W, C], C of 1 (grey), 3 (RGB) or 4 (with alpha).
-
-    Raises:
-        ValueError: it is another.
-    """
+    """Return the images of an array uint8 [H, W], [H, W, C] or [B, H, W, C], C of 1, 3 (RGB) or 4 (with alpha)."""
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim not in (3, 4) or array.shape[-1] not in (1, 3, 4):
@@ -276,15 +248,7 @@ def pixels_of(array: np.ndarray) -> list[Image.Image]:
 
 
 def as_list(images: Images, nested: bool = False) -> list[Path | Image.Image | Tensor]:
-    """Images one by one: files, images, tensors.
-
-    Args:
-        nested: whether they are in a list already, so that another list is a mistake.
-
-    Raises:
-        FileNotFoundError: there is no such file, or no image in a folder. ValueError: there are no images, or one is
-            none. TypeError: it is nothing that can be an image.
-    """
+    """Return files, images and tensors one by one. What is `nested` is in a list, where another is a mistake."""
     if isinstance(images, Image.Image):
         return [images]
     if isinstance(images, (str, os.PathLike)):
@@ -314,11 +278,7 @@ def as_list(images: Images, nested: bool = False) -> list[Path | Image.Image | T
 
 
 def as_captions(captions: str | Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
-    """The captions of each image, or one list for all; as many of each.
-
-    Raises:
-        TypeError: they are no texts. ValueError: there are none, or not as many of each image.
-    """
+    """Return the captions of each image, or one list for all; as many of each."""
     each = [captions] if isinstance(captions, str) else captions
     if isinstance(each, (bytes, Mapping)) or not isinstance(each, Iterable):
         raise TypeError(f"captions is {str(captions)[:40]!r}; give a caption, a list of captions, or such a list for "
@@ -339,7 +299,7 @@ def as_captions(captions: str | Sequence[str] | Sequence[Sequence[str]]) -> list
 
 
 def describe_captions(decoded: Decoded, tokenizer) -> list[dict]:
-    """{"caption": text, "tokens": [{"token", "step", "log_prob"}, ...]} of each caption, tokens in reading order.
+    """Return {"caption": text, "tokens": [{"token", "step", "log_prob"}, ...]} of each caption, in reading order.
 
     A token that ends a word ends in a space. `step` is the one that revealed it, from 0, and `log_prob` what the model
     gave it then (nats); both are None for a token that was given. Where the model itself chose to end the caption, the
@@ -376,9 +336,7 @@ def load(pretrained: str | Path, model_name: str | None = None, device: str | to
         device: by default cuda where there is one, else cpu.
         precision: fp32, bf16 or fp16; by default bf16 on cuda, else fp32.
 
-    Raises:
-        FileNotFoundError: it is not there. ValueError: it is no captioner, or holds other weights; or there is no such
-            device or precision. TypeError: an argument is of another type.
+    Raises FileNotFoundError or ValueError: it is not there, is no captioner, or holds other weights.
     """
     for name, value, types in (("pretrained", pretrained, (str, os.PathLike)), ("model_name", model_name, str),
                                ("device", device, (str, torch.device)), ("precision", precision, str)):

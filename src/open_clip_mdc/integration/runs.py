@@ -1,5 +1,4 @@
-"""A run folder of open_clip_train: which checkpoint is meant, and the architecture that belongs to it.
-"""
+"""A run folder of open_clip_train: which checkpoint is meant, and the architecture that belongs to it."""
 import ast
 import math
 import sys
@@ -22,7 +21,7 @@ SIGLIP_ARGS = {"init_logit_scale": math.log(10), "init_logit_bias": -10}  # as o
 
 
 class Checkpoint(NamedTuple):
-    """A model config's name, its weights, and the arguments that the run gave beside them (`find`)."""
+    """A model config's name, its weights, and the arguments of its run (`find`)."""
 
     model_name: str
     weights: str | None  # None for a schema id, which names its own
@@ -34,9 +33,6 @@ def latest_checkpoint(folder: Path) -> Path:
 
     An epoch_latest.pt (--save-most-recent) may be of a session before the last. Where that, or the highest number, is
     passed over, a line says so.
-
-    Raises:
-        FileNotFoundError: there is none.
     """
     found = sorted(filter(Path.is_file, folder.glob("epoch_*.pt")))
     if not found:
@@ -63,19 +59,19 @@ def _latest(found: tuple[tuple[Path, int, int], ...]) -> Path:
 
 
 def params_file(checkpoint: Path) -> Path:
-    """Where the params.txt of a checkpoint's run is, if it is of one. A link belongs to the run that it stands in."""
+    """Return where the params.txt of a checkpoint's run would be. A link belongs to the run that it stands in."""
     return checkpoint.absolute().parent.parent / "params.txt"
 
 
 def read_params(path: Path) -> dict[str, str]:
-    """`name: value` lines of the params.txt that open_clip_train writes."""
+    """Return the `name: value` lines of the params.txt that open_clip_train writes."""
     with path.open(encoding="utf-8", errors="replace") as file:
         pairs = (line.split(": ", 1) for line in file.read(MOST_PARAMS).splitlines() if ": " in line)
         return dict(pairs)
 
 
 def literal(text: str):
-    """A number, list or None written by str(); any other text is itself. Evaluates nothing."""
+    """Return a number, list or None written by str(), and other text as it is. Evaluates nothing."""
     try:
         return ast.literal_eval(text) if len(text) <= MOST_LITERAL else text  # a longer one could nest too deeply
     except (ValueError, SyntaxError):
@@ -83,14 +79,10 @@ def literal(text: str):
 
 
 def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
-    """What `pretrained` is a checkpoint of.
+    """Return which model, weights and settings `pretrained` means.
 
-    Args:
-        pretrained: a checkpoint file, a run folder, a folder with open_clip_config.json, local-dir:DIR or hf-hub:ID.
-        model_name: the architecture of a bare checkpoint file; by default params.txt says it.
-
-    Raises:
-        FileNotFoundError: nothing there. ValueError: neither `model_name` nor params.txt says what it is of.
+    It is a checkpoint, a run folder, a folder with open_clip_config.json, local-dir:DIR or hf-hub:ID. `model_name` is
+    the architecture of a bare checkpoint. Raises FileNotFoundError, or ValueError where nothing says what it is of.
     """
     if pretrained.startswith(("local-dir:", "hf-hub:")):
         check_folder(pretrained)

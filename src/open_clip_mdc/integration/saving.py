@@ -1,5 +1,4 @@
-"""What OpenCLIP saves, resumes from and loads: whole files, the highest stored epoch, weights of any format.
-"""
+"""What OpenCLIP saves, resumes from and loads: whole files, the highest stored epoch, weights of any format."""
 import os
 from functools import wraps
 from pathlib import Path
@@ -10,7 +9,7 @@ from .runs import latest_checkpoint
 
 
 def load_state_dict(upstream):
-    """`open_clip.factory.load_state_dict`."""
+    """Replace `open_clip.factory.load_state_dict`."""
     @wraps(upstream)
     def load(checkpoint_path, device="cpu", weights_only=True):
         return {name: x.to(device) for name, x in weights.tensors(Path(checkpoint_path)).items()}
@@ -18,7 +17,7 @@ def load_state_dict(upstream):
 
 
 def load_checkpoint(upstream):
-    """`open_clip.load_checkpoint`, for every model: formats by content; raises Misfit for weights of another model."""
+    """Wrap `open_clip.load_checkpoint`: formats by content. Raises Misfit for weights of another model."""
     @wraps(upstream)
     def load(model, checkpoint_path, *args, **kwargs):
         path = Path(checkpoint_path)
@@ -40,11 +39,7 @@ def load_checkpoint(upstream):
 
 
 def pt_load(upstream):
-    """`open_clip_train.main.pt_load`: the names of weights are the bare model's, whichever processes saved them.
-
-    Raises:
-        ValueError: the file is damaged, or nothing can resume from it.
-    """
+    """Wrap `open_clip_train.main.pt_load`: names of weights are the bare model's, whichever processes saved them."""
     @wraps(upstream)
     def load(file_path, map_location=None):
         path = Path(file_path)
@@ -62,7 +57,7 @@ def pt_load(upstream):
 
 
 def get_latest_checkpoint(upstream):
-    """`open_clip_train.main.get_latest_checkpoint`: of a folder here, as the tools choose."""
+    """Wrap `open_clip_train.main.get_latest_checkpoint`: of a folder here, choose as the tools do."""
     @wraps(upstream)
     def get(path, remote):
         if remote or not any(Path(path).glob("epoch_*.pt")):
@@ -72,11 +67,7 @@ def get_latest_checkpoint(upstream):
 
 
 def save(upstream):
-    """`torch.save`: a file appears under its name when it is complete, or not at all.
-
-    Raises:
-        OSError: it cannot be written; PyTorch's own error does not say why.
-    """
+    """Wrap `torch.save`: a file appears when it is complete. The OSError says why, which PyTorch's own does not."""
     @wraps(upstream)
     def save_whole(obj, f, *args, **kwargs):
         if not isinstance(f, (str, os.PathLike)):

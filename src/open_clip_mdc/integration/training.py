@@ -1,9 +1,4 @@
-"""What stands in for upstream's functions while `register()` is in force (the table is in integration.py).
-
-Each hook takes the upstream object and returns its replacement, which does something only for captioners, except that
-what reads the training data, seeds the random numbers, reads or writes checkpoints and mends upstream's defects does so
-for every model.
-"""
+"""OpenCLIP's training with captioners in it: loss, epoch, validation, gradient clipping and DDP (patches.py)."""
 import json
 import logging
 from contextlib import nullcontext
@@ -25,7 +20,6 @@ from .validation import nelbo
 
 
 def create_loss(upstream):
-    """`open_clip_train.main.create_loss`."""
     @wraps(upstream)
     def create(args):
         return CaptionLoss() if of_captioner(args) else upstream(args)
@@ -33,19 +27,16 @@ def create_loss(upstream):
 
 
 def unwrap(model):
-    """The model inside torch.compile and DDP."""
+    """Return the model inside torch.compile and DDP."""
     model = getattr(model, "_orig_mod", model)
     return getattr(model, "module", model)
 
 
 def train_one_epoch(upstream):
-    """`open_clip_train.main.train_one_epoch`, for every model: all noise is a function of --seed, rank and epoch.
+    """Wrap `open_clip_train.main.train_one_epoch`: all noise is a function of --seed, rank and epoch.
 
-    A captioner's texts are prepared before they go to the device, once for both passes of --accum-freq. A resumed run
-    then repeats what the uninterrupted one would have done: order, augmentation, masks and t.
-
-    Raises:
-        FloatingPointError: a captioner's loss or weights are not finite; on all ranks. Upstream saves after an epoch.
+    A captioner's texts are prepared before they go to the device, once for both passes of --accum-freq. Raises
+    FloatingPointError on all ranks if its loss or weights are not finite, as OpenCLIP saves after an epoch.
     """
     @wraps(upstream)
     def train(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=None):
@@ -69,10 +60,9 @@ def train_one_epoch(upstream):
 
 
 def forget_from(epoch: int, path: Path) -> None:
-    """Drops the rows of this epoch and later ones, which a run that was killed before it saved has left.
+    """Drop the rows of this epoch and later ones, which a run that was killed before it saved has left.
 
-    A line that broke off, and what follows it, cannot be had again: it says so. A row that names no epoch, as upstream
-    writes it of zero-shot classification alone, stays.
+    A row that names no epoch, as OpenCLIP writes it of zero-shot classification alone, stays.
     """
     if not path.exists():
         return
@@ -90,7 +80,7 @@ def forget_from(epoch: int, path: Path) -> None:
 
 
 def evaluate(upstream):
-    """`open_clip_train.main.evaluate`: captioners are validated by `validation_metrics`, logged by upstream."""
+    """Wrap `open_clip_train.main.evaluate`: captioners are validated by `validation_metrics`, logged by OpenCLIP."""
     @wraps(upstream)
     def evaluate_captioner(model, data, epoch, args, tb_writer=None, tokenizer=None):
         if getattr(args, "save_logs", False) and getattr(args, "train_data", None):
@@ -110,9 +100,9 @@ def evaluate(upstream):
 
 
 def validation_metrics(upstream):
-    """`open_clip_train.train.zero_shot_eval`, which upstream logs first: the NELBO of the validation captions.
+    """Wrap `open_clip_train.train.zero_shot_eval`, which OpenCLIP logs first: the NELBO of held-out captions.
 
-    Of every model with the epoch, by which `forget_from` knows a row.
+    A row of any model names its epoch, by which `forget_from` knows it.
     """
     @wraps(upstream)
     def metrics_of_captions(model, data, epoch, args, tokenizer=None):
@@ -128,7 +118,7 @@ def validation_metrics(upstream):
 
 
 def clip_grad_norm(upstream):
-    """`torch.nn.utils.clip_grad_norm_`: leaves out parameters that are marked as `unclipped`."""
+    """Wrap `torch.nn.utils.clip_grad_norm_`: leave out parameters that are marked as `unclipped`."""
     @wraps(upstream)
     def clip(parameters, *args, **kwargs):
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else parameters
@@ -137,7 +127,7 @@ def clip_grad_norm(upstream):
 
 
 def distributed_data_parallel(upstream):
-    """`torch.nn.parallel.DistributedDataParallel`, still a class: works on the CPU, costs a captioner less."""
+    """Subclass `DistributedDataParallel`: works on the CPU, and costs a captioner less."""
     parameters = signature(upstream)
     sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in parameters.parameters else "broadcast_buffers"
 
@@ -154,6 +144,5 @@ def distributed_data_parallel(upstream):
             super().__init__(*call.args, **call.kwargs)
 
         def load_state_dict(self, state_dict, strict=True, assign=False):
-            """Of one process or of several."""
             return self.module.load_state_dict(weights.bare_names(state_dict), strict, assign)
     return DistributedDataParallel

@@ -22,20 +22,11 @@ NOISE_SEED = 0
 
 @torch.inference_mode()
 def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32") -> dict[str, float]:
-    """One draw of the NELBO per caption, with weight 1/t.
+    """Return the NELBO in nats per token (EOT counted, SOT not) and per caption, and the number of samples.
 
-    A caption's t is a function of its index in the data, its masks come from a fixed seed: neither the batch size nor
-    the epoch changes the result.
-
-    Args:
-        dataloader: yields image [B, 3, height, width] and text [B, L], in a fixed order.
-        precision: as OpenCLIP's --precision.
-
-    Returns:
-        nats per token ("nelbo_per_token", EOT counted, SOT not), perplexity bound, nats per caption, number of samples.
-
-    Raises:
-        ValueError: the dataloader is empty.
+    One draw of the NELBO per caption, with weight 1/t. Its t is a function of its index in the data and its masks come
+    from a fixed seed, so that neither the batch size nor the epoch changes the result. `dataloader` yields image [B, 3,
+    H, W] and text [B, L] in a fixed order. Raises ValueError where it is empty.
     """
     device = torch.device(device)
     autocast = get_autocast(precision, device_type=device.type)
