@@ -290,3 +290,43 @@ def test_no_draw_is_taken_to_lose_less_than_a_uniform_guess_or_the_worst_seen(mo
     monte_carlo.race(lambda rows, hidden: values[rows].repeat(len(hidden), 1), np.full(5, 20),
                      {20: monte_carlo.draw_masks(20, 400)}, 0.99, guess)
     assert set(given) == {worst}
+
+
+def test_a_models_draw_is_taken_to_lose_a_uniform_guess_at_most(monkeypatch):
+    given = []
+    monkeypatch.setattr(monte_carlo, "log_evidence",
+                        lambda leader, rivals, *args: given.append(args[-1]) or np.zeros(len(rivals)))
+    logits = torch.zeros(V).index_fill(0, torch.tensor([1, 2, EOT]), 3.0)  # no token of the captions loses as much
+    text = torch.tensor([caption(*[1] * 7), caption(*[2] * 7)])
+    monte_carlo.monte_carlo(lambda lengths: lambda text, asked: logits.expand(len(asked), V), text, V, 400,
+                            stop_confidence=0.9)
+    assert set(given) == {math.log(V)}
+
+
+@pytest.mark.parametrize("rival", [-2.0, -1.0])
+def test_who_dropped_out_stays_as_far_behind_the_leader_as_it_was_however_that_one_goes_on(monkeypatch, rival):
+    """The leader loses 1 nat a token in the first 4 draws of each mask count, then 9; one rival drops out before."""
+    draws = monte_carlo.draw_masks(20, 400)
+    early = draws.repeat < 4
+    values = np.array([np.where(early, -1.0, -9.0), np.full(len(early), rival), np.where(early, -3.0, -9.5)])
+    monkeypatch.setattr(monte_carlo, "log_evidence", lambda leader, rivals, *args: np.where(
+        (np.arange(len(rivals)) == 1) & (len(rivals) == 3), math.inf, 0.0))
+    position = 0
+
+    def read(rows, hidden):
+        nonlocal position
+        position += len(hidden)
+        return values[rows, position - len(hidden):position]
+
+    score, error, used = monte_carlo.race(read, np.full(3, 20), {20: draws}, 0.99)
+    of_count = [values[0, draws.stratum == s].mean() for s in range(20)]
+    assert score[0] == pytest.approx(20 * np.mean(of_count)) and score[0] < 20 * rival
+    assert score[1] == pytest.approx(score[0] - 20 * (-1 - rival)) and score[1] < score[0]
+    assert error[1] == error[0] and used.tolist() == [len(early), early.sum(), len(early)]
+
+
+def test_the_largest_share_of_a_draw_is_of_the_count_with_the_fewest_draws_that_leaves_masks_undrawn():
+    stratum, repeat = np.array([0, 1, 2, 0, 1, 0]), np.array([0, 0, 0, 1, 1, 2])
+    draws = monte_carlo.Draws(np.zeros((6, 3), dtype=bool), stratum, repeat, np.array([math.inf, math.inf, 1.0]))
+    assert [monte_carlo.largest_share(draws, n) for n in (6, 4, 3, 2)] == [1 / 3 / 2, 1 / 3, 1 / 3, math.inf]
+    assert monte_carlo.largest_share(draws._replace(population=np.array([3.0, 2.0, 1.0])), 6) == 0
