@@ -22,8 +22,8 @@ from open_clip_mdc.errors import close_names
 from .datasets import readers
 from .datasets.local_files import open_rgb
 from .datasets.readers import VALSE_PIECES, Case, Read
-from .metrics import selection_metrics
-from .metrics.selection_metrics import SUGAR_CREPE_GROUPS, Metric
+from .metrics import selection_metrics, sugar_crepe
+from .metrics.selection_metrics import Metric
 
 
 class Row(NamedTuple):
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 PAIRS = selection_metrics.PAIRS
 ROWS = {
     **{f"sugar_crepe/{subset}": Row(readers.sugar_crepe, PAIRS)
-       for subsets in SUGAR_CREPE_GROUPS.values() for subset in subsets},
+       for subsets in sugar_crepe.GROUPS.values() for subset in subsets},
     "aro/vg_relation": Row(readers.visual_genome, selection_metrics.RELATIONS),
     "aro/vg_attribution": Row(readers.visual_genome, selection_metrics.ATTRIBUTES),
     "aro/coco_order": Row(readers.order, selection_metrics.ORDERS),

@@ -14,7 +14,7 @@ from pathlib import Path
 from open_clip_mdc.data.files import parse_json
 from open_clip_mdc.data.markdown import markdown_table
 
-from .metrics.selection_metrics import sugar_crepe_groups
+from .metrics.sugar_crepe import group_averages
 
 COLUMNS = {  # column: the metric that it shows
     "probe": "lp_acc1", "top-1": "acc1", "top-5": "acc5", "accuracy": "text_acc", "macro": "text_acc_macro",
@@ -56,7 +56,7 @@ def read_results(paths: list[str]) -> list[dict]:
             settings = json.dumps([result["metrics"].get("scorer"), result["settings"]], sort_keys=True)
             families.setdefault((result["model"], result["pretrained"], settings), []).append(result)
     for members in families.values():
-        for group, metrics in sugar_crepe_groups(members).items():
+        for group, metrics in group_averages(members).items():
             for kind in ("macro", "micro"):
                 average = {name.replace(f"_{kind}", ""): x for name, x in metrics.items() if f"_{kind}" in name}
                 counts = {name: x for name, x in metrics.items() if not name.startswith("text_acc")}

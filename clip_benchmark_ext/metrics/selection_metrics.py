@@ -8,7 +8,6 @@ candidates and hands over
 
 An array is [C], the score of each candidate (the right one first), or for Winoground [I, C] = [2, 2], the score of
 image i with caption c. Higher is better. Row "plain" has no suffix in the metrics' names, any other row has its own.
-"blind" are the scores without the image, "debiased" those of `debiased_score`.
 
 Per row the metrics are (SUFFIX as above):
 
@@ -29,13 +28,16 @@ Per row the metrics are (SUFFIX as above):
                         the same of the cases that `full_stop_differs`, `capital_differs` and `length_differs` do not
                         count, where some are counted and some are not
 
-and for all rows together `cases`, `duplicates` (cases in which a wrong candidate is the same text as the right one:
-they can only tie), `same_words` (cases in which a wrong candidate is the right one's words in another order: no bag
-of words tells them apart; 164 of SugarCrepe's swap_obj, 408 of swap_att), `full_stop_differs` (cases in which the right
-caption or a wrong one ends in a full stop, but not all: 12 to 22 % of SugarCrepe's, by subset, and there it is always
-the wrong one, whose likelihood pays for a token more), `capital_differs` (the same of a capital at the beginning),
-`length_differs` (of captioners: cases in which a wrong caption has more or fewer tokens), `ties_count_as`, and for ARO
-VG-* `groups` and `cases_in_groups`, those the official mean keeps.
+and for all rows together `cases`, `ties_count_as`, for ARO VG-* `groups` and `cases_in_groups` that the official mean
+keeps, and the numbers of cases in which a text alone may decide:
+
+    duplicates          a wrong candidate is the same text as the right one: they can only tie
+    same_words          a wrong candidate is the right one's words in another order: no bag of words tells them apart
+                        (164 of SugarCrepe's swap_obj, 408 of swap_att)
+    full_stop_differs   some but not all captions end in a full stop (12 to 22 % of SugarCrepe's, by subset, and there
+                        it is always a wrong one, whose likelihood pays for a token more)
+    capital_differs     some but not all begin with a capital
+    length_differs      of captioners: a wrong caption has more or fewer tokens
 
 Equal texts within a case get equal scores here, whatever noise the scorer added: an estimator must not win by chance.
 
@@ -46,7 +48,7 @@ import json
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,9 +58,6 @@ from ..datasets.readers import Case
 
 TIES_NAMED = 10
 MIN_PAIR_CASES = 25  # VG-Attribution: pairs of attributes with fewer cases are left out, as officially
-SUGAR_CREPE_GROUPS = {
-    "add": ("add_att", "add_obj"), "replace": ("replace_att", "replace_obj", "replace_rel"),
-    "swap": ("swap_att", "swap_obj")}
 OF_ALL_ROWS = ("groups", "cases_in_groups", "text_acc_missing")  # have no suffix
 
 # What of a caption may give it away without its meaning.
@@ -205,7 +204,15 @@ def _grouped(groups: Callable[[Mapping[str, int]], set[str]]) -> Metric:
     def accuracies(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
         found = group_accuracies(text == 1, cases)
         kept = groups({group: count for group, (_, count) in found.items()})
-        return _group_means([found[group] for group in found if group in kept], len(cases))
+        means, counts = zip(*(found[group] for group in found if group in kept), strict=True) if kept else ((), ())
+        metrics = {"groups": len(means), "cases_in_groups": sum(counts)}
+        if not kept:
+            reason = f"the official average keeps none of these {len(cases)} cases"
+            logging.warning("text_acc is missing: %s", reason)
+            return {"text_acc": None, "text_acc_macro": None, "text_acc_micro": None, "text_acc_missing": reason,
+                    **metrics}
+        macro, micro = _mean(means), float(np.average(means, weights=counts))
+        return {"text_acc": macro, "text_acc_macro": macro, "text_acc_micro": micro, **metrics}
     return Metric(accuracies, groups=groups)
 
 
@@ -220,69 +227,8 @@ def group_accuracies(correct: Sequence[bool], cases: Sequence[Case]) -> dict[str
     return {group: (_mean(values), len(values)) for group, values in sorted(groups.items())}
 
 
-def _group_means(groups: Sequence[tuple[float, int]], cases: int) -> dict:
-    metrics = {"groups": len(groups), "cases_in_groups": sum(count for _, count in groups)}
-    if not groups:
-        reason = f"the official average keeps none of these {cases} cases"
-        logging.warning("text_acc is missing: %s", reason)
-        return {"text_acc": None, "text_acc_macro": None, "text_acc_micro": None, "text_acc_missing": reason, **metrics}
-    accuracies, counts = zip(*groups, strict=True)
-    macro = _mean(accuracies)
-    return {"text_acc": macro, "text_acc_macro": macro,
-            "text_acc_micro": float(np.average(accuracies, weights=counts)), **metrics}
-
-
-def sugar_crepe_groups(results: Iterable[dict]) -> dict[str, dict]:
-    """SugarCrepe's averages add, replace and swap from the subsets' result files.
-
-    Args:
-        results: contents of clip_benchmark's result files of one model and scorer, each with "dataset" (such as
-            "sugar_crepe/add_att") and "metrics" (of `selection_metrics`). Other data sets are passed over.
-
-    Returns:
-        {"sugar_crepe/add": {"text_acc_macro": mean over subsets, "text_acc_micro": mean over cases, the same with the
-        suffixes of other rows, "cases": ..., "ties": ...}, ...}, complete groups only. SugarCrepe's paper averages
-        over cases (issue 3 of its repository); where a paper does not say, give both. Results that do not say how many
-        cases they have, which upstream's command writes, have no mean over cases.
-
-    Raises:
-        ValueError: a subset comes twice, or the subsets of a group do not have the same rows of scores.
-    """
-    subsets = {}
-    for result in results:
-        family, _, subset = result["dataset"].partition("/")
-        if family == "sugar_crepe" and any(subset in members for members in SUGAR_CREPE_GROUPS.values()):
-            if subset in subsets:
-                raise ValueError(f"sugar_crepe/{subset} is there twice; give the results of one model and one scorer")
-            subsets[subset] = result["metrics"]
-    groups = {}
-    for group, members in SUGAR_CREPE_GROUPS.items():
-        parts = [subsets[subset] for subset in members if subset in subsets]
-        if len(parts) < len(members):
-            if parts:
-                missing = ", ".join(subset for subset in members if subset not in subsets)
-                logging.warning("sugar_crepe/%s is not averaged: no result of %s", group, missing)
-            continue
-        rows = [{key.removeprefix("text_acc") for key in part if key.startswith("text_acc")} for part in parts]
-        if any(row != rows[0] for row in rows):
-            raise ValueError(f"the subsets of sugar_crepe/{group} were not scored alike: {', '.join(members)}")
-        counts = [part.get("cases") for part in parts]
-        groups[f"sugar_crepe/{group}"] = average = {}
-        for suffix in sorted(rows[0]):
-            accuracies = [part[f"text_acc{suffix}"] for part in parts]
-            average[f"text_acc_macro{suffix}"] = float(np.mean(accuracies))
-            if None not in counts:
-                average[f"text_acc_micro{suffix}"] = float(np.average(accuracies, weights=counts))
-        for key in sorted(set.intersection(*map(set, parts))):
-            counts_cases = key in ("cases", "duplicates", "same_words", "cases_left_out", "cases_cut") or key.endswith(
-                "_differs")
-            if counts_cases or key.startswith("ties") and key != "ties_count_as":
-                average[key] = sum(part[key] for part in parts)
-    return groups
-
-
 def _outcome(array: np.ndarray) -> int:
-    outcomes = []
+    outcomes = []  # of [I, C] the worst of the I images counts; its right caption is on the diagonal
     for right, scores in enumerate(np.atleast_2d(array)):
         best_wrong = np.delete(scores, right).max()
         outcomes.append(int(scores[right] > best_wrong) - int(scores[right] < best_wrong))

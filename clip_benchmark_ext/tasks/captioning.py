@@ -44,7 +44,7 @@ from ..metrics import clipscore as clipscore_module
 from ..metrics import diversity, named_words
 from ..metrics.caption_metrics import score_captions
 from ..results import precision
-from .selection import blind_image
+from .selection import null_image
 
 CLIP_OPTIONS = ("clip", "clip_scale", "clip_top_k", "clip_rerank")
 
@@ -90,7 +90,7 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
     rows, autocast = [], partial(torch.autocast, torch.device(device).type, enabled=amp)
     guided = guides(options)
     with autocast():
-        blind = blind_image(model, dataloader, device) if needs_blind_image(options, model) else None
+        blind = null_image(model, dataloader, device) if needs_blind_image(options, model) else None
     with Journal(file.with_name(f"{file.name}.part{rank_and_size()[0]}"), key, "batch") as journal:
         seen_by_clip = own_batches(clip_images, "images for CLIP") if clip else repeat((0, None))
         for (i, batch), (_, other) in zip(own_batches(dataloader, "captions"), seen_by_clip, strict=clip is not None):
@@ -157,14 +157,14 @@ def load_or_decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Ca
 
 
 def load_clips(options: Mapping, clipscore: tuple[str | None, str | None], device: str) -> tuple:
-    judge = clipscore_module.load(*clipscore, device) if any(clipscore) else None
+    scoring = clipscore_module.load(*clipscore, device) if any(clipscore) else None
     clip = clip_models.load(*clip_models.parse(options["clip"]), device) if "clip" in options else None
-    weights = [model.model.state_dict() for model in (judge, clip) if model]
+    weights = [model.model.state_dict() for model in (scoring, clip) if model]
     if len(weights) == 2 and weights[0].keys() == weights[1].keys() and all(
             torch.equal(weights[0][name], weights[1][name]) for name in weights[0]):
         raise ValueError("CLIPScore by the very CLIP that --clip names would measure how well it was obeyed: give "
                          "--clipscore_model and --clipscore_pretrained of another")
-    return clip, judge
+    return clip, scoring
 
 
 def measure(saved: Mapping, phrase: str | None, train_captions: set[str] | None,
@@ -208,13 +208,14 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
         one of their references (exact_match), and that have as many tokens as one (length_match); the mean lengths of
         captions and of references, in words and in the model's tokens; and how the captions were made.
     """
-    clip, judge = load_clips(options, clipscore, device)  # before the long work: fails early
+    clip, scoring = load_clips(options, clipscore, device)  # before the long work: fails early
     known = diversity.read_train_captions(train_captions) if train_captions else None
     saved = load_or_decode(model, dataloader, tokenizer, device, amp, options, file, facts, clip,
                            clip and load(clip.transform))
     references, of_clip = saved["references"], {}
-    if judge is not None:
-        of_clip = clipscore_module.evaluate(judge, load_clean(judge.transform), saved["captions"], references, device)
+    if scoring is not None:
+        of_clip = clipscore_module.evaluate(scoring, load_clean(scoring.transform), saved["captions"], references,
+                                            device)
     if rank_and_size()[0] > 0:
         return {}
     counts = {i: [len(tokenizer.encode(text)) for text in texts] for i, texts in references.items()}
@@ -223,7 +224,7 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
         "mean_tokens": fmean(saved["tokens"].values()), "mean_steps": fmean(saved["steps"].values()),
         "reference_mean_tokens": fmean(count for of_image in counts.values() for count in of_image),
         "length_match": fmean(saved["tokens"][i] in of_image for i, of_image in counts.items()),
-        **({"clipscore_model": " ".join(filter(None, clipscore))} if judge else {}),
+        **({"clipscore_model": " ".join(filter(None, clipscore))} if scoring else {}),
         **({"guidance_kl": fmean(saved["guidance_kl"].values())} if "guidance_kl" in saved else {}),
         **({"clip_texts_per_caption": fmean(saved["clip_texts"].values())} if clip else {}),
         **{f"caption_{name}" if name == "length" else name: value for name, value in options.items()},

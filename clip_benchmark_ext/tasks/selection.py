@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from open_clip_mdc.decoding.options import BLIND_IMAGES
 from open_clip_mdc.likelihood.log_likelihood import log_likelihood, mean_image
 from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.text.special_tokens import not_whole
@@ -22,14 +23,13 @@ from ..distributed import merge, own_batches
 from ..metrics.selection_metrics import SURFACES, clip_benchmarks_metrics, debiased_score, selection_metrics
 from ..selection_datasets import SelectionDataset
 
-BLIND_IMAGES = 256  # the first of a data set, whose mean stands for "no image"
 ROWS = ("plain", "blind", "debiased")
 
 # (images [B, 3, H, W] or [B, I, 3, H, W], B lists of C texts) -> for each case arrays [C] or [I, C] by name
 Scorer = Callable[[Tensor, Sequence[Sequence[str]]], list[dict[str, np.ndarray]]]
 
 
-def blind_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor:
+def null_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor:
     """Return patch tokens averaged over the data set's first images, [P, D]; the same on every process."""
     images, seen = [], 0
     for image, *_ in dataloader:
@@ -45,7 +45,7 @@ def likelihood_scorer(model: Captioner, tokenizer: Callable, device: str, blind:
     """Return the scorer of plain, blind and debiased scores, and the draws that were spent.
 
     Args:
-        blind: `blind_image(...)`.
+        blind: `null_image(...)`.
         options: arguments of `log_likelihood`. With `stop_confidence` there is no debiased score: the race is about the
             plain one, and what dropped out of it is rough.
         alpha: of the debiased score.
@@ -127,7 +127,7 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
                 raise ValueError(f"{dataset.name} also compares images of one caption, and --stop_confidence is about "
                                  "the captions of one image: leave it out")
             facts["cases_cut"] = count_cut(dataset, tokenizer, model.context_length)
-            score = likelihood_scorer(model, tokenizer, device, blind_image(model, dataloader, device), options, alpha)
+            score = likelihood_scorer(model, tokenizer, device, null_image(model, dataloader, device), options, alpha)
         else:
             score = cosine_scorer(model, tokenizer, device)
         cases = [case for batch in merge([(i, score(images, texts)) for i, (images, texts) in own_batches(

@@ -17,9 +17,9 @@ from clip_benchmark_ext.metrics.selection_metrics import (
     clip_benchmarks_metrics,
     debiased_score,
     group_accuracies,
-    sugar_crepe_groups,
     symmetric_relations,
 )
+from clip_benchmark_ext.metrics.sugar_crepe import group_averages
 from clip_benchmark_ext.selection_datasets import find_row
 
 
@@ -302,7 +302,7 @@ def test_group_averages_are_over_subsets_and_over_cases():
                result("replace_att", 1, 1), result("replace_obj", 2, 0), result("replace_rel", 0, 4),
                result("swap_att", 1, 0), result("swap_obj", 1, 3),
                {"dataset": "aro/coco_order", "metrics": {"text_acc": 0}}]
-    groups = sugar_crepe_groups(results)
+    groups = group_averages(results)
     assert list(groups) == ["sugar_crepe/add", "sugar_crepe/replace", "sugar_crepe/swap"]
     add = groups["sugar_crepe/add"]
     assert add["text_acc_macro"] == (3 / 4 + 5 / 20) / 2 and add["text_acc_micro"] == pytest.approx(8 / 24)
@@ -320,14 +320,14 @@ def test_the_micro_average_of_published_subset_scores_is_the_published_one():
                  "swap_att": (64.0, 666)}
     results = [{"dataset": f"sugar_crepe/{subset}", "metrics": {"text_acc": accuracy, "cases": cases}}
                for subset, (accuracy, cases) in published.items()]
-    groups = sugar_crepe_groups(results)
+    groups = group_averages(results)
     for name, macro, micro in (("add", 73.0, 75.1), ("replace", 80.1, 80.8), ("swap", 62.6, 63.2)):
         assert groups[f"sugar_crepe/{name}"]["text_acc_macro"] == pytest.approx(macro, abs=0.051)
         assert groups[f"sugar_crepe/{name}"]["text_acc_micro"] == pytest.approx(micro, abs=0.051)
 
 
 def test_incomplete_groups_are_not_averaged_and_that_is_told(caplog):
-    assert list(sugar_crepe_groups([result("swap_att", 1, 1), result("swap_obj", 1, 1), result("add_att", 1, 1)])) == [
+    assert list(group_averages([result("swap_att", 1, 1), result("swap_obj", 1, 1), result("add_att", 1, 1)])) == [
         "sugar_crepe/swap"]
     assert "sugar_crepe/add is not averaged: no result of add_obj" in caplog.text
     assert "replace" not in caplog.text
@@ -335,11 +335,11 @@ def test_incomplete_groups_are_not_averaged_and_that_is_told(caplog):
 
 def test_results_of_two_models_or_of_unlike_scorings_are_not_mixed():
     with pytest.raises(ValueError, match="swap_att is there twice"):
-        sugar_crepe_groups([result("swap_att", 1, 1), result("swap_att", 2, 0)])
+        group_averages([result("swap_att", 1, 1), result("swap_att", 2, 0)])
     unlike = result("swap_obj", 1, 1)
     del unlike["metrics"]["text_acc_blind"]
     with pytest.raises(ValueError, match="not scored alike"):
-        sugar_crepe_groups([result("swap_att", 1, 1), unlike])
+        group_averages([result("swap_att", 1, 1), unlike])
 
 
 def test_the_metrics_survive_the_result_file_and_the_table_that_clip_benchmark_builds(tmp_path):

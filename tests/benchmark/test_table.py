@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from conftest import run
 
-from clip_benchmark_ext.metrics.selection_metrics import SUGAR_CREPE_GROUPS
+from clip_benchmark_ext.metrics.sugar_crepe import GROUPS
 from clip_benchmark_ext.table import markdown, read_results
 from open_clip_mdc.data.markdown import markdown_table
 
@@ -37,7 +37,7 @@ def test_results_of_other_settings_are_averaged_apart(tmp_path):
     files = []
     for draws, accuracy in ((4, 0.5), (8, 0.75)):
         (tmp_path / str(draws)).mkdir()
-        for subset in SUGAR_CREPE_GROUPS["swap"]:
+        for subset in GROUPS["swap"]:
             files.append(write(tmp_path / str(draws), f"sugar_crepe/{subset}", text_acc=accuracy, cases=4))
             result = json.loads(Path(files[-1]).read_text())
             settings = {"num_samples": draws, "dataset_root": subset}
@@ -48,7 +48,7 @@ def test_results_of_other_settings_are_averaged_apart(tmp_path):
 
 def test_results_that_upstreams_command_wrote_have_no_number_of_cases_and_no_mean_over_them(tmp_path):
     files = [write(tmp_path, f"sugar_crepe/{subset}", text_acc=0.25, image_acc=1.0, acc=0.25)
-             for members in SUGAR_CREPE_GROUPS.values() for subset in members]
+             for members in GROUPS.values() for subset in members]
     table = run("python", "-m", "clip_benchmark_ext.table", *files, fork=True).stdout
     assert "| sugar_crepe/add, macro | ViT-B-32 |  | 25.0 |" in table and "micro" not in table
 

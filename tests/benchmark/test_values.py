@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clip_benchmark_ext import cli
 from clip_benchmark_ext.selection_datasets import build_dataset
-from clip_benchmark_ext.tasks.selection import blind_image, likelihood_scorer
+from clip_benchmark_ext.tasks.selection import likelihood_scorer, null_image
 from open_clip_mdc.integration.checkpoints import load
 from open_clip_mdc.likelihood.log_likelihood import mean_image
 
@@ -120,7 +120,7 @@ def test_plain_blind_and_debiased_accuracy_of_five_candidates_are_those_derived_
     rows["debiased"] = rows["plain"] - 0.5 * rows["blind"]
 
     with torch.autocast("cpu"):
-        score = likelihood_scorer(model, tokenizer, "cpu", blind_image(model, loader, "cpu"), options, alpha=0.5)
+        score = likelihood_scorer(model, tokenizer, "cpu", null_image(model, loader, "cpu"), options, alpha=0.5)
         cases = [case for batch in loader for case in score(*batch)]
     for row, expected in rows.items():
         assert expected.shape == (len(dataset), 5)
@@ -136,12 +136,12 @@ def test_plain_blind_and_debiased_accuracy_of_five_candidates_are_those_derived_
 def test_the_blind_image_is_of_the_first_256_whatever_the_batch_size(runs):
     model, *_ = load(str(runs / "mdc"))
     images = torch.randn(300, 3, 32, 32, generator=torch.manual_seed(0))
-    found = [blind_image(model, DataLoader(TensorDataset(images), size), "cpu") for size in (64, 100, 300)]
+    found = [null_image(model, DataLoader(TensorDataset(images), size), "cpu") for size in (64, 100, 300)]
     assert torch.equal(found[0], mean_image(model, images[:256].split(64)))
     for other in found[1:]:
         assert torch.allclose(other, found[0], atol=1e-5, rtol=0)  # what 44 images more or fewer change is 1e-2
     pairs = images[:256].view(128, 2, 3, 32, 32)  # Winoground's
-    assert torch.allclose(blind_image(model, DataLoader(TensorDataset(pairs), 100), "cpu"), found[0], atol=1e-5, rtol=0)
+    assert torch.allclose(null_image(model, DataLoader(TensorDataset(pairs), 100), "cpu"), found[0], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", SCORERS)
@@ -213,7 +213,7 @@ def test_the_bound_is_the_default_of_mask_and_replace_with_a_blind_and_a_debiase
     dataset = build_dataset("aro/coco_order", order, transform)
     loader = DataLoader(dataset, batch_size=5, collate_fn=dataset.collate_fn)
     with torch.autocast("cpu"):
-        blind = blind_image(model, loader, "cpu")
+        blind = null_image(model, loader, "cpu")
         for row, seen in (("", True), ("_blind", False)):
             best = []
             for i, case in enumerate(dataset.cases):

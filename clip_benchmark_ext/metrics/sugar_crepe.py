@@ -1,0 +1,59 @@
+"""SugarCrepe's groups of subsets and their averages (Table 2).
+
+SugarCrepe's paper averages over cases (issue 3 of its repository). Where a paper does not say, give both.
+"""
+import logging
+from collections.abc import Iterable
+
+import numpy as np
+
+GROUPS = {
+    "add": ("add_att", "add_obj"), "replace": ("replace_att", "replace_obj", "replace_rel"),
+    "swap": ("swap_att", "swap_obj")}
+
+
+def group_averages(results: Iterable[dict]) -> dict[str, dict]:
+    """Return SugarCrepe's averages add, replace and swap from the subsets' result files, complete groups only.
+
+    Args:
+        results: contents of clip_benchmark's result files of one model and scorer, each with "dataset" (such as
+            "sugar_crepe/add_att") and "metrics". Other data sets are passed over.
+
+    Returns:
+        {"sugar_crepe/add": {"text_acc_macro": mean over subsets, "text_acc_micro": mean over cases, the same with the
+        suffixes of other rows, "cases": ..., "ties": ...}, ...}. Results that do not say how many cases they have,
+        which clip_benchmark's own command writes, have no mean over cases.
+
+    Raises ValueError if a subset comes twice, or the subsets of a group do not have the same rows of scores.
+    """
+    subsets = {}
+    for result in results:
+        family, _, subset = result["dataset"].partition("/")
+        if family == "sugar_crepe" and any(subset in members for members in GROUPS.values()):
+            if subset in subsets:
+                raise ValueError(f"sugar_crepe/{subset} is there twice; give the results of one model and one scorer")
+            subsets[subset] = result["metrics"]
+    groups = {}
+    for group, members in GROUPS.items():
+        parts = [subsets[subset] for subset in members if subset in subsets]
+        if len(parts) < len(members):
+            if parts:
+                missing = ", ".join(subset for subset in members if subset not in subsets)
+                logging.warning("sugar_crepe/%s is not averaged: no result of %s", group, missing)
+            continue
+        rows = [{key.removeprefix("text_acc") for key in part if key.startswith("text_acc")} for part in parts]
+        if any(row != rows[0] for row in rows):
+            raise ValueError(f"the subsets of sugar_crepe/{group} were not scored alike: {', '.join(members)}")
+        counts = [part.get("cases") for part in parts]
+        groups[f"sugar_crepe/{group}"] = average = {}
+        for suffix in sorted(rows[0]):
+            accuracies = [part[f"text_acc{suffix}"] for part in parts]
+            average[f"text_acc_macro{suffix}"] = float(np.mean(accuracies))
+            if None not in counts:
+                average[f"text_acc_micro{suffix}"] = float(np.average(accuracies, weights=counts))
+        for key in sorted(set.intersection(*map(set, parts))):
+            counts_cases = key in ("cases", "duplicates", "same_words", "cases_left_out", "cases_cut") or key.endswith(
+                "_differs")
+            if counts_cases or key.startswith("ties") and key != "ties_count_as":
+                average[key] = sum(part[key] for part in parts)
+    return groups
