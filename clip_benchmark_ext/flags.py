@@ -110,7 +110,7 @@ def decoding_options(flags: Flags, cfg: CaptionCfg | None, seed: int, batch_size
         default = {"length": "auto", "num_beams": NUM_BEAMS}
     else:
         default = {"length": MDC_LENGTH, **({"steps": STEPS} if ancestral else {"tokens_per_step": 1}),
-                   **({"guidance_weak": cfg.weak} if decoding.guides(asked) else {})}
+                   **({"guidance_weak": cfg.default_uncond} if decoding.guides(asked) else {})}
     options = default | asked
     drawn = options.get("temperature") or options["length"] == "sample" or ancestral \
         or options.get("guidance_weak") == "masked"

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 from open_clip_mdc.data.files import write_json
 from open_clip_mdc.data.journal import Journal, Rows
 from open_clip_mdc.decoding.clip_guidance import Clip, Guide
-from open_clip_mdc.decoding.options import guides, needs_blind_image
+from open_clip_mdc.decoding.options import guides, needs_null_image
 from open_clip_mdc.decoding.sampling import Decoded, Sampling
 from open_clip_mdc.integration import clip as clip_models
 from open_clip_mdc.integration.checkpoints import fingerprint
@@ -90,7 +90,7 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
     rows, autocast = [], partial(torch.autocast, torch.device(device).type, enabled=amp)
     guided = guides(options)
     with autocast():
-        blind = null_image(model, dataloader, device) if needs_blind_image(options, model) else None
+        blind = null_image(model, dataloader, device) if needs_null_image(options, model) else None
     with Journal(file.with_name(f"{file.name}.part{rank_and_size()[0]}"), key, "batch") as journal:
         seen_by_clip = own_batches(clip_images, "images for CLIP") if clip else repeat((0, None))
         for (i, batch), (_, other) in zip(own_batches(dataloader, "captions"), seen_by_clip, strict=clip is not None):

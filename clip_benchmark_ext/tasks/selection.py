@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from open_clip_mdc.decoding.options import BLIND_IMAGES
+from open_clip_mdc.decoding.options import NULL_IMAGES
 from open_clip_mdc.likelihood.log_likelihood import log_likelihood, mean_image
 from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.text.special_tokens import not_whole
@@ -33,9 +33,9 @@ def null_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor:
     """Return patch tokens averaged over the data set's first images, [P, D]; the same on every process."""
     images, seen = [], 0
     for image, *_ in dataloader:
-        images.append(image.flatten(0, -4)[:BLIND_IMAGES - seen].to(device))
+        images.append(image.flatten(0, -4)[:NULL_IMAGES - seen].to(device))
         seen += len(images[-1])
-        if seen == BLIND_IMAGES:
+        if seen == NULL_IMAGES:
             break
     return mean_image(model, images)
 

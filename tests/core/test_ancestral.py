@@ -33,8 +33,8 @@ def drawing(seed: int = 0, **options) -> Sampling:
 
 def one_token_network(table: torch.Tensor):
     """log p(x_0 | x_t) of a token by itself: table [V + 1, T + 1, V]."""
-    def token_logits(text, asked, time):
-        return table[text.take(asked), time[asked // text.shape[1]]].float()
+    def token_logits(text, predicted, time):
+        return table[text.take(predicted), time[predicted // text.shape[1]]].float()
     return lambda lengths: token_logits
 
 
@@ -104,9 +104,9 @@ def recorded(model, image, seen):
     def network(lengths):
         token_logits = inner(lengths)
 
-        def record(text, asked, time):
-            seen.append((text.clone(), asked, time))
-            return token_logits(text, asked, time)
+        def record(text, predicted, time):
+            seen.append((text.clone(), predicted, time))
+            return token_logits(text, predicted, time)
         return record
     return network
 
@@ -124,14 +124,14 @@ def test_given_tokens_stay_no_mask_is_left_and_logits_are_those_that_are_read(ob
     assert torch.equal(decoded.text[given], text[given]) and (decoded.text[~given] < SOT).all()
     assert (decoded.step[given] == -1).all() and (decoded.step[~given] >= 0).all()
     assert (decoded.log_prob[~given] < 0).all() and not decoded.log_prob[given].any()
-    for (before, asked, time), (after, *_) in itertools.pairwise([*seen, (decoded.text[:, :7],)]):
+    for (before, predicted, time), (after, *_) in itertools.pairwise([*seen, (decoded.text[:, :7],)]):
         assert torch.equal(before[given[:, :7]], text[:, :7][given[:, :7]]) and (time == time[0]).all()
         changed = (before != after).flatten().nonzero()[:, 0]
-        assert torch.isin(changed, asked).all()
+        assert torch.isin(changed, predicted).all()
         if schedule.absorbing:
-            assert torch.equal(changed, asked) and (before.take(asked) == MASK).all()
+            assert torch.equal(changed, predicted) and (before.take(predicted) == MASK).all()
         else:
-            assert torch.equal(asked, (~given[:, :7] & (after != MASK)).flatten().nonzero()[:, 0])
+            assert torch.equal(predicted, (~given[:, :7] & (after != MASK)).flatten().nonzero()[:, 0])
     drawn = torch.stack([before for before, *_ in seen])[:, ~given[:, :7]]
     assert (drawn == EOT).any() == (objective == "mcd-replace")
     assert len(seen) <= (6 * 40 if schedule.absorbing else 100) and (schedule.absorbing or len(seen) == 100)
@@ -155,9 +155,9 @@ def test_greedy_draws_reveal_the_most_probable_token_of_what_stands():
     text = torch.tensor([[SOT, *[MASK] * 6, EOT]])
     decoded = denoise(recorded(model, image, seen), text, torch.ones_like(text, dtype=torch.bool),
                       make_schedule(VOCAB), forbidden=(SOT, EOT), sampling=drawing(temperature=0.0))
-    for before, asked, _ in seen:
-        logits = model.logits(image, before).detach()[0, asked, :SOT]
-        assert torch.equal(decoded.text[0, asked], logits.argmax(1))
+    for before, predicted, _ in seen:
+        logits = model.logits(image, before).detach()[0, predicted, :SOT]
+        assert torch.equal(decoded.text[0, predicted], logits.argmax(1))
     torch.testing.assert_close(decoded.text.new_tensor(len(seen) - 1), decoded.step.max())
 
 

@@ -24,8 +24,8 @@ TABLE = torch.randn(V + 1, V + 1, T + 1, 2, V, dtype=torch.float64, generator=to
 
 
 def table_network(lengths):
-    def token_logits(text, asked, time):
-        row, place = asked // text.shape[1], asked % text.shape[1]
+    def token_logits(text, predicted, time):
+        row, place = predicted // text.shape[1], predicted % text.shape[1]
         return TABLE[text[row, 1], text[row, 2], time[row], place - 1]
     return token_logits
 
@@ -108,7 +108,7 @@ def test_one_token_by_the_true_posterior_has_the_bound_of_its_probability():
         table = table.nan_to_num(neginf=-1e9)
 
         def network(lengths, table=table):
-            return lambda text, asked, time: table[text.take(asked), time[asked // text.shape[1]]]
+            return lambda text, predicted, time: table[text.take(predicted), time[predicted // text.shape[1]]]
         for i in range(V):
             rows = [(t, [[k == V]], [[k != V]], [[k]], float(product(dense(schedule), 0, t)[i, k]) / T)
                     for t in range(1, T + 1) for k in range(V + 1)]
@@ -137,9 +137,9 @@ def test_candidates_of_equal_length_are_noised_alike():
     schedule, seen = make_schedule(VOCAB, 100, "replace"), []
 
     def network(lengths):
-        def token_logits(text, asked, time):
+        def token_logits(text, predicted, time):
             seen.append(text)
-            return torch.zeros(len(asked), VOCAB)
+            return torch.zeros(len(predicted), VOCAB)
         return token_logits
     text = captions([9, 9, 5])
     bound(network, text, VOCAB, lambda size, device: schedule, num_samples=200, max_tokens=10 ** 6)

@@ -228,7 +228,7 @@ def test_samples_of_an_image_are_consecutive_and_infilling_has_them_too(model, i
 def test_a_guide_can_be_given_to_the_bare_algorithm():
     """Position 1 prefers 0 by .6 to .4; the guide wants 1."""
     def network(lengths):
-        return lambda text, asked: torch.tensor([[0.6, 0.4, 0, 0]]).log()
+        return lambda text, predicted: torch.tensor([[0.6, 0.4, 0, 0]]).log()
 
     def guide(captions, row):
         return 100.0 * (captions[..., 1] == 1)

@@ -45,8 +45,8 @@ def test_heuristic_equals_a_naive_loop_over_logits(mdc):
 
 def table_of(probabilities):
     """A network from a function (visible words of a row, position) -> probabilities of the ids."""
-    def token_logits(text, asked):
-        places = [divmod(place, text.shape[1]) for place in asked.tolist()]
+    def token_logits(text, predicted):
+        places = [divmod(place, text.shape[1]) for place in predicted.tolist()]
         rows = [torch.tensor(probabilities(tuple(text[r].tolist()), i)) for r, i in places]
         return torch.stack(rows).log() + 7.0  # logits are log-probabilities up to a constant
     return lambda lengths: token_logits
@@ -96,8 +96,8 @@ def test_finished_rows_leave_the_batch(mdc):
 
     def count(lengths):
         token_logits = mdc.token_logits(image_kv, lengths)
-        return lambda text, asked: tokens.append(sum(lengths)) or asked_for.append(len(asked)) or \
-            token_logits(text, asked)
+        return lambda text, predicted: tokens.append(sum(lengths)) or asked_for.append(len(predicted)) or \
+            token_logits(text, predicted)
 
     with torch.no_grad():
         estimators.heuristic(count, torch.tensor([caption(1, 2), caption(1, 2, 3, 4)]), V)  # 4 and 6 tokens with SOT
@@ -108,6 +108,6 @@ def test_finished_rows_leave_the_batch(mdc):
 def test_confidence_is_a_probability_not_a_logit():
     logits = torch.zeros(4, V)
     logits[1], logits[2, 5] = 20.0, 9.0  # the first word is a uniform guess of large logits, the second is certain
-    found = estimators.heuristic(lambda lengths: lambda text, asked: logits[asked % text.shape[1]],
+    found = estimators.heuristic(lambda lengths: lambda text, predicted: logits[predicted % text.shape[1]],
                                  torch.tensor([[SOT, 4, 5, EOT]]), V)
     assert found.order[0, 1] > found.order[0, 2]

@@ -121,7 +121,7 @@ def test_checkpoints_hold_the_weights_of_ten_times_the_features_whatever_the_wid
 
 def test_auto_is_the_caption_of_highest_length_probability_times_probability_as_of_so_many_tokens(monkeypatch):
     """Against captions of every length, one at a time; no empty caption, however probable."""
-    monkeypatch.setattr(generate, "TRIED", 99)
+    monkeypatch.setattr(generate, "MAX_LENGTHS", 99)
     model, image = opinionated(tiny_captioner()), images(8)
     model.length_head.bias.data[0] = 50
     logits = features(model, image) @ model.length_head.weight.T + model.length_head.bias
@@ -129,7 +129,7 @@ def test_auto_is_the_caption_of_highest_length_probability_times_probability_as_
     for i in range(8):
         log_prob = {n: logits[i, n].item() - logits[i, 1:].logsumexp(0).item() for n in range(1, 11)}
         alone = {n: model.generate(image[i:i + 1], length=n, return_trace=True) for n in log_prob}
-        value = {n: log_prob[n] + generate.TOKENS * sum(alone[n].log_prob[0].tolist()) / n for n in log_prob}
+        value = {n: log_prob[n] + generate.LENGTH_NORM * sum(alone[n].log_prob[0].tolist()) / n for n in log_prob}
         expected.append(alone[max(value, key=value.get)].text[0])
         most_probable.append(max(log_prob, key=log_prob.get) + 2)
     assert len({len(text) for text in expected}) > 2 and [len(text) for text in expected] != most_probable
@@ -140,7 +140,7 @@ def test_auto_is_the_caption_of_highest_length_probability_times_probability_as_
 
 def test_auto_decodes_no_more_lengths_than_can_win(monkeypatch):
     """p(2) = 0.7 with tokens at 0.5 makes 0.35, which p(4) = 0.2 cannot reach whatever its tokens are."""
-    monkeypatch.setattr(generate, "TOKENS", 1)
+    monkeypatch.setattr(generate, "LENGTH_NORM", 1)
     def best(probability, per_token):
         tried = []
 
@@ -157,7 +157,7 @@ def test_auto_decodes_no_more_lengths_than_can_win(monkeypatch):
     assert best([[0.0, 0.06, 0.4, 0.14, 0.4]], tokens) == ([4], [[2], [4]])
     two = tokens.repeat(2, 1)
     assert best([[0.0, 0.04, 0.7, 0.06, 0.2], [0.0, 0.1, 0.3, 0.4, 0.2]], two) == ([2, 3], [[2, 3]])
-    monkeypatch.setattr(generate, "TRIED", 2)
+    monkeypatch.setattr(generate, "MAX_LENGTHS", 2)
     assert best([[0.0, 0.25, 0.26, 0.25, 0.24]], tokens)[1] == [[2], [1]]
 
 

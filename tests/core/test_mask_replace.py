@@ -242,7 +242,7 @@ def test_an_absorbing_model_has_the_loss_and_gradient_of_mdc():
                                 torch.Generator().manual_seed(0))
         assert corrupted.t.tolist() == pytest.approx([0.31, 0.5, 0.78])
         if objective == "mdc":
-            corrupted = corrupted._replace(weight=corrupted.asked / torch.tensor(
+            corrupted = corrupted._replace(weight=corrupted.loss_mask / torch.tensor(
                 [[0.31], [0.5], [0.78]], dtype=torch.float64))
         value = loss(model(image, pack(text, corrupted, VOCAB)))
         value.backward()
@@ -285,7 +285,7 @@ def test_the_auxiliary_loss_joins_in_training_only(objective):
     nll = -plain.logits(image, corrupted.text, corrupted.target | (text == VOCAB - 2)).log_softmax(-1).gather(
         -1, text[..., None]).squeeze(-1)
     factor = weight * (2 - (torch.tensor([[1], [50], [78]]) - 1) / 100)
-    torch.testing.assert_close(trained - without, (factor * nll)[corrupted.asked], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(trained - without, (factor * nll)[corrupted.loss_mask], atol=1e-5, rtol=1e-5)
 
 
 def test_a_decoder_that_is_told_the_time_begins_as_one_that_is_not():
@@ -310,10 +310,10 @@ def test_training_and_decoding_tell_the_decoder_the_same_time(lengths):
     masked = text.clone()
     masked[:, 1:4] = VOCAB
     image_kv = model.text.project_image(model.encode_image_tokens(image))
-    asked = (masked == VOCAB).flatten().nonzero()[:, 0]
+    predicted = (masked == VOCAB).flatten().nonzero()[:, 0]
     time = torch.tensor([7, 70, 100])
-    together = model.token_logits(image_kv, lengths)(masked, asked, time).unflatten(0, (3, 3))
-    inferred = model.token_logits(image_kv, lengths)(masked, asked).unflatten(0, (3, 3))
+    together = model.token_logits(image_kv, lengths)(masked, predicted, time).unflatten(0, (3, 3))
+    inferred = model.token_logits(image_kv, lengths)(masked, predicted).unflatten(0, (3, 3))
     steps = [math.ceil(100 * 3 / (n - 1) - 1e-9) for n in lengths]
     plain = tiny_captioner("mcd-absorbing", t_min=0.0)
     for i, n in enumerate(lengths):

@@ -10,7 +10,7 @@ from conftest import VOCAB, captions, images, tiny_captioner
 import open_clip_mdc
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 from open_clip_mdc.objectives.loss import CaptionLoss
-from open_clip_mdc.text.packing import Corrupted, pack
+from open_clip_mdc.text.packing import NoisedCaptions, pack
 from open_clip_mdc.text.special_tokens import mask_id, target_tokens, valid_tokens
 
 OBJECTIVES = ["mdc", "arc", "cappa"]
@@ -47,7 +47,7 @@ def naive_nll(model, image, text, corrupted):
         embs = model.encode_image_tokens(image[b:b + 1])[0]
         logits = model.text.output(naive_hidden(model, embs, corrupted.text[b, :n].tolist(), causal))
         for i in range(n):
-            if corrupted.asked[b, i]:
+            if corrupted.loss_mask[b, i]:
                 nll[b, i] = -logits[i - causal].log_softmax(-1)[text[b, i]]
     return nll
 
@@ -60,13 +60,13 @@ def test_packed_forward_equals_one_caption_at_a_time_in_values_and_gradients(obj
     corrupted = model.corrupt(text)
     out = model(image, pack(text, corrupted, VOCAB))
     expected = naive_nll(model, image, text, corrupted)
-    torch.testing.assert_close(out["token_nll"], expected[corrupted.asked], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out["token_nll"], expected[corrupted.loss_mask], atol=1e-5, rtol=1e-5)
 
     CaptionLoss()(**out).backward()
     got = {n: p.grad.clone() for n, p in model.named_parameters()}
     model.zero_grad()
     again = model(image, pack(text, corrupted, VOCAB))
-    CaptionLoss()(**{**again, "token_nll": expected[corrupted.asked]}).backward()
+    CaptionLoss()(**{**again, "token_nll": expected[corrupted.loss_mask]}).backward()
     for name, p in model.named_parameters():
         torch.testing.assert_close(got[name], p.grad, atol=1e-5, rtol=1e-4, msg=name)
 
@@ -83,7 +83,7 @@ def test_packed_forward_equals_the_plain_logits(objective):
     else:
         nll = -logp.gather(-1, text[..., None]).squeeze(-1)
     got = model(image, pack(text, corrupted, VOCAB))["token_nll"]
-    torch.testing.assert_close(got, nll[corrupted.asked], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got, nll[corrupted.loss_mask], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -100,9 +100,9 @@ def test_batch_mates_and_padding_change_nothing(objective):
         garbage[:, n:] = 7  # whatever stands behind EOT
         noisy = corrupted.text[b:b + 1].clone()
         noisy[:, n:] = 9
-        rows = {name: getattr(corrupted, name)[b:b + 1] for name in ("asked", "weight", "target", "t")}
-        alone = model(image[b:b + 1], pack(garbage, Corrupted(noisy, causal=causal, **rows), VOCAB))
-        torch.testing.assert_close(alone["token_nll"], together[prepared.asked.row == b], atol=1e-5, rtol=1e-5)
+        rows = {name: getattr(corrupted, name)[b:b + 1] for name in ("loss_mask", "weight", "target", "t")}
+        alone = model(image[b:b + 1], pack(garbage, NoisedCaptions(noisy, causal=causal, **rows), VOCAB))
+        torch.testing.assert_close(alone["token_nll"], together[prepared.predicted.row == b], atol=1e-5, rtol=1e-5)
 
 
 def test_arc_cannot_see_the_future_and_mdc_can():

@@ -128,7 +128,7 @@ def test_candidates_of_equal_length_share_their_masks(mdc):
 
     def record(lengths):
         token_logits = mdc.token_logits(image_kv, lengths)
-        return lambda text, asked: seen.append(text == MASK) or token_logits(text, asked)
+        return lambda text, predicted: seen.append(text == MASK) or token_logits(text, predicted)
 
     with torch.no_grad():
         monte_carlo.monte_carlo(record, random_captions(3, [6]), V, num_samples=20, seed=5)
@@ -179,14 +179,14 @@ def test_the_winner_of_the_race_has_the_highest_score(lengths):
     for seed in range(40):
         of_mask = torch.from_numpy(np.random.default_rng(seed).uniform(-2, 2, 512))
 
-        def token_logits(text, asked, of_mask=of_mask):
+        def token_logits(text, predicted, of_mask=of_mask):
             code = ((text == MASK)[:, 1:] * 2 ** torch.arange(text.shape[1] - 1)).sum(1)
             value = (of_mask[code] - 4)[:, None] + offset + 0.3 * torch.sin(code[:, None] * torch.arange(len(offset)))
             logp = torch.full((len(text), V), -torch.inf)
             logp[:, 1:1 + len(lengths)] = value.float()
             logp[:, EOT] = -4
             logp[:, 0] = (1 - logp.exp().sum(1)).log()  # a word that no caption has takes the rest
-            return logp[asked // text.shape[1]]
+            return logp[predicted // text.shape[1]]
 
         found = monte_carlo.monte_carlo(lambda lengths: token_logits, text, V, 256, seed, stop_confidence=0.999)
         all_masks = monte_carlo.monte_carlo(lambda lengths: token_logits, text, V, 1024, seed)
@@ -215,13 +215,13 @@ def test_certainty_is_wrong_no_more_often_than_promised(kind):
         values[1:] -= behind / 8
         text = torch.tensor([[SOT] + [word] * 8 + [EOT] for word in range(1, candidates + 1)])
 
-        def token_logits(text, asked, values=values):
+        def token_logits(text, predicted, values=values):
             code = ((text == MASK)[:, 1:] * 2 ** torch.arange(9)).sum(1)
             logp = torch.full((len(text), V), -torch.inf)
             logp[:, 1:1 + len(values)] = torch.from_numpy(values.T)[code].float()
             logp[:, EOT] = -4
             logp[:, 0] = (1 - logp.exp().sum(1)).log()  # a word that no caption has takes the rest
-            return logp[asked // text.shape[1]]
+            return logp[predicted // text.shape[1]]
 
         found = monte_carlo.monte_carlo(lambda lengths: token_logits, text, V, 512, seed, stop_confidence=0.999,
                                         max_tokens=10 ** 6)

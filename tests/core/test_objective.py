@@ -11,11 +11,11 @@ from conftest import REPO, VOCAB, captions, images, tiny_captioner
 from open_clip_mdc.integration import validation
 from open_clip_mdc.integration.validation import nelbo
 from open_clip_mdc.objectives import replace_process as mask_replace
-from open_clip_mdc.objectives.base import CaptionCfg, spread, systematic
+from open_clip_mdc.objectives.base import CaptionCfg, golden_ratio_points, stratified_uniform
 from open_clip_mdc.objectives.loss import CaptionLoss
 from open_clip_mdc.objectives.masked import forward_process, loss_weight, sample_t
 from open_clip_mdc.objectives.registry import OBJECTIVES, Objective
-from open_clip_mdc.text.packing import Asked, Corrupted, pack
+from open_clip_mdc.text.packing import NoisedCaptions, Predicted, pack
 from open_clip_mdc.text.special_tokens import mask_id, target_tokens, valid_tokens
 
 INTERVALS = [(0.0, 1.0), (0.3, 0.8), (0.4, 0.9), (0.5, 1.0), (0.15, 0.15), (1.0, 1.0)]
@@ -25,12 +25,12 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def corrupt(text, u, objective="mdc", seed=0, **cfg) -> Corrupted:
+def corrupt(text, u, objective="mdc", seed=0, **cfg) -> NoisedCaptions:
     return OBJECTIVES[objective].corrupt(text, VOCAB, CaptionCfg(objective, **cfg), u, generator(seed))
 
 
 def shuffled_u(n: int, u0: float = 0.5, seed: int = 1) -> torch.Tensor:
-    return systematic(n, u0)[torch.randperm(n, generator=generator(seed))]
+    return stratified_uniform(n, u0)[torch.randperm(n, generator=generator(seed))]
 
 
 @pytest.mark.parametrize("interval", INTERVALS)
@@ -38,7 +38,8 @@ def shuffled_u(n: int, u0: float = 0.5, seed: int = 1) -> torch.Tensor:
 def test_t_is_systematic_over_the_ranks(interval, world_size):
     t_min, t_max = interval
     batch, u0 = 8, 0.37
-    t = torch.cat([sample_t(systematic(batch, u0, rank, world_size), t_min, t_max) for rank in range(world_size)])
+    t = torch.cat([sample_t(stratified_uniform(batch, u0, rank, world_size), t_min, t_max)
+                   for rank in range(world_size)])
     n = batch * world_size
     assert t.dtype == torch.float32 and (t >= t_min).all() and (t <= t_max).all()
     if t_min < t_max:
@@ -52,26 +53,27 @@ def test_t_is_systematic_over_the_ranks(interval, world_size):
 @pytest.mark.parametrize("u0", [0.0, 0.5, 1 - 2 ** -24, 1 - 2 ** -30, 1 - 2 ** -53])
 def test_t_never_reaches_zero_and_no_weight_is_infinite_or_nan(u0):
     """1 - alpha(t) is 0 in float32 for t < 2^-25: an infinite weight of a token that is not masked."""
-    u = systematic(4, u0)
+    u = stratified_uniform(4, u0)
     assert (sample_t(u, 0.0, 1.0) > 0).all()
     out = corrupt(captions([5, 6, 7, 8]), u, t_min=0.0)
-    assert out.weight.isfinite().all() and (out.weight[~out.asked] == 0).all() and (out.weight[out.asked] >= 1).all()
+    assert out.weight.isfinite().all() and (out.weight[~out.loss_mask] == 0).all()
+    assert (out.weight[out.loss_mask] >= 1).all()
 
 
 def test_the_loss_of_the_smallest_t_is_finite():
     model = tiny_captioner(t_min=0.0)
     text = captions([5, 6])
-    out = model(images(2), pack(text, model.corrupt(text, systematic(2, 1 - 2 ** -53)), VOCAB))
+    out = model(images(2), pack(text, model.corrupt(text, stratified_uniform(2, 1 - 2 ** -53)), VOCAB))
     assert CaptionLoss()(**out).isfinite()
 
 
 @pytest.mark.parametrize("first", [0, 1000, 10 ** 7])
 def test_fixed_times_cover_the_interval_evenly_from_any_index_on(first):
-    u = spread(first, 100)
+    u = golden_ratio_points(first, 100)
     assert ((u > 0) & (u <= 1)).all()
     counts = torch.histc(u, bins=10, min=0, max=1)
     assert counts.min() >= 9 and counts.max() <= 11
-    assert torch.equal(torch.cat([spread(first, 37), spread(first + 37, 63)]), u)
+    assert torch.equal(torch.cat([golden_ratio_points(first, 37), golden_ratio_points(first + 37, 63)]), u)
 
 
 @pytest.mark.parametrize("interval", INTERVALS)
@@ -107,12 +109,12 @@ def test_sot_is_given_eot_is_learnt_padding_is_nowhere(objective):
     assert (out.text[~valid] == text[~valid]).all() and (out.weight[~valid] == 0).all()
     at_eot = valid & ~F.pad(valid[:, 1:], (0, 1))
     assert (out.weight[at_eot] > 0).any()
-    assert (out.target == target_tokens(text, VOCAB)).all() and ((out.weight > 0) == out.asked).all()
+    assert (out.target == target_tokens(text, VOCAB)).all() and ((out.weight > 0) == out.loss_mask).all()
 
 
 def test_interval_one_is_parallel_decoding():
     text = captions([4, 9, 12])
-    out = corrupt(text, systematic(3, 0.3), t_min=1.0)
+    out = corrupt(text, stratified_uniform(3, 0.3), t_min=1.0)
     target = target_tokens(text, VOCAB)
     assert (out.text == text.masked_fill(target, mask_id(VOCAB))).all()
     assert (out.weight == target.float()).all()
@@ -120,7 +122,7 @@ def test_interval_one_is_parallel_decoding():
 
 def test_cappa_reads_one_sample_in_four_left_to_right():
     text = captions([9] * 16)
-    out = corrupt(text, systematic(16, 0.5), "cappa")
+    out = corrupt(text, stratified_uniform(16, 0.5), "cappa")
     assert out.causal.sum() == 4
     assert (out.text[out.causal] == text[out.causal]).all()
     assert (out.text[~out.causal][:, 1:9] == mask_id(VOCAB)).all()
@@ -189,10 +191,10 @@ def test_what_one_view_hides_the_other_shows():
         for a, c, clean in zip(first[1:n], second[1:n], text[b, 1:n].tolist(), strict=True):
             assert {a, c} == {60, clean}
     hidden = out.text == 60
-    assert torch.equal(out.asked, hidden)
+    assert torch.equal(out.loss_mask, hidden)
     torch.testing.assert_close(out.weight, hidden / out.t[:, None])
     assert out.target.sum(1).tolist() == [4, 4, 2, 2]
-    assert {tuple(corrupt(text, torch.tensor([0.5, 1.0]), "complementary", seed).asked[0].tolist())
+    assert {tuple(corrupt(text, torch.tensor([0.5, 1.0]), "complementary", seed).loss_mask[0].tolist())
             for seed in range(20)} != {tuple(hidden[0].tolist())}
 
 
@@ -203,7 +205,7 @@ def test_each_of_two_views_has_the_expected_weight_of_its_own_t(objective):
     target = target_tokens(text, VOCAB)[0]
     for view in (0, 1):
         assert (out.weight[view::2].mean(0) - target.float()).abs().max() < 0.05
-    both = out.asked[::2] & out.asked[1::2]
+    both = out.loss_mask[::2] & out.loss_mask[1::2]
     expected = 0 if objective == "complementary" else 0.25 - 0.4 ** 2 / 12  # E[t (1 - t)], t uniform on [0.3, 0.7]
     assert both[:, target].float().mean().item() == pytest.approx(expected, abs=0.01)
 
@@ -220,7 +222,7 @@ def test_two_views_look_at_one_image_and_give_the_mean_of_their_losses():
     assert looks == [3] and out["length_nll"].shape == (3,)
     losses = []
     for view in (0, 1):
-        rows = Corrupted(*(x if isinstance(x, bool) else x[view::2] for x in corrupted))
+        rows = NoisedCaptions(*(x if isinstance(x, bool) else x[view::2] for x in corrupted))
         losses.append(CaptionLoss()(**model(image, pack(text, rows, VOCAB)), output_dict=True))
     both = CaptionLoss()(**out, output_dict=True)
     assert both["caption_loss"].item() == pytest.approx(sum(x["caption_loss"].item() for x in losses) / 2, rel=1e-5)
@@ -229,8 +231,8 @@ def test_two_views_look_at_one_image_and_give_the_mean_of_their_losses():
 
 @pytest.mark.parametrize("objective", ["mdc", "complementary", "two-views", "mcd"])
 def test_the_bound_is_of_all_times_whatever_the_interval_trained(objective):
-    u = systematic(100, 0.5)
-    found = OBJECTIVES[objective].bound(captions([6] * 100), VOCAB, u, generator(0))
+    u = stratified_uniform(100, 0.5)
+    found = OBJECTIVES[objective].corrupt_full_interval(captions([6] * 100), VOCAB, u, generator(0))
     assert torch.allclose(found.t.double(), u, atol=0.006)  # diffusion in steps rounds them up
 
 
@@ -268,16 +270,17 @@ def test_validation_of_mask_and_replace_is_the_bound_prior_included(monkeypatch)
 
 def test_an_objective_is_one_row(monkeypatch):
     """Whoever decodes, scores, validates and trains asks the row: masking exactly n tokens is a model without more."""
-    def mask_count(text, vocab_size, cfg, u, generator=None) -> Corrupted:
+    def mask_count(text, vocab_size, cfg, u, generator=None) -> NoisedCaptions:
         target = target_tokens(text, vocab_size)
         n = (u * target.sum(1)).ceil()
         noise = torch.rand(text.shape, generator=generator).masked_fill(~target, 2.0)
         masked = target & (noise.argsort(1).argsort(1) < n[:, None])
         weight = torch.where(masked, (target.sum(1) / n)[:, None].float(), 0)
-        return Corrupted(text.masked_fill(masked, mask_id(vocab_size)), masked, weight, target, False, u.float())
+        return NoisedCaptions(text.masked_fill(masked, mask_id(vocab_size)), masked, weight, target, False, u.float())
 
     mdc = OBJECTIVES["mdc"]
-    monkeypatch.setitem(OBJECTIVES, "count", Objective(mask_count, mdc.bound, mdc.token_loss, "any", mdc.scorers))
+    row = Objective(mask_count, mdc.corrupt_full_interval, mdc.token_loss, "any", mdc.scorers)
+    monkeypatch.setitem(OBJECTIVES, "count", row)
     model, text, image = tiny_captioner("count"), captions([5, 9, 12]), images(3)
     CaptionLoss()(**model(image, text)).backward()
     assert not model.causal and (model.corrupt(text).weight.sum(1) > 0).all()
@@ -299,7 +302,7 @@ def test_nobody_else_compares_the_name_of_an_objective():
 def test_diffusion_in_steps_trains_on_the_steps_of_its_interval(objective):
     text = captions([4] * 50)
     cfg = CaptionCfg(objective=objective, t_min=0.5, t_max=0.75)
-    found = OBJECTIVES[objective].corrupt(text, VOCAB, cfg, systematic(50, 0.3), generator(0))
+    found = OBJECTIVES[objective].corrupt(text, VOCAB, cfg, stratified_uniform(50, 0.3), generator(0))
     steps, often = (100 * found.t).round().int().unique(return_counts=True)
     assert steps.tolist() == list(range(51, 76)) and (often == 2).all()
     for step in range(1, 101):  # one time, as BERT's, is its own step, also where 100 * t rounds up
@@ -311,8 +314,8 @@ def test_diffusion_in_steps_trains_on_the_steps_of_its_interval(objective):
 @pytest.mark.parametrize("objective", ["mdc", "arc", "mcd-absorbing"])
 def test_the_loss_of_a_token_is_of_float32_where_logits_are_not(objective):
     logits = torch.randn(9, VOCAB, generator=generator(0)).mul(3).bfloat16()
-    asked = Asked(*(torch.zeros(9, dtype=torch.long) for _ in Asked._fields))._replace(
+    predicted = Predicted(*(torch.zeros(9, dtype=torch.long) for _ in Predicted._fields))._replace(
         token=torch.arange(9), read=torch.full((9,), VOCAB), t=torch.full((9,), 1.0))
     expected = -logits.double().log_softmax(1)[torch.arange(9), torch.arange(9)]
-    found = OBJECTIVES[objective].token_loss(logits, asked) * (100 if objective == "mcd-absorbing" else 1)
+    found = OBJECTIVES[objective].token_loss(logits, predicted) * (100 if objective == "mcd-absorbing" else 1)
     assert found.dtype == torch.float32 and torch.allclose(found.double(), expected, rtol=1e-4)

@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import open_clip_mdc
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 from open_clip_mdc.models import captioner as model_module
-from open_clip_mdc.objectives.base import systematic
+from open_clip_mdc.objectives.base import stratified_uniform
 from open_clip_mdc.objectives.loss import CaptionLoss
-from open_clip_mdc.text.packing import Captions, Packed, asked_index, pack, pack_tokens
+from open_clip_mdc.text.packing import Captions, Packed, pack, pack_tokens, predictor_index
 from open_clip_mdc.text.special_tokens import target_tokens, valid_tokens
 
 OBJECTIVES = ["mdc", "arc", "cappa", "mcd-replace"]
@@ -116,7 +116,7 @@ def test_a_packed_batch_moves_as_a_tensor_does():
         prepared = tiny_captioner(objective).prepare(captions([4, 9]))
         moved = prepared.to(device="meta", non_blocking=True)
         assert type(moved) is Captions and type(moved.packed) is Packed
-        assert all(x.device.type == "meta" for x in (*moved.asked, moved.num_target, moved.t, moved.packed.token))
+        assert all(x.device.type == "meta" for x in (*moved.predicted, moved.num_target, moved.t, moved.packed.token))
         assert moved.packed.padded is True and prepared.packed.token.device.type == "cpu"
 
 
@@ -160,17 +160,17 @@ def test_packing_is_undone_by_padding(lengths):
 
 def test_an_asked_token_is_predicted_by_itself_or_by_the_one_before():
     text = captions([3, 5])
-    valid, asked = valid_tokens(text, VOCAB), target_tokens(text, VOCAB)
-    assert asked_index(asked, valid, False).tolist() == [1, 2, 4, 5, 6, 7]
-    assert asked_index(asked, valid, True).tolist() == [0, 1, 3, 4, 5, 6]
-    assert asked_index(asked, valid, torch.tensor([True, False])).tolist() == [0, 1, 4, 5, 6, 7]
+    valid, predicted = valid_tokens(text, VOCAB), target_tokens(text, VOCAB)
+    assert predictor_index(predicted, valid, False).tolist() == [1, 2, 4, 5, 6, 7]
+    assert predictor_index(predicted, valid, True).tolist() == [0, 1, 3, 4, 5, 6]
+    assert predictor_index(predicted, valid, torch.tensor([True, False])).tolist() == [0, 1, 4, 5, 6, 7]
 
 
 def test_sums_over_captions_are_those_of_the_padded_batch():
     model, text = tiny_captioner(), captions([5, 9, 2, 12])
-    corrupted = model.corrupt(text, systematic(4, 0.3))
+    corrupted = model.corrupt(text, stratified_uniform(4, 0.3))
     prepared = pack(text, corrupted, VOCAB)
-    torch.testing.assert_close(prepared.sum_rows(prepared.asked.weight), corrupted.weight.sum(1))
+    torch.testing.assert_close(prepared.sum_rows(prepared.predicted.weight), corrupted.weight.sum(1))
     assert prepared.num_target.tolist() == [4, 8, 1, 11]
 
 

@@ -66,7 +66,7 @@ def test_decoder_calls_stay_within_the_budget_and_change_no_score(objective, met
 
     def record(self, image_kv, lengths):
         token_logits = original(self, image_kv, lengths)
-        return lambda text, asked: calls.append((len(image_kv[0][0]), text.numel())) or token_logits(text, asked)
+        return lambda text, places: calls.append((len(image_kv[0][0]), text.numel())) or token_logits(text, places)
 
     monkeypatch.setattr(Captioner, "token_logits", record)
     image_bytes, token_bytes = 2 * 2 * 16 * 32 * 4, V * 12 + 16 * 32 * 4  # keys and values; logits and hidden states
@@ -99,7 +99,7 @@ def test_equal_candidates_get_equal_scores_and_are_scored_once(objective, method
 
     def record(self, image_kv, lengths):
         token_logits = original(self, image_kv, lengths)
-        return lambda text, asked: asked_for.append(len(asked)) or token_logits(text, asked)
+        return lambda text, predicted: asked_for.append(len(predicted)) or token_logits(text, predicted)
 
     monkeypatch.setattr(Captioner, "token_logits", record)
     found = scoring.log_likelihood(model, images(1), text, method, **options, return_details=True)

@@ -47,8 +47,8 @@ def network(model, image):
 
 def table(logits):
     """A network that sees nothing: the logits of a position are a row of the table [L, V]."""
-    def token_logits(text, asked):
-        return torch.as_tensor(logits, dtype=torch.float32).expand(*text.shape, -1).flatten(0, 1)[asked]
+    def token_logits(text, predicted):
+        return torch.as_tensor(logits, dtype=torch.float32).expand(*text.shape, -1).flatten(0, 1)[predicted]
 
     return lambda lengths: token_logits
 
@@ -84,9 +84,9 @@ def test_a_probability_reveals_at_once_what_is_at_least_so_certain_and_one_posit
 
 def test_what_was_revealed_changes_the_rest():
     """The first position is sure of 0; the second says 1 alone, and 2 once it stands beside 0."""
-    def token_logits(text, asked):
+    def token_logits(text, predicted):
         after = log([0.1, 0.1, 0.8, 0, 0]) if text[0, 1] == 0 else log([0.3, 0.6, 0.1, 0, 0])
-        return torch.cat((log([0, 0, 0, 1.0, 0]), log([0.9, 0.1, 0, 0, 0]), after))[asked]
+        return torch.cat((log([0, 0, 0, 1.0, 0]), log([0.9, 0.1, 0, 0, 0]), after))[predicted]
 
     def network(lengths):
         return token_logits
@@ -121,10 +121,10 @@ def test_every_step_reveals_exactly_k_asks_for_masks_only_and_never_changes_a_to
     def recording(lengths):
         inner = network(model, image)(lengths)
 
-        def token_logits(text, asked):
-            assert torch.equal(asked, (text == MASK).flatten().nonzero()[:, 0])
+        def token_logits(text, predicted):
+            assert torch.equal(predicted, (text == MASK).flatten().nonzero()[:, 0])
             seen.append(text)
-            return inner(text, asked)
+            return inner(text, predicted)
 
         return token_logits
 
@@ -288,9 +288,9 @@ def test_whole_captions_come_as_often_as_the_model_says():
     """Two positions: the first is always surer, and the second depends on it."""
     first, second = [0.8, 0.2], {0: [0.3, 0.7], 1: [0.6, 0.4], 4: [0.5, 0.5]}
 
-    def token_logits(text, asked):
+    def token_logits(text, predicted):
         tables = [[[0] * 4, first + [0, 0], second[ids[1]] + [0, 0], [0] * 4] for ids in text.tolist()]
-        return torch.tensor(tables).log().flatten(0, 1)[asked]
+        return torch.tensor(tables).log().flatten(0, 1)[predicted]
 
     start = torch.tensor([[2, 4, 4, 3]]).repeat(20000, 1)
     drawn = Sampling(1.0, generator=torch.Generator().manual_seed(0))

@@ -3,11 +3,11 @@ import torch
 
 from open_clip_mdc.objectives import register_objective
 from open_clip_mdc.objectives.masked import sample_t, whole_interval
-from open_clip_mdc.text.packing import Corrupted
+from open_clip_mdc.text.packing import NoisedCaptions
 from open_clip_mdc.text.special_tokens import mask_id, target_tokens
 
 
-@register_objective("span", bound=whole_interval)
+@register_objective("span", corrupt_full_interval=whole_interval)
 def span(text, vocab_size, cfg, u, generator=None):
     """Hide ceil(t * N) of a caption's N tokens, from a place drawn at random; each hidden token weighs N / hidden."""
     target = target_tokens(text, vocab_size)
@@ -17,4 +17,4 @@ def span(text, vocab_size, cfg, u, generator=None):
     place = torch.arange(text.shape[1])
     masked = target & (place >= first[:, None]) & (place < (first + hidden)[:, None])
     weight = masked * (number / hidden)[:, None]
-    return Corrupted(text.masked_fill(masked, mask_id(vocab_size)), masked, weight, target, False, hidden / number)
+    return NoisedCaptions(text.masked_fill(masked, mask_id(vocab_size)), masked, weight, target, False, hidden / number)

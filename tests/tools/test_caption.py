@@ -193,7 +193,7 @@ def test_the_mean_image_of_guidance_takes_the_first_images_and_skips_what_cannot
     Path("20.png").write_bytes(b"no image")
     opened, decode = [], images.decode_image
     monkeypatch.setattr(images, "decode_image", lambda *a, **k: opened.append(a[0]) or decode(*a, **k))
-    monkeypatch.setattr(caption_rows, "BLIND_IMAGES", 35)
+    monkeypatch.setattr(caption_rows, "NULL_IMAGES", 35)
     command = ("??.png", "--length", "4", "--workers", "0", "--limit", "3", "--pretrained", runs / "mdc")
     assert run(*command, "--guidance-scale", "2") is None
     assert [row["image"] for row in lines()] == ["00.png", "01.png", "02.png"] and len(opened) == 35 + 3

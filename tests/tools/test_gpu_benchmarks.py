@@ -9,7 +9,7 @@ from conftest import REPO, run, tiny_captioner
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from open_clip_mdc.objectives.registry import OBJECTIVES
-from open_clip_mdc.text.packing import Asked
+from open_clip_mdc.text.packing import Predicted
 
 sys.path.insert(0, str(REPO))
 from benchmarks import gpu  # noqa: E402
@@ -56,9 +56,9 @@ def test_a_loss_holds_a_few_times_the_logits_and_nothing_of_v_by_v(objective, li
     tokens, size = 64, 4096
     logits = torch.randn(tokens, size, requires_grad=True)
     ids = torch.randint(size, (tokens,))
-    asked = Asked(ids, ids, ids, ids.roll(1), torch.full((tokens,), 0.5), torch.ones(tokens))
+    predicted = Predicted(ids, ids, ids, ids.roll(1), torch.full((tokens,), 0.5), torch.ones(tokens))
     with Bytes() as watch:
-        OBJECTIVES[objective].token_loss(logits, asked, *(() if objective == "mdc" else (5e-4,))).sum().backward()
+        OBJECTIVES[objective].token_loss(logits, predicted, *(() if objective == "mdc" else (5e-4,))).sum().backward()
     assert watch.peak <= (limit + 0.1) * 4 * tokens * size and logits.grad.isfinite().all()
 
 

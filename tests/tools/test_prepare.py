@@ -222,11 +222,11 @@ import sys, torch
 from open_clip_mdc.train import main
 seen = []
 def clean(batch):
-    """Captions [R, L] of what the model is given: a captioner's are packed, with some tokens masked that are asked."""
+    """Captions [R, L] of what the model is given: a captioner's are packed, some tokens masked and predicted."""
     if isinstance(batch, torch.Tensor):
         return batch.clone()
     token = batch.packed.token.clone()
-    token[batch.asked.index] = batch.asked.token
+    token[batch.predicted.index] = batch.predicted.token
     return batch.packed.pad(token[:, None])[..., 0]
 def note(module, args):
     if type(module).__name__ in ("OpenCLIPCaptioner", "CLIP", "CustomTextCLIP"):

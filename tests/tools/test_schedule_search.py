@@ -15,7 +15,7 @@ from open_clip_mdc import cli
 from open_clip_mdc.cli import gradient_noise
 from open_clip_mdc.cli.gradient_noise import GROUPS, MIDDLES, Measurement, Moments, interval_scores, moments
 from open_clip_mdc.cli.schedule_search import per_t, report, search
-from open_clip_mdc.text.packing import Corrupted, pack
+from open_clip_mdc.text.packing import NoisedCaptions, pack
 from open_clip_mdc.text.special_tokens import mask_id, target_tokens
 
 
@@ -27,7 +27,7 @@ def encoder_gradients(model, image, text):
     for bits in itertools.product((False, True), repeat=len(positions)):
         masked = torch.zeros_like(valid)
         masked[0, positions] = torch.tensor(bits)
-        corrupted = Corrupted(text.masked_fill(masked, mask_id(VOCAB)), masked, masked.float(), valid, False,
+        corrupted = NoisedCaptions(text.masked_fill(masked, mask_id(VOCAB)), masked, masked.float(), valid, False,
                               torch.ones(1))
         out = model(image, pack(text, corrupted, VOCAB))
         parts = torch.autograd.grad(out["token_nll"].sum(), list(model.visual.parameters()), allow_unused=True,

@@ -12,11 +12,11 @@ from ..data.outputs import is_folder
 from ..decoding import options as decoding
 from ..decoding.confidence import tokenize_with_masks
 from ..decoding.generate import default_length
-from ..decoding.options import BLIND_IMAGES
+from ..decoding.options import NULL_IMAGES
 from ..decoding.sampling import Sampling
 from ..integration.checkpoints import fingerprint
 from ..integration.pretrained import PretrainedCaptioner
-from .shared import blind_image, check_engine, check_length, flag
+from .shared import check_engine, check_length, flag, null_image
 
 DECODING = ("length", "min_length", "tokens_per_step", "sampler", "steps", "text", "temperature", "top_k", "top_p",
             "seed", "guidance_scale", "guidance_weak")
@@ -44,7 +44,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, paths: list) -> tuple[dict, str | None]:
-    """What was asked for, as options of `generate.generate`, and what their mean image is of (`blind_image`).
+    """What was asked for, as options of `generate.generate`, and what their mean image is of (`null_image`).
 
     A length that nobody gave is from now on the default of this model.
 
@@ -63,9 +63,9 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
         options["sampler"] = args.sampler
     if decoding.guides(vars(args)):
         options |= {"guidance_scale": args.guidance_scale,
-                    "guidance_weak": args.guidance_weak or model.caption_cfg.weak}
-    if decoding.needs_blind_image(options, model):
-        options["blind"], blind = blind_image(loaded, paths, args, BLIND_IMAGES)
+                    "guidance_weak": args.guidance_weak or model.caption_cfg.default_uncond}
+    if decoding.needs_null_image(options, model):
+        options["blind"], blind = null_image(loaded, paths, args, NULL_IMAGES)
     return options, blind
 
 

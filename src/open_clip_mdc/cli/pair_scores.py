@@ -13,7 +13,7 @@ import torch
 from ..bulk.units import Unit
 from ..data.images import Batch
 from ..data.shards import CAPTION_SEPARATOR, warn_of_lines
-from ..decoding.options import BLIND_IMAGES
+from ..decoding.options import NULL_IMAGES
 from ..integration.checkpoints import fingerprint
 from ..integration.pretrained import PretrainedCaptioner
 from ..likelihood.log_likelihood import log_likelihood
@@ -62,7 +62,7 @@ def worker(args: argparse.Namespace, units: list[Unit], number: int):
     if number == 0:
         for warning in warn_of_lines([str(unit) for unit in units if isinstance(unit, Path)]):
             print(f"warning: {warning}", file=sys.stderr)
-    blind, images = prior_image(loaded, units, args, BLIND_IMAGES, say=number == 0)
+    blind, images = prior_image(loaded, units, args, NULL_IMAGES, say=number == 0)
     settings = {"tool": "score", "model": fingerprint(loaded.model), "precision": loaded.precision,
                 "alpha": args.alpha, "blind": images}
     check_out(args.out, settings)

@@ -32,7 +32,7 @@ from ..integration.configs import is_captioner
 from ..integration.patches import register
 from ..integration.pretrained import default_device
 from ..models.captioner import Captioner
-from ..objectives.base import systematic
+from ..objectives.base import stratified_uniform
 from ..objectives.loss import CaptionLoss
 from ..progress import progress_bar
 from ..text.packing import pack
@@ -111,7 +111,8 @@ def train(model: Captioner, data: Iterator[tuple[Tensor, Tensor]], steps: int, l
     model.train()
     progress = progress_bar(islice(data, steps), "training", "step", total=steps)
     for image, text in progress:
-        corrupted = model.objective.bound(text, model.vocab_size, systematic(len(text), rng.random()), generator)
+        u = stratified_uniform(len(text), rng.random())
+        corrupted = model.objective.corrupt_full_interval(text, model.vocab_size, u, generator)
         out = model(image, pack(text, corrupted, model.vocab_size).to(image.device))
         loss = caption_loss(out["token_nll"], out["token_weight"], out["num_target"])
         optimizer.zero_grad()

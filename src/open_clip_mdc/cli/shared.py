@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..data.outputs import is_folder
-from ..decoding.options import BLIND_IMAGES, MIN_BLIND_IMAGES, TooFewImages, check_blind
+from ..decoding.options import MIN_NULL_IMAGES, NULL_IMAGES, TooFewImages, check_null_images
 from ..errors import number_from
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def add_images(parser: argparse.ArgumentParser, blind: bool = True) -> None:
                         help="processes that decode images; 0: none but this one (default: %(default)s)")
     if blind:
         parser.add_argument("--blind-images", nargs="+", metavar="PATHS",
-                            help=f"images whose mean stands for no image, {MIN_BLIND_IMAGES} or more "
-                                 f"(default: those given; of caption and tables, the first {BLIND_IMAGES})")
+                            help=f"images whose mean stands for no image, {MIN_NULL_IMAGES} or more "
+                                 f"(default: those given; of caption and tables, the first {NULL_IMAGES})")
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +98,7 @@ def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCapt
     return load(args.pretrained, args.model, device, getattr(args, "precision", "fp32"))
 
 
-def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace,
+def null_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace,
                 limit: int | None = None) -> tuple["torch.Tensor", str]:
     """What stands for no image: the mean of --blind-images, or else of the first `limit` readable ones here.
 
@@ -136,24 +136,24 @@ def blind_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Names
 
     with loaded.autocast():
         blind = mean_image(loaded.model, images())
-    check_blind(len(names), "--blind-images")
+    check_null_images(len(names), "--blind-images")
     return blind, f"the mean of {len(names)} images, {digest.hexdigest()[:12]}"
 
 
 def prior_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace, limit: int | None = None,
                 say: bool = True) -> tuple["torch.Tensor | None", str | None]:
-    """`blind_image`; None twice where --plain or too few images leave the blind and the debiased scores out.
+    """`null_image`; None twice where --plain or too few images leave the blind and the debiased scores out.
 
     Args:
         say: that they are left out; of several workers one does.
 
     Raises:
-        ValueError: --blind-images are too few, or --top needs debiased scores; or as `blind_image`.
+        ValueError: --blind-images are too few, or --top needs debiased scores; or as `null_image`.
     """
     if args.plain:
         return None, None
     try:
-        return blind_image(loaded, paths, args, limit)
+        return null_image(loaded, paths, args, limit)
     except TooFewImages as problem:
         if args.blind_images or args.top is not None:
             raise

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..models.interface import Network
 from ..objectives.replace_process import Schedule, log_posterior
-from ..text.packing import put, split_places
+from ..text.packing import partition_indices, scatter_flat
 from ..text.special_tokens import mask_id
 from .sampling import GREEDY, Decoded, Sampling, sample_tokens, truncate
 
@@ -88,9 +88,9 @@ def denoise(
     since, log_prob, number = torch.full_like(text, -1), torch.zeros(text.shape, device=text.device), 0
     for i, (t, s) in enumerate(zip(grid, grid[1:], strict=False)):
         if schedule.absorbing:
-            places, _ = split_places(masked[i] & ~masked[i + 1], num_masked[i] - num_masked[i + 1])
+            places, _ = partition_indices(masked[i] & ~masked[i + 1], num_masked[i] - num_masked[i + 1])
         else:
-            places, _ = split_places(free & ~masked[i + 1], num_free - num_masked[i + 1])
+            places, _ = partition_indices(free & ~masked[i + 1], num_free - num_masked[i + 1])
         if not len(places):
             continue
         now = torch.full((len(text),), t, device=text.device)
@@ -100,9 +100,9 @@ def denoise(
             torch.full_like(places, time) for time in (s, t)), schedule)
         new = sample_tokens(posterior[:, :size], Sampling(1.0, generator=generator))  # that it is unmasked is settled
         changed = (new != old) | (since.take(places) < 0)
-        text = put(text, places, new)
-        since = put(since, places, since.take(places).where(~changed, number))
-        log_prob = put(log_prob, places, log_p.gather(1, new[:, None]).squeeze(1).where(
+        text = scatter_flat(text, places, new)
+        since = scatter_flat(since, places, since.take(places).where(~changed, number))
+        log_prob = scatter_flat(log_prob, places, log_p.gather(1, new[:, None]).squeeze(1).where(
             changed, log_prob.take(places)))
         number += 1
     extra = (0, padding.shape[1])

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.interface import Network, TokenLogits
-from ..text.packing import put, split_places
+from ..text.packing import partition_indices, scatter_flat
 from ..text.special_tokens import PAD_ID, eot_id, mask_id, sot_id
 from .sampling import GREEDY, Decoded, Sampling, sample_tokens
 
@@ -67,32 +67,32 @@ def unmask_by_confidence(
 
     token_logits = network(lengths.tolist())
     text, padding = text.tensor_split([int(lengths.max())], dim=1)
-    asked, _ = split_places(masked[:, :text.shape[1]], int(left.sum()))
+    remaining, _ = partition_indices(masked[:, :text.shape[1]], int(left.sum()))
     forbidden = torch.tensor(forbidden, dtype=torch.long, device=text.device)
     step = torch.full_like(text, -1)
     log_prob = torch.zeros(text.shape, device=text.device)
     unknown, nowhere = torch.full_like(log_prob, -torch.inf), torch.zeros_like(text, dtype=torch.bool)
     number = 0
-    while len(asked):
-        allowed = token_logits(text, asked).log_softmax(1).index_fill(1, forbidden, -torch.inf)
-        confidence = put(unknown, asked, allowed.amax(1))
+    while len(remaining):
+        allowed = token_logits(text, remaining).log_softmax(1).index_fill(1, forbidden, -torch.inf)
+        confidence = scatter_flat(unknown, remaining, allowed.amax(1))
         best = confidence.argsort(dim=1, descending=True, stable=True)[:, :1 if by_probability else tokens_per_step]
         chosen = nowhere.scatter(1, best, True)
         if by_probability:
             chosen = chosen | (confidence.exp() >= tokens_per_step)
-        chosen = chosen.take(asked)  # [M]; in a row that is finished nothing is asked
+        chosen = chosen.take(remaining)  # [M]; in a row that is finished nothing is asked
         if by_probability:
             count = int(chosen.sum())
         else:
             count, left = int(np.minimum(left, tokens_per_step).sum()), np.maximum(left - tokens_per_step, 0)
-        which, rest = split_places(chosen, count)
-        filled = text if guide is None else put(text, asked, allowed.argmax(1))
-        places, asked = asked.index_select(0, which), asked.index_select(0, rest)
+        which, rest = partition_indices(chosen, count)
+        filled = text if guide is None else scatter_flat(text, remaining, allowed.argmax(1))
+        places, remaining = remaining.index_select(0, which), remaining.index_select(0, rest)
         allowed = allowed.index_select(0, which)
         weighed = allowed if guide is None else reweigh(allowed, filled, places, guide, top_k)
         token = sample_tokens(weighed, sampling)
-        text = put(text, places, token)
-        log_prob = put(log_prob, places, allowed.gather(1, token[:, None]).squeeze(1))
+        text = scatter_flat(text, places, token)
+        log_prob = scatter_flat(log_prob, places, allowed.gather(1, token[:, None]).squeeze(1))
         step = step.flatten().index_fill(0, places, number).view_as(step)
         number += 1
     extra = (0, padding.shape[1])
@@ -166,7 +166,7 @@ def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context
     return text
 
 
-def guided(conditional: Network, weak: Network, scale: float, kl: list[Tensor] | None = None) -> Network:
+def guided(conditional: Network, uncond: Network, scale: float, kl: list[Tensor] | None = None) -> Network:
     """Classifier-free guidance (Ho & Salimans 2022) on log p(x_0): weak + scale * (conditional - weak).
 
     Scale 1 is the conditional model, 0 the weak one, and more than 1 leans towards what only the image explains. The
@@ -179,10 +179,10 @@ def guided(conditional: Network, weak: Network, scale: float, kl: list[Tensor] |
             guidance of a scale is depends on what the weak network sees.
     """
     def network(lengths: Sequence[int]) -> TokenLogits:
-        see, guess = conditional(lengths), weak(lengths)
+        see, guess = conditional(lengths), uncond(lengths)
 
-        def token_logits(text: Tensor, asked: Tensor, *time: Tensor) -> Tensor:
-            with_image, without = (logits(text, asked, *time).log_softmax(1) for logits in (see, guess))
+        def token_logits(text: Tensor, predicted: Tensor, *time: Tensor) -> Tensor:
+            with_image, without = (logits(text, predicted, *time).log_softmax(1) for logits in (see, guess))
             combined = without + scale * (with_image - without)
             if kl is not None:
                 kl.append(F.kl_div(with_image, combined.log_softmax(1), reduction="none", log_target=True).sum(1))

@@ -26,36 +26,36 @@ from .sampling import GREEDY, Decoded, Sampling, sample_tokens
 LENGTH = 15  # tokens of a caption, one of the paper's, of a model that cannot tell
 CHOSEN = ("auto", "sample")  # lengths that the model chooses
 SAMPLERS = ("confidence", "ancestral")
-TRIED = 8  # lengths per image, at most, that "auto" decodes
-TOKENS = 5  # that each caption counts as, when captions of different length are compared; of 1 to 10 on Flickr8k's val
+MAX_LENGTHS = 8  # lengths per image, at most, that "auto" decodes
+LENGTH_NORM = 5  # tokens that each caption counts as when lengths are compared; the best of 1 to 10 on Flickr8k's val
 
 
 def best_of_lengths(decode: Callable[[Tensor], Decoded], log_prob: Tensor) -> Decoded:
-    """The caption of each image that maximises log p(N | image) + TOKENS * the mean of its tokens' log-probabilities.
+    """Choose each image's length N by log p(N | image) + LENGTH_NORM * the mean of the tokens' log-probabilities.
 
-    That is p(N | image) times the probability of the caption as if it had TOKENS tokens, which unlike its probability
-    compares over N. The most probable lengths are tried, in that order, until none left can win for any image: no
-    caption adds above 0.
+    That is p(N | image) times the probability of the caption as if it had LENGTH_NORM tokens, which unlike its
+    probability compares over N. The most probable lengths are tried, in that order, until none left can win for any
+    image: no caption adds above 0.
 
     Args:
         decode: captions [R, L] of the lengths that it is given, long [R]; L does not depend on them.
         log_prob: of each length, float [R, S].
     """
-    log_prob, lengths = log_prob.topk(min(TRIED, log_prob.shape[1]))
+    log_prob, lengths = log_prob.topk(min(MAX_LENGTHS, log_prob.shape[1]))
     best = decode(lengths[:, 0])
-    value = log_prob[:, 0] + TOKENS * best.log_prob.sum(1) / lengths[:, 0]
+    value = log_prob[:, 0] + LENGTH_NORM * best.log_prob.sum(1) / lengths[:, 0]
     for prior, length in zip(log_prob.T[1:], lengths.T[1:], strict=True):
         if (prior <= value).all():
             break
         found = decode(length)
-        found_value = prior + TOKENS * found.log_prob.sum(1) / length
+        found_value = prior + LENGTH_NORM * found.log_prob.sum(1) / length
         better = found_value > value
         best = Decoded(*(torch.where(better[:, None], *parts) for parts in zip(found, best, strict=True)))
         value = torch.where(better, found_value, value)
     return best
 
 
-def weak_tokens(model: Captioner, image: Tensor, image_embs: Tensor, weak: str, blind: Tensor | None,
+def uncond_tokens(model: Captioner, image: Tensor, image_embs: Tensor, uncond: str, blind: Tensor | None,
                 generator: torch.Generator | None) -> Tensor:
     """What the weak branch of guidance sees instead of image_embs [B, P, D]: as many, or [1, P, D] for all.
 
@@ -63,9 +63,9 @@ def weak_tokens(model: Captioner, image: Tensor, image_embs: Tensor, weak: str, 
         ValueError: the model was not trained with masked features; or `blind` is needed and missing.
     """
     cfg = model.caption_cfg
-    if weak not in ("blind", "masked"):
-        raise ValueError(f"guidance_weak is {weak!r}; it must be 'blind' or 'masked'")
-    if weak == "masked":
+    if uncond not in ("blind", "masked"):
+        raise ValueError(f"guidance_weak is {uncond!r}; it must be 'blind' or 'masked'")
+    if uncond == "masked":
         if not cfg.condition_drop:
             raise ValueError("guidance_weak='masked' needs a model that was trained with masked image features "
                              "(caption_cfg.condition_drop); 'blind' does not")
@@ -116,7 +116,7 @@ def unmask_images(
         guidance_scale: see `guided`; 1 is the model itself and runs no second pass.
         guidance_weak: what the scale leans away from: "blind", no image; or "masked", the image with each feature
             masked with the probability of the training, drawn once (MC-Diffusion's Masked Condition Strategy). None is
-            what the model was trained for (`CaptionCfg.weak`).
+            what the model was trained for (`CaptionCfg.default_uncond`).
         guidance_kl: gets the strength of guidance, see `guided`.
         blind: no image, for a model that was not trained with zeros for it: `scoring.mean_image(...)`, [P, D].
         sampling: how tokens are chosen; its generator draws whatever else is drawn.
@@ -151,9 +151,10 @@ def unmask_images(
     image_kv = model.text.project_image(image_embs)
     network = partial(model.token_logits, image_kv)
     if guidance_scale != 1:
-        weak = weak_tokens(model, image, image_embs, guidance_weak or model.caption_cfg.weak, blind, sampling.generator)
-        weak_network = partial(model.token_logits, model.text.project_image(weak))
-        network = guided(network, weak_network, guidance_scale, guidance_kl)
+        uncond = uncond_tokens(model, image, image_embs, guidance_weak or model.caption_cfg.default_uncond, blind,
+                               sampling.generator)
+        uncond_network = partial(model.token_logits, model.text.project_image(uncond))
+        network = guided(network, uncond_network, guidance_scale, guidance_kl)
     forbidden = (sot_id(vocab_size), eot_id(vocab_size))
 
     guides = ()

@@ -13,8 +13,8 @@ from ..errors import number_from, plural
 OF_UNMASKING = ("text", "tokens_per_step", "sampler", "steps", "guidance_scale", "guidance_weak", "clip_scale",
                 "clip_top_k")
 OF_SEARCH = ("min_length", "num_beams")
-BLIND_IMAGES = 256  # the first, whose mean stands for no image
-MIN_BLIND_IMAGES = 32  # the mean of few images shows them
+NULL_IMAGES = 256  # the first, whose mean stands for no image
+MIN_NULL_IMAGES = 32  # the mean of few images shows them
 LARGEST_SCALE = 1e6  # whose product with any log-probability is a number in float32
 DEFAULTS = {"temperature": 0.0, "sampler": "confidence", "guidance_scale": 1.0, "clip_scale": 0.0, "clip_top_k": 5,
             "clip_rerank": 1}
@@ -94,18 +94,18 @@ def guides(options: Mapping) -> bool:
     return options.get("guidance_scale", 1) != 1
 
 
-def needs_blind_image(options: Mapping, model) -> bool:
+def needs_null_image(options: Mapping, model) -> bool:
     """Whether guidance leans away from no image, and the captioner was not trained with zeros for it."""
-    return guides(options) and (options.get("guidance_weak") or model.caption_cfg.weak) == "blind" \
+    return guides(options) and (options.get("guidance_weak") or model.caption_cfg.default_uncond) == "blind" \
         and not model.caption_cfg.condition_zeros
 
 
-def check_blind(count: int, flag: str) -> None:
+def check_null_images(count: int, flag: str) -> None:
     """Raises TooFewImages where the mean of so many images cannot stand for none; `flag` is what names others."""
-    if count < MIN_BLIND_IMAGES:
+    if count < MIN_NULL_IMAGES:
         raise TooFewImages(
             f"the mean of {plural(count, 'image')} shows what is in them: to know what a caption is worth without an "
-            f"image takes {MIN_BLIND_IMAGES} or more, which {flag} names")
+            f"image takes {MIN_NULL_IMAGES} or more, which {flag} names")
 
 
 def check_kind(asked: Mapping, causal: bool, flag: Callable[[str], str]) -> None:

@@ -119,7 +119,7 @@ class PretrainedCaptioner:
         Raises ValueError for fewer than 32, whose mean shows what is in them.
         """
         images = as_list(images)
-        decoding.check_blind(len(images), "blind_images")
+        decoding.check_null_images(len(images), "blind_images")
         with self.autocast():
             return scoring.mean_image(self.model, self.batches(images, batch_size))
 
@@ -169,8 +169,8 @@ class PretrainedCaptioner:
         images = as_list(images)
         if text is not None:
             options["text"] = tokenize_with_masks(self.tokenizer, text, self.model.context_length).to(self.device)
-        if decoding.needs_blind_image(options, self.model) and options.get("blind") is None:
-            options["blind"] = self._blind(blind_images, images[:decoding.BLIND_IMAGES], batch_size)
+        if decoding.needs_null_image(options, self.model) and options.get("blind") is None:
+            options["blind"] = self._blind(blind_images, images[:decoding.NULL_IMAGES], batch_size)
         elif blind_images is not None:
             raise ValueError("blind_images changes nothing without a guidance_scale that leans away from no image")
         generator = torch.Generator(self.device).manual_seed(seed)

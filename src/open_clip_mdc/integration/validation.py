@@ -13,7 +13,7 @@ from open_clip import get_input_dtype
 from open_clip_train.precision import get_autocast
 
 from ..models.captioner import Captioner
-from ..objectives.base import spread
+from ..objectives.base import golden_ratio_points
 from ..objectives.replace_process import prior_kl
 from ..text.packing import pack
 
@@ -35,7 +35,8 @@ def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32") ->
     model.eval()
     for i, (image, text) in enumerate(dataloader):
         image = image.to(device=device, dtype=get_input_dtype(precision), non_blocking=True)
-        corrupted = model.objective.bound(text, model.vocab_size, spread(num_samples, len(text)), generator)
+        u = golden_ratio_points(num_samples, len(text))
+        corrupted = model.objective.corrupt_full_interval(text, model.vocab_size, u, generator)
         captions = pack(text, corrupted, model.vocab_size).to(device, non_blocking=True)
         with autocast():
             out = model(image, captions)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.interface import Network
-from ..text.packing import put, split_places
+from ..text.packing import partition_indices, scatter_flat
 from ..text.special_tokens import caption_lengths, mask_id, target_tokens
 
 
@@ -41,11 +41,11 @@ def autoregressive(network: Network, text: Tensor, vocab_size: int) -> Likelihoo
     """
     lengths = caption_lengths(text, vocab_size).tolist()
     captions = text[:, :max(lengths)]
-    asked, _ = split_places(target_tokens(captions, vocab_size), sum(lengths) - len(lengths))
+    predicted, _ = partition_indices(target_tokens(captions, vocab_size), sum(lengths) - len(lengths))
     per_token = torch.zeros(captions.shape, device=text.device)
-    if len(asked):
-        log_prob = token_log_prob(network(lengths)(captions, asked), captions.take(asked))
-        per_token = put(per_token, asked, log_prob)
+    if len(predicted):
+        log_prob = token_log_prob(network(lengths)(captions, predicted), captions.take(predicted))
+        per_token = scatter_flat(per_token, predicted, log_prob)
     return Likelihood(per_token.sum(1), F.pad(per_token, (0, text.shape[1] - captions.shape[1])))
 
 
@@ -68,7 +68,7 @@ def heuristic(network: Network, text: Tensor, vocab_size: int) -> Likelihood:
     captions = text[:, :int(lengths.max())]
     left = lengths - 1  # masked tokens of each row
     masked = target_tokens(captions, vocab_size)
-    asked, _ = split_places(masked, int(left.sum()))
+    remaining, _ = partition_indices(masked, int(left.sum()))
     noisy = captions.masked_fill(masked, mask_id(vocab_size))
     per_token = torch.zeros(captions.shape, device=text.device)
     order = torch.full_like(captions, -1)
@@ -76,15 +76,15 @@ def heuristic(network: Network, text: Tensor, vocab_size: int) -> Likelihood:
     for step in range(captions.shape[1] - 1):
         if step == 0 or (left == step).any():
             token_logits = network(np.where(left > step, lengths, 1))
-        logits = token_logits(noisy, asked)
+        logits = token_logits(noisy, remaining)
         log_z = logits.logsumexp(1)
-        log_prob = logits.gather(1, captions.take(asked)[:, None]).squeeze(1) - log_z
-        confidence = put(unknown, asked, logits.amax(1) - log_z)
-        chosen = nowhere.scatter(1, confidence.argmax(1, keepdim=True), True).take(asked)
-        which, rest = split_places(chosen, int((left > step).sum()))
-        places, asked = asked.index_select(0, which), asked.index_select(0, rest)
-        per_token = put(per_token, places, log_prob.index_select(0, which))
+        log_prob = logits.gather(1, captions.take(remaining)[:, None]).squeeze(1) - log_z
+        confidence = scatter_flat(unknown, remaining, logits.amax(1) - log_z)
+        chosen = nowhere.scatter(1, confidence.argmax(1, keepdim=True), True).take(remaining)
+        which, rest = partition_indices(chosen, int((left > step).sum()))
+        places, remaining = remaining.index_select(0, which), remaining.index_select(0, rest)
+        per_token = scatter_flat(per_token, places, log_prob.index_select(0, which))
         order = order.flatten().index_fill(0, places, step).view_as(order)
-        noisy = put(noisy, places, captions.take(places))
+        noisy = scatter_flat(noisy, places, captions.take(places))
     padding = (0, text.shape[1] - captions.shape[1])
     return Likelihood(per_token.sum(1), F.pad(per_token, padding), F.pad(order, padding, value=-1))

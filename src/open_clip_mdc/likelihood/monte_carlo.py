@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 from torch import Tensor
 
 from ..models.interface import Network
-from ..text.packing import put
+from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
 from .exact import Likelihood, token_log_prob
 
@@ -168,17 +168,17 @@ def _hidden_log_likelihood(network: Network, text: Tensor, hidden: np.ndarray, v
                            max_tokens: int) -> np.ndarray:
     """Mean log-likelihood of the hidden tokens, float64 [R, K], for captions [R, N + 1] and masks [K, N]."""
     rows, length = text.shape
-    asked = np.pad(hidden, ((0, 0), (1, 0)))
+    predicted = np.pad(hidden, ((0, 0), (1, 0)))
     values, token_logits, packed_rows = [], None, 0
     rows_per_call = max(1, max_tokens // length)
     for index in np.split(np.arange(rows * len(hidden)), range(rows_per_call, rows * len(hidden), rows_per_call)):
         if len(index) != packed_rows:
             token_logits, packed_rows = network([length] * len(index)), len(index)
-        places = torch.from_numpy(asked[index % len(hidden)].ravel().nonzero()[0]).to(text.device)
+        places = torch.from_numpy(predicted[index % len(hidden)].ravel().nonzero()[0]).to(text.device)
         truth = text.index_select(0, torch.from_numpy(index // len(hidden)).to(text.device))
         noisy = truth.flatten().index_fill(0, places, mask_id(vocab_size)).view_as(truth)
         log_prob = token_log_prob(token_logits(noisy, places), truth.take(places))
-        values.append(put(torch.zeros(truth.shape, device=text.device), places, log_prob).sum(1))
+        values.append(scatter_flat(torch.zeros(truth.shape, device=text.device), places, log_prob).sum(1))
     return torch.cat(values).cpu().numpy().reshape(rows, -1) / hidden.sum(1).astype(np.float32)
 
 

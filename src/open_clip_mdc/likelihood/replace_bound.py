@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..models.interface import Network
 from ..objectives.replace_process import Schedule, bound_terms, prior_kl
-from ..text.packing import put
+from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
 from .exact import Likelihood
 from .monte_carlo import Draws, estimate, systematic_sample
@@ -63,7 +63,7 @@ def bound_of_draws(network: Network, text: Tensor, noise: Noise, schedule: Sched
     """
     (rows, length), num_draws = text.shape, len(noise.step)
     last = len(schedule.mask) - 1
-    asked = np.pad(noise.masked if schedule.absorbing else np.ones_like(noise.masked), ((0, 0), (1, 0)))
+    predicted = np.pad(noise.masked if schedule.absorbing else np.ones_like(noise.masked), ((0, 0), (1, 0)))
     weight = torch.from_numpy(noise.weight).to(text.device)
     step = torch.from_numpy(noise.step).to(text.device)
     tokens = torch.zeros(rows, length, dtype=torch.float64, device=text.device)
@@ -75,11 +75,11 @@ def bound_of_draws(network: Network, text: Tensor, noise: Noise, schedule: Sched
         row, draw = (torch.from_numpy(x).to(text.device) for x in divmod(index, num_draws))
         truth = text.index_select(0, row)
         x_t = noise.apply(truth, index % num_draws, schedule.vocab_size)
-        places = torch.from_numpy(asked[index % num_draws].ravel().nonzero()[0]).to(text.device)
+        places = torch.from_numpy(predicted[index % num_draws].ravel().nonzero()[0]).to(text.device)
         time = step.index_select(0, draw)
         log_p = token_logits(x_t, places, time).log_softmax(1)
         kl = bound_terms(log_p, truth.take(places), x_t.take(places), time[places // length], schedule)
-        kl = last * put(torch.zeros_like(truth, dtype=torch.float64), places, kl.double())
+        kl = last * scatter_flat(torch.zeros_like(truth, dtype=torch.float64), places, kl.double())
         values.append(kl.sum(1))
         tokens = tokens.index_add(0, row, kl * weight.index_select(0, draw)[:, None])
     return torch.cat(values).cpu().numpy().reshape(rows, -1), tokens[:, 1:].cpu().numpy()

@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..data.weights import misfit
-from ..objectives.base import CaptionCfg, mask_condition, systematic
+from ..objectives.base import CaptionCfg, mask_condition, stratified_uniform
 from ..objectives.registry import OBJECTIVES
 from ..objectives.replace import STEPS, step_of
 from ..objectives.replace_process import infer_time
-from ..text.packing import Asked, Captions, Corrupted, Packed, pack, pack_lengths
+from ..text.packing import Captions, NoisedCaptions, Packed, Predicted, pack, pack_lengths
 from ..text.special_tokens import PAD_ID, mask_id, valid_tokens
 from . import encoder
 from .decoder import TextDecoder
 from .interface import ImageKV, TokenLogits
-from .length_head import LengthHead, begin_anew, length_nll
+from .length_head import LengthHead, fill_missing_from_init, length_nll
 
 LOSS_ROWS = 4096  # logits of so many tokens are held at a time; more and smaller chunks take longer
 
@@ -82,7 +82,7 @@ class Captioner(nn.Module):
             steps=STEPS if self.caption_cfg.time_embedding else None,
         )
         if self.text.time_embedding is not None:
-            self.text.time_embedding.register_load_state_dict_pre_hook(begin_anew)
+            self.text.time_embedding.register_load_state_dict_pre_hook(fill_missing_from_init)
         self.context_length = text_cfg.context_length
         self.vocab_size = text_cfg.vocab_size
         has_length_head = self.caption_cfg.length_head and not self.causal
@@ -215,10 +215,10 @@ class Captioner(nn.Module):
         self.check_length(max(lengths))
         places = pack_lengths(lengths, self.causal, image_kv[0][0].device)
 
-        def token_logits(text: Tensor, asked: Tensor, time: Tensor | None = None) -> Tensor:
+        def token_logits(text: Tensor, predicted: Tensor, time: Tensor | None = None) -> Tensor:
             time = self.infer_time(text, places.packed.valid.sum(1)) if time is None else time
             hidden = self.text(places.fill(text), image_kv, time)
-            return self.text.output(hidden.index_select(0, places.index.index_select(0, asked)))
+            return self.text.output(hidden.index_select(0, places.index.index_select(0, predicted)))
 
         return token_logits
 
@@ -228,11 +228,12 @@ class Captioner(nn.Module):
         """Starts the sequence of time offsets u0. It is equal on all ranks, so that their strata interlock."""
         self._t_rng = np.random.default_rng(seed)
 
-    def corrupt(self, text: Tensor, u: Tensor | None = None, generator: torch.Generator | None = None) -> Corrupted:
+    def corrupt(self, text: Tensor, u: Tensor | None = None,
+                generator: torch.Generator | None = None) -> NoisedCaptions:
         """`text` as this model's objective hides it; u [B] is drawn systematically over the ranks unless given."""
         if u is None:
             ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else ()
-            u = systematic(len(text), self._t_rng.random(), *ranks)
+            u = stratified_uniform(len(text), self._t_rng.random(), *ranks)
         return self.objective.corrupt(text, self.vocab_size, self.caption_cfg, u, generator)
 
     def prepare(self, text: Tensor) -> Captions:
@@ -266,10 +267,10 @@ class Captioner(nn.Module):
         image_embs = self.encode_image_tokens(image, captions.masked)
         image_kv = self.text.project_image(image_embs)
         time = None if self.text.time_embedding is None else step_of(captions.t)
-        hidden = self.text(captions.packed, image_kv, time).index_select(0, captions.asked.index)
+        hidden = self.text(captions.packed, image_kv, time).index_select(0, captions.predicted.index)
         output = {
-            "token_nll": self.token_loss(hidden, captions.asked),
-            "token_weight": captions.asked.weight,
+            "token_nll": self.token_loss(hidden, captions.predicted),
+            "token_weight": captions.predicted.weight,
             "num_target": captions.num_target,
             "logit_scale": self.logit_scale,
         }
@@ -278,7 +279,7 @@ class Captioner(nn.Module):
                                               captions.num_target.view(len(image), -1)[:, 0])
         return output
 
-    def token_loss(self, hidden: Tensor, asked: Asked) -> Tensor:
+    def token_loss(self, hidden: Tensor, predicted: Predicted) -> Tensor:
         """The objective's loss of each asked token, float32 [M], of hidden states [M, W].
 
         Logits are made chunk by chunk and made again for the gradient, so that never all [M, V] are held. Compiled code
@@ -286,10 +287,10 @@ class Captioner(nn.Module):
         """
         aux = (self.caption_cfg.aux_weight,) if self.training and self.caption_cfg.aux_weight else ()
 
-        def loss(hidden: Tensor, *asked: Tensor) -> Tensor:
-            return self.objective.token_loss(self.text.output(hidden), Asked(*asked), *aux)
+        def loss(hidden: Tensor, *predicted: Tensor) -> Tensor:
+            return self.objective.token_loss(self.text.output(hidden), Predicted(*predicted), *aux)
 
         if torch.compiler.is_compiling() or len(hidden) <= LOSS_ROWS:
-            return loss(hidden, *asked)
-        chunks = zip(*(x.split(LOSS_ROWS) for x in (hidden, *asked)), strict=True)
+            return loss(hidden, *predicted)
+        chunks = zip(*(x.split(LOSS_ROWS) for x in (hidden, *predicted)), strict=True)
         return torch.cat([checkpoint(loss, *c, use_reentrant=False, preserve_rng_state=False) for c in chunks])

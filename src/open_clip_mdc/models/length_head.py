@@ -53,7 +53,7 @@ class LengthHead(nn.Linear):
         destination[f"{prefix}weight"] = destination[f"{prefix}weight"] / self.narrowing
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args) -> None:
-        begin_anew(self, state_dict, prefix)
+        fill_missing_from_init(self, state_dict, prefix)
         weight = state_dict[f"{prefix}weight"] * self.narrowing
         super()._load_from_state_dict({**state_dict, f"{prefix}weight": weight}, prefix, *args)
 
@@ -71,7 +71,7 @@ class LengthHead(nn.Linear):
         return self(image_embs).masked_fill(empty, -torch.inf).log_softmax(1)
 
 
-def begin_anew(head: LengthHead, state_dict: dict, prefix: str, *_) -> None:
+def fill_missing_from_init(head: LengthHead, state_dict: dict, prefix: str, *_) -> None:
     """Lets a checkpoint load that has no head or one for another context length: the head stays as it is."""
     for name, own in head.state_dict().items():
         if prefix + name not in state_dict or state_dict[prefix + name].shape != own.shape:

@@ -69,7 +69,7 @@ class VQ(nn.Module):
         super().__init__()
         self.encoder = make_encoder(cfg)
         self.quant_conv = nn.Conv2d(cfg.latent, cfg.latent, 1)
-        self.score = nn.Linear(cfg.latent, cfg.codes)
+        self.score = nn.Linear(cfg.latent, cfg.codes)  # the name that checkpoints have; see `code_logits`
         self.register_buffer("vectors", torch.empty(cfg.codes, cfg.latent))  # what a decoder was given for a code
         self.set_codebook(torch.randn(cfg.codes, cfg.latent))
 
@@ -84,11 +84,15 @@ class VQ(nn.Module):
         """[B, P, C], row by row, of images [B, 3, H, W] in [-1, 1]."""
         return self.quant_conv(self.encoder(image)).flatten(2).transpose(1, 2)
 
+    def code_logits(self, latents: Tensor) -> Tensor:
+        """[B, P, K] from [B, P, C]; the largest is the code."""
+        return self.score(latents)
+
     def codes(self, latents: Tensor) -> Tensor:
         """Long [B, P] of [B, P, C]."""
         if torch.compiler.is_compiling():  # for any B
-            return self.score(latents).argmax(-1)
-        return torch.cat([self.score(some).argmax(-1) for some in latents.split(SCORED)])
+            return self.code_logits(latents).argmax(-1)
+        return torch.cat([self.code_logits(some).argmax(-1) for some in latents.split(SCORED)])
 
 
 class VQTower(nn.Module):

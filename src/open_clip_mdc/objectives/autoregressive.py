@@ -5,7 +5,7 @@ Dimensions: B captions, L positions, V vocabulary.
 import torch
 from torch import Tensor
 
-from ..text.packing import Corrupted
+from ..text.packing import NoisedCaptions
 from ..text.special_tokens import mask_id, target_tokens
 from .base import CaptionCfg
 from .registry import register_objective
@@ -14,25 +14,27 @@ CAPPA_AUTOREGRESSIVE_FRACTION = 0.25
 
 
 def autoregressive(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
-                   generator: torch.Generator | None = None) -> Corrupted:
+                   generator: torch.Generator | None = None) -> NoisedCaptions:
     """The negative of Eq. 7: every token is predicted from those before it."""
     target = target_tokens(text, vocab_size)
-    return Corrupted(text, target, target.float(), target, True, torch.zeros(len(text), device=text.device))
+    return NoisedCaptions(text, target, target.float(), target, True, torch.zeros(len(text), device=text.device))
 
 
-def exact(text: Tensor, vocab_size: int, u: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+def autoregressive_targets(text: Tensor, vocab_size: int, u: Tensor,
+                           generator: torch.Generator | None = None) -> NoisedCaptions:
     """A causal model has no noise: its NELBO is its NLL (Eq. 7)."""
     return autoregressive(text, vocab_size, CaptionCfg(), u)
 
 
 def captioning_with_parallel(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
-                             generator: torch.Generator | None = None) -> Corrupted:
+                             generator: torch.Generator | None = None) -> NoisedCaptions:
     """CapPa: u picks the captions that are read left to right; of the others every token is masked."""
     target = target_tokens(text, vocab_size)
     causal = u.to(text.device, torch.float32) <= CAPPA_AUTOREGRESSIVE_FRACTION
     noisy = text.masked_fill(target & ~causal[:, None], mask_id(vocab_size))
-    return Corrupted(noisy, target, target.float(), target, causal, (~causal).float())
+    return NoisedCaptions(noisy, target, target.float(), target, causal, (~causal).float())
 
 
 for name, corrupt in {"arc": autoregressive, "cappa": captioning_with_parallel}.items():
-    register_objective(name, bound=exact, order="causal", scorers=("autoregressive",))(corrupt)
+    register_objective(name, corrupt_full_interval=autoregressive_targets, order="causal",
+                       scorers=("autoregressive",))(corrupt)

@@ -12,7 +12,7 @@ from .registry import OBJECTIVES
 GOLDEN_RATIO = (5 ** 0.5 - 1) / 2
 
 
-def systematic(batch_size: int, u0: float, rank: int = 0, world_size: int = 1) -> Tensor:
+def stratified_uniform(batch_size: int, u0: float, rank: int = 0, world_size: int = 1) -> Tensor:
     """Uniform numbers by systematic sampling over the global batch: one sample in each of its equal strata.
 
     Sample i of rank r takes stratum i * world_size + r, so that every rank alone covers the interval too.
@@ -27,7 +27,7 @@ def systematic(batch_size: int, u0: float, rank: int = 0, world_size: int = 1) -
     return (stratum + (1 - u0)) / (batch_size * world_size)
 
 
-def spread(first: int, batch_size: int) -> Tensor:
+def golden_ratio_points(first: int, batch_size: int) -> Tensor:
     """Fixed numbers that cover (0, 1] evenly, one for each index of a data set: float64 [B] from index `first`.
 
     The golden ratio's multiples modulo 1: any run of them is even, so they depend on neither batches nor their number.
@@ -87,6 +87,6 @@ class CaptionCfg:
                              f"0, and condition_zeros only with them; not {rates}, {self.condition_zeros}")
 
     @property
-    def weak(self) -> str:
+    def default_uncond(self) -> str:
         """What guidance leans away from by default (`generate.unmask_images`): what the model was trained for."""
         return "masked" if self.condition_drop else "blind"

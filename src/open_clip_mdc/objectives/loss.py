@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..text.packing import Asked
+from ..text.packing import Predicted
 
 
 def full_precision(logits: Tensor) -> Tensor:
@@ -14,9 +14,9 @@ def full_precision(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def cross_entropy(logits: Tensor, asked: Asked) -> Tensor:
+def cross_entropy(logits: Tensor, predicted: Predicted) -> Tensor:
     """-log p(token) of each asked token, float32 [M]."""
-    return F.cross_entropy(full_precision(logits), asked.token, reduction="none")
+    return F.cross_entropy(full_precision(logits), predicted.token, reduction="none")
 
 
 class CaptionLoss(nn.Module):

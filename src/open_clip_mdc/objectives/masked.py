@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..text.packing import Corrupted
+from ..text.packing import NoisedCaptions
 from ..text.special_tokens import mask_id, target_tokens
 from .base import CaptionCfg
 from .registry import register_objective
@@ -51,21 +51,22 @@ def forward_process(
     return text.masked_fill(masked, mask_id(vocab_size)), masked
 
 
-def whole_interval(text: Tensor, vocab_size: int, u: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+def whole_interval(text: Tensor, vocab_size: int, u: Tensor,
+                   generator: torch.Generator | None = None) -> NoisedCaptions:
     """Eq. 5 with t in (0, 1] and weight 1/t: an unbiased draw of the NELBO."""
     return masked_diffusion(text, vocab_size, CaptionCfg(t_min=0.0, t_max=1.0), u, generator)
 
 
-@register_objective("mdc", bound=whole_interval)
+@register_objective("mdc", corrupt_full_interval=whole_interval)
 def masked_diffusion(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
-                     generator: torch.Generator | None = None) -> Corrupted:
+                     generator: torch.Generator | None = None) -> NoisedCaptions:
     """Algorithm 1: a caption's tokens are masked with probability t and weighted by 1/t."""
     target = target_tokens(text, vocab_size)
     t = sample_t(u, cfg.t_min, cfg.t_max).to(text.device)
     noisy, masked = forward_process(text, target, t, vocab_size, generator)
     # Not masked * weight: the weight of t < 2^-25 is infinite in float32, where nothing is masked.
     weight = torch.where(masked, loss_weight(t, cfg.loss_weight)[:, None], 0)
-    return Corrupted(noisy, masked, weight, target, False, t)
+    return NoisedCaptions(noisy, masked, weight, target, False, t)
 
 
 def two_views(complementary: bool) -> Callable:
@@ -77,7 +78,7 @@ def two_views(complementary: bool) -> Callable:
         complementary: whether the second view hides just what the first shows, or draws for itself.
     """
     def corrupt(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
-                generator: torch.Generator | None = None) -> Corrupted:
+                generator: torch.Generator | None = None) -> NoisedCaptions:
         target = target_tokens(text, vocab_size)
         t = sample_t(u, cfg.t_min, cfg.t_max).to(text.device)
         first = forward_process(text, target, t, vocab_size, generator)[1]
@@ -85,10 +86,10 @@ def two_views(complementary: bool) -> Callable:
         t, masked = torch.stack((t, 1 - t), 1).flatten(), torch.stack((first, second), 1).flatten(0, 1)
         text, target = text.repeat_interleave(2, 0), target.repeat_interleave(2, 0)
         weight = torch.where(masked, loss_weight(t, cfg.loss_weight)[:, None], 0)
-        return Corrupted(text.masked_fill(masked, mask_id(vocab_size)), masked, weight, target, False, t)
+        return NoisedCaptions(text.masked_fill(masked, mask_id(vocab_size)), masked, weight, target, False, t)
 
     return corrupt
 
 
-register_objective("complementary", bound=whole_interval)(two_views(True))
-register_objective("two-views", bound=whole_interval)(two_views(False))
+register_objective("complementary", corrupt_full_interval=whole_interval)(two_views(True))
+register_objective("two-views", corrupt_full_interval=whole_interval)(two_views(False))

@@ -3,8 +3,8 @@
 An objective is a row of OBJECTIVES: how it corrupts a caption, what a predicted token costs, in which order the model
 reads, and which scores fit it. Whoever needs to know asks the row. Nobody asks for an objective's name.
 
-    @register_objective("mine", bound=whole_interval)
-    def mine(text, vocab_size, cfg, u, generator=None): ...     # -> Corrupted
+    @register_objective("mine", corrupt_full_interval=whole_interval)
+    def mine(text, vocab_size, cfg, u, generator=None): ...     # -> NoisedCaptions
 
 docs: CONTRIBUTING.md, "To add an objective"; tests/plugin_example holds one that lies outside the package.
 
@@ -19,11 +19,12 @@ from .loss import cross_entropy
 class Objective(NamedTuple):
     """A way to train, and what follows from it for decoding and scoring."""
 
-    # (text [B, L], V, cfg, u [B], generator) -> Corrupted of B rows, or of as many for each caption, one after another.
-    # u is uniform on (0, 1] over a global batch.
+    # (text [B, L], V, cfg, u [B], generator) -> NoisedCaptions of B rows, or of as many for each caption, one after
+    # another. u is uniform on (0, 1] over a global batch.
     corrupt: Callable
-    bound: Callable  # the same but for cfg: its weighted loss is the NELBO on average, whatever interval is trained
-    token_loss: Callable  # (logits [M, V], Asked, aux_weight where there is a schedule) -> float32 [M]
+    # (text, V, u, generator): the same with t in (0, 1], whatever interval is trained. Its mean loss is the NELBO.
+    corrupt_full_interval: Callable
+    token_loss: Callable  # (logits [M, V], Predicted, aux_weight where there is a schedule) -> float32 [M]
     order: str  # "any" | "causal": which decoders and estimators fit
     scorers: tuple[str, ...]  # methods of likelihood.log_likelihood that fit, the first by default
     schedule: Callable | None = None  # (V, device) -> Schedule of replace_process.py; None: t is continuous
@@ -32,9 +33,9 @@ class Objective(NamedTuple):
 OBJECTIVES: dict[str, Objective] = {}
 
 
-def register_objective(name: str, *, bound: Callable, token_loss: Callable = cross_entropy, order: str = "any",
-                       scorers: tuple[str, ...] = ("heuristic", "monte_carlo"), schedule: Callable | None = None
-                       ) -> Callable[[Callable], Callable]:
+def register_objective(name: str, *, corrupt_full_interval: Callable, token_loss: Callable = cross_entropy,
+                       order: str = "any", scorers: tuple[str, ...] = ("heuristic", "monte_carlo"),
+                       schedule: Callable | None = None) -> Callable[[Callable], Callable]:
     """Register the decorated function as the forward process of an objective (fields: `Objective`).
 
     Args:
@@ -46,6 +47,6 @@ def register_objective(name: str, *, bound: Callable, token_loss: Callable = cro
     def add(corrupt: Callable) -> Callable:
         if name in OBJECTIVES:
             raise ValueError(f"there is an objective {name!r} already, by {OBJECTIVES[name].corrupt.__module__}")
-        OBJECTIVES[name] = Objective(corrupt, bound, token_loss, order, scorers, schedule)
+        OBJECTIVES[name] = Objective(corrupt, corrupt_full_interval, token_loss, order, scorers, schedule)
         return corrupt
     return add

@@ -5,7 +5,7 @@ Dimensions: B captions, L positions, M predicted tokens, V vocabulary.
 import torch
 from torch import Tensor
 
-from ..text.packing import Asked, Corrupted
+from ..text.packing import NoisedCaptions, Predicted
 from ..text.special_tokens import mask_id, target_tokens
 from .base import CaptionCfg
 from .loss import full_precision
@@ -39,27 +39,28 @@ def mask_and_replace(name: str, preset: str) -> None:
         return make_schedule(vocab_size, STEPS, preset, device)
 
     def corrupt(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
-                generator: torch.Generator | None = None) -> Corrupted:
+                generator: torch.Generator | None = None) -> NoisedCaptions:
         process = schedule(vocab_size, text.device)
         target = target_tokens(text, vocab_size)
         t = cfg.t_min + (cfg.t_max - cfg.t_min) * u.double()
         step = (STEPS * t - 1e-9).ceil().long().clamp(min=1).to(text.device)
         x_t = noise(text, target, step, process, generator)
-        asked = target & (x_t == mask_id(vocab_size)) if process.absorbing else target
-        return Corrupted(x_t, asked, STEPS * asked.float(), target, False, step / STEPS)
+        loss_mask = target & (x_t == mask_id(vocab_size)) if process.absorbing else target
+        return NoisedCaptions(x_t, loss_mask, STEPS * loss_mask.float(), target, False, step / STEPS)
 
-    def bound(text: Tensor, vocab_size: int, u: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+    def corrupt_full_interval(text: Tensor, vocab_size: int, u: Tensor,
+                              generator: torch.Generator | None = None) -> NoisedCaptions:
         return corrupt(text, vocab_size, CaptionCfg(t_min=0.0, t_max=1.0), u, generator)
 
-    def token_loss(logits: Tensor, asked: Asked, aux_weight: float = 0.0) -> Tensor:
-        log_p, step = full_precision(logits).log_softmax(1), step_of(asked.t)
-        loss = bound_terms(log_p, asked.token, asked.read, step, schedule(logits.shape[1], logits.device))
+    def token_loss(logits: Tensor, predicted: Predicted, aux_weight: float = 0.0) -> Tensor:
+        log_p, step = full_precision(logits).log_softmax(1), step_of(predicted.t)
+        loss = bound_terms(log_p, predicted.token, predicted.read, step, schedule(logits.shape[1], logits.device))
         if not aux_weight:
             return loss
-        return loss - aux_weight * auxiliary_factor(step) * log_p.gather(1, asked.token[:, None]).squeeze(1)
+        return loss - aux_weight * auxiliary_factor(step) * log_p.gather(1, predicted.token[:, None]).squeeze(1)
 
-    register_objective(name, bound=bound, token_loss=token_loss, scorers=("bound", "heuristic", "monte_carlo"),
-                       schedule=schedule)(corrupt)
+    register_objective(name, corrupt_full_interval=corrupt_full_interval, token_loss=token_loss,
+                       scorers=("bound", "heuristic", "monte_carlo"), schedule=schedule)(corrupt)
 
 
 mask_and_replace("mcd", "code")

@@ -17,11 +17,11 @@ from .special_tokens import valid_tokens
 LENGTH_MULTIPLE = 16  # of L in training: attention kernels need no copy of their mask
 
 
-class Corrupted(NamedTuple):
+class NoisedCaptions(NamedTuple):
     """Captions as they are corrupted, padded still: what the decoder reads and what it is asked."""
 
     text: Tensor  # long [R, L], mask_id where a token is hidden
-    asked: Tensor  # bool [R, L], the tokens that the loss is a sum over
+    loss_mask: Tensor  # bool [R, L], the tokens that the loss is a sum over
     weight: Tensor  # float [R, L], their weight in it, 0 elsewhere
     target: Tensor  # bool [R, L], the tokens whose number the loss is divided by
     causal: bool | Tensor  # whether a caption is read from left to right; bool [R] where captions of a batch differ
@@ -50,7 +50,7 @@ class Packed(NamedTuple):
         return x if self.place is None else x.index_select(0, self.place)
 
 
-class Asked(NamedTuple):
+class Predicted(NamedTuple):
     """The tokens that a loss is about."""
 
     index: Tensor  # long [M], the packed token that predicts it
@@ -65,7 +65,7 @@ class Captions(NamedTuple):
     """A batch of captions, corrupted and packed."""
 
     packed: Packed
-    asked: Asked
+    predicted: Predicted
     num_target: Tensor  # float [R], what the loss is divided by, summed over the batch
     t: Tensor  # float [R], for networks that read the time
     masked: Tensor | None = None  # bool [B, P], image features that the decoder does not get to see
@@ -84,7 +84,7 @@ class Captions(NamedTuple):
 
     def sum_rows(self, x: Tensor) -> Tensor:
         """The sum over each caption's asked tokens: [R] from [M]."""
-        return x.new_zeros(len(self.num_target)).index_add(0, self.asked.row, x)
+        return x.new_zeros(len(self.num_target)).index_add(0, self.predicted.row, x)
 
 
 def each_tensor(x, function: Callable[[Tensor], Tensor]):
@@ -111,7 +111,7 @@ def pack_tokens(text: Tensor, valid: Tensor, causal: bool | Tensor, length_multi
     return Packed(text[row, position], position, row * length + position if padded else None, valid, padded, causal)
 
 
-def asked_index(asked: Tensor, valid: Tensor, causal: bool | Tensor) -> Tensor:
+def predictor_index(predicted: Tensor, valid: Tensor, causal: bool | Tensor) -> Tensor:
     """Which packed token predicts each asked one: itself, or the one before where a caption is read left to right.
 
     Args:
@@ -122,7 +122,7 @@ def asked_index(asked: Tensor, valid: Tensor, causal: bool | Tensor) -> Tensor:
     Returns:
         long [M] into the N packed tokens, in row-major order of `asked`.
     """
-    row, position = asked.nonzero().unbind(1)
+    row, position = predicted.nonzero().unbind(1)
     lengths = valid.sum(1)
     back = causal[row].long() if isinstance(causal, Tensor) else int(causal)
     return (lengths.cumsum(0) - lengths)[row] + position - back
@@ -148,7 +148,7 @@ def pack_lengths(lengths: Sequence[int], causal: bool, device: torch.device) -> 
     return each_tensor(places, lambda x: x.to(device, non_blocking=True))
 
 
-def split_places(mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def partition_indices(mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Where a mask [...] is True and where not, long [count] and the rest into the flattened mask, both ascending.
 
     `nonzero` would wait for the device to count.
@@ -157,12 +157,12 @@ def split_places(mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return places[:count], places[count:]
 
 
-def put(x: Tensor, places: Tensor, values: Tensor) -> Tensor:
+def scatter_flat(x: Tensor, places: Tensor, values: Tensor) -> Tensor:
     """x [R, L] with other values [M] at some places, long [M] into R*L."""
     return x.flatten().scatter(0, places, values).view_as(x)
 
 
-def pack(text: Tensor, corrupted: Corrupted, vocab_size: int) -> Captions:
+def pack(text: Tensor, corrupted: NoisedCaptions, vocab_size: int) -> Captions:
     """A training batch of captions.
 
     Args:
@@ -171,10 +171,10 @@ def pack(text: Tensor, corrupted: Corrupted, vocab_size: int) -> Captions:
     """
     text = text.repeat_interleave(len(corrupted.text) // len(text), 0)
     valid = valid_tokens(text, vocab_size)
-    row, position = corrupted.asked.nonzero().unbind(1)
+    row, position = corrupted.loss_mask.nonzero().unbind(1)
     return Captions(
         pack_tokens(corrupted.text, valid, corrupted.causal, LENGTH_MULTIPLE),
-        Asked(asked_index(corrupted.asked, valid, corrupted.causal), row, text[row, position],
+        Predicted(predictor_index(corrupted.loss_mask, valid, corrupted.causal), row, text[row, position],
               corrupted.text[row, position], corrupted.t[row], corrupted.weight[row, position]),
         corrupted.target.sum(1).float(),
         corrupted.t,
