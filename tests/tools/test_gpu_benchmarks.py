@@ -68,11 +68,11 @@ def test_logits_of_a_batch_are_held_chunk_by_chunk(monkeypatch):
     width = model.text.output.in_features
     model.text.output = torch.nn.Linear(width, 4096)
     hidden, ids = torch.randn(1024, width, requires_grad=True), torch.randint(4096, (1024,))
-    asked = Asked(ids, ids, ids, ids.roll(1), torch.full((1024,), 0.5), torch.ones(1024))
+    predicted = Predicted(ids, ids, ids, ids.roll(1), torch.full((1024,), 0.5), torch.ones(1024))
     for rows in (1024, 256):
         monkeypatch.setattr("open_clip_mdc.models.captioner.LOSS_ROWS", rows)
         with Bytes() as watch:
-            model.token_loss(hidden, asked).sum().backward()
+            model.token_loss(hidden, predicted).sum().backward()
         peaks[rows] = watch.peak
     assert peaks[256] < 0.4 * peaks[1024]
 
