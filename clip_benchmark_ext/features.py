@@ -1,8 +1,7 @@
 """Image features for the linear probe (the paper's section 4.1), and the files that keep them between runs.
 
-Upstream keeps features under the checkpoint's *path*, so that a checkpoint which is overwritten is probed with the
-features of the old one. Here they are kept under what they were computed from: the weights, the images and their
-transform, the kind of feature and the precision.
+Files are named by what the features were computed from: the weights, the images and their transform, the kind of
+feature and the precision. clip_benchmark names them by the checkpoint's path, which may hold new weights.
 
 Dimensions: B images of a batch, N images, P patches, D width.
 """
@@ -68,13 +67,8 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[torch.Tensor], to
 
 
 @torch.no_grad()
-def extract_features(
-        encode: Callable[[torch.Tensor], torch.Tensor],
-        dataloader: Iterable,
-        device: str | torch.device,
-        amp: bool,
-        desc: str = "features",
-) -> tuple[torch.Tensor, torch.Tensor]:
+def extract_features(encode: Callable[[torch.Tensor], torch.Tensor], dataloader: Iterable, device: str | torch.device,
+                     amp: bool, desc: str = "features") -> tuple[torch.Tensor, torch.Tensor]:
     """Encode the (images, targets) batches of a data loader, each on one process where there are several.
 
     Returns:
@@ -98,10 +92,8 @@ def extract_features(
     return torch.cat(features), torch.cat(targets)
 
 
-def cache_key(
-        fingerprint: str, dataloader: Iterable, split: str, kind: str, normalize: bool, device: str | torch.device,
-        amp: bool,
-) -> dict:
+def cache_key(fingerprint: str, dataloader: Iterable, split: str, kind: str, normalize: bool,
+              device: str | torch.device, amp: bool) -> dict:
     """Return all that the features of one split depend on; `fingerprint` is the model's (checkpoints.py)."""
     return {"model": fingerprint, "split": split, "feature": kind, "normalize": bool(normalize),
             "precision": precision(device, amp), "data": describe_data(dataloader)}
@@ -132,9 +124,8 @@ def describe_data(dataloader: Iterable) -> dict:
     return about
 
 
-def cached_features(
-        folder: str, key: dict, extract: Callable[[], tuple[torch.Tensor, torch.Tensor]], note: str = "",
-) -> tuple[torch.Tensor, torch.Tensor]:
+def cached_features(folder: str, key: dict, extract: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+                    note: str = "") -> tuple[torch.Tensor, torch.Tensor]:
     """Return the features [N, D] and targets [N] of a key from its file, or extract them and write it.
 
     Two runs may share the folder. A file that is damaged is written anew, with a warning. `note` is for whoever reads

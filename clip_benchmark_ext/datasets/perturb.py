@@ -1,20 +1,16 @@
 """The four word-order perturbations of ARO's COCO-Order and Flickr30k-Order, made once and then read from a file.
 
-Place in the paper: the negatives of the "COCO-Order" and "Flickr-Order" columns of the compositionality table. Facts
-about the official procedure: github.com/mertyg/vision-language-models-are-bows, `dataset_zoo/perturbations.py` and
-`retrieval.py` (commit 42dbb5e).
+Place in the paper: the negatives of the "COCO-Order" and "Flickr-Order" columns of the compositionality table. Source:
+github.com/mertyg/vision-language-models-are-bows, `dataset_zoo/perturbations.py` and `retrieval.py` (commit 42dbb5e).
 
-The official code draws new negatives in every run, and they depend on the versions of spaCy and nltk: two papers never
-scored the same strings. Here they are frozen: `frozen_options` makes them at first use with a fixed seed and writes
-them to a JSON file that carries the SHA-256 of its own content. Later runs read the file and refuse a changed one.
-The hash belongs beside every number made from it.
+The official code draws new negatives in every run, and they depend on the versions of spaCy and nltk. Here
+`frozen_options` makes them at first use with a fixed seed and writes them to a JSON file that carries the SHA-256 of
+its own content; later runs refuse a changed one. The hash belongs beside every number made from it.
 
-Two of the four perturbations need part-of-speech tags. The official code takes them from spaCy's `en_core_web_sm`; so
-do we where it is installed (extra `[aro]`, then `python -m spacy download en_core_web_sm`). Without it, a file frozen
-on another machine does. `tagger` may be any function from a text to (token, Penn tag) pairs. The other two are
-tokenised as by nltk's `word_tokenize`, without the data that it downloads.
+Tags come from spaCy's `en_core_web_sm`, as officially (extra `[aro]`, then `python -m spacy download en_core_web_sm`),
+or from any `tagger` from a text to (token, Penn tag) pairs. Words are those of nltk's `word_tokenize`, without the data
+that it downloads.
 """
-
 import hashlib
 import json
 import random
@@ -45,7 +41,6 @@ def treebank_tokenizer() -> Tokenizer:
     """Return nltk's `word_tokenize` without its data: sentences are found without a trained model."""
     import nltk  # optional: only this function needs it
     from nltk.tokenize import NLTKWordTokenizer, PunktSentenceTokenizer
-
     words, sentences = NLTKWordTokenizer(), PunktSentenceTokenizer()
 
     def tokenize(text: str) -> list[str]:
@@ -99,19 +94,14 @@ def shuffle_trigrams(tokens: list[str], rng: random.Random) -> str:
 def perturb(caption: str, tagger: Tagger, tokenizer: Tokenizer, rng: random.Random) -> list[str]:
     """Return the four negatives of one raw caption, in the order of `PERTURBATIONS`, each through `pre_caption`."""
     tagged, tokens = tagger(caption), tokenizer(caption)
-    texts = (
-        shuffle_nouns_and_adj(tagged, rng),
-        shuffle_allbut_nouns_and_adj(tagged, rng),
-        shuffle_within_trigrams(tokens, rng),
-        shuffle_trigrams(tokens, rng),
-    )
+    texts = (shuffle_nouns_and_adj(tagged, rng), shuffle_allbut_nouns_and_adj(tagged, rng),
+             shuffle_within_trigrams(tokens, rng), shuffle_trigrams(tokens, rng))
     return [pre_caption(text) for text in texts]
 
 
 def spacy_tagger() -> Tagger:
     """Return spaCy's `en_core_web_sm`, as in the official code."""
     import spacy  # optional: only this function needs it
-
     nlp = spacy.load("en_core_web_sm", disable=["parser", "ner", "lemmatizer"])  # none of them changes a tag
 
     def tag(text: str) -> list[tuple[str, str]]:
@@ -121,9 +111,8 @@ def spacy_tagger() -> Tagger:
     return tag
 
 
-def frozen_options(
-    path: str | Path, dataset: str, captions: Iterable[str], tagger: Tagger | None = None
-) -> tuple[list[list[str]], str]:
+def frozen_options(path: str | Path, dataset: str, captions: Iterable[str],
+                   tagger: Tagger | None = None) -> tuple[list[list[str]], str]:
     """Return the five options of every caption, the right one first, from the frozen file; made at first use.
 
     Args:
@@ -167,16 +156,12 @@ def _freeze(path: Path, dataset: str, captions: list[str], tagger: Tagger | None
         tagger, tokenizer = tagger or spacy_tagger(), treebank_tokenizer()
     except (ImportError, OSError) as error:
         raise FileNotFoundError(
-            f"{path} is missing, and making the negatives of {dataset} needs spaCy's tagger and nltk ({error}). "
-            "Either `pip install spacy nltk && python -m spacy download en_core_web_sm`, "
-            "or give a file frozen elsewhere: --perturbations FILE"
-        ) from error
+            f"{path} is missing, and making the negatives of {dataset} needs spaCy's tagger and nltk ({error}). Either "
+            "`pip install spacy nltk && python -m spacy download en_core_web_sm`, or give a file frozen elsewhere: "
+            "--perturbations FILE") from error
     rng = random.Random(SEED)
     content = {
-        "dataset": dataset,
-        "seed": SEED,
-        "tagger": tagger.__name__,
-        "tokenizer": tokenizer.__name__,
+        "dataset": dataset, "seed": SEED, "tagger": tagger.__name__, "tokenizer": tokenizer.__name__,
         "order": list(PERTURBATIONS),
         "cases": [{"caption": caption, "perturbed": perturb(caption, tagger, tokenizer, rng)}
                   for caption in progress_bar(captions, f"making the negatives of {dataset}", "caption")],
@@ -186,10 +171,8 @@ def _freeze(path: Path, dataset: str, captions: list[str], tagger: Tagger | None
         with new_file(path) as partial:
             partial.write_text(json.dumps(content, ensure_ascii=False, indent=0), encoding="utf-8")
     except OSError as error:
-        raise FileNotFoundError(
-            f"cannot write the perturbations of {dataset} to {path} ({error.strerror}); "
-            "name a place that can be written: --perturbations FILE"
-        ) from error
+        raise FileNotFoundError(f"cannot write the perturbations of {dataset} to {path} ({error.strerror}); name a "
+                                "place that can be written: --perturbations FILE") from error
 
 
 def _sha256(content: dict) -> str:

@@ -6,12 +6,10 @@
 Captions are saved before they are scored, beside the result in captions/:
 
     {"captions": {id: caption}, "filenames": {id: that of KEY.json, where it has one}, "tokens": {id: number},
-     "steps": {id: number}, "references": {id: [captions]}, ...}
+     "steps": {id: number}, "references": {id: [captions]}, "samples": {id: [captions]} with --samples, ...}
 
-With --samples a caption is the first of those that were drawn, which "samples" has all, {id: [captions]}.
-
-The same command takes them from there, whatever ailed the scoring, as long as weights, data and settings are the same;
-a decoding that was stopped resumes, from the batches that each process notes in its journal FILE.partN.
+The same command takes them from there as long as weights, data and settings are the same. A decoding that was stopped
+resumes from the batches that each process notes in its journal FILE.partN.
 """
 import glob
 import json
@@ -200,13 +198,10 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
         load: the same batches with another transform.
         load_clean: the same, of images that are not corrupted.
         clipscore: model and weights for CLIPScore.
-        phrase: see `named_words.phrase_metrics`.
-        train_captions: see `diversity.read_train_captions`.
 
     Returns:
-        the metrics, `NAME_missing` with the reason for one that could not be computed; the shares of captions that are
-        one of their references (exact_match), and that have as many tokens as one (length_match); the mean lengths of
-        captions and of references, in words and in the model's tokens; and how the captions were made.
+        the metrics, `NAME_missing` with the reason for one that could not be computed; the share of captions that have
+        as many tokens as one of their references (length_match); mean lengths; and how the captions were made.
     """
     clip, scoring = load_clips(options, clipscore, device)  # before the long work: fails early
     known = diversity.read_train_captions(train_captions) if train_captions else None

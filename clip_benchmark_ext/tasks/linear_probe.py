@@ -5,11 +5,9 @@ default: AdamW, learning rate 0.1, batch 64, 10 epochs, cosine schedule, no weig
 weight decay is searched for, as clip_benchmark does after CLIP (arXiv 2103.00020, A.3).
 
 Where this departs from clip_benchmark's code:
-- any device; one of them (upstream spreads a single linear layer over all visible GPUs);
-- features are found again by content, and batches are gathered from memory, not by worker processes;
-- the few-shot subset is the same whether the features were already there or not (upstream's differs);
-- too few images of a class are an error; upstream prints a line and returns nothing;
-- a validation set with classes that the training set lacks works;
+- one device of any kind, and features that are found again by content;
+- the few-shot subset is the same whether the features were already there or not;
+- too few images of a class are an error, while a validation set with classes that the training set lacks works;
 - trainings that the search would repeat with the same weight decay are done once.
 
 Dimensions: N images, D width, C classes.
@@ -32,32 +30,16 @@ from open_clip_mdc.progress import progress_bar
 from ..features import cache_key, cached_features, default_feature, extract_features, feature_fn, save_tensors
 
 
-def evaluate(
-        model: torch.nn.Module,
-        loaders: dict[str, DataLoader],
-        feature: str | None,
-        feature_root: str,
-        fewshot_k: int,
-        batch_size: int,
-        lr: float,
-        epochs: int,
-        seed: int,
-        device: str | torch.device,
-        normalize: bool = True,
-        amp: bool = True,
-        val_proportion: float | None = None,
-        verbose: bool = False,
-        save_probe: str | None = None,
-        note: str = "",
-) -> dict:
+def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: str | None, feature_root: str,
+             fewshot_k: int, batch_size: int, lr: float, epochs: int, seed: int, device: str | torch.device,
+             normalize: bool = True, amp: bool = True, val_proportion: float | None = None, verbose: bool = False,
+             save_probe: str | None = None, note: str = "") -> dict:
     """Train a linear classifier on a model's image features and measure it on the test split.
 
     Args:
-        loaders: images and class ids to train on ("train"), on which to choose the weight decay ("val", if at all) and
-            of the test split ("test").
+        loaders: images and class ids of "train", "test" and, to choose the weight decay by, "val" if at all.
         feature: a kind of `feature_fn`; None is `default_feature`.
         fewshot_k: training images per class, drawn at random; -1 for all.
-        batch_size, lr, epochs, seed: of the classifier's training (`train`); features and training share amp.
         normalize: scale features to length 1.
         val_proportion: instead of a "val" loader, the share of the training rows to set aside: those that
             clip_benchmark would. Works for a stream (WebDataset) too, which clip_benchmark cannot split.
@@ -136,10 +118,8 @@ def evaluate(
     return {**result, "items": {"images": list(range(len(right))), "values": {"lp_acc1": right}}}
 
 
-def _load_splits(
-        model: torch.nn.Module, loaders: dict[str, DataLoader], kind: str, normalize: bool, amp: bool,
-        device: str | torch.device, folder: str, note: str,
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def _load_splits(model: torch.nn.Module, loaders: dict[str, DataLoader], kind: str, normalize: bool, amp: bool,
+                 device: str | torch.device, folder: str, note: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     model.eval().to(device)
     encode = feature_fn(model, kind)
     model_key = fingerprint(model)
@@ -180,10 +160,8 @@ def choose_rows(targets: torch.Tensor, fewshot_k: int) -> torch.Tensor:
     return torch.tensor(rows)
 
 
-def train(
-        features: torch.Tensor, targets: torch.Tensor, num_classes: int, weight_decay: float, lr: float, epochs: int,
-        batch_size: int, amp: bool, device: str | torch.device, seed: int,
-) -> torch.nn.Linear:
+def train(features: torch.Tensor, targets: torch.Tensor, num_classes: int, weight_decay: float, lr: float, epochs: int,
+          batch_size: int, amp: bool, device: str | torch.device, seed: int) -> torch.nn.Linear:
     """Train a linear classifier of features [N, D] with AdamW and a cosine schedule down to 0, without warm-up.
 
     Weights and batches are drawn from torch's global generator, seeded here. `lr` is that of the first step.
@@ -209,9 +187,8 @@ def train(
 
 
 @torch.no_grad()
-def predict(
-        probe: torch.nn.Linear, features: torch.Tensor, batch_size: int, amp: bool, device: str | torch.device,
-) -> torch.Tensor:
+def predict(probe: torch.nn.Linear, features: torch.Tensor, batch_size: int, amp: bool,
+            device: str | torch.device) -> torch.Tensor:
     """Return the logits [N, C], float32 on the CPU, of features [N, D]."""
     device = torch.device(device)
     with torch.autocast(device.type, enabled=amp):
