@@ -1,12 +1,11 @@
-"""clip_benchmark with captioners: everything upstream's command does, and what likelihoods and GAP features add.
+"""clip_benchmark with captioners: all of its tasks, and what likelihoods and GAP features add.
 
-    clip_benchmark eval --model mdc --pretrained RUN --dataset wds/cifar10 --dataset_root DIR --task linear_probe
     clip_benchmark eval --model mdc --pretrained RUN --dataset sugar_crepe --dataset_root DIR
     torchrun --nproc_per_node 8 -m clip_benchmark_ext.cli eval --distributed --model mdc ...
     clip_benchmark build *.json
 
-Upstream's parser reads its flags, ours (flags.py) travel beside them as `args.flags`; its loop over models, data sets
-and languages then calls what stands in for its `run` (run.py).
+clip_benchmark's parser reads its flags, ours (flags.py) travel beside them as `args.flags`; its loop over models, data
+sets and languages then calls what stands in for its `run` (run.py).
 """
 import argparse
 import sys

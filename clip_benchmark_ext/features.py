@@ -71,10 +71,8 @@ def extract_features(encode: Callable[[torch.Tensor], torch.Tensor], dataloader:
                      amp: bool, desc: str = "features") -> tuple[torch.Tensor, torch.Tensor]:
     """Encode the (images, targets) batches of a data loader, each on one process where there are several.
 
-    Returns:
-        the features [N, D], in the precision in which they came, and the targets [N], both on the CPU.
-
-    Raises ValueError if the loader is empty, or a feature is not finite.
+    Returns the features [N, D], in the precision in which they came, and the targets [N], both on the CPU. Raises
+    ValueError if the loader is empty, or a feature is not finite.
     """
     device = torch.device(device)
     encoded = []

@@ -68,11 +68,8 @@ def read_flags(argv: Sequence[str]) -> tuple[Flags, list[str]]:
 def scoring_options(flags: Flags, scorers: Sequence[str], interval: tuple[float, float]) -> dict:
     """Return the estimator that the flags ask for, as arguments of `log_likelihood`.
 
-    Args:
-        scorers: those that fit the model; the first is its default.
-        interval: of t, that the model was trained on.
-
-    Raises ValueError: the estimator does not fit the model, or an option does not fit the estimator.
+    `scorers` are those that fit the model, its default first; `interval` is that of t that it was trained on. Raises
+    ValueError if the estimator does not fit the model, or an option does not fit the estimator.
     """
     method = flags.scorer or scorers[0]
     if method not in scorers:

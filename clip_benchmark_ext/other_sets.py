@@ -123,11 +123,8 @@ def class_folders(root: str, split: str, transform, language: str = "en", classn
                   templates: str | None = None) -> ClassFolders:
     """Return own images in class folders; where there is no test split, val is it.
 
-    Args:
-        classnames, templates: clip_benchmark's custom files, with the key "folder". By default a class is called as its
-            folder, with spaces for "_", and the templates are ImageNet's.
-
-    Raises FileNotFoundError if there is no such split, or a class has no image.
+    `classnames` and `templates` are clip_benchmark's custom files, with the key "folder". By default a class is called
+    as its folder, with spaces for "_", and the templates are ImageNet's. Raises FileNotFoundError.
     """
     folder = Path(root, split)
     if split == "test" and not folder.is_dir():

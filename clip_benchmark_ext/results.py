@@ -76,8 +76,6 @@ def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, 
         arguments: names of clip_benchmark's arguments that decide this task's numbers.
         options: what our flags ask for.
         data: by split its `contents.fingerprint`.
-
-    Raises ValueError for a --clip that is no MODEL:FILE, FileNotFoundError for a CLIP model's run without checkpoint.
     """
     settings = {name: getattr(args, name) for name in (*OF_EVERY_TASK, *arguments)} | dict(options)
     settings |= {f"{name}_sha256": [sha256(path) for path in files] for name, value in settings.items()
@@ -134,10 +132,8 @@ def without_nan(values: Mapping[str, object]) -> dict:
 def write_items(path: Path, items: Mapping[str, object]) -> None:
     """Write what single images gave into items/ beside the result: comparisons of models are paired by it.
 
-    Args:
-        items: "images", the image of each case; "values", by metric the value of each; "weights", by metric the weight
-            of each in the metric, which is their mean, where they do not all count alike; of selections "same_words",
-            "full_stop_differs" and the like.
+    `items` are "images", the image of each case; "values", by metric the value of each; "weights", by metric the weight
+    of each in the metric, where they do not all count alike; of selections "same_words" and "..._differs".
     """
     folder = path.parent / "items"  # `clip_benchmark build *.json` takes every file for a result
     folder.mkdir(parents=True, exist_ok=True)

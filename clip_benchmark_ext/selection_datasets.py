@@ -17,10 +17,10 @@ from PIL import Image
 from torch import Tensor, stack
 from torch.utils.data import Dataset
 
+from open_clip_mdc.data.images import decode_image
 from open_clip_mdc.errors import close_names
 
 from .datasets import readers
-from .datasets.local_files import open_rgb
 from .datasets.readers import VALSE_PIECES, Case, Read
 from .metrics import selection_metrics, sugar_crepe
 from .metrics.selection_metrics import Metric
@@ -75,7 +75,7 @@ class SelectionDataset(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor | Image.Image | list[Image.Image], list[str]]:
         case = self.cases[index]
-        images = [open_rgb(path, case.box) for path in case.images]
+        images = [decode_image(path, box=case.box) for path in case.images]
         if self.transform is not None:
             images = [self.transform(image) for image in images]
             images = images[0] if len(images) == 1 else stack(images)
@@ -86,11 +86,9 @@ class SelectionDataset(Dataset):
 
 def build_dataset(name: str, root: str | Path, transform: Callable[[Image.Image], Tensor] | None = None,
                   **options) -> SelectionDataset:
-    """Read a data set from `root` (clip_benchmark's --dataset_root).
+    """Read a data set, one of `ROWS`, from the folder that was fetched (clip_benchmark's --dataset_root).
 
     Args:
-        name: one of `ROWS`.
-        root: the folder that was fetched; each message about a missing file describes it.
         transform: from an RGB image to [3, H, W]; None leaves images as they are.
         options: of ARO Order: `perturbations`, the file of frozen negatives (perturb.py), by default beside the
             captions'; `tagger`, of parts of speech, for making them at first use.

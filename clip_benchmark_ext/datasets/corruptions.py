@@ -1,14 +1,9 @@
 """Images made worse before a model sees them: noise, blur, JPEG, brightness, in five severities.
 
-    clip_benchmark eval ... --task captioning --corruption gaussian_noise:3             # or another task
-
 As in ImageNet-C (Hendrycks & Dietterich 2019), whose severities of noise, blur and JPEG these are; brightness is
-multiplied. Blur is relative to the image's shorter side, ImageNet-C's 224 pixels, so that small images stay images.
-The stored image is corrupted, before any model's own transform: whatever their sizes, all models see the same, the
-CLIP that guides too; training images of a probe, references, and the CLIP that scores captions have clean ones.
-
-Noise is seeded by the image's own pixels: the same image is always corrupted alike, in whichever shard it lies and
-whichever process reads it.
+multiplied. The stored image is corrupted, before any model's own transform: whatever their sizes, all models see the
+same, the CLIP that guides too. Training images of a probe, references, and the CLIP that scores captions have clean
+ones.
 """
 import hashlib
 from typing import NamedTuple
@@ -27,6 +22,7 @@ LEVELS = {
 
 
 def noise(image: torch.Tensor, sigma: float) -> torch.Tensor:
+    # Seeded by the pixels: an image is always corrupted alike, whichever shard it lies in and process reads it.
     seed = int.from_bytes(hashlib.sha256(image.numpy().tobytes()).digest()[:8], "big") >> 1
     noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(seed))
     return (image + 255 * sigma * noise).round().clamp(0, 255).to(torch.uint8)
@@ -34,7 +30,7 @@ def noise(image: torch.Tensor, sigma: float) -> torch.Tensor:
 
 def blur(image: torch.Tensor, sigma: float) -> torch.Tensor:
     shorter = min(image.shape[1:])
-    sigma *= shorter / SIDE
+    sigma *= shorter / SIDE  # relative to ImageNet-C's 224 pixels, so that small images stay images
     kernel = 2 * min(round(4 * sigma) + 1, (shorter - 1) // 2) + 1  # odd, and no longer than the image is reflected
     return F.gaussian_blur(image, kernel, sigma)
 

@@ -6,10 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from PIL import Image
-
 from open_clip_mdc.data.files import parse_json
-from open_clip_mdc.data.images import decode_image
 
 
 @dataclass(frozen=True)
@@ -24,11 +21,6 @@ class Source:
     images: tuple[str, ...]
     fetch: str
     layout: str
-
-
-def open_rgb(path: Path, box: tuple[int, int, int, int] | None = None) -> Image.Image:
-    """Open an image as upright RGB, of `box` (left, upper, right, lower) in its pixels as stored."""
-    return decode_image(path, box=box)
 
 
 def find(source: Source, name: str, root: Path) -> Path:
@@ -48,8 +40,9 @@ def image_folder(source: Source, name: str, path: Path) -> Path:
         f"{name}: no folder of images ({' or '.join(source.images)}) in {path.parent}. {how_to_get(source)}")
 
 
-def need_images(source: Source, name: str, folder: Path, rows: list[tuple[Path, ...]]) -> None:
+def need_images(source: Source, name: str, folder: Path, cases: list) -> None:
     """Raise FileNotFoundError, in one message, unless every image of every row is there; ValueError without rows."""
+    rows = [case.images for case in cases]
     if not rows:
         raise ValueError(f"{name}: {source.file} has no rows")
     missing = {path for path in {path for row in rows for path in row} if not path.is_file()}

@@ -113,16 +113,12 @@ def spacy_tagger() -> Tagger:
 
 def frozen_options(path: str | Path, dataset: str, captions: Iterable[str],
                    tagger: Tagger | None = None) -> tuple[list[list[str]], str]:
-    """Return the five options of every caption, the right one first, from the frozen file; made at first use.
+    """Return N lists of five options, the right one first, and the SHA-256 of the frozen file; it is made at first use.
 
     Args:
-        path: the frozen file; written if it is not there.
         dataset: e.g. "aro/coco_order"; a file made for another data set is refused.
         captions: raw captions, in the order of the data set.
         tagger: used only where the file must be made; default `spacy_tagger()`.
-
-    Returns:
-        N lists of five texts, and the file's SHA-256.
 
     Raises FileNotFoundError if there is no file, and no tagger or nowhere to make it with, ValueError if the file was
     changed after it was made, or belongs to other captions.

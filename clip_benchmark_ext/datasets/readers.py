@@ -2,11 +2,11 @@
 
 Place in the paper: the data of Table 2 (ARO and SugarCrepe; Winoground and VALSE beside them). A reader takes a data
 set's name and the folder that the user fetched, and returns its cases, with facts for the result file. Nothing is ever
-downloaded; a missing file says where to get it. The table of data sets is datasets.py.
+downloaded; a missing file says where to get it. The table of data sets is selection_datasets.py.
 """
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from open_clip_mdc.data.text import read_text
@@ -46,14 +46,10 @@ def sugar_crepe(name: str, root: Path, **_) -> Read:
     A file `rows_with_image.json` ({subset: [keys]}) beside it restricts the set to those rows.
     """
     subset = name.partition("/")[2]
-    source = Source(
-        file=f"{subset}.json",
-        folders=("", "sugar_crepe", "data"),
-        images=("val2017", "images", "../val2017"),
-        fetch=f"https://raw.githubusercontent.com/RAIVNLab/sugar-crepe/main/data/{subset}.json and "
-              "http://images.cocodataset.org/zips/val2017.zip (images)",
-        layout=f"ROOT/{subset}.json, ROOT/val2017/*.jpg",
-    )
+    source = Source(f"{subset}.json", ("", "sugar_crepe", "data"), ("val2017", "images", "../val2017"),
+                    f"https://raw.githubusercontent.com/RAIVNLab/sugar-crepe/main/data/{subset}.json and "
+                    "http://images.cocodataset.org/zips/val2017.zip (images)",
+                    f"ROOT/{subset}.json, ROOT/val2017/*.jpg")
     path = find(source, name, root)
     rows = read_json(path, dict)
     left_out = 0
@@ -72,7 +68,7 @@ def sugar_crepe(name: str, root: Path, **_) -> Read:
     for key, row in rows.items():
         filename, caption, negative = texts(row, ("filename", "caption", "negative_caption"), path, key)
         cases.append(Case(key, (inside(folder, filename, path, key),), (caption, negative), subset))
-    need_images(source, name, folder, [case.images for case in cases])
+    need_images(source, name, folder, cases)
     return cases, {"cases_left_out": left_out}
 
 
@@ -103,7 +99,7 @@ def visual_genome(name: str, root: Path, **_) -> Read:
             group = f"{attributes[0]}_{attributes[1]}"
         cases.append(Case(str(index), (inside(folder, image, path, index),), (true, false), group,
                           (left, upper, left + width, upper + height)))
-    need_images(source, name, folder, [case.images for case in cases])
+    need_images(source, name, folder, cases)
     return cases, {"cases_left_out": 0}
 
 
@@ -117,33 +113,26 @@ def order(name: str, root: Path, perturbations: str | Path | None = None, tagger
     source = Source(file, ("", "aro", part.partition("_")[0]), (),
                     f"{_KARPATHY}/{file} and {archive} (images)", f"ROOT/{file}, ROOT/{layout}")
     path = find(source, name, root)
-    keys, images, captions = [], [], []
+    cases = []
     for index, row in enumerate(read_json(path, list)):
         (image,) = texts(row, ("image",), path, index)
         for number, caption in enumerate(value(row, "caption", list, path, index)):
-            keys.append(f"{image}#{number}")
-            images.append(inside(path.parent, image, path, index))
-            captions.append(caption)
+            cases.append(Case(f"{image}#{number}", (inside(path.parent, image, path, index),), (caption,), part))
             if not isinstance(caption, str):
                 raise ValueError(f"{path}, row {index}: a caption is {caption!r}, not a text")
     frozen = path.with_name(f"{part}_perturbations.json") if perturbations is None else Path(perturbations)
-    cases = [Case(key, (image,), (), part) for key, image in zip(keys, images, strict=True)]
-    need_images(source, name, path.parent, [case.images for case in cases])  # before the minutes that tagging may take
-    options, sha256 = frozen_options(frozen, name, captions, tagger)
-    cases = [Case(case.key, case.images, tuple(texts), part) for case, texts in zip(cases, options, strict=True)]
+    need_images(source, name, path.parent, cases)  # before the minutes that tagging may take
+    options, sha256 = frozen_options(frozen, name, [case.captions[0] for case in cases], tagger)
+    cases = [replace(case, captions=tuple(texts)) for case, texts in zip(cases, options, strict=True)]
     return cases, {"cases_left_out": 0, "perturbations": str(frozen), "perturbations_sha256": sha256}
 
 
 def winoground(name: str, root: Path, **_) -> Read:
     """Read two images, two captions of the same words: huggingface.co/datasets/facebook/winoground (gated)."""
-    source = Source(
-        file="examples.jsonl",
-        folders=("", "data", "winoground", "winoground/data"),
-        images=("images", "../images"),
-        fetch="data/examples.jsonl and data/images.zip from https://huggingface.co/datasets/facebook/winoground "
-              "(needs an account that accepted its terms)",
-        layout="ROOT/examples.jsonl, ROOT/images/ex_0_img_0.png, ...",
-    )
+    source = Source("examples.jsonl", ("", "data", "winoground", "winoground/data"), ("images", "../images"),
+                    "data/examples.jsonl and data/images.zip from https://huggingface.co/datasets/facebook/winoground "
+                    "(needs an account that accepted its terms)",
+                    "ROOT/examples.jsonl, ROOT/images/ex_0_img_0.png, ...")
     path = find(source, name, root)
     folder = image_folder(source, name, path)
     cases = []
@@ -161,21 +150,17 @@ def winoground(name: str, root: Path, **_) -> Read:
             for image in (first, second))
         cases.append(Case(str(row.get("id", index)), images, (caption_0, caption_1),
                           str(row.get("collapsed_tag", "winoground"))))
-    need_images(source, name, folder, [case.images for case in cases])
+    need_images(source, name, folder, cases)
     return cases, {"cases_left_out": 0}
 
 
 def valse(name: str, root: Path, **_) -> Read:
     """Read a caption and a foil of rows that two of three annotators confirmed, as the official README asks."""
     piece = name.partition("/")[2]
-    source = Source(
-        file=f"{piece}.json",
-        folders=("", "data", "valse"),
-        images=("images", "../images"),
-        fetch=f"https://raw.githubusercontent.com/Heidelberg-NLP/VALSE/main/data/{piece}.json (pieces: "
-              f"{', '.join(VALSE_PIECES)}), and the images from the data set that its field 'dataset' names",
-        layout=f"ROOT/{piece}.json, ROOT/images/*.jpg (of all source data sets together)",
-    )
+    source = Source(f"{piece}.json", ("", "data", "valse"), ("images", "../images"),
+                    f"https://raw.githubusercontent.com/Heidelberg-NLP/VALSE/main/data/{piece}.json (pieces: "
+                    f"{', '.join(VALSE_PIECES)}), and the images from the data set that its field 'dataset' names",
+                    f"ROOT/{piece}.json, ROOT/images/*.jpg (of all source data sets together)")
     path = find(source, name, root)
     folder = image_folder(source, name, path)
     cases, not_validated = [], 0
@@ -186,5 +171,5 @@ def valse(name: str, root: Path, **_) -> Read:
             continue
         image, caption, foil = texts(row, ("image_file", "caption", "foil"), path, key)
         cases.append(Case(key, (inside(folder, image, path, key),), (caption, foil), piece))
-    need_images(source, name, folder, [case.images for case in cases])
+    need_images(source, name, folder, cases)
     return cases, {"cases_left_out": 0, "rows_not_validated": not_validated}

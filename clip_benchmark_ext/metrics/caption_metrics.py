@@ -1,11 +1,8 @@
 """Caption metrics by pycocoevalcap, as in the COCO evaluation: BLEU, METEOR, ROUGE-L, CIDEr and SPICE (Table 3).
 
-    score_captions({"7": "a dog runs"}, {"7": ["a dog is running", "the dog runs fast"]}).scores   # {"Bleu_1": ...}
-
-The tokenizer, METEOR and SPICE are Java programs that pycocoevalcap brings along; SPICE's language models it fetches
-unasked. What cannot run is named with its cure, nothing is fetched, and the other metrics are still computed. They are
-started from here rather than by pycocoevalcap's wrappers, which write into site-packages, lose count of the captions at
-Unicode's line ends, can wait for METEOR for ever, and lose all scores with one.
+The tokenizer, METEOR and SPICE are Java programs that pycocoevalcap brings along. They are started from here: its
+wrappers write into site-packages, fetch models unasked, lose count of the captions at Unicode's line ends, can wait for
+METEOR for ever, and lose all scores with one. What cannot run is named with its cure.
 """
 import contextlib
 import importlib.util
@@ -60,11 +57,8 @@ def score_captions(
 ) -> CaptionScores:
     """Return Bleu_1 to Bleu_4, METEOR, ROUGE_L, CIDEr and SPICE, those that can be computed here; warn of the others.
 
-    Args:
-        candidates: one caption per image.
-        references: any number of captions of each image, at least one.
-
-    Raises ValueError if the images are not the same, or there are none, or something is no caption.
+    There is one candidate per image, and one reference or more. Raises ValueError if the images are not the same, or
+    there are none, or something is no caption.
     """
     check(candidates, references)
     counts = [len(references[i]) for i in candidates]
@@ -132,9 +126,8 @@ def check(candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequ
 
 
 def check_idf(references: Sequence[Sequence[str]]) -> None:
-    """Warn of images of which CIDEr says nothing, as each word of their references is in those of all images.
+    """Warn of images that get 0 by CIDEr whatever their captions are, as it weighs words by how few images have them.
 
-    It weighs words by how few of these very images have them (idf): such images get 0 whatever their captions are.
     Raises ValueError if all images are of that kind, as is one alone.
     """
     words = [{word for text in texts for word in ngrams(text.split())} for texts in references]

@@ -61,9 +61,7 @@ def evaluate(clip: Clip, dataloader: Iterable, captions: Mapping[str, str], refe
              device: str) -> dict[str, list[float]]:
     """Return CLIPScore and RefCLIPScore of each image, in the loader's order.
 
-    Args:
-        dataloader: the images, by the model's own transform.
-        captions, references: by the ids that `read_batch` gives them.
+    The loader has the images by the model's own transform; captions go by the ids that `read_batch` gives them.
     """
     encoded = []
     for i, batch in own_batches(dataloader, "CLIPScore, images"):

@@ -50,16 +50,10 @@ def read_train_captions(path: str) -> set[str]:
 
 
 def metrics(samples: Mapping[str, Sequence[str]], train: set[str] | None = None) -> tuple[dict, dict]:
-    """Return metrics, and those that are means over images for each image.
+    """Return the metrics of two or more captions of every image, and those that are means over images for each image.
 
-    Args:
-        samples: as many captions of every image, two or more.
-        train: `read_train_captions(...)`.
-
-    Returns:
-        div_1, div_2, mBLEU_4, `distinct_captions` (their share among an image's) and, with `train`, `novel_captions`,
-        the share of captions that no training image has. mBLEU_4 is None, with the reason, where no caption has four
-        words.
+    div_1, div_2, mBLEU_4 (None, with the reason, where no caption has four words), `distinct_captions` (their share
+    among an image's) and, with `train`, `novel_captions`, the share of captions that no training image has.
     """
     samples = {image: [normal(caption) for caption in captions] for image, captions in samples.items()}
     of_images = {

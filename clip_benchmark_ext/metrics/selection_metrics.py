@@ -106,11 +106,8 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
         scores: per row ("plain", "blind", "debiased", ...) one array [C] or [I, C] per case, in the order of `cases`.
         surfaces: by name what of a caption is compared.
 
-    Returns:
-        numbers and texts only, ready for clip_benchmark's result file; and what each case adds to the accuracies by
-        caption, as `results.write_items` takes it.
-
-    Raises ValueError if a row has another number of cases, an array another shape, or a score is NaN.
+    Returns the metrics, numbers and texts only, and what each case adds to the accuracies by caption, as
+    `results.write_items` takes it. Raises ValueError for arrays of other numbers or shapes, or NaN.
     """
     same_words = np.array([has_same_words(case) for case in cases])
     differs = {name: np.array([len(set(map(surface, case.captions))) > 1 for case in cases])

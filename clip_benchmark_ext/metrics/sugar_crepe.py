@@ -15,16 +15,10 @@ GROUPS = {
 def group_averages(results: Iterable[dict]) -> dict[str, dict]:
     """Return SugarCrepe's averages add, replace and swap from the subsets' result files, complete groups only.
 
-    Args:
-        results: contents of clip_benchmark's result files of one model and scorer, each with "dataset" (such as
-            "sugar_crepe/add_att") and "metrics". Other data sets are passed over.
-
-    Returns:
-        {"sugar_crepe/add": {"text_acc_macro": mean over subsets, "text_acc_micro": mean over cases, the same with the
-        suffixes of other rows, "cases": ..., "ties": ...}, ...}. Results that do not say how many cases they have,
-        which clip_benchmark's own command writes, have no mean over cases.
-
-    Raises ValueError if a subset comes twice, or the subsets of a group do not have the same rows of scores.
+    `results` are contents of clip_benchmark's result files of one model and scorer; other data sets are passed over.
+    Returns {"sugar_crepe/add": {"text_acc_macro": mean over subsets, "text_acc_micro": mean over cases, the same with
+    the suffixes of other rows, "cases": ..., "ties": ...}, ...}; there is no mean over cases where a file does not say
+    how many there are. Raises ValueError if a subset comes twice, or a group's do not have the same rows of scores.
     """
     subsets = {}
     for result in results:

@@ -51,10 +51,7 @@ def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mappi
              guide: Guide | None = None, guidance_kl: list[Tensor] | None = None) -> Decoded:
     """Decode the captions of a batch; what is drawn depends on the seed and the batch's number alone.
 
-    Args:
-        options: see `flags.decoding_options`.
-        guide: of the batch, if CLIP helps.
-        guidance_kl: gets the strength of guidance, of each step.
+    `options` are those of `flags.decoding_options`; `guidance_kl` gets the strength of guidance, of each step.
     """
     if guide is not None and options.get("clip_rerank"):
         options = {**options, "samples": options["clip_rerank"], "rerank": True}
@@ -74,13 +71,9 @@ def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, 
            key: dict, file: Path, clip: Clip | None, clip_images: DataLoader | None) -> dict[str, dict]:
     """Note every batch in this process's journal beside `file`; what all processes noted before is not done again.
 
-    Args:
-        clip: helps, as the options say.
-        clip_images: the same batches by its transform.
-
-    Returns:
-        on every process captions, their numbers of tokens (without SOT and EOT) and of steps, references, samples,
-        numbers of texts that CLIP read and the mean KL of guidance in the image's batch, each by image.
+    `clip_images` are the same batches by the transform of `clip`, which helps. Returns on every process, each by image,
+    captions, their numbers of tokens (without SOT and EOT) and of steps, references, samples, numbers of texts that
+    CLIP read and the mean KL of guidance in the image's batch.
     """
     done = ChainMap(*(Rows(part, key, "batch") for part in journals(file)))
     if done and rank_and_size()[0] == 0:

@@ -44,11 +44,8 @@ def likelihood_scorer(model: Captioner, tokenizer: Callable, device: str, blind:
                       alpha: float) -> Scorer:
     """Return the scorer of plain, blind and debiased scores, and the draws that were spent.
 
-    Args:
-        blind: `null_image(...)`.
-        options: arguments of `log_likelihood`. With `stop_confidence` there is no debiased score: the race is about the
-            plain one, and what dropped out of it is rough.
-        alpha: of the debiased score.
+    With `stop_confidence` in the options there is no debiased score: the race is about the plain one, and what dropped
+    out of it is rough. `blind` is `null_image(...)`.
     """
     stops = options.get("stop_confidence") is not None
 
@@ -107,16 +104,9 @@ def per_case(scores: dict[str, Tensor | np.ndarray], cases: int, num_images: int
 
 def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool = True,
              options: dict | None = None, alpha: float = 1.0) -> dict:
-    """Measure which caption fits the image: plain, and of a captioner blind and debiased.
+    """Measure which caption fits the image: plain, and of a captioner blind and debiased, with `options` and `alpha`.
 
-    Args:
-        dataloader: of a SelectionDataset.
-        options: arguments of `log_likelihood`, of a captioner.
-        alpha: of the debiased score, of a captioner.
-
-    Returns:
-        the metrics of selection_metrics.py, the data set's facts, and how the scores were made.
-
+    Returns the metrics of selection_metrics.py, the facts of the loader's SelectionDataset, and how scores were made.
     Raises ValueError for `stop_confidence` where each caption has several images.
     """
     dataset: SelectionDataset = dataloader.dataset

@@ -18,7 +18,6 @@ from PIL import Image, features
 from torchvision.transforms.functional import pil_to_tensor
 
 import open_clip_mdc
-from clip_benchmark_ext.datasets.local_files import open_rgb
 from clip_benchmark_ext.flags import Flags
 from clip_benchmark_ext.job import Job
 from open_clip_mdc.bulk.tables import read_about
@@ -155,7 +154,7 @@ def folders(photos: Path) -> dict[str, np.ndarray]:
 
 PATHS = {
     "files": lambda photos: each(photos, images.open_image), "memory": in_memory,
-    "selection": lambda photos: each(photos, open_rgb), "csv": csv, "pairs": pairs,
+    "selection": lambda photos: each(photos, images.decode_image), "csv": csv, "pairs": pairs,
     "classification": classification, "captioning": captioning, "folders": folders,
     "training": lambda photos: training(photos, True), "validation": lambda photos: training(photos, False),
 }
@@ -172,7 +171,7 @@ def test_every_path_sees_one_picture_the_way_up_that_the_camera_noted(photos, pa
 def test_a_box_of_a_data_file_is_cut_from_the_pixels_as_stored(tmp_path):
     (tmp_path / "turned.png").write_bytes(save(picture(), "PNG", 6))
     right = np.rot90(np.asarray(picture())[3:11, 5:30], -1)
-    assert np.array_equal(np.asarray(open_rgb(tmp_path / "turned.png", (5, 3, 30, 11))), right)
+    assert np.array_equal(np.asarray(images.decode_image(tmp_path / "turned.png", box=(5, 3, 30, 11))), right)
 
 
 # ---- what a folder and a shard hold
