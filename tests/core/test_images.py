@@ -64,6 +64,8 @@ def photographs() -> dict[str, tuple[bytes, np.ndarray]]:
         data = save(picture(), kind, 6)
         files[f"turned.{kind.lower()}"] = data, np.rot90(stored(data), -1)
     files["turned.tif"] = save(picture(), "TIFF", 6), np.rot90(np.asarray(picture()), -1)
+    grey = np.repeat(np.asarray(picture().convert("L"))[..., None], 3, -1)
+    files["grey.tif"] = save(picture().convert("L"), "TIFF", 7), TURNS[7](grey)
     files["straight.jpg"] = (data := save(picture(), "JPEG", 1)), stored(data)
     files["sixteen.png"] = save(Image.fromarray(GREY), "PNG"), np.repeat(GREY[..., None] >> 8, 3, -1)
     files["palette.gif"] = (data := save(picture().convert("P"), "GIF")), stored(data)
@@ -140,7 +142,7 @@ def classification(photos: Path) -> dict[str, np.ndarray]:
 
 
 def captioning(photos: Path) -> dict[str, np.ndarray]:
-    return {name: image for image, (name,), _ in benchmark("wds/x", photos / "retrieval", "captioning")}
+    return {name: image for image, (name,), *_ in benchmark("wds/x", photos / "retrieval", "captioning")}
 
 
 def folders(photos: Path) -> dict[str, np.ndarray]:
@@ -226,9 +228,11 @@ def test_every_command_names_what_it_skips_by_one_status_and_writes_the_rest(com
 
 
 SHARD = {"img_1.V1.0.png": "PNG", "img_1.V1.0.txt": "one", "img_1.V2.0.PNG": "PNG", "img_1.V2.0.txt": "two",
-         "b.bmp": "BMP", "b.txt": "three", "c.gif": "GIF", "c.txt": "four", "d.tif": "TIFF", "d.txt": "five",
+         "img_1.V2.0.depth.png": "PNG", "b.bmp": "BMP", "b.txt": "three", "c.gif": "GIF", "c.txt": "four",
+         "d.tif": "TIFF", "d.txt": "five",
          "e.depth.png": "PNG", "e.jpg": "JPEG", "e.txt": "six", "cat.jpg": "JPEG", "cat.txt": "seven",
-         "cat.v2.jpg": "JPEG", "cat.v2.txt": "eight", "in/._b.jpg": "JPEG", "f.txt": "no image", "f.json": "{}"}
+         "cat.v2.jpg": "JPEG", "cat.v2.txt": "eight", "cat.v2.mask.png": "PNG",
+         "in/._b.jpg": "JPEG", "f.txt": "no image", "f.json": "{}"}
 KEYS = {"img_1.V1.0": "one", "img_1.V2.0": "two", "b": "three", "c": "four", "d": "five", "e": "six", "cat": "seven",
         "cat.v2": "eight"}
 

@@ -97,6 +97,10 @@ def eight_bits(image: Image.Image) -> Image.Image:
 
 def upright(image: Image.Image) -> Image.Image:
     """Return RGB, the way up that the camera noted (EXIF), of the frame at hand: what every model sees."""
+    if image.format == "TIFF":  # Pillow maps a grey one on the disk into memory as if it were stored turned
+        name, image.filename = image.filename, ""
+        image.load()
+        image.filename = name
     return ImageOps.exif_transpose(eight_bits(image)).convert("RGB")
 
 

@@ -146,11 +146,24 @@ def members(sample: dict) -> list[str]:
     return [name for name in sample if not name.startswith("__")]
 
 
+def owner(stem: str, parts: dict[str, dict]) -> str:
+    """What the members KEY.STEM.* are part of, by what stands between KEY and the last dot: "" is KEY itself."""
+    if not stem or image_member(parts[stem]) and parts[stem].keys() & LABELS:
+        return stem
+    above = stem
+    while above:
+        above = above.rpartition(".")[0]
+        if image_member(parts.get(above, {})):
+            return owner(above, parts)
+    return stem
+
+
 def regroup(samples: Iterable[dict]) -> Iterator[dict]:
     """Yield samples by their owner's keys, of samples by webdataset's, which end at the first dot of a name.
 
     KEY.jpg, KEY.txt and KEY.depth.png are one sample. Where KEY has no image, or KEY.v1.jpg has a KEY.v1.txt (or one of
-    LABELS) beside it, KEY.v1 is a sample of its own. What is hidden (`is_hidden`) is left out.
+    LABELS) beside it, KEY.v1 is a sample of its own, and KEY.v1.depth.png a part of it. What is hidden (`is_hidden`) is
+    left out.
     """
     for sample in samples:
         key, parts = sample["__key__"], {}  # by what stands between KEY and the last dot
@@ -158,16 +171,14 @@ def regroup(samples: Iterable[dict]) -> Iterator[dict]:
             if not is_hidden(f"{key}.{name}"):
                 stem, _, suffix = name.rpartition(".")
                 parts.setdefault(stem, {})[suffix] = sample[name]
-        alone = image_member(parts.get("", {})) is None
-        own = {stem for stem, part in parts.items() if stem and image_member(part) and (alone or part.keys() & LABELS)}
-        if own and alone:
-            own = parts.keys() - {""}
-        rest = {f"{stem}." * bool(stem) + suffix: value for stem, part in parts.items() if stem not in own
-                for suffix, value in part.items()}
+        some, groups = any(map(image_member, parts.values())), {}
+        for stem, part in parts.items():
+            own = owner(stem, parts) if some else ""
+            within = stem[len(own) + bool(own):]
+            groups.setdefault(own, {}).update({f"{within}." * bool(within) + name: x for name, x in part.items()})
         about = {name: value for name, value in sample.items() if name.startswith("__")}
-        if rest:
-            yield about | rest
-        yield from (about | {"__key__": f"{key}.{stem}"} | part for stem, part in parts.items() if stem in own)
+        for own in sorted(groups, key=bool):  # KEY first, the others as they stand
+            yield about | {"__key__": f"{key}.{own}" if own else key} | groups[own]
 
 
 def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterator[dict]:
