@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from open_clip_mdc import cli as tools
 from open_clip_mdc.bulk import units as bulk
-from open_clip_mdc.cli import caption_shards
+from open_clip_mdc.cli import caption as caption_tool
 from open_clip_mdc.data.images import Images, read_images
 from open_clip_mdc.data.markdown import markdown_table
 
@@ -73,7 +73,7 @@ def beside_the_model(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
     """Compare a shard with generating alone from its tensors by the same batches in the same process."""
     asked = tools.parse(caption(args, args.scenes / "val" / "00000.tar", "--out", out / "tables"))
     (unit,) = bulk.find_units(asked.paths)
-    shard = caption_shards.worker(asked, [unit], 0)
+    shard = caption_tool.worker(asked, [unit], 0)
     loaded = shard.keywords["loaded"]
     batches = [loaded.from_bytes(batch.image) for batch in Images([unit], loaded.to_bytes, asked.batch_size).loader(0)]
     sides = {"model": lambda: [loaded.model.generate(x, length=int(LENGTH), return_trace=True) for x in batches],

@@ -14,13 +14,14 @@ import pytest
 import torch
 from caption_files import NAMES, PATHS, Page, encoded, lines, run, scene, seven_images
 from conftest import make_image, run_folder
+from conftest import run as command
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 from safetensors.torch import save_file
 from shard_files import write_tar
 
 from open_clip_mdc import progress
-from open_clip_mdc.cli import caption_rows
+from open_clip_mdc.cli import caption
 from open_clip_mdc.cli import page as report
 from open_clip_mdc.cli.caption import read_captions
 from open_clip_mdc.data import images
@@ -193,11 +194,18 @@ def test_the_mean_image_of_guidance_takes_the_first_images_and_skips_what_cannot
     Path("20.png").write_bytes(b"no image")
     opened, decode = [], images.decode_image
     monkeypatch.setattr(images, "decode_image", lambda *a, **k: opened.append(a[0]) or decode(*a, **k))
-    monkeypatch.setattr(caption_rows, "NULL_IMAGES", 35)
+    monkeypatch.setattr(caption, "NULL_IMAGES", 35)
     command = ("??.png", "--length", "4", "--workers", "0", "--limit", "3", "--pretrained", runs / "mdc")
     assert run(*command, "--guidance-scale", "2") is None
     assert [row["image"] for row in lines()] == ["00.png", "01.png", "02.png"] and len(opened) == 35 + 3
     assert "cannot read the image 20.png" in run(*command, "--guidance-scale", "2", "--blind-images", "??.png")
+
+
+def test_one_image_is_captioned_without_what_works_on_tables_of_shards(runs, folder):
+    code = ("import sys; from open_clip_mdc.cli import main; main(sys.argv[1:]); "
+            "print([name for name in sys.modules if name.startswith('open_clip_mdc.bulk')])")
+    said = command("python", "-c", code, "caption", "--pretrained", str(runs / "mdc"), "x1.png", "--workers", "0")
+    assert said.stdout.splitlines() == ["1 caption: captions.jsonl", "[]"] and len(lines()) == 1
 
 
 @pytest.mark.parametrize("options, order", [

@@ -1,8 +1,8 @@
-"""Captions images: a JSONL file with a line per image, and a page that shows how each caption came about.
+"""Caption images: a JSONL file and a page that shows how each caption came about, or parquet tables of shards.
 
     open_clip_mdc caption --pretrained RUN photos/ 'more/*.jpg' 'shards/{000..009}.tar' --html captions.html
     open_clip_mdc caption --pretrained RUN cat.jpg --text 'a [MASK] cat on a [MASK]'
-    open_clip_mdc caption --pretrained RUN 'shards/{000..999}.tar' --out captions/ --jobs 8       (caption_shards.py)
+    open_clip_mdc caption --pretrained RUN 'shards/{000..999}.tar' --out captions/ --engine local --jobs 8
     open_clip_mdc caption --pretrained RUN photos/ --clip ViT-B-32:clip.pt --clip-scale 1 --out guided.jsonl \\
         --html both.html --compare captions.jsonl
 
@@ -10,25 +10,33 @@ A line is {"image": path or shard::key, "caption": text, "tokens": [{"token", "s
 reading order. A token that ends a word ends in a space; step is the one that revealed it, from 0, and log_prob what the
 model gave it then (nats); both are null for a token of --text. Where the model itself chose to end the caption, the
 last token is "<end>". With --clip a line says by "clip_texts" how many captions CLIP read for this one. Unreadable
-images are skipped, the first are named at the end, and make the exit status 1.
+images are skipped, the first are named at the end, and make the exit status 1. A table OUT/SHARD.parquet has the
+columns key, caption and tokens.
 
 Place in the paper: decoding, Eq. 6 and Sec. 3.2. Dimensions: B images, L positions.
 """
 import argparse
+import hashlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
-from ..bulk import units as bulk
 from ..data.files import new_file, parse_json
 from ..data.images import Batch, Images
 from ..data.journal import Journal
 from ..data.outputs import is_folder
 from ..data.paths import IMAGE_FILES, SHARDS, count_images, find_images
 from ..data.text import read_lines
+from ..decoding import options as decoding
 from ..decoding.clip_guidance import Clip, Guide
+from ..decoding.confidence import tokenize_with_masks
+from ..decoding.generate import default_length
+from ..decoding.options import NULL_IMAGES
+from ..decoding.sampling import Sampling
 from ..errors import SHOWN, complain, plural
 from ..integration import clip as clip_models
 from ..integration.checkpoints import fingerprint
@@ -36,15 +44,103 @@ from ..integration.pretrained import PretrainedCaptioner
 from ..integration.runs import find
 from ..objectives.replace import STEPS
 from ..progress import progress_bar
-from .caption_rows import check, decoding_options, sampling_of, settings
 from .page import card, legend, printable, shown, shown_lines, thumbnail, write_page
-from .shared import load_captioner
+from .shared import check_engine, check_length, flag, load_captioner, null_image
 
 CLIP = ("clip_scale", "clip_top_k", "clip_rerank")
+# What captions depend on, in the order in which journals and tables name it.
+SETTINGS = ("length", "min_length", "tokens_per_step", "sampler", "steps", "text", "temperature", "top_k", "top_p",
+            "seed", "guidance_scale", "guidance_weak")
+
+
+# ---- what the flags ask for
+
+
+def given_options(args: argparse.Namespace) -> dict:
+    names = (*decoding.OF_UNMASKING, *decoding.OF_SEARCH, "length", "clip", "clip_rerank")
+    return {name: value for name, value in vars(args).items()
+            if name in names and value not in (None, decoding.DEFAULTS.get(name))}
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raises ValueError or FileNotFoundError for flags that cannot work, whatever the model."""
+    if args.min_length and isinstance(args.length, int) and args.min_length > args.length:
+        raise ValueError(f"--min-length {args.min_length} is more than --length {args.length}")
+    Sampling(args.temperature, args.top_k, args.top_p).check()
+    decoding.check(given_options(args), flag)
+    if args.compare and not args.html:
+        raise ValueError("--compare needs --html, the page on which captions stand side by side")
+    if is_folder(args.out) and (args.html or args.limit or args.clip):
+        raise ValueError("--html, --limit and --clip go with an --out that ends in .jsonl")
+    check_engine(args)
+    check_length(args)
+
+
+def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, paths: list) -> tuple[dict, str | None]:
+    """Return options of `generate.generate`, and what their mean image is of. Sets args.length to the model's default.
+
+    Raises ValueError for a flag that does not fit the model.
+    """
+    model = loaded.model
+    decoding.check_kind(given_options(args), model.causal, flag)
+    if args.text is None and args.length is None:
+        args.length = default_length(model)
+    blind, options = None, {name: value for name in ("length", "min_length", "tokens_per_step", "steps")
+                            if (value := getattr(args, name)) is not None}
+    if args.text:
+        options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length).to(loaded.device)
+    if args.sampler == "ancestral":
+        options["sampler"] = args.sampler
+    if decoding.guides(vars(args)):
+        options |= {"guidance_scale": args.guidance_scale,
+                    "guidance_weak": args.guidance_weak or model.caption_cfg.default_uncond}
+    if decoding.needs_null_image(options, model):
+        options["blind"], blind = null_image(loaded, paths, args, NULL_IMAGES)
+    return options, blind
+
+
+def sampling_of(args: argparse.Namespace, names: list[str], device: str) -> Sampling:
+    """Draws for a batch that depend on --seed and its images, not on what was captioned before."""
+    digest = hashlib.sha256(json.dumps([args.seed, names]).encode()).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return Sampling(args.temperature, args.top_k, args.top_p, generator)
+
+
+def settings(args: argparse.Namespace, loaded: PretrainedCaptioner, blind: str | None) -> dict:
+    drawn = args.temperature or args.length == "sample" or args.sampler == "ancestral"
+    return {"model": fingerprint(loaded.model), "precision": loaded.precision, "blind": blind,
+            **{name: getattr(args, name) for name in SETTINGS},
+            **({"batch_size": args.batch_size} if drawn else {})}  # a batch's draws come from one generator
+
+
+# ---- tables of shards
+
+
+def worker(args: argparse.Namespace, units: list, number: int):
+    """Return the function of a worker, which captions one unit (bulk/engine.py)."""
+    import pyarrow as pa
+
+    from ..bulk.units import files_of
+    from .shard_table import check_out, write_shard
+    token = pa.struct([("token", pa.string()), ("step", pa.int32()), ("log_prob", pa.float32())])
+    schema = pa.schema([("key", pa.string()), ("caption", pa.string()), ("tokens", pa.list_(token))])
+    check(args)  # Ray's driver cannot: it imports no torch
+    loaded = load_captioner(args, number)
+    options, blind = decoding_options(args, loaded, [file for unit in units for file in files_of(unit)])
+    about = {"tool": "caption", **settings(args, loaded, blind)}
+    check_out(args.out, about)
+
+    def columns(batch: Batch) -> dict:
+        rows = loaded.decode(batch.image, sampling=sampling_of(args, batch.names, loaded.device), **options)
+        return {name: [row[name] for row in rows] for name in ("caption", "tokens")}
+
+    return partial(write_shard, loaded=loaded, args=args, schema=schema, settings=about, columns=columns)
+
+
+# ---- one file, and a page
 
 
 def checked(token: dict) -> dict:
-    """A token as it was read: with step and log-probability, or neither; raises TypeError or KeyError for others."""
     step, log_prob = token["step"], token["log_prob"]
     if not (step is log_prob is None or
             type(step) is int and 0 <= step < 10_000 and type(log_prob) in (int, float) and -1e6 < log_prob < 1):
@@ -53,10 +149,9 @@ def checked(token: dict) -> dict:
 
 
 def read_captions(path: str, name: str | None = None) -> dict[str, dict]:
-    """Lines by image of a file that this tool wrote; "image" is then `name` (default: `path`), which says whose.
+    """Read lines by image of a file that this tool wrote, with `name` (default: `path`) as "image", to say whose.
 
-    Raises:
-        ValueError: it is another file. FileNotFoundError: there is none.
+    Raises ValueError for another file.
     """
     try:
         rows = [parse_json(line) for line in read_lines(path)]
@@ -67,12 +162,6 @@ def read_captions(path: str, name: str | None = None) -> dict[str, dict]:
 
 
 def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: int, clip_texts: float) -> dict[str, str]:
-    """What the head of the page says.
-
-    Args:
-        options: those of `decoding_options`.
-        clip_texts: that CLIP read for a caption, on average.
-    """
     facts = {"Checkpoint": shown(args.pretrained, args.html), "Images": str(images)}
     if args.text:
         facts["To fill in"] = f"{args.text} (what was given is in italics)"
@@ -106,7 +195,6 @@ def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: in
 
 def lines_of(batch: Batch, loaded: PretrainedCaptioner, clip: Clip | None, options: dict,
              args: argparse.Namespace) -> list[dict]:
-    """The lines of the images that are new."""
     guide = None
     if clip:
         with loaded.autocast():
@@ -118,14 +206,14 @@ def lines_of(batch: Batch, loaded: PretrainedCaptioner, clip: Clip | None, optio
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes --out and --html when every image was looked at; interrupted, the same command resumes.
+    """Write --out and --html when every image was looked at. Interrupted, the same command resumes.
 
-    Raises:
-        ValueError: images had to be skipped (all else is written by then), or flags make no sense.
+    Raises ValueError where flags make no sense, or images had to be skipped (all else is written by then).
     """
     check(args)
     if is_folder(args.out):
-        return bulk.run(args)
+        from ..bulk import units
+        return units.run(args)
     paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     others = read_captions(args.compare, shown(args.compare, args.html)) if args.compare else {}
     loaded = load_captioner(args)
