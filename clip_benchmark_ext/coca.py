@@ -1,9 +1,7 @@
 """OpenCLIP's CoCa in the captioning task (Table 3's reference row): its decoder, searched by our beam search.
 
-Its own `generate` needs the beam search classes that transformers 5 has dropped. Ours returns the most likely caption
-that the beam finds; OpenCLIP's groups of diverse beams are not imitated.
-
-Dimensions: B images, R rows (R/B consecutive ones per image), n tokens so far, V vocabulary.
+Its own `generate` needs the beam search classes that transformers 5 has dropped. OpenCLIP's groups of diverse beams are
+not imitated. Dimensions: B images, R rows (R/B consecutive ones per image), n tokens so far, V vocabulary.
 """
 import torch
 from open_clip.coca_model import CoCa

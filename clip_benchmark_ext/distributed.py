@@ -1,9 +1,7 @@
 """One data set over many processes: each takes every n-th batch, and the results are put back in order.
 
-Batches, not cases, are dealt out: each is computed by one process exactly as a single process would compute it, so the
-merged result is the same to the digit.
-
-    torchrun --nproc_per_node 8 -m clip_benchmark_ext.cli eval --distributed --model mdc ...
+Each batch is computed by one process exactly as a single process would compute it, so the result is the same to the
+digit (`torchrun --nproc_per_node 8 -m clip_benchmark_ext.cli eval --distributed ...`).
 """
 from collections.abc import Iterable, Iterator
 from datetime import timedelta

@@ -1,8 +1,7 @@
 """`clip_benchmark eval` of one model on one data set: load, build the data, do the task, write the result file.
 
-`run` stands in for clip_benchmark's function of that name (patches.py), for every model. What is no
-captioner and none of our data sets is loaded, read and, where the task is not ours, evaluated by clip_benchmark's
-functions.
+`run` stands in for clip_benchmark's function of that name (patches.py). Models and data sets that are not ours are
+loaded, read and, where the task is not ours, evaluated by clip_benchmark's functions.
 """
 from argparse import Namespace
 from copy import copy

@@ -1,9 +1,7 @@
-"""Result files of `clip_benchmark eval` as a Markdown table, SugarCrepe's group averages included.
+"""Result files of `clip_benchmark eval` as a Markdown table: `python -m clip_benchmark_ext.table results/*.json`.
 
-    python -m clip_benchmark_ext.table results/*.json
-
-`clip_benchmark build` makes a CSV of every number; this shows those that the paper's tables show. A group of SugarCrepe
-has two rows: "macro", the mean over its subsets, and "micro", the mean over its cases, which is SugarCrepe's own.
+It shows what the paper's tables show. A group of SugarCrepe has two rows: "macro", the mean over its subsets, and
+"micro", the mean over its cases, which is SugarCrepe's own.
 """
 import argparse
 import json

@@ -1,10 +1,7 @@
 """Images with several captions each, as `--task captioning` reads them, and the ids that captions are saved under.
 
-Webdatasets are clip_benchmark's: SPLIT/{0..}.tar with KEY.jpg and KEY.txt, a caption a line, and SPLIT/nshards.txt. It
-drops the key, which is all that says what a caption belongs to: here it stays with the sample. Other data sets go by
-place: "0", "1", ...
-
-Dimensions: B images.
+A webdataset has KEY.jpg and KEY.txt, a caption a line. clip_benchmark drops the key, which is all that says what a
+caption belongs to: here it stays. Other data sets go by place: "0", "1", ... Dimensions: B images.
 """
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial

@@ -1,15 +1,12 @@
-"""The four word-order perturbations of ARO's COCO-Order and Flickr30k-Order, made once and then read from a file.
+"""The four word-order perturbations of ARO's COCO-Order and Flickr30k-Order (Table 2), made once and read from a file.
 
-Place in the paper: the negatives of the "COCO-Order" and "Flickr-Order" columns of the compositionality table. Source:
-github.com/mertyg/vision-language-models-are-bows, `dataset_zoo/perturbations.py` and `retrieval.py` (commit 42dbb5e).
-
-The official code draws new negatives in every run, and they depend on the versions of spaCy and nltk. Here
+Source: github.com/mertyg/vision-language-models-are-bows, `dataset_zoo/perturbations.py` and `retrieval.py` (commit
+42dbb5e). The official code draws new negatives in every run, and they depend on the versions of spaCy and nltk. Here
 `frozen_options` makes them at first use with a fixed seed and writes them to a JSON file that carries the SHA-256 of
 its own content; later runs refuse a changed one. The hash belongs beside every number made from it.
 
 Tags come from spaCy's `en_core_web_sm`, as officially (extra `[aro]`, then `python -m spacy download en_core_web_sm`),
-or from any `tagger` from a text to (token, Penn tag) pairs. Words are those of nltk's `word_tokenize`, without the data
-that it downloads.
+or from any `tagger` from a text to (token, Penn tag) pairs. Words are those of nltk's `word_tokenize`.
 """
 import hashlib
 import json

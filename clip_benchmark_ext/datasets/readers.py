@@ -1,8 +1,7 @@
-"""Readers of the compositionality data sets' official files: SugarCrepe, ARO, Winoground, VALSE.
+"""Readers of the official files of Table 2's data sets, SugarCrepe and ARO, and of Winoground and VALSE beside them.
 
-Place in the paper: the data of Table 2 (ARO and SugarCrepe; Winoground and VALSE beside them). A reader takes a data
-set's name and the folder that the user fetched, and returns its cases, with facts for the result file. Nothing is ever
-downloaded; a missing file says where to get it. The table of data sets is selection_datasets.py.
+A reader takes a data set's name and the folder that the user fetched, and returns its cases, with facts for the result
+file. Nothing is downloaded; a missing file says where to get it. The table of data sets is selection_datasets.py.
 """
 import json
 import logging

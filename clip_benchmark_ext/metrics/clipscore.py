@@ -1,9 +1,6 @@
-"""CLIPScore and RefCLIPScore (Hessel et al. 2021, arXiv 2104.08718): captions judged by any OpenCLIP model.
-
-    clip_benchmark eval ... --task captioning --clipscore_model ViT-B-32-quickgelu --clipscore_pretrained FILE
+"""CLIPScore and RefCLIPScore (Hessel et al. 2021, arXiv 2104.08718): captions scored by an OpenCLIP model.
 
 Published numbers are OpenAI's ViT-B/32, which is ViT-B-32-quickgelu here; scores of two models do not compare.
-
 Dimensions: N images with a candidate each, R references of an image, D width.
 """
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,4 @@
-"""How much several captions of an image differ: Div-n, mBLEU-4, distinct and novel captions.
-
-    clip_benchmark eval ... --task captioning --samples 5 --temperature 1 --train_captions 'train/{00000..00007}.tar'
+"""How much several captions of an image (--samples) differ: Div-n, mBLEU-4, distinct and novel captions.
 
 Div-n is the number of distinct n-grams over the number of words in all captions of an image, its mean over images;
 mBLEU-4 the mean of BLEU-4 of one caption against the others of its image, so that less is more diverse (Shetty et al.

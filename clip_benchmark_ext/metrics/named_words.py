@@ -1,9 +1,8 @@
 """What captions name, nouns, colours and relations: what is recalled of the references, and what none of them has.
 
-A word that a caption names and no reference does is counted as hallucinated, as CHAIR does (Rohrbach et al. 2018, arXiv
-1809.02156) with COCO's 80 objects. Here the words are short lists, of the built-in scenes and of what Flickr8k's
-captions say most; a plural is its singular. Synonyms are not known: a "man" whom the references call a "person" counts
-as hallucinated, so that the rate compares captioners and says little by itself.
+A word that a caption names and no reference does is hallucinated, as in CHAIR (Rohrbach et al. 2018, arXiv 1809.02156).
+Words are short lists, of the built-in scenes and of what Flickr8k's captions say most, without synonyms, so that the
+rate compares captioners and says little by itself.
 """
 import re
 from collections.abc import Mapping, Sequence

@@ -2,13 +2,8 @@
 
 On the same features the accuracy is clip_benchmark's to the last digit. The paper's protocol is clip_benchmark's
 default: AdamW, learning rate 0.1, batch 64, 10 epochs, cosine schedule, no weight decay. With a validation split the
-weight decay is searched for, as clip_benchmark does after CLIP (arXiv 2103.00020, A.3).
-
-Where this departs from clip_benchmark's code:
-- one device of any kind, and features that are found again by content;
-- the few-shot subset is the same whether the features were already there or not;
-- too few images of a class are an error, while a validation set with classes that the training set lacks works;
-- trainings that the search would repeat with the same weight decay are done once.
+weight decay is searched for, as clip_benchmark does after CLIP (arXiv 2103.00020, A.3). Unlike its code, this draws the
+same few-shot subset whether the features were already there or not, and refuses too few images of a class.
 
 Dimensions: N images, D width, C classes.
 """

@@ -1,8 +1,6 @@
 """The caption that fits the image (Table 2): captioners choose by likelihood, CLIP models by cosine.
 
-Both hand the same kind of scores to the same metrics (selection_metrics.py): a captioner the rows "plain", "blind" and
-"debiased", a CLIP model, whose similarities are nothing without an image, "plain" alone.
-
+A captioner's rows of scores are "plain", "blind" and "debiased", a CLIP model's "plain" alone (selection_metrics.py).
 Dimensions: B cases, I images of a case, C captions of a case, P patches, D width.
 """
 import logging
