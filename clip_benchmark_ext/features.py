@@ -17,6 +17,7 @@ import torch
 from open_clip.transformer import VisionTransformer
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
+from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from open_clip_mdc.data.files import new_file
@@ -25,9 +26,8 @@ from open_clip_mdc.models import encoder
 from . import contents
 from .contents import hash_values, text_of
 from .distributed import everywhere, merge, own_batches
+from .flags import FEATURES
 from .results import precision
-
-FEATURE_KINDS = ("gap", "cls", "pooled")
 
 
 def default_feature(model: torch.nn.Module) -> str:
@@ -38,7 +38,7 @@ def default_feature(model: torch.nn.Module) -> str:
     return "cls" if isinstance(visual, VisionTransformer) and visual.attn_pool is None else "pooled"
 
 
-def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[torch.Tensor], torch.Tensor]:
+def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[Tensor], Tensor]:
     """Return the function from images [B, 3, height, width] to features [B, D] of any model of clip_benchmark.
 
     gap: mean of the patch tokens after the final LayerNorm (a captioner's `encode_image`).
@@ -47,11 +47,10 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[torch.Tensor], to
 
     Raises ValueError if the kind is unknown, or the model's image tower has no such feature.
     """
-    if kind not in FEATURE_KINDS:
-        raise ValueError(f"unknown feature {kind!r}: choose one of {', '.join(FEATURE_KINDS)}")
+    if kind not in FEATURES:
+        raise ValueError(f"unknown feature {kind!r}: choose one of {', '.join(FEATURES)}")
     if kind == "pooled" or (kind == "gap" and hasattr(model, "encode_image_tokens")):
         return lambda image: model.encode_image(image)
-
     visual = getattr(model, "visual", None)
     tower = type(visual).__name__ if visual is not None else type(model).__name__
     # An attentional pooler replaces both the class token and the final LayerNorm of the patch tokens.
@@ -59,7 +58,6 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[torch.Tensor], to
         raise ValueError(f"feature {kind!r} needs an image tower of plain tokens, not this {tower}: use pooled")
     if kind == "cls" and not isinstance(visual, VisionTransformer):
         raise ValueError(f"feature 'cls' needs OpenCLIP's own ViT and its class token, not this {tower}: use gap")
-
     if kind == "cls":
         return partial(encoder.features, visual, kind="cls")
     return lambda image: visual.forward_intermediates(
@@ -67,8 +65,8 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[torch.Tensor], to
 
 
 @torch.no_grad()
-def extract_features(encode: Callable[[torch.Tensor], torch.Tensor], dataloader: Iterable, device: str | torch.device,
-                     amp: bool, desc: str = "features") -> tuple[torch.Tensor, torch.Tensor]:
+def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, device: str | torch.device, amp: bool,
+                     desc: str = "features") -> tuple[Tensor, Tensor]:
     """Encode the (images, targets) batches of a data loader, each on one process where there are several.
 
     Returns the features [N, D], in the precision in which they came, and the targets [N], both on the CPU. Raises
@@ -122,8 +120,8 @@ def describe_data(dataloader: Iterable) -> dict:
     return about
 
 
-def cached_features(folder: str, key: dict, extract: Callable[[], tuple[torch.Tensor, torch.Tensor]],
-                    note: str = "") -> tuple[torch.Tensor, torch.Tensor]:
+def cached_features(folder: str, key: dict, extract: Callable[[], tuple[Tensor, Tensor]],
+                    note: str = "") -> tuple[Tensor, Tensor]:
     """Return the features [N, D] and targets [N] of a key from its file, or extract them and write it.
 
     Two runs may share the folder. A file that is damaged is written anew, with a warning. `note` is for whoever reads
@@ -149,13 +147,13 @@ def feature_path(folder: str, key: dict) -> str:
     return os.path.join(folder, f"{key['split']}-{hashlib.sha256(_json(key).encode()).hexdigest()[:24]}.safetensors")
 
 
-def save_features(path: str, key: dict, features: torch.Tensor, targets: torch.Tensor, note: str = "") -> None:
+def save_features(path: str, key: dict, features: Tensor, targets: Tensor, note: str = "") -> None:
     """Write features [N, D] and targets [N] with key and checksum: the format would not notice a flipped bit."""
     tensors = {"features": features.contiguous(), "targets": targets.contiguous()}
     save_tensors(path, tensors, {"key": _json(key), "checksum": hash_values(features, targets), "note": note})
 
 
-def load_features(path: str, key: dict) -> tuple[torch.Tensor, torch.Tensor]:
+def load_features(path: str, key: dict) -> tuple[Tensor, Tensor]:
     """Read features [N, D] and targets [N]. Raises ValueError if the file is damaged or is of another key."""
     # Read in one go: safe_open opens the file twice, and in between another run may have put a new one in its place.
     with open(path, "rb") as file:
@@ -173,7 +171,7 @@ def load_features(path: str, key: dict) -> tuple[torch.Tensor, torch.Tensor]:
     return tensors["features"], tensors["targets"]
 
 
-def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+def save_tensors(path: str, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     with new_file(path) as partial:
         try:
             save_file(tensors, partial, metadata=metadata)

@@ -11,6 +11,7 @@ from open_clip_mdc.objectives.replace import STEPS
 
 MDC_LENGTH = 15  # tokens, one of the paper's; an autoregressive model ends its captions by itself
 NUM_BEAMS = 6  # the paper's
+FEATURES = ("gap", "cls", "pooled")
 DECODING = tuple("caption_length" if name == "length" else name for name in decoding.OPTIONS)
 
 
@@ -35,7 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--alpha", type=finite, default=1.0,
                        help="debiased score: log p(c|image) - alpha * log p(c) (default: 1)")
     group.add_argument("--perturbations", help="ARO Order: frozen negatives (made at first use if absent)")
-    group.add_argument("--feature", choices=["gap", "cls", "pooled"],
+    group.add_argument("--feature", choices=FEATURES,
                        help="linear probe; default: gap for captioners, cls before the projection for CLIP (the "
                             "paper's); pooled is what clip_benchmark itself probes")
     group.add_argument("--save_probe", help="linear probe: write the classifier to this safetensors file")

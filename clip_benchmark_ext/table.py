@@ -1,7 +1,7 @@
-"""Result files of `clip_benchmark eval` as a Markdown table: `python -m clip_benchmark_ext.table results/*.json`.
+"""Result files of `clip_benchmark eval` as a Markdown table, SugarCrepe's group averages included.
 
-It shows what the paper's tables show. A group of SugarCrepe has two rows: "macro", the mean over its subsets, and
-"micro", the mean over its cases, which is SugarCrepe's own.
+`python -m clip_benchmark_ext.table results/*.json` shows what the paper's tables show. A group of SugarCrepe has two
+rows: "macro", the mean over its subsets, and "micro", the mean over its cases, which is SugarCrepe's own.
 """
 import argparse
 import json

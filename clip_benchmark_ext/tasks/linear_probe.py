@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import balanced_accuracy_score, classification_report
+from torch import Tensor
 from torch.utils.data import DataLoader, random_split
 
 from open_clip_mdc.integration.checkpoints import fingerprint
@@ -114,7 +115,7 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
 
 
 def _load_splits(model: torch.nn.Module, loaders: dict[str, DataLoader], kind: str, normalize: bool, amp: bool,
-                 device: str | torch.device, folder: str, note: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+                 device: str | torch.device, folder: str, note: str) -> dict[str, tuple[Tensor, Tensor]]:
     model.eval().to(device)
     encode = feature_fn(model, kind)
     model_key = fingerprint(model)
@@ -122,7 +123,7 @@ def _load_splits(model: torch.nn.Module, loaders: dict[str, DataLoader], kind: s
     for split, loader in loaders.items():
         key = cache_key(model_key, loader, split, kind, normalize, device, amp)
 
-        def extract(split: str = split, loader: DataLoader = loader) -> tuple[torch.Tensor, torch.Tensor]:
+        def extract(split: str = split, loader: DataLoader = loader) -> tuple[Tensor, Tensor]:
             scale = (lambda image: F.normalize(encode(image), dim=-1)) if normalize else encode
             return extract_features(scale, loader, device, amp, desc=f"{split} features")
 
@@ -133,7 +134,7 @@ def _load_splits(model: torch.nn.Module, loaders: dict[str, DataLoader], kind: s
     return data
 
 
-def choose_rows(targets: torch.Tensor, fewshot_k: int) -> torch.Tensor:
+def choose_rows(targets: Tensor, fewshot_k: int) -> Tensor:
     """Draw row numbers from torch's global generator: a random order of all, or the first k of each class in it.
 
     Raises ValueError if a class has fewer than fewshot_k rows.
@@ -155,7 +156,7 @@ def choose_rows(targets: torch.Tensor, fewshot_k: int) -> torch.Tensor:
     return torch.tensor(rows)
 
 
-def train(features: torch.Tensor, targets: torch.Tensor, num_classes: int, weight_decay: float, lr: float, epochs: int,
+def train(features: Tensor, targets: Tensor, num_classes: int, weight_decay: float, lr: float, epochs: int,
           batch_size: int, amp: bool, device: str | torch.device, seed: int) -> torch.nn.Linear:
     """Train a linear classifier of features [N, D] with AdamW and a cosine schedule down to 0, without warm-up.
 
@@ -182,8 +183,8 @@ def train(features: torch.Tensor, targets: torch.Tensor, num_classes: int, weigh
 
 
 @torch.no_grad()
-def predict(probe: torch.nn.Linear, features: torch.Tensor, batch_size: int, amp: bool,
-            device: str | torch.device) -> torch.Tensor:
+def predict(probe: torch.nn.Linear, features: Tensor, batch_size: int, amp: bool,
+            device: str | torch.device) -> Tensor:
     """Return the logits [N, C], float32 on the CPU, of features [N, D]."""
     device = torch.device(device)
     with torch.autocast(device.type, enabled=amp):
@@ -211,7 +212,7 @@ def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
     return candidates[best]
 
 
-def top_k_accuracy(logits: torch.Tensor, targets: torch.Tensor, ks: tuple[int, ...]) -> list[float]:
+def top_k_accuracy(logits: Tensor, targets: Tensor, ks: tuple[int, ...]) -> list[float]:
     """Return for each k, at most C, the share of rows of logits [N, C] whose target is among the k largest."""
     hits = logits.topk(max(ks), dim=1).indices == targets[:, None]  # [N, max k]
     return [hits[:, :k].sum().item() / len(targets) for k in ks]
