@@ -7,9 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-GROUPS = {
-    "add": ("add_att", "add_obj"), "replace": ("replace_att", "replace_obj", "replace_rel"),
-    "swap": ("swap_att", "swap_obj")}
+from ..datasets.sugar_crepe import GROUPS
 
 
 def group_averages(results: Iterable[dict]) -> dict[str, dict]:

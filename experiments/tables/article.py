@@ -16,14 +16,11 @@ has seen the concept; the CLIP that gives CLIPScore is that of seed 1.
 from collections.abc import Iterator
 from pathlib import Path
 
-from .cells import Cell, Evaluation, Run, captioner
+from .cells import Cell, Run, captioner, captioning, clip, length_flags
 from .scales import CONCEPT, FOLDS, SHOTS, Scale
 
-METRICS = {"CIDEr": ("CIDEr", 100.0), "exact match": ("exact_match", 100.0), "colours": ("recall_colours", 100.0),
-           "nouns": ("recall_nouns", 100.0), "relations": ("recall_relations", 100.0),
-           "hallucinating": ("hallucinating_captions", 100.0), "repeats": ("repeated_words", 100.0),
-           "CLIPScore": ("CLIPScore", 100.0), "CLIP texts": ("clip_texts_per_caption", 1.0)}
 BETTER = ("CIDEr", "exact match", "colours", "nouns", "relations", "CLIPScore")  # more is
+COLUMNS = (*BETTER[:5], "hallucinating", "repeats", "CLIPScore", "CLIP texts")
 CLIP_SCALES = ("0.3", "1", "3")
 SAMPLES = "5"
 CORRUPTIONS = ("gaussian_noise", "gaussian_blur", "jpeg", "brightness")
@@ -31,27 +28,11 @@ SEVERITIES = ("1", "3", "5")
 TOP_P = ("0.5", "0.8", "0.95", "1")
 # Per cent of features masked, in per cent of the images: -context25of10 and so on.
 CONTEXT = ((25, 10), (50, 10), (100, 10), (25, 50), (50, 50), (100, 50), (25, 100), (50, 100))
-
-
-def clip(scale: Scale) -> Run:
-    return Run(scale.backbone, scale.alt)
-
-
-def asked(objective: str, length: str) -> tuple[str, ...]:
-    """An autoregressive model ends its captions by itself."""
-    return () if objective in ("ARC", "CapPa") else ("--caption_length", length)
-
-
-def captioning(scale: Scale, metric: str, flags: tuple[str, ...], guide: Run | None = None, judge: Run | None = None,
-         where: tuple[str, str] | None = None, factor: float = 100.0) -> Evaluation:
-    """Captioning of the scale's test set, or of another (root, data set)."""
-    root, dataset = where or (scale.captioning[0].root, scale.captioning[0].dataset)
-    return Evaluation("captioning", root, (dataset,), metric, flags, factor, guide=guide, judge=judge)
+SYSTEMS = (("MDC", "MDC", ()), ("MDC with CLIP", "MDC", ("--clip_scale", "1")), ("ARC", "ARC", ()))
 
 
 def guided(scale: Scale) -> Iterator[Cell]:
     """Rows of CLIP guidance and of its controls: no guidance, drawn captions, the best of them."""
-    length = scale.captioning[0].lengths[0]
     drawn = ("--temperature", "1")
     ways = {"unguided": ((), False), **{f"CLIP {s}": (("--clip_scale", s), True) for s in CLIP_SCALES},
             "drawn": (drawn, False), f"best of {SAMPLES}": ((*drawn, "--clip_rerank", SAMPLES), True)}
@@ -59,11 +40,11 @@ def guided(scale: Scale) -> Iterator[Cell]:
         for way, (flags, helped) in ways.items():
             if objective == "ARC" and way.startswith("CLIP"):
                 continue
-            for column, (metric, factor) in METRICS.items():
-                if column != "CLIP texts" or helped:
-                    yield Cell(f"{objective}, {way}", column, captioner(scale, objective), captioning(
-                        scale, metric, (*asked(objective, length), *flags), clip(scale) if helped else None,
-                        clip(scale), factor=factor), block="CLIP", competes=column in BETTER)
+            for column in COLUMNS if helped else COLUMNS[:-1]:
+                evaluation = captioning(scale, column, (*length_flags(scale, objective), *flags),
+                                        guide=clip(scale) if helped else None, judge=clip(scale))
+                yield Cell(f"{objective}, {way}", column, captioner(scale, objective), evaluation, block="CLIP",
+                           competes=column in BETTER)
 
 
 def regions(scale: Scale) -> Iterator[Cell]:
@@ -72,22 +53,21 @@ def regions(scale: Scale) -> Iterator[Cell]:
         model = f"MDC-{scale.backbone}"
         rows = {"whole, 32 px": Run(model, "big"), "whole, 64 px": Run(model, "big", size=64),
                 "2 x 2 regions": Run(f"{model}-regions2", "big")}
+        where = "{out}/data/captions-big", "wds/captions-big"
         for row, run in rows.items():
             for column in BETTER[:5]:
-                metric, factor = METRICS[column]
-                yield Cell(row, column, run, captioning(scale, metric, ("--caption_length", "16"), where=(
-                    "{out}/data/captions-big", "wds/captions-big"), factor=factor), block="regions")
+                yield Cell(row, column, run, captioning(scale, column, ("--caption_length", "16"), where),
+                           block="regions")
 
 
 def folds(scale: Scale) -> Iterator[Cell]:
     for fold in (name for name in scale.data if name.startswith("fold")):
+        where = f"{{out}}/data/folds/{fold}", f"wds/{fold}"
         for way, flags in (("unguided", ()), ("CLIP 1", ("--clip_scale", "1"))):
+            guide = Run(scale.backbone, fold) if flags else None
             for column in ("CIDEr", "exact match"):
-                metric, factor = METRICS[column]
                 yield Cell(f"{fold}, {way}", column, Run(f"MDC-{scale.backbone}", fold), captioning(
-                    scale, metric, (*asked("MDC", scale.captioning[0].lengths[0]), *flags),
-                    Run(scale.backbone, fold) if flags else None,
-                    where=(f"{{out}}/data/folds/{fold}", f"wds/{fold}"), factor=factor), block=fold)
+                    scale, column, (*length_flags(scale, "MDC"), *flags), where, guide), block=fold)
 
 
 def table7(scale: Scale) -> Iterator[Cell]:
@@ -102,35 +82,30 @@ def figure8(scale: Scale) -> Iterator[Cell]:
     """Recall of a concept after a few images of it, and captions of the others."""
     if "fewshot" not in scale.data:
         return
-    length = scale.captioning[0].lengths[0]
     for shots in (0, *SHOTS):
-        for label, objective, flags in (("MDC", "MDC", ()), ("MDC with CLIP", "MDC", ("--clip_scale", "1")),
-                                        ("ARC", "ARC", ())):
+        for label, objective, flags in SYSTEMS:
             base = captioner(scale, objective)._replace(data="fewshot")
             run = Run(base.model, f"shots-{shots}", start=base) if shots else base
-            flags = (*asked(objective, length), *flags)
-            guide = clip(scale) if "--clip_scale" in flags else None
+            guide = clip(scale) if flags else None
             for column, metric, split, more in ((label, "phrase_recall", "concept", ("--phrase", CONCEPT)),
-                                                (f"{label}, others", "exact_match", "without", ())):
-                yield Cell(f"{shots} images", column, run, captioning(scale, metric, (*flags, *more), guide, where=(
-                    f"{{out}}/data/{split}", f"wds/{split}")), competes=False)
+                                                (f"{label}, others", "exact match", "without", ())):
+                yield Cell(f"{shots} images", column, run, captioning(
+                    scale, metric, (*length_flags(scale, objective), *flags, *more),
+                    (f"{{out}}/data/{split}", f"wds/{split}"), guide), competes=False)
 
 
 def figure9(scale: Scale) -> Iterator[Cell]:
     """Captions of corrupted images."""
     if not scale.article:
         return
-    length = scale.captioning[0].lengths[0]
     rows = {"clean": (), **{f"{name} {severity}": ("--corruption", f"{name}:{severity}") for name in CORRUPTIONS
                             for severity in SEVERITIES}}
     for row, corruption in rows.items():
-        for label, objective, flags in (("MDC", "MDC", ()), ("MDC with CLIP", "MDC", ("--clip_scale", "1")),
-                                        ("ARC", "ARC", ())):
-            for column, name in ((label, "CIDEr"), (f"{label}, hallucinating", "hallucinating")):
-                metric, factor = METRICS[name]
+        for label, objective, flags in SYSTEMS:
+            for column, metric in ((label, "CIDEr"), (f"{label}, hallucinating", "hallucinating")):
                 yield Cell(row, column, captioner(scale, objective), captioning(
-                    scale, metric, (*asked(objective, length), *flags, *corruption), clip(scale) if flags else None,
-                    factor=factor), competes=False)
+                    scale, metric, (*length_flags(scale, objective), *flags, *corruption),
+                    guide=clip(scale) if flags else None), competes=False)
 
 
 def figure10(scale: Scale) -> Iterator[Cell]:
@@ -139,15 +114,13 @@ def figure10(scale: Scale) -> Iterator[Cell]:
         return
     data = scale.data[scale.alt]
     train = f"{data.folder}/{{{{00000..{data.shards - 1:05d}}}}}.tar"
-    columns = {"CIDEr": "CIDEr", "Div-1": "div_1", "Div-2": "div_2", "mBLEU-4": "mBLEU_4",
-               "distinct": "distinct_captions", "novel": "novel_captions", "repeats": "repeated_words"}
     for objective in ("MDC", "MCD", "ARC"):
         for top_p in TOP_P:
-            flags = (*asked(objective, scale.captioning[0].lengths[0]), "--temperature", "1", "--top_p", top_p,
-                     "--samples", SAMPLES, "--train_captions", train)
-            for column, metric in columns.items():
+            flags = (*length_flags(scale, objective), "--temperature", "1", "--top_p", top_p, "--samples", SAMPLES,
+                     "--train_captions", train)
+            for column in ("CIDEr", "Div-1", "Div-2", "mBLEU-4", "distinct", "novel", "repeats"):
                 yield Cell(f"{objective}, top-p {top_p}", column, captioner(scale, objective),
-                           captioning(scale, metric, flags), block=objective, competes=False)
+                           captioning(scale, column, flags), block=objective, competes=False)
 
 
 def figure11(scale: Scale) -> Iterator[Cell]:
@@ -159,9 +132,7 @@ def figure11(scale: Scale) -> Iterator[Cell]:
                             for mask, drop in CONTEXT}
     for row, run in runs.items():
         for column in ("CIDEr", "exact match", "hallucinating"):
-            metric, factor = METRICS[column]
-            flags = asked("MDC", scale.captioning[0].lengths[0])
-            yield Cell(row, column, run, captioning(scale, metric, flags, factor=factor),
+            yield Cell(row, column, run, captioning(scale, column, length_flags(scale, "MDC")),
                        competes=column in BETTER)
 
 
@@ -201,51 +172,45 @@ SENTENCES = (
 )
 
 
+def panels(name: str, cells: list[Cell], points: dict[tuple[str, str], float]) -> list[tuple[str, str, dict]]:
+    """Return (label of x, label of y, {line: its points}) of each panel of a figure; a missing number is None."""
+    rows, columns = (list(dict.fromkeys(getattr(cell, what) for cell in cells)) for what in ("row", "column"))
+
+    def line(column: str, chosen: list[str], labels: list[str]) -> list[tuple]:
+        return [(label, points.get((row, column))) for label, row in zip(labels, chosen, strict=True)]
+
+    if name == "figure8":
+        shots = [row.split()[0] for row in rows]
+        return [("images of the concept", title, {column.partition(",")[0]: line(column, rows, shots)
+                                                  for column in columns if column.endswith(", others") == others})
+                for title, others in ((f'"{CONCEPT}" named, %', False), ("other scenes right, %", True))]
+    if name == "figure9":
+        return [(corruption.replace("_", " "), "" if number else "CIDEr", {
+            column: line(column, ["clean", *(f"{corruption} {s}" for s in SEVERITIES)], ["0", *SEVERITIES])
+            for column in columns if "," not in column}) for number, corruption in enumerate(CORRUPTIONS)]
+    if name == "figure10":
+        return [("CIDEr of a drawn caption", "Div-2, %", {
+            block: [(points.get((row, "CIDEr")), points.get((row, "Div-2"))) for row in rows
+                    if row.startswith(f"{block},")] for block in dict.fromkeys(cell.block for cell in cells)})]
+    lines = {}
+    for drop in dict.fromkeys(drop for _, drop in CONTEXT):
+        masks = [mask for mask, d in CONTEXT if d == drop]
+        lines[f"in {drop} % of the images"] = line(
+            "CIDEr", ["none", *(f"{mask} % in {drop} %" for mask in masks)], ["0", *map(str, masks)])
+    return [("image features masked in training, %", "CIDEr", lines)]
+
+
 def plot(name: str, cells: list[Cell], summaries: list, path: Path) -> None:
     """Figures 8 to 11; what is missing is left out."""
     from matplotlib.figure import Figure
-    points = {(c.row, c.column): s.mean for c, s in zip(cells, summaries, strict=True) if s}
-    rows, columns = (list(dict.fromkeys(getattr(cell, what) for cell in cells)) for what in ("row", "column"))
-
-    def line(axes, column: str, chosen: list[str], labels: list[str], of: str | None = None) -> None:
-        found = [(x, points[row, column]) for x, row in zip(labels, chosen, strict=True) if (row, column) in points]
-        if found:
-            axes.plot(*zip(*found, strict=True), marker="o", label=of or column.partition(",")[0])
-
-    if name == "figure8":
-        figure = Figure(figsize=(8, 3.2), layout="constrained")
-        panels = figure.subplots(1, 2)
-        for axes, title, suffix in zip(panels, (f'"{CONCEPT}" named, %', "other scenes right, %"), ("", ", others"),
-                                       strict=True):
-            axes.set(xlabel="images of the concept", ylabel=title)
-            for column in columns:
-                if column.endswith(", others") == bool(suffix):
-                    line(axes, column, rows, [row.split()[0] for row in rows])
-    elif name == "figure9":
-        figure = Figure(figsize=(10, 3), layout="constrained")
-        panels = figure.subplots(1, len(CORRUPTIONS), sharey=True)
-        for axes, corruption in zip(panels, CORRUPTIONS, strict=True):
-            axes.set(xlabel=corruption.replace("_", " "), ylabel="CIDEr" if axes is panels[0] else "")
-            chosen = ["clean", *(f"{corruption} {severity}" for severity in SEVERITIES)]
-            for column in columns:
-                if "," not in column:
-                    line(axes, column, chosen, ["0", *SEVERITIES])
-    elif name == "figure11":
-        figure = Figure(figsize=(5, 3.2), layout="constrained")
-        panels = [figure.add_subplot(xlabel="image features masked in training, %", ylabel="CIDEr")]
-        for drop in dict.fromkeys(drop for _, drop in CONTEXT):
-            masks = [mask for mask, d in CONTEXT if d == drop]
-            line(panels[0], "CIDEr", ["none", *(f"{mask} % in {drop} %" for mask in masks)], ["0", *map(str, masks)],
-                 f"in {drop} % of the images")
-    else:
-        figure = Figure(figsize=(5, 3.2), layout="constrained")
-        axes = figure.add_subplot(xlabel="CIDEr of a drawn caption", ylabel="Div-2, %")
-        panels = [axes]
-        for block in dict.fromkeys(cell.block for cell in cells):
-            found = [(points[row, "CIDEr"], points[row, "Div-2"]) for row in rows
-                     if row.startswith(f"{block},") and (row, "CIDEr") in points and (row, "Div-2") in points]
-            if found:
-                axes.plot(*zip(*found, strict=True), marker="o", label=block)
-    if panels[0].lines:
-        panels[0].legend(frameon=False)
+    shown = panels(name, cells, {(c.row, c.column): s.mean for c, s in zip(cells, summaries, strict=True) if s})
+    figure = Figure(figsize={"figure8": (8, 3.2), "figure9": (10, 3)}.get(name, (5, 3.2)), layout="constrained")
+    all_axes = figure.subplots(1, len(shown), sharey=name == "figure9", squeeze=False)[0]
+    for axes, (x, y, lines) in zip(all_axes, shown, strict=True):
+        axes.set(xlabel=x, ylabel=y)
+        for label, line in lines.items():
+            if found := [point for point in line if None not in point]:
+                axes.plot(*zip(*found, strict=True), marker="o", label=label)
+    if all_axes[0].lines:
+        all_axes[0].legend(frameon=False)
     figure.savefig(path, dpi=100)

@@ -17,7 +17,7 @@ class Run(NamedTuple):
     at: int | None = None  # the checkpoint that is evaluated, that of this epoch; None: the last. Not of the training
 
     def name(self, seed: int) -> str:
-        """Of the run folder; results are recognised by it."""
+        """Return the name of the run folder, by which results are recognised."""
         longer = (f"-x{self.batches}" if self.batches > 1 else "") + (f"-e{self.epochs}" if self.epochs > 1 else "")
         start = f"-from-{self.start.data if isinstance(self.start, Run) else self.start}" if self.start else ""
         size = (f"-{self.size}px" if self.size else "") + ("-locked" if self.locked else "")
@@ -53,13 +53,42 @@ class Cell(NamedTuple):
     competes: bool = True  # for the best
 
 
+KL = "KL, 1/1000 nats"  # of guided from plain predictions, a token
+# Metric in clip_benchmark's results, and its factor, by column. Other columns have a metric's name, and are percent.
+METRICS = {
+    "B@4": ("Bleu_4", 100.0), "ROUGE-L": ("ROUGE_L", 100.0), "exact match": ("exact_match", 100.0),
+    "colours": ("recall_colours", 100.0), "nouns": ("recall_nouns", 100.0), "relations": ("recall_relations", 100.0),
+    "hallucinating": ("hallucinating_captions", 100.0), "repeats": ("repeated_words", 100.0),
+    "Div-1": ("div_1", 100.0), "Div-2": ("div_2", 100.0), "mBLEU-4": ("mBLEU_4", 100.0),
+    "distinct": ("distinct_captions", 100.0), "novel": ("novel_captions", 100.0),
+    "CLIP texts": ("clip_texts_per_caption", 1.0), "words": ("mean_length", 1.0), "steps": ("mean_steps", 1.0),
+    KL: ("guidance_kl", 1000.0)}
+
+
 def captioner(scale: Scale, objective: str, suffix: str = "") -> Run:
-    """One that is asked for captions or their likelihoods; "": CLIP."""
+    """Return a run that is asked for captions or their likelihoods; "" is CLIP."""
     return Run(f"{objective}-{scale.backbone}{suffix}".lstrip("-"), scale.alt, epochs=scale.caption_epochs)
 
 
+def clip(scale: Scale) -> Run:
+    return Run(scale.backbone, scale.alt)
+
+
+def length_flags(scale: Scale, objective: str, length: str | None = None) -> tuple[str, ...]:
+    """Return the flags of a caption's length, by default the scale's first; an autoregressive model needs none."""
+    return () if objective in ("ARC", "CapPa") else ("--caption_length", length or scale.captioning[0].lengths[0])
+
+
+def captioning(scale: Scale, column: str, flags: tuple[str, ...], where: tuple[str, str] | None = None,
+               guide: Run | None = None, judge: Run | None = None) -> Evaluation:
+    """Return captioning of the scale's test set, or of another (root, data set), by the metric of a column."""
+    root, dataset = where or (scale.captioning[0].root, scale.captioning[0].dataset)
+    metric, factor = METRICS.get(column, (column, 100.0))
+    return Evaluation("captioning", root, (dataset,), metric, flags, factor, guide=guide, judge=judge)
+
+
 def probes(scale: Scale) -> dict[str, Evaluation]:
-    """By column; the last is the average, if there are several."""
+    """Return linear probes by column; the last is the average, if there are several."""
     def probe(*chosen) -> Evaluation:
         return Evaluation("linear_probe", scale.probe_root, tuple(p.dataset for p in chosen), "lp_acc1",
                           sizes=tuple(p.images for p in chosen))
@@ -68,6 +97,6 @@ def probes(scale: Scale) -> dict[str, Evaluation]:
 
 
 def probe(scale: Scale) -> Evaluation:
-    """The one of the ablations: ImageNet, or what a small scale has, the average of several."""
+    """Return the probe of the ablations: ImageNet, or what a small scale has, the average of several."""
     found = list(probes(scale).values())
     return found[0] if "ImageNet" in scale.probes else found[-1]

@@ -12,8 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
 
-from .article import asked, captioning
-from .cells import Cell, Evaluation, Run, probes
+from .cells import Cell, Evaluation, Run, captioning, length_flags, probes
 from .scale import Scale
 
 OBJECTIVES = {"CLIP": "", "ARC": "ARC-", "MDC": "MDC-", "CapPa": "CapPa-", "MCD": "MCD-"}
@@ -33,17 +32,16 @@ def curves(scale: Scale) -> Iterator[Cell]:
             columns |= {s.label: Evaluation("image_caption_selection", s.root, s.subsets, "text_acc", flags,
                                             sizes=(s.cases,)) for s in scale.selection}
             if epoch in scale.curve and objective != "CLIP":
-                columns |= {label: captioning(scale, metric, asked(objective, "auto"))
-                            for label, metric in (("CIDEr", "CIDEr"), ("exact match", "exact_match"))}
+                columns |= {column: captioning(scale, column, length_flags(scale, objective, "auto"))
+                            for column in ("CIDEr", "exact match")}
             for column, evaluation in columns.items():
                 yield Cell(row, column, run, evaluation, block=row.partition(", ")[2])
 
 
 def images_until(scale: Scale, cells: Iterable[Cell], numbers: Iterable[dict[int, float]]) -> dict[str, str]:
-    """By objective, the images seen at the first checkpoint with `ENOUGH` % on swapped attributes: its seeds' range.
+    """Return by objective the images seen at the first checkpoint with `ENOUGH` % on swapped attributes.
 
-    Args:
-        numbers: of each cell, by seed.
+    It is a range over seeds; `numbers` are those of each cell by seed.
     """
     points: dict[str, list[tuple[int, dict[int, float]]]] = {}
     for cell, by_seed in zip(cells, numbers, strict=True):
@@ -65,7 +63,6 @@ def images_until(scale: Scale, cells: Iterable[Cell], numbers: Iterable[dict[int
 
 
 def note(scale: Scale, cells: list[Cell], numbers: list[dict[int, float]]) -> str:
-    """What stands below the table."""
     from open_clip_mdc.data.markdown import markdown_table
     if not scale.curve:
         return ""

@@ -10,21 +10,16 @@ too.
 from collections.abc import Iterator
 from pathlib import Path
 
-from .article import asked, captioning, clip
-from .cells import Cell, Evaluation, Run, captioner
+from .cells import KL, Cell, Evaluation, Run, captioner, captioning, clip, length_flags
 from .scales import Scale
 
-METRICS = {"CIDEr": ("CIDEr", 100.0), "B@4": ("Bleu_4", 100.0), "METEOR": ("METEOR", 100.0),
-           "exact match": ("exact_match", 100.0), "colours": ("recall_colours", 100.0),
-           "nouns": ("recall_nouns", 100.0), "relations": ("recall_relations", 100.0),
-           "CLIPScore": ("CLIPScore", 100.0)}
+COLUMNS = ("CIDEr", "B@4", "METEOR", "exact match", "colours", "nouns", "relations", "CLIPScore")
 SWEEP = ("0", "0.5", "1", "1.5", "2", "3", "5", "7")
 FEW = ("1", "3", "7")
-KL = "KL, 1/1000 nats"  # of guided from plain predictions, a token
 
 
 def models(scale: Scale) -> dict[str, Run]:
-    """Rows of Table 6; on CUB-200 those of MC-Diffusion, which reads codes only."""
+    """Return the rows of Table 6; on CUB-200 those of MC-Diffusion, which reads codes only."""
     if scale.name == "cub":
         rows = (("ARC", "ARC-VQ", ""), ("MDC", "MDC-VQ", ""), ("MCD-VQ codes", "MCD-VQ", ""),
                 ("MCD-VQ codes, CFG", "MCD-VQ", "-cfg"), ("MCD-VQ codes, MCS", "MCD-VQ", "-mcs"))
@@ -35,8 +30,8 @@ def models(scale: Scale) -> dict[str, Run]:
         "MCD, frozen random ViT": captioner(scale, "MCD")._replace(locked=True)}
 
 
-def judge(scale: Scale) -> Run | None:
-    """The CLIP model of CLIPScore, one that is trained on the same data; CUB-200 is too small for one."""
+def clipscore_run(scale: Scale) -> Run | None:
+    """Return the CLIP model of CLIPScore, one that is trained on the same data; CUB-200 is too small for one."""
     return None if scale.name == "cub" else clip(scale)
 
 
@@ -44,12 +39,10 @@ def table6(scale: Scale) -> Iterator[Cell]:
     """Forward processes and image encoders; the bound is of another tightness for each process."""
     if not scale.val:
         return
-    length = scale.captioning[0].lengths[0]
     for row, run in models(scale).items():
-        flags = asked(row, length)
-        for column, (metric, factor) in METRICS.items():
-            yield Cell(row, column, run, captioning(scale, metric, flags, judge=judge(scale), factor=factor),
-                       block="all")
+        for column in COLUMNS:
+            yield Cell(row, column, run, captioning(scale, column, length_flags(scale, row),
+                                                    judge=clipscore_run(scale)), block="all")
         yield Cell(row, "bound, nats per caption", run, Evaluation("log", "", ("",), "nelbo_per_caption", scale=1.0),
                    block="all", competes=False)
 
@@ -66,12 +59,9 @@ def figure7(scale: Scale) -> Iterator[Cell]:
     rows += [(f"{name}, ancestral", run, w, w, ancestral) for name, run in (("CFG", cfg), ("MCS", mcs)) for w in FEW]
     for name, run, w, guidance, sampler in rows:
         flags = ("--caption_length", scale.captioning[0].lengths[0], *sampler, "--guidance_scale", guidance)
-        for column, (metric, factor) in METRICS.items():
-            if column in ("CIDEr", "B@4", "METEOR", "CLIPScore"):
-                yield Cell(f"{name}, w = {w}", column, run,
-                           captioning(scale, metric, flags, judge=judge(scale), factor=factor), block=name)
-        yield Cell(f"{name}, w = {w}", KL, run, captioning(
-            scale, "guidance_kl", flags, judge=judge(scale), factor=1000.0), block=name, competes=False)
+        for column in ("CIDEr", "B@4", "METEOR", "CLIPScore", KL):
+            yield Cell(f"{name}, w = {w}", column, run, captioning(scale, column, flags, judge=clipscore_run(scale)),
+                       block=name, competes=column != KL)
 
 
 TABLES = {"table6": table6, "figure7": figure7}

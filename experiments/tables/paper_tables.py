@@ -6,8 +6,8 @@ paper's number stands only in a cell of the same training data, network and test
 from collections.abc import Iterable, Iterator
 
 from . import article, curves, mcdiffusion, paper, views
-from .cells import Cell, Evaluation, Run, captioner, probe, probes
-from .scales import INTERVALS, RATIOS, Captioning, Scale, Selection
+from .cells import Cell, Evaluation, Run, captioner, captioning, probe, probes
+from .scales import Captioning, Scale, Selection
 
 
 def table1(scale: Scale) -> Iterator[Cell]:
@@ -32,7 +32,7 @@ BACKBONES = ("ViT-B-32", "ViT-B-16", "ViT-L-14")
 
 
 def averages(selection: Selection) -> dict[str, tuple[str, str | None]]:
-    """Columns of a group of cases: (suffix of the metric, weight of subsets) by suffix of the label.
+    """Return columns of a group of cases: (suffix of the metric, weight of subsets) by suffix of the label.
 
     The first is the data set's own average: macro over relations or attributes in ARO, micro over cases in SugarCrepe.
     """
@@ -69,39 +69,31 @@ def table2(scale: Scale) -> Iterator[Cell]:
                                None if kind or place else known.get(selection.label), competes=not kind)
 
 
-CAPTION_METRICS = {"B@4": "Bleu_4", "METEOR": "METEOR", "CIDEr": "CIDEr", "SPICE": "SPICE", "ROUGE-L": "ROUGE_L",
-                   "words": "mean_length"}
-
-
-def systems(scale: Scale, captioning: Captioning) -> dict[str, tuple[Run, tuple[str, ...]]]:
-    """Rows of Table 3 but for CoCa's: those that the judge compares."""
+def systems(scale: Scale, test: Captioning) -> dict[str, tuple[Run, tuple[str, ...]]]:
+    """Return the rows of Table 3 but for CoCa's: those that the judge compares."""
     def tuned(objective: str) -> Run:
         start = captioner(scale, objective)
-        return start if captioning.train is None else Run(start.model, captioning.train, start=start)
+        return start if test.train is None else Run(start.model, test.train, start=start)
     return {"ARC": (tuned("ARC"), ()), **{f"MDC-{length}": (tuned("MDC"), ("--caption_length", length))
-                                          for length in captioning.lengths}}
+                                          for length in test.lengths}}
 
 
 def table3(scale: Scale) -> Iterator[Cell]:
     """Captioning; CoCa, for reference only, is OpenCLIP's, fine-tuned by the same command."""
-    for captioning in scale.captioning:
-        rows = systems(scale, captioning)
-        if captioning.coca:
-            rows = {"CoCa": (Run(f"coca_{scale.backbone}", captioning.train, start=captioning.coca), ()), **rows}
+    for test in scale.captioning:
+        rows = systems(scale, test)
+        if test.coca:
+            rows = {"CoCa": (Run(f"coca_{scale.backbone}", test.train, start=test.coca), ()), **rows}
         for system, (run, flags) in rows.items():
-            known = dict(zip(paper.CAPTION_METRICS, paper.TABLE3.get((captioning.label, system), ()), strict=False))
-            for label, metric in CAPTION_METRICS.items():
-                yield Cell(f"{captioning.label}, {system}", label, run,
-                           Evaluation("captioning", captioning.root, (captioning.dataset,), metric, flags,
-                                      1.0 if label == "words" else 100.0), known.get(label), captioning.label,
-                           label != "words" and system != "CoCa")
+            row = f"{test.label}, {system}"
+            known = dict(zip(paper.CAPTION_METRICS, paper.TABLE3.get((test.label, system), ()), strict=False))
+            for column in ("B@4", "METEOR", "CIDEr", "SPICE", "ROUGE-L", "words"):
+                evaluation = captioning(scale, column, flags, (test.root, test.dataset))
+                yield Cell(row, column, run, evaluation, known.get(column), test.label,
+                           column != "words" and system != "CoCa")
             if system != "CoCa":
-                yield Cell(f"{captioning.label}, {system}", "LLM", run, judged(captioning, system), known.get("LLM"),
-                           captioning.label)
-
-
-def judged(captioning: Captioning, system: str) -> Evaluation:
-    return Evaluation("judge", "", (captioning.label,), system)
+                judge = Evaluation("judge", "", (test.label,), system)
+                yield Cell(row, "LLM", run, judge, known.get("LLM"), test.label)
 
 
 def table4(scale: Scale) -> Iterator[Cell]:
@@ -113,8 +105,10 @@ def table4(scale: Scale) -> Iterator[Cell]:
 
 
 def intervals(scale: Scale) -> dict[str, Run]:
-    return {f"[{low}, {high}]": Run(name.replace("*", scale.backbone), scale.search)
-            for (low, high), name in INTERVALS.items()}
+    """Return the runs of Table 5 by the paper's label; the last interval is MDC's own, which no name says."""
+    *others, own = paper.TABLE5
+    suffixes = {label: "-t{}-{}".format(*label.strip("[]").split(", ")) for label in others} | {own: ""}
+    return {label: Run(f"MDC-{scale.backbone}{suffix}", scale.search) for label, suffix in suffixes.items()}
 
 
 def table5(scale: Scale) -> Iterator[Cell]:
@@ -133,10 +127,11 @@ def stability(scale: Scale) -> Iterator[Cell]:
 
 def figure4(scale: Scale) -> Iterator[Cell]:
     """BERT at fixed masking ratios, all masked (parallel decoding), and MDC."""
-    models = {f"{'Parallel' if ratio == 100 else 'BERT'} {ratio} %": name for ratio, name in RATIOS.items()}
+    models = {f"BERT {ratio} %": f"BERT-{scale.backbone}-r{ratio}" for ratio in (15, 30, 45, 60, 75, 90)}
+    models |= {"Parallel 100 %": f"Parallel-{scale.backbone}", "MDC": f"MDC-{scale.backbone}"}
     for data in scale.ratios:
-        for label, name in {**models, "MDC": "MDC-*"}.items():
-            yield Cell(label, scale.data[data].label, Run(name.replace("*", scale.backbone), data), probe(scale))
+        for label, model in models.items():
+            yield Cell(label, scale.data[data].label, Run(model, data), probe(scale))
 
 
 def figure5(scale: Scale) -> Iterator[Cell]:
@@ -147,15 +142,13 @@ def figure5(scale: Scale) -> Iterator[Cell]:
 
 def decodings(scale: Scale, flag: str, values: Iterable, others: tuple[str, ...] = ()) -> Iterator[Cell]:
     """Captions by MDC at several values of one flag."""
-    for captioning in scale.captioning:
-        run, _ = systems(scale, captioning)["MDC-" + captioning.lengths[0]]
+    for test in scale.captioning:
+        run, _ = systems(scale, test)["MDC-" + test.lengths[0]]
         for value in map(str, values):
-            for label, metric in {"CIDEr": "CIDEr", "METEOR": "METEOR", "words": "mean_length",
-                                  "steps": "mean_steps"}.items():
-                yield Cell(f"{captioning.label}, {value}", label, run,
-                           Evaluation("captioning", captioning.root, (captioning.dataset,), metric,
-                                      (*others, flag, value), 1.0 if metric.startswith("mean") else 100.0),
-                           None, captioning.label, not metric.startswith("mean"))
+            for column in ("CIDEr", "METEOR", "words", "steps"):
+                evaluation = captioning(scale, column, (*others, flag, value), (test.root, test.dataset))
+                yield Cell(f"{test.label}, {value}", column, run, evaluation, None, test.label,
+                           column in ("CIDEr", "METEOR"))
 
 
 def lengths(scale: Scale) -> Iterator[Cell]:

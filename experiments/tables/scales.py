@@ -2,8 +2,7 @@
 
 Standard library only: `make -n table1 SCALE=paper` prints its commands where nothing is installed.
 """
-import json
-from pathlib import Path
+from clip_benchmark_ext.datasets.sugar_crepe import GROUPS as SUGAR_CREPE_GROUPS
 
 from .rich_scales import GPU, RICH
 from .scale import Backbone, Captioning, Data, Made, Probe, Scale, Selection, Tuning
@@ -11,24 +10,6 @@ from .scale import Backbone, Captioning, Data, Made, Probe, Scale, Selection, Tu
 SHOTS = (1, 4, 16, 64, 256)  # images of a concept, of `open_clip_mdc scenes --without`
 CONCEPT = "yellow star"
 FOLDS = 5
-OBJECTIVES = Path(__file__).parents[2] / "model_configs" / "objectives.json"
-
-
-# Names of models, * for the backbone: {(t_min, t_max): name}, MDC's own last, and {masking ratio in %: name}.
-TABLE = {name: row for group in json.loads(OBJECTIVES.read_text(encoding="utf-8")).values()
-         for name, row in group["rows"].items()}
-ROWS = {name: row for name, own in TABLE.items() if (row := TABLE.get(own.get("extends"), {}) | own).get(
-    "loss_weight") == "inverse_t" and not row.keys() & {"condition_drop", "regions"}}
-INTERVALS = {(row["t_min"], row["t_max"]): name
-             for name, row in sorted(ROWS.items(), key=lambda pair: pair[1]["t_min"]) if name.startswith("MDC-")}
-RATIOS = {round(100 * row["t_min"]): name
-          for name, row in sorted(ROWS.items(), key=lambda pair: pair[1]["t_min"]) if row["t_min"] == row["t_max"]}
-
-SUGARCREPE = (
-    ("add", ("add_att", "add_obj")),
-    ("replace", ("replace_att", "replace_obj", "replace_rel")),
-    ("swap", ("swap_att", "swap_obj")),
-)
 
 # Commands that a preflight prints; {{data}} is the user's folder.
 IMG2DATASET = ("img2dataset --url_list {0}.tsv --input_format tsv --url_col url --caption_col caption --output_format "
@@ -64,7 +45,7 @@ PAPER = Scale(
         Selection("{data}/aro", ("aro/coco_order",), "COCO order"),
         Selection("{data}/aro", ("aro/flickr30k_order",), "Flickr30k order"),
         *(Selection("{data}/sugarcrepe", tuple(f"sugar_crepe/{s}" for s in subsets), f"SugarCrepe {group}")
-          for group, subsets in SUGARCREPE),
+          for group, subsets in SUGAR_CREPE_GROUPS.items()),
     ),
     draws=1024,
     captioning=(Captioning("{data}/coco", "wds/coco", "MSCOCO", "coco", ("10", "15", "20"), "laion2b_s13b_b90k"),

@@ -9,8 +9,7 @@ is that of complementary ones. A scale whose captioners' epochs have no half has
 """
 from collections.abc import Iterator
 
-from .article import METRICS, asked, captioning
-from .cells import Cell, captioner, probe
+from .cells import Cell, captioner, captioning, length_flags, probe
 from .scales import Scale
 
 VIEWS = 2
@@ -27,9 +26,7 @@ def table8(scale: Scale) -> Iterator[Cell]:
             run = run._replace(epochs=scale.caption_epochs // VIEWS)
         yield Cell(row, next(iter(scale.probes)), run, probe(scale))
         for column in ("CIDEr", "exact match"):
-            metric, factor = METRICS[column]
-            yield Cell(row, column, run, captioning(
-                scale, metric, asked(objective, scale.captioning[0].lengths[0]), factor=factor))
+            yield Cell(row, column, run, captioning(scale, column, length_flags(scale, objective)))
 
 
 TABLES = {"table8": table8}
