@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from .results import LOSS, read_results
+from .results import TRAIN_LOG_LINE, read_results
 
 FOLDERS = ("results", "runs")
 RESULTS = ("results/*/*.json", "results/*/items/*.json", "results/judge/*.jsonl", "runs/*/command.txt",
@@ -31,7 +31,7 @@ def read(path: Path) -> bytes:
     """A file's content; of a training's log the losses alone, as collect.py reads them."""
     if path.name != "out.log":
         return path.read_bytes()
-    lines = LOSS.findall(path.read_text(encoding="utf-8", errors="replace"))
+    lines = TRAIN_LOG_LINE.findall(path.read_text(encoding="utf-8", errors="replace"))
     return "".join("Train Epoch: {} [{}/ ({}%)] Caption_loss: {} (\n".format(*line) for line in lines).encode()
 
 

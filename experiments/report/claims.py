@@ -20,10 +20,10 @@ from ..tables.scales import Scale
 from .results import parts as parts_of
 from .results import shares as shares_of
 from .results import values as values_of
-from .verdicts import Side, compare, judge
+from .verdicts import Side, compare, decide
 
 MARGIN = 1.0  # points within which "comparable" and "close" are called level
-HERE = "; here "  # between a claim of the paper and the rows that are compared
+CLAIM_SEPARATOR = "; here "  # between a claim of the paper and the rows that are compared
 
 
 class Claim(NamedTuple):
@@ -39,7 +39,7 @@ class Claim(NamedTuple):
         """The paper's, and the rows that are compared where they are captions of other lengths than it names."""
         rows = [cells[0].row.rpartition(", ")[2] for cells in (self.left, self.right) if cells]
         others = set(re.findall(r"MDC-\d+", self.text)) - set(rows)
-        return self.text + (HERE + " / ".join(rows) if others and len(rows) == 2 else "")
+        return self.text + (CLAIM_SEPARATOR + " / ".join(rows) if others and len(rows) == 2 else "")
 
 
 # ---- the paper's claims
@@ -236,7 +236,7 @@ def read_items(path: Path, evaluation: Evaluation) -> list[tuple[str, float, flo
 def ledger(rows: list[Claim], results: dict, scale: Scale) -> str:
     """The ledger of some claims as Markdown, from the results of a scale (results.read_results)."""
     from open_clip_mdc.data.markdown import markdown_table
-    verdicts = judge(compare(of_results(results, scale, claim.left, claim.right),
+    verdicts = decide(compare(of_results(results, scale, claim.left, claim.right),
                              of_results(results, scale, claim.right, claim.left), claim.margin) for claim in rows)
     lines = []
     for claim, (finding, p, verdict) in zip(rows, verdicts, strict=True):
@@ -261,7 +261,7 @@ def resolved(page: str) -> str:
         text = re.search(rf"<!-- {scale} claims -->\n(.*?)<!-- end -->", page, re.DOTALL)[1]
         for line in [line for line in text.splitlines() if line.startswith("| ")][2:]:
             where, text, numbers, here, interval, _, _, verdict = (cell.strip() for cell in line.strip("|").split("|"))
-            claim, _, compared = text.partition(HERE)
+            claim, _, compared = text.partition(CLAIM_SEPARATOR)
             found.setdefault((where, claim, numbers), {})[scale] = (
                 verdict + (f", {here}" if here else "") + (f" ({interval})" if interval else "")
                 + (f", {compared}" if compared else ""))

@@ -123,7 +123,7 @@ def numbers_of(name: str, page: str) -> dict[tuple[str, str], str]:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()
             if line.startswith("| ")]
     if name in LEDGERS:
-        rows = [[row[1].partition(claims.HERE)[0], row[3]] for row in rows]
+        rows = [[row[1].partition(claims.CLAIM_SEPARATOR)[0], row[3]] for row in rows]
     return {(row[0], column): cell for row in rows[2:] for column, cell in zip(rows[0][1:], row[1:], strict=False)
             if re.match(r"\W*\d", cell)}
 

@@ -14,7 +14,7 @@ from ..tables.cells import Cell, Evaluation
 from ..tables.scales import Scale
 
 # Epoch, samples, percent of the epoch, and loss of a line of training; a length head's loss is none of the objective.
-LOSS = re.compile(r"Train Epoch: (\d+) \[\s*(\d+)/.*?\((\d+)%\).*?Caption_loss: (\S+) \(")
+TRAIN_LOG_LINE = re.compile(r"Train Epoch: (\d+) \[\s*(\d+)/.*?\((\d+)%\).*?Caption_loss: (\S+) \(")
 
 
 class Result(NamedTuple):
@@ -32,7 +32,7 @@ def loss_variation(log: str) -> float:
     that is slow beside the steps. NaN with fewer than two lines. What a resumed training did again counts once.
     """
     lines: list[tuple[tuple[int, int], float]] = []
-    for epoch, samples, _, loss in LOSS.findall(log):
+    for epoch, samples, _, loss in TRAIN_LOG_LINE.findall(log):
         place = int(epoch), int(samples)
         while lines and lines[-1][0] >= place:
             lines.pop()
@@ -72,7 +72,7 @@ def read_results(out: Path) -> Results:
     for path in sorted((out / "runs").glob("*/out.log")):
         name, _, seed = path.parent.name.rpartition("--s")
         log = path.read_text(encoding="utf-8", errors="replace")
-        *_, (epoch, _, percent, _) = LOSS.findall(log) or [("0", "0", "0", "0")]
+        *_, (epoch, _, percent, _) = TRAIN_LOG_LINE.findall(log) or [("0", "0", "0", "0")]
         if percent == "100":  # the epoch has ended
             bounds = path.parent / "checkpoints" / "results.jsonl"
             bound = json.loads(bounds.read_text(encoding="utf-8").splitlines()[-1]) if bounds.exists() else {}

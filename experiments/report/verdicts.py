@@ -146,7 +146,7 @@ def holm(values: list[float]) -> list[float]:
     return corrected
 
 
-def judge(findings: Iterable[Finding]) -> list[Verdict]:
+def decide(findings: Iterable[Finding]) -> list[Verdict]:
     """Verdicts of a ledger; claims that cannot be tested take no part in the correction."""
     findings = list(findings)
     corrected = iter(holm([finding.p for finding in findings if finding.p is not None]))

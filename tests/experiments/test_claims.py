@@ -13,7 +13,7 @@ from scipy import stats
 from experiments import commands
 from experiments.report import claims
 from experiments.report.results import read_results
-from experiments.report.verdicts import LEVEL, Side, compare, holm, judge
+from experiments.report.verdicts import LEVEL, Side, compare, decide, holm
 from experiments.tables import article, scales, views
 from experiments.tables.paper_tables import TABLES
 
@@ -51,12 +51,12 @@ def side(numbers, binomial: float | None = 0.0, values=None, images=None, scale:
     ([60.0, 60.1, 60.2], [59.0, 59.2, 59.1], 1.0, "not resolved"),  # on the margin
 ])
 def test_hand_made_results_have_their_verdicts(left, right, margin, verdict):
-    assert judge([compare(side(left), side(right), margin)])[0].verdict == verdict
+    assert decide([compare(side(left), side(right), margin)])[0].verdict == verdict
 
 
 def test_what_was_not_measured_is_not_run_and_takes_no_part_in_the_correction():
     clear = compare(side([60.0, 61.0, 62.0]), side([50.0, 51.0, 49.0]))
-    verdicts = judge([compare(None, side([1.0, 2.0])), clear, compare(side([9.0]), side([1.0]))])
+    verdicts = decide([compare(None, side([1.0, 2.0])), clear, compare(side([9.0]), side([1.0]))])
     assert [v.verdict for v in verdicts] == ["not run", "shows", "not resolved"] and verdicts[1].p == clear.p
 
 
@@ -71,7 +71,7 @@ def test_a_diverged_run_has_no_p_and_leaves_the_other_verdicts_as_they_are(bad, 
     clear = compare(side([60.0, 61.0, 62.0]), side([50.0, 51.0, 49.0]))
     diverged = compare(side([16.0, bad, 15.0], trainings=trainings), side([6.0, 7.0, 8.0], trainings=trainings))
     assert diverged.p is None and diverged.interval is None and diverged.basis.endswith(", not a number")
-    verdicts = judge([diverged, clear])
+    verdicts = decide([diverged, clear])
     assert [v.verdict for v in verdicts] == ["not resolved", "shows"] and verdicts[1].p == clear.p
     with pytest.raises(ValueError, match="p-values that are no numbers: nan"):
         holm([0.01, math.nan])
@@ -161,7 +161,7 @@ def null_ledgers(rng: np.random.Generator, kept: bool, margin: float | None = No
     return [[claim() for _ in range(ROWS)] for _ in range(LEDGERS // 4)]
 
 
-def false_ledgers(ledgers: list[list[tuple[Side, Side]]], margin: float | None = None, correct=judge) -> int:
+def false_ledgers(ledgers: list[list[tuple[Side, Side]]], margin: float | None = None, correct=decide) -> int:
     return sum(any(v.verdict in ("shows", "contradicts") for v in correct(compare(*sides, margin) for sides in rows))
                for rows in ledgers)
 
@@ -197,7 +197,7 @@ def test_without_correction_or_without_the_images_error_far_more_ledgers_are_fal
     """So the bound above can be missed, and each part of the procedure is needed."""
     ledgers = null_ledgers(np.random.default_rng(3), kept=True)
     bound = MOST_FALSE / 4
-    assert false_ledgers(ledgers, correct=lambda findings: [judge([f])[0] for f in findings]) > 2 * bound
+    assert false_ledgers(ledgers, correct=lambda findings: [decide([f])[0] for f in findings]) > 2 * bound
     seeds_only = [[tuple(s._replace(influence=None, binomial=0.0) for s in sides) for sides in rows]
                   for rows in ledgers]
     assert false_ledgers(seeds_only) > 2 * bound
@@ -213,7 +213,7 @@ def test_true_differences_are_found():
                           scale=100))
     paired = compare(*sides)
     unpaired = compare(*(s._replace(influence=None) for s in sides))
-    assert judge([paired] * ROWS)[0].verdict == "shows"
+    assert decide([paired] * ROWS)[0].verdict == "shows"
     assert paired.interval[0] > unpaired.interval[0], "pairing narrows the interval"
 
 

@@ -121,6 +121,8 @@ def test_every_printed_command_parses(scale, gpus, tmp_path, monkeypatch):
     for tool in tools.TOOLS:
         module = __import__(f"open_clip_mdc.cli.{tool.replace('-', '_')}", fromlist=["run"])
         monkeypatch.setattr(module, "run", asked.append)
+    for folder in ("data", "results/judge", "tables"):  # commands refuse an output whose folder does not exist
+        (tmp_path / "out" / folder).mkdir(parents=True)
     kinds = set()
     for command in dry_run("--scale", scale, "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--tables",
                            *NAMES, "--gpus", str(gpus), "--seeds", "0", "1"):
