@@ -303,26 +303,50 @@ def test_a_models_draw_is_taken_to_lose_a_uniform_guess_at_most(monkeypatch):
     assert set(given) == {math.log(V)}
 
 
-@pytest.mark.parametrize("rival", [-2.0, -1.0])
-def test_who_dropped_out_stays_as_far_behind_the_leader_as_it_was_however_that_one_goes_on(monkeypatch, rival):
-    """The leader loses 1 nat a token in the first 4 draws of each mask count, then 9; one rival drops out before."""
-    draws = monte_carlo.draw_masks(20, 400)
-    early = draws.repeat < 4
-    values = np.array([np.where(early, -1.0, -9.0), np.full(len(early), rival), np.where(early, -3.0, -9.5)])
-    monkeypatch.setattr(monte_carlo, "log_evidence", lambda leader, rivals, *args: np.where(
-        (np.arange(len(rivals)) == 1) & (len(rivals) == 3), math.inf, 0.0))
-    position = 0
+def raced(monkeypatch, values, dropped, draws):
+    """The race of rows of values, by draw, of which the looks drop these rows, whatever the evidence."""
+    position, remaining, looks = 0, list(range(len(values))), iter(dropped)
 
     def read(rows, hidden):
         nonlocal position
         position += len(hidden)
         return values[rows, position - len(hidden):position]
 
-    score, error, used = monte_carlo.race(read, np.full(3, 20), {20: draws}, 0.99)
+    def evidence(leader, rivals, *args):
+        lost = next(looks, None)
+        found = np.where(np.array(remaining) == lost, math.inf, 0.0)
+        if lost is not None:
+            remaining.remove(lost)
+        return found
+
+    monkeypatch.setattr(monte_carlo, "log_evidence", evidence)
+    return monte_carlo.race(read, np.full(len(values), 20), {20: draws}, 0.99)
+
+
+@pytest.mark.parametrize("rival", [-2.0, -1.0])
+def test_who_dropped_out_stays_as_far_behind_the_leader_as_it_was_however_that_one_goes_on(monkeypatch, rival):
+    """The leader loses 1 nat a token in the first 4 draws of each mask count, then 9; one rival drops out before."""
+    draws = monte_carlo.draw_masks(20, 400)
+    early = draws.repeat < 4
+    values = np.array([np.where(early, -1.0, -9.0), np.full(len(early), rival), np.where(early, -3.0, -9.5)])
+    score, error, used = raced(monkeypatch, values, [1], draws)
     of_count = [values[0, draws.stratum == s].mean() for s in range(20)]
     assert score[0] == pytest.approx(20 * np.mean(of_count)) and score[0] < 20 * rival
     assert score[1] == pytest.approx(score[0] - 20 * (-1 - rival)) and score[1] < score[0]
     assert error[1] == error[0] and used.tolist() == [len(early), early.sum(), len(early)]
+
+
+def test_who_fell_behind_a_leader_that_drops_out_itself_is_behind_both(monkeypatch):
+    """Row 0 leads and drops row 2, then falls behind row 1, which goes on with row 3. Of 20 masks there is one draw."""
+    draws = monte_carlo.draw_masks(20, 400)
+    first, second = draws.repeat < 4, draws.repeat < 8
+    values = np.array([np.where(first, -1.0, -5.0), np.where(second, -2.0, -9.0), np.full(len(first), -2.5),
+                       np.where(second, -4.0, -9.5)])
+    score, error, used = raced(monkeypatch, values, [2, 0], draws)
+    assert score[1] == pytest.approx(20 * np.mean([values[1, draws.stratum == s].mean() for s in range(20)]))
+    assert score[0] == pytest.approx(score[1] - (19 * 1 - 1)) and score[2] == pytest.approx(score[0] - 20 * 1.5)
+    assert used.tolist() == [second.sum(), len(first), first.sum(), len(first)]
+    assert error[0] > error[1] and error[2] == error[0]  # row 0 was behind by a mean of draws, row 2 by a constant
 
 
 def test_the_largest_share_of_a_draw_is_of_the_count_with_the_fewest_draws_that_leaves_masks_undrawn():
