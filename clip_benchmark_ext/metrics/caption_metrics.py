@@ -52,9 +52,8 @@ class CaptionScores(NamedTuple):
     of_images: dict[str, list[float]]  # of metrics that are means over images: each image's
 
 
-def score_captions(
-        candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]],
-) -> CaptionScores:
+def score_captions(candidates: Mapping[Hashable, str],
+                   references: Mapping[Hashable, Sequence[str]]) -> CaptionScores:
     """Return Bleu_1 to Bleu_4, METEOR, ROUGE_L, CIDEr and SPICE, those that can be computed here; warn of the others.
 
     There is one candidate per image, and one reference or more. Raises ValueError if the images are not the same, or
@@ -66,44 +65,38 @@ def score_captions(
     hypotheses, rest = words[:len(counts)], iter(words[len(counts):])
     targets = [[next(rest) for _ in range(count)] for count in counts]
     gts, res = dict(enumerate(targets)), {i: [caption] for i, caption in enumerate(hypotheses)}
-
     of_images: dict[str, list[float]] = {}
 
-    def mean_of(name: str, scorer) -> list[float]:
+    def mean_of(name: str, scorer) -> float:
         mean, values = scorer.compute_score(gts, res)
         of_images[name] = [float(value) for value in values]
-        return [mean]
+        return mean
 
     all_bleu = cache(lambda: Bleu(4).compute_score(gts, res, verbose=0)[0])
     longest = max(len(caption.split()) for caption in hypotheses)
 
-    def bleu(n: int) -> list[float]:
+    def bleu(n: int) -> float:
         if 0 < longest < n:  # pycocoevalcap divides a small number by another; of no word at all it gives nothing
             raise ValueError(f"no caption has {n} words in a row to be found in a reference: the longest has {longest}")
-        return [all_bleu()[n - 1]]
+        return all_bleu()[n - 1]
 
-    def cider() -> list[float]:
+    def cider() -> float:
         check_idf(targets)
         return mean_of("CIDEr", Cider())
 
-    metrics: dict[tuple[str, ...], Callable[[], Sequence[float]]] = {
-        **{(f"Bleu_{n}",): partial(bleu, n) for n in range(1, 5)},
-        ("METEOR",): lambda: [meteor(hypotheses, targets)],
-        ("ROUGE_L",): lambda: mean_of("ROUGE_L", Rouge()),
-        ("CIDEr",): cider,
-        ("SPICE",): lambda: [spice(hypotheses, targets)],
-    }
+    metrics: dict[str, Callable[[], float]] = {
+        **{f"Bleu_{n}": partial(bleu, n) for n in range(1, 5)}, "METEOR": partial(meteor, hypotheses, targets),
+        "ROUGE_L": lambda: mean_of("ROUGE_L", Rouge()), "CIDEr": cider, "SPICE": partial(spice, hypotheses, targets)}
     scores, missing = {}, {}
-    for names, compute in metrics.items():
+    for name, compute in metrics.items():
         try:
-            values = [float(value) for value in compute()]
-            if not all(map(math.isfinite, values)):
+            value = float(compute())
+            if not math.isfinite(value):
                 raise ValueError("it is no number for these captions")
-            scores |= dict(zip(names, values, strict=True))
+            scores[name] = value
         except Exception as problem:  # a metric that fails must not lose the others after hours of decoding
-            missing |= dict.fromkeys(names, " ".join(str(problem).split()) or repr(problem))
-    for name, reason in missing.items():
-        logging.warning("%s is missing: %s", name, reason)
+            missing[name] = " ".join(str(problem).split()) or repr(problem)
+            logging.warning("%s is missing: %s", name, missing[name])
     return CaptionScores(scores, missing, word_tokenizer, mean_words(hypotheses),
                          mean_words([r for captions in targets for r in captions]), of_images)
 
