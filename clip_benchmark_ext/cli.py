@@ -22,7 +22,7 @@ from .patches import BENCHMARK
 
 
 def parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace, Flags]:
-    """Return upstream's parser, its flags and ours."""
+    """Return clip_benchmark's parser, its flags and ours."""
     from clip_benchmark import cli as upstream
     flags, rest = read_flags(argv)
     sys.argv = [sys.argv[0], *rest]
@@ -38,7 +38,7 @@ def check(args: argparse.Namespace, argv: list[str]) -> None:
     """Raise ValueError for flags of clip_benchmark's that cannot work, before the data and the model are asked for."""
     if not any(arg.partition("=")[0] in ("--model", "--pretrained_model") for arg in argv):
         raise ValueError("--model is missing: mdc, arc or another captioner with --pretrained RUN, or a model of "
-                         f"OpenCLIP with a tag (upstream's default: {args.model[0]}, {args.pretrained[0]})")
+                         f"OpenCLIP with a tag (clip_benchmark's default: {args.model[0]}, {args.pretrained[0]})")
     for name, lowest in (("batch_size", 1), ("num_workers", 0)):
         if getattr(args, name) < lowest:
             raise ValueError(f"--{name} {getattr(args, name)} should be at least {lowest}")
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int | None:
         args.flags = flags
         for plugin in flags.plugin or ():
             load_plugin(plugin)
-        if args.distributed:  # upstream would deal out whole data sets; ours shares each
+        if args.distributed:  # clip_benchmark would deal out whole data sets, this shares each
             args.distributed = False
             distributed.start("cuda" if torch.cuda.is_available() else "cpu")
         return upstream.main_eval(args)

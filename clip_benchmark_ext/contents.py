@@ -1,7 +1,7 @@
-"""What a data set holds, as a fingerprint: for the settings of results and for the keys of what is kept between runs.
+"""Fingerprints of data sets: for the settings of results and for the keys of what is kept between runs.
 
 Every file that a data set names is read (SHA-256, 1 to 2 GB a second) and counts with its content, wherever it lies and
-whenever it was written; everything else that it holds counts as it is: captions, labels, class names, templates.
+whenever it was written. Everything else that it holds counts as it is: captions, labels, class names, templates.
 """
 import dataclasses
 import hashlib

@@ -57,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 DEFAULTS = vars(make_parser().parse_args([]))
-Flags = namedtuple("Flags", DEFAULTS, defaults=DEFAULTS.values())  # read-only; upstream's are in its parser's Namespace
+Flags = namedtuple("Flags", DEFAULTS, defaults=DEFAULTS.values())  # read-only
 
 
 def read_flags(argv: Sequence[str]) -> tuple[Flags, list[str]]:

@@ -21,17 +21,16 @@ from .flags import Flags
 
 
 def read_shards(shards: Iterable[dict], read_urls: Callable[[Iterable[dict]], Iterator[dict]]) -> Iterator[dict]:
-    """A stage of a webdataset: the samples of shards, of local ones as all else reads them, damage being an error.
+    """Yield the samples of shards; local ones are read as everywhere, so that damage is an error.
 
-    Args:
-        read_urls: webdataset's stage for shards on the web, which keeps them in --wds_cache_dir.
+    `read_urls` is webdataset's stage for shards on the web, which keeps them in --wds_cache_dir.
     """
     for shard in shards:
         yield from read_samples(shard["url"]) if os.path.exists(shard["url"]) else regroup(read_urls([shard]))
 
 
 def own_samples(samples: Iterable[dict], batch_size: int) -> Iterator[dict]:
-    """A stage of a webdataset: of W workers each takes every W-th batch, before it is decoded.
+    """Yield every W-th batch for each of W workers, before it is decoded.
 
     webdataset deals out shards, and batches come as its workers make them: which rows meet in a batch, and in which
     order they come, would depend on the number of workers.
@@ -42,7 +41,7 @@ def own_samples(samples: Iterable[dict], batch_size: int) -> Iterator[dict]:
 
 
 def read_as_ours(dataset: WebDataset, root: str, batch_size: int) -> None:
-    """Replaces the stages of clip_benchmark's webdataset that read shards, and its class names and templates."""
+    """Replace the stages of clip_benchmark's webdataset that read shards, and its class names and templates."""
     for field, name in (("classes", "classnames.txt"), ("templates", "zeroshot_classification_templates.txt")):
         if getattr(dataset, field) and os.path.isfile(path := os.path.join(root, name)):
             setattr(dataset, field, read_names(path))
@@ -53,7 +52,7 @@ def read_as_ours(dataset: WebDataset, root: str, batch_size: int) -> None:
 
 
 class Job(NamedTuple):
-    """One model and one data set. `args` are clip_benchmark's, with the names, the task and the device resolved."""
+    """One model and one data set; `args` are clip_benchmark's, with the names, the task and the device resolved."""
 
     args: Namespace
     flags: Flags

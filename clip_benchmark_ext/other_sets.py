@@ -1,4 +1,4 @@
-"""The data sets that are not `datasets.ROWS`: clip_benchmark's own, of which none is fetched, and own class folders.
+"""clip_benchmark's own data sets, of which none is fetched, and own class folders.
 
 clip_benchmark's builders fetch what is not there, by wget, gdown, kaggle, requests or torchvision, and write it to the
 user's folder. Here they may read only; a message says which files they want.
@@ -37,7 +37,7 @@ LAYOUTS = {  # what clip_benchmark reads; of the others it is what their torchvi
 }
 UPSTREAM = (*LAYOUTS, *"""cifar10 cifar100 voc2007 voc2007_multilabel multilingual_mscoco_captions crossmodal3600 xtd10
             xtd200 flickr30k-200 food101 sun397 cars fgvc_aircraft dtd pets caltech101 flowers mnist stl10 eurosat gtsrb
-            country211 pcam renderedsst2 dummy""".split())  # the last is for upstream's tests
+            country211 pcam renderedsst2 dummy""".split())  # the last is for clip_benchmark's tests
 PREFIXES = ("wds/", "vtab/", "tfds/")  # and any name
 FETCHES = ("subprocess.Popen", "os.system", "os.posix_spawn", "socket.connect", "socket.getaddrinfo", "urllib.Request")
 
@@ -62,7 +62,7 @@ def known_name(name: str) -> str:
 
 
 class Fetching(PermissionError):
-    """A builder was about to fetch, to start a program, or to write to the user's folder."""
+    """Raised when a builder is about to fetch, to start a program, or to write to the user's folder."""
 
 
 _reading: list[str] = []  # the folder of the builder that runs

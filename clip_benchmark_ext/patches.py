@@ -1,4 +1,4 @@
-"""What is replaced in clip_benchmark while `register(BENCHMARK)` is in force."""
+"""The one attribute of clip_benchmark that is replaced while `register(BENCHMARK)` is in force."""
 from open_clip_mdc.integration.patches import Replacement
 
 BENCHMARK = (

@@ -1,8 +1,8 @@
 """Result files: where they are, which settings their numbers belong to, and strict JSON in them.
 
-A result says in "settings" all that decides its numbers beside model, data set and task: the SHA-256 of the weights, of
-files that options name, and of the data (`contents.fingerprint`) included. `--skip_existing` keeps a result of the very
-same settings and no other; one that does not say of which data it is is made again, once.
+"settings" has all that decides the numbers beside model, data set and task, with the SHA-256 of the weights, of files
+that options name, and of the data (`contents.fingerprint`). `--skip_existing` keeps a result of the very same settings
+and no other.
 """
 import json
 import logging

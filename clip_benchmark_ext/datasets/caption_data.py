@@ -48,7 +48,7 @@ def with_keys(dataset: Dataset, transform: Callable) -> Dataset:
     """Let the samples of a webdataset become (image, captions, key, file name); other data sets stay as they are."""
     if not hasattr(dataset, "pipeline"):
         return dataset
-    dataset.pipeline = dataset.pipeline[:-3]  # upstream's last stages: decode, pick two members, transform
+    dataset.pipeline = dataset.pipeline[:-3]  # clip_benchmark's last stages: decode, pick two members, transform
     return dataset.map(partial(read_sample, transform=transform))
 
 

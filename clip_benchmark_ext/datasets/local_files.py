@@ -11,7 +11,7 @@ from open_clip_mdc.data.files import parse_json
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set's files are looked for and, if they are not there, where to get them.
+    """The places where a data set's files are looked for and, if they are not there, where to get them.
 
     `folders` are tried below the root, in this order, for `file`; `images` below the folder of `file`, for images.
     """

@@ -1,8 +1,8 @@
-"""How much several captions of an image (--samples) differ: Div-n, mBLEU-4, distinct and novel captions.
+"""Diversity of several captions of an image (--samples): Div-n, mBLEU-4, distinct and novel captions.
 
-Div-n is the number of distinct n-grams over the number of words in all captions of an image, its mean over images;
-mBLEU-4 the mean of BLEU-4 of one caption against the others of its image, so that less is more diverse (Shetty et al.
-2017, arXiv 1703.10476). Whoever says nonsense is diverse: compare at equal CIDEr.
+Div-n is the number of distinct n-grams over the number of words in all captions of an image, its mean over images.
+mBLEU-4 is the mean of BLEU-4 of one caption against the others of its image, so that less is more diverse (Shetty et
+al. 2017, arXiv 1703.10476). Whoever says nonsense is diverse: compare at equal CIDEr.
 """
 from collections.abc import Mapping, Sequence
 from statistics import fmean

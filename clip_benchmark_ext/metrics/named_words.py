@@ -1,4 +1,4 @@
-"""What captions name, nouns, colours and relations: what is recalled of the references, and what none of them has.
+"""Nouns, colours and relations in captions: what is recalled of the references, and what none of them has.
 
 A word that a caption names and no reference does is hallucinated, as in CHAIR (Rohrbach et al. 2018, arXiv 1809.02156).
 Words are short lists, of the built-in scenes and of what Flickr8k's captions say most, without synonyms, so that the

@@ -1,5 +1,7 @@
-"""The tasks of `clip_benchmark eval`: a Job and the batches of its split -> metrics. A task's code is imported when it
-is asked for: a linear probe needs none that writes or scores captions."""
+"""The tasks of `clip_benchmark eval`: a Job and the batches of its split -> metrics.
+
+A task's code is imported when it is asked for: a linear probe needs none that writes or scores captions.
+"""
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
@@ -91,7 +93,7 @@ def decoding(args: Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
 
 
 class Task(NamedTuple):
-    """How a task is done, and which arguments and flags decide its numbers."""
+    """A task's function, and the arguments and flags that decide its numbers."""
 
     evaluate: Callable[[Job, DataLoader], dict]
     arguments: tuple[str, ...] = ()  # of clip_benchmark's, those that decide this task's numbers

@@ -59,8 +59,8 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
     rng_state = torch.get_rng_state()
     data = _load_splits(model, loaders, feature, normalize, amp, device, feature_root, note)
     torch.set_rng_state(rng_state)
-    # Upstream draws the order of the training rows after its split and a seed for each loader that it reads: so does
-    # this, whether features were there already or not.
+    # clip_benchmark draws the order of the training rows after its split and a seed for each loader that it reads:
+    # so does this, whether features were there already or not.
     if val_proportion is not None:
         features, targets = data["train"]
         for split, part in zip(
