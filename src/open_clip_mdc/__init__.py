@@ -1,6 +1,6 @@
 """Masked diffusion captioning (MDC, arXiv 2510.26799) as a plug-in for OpenCLIP.
 
-Importing this package changes nothing upstream; `register()` does, `unregister()` undoes it.
+Importing this package changes nothing in OpenCLIP. `register()` does, and `unregister()` undoes it.
 """
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,5 @@ def get_tokenizer(model_name: str, *args, **kwargs):
 
 __all__ = [
     "__version__", "create_model_and_transforms", "get_tokenizer", "is_captioner", "load", "load_plugin",
-    "packaged_configs",
-    "register", "unregister",
+    "packaged_configs", "register", "unregister",
 ]

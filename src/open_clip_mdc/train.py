@@ -1,4 +1,4 @@
-"""Trains CLIP, MDC and ARC models with OpenCLIP's own loop; every flag is upstream's.
+"""Train CLIP, MDC and ARC models with OpenCLIP's own loop and flags.
 
     open_clip_train --model MDC-ViT-B-32 --train-data 'cc12m/{00000..01242}.tar' --dataset-type webdataset ...
     python -m open_clip_mdc.train --model MDC-ViT-B-32 ...
@@ -24,18 +24,18 @@ def main(argv: list[str] | None = None) -> int | None:
     end_when_terminated()
     register()
     from open_clip_train.distributed import world_info_from_env
-    from open_clip_train.main import main as upstream_main
+    from open_clip_train.main import main as train
     args = parse(argv)
     problem = find_problem(args)
     if problem:
         sys.exit(f"error: {problem}")
-    if world_info_from_env()[1] == 0:  # not by logging: that would make upstream print each line twice
+    if world_info_from_env()[1] == 0:  # not by logging: that would make OpenCLIP print each line twice
         for warning in find_warnings(args):
             print(f"warning: {warning}", file=sys.stderr)
         bring_latest(args)
     logging.raiseExceptions = False  # a full disk would be a traceback for every line of the log
     try:
-        return upstream_main(argv)
+        return train(argv)
     except FloatingPointError as problem:  # of all ranks, of which torchrun kills all once one has ended
         if world_info_from_env()[1] == 0:
             print(f"error: {problem}", file=sys.stderr, flush=True)

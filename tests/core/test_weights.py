@@ -23,9 +23,8 @@ from clip_benchmark_ext.tasks.zeroshot import read_classifier
 from open_clip_mdc import train
 from open_clip_mdc.cli import taming
 from open_clip_mdc.data import weights
-from open_clip_mdc.decoding import clip_guidance
-from open_clip_mdc.integration import checkpoints
-from open_clip_mdc.integration import training as hooks
+from open_clip_mdc.integration import checkpoints, runs, saving
+from open_clip_mdc.integration import clip as clip_models
 
 MODEL = "MDC-ViT-Ti-8"
 
@@ -70,8 +69,8 @@ def say(path: Path, call) -> str:
 READERS = {  # every way in
     "load": lambda path: open_clip_mdc.load(path, MODEL, "cpu"),
     "--pretrained": lambda path: open_clip.create_model(MODEL, str(path)),
-    "--resume": lambda path: hooks.pt_load(None)(str(path), "cpu"),
-    "--clip": lambda path: clip_guidance.load("ViT-Ti-8", str(path)),
+    "--resume": lambda path: saving.pt_load(None)(str(path), "cpu"),
+    "--clip": lambda path: clip_models.load("ViT-Ti-8", str(path)),
     "--load_clfs": lambda path: read_classifier(str(path), 4),
     "vq import": lambda path: taming.read_tensors(str(path)),
 }
@@ -177,7 +176,7 @@ def test_a_run_resumes_between_one_process_and_several(state, tmp_path, monkeypa
     for prefix in ("", "module.", "_orig_mod.", "module._orig_mod."):
         torch.save({"epoch": 1, "optimizer": {}, "state_dict": {prefix + k: v for k, v in state.items()}},
                    tmp_path / "epoch_1.pt")
-        resumed = hooks.pt_load(None)(str(tmp_path / "epoch_1.pt"))
+        resumed = saving.pt_load(None)(str(tmp_path / "epoch_1.pt"))
         assert resumed["epoch"] == 1 and equal(resumed["state_dict"], state)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -245,10 +244,10 @@ def test_the_highest_stored_epoch_is_taken_by_tools_and_resume_whatever_names_an
         write_epochs(run, **stored)
         torch.save({"epoch": 99, "state_dict": {}}, run / "checkpoints" / "mine.pt")  # not the run's own
         for place in (run, run / "checkpoints"):
-            assert Path(checkpoints.find(str(place)).weights) == run / "checkpoints" / f"{taken}.pt"
+            assert Path(runs.find(str(place)).weights) == run / "checkpoints" / f"{taken}.pt"
         said = capsys.readouterr().err
         assert said.count("\n") == (over is not None) and (over or "") in said, said
-        assert Path(hooks.get_latest_checkpoint(None)(str(run / "checkpoints"), False)).stem == taken
+        assert Path(saving.get_latest_checkpoint(None)(str(run / "checkpoints"), False)).stem == taken
         args = train.parse(["--model", MODEL, "--logs", str(tmp_path), "--name", str(number), "--resume", "latest",
                             "--save-most-recent"])
         train.bring_latest(args)  # upstream then looks at epoch_latest.pt alone
@@ -272,7 +271,7 @@ def test_an_export_without_its_weights_is_refused_everywhere(tmp_path, monkeypat
         with pytest.raises(FileNotFoundError, match="has no weights"):
             open_clip_mdc.load(given)
     with pytest.raises(FileNotFoundError, match="has no weights"):
-        clip_guidance.load("local-dir:e")
+        clip_models.load("local-dir:e")
     assert "has no weights" in train.find_problem(train.parse(["--model", "local-dir:e", "--precision", "fp32"]))
     assert not Path("f").exists()
     clip = {"model_cfg": open_clip.get_model_config("ViT-Ti-8"), "preprocess_cfg": {}}
@@ -329,7 +328,7 @@ def test_names_in_files_lead_nowhere_else(tmp_path, monkeypatch):
     clip["text_cfg"] = {**clip["text_cfg"], "hf_model_name": "roberta-base"}
     Path("e/open_clip_config.json").write_text(json.dumps({"model_cfg": clip}))
     with pytest.raises(ValueError, match="hf_model_name is 'roberta-base', which lies elsewhere"):
-        clip_guidance.load("local-dir:e")
+        clip_models.load("local-dir:e")
     Path("e/open_clip_config.json").write_text("[" * 5000)
     assert "open_clip_config.json is no config" in complaint_of("caption", "x.png", "--pretrained", "e")
 
@@ -349,7 +348,7 @@ def test_weights_of_a_file_are_taken_though_the_config_lies_beside_others(state,
 @pytest.mark.parametrize("value", ["-" * 200_000 + "1", "1+" * 100_000 + "1", "(" * 5000, "[" * 90 + "]" * 90,
                                    "9" * 5000, "\x00", "1e999", "[[1], 2, 3]", "{}", "(1, 2, 3", "'a' 'b'"])
 def test_any_text_in_params_is_one_line(value, tmp_path, monkeypatch):
-    checkpoints.literal(value)
+    runs.literal(value)
     monkeypatch.chdir(tmp_path)
     make_image(0).save("x.png")
     run = run_folder(tmp_path / "run", MODEL)
@@ -361,7 +360,7 @@ def test_any_text_in_params_is_one_line(value, tmp_path, monkeypatch):
         said = complaint_of("caption", "x.png", "--pretrained", run)
         assert "params.txt" in said and "\n" not in said and len(said) < 500
     (run / "params.txt").write_bytes(b"model: " + MODEL.encode() + b"\nname: \xff\xfe\n" + b"x" * 3_000_000)
-    assert checkpoints.find(str(run)).model_name == MODEL
+    assert runs.find(str(run)).model_name == MODEL
 
 
 def test_exports_carry_a_checksum_and_say_nothing_of_timms_own_weights(tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,33 +18,31 @@ from ..errors import close_names, read_flags
 from ..models.vq import VQCfg, convolutions
 from . import plugins
 from .configs import is_captioner
+from .hook import hook
 from .runs import check_folder, latest_checkpoint
 
 
-def parse_args(upstream):
+@hook
+def parse_args(original, argv):
     """Wrap `open_clip_train.main.parse_args`: add the flags that OpenCLIP does not have."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     own.add_argument("--plugin", action="append", metavar="MODULE",
                      help="Module or file.py that registers an objective (plugins.py); may be given several times.")
     own.add_argument("--allow-nonfinite-loss", action="store_true",
                      help="Train on, and save, when a captioner's loss or weights are not finite.")
-
-    @wraps(upstream)
-    def parse(argv):
-        flags, rest = own.parse_known_args(argv)
-        try:
-            args = upstream(rest)
-        except SystemExit as end:
-            if not end.code:
-                own.print_help()
-            raise
-        vars(args).update({name: given for name, given in vars(flags).items() if given})  # params.txt is as upstream's
-        for plugin in flags.plugin or ():
-            plugins.load_plugin(plugin)
-        if flags.plugin:
-            args.plugin = ", ".join(map(plugins.name_of, flags.plugin))
-        return args
-    return parse
+    flags, rest = own.parse_known_args(argv)
+    try:
+        args = original(rest)
+    except SystemExit as end:
+        if not end.code:
+            own.print_help()
+        raise
+    vars(args).update({name: given for name, given in vars(flags).items() if given})  # params.txt is as OpenCLIP's
+    for plugin in flags.plugin or ():
+        plugins.load_plugin(plugin)
+    if flags.plugin:
+        args.plugin = ", ".join(map(plugins.name_of, flags.plugin))
+    return args
 
 
 # What contrasts, distils or reads a text tower has no meaning for a captioner: flag, what to do instead.
@@ -298,7 +295,7 @@ def find_warnings(args) -> Iterator[str]:
         yield ("--precision amp (the default) is float16, whose gradient scaler waits for the GPU at every step: "
                "--precision amp_bf16 --torchcompile is faster")
     if is_captioner(args.model) and "vit" not in args.model.lower() and args.beta2 == 0.999:
-        yield f"no 'vit' in {args.model}, so upstream set Adam's beta2 to 0.999; the paper's is 0.98"
+        yield f"no 'vit' in {args.model}, so OpenCLIP set Adam's beta2 to 0.999; the paper's is 0.98"
     for path in (args.train_data, args.val_data):
         if path and args.dataset_type != "synthetic" and not is_csv(path, args):
             yield from warn_of_lines(find_shards(path))

@@ -12,7 +12,7 @@ import random
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, partial, wraps
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ from webdataset.handlers import reraise_exception
 from ..data.csv_pairs import read_table
 from ..data.images import decode_image, image_pairs
 from ..data.shards import CAPTION_SEPARATOR, Bounded, as_file, check_size, regroup
+from .hook import hook
 
 
 def seed_noise(*keys: int) -> None:
@@ -188,69 +189,61 @@ class PrefetchLoader:
         return image.float().div_(255).sub_(self.mean).div_(self.std)
 
 
-def get_wds_dataset(upstream):
+@hook
+def get_wds_dataset(original, args, preprocess_img, is_train, epoch=0, floor=False, tokenizer=None):
     """Wrap `open_clip_train.data.get_wds_dataset`: repeatable by --seed, images read as the tools read them.
 
     Of several captions in a KEY.txt training draws one at each reading, validation takes the first.
     """
-    @wraps(upstream)
-    def get_dataset(args, preprocess_img, is_train, epoch=0, floor=False, tokenizer=None):
-        def tokenize(text: str):
-            captions = text.split(CAPTION_SEPARATOR)
-            return tokenizer(random.choice(captions) if is_train and len(captions) > 1 else captions[0])
-        info = upstream(args, preprocess_img, is_train, epoch=epoch, floor=floor, tokenizer=tokenize)
-        read_alike(info)
-        info.dataloader.pipeline[0].pin_memory = str(getattr(args, "device", "cpu")).startswith("cuda")
-        if is_train:
-            seed_webdataset(info, getattr(args, "seed", 0), getattr(args, "rank", 0))
-            need_batches(info, args.train_data)
-        return info
-    return get_dataset
+    def tokenize(text: str):
+        captions = text.split(CAPTION_SEPARATOR)
+        return tokenizer(random.choice(captions) if is_train and len(captions) > 1 else captions[0])
+    info = original(args, preprocess_img, is_train, epoch=epoch, floor=floor, tokenizer=tokenize)
+    read_alike(info)
+    info.dataloader.pipeline[0].pin_memory = str(getattr(args, "device", "cpu")).startswith("cuda")
+    if is_train:
+        seed_webdataset(info, getattr(args, "seed", 0), getattr(args, "rank", 0))
+        need_batches(info, args.train_data)
+    return info
 
 
-def gopen(upstream):
+@hook
+def gopen(original, url, mode="rb", *args, **kwargs):
     """Wrap `webdataset.gopen.gopen`: what is a file is opened as a file, whatever its name."""
-    @wraps(upstream)
-    def open_shard(url, mode="rb", *args, **kwargs):
-        return upstream(as_file(url) if mode == "rb" else url, mode, *args, **kwargs)
-    return open_shard
+    return original(as_file(url) if mode == "rb" else url, mode, *args, **kwargs)
 
 
-def tar_file_iterator(upstream):
+@hook
+def tar_file_iterator(original, fileobj, skip_meta=r"__[^/]*__($|/)", handler=reraise_exception, select_files=None,
+                      rename_files=None):
     """Replace `webdataset.tariterators.tar_file_iterator`: `check_size` before a member is read."""
-    @wraps(upstream)
-    def iterate(fileobj, skip_meta=r"__[^/]*__($|/)", handler=reraise_exception, select_files=None, rename_files=None):
-        archive = tarfile.open(fileobj=fileobj, mode="r|*", tarinfo=Bounded)
-        for member in archive:
-            name = member.name
-            try:
-                if not member.isreg() or skip_meta is not None and re.match(skip_meta, name):
-                    continue
-                name = rename_files(name) if rename_files else name
-                if select_files is None or select_files(name):
-                    check_size(member)
-                    yield {"fname": name, "data": archive.extractfile(member).read()}
-                    archive.members = []
-            except Exception as problem:
-                problem.args = (f"{problem} @ {fileobj}",)
-                if not handler(problem):
-                    break
-    return iterate
+    archive = tarfile.open(fileobj=fileobj, mode="r|*", tarinfo=Bounded)
+    for member in archive:
+        name = member.name
+        try:
+            if not member.isreg() or skip_meta is not None and re.match(skip_meta, name):
+                continue
+            name = rename_files(name) if rename_files else name
+            if select_files is None or select_files(name):
+                check_size(member)
+                yield {"fname": name, "data": archive.extractfile(member).read()}
+                archive.members = []
+        except Exception as problem:
+            problem.args = (f"{problem} @ {fileobj}",)
+            if not handler(problem):
+                break
 
 
-def csv_dataset(upstream):
+def csv_dataset(original):
     return CsvImages
 
 
-def get_data(upstream):
+@hook
+def get_data(original, args, preprocess_fns, epoch=0, tokenizer=None):
     """Wrap `open_clip_train.main.get_data`: training images reach the device as bytes, one batch ahead."""
-    @wraps(upstream)
-    def get(args, preprocess_fns, epoch=0, tokenizer=None):
-        train, validate = preprocess_fns
-        train, normalize = split_normalization(train)
-        data = upstream(args, (train, validate), epoch=epoch, tokenizer=tokenizer)
-        if "train" in data:
-            device = getattr(args, "device", "cpu")
-            data["train"].dataloader = PrefetchLoader(data["train"].dataloader, device, normalize)
-        return data
-    return get
+    train, normalize = split_normalization(preprocess_fns[0])
+    data = original(args, (train, preprocess_fns[1]), epoch=epoch, tokenizer=tokenizer)
+    if "train" in data:
+        device = getattr(args, "device", "cpu")
+        data["train"].dataloader = PrefetchLoader(data["train"].dataloader, device, normalize)
+    return data

@@ -1,5 +1,4 @@
 """OpenCLIP's factory functions with captioners in them: config, tokenizer and model by name."""
-from functools import wraps
 from pathlib import Path
 
 import open_clip
@@ -11,6 +10,7 @@ from ..decoding.sampling import Decoded
 from ..models.captioner import Captioner
 from . import configs
 from .configs import is_captioner
+from .hook import hook
 
 
 class OpenCLIPCaptioner(Captioner):
@@ -27,15 +27,13 @@ class OpenCLIPCaptioner(Captioner):
         return log_likelihood(self, image, text, method, **options)
 
 
-def get_model_config(upstream):
+@hook
+def get_model_config(original, model_name):
     """Wrap `open_clip.get_model_config`: captioners of any base. A config that is a file may name no other place."""
-    @wraps(upstream)
-    def get(model_name):
-        if ":" in model_name:
-            return checked_config(upstream, model_name)
-        config = upstream(model_name)
-        return config if config is not None else configs.captioner(model_name, upstream)
-    return get
+    if ":" in model_name:
+        return checked_config(original, model_name)
+    config = original(model_name)
+    return config if config is not None else configs.captioner(model_name, original)
 
 
 def checked_config(read, model_name: str) -> dict:
@@ -68,37 +66,31 @@ def vocabulary_beside(model_name: str, cache_dir: str | None = None) -> dict[str
     return {"bpe_path": str(path)} if path.is_file() else {}
 
 
-def get_tokenizer(upstream):
+@hook
+def get_tokenizer(original, model_name="", context_length=None, cache_dir=None, **kwargs):
     """Wrap `open_clip.get_tokenizer`: a captioner's is CLIP's BPE, or the part of it that its config names."""
-    @wraps(upstream)
-    def get(model_name="", context_length=None, cache_dir=None, **kwargs):
-        if ":" in model_name:
-            kwargs = vocabulary_beside(model_name, cache_dir) | kwargs
-        if ":" in model_name or not is_captioner(model_name):
-            return upstream(model_name, context_length=context_length, cache_dir=cache_dir, **kwargs)
-        text_cfg = open_clip.get_model_config(model_name)["text_cfg"]
-        return open_clip.factory.SimpleTokenizer(context_length=context_length or text_cfg.get("context_length", 77),
-                                                 **text_cfg.get("tokenizer_kwargs", {}) | kwargs)
-    return get
+    if ":" in model_name:
+        kwargs = vocabulary_beside(model_name, cache_dir) | kwargs
+    if ":" in model_name or not is_captioner(model_name):
+        return original(model_name, context_length=context_length, cache_dir=cache_dir, **kwargs)
+    text_cfg = open_clip.get_model_config(model_name)["text_cfg"]
+    return open_clip.factory.SimpleTokenizer(context_length=context_length or text_cfg.get("context_length", 77),
+                                             **text_cfg.get("tokenizer_kwargs", {}) | kwargs)
 
 
-def model_class(upstream):
+@hook
+def model_class(original, *args, **kwargs):
     """Wrap `open_clip.factory.CustomTextCLIP`: a config with `caption_cfg` makes a captioner."""
-    @wraps(upstream, updated=())
-    def create(*args, **kwargs):
-        return (OpenCLIPCaptioner if "caption_cfg" in kwargs else upstream)(*args, **kwargs)
-    return create
+    return (OpenCLIPCaptioner if "caption_cfg" in kwargs else original)(*args, **kwargs)
 
 
-def tokenizer_class(upstream):
+@hook
+def tokenizer_class(original, *args, bpe_path=None, **kwargs):
     """Wrap `open_clip.factory.SimpleTokenizer`: a bare file name in `bpe_path` is a packaged file."""
-    @wraps(upstream, updated=())
-    def create(*args, bpe_path=None, **kwargs):
-        if bpe_path is None:
-            return upstream(*args, **kwargs)
-        packaged = configs.FOLDER / Path(bpe_path).name
-        return upstream(*args, bpe_path=bpe_path if Path(bpe_path).exists() else str(packaged), **kwargs)
-    return create
+    if bpe_path is None:
+        return original(*args, **kwargs)
+    packaged = configs.FOLDER / Path(bpe_path).name
+    return original(*args, bpe_path=bpe_path if Path(bpe_path).exists() else str(packaged), **kwargs)
 
 
 def of_captioner(args) -> bool:

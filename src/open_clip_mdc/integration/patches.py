@@ -77,7 +77,7 @@ OPEN_CLIP = (
 
 SUPPORTED = {"open_clip_torch": r"3\.3\.", "clip_benchmark": r"1\.6\."}
 
-_replaced: dict[str, object] = {}  # target -> upstream object
+_replaced: dict[str, object] = {}  # target -> original
 _added_configs: list[str] = []
 
 
@@ -125,9 +125,9 @@ def register(table: tuple[Replacement, ...] = OPEN_CLIP) -> None:
 def unregister() -> None:
     """Put every attribute back and remove the configs."""
     while _replaced:
-        target, upstream = _replaced.popitem()
+        target, original = _replaced.popitem()
         module, attribute = _resolve(target)
-        setattr(module, attribute, upstream)
+        setattr(module, attribute, original)
     known = import_module("open_clip.factory")._MODEL_CONFIGS
     while _added_configs:
         known.pop(_added_configs.pop(), None)

@@ -101,17 +101,17 @@ class PretrainedCaptioner:
         pixels = (255 * (image.cpu() * std + mean).clamp(0, 1)).round().byte()
         return Image.fromarray(pixels.permute(1, 2, 0).numpy())
 
+    def _encode(self, encode: Callable[[Tensor], Tensor], images: Images, batch_size: int) -> Tensor:
+        with torch.inference_mode(), self.autocast():
+            return torch.cat([encode(x).float().cpu() for x in self.batches(images, batch_size)])
+
     def encode_image(self, images: Images, normalize: bool = False, batch_size: int = 32) -> Tensor:
         """Return the GAP features that are probed, float32 [B, D], on the CPU."""
-        with torch.inference_mode(), self.autocast():
-            return torch.cat([self.model.encode_image(x, normalize).float().cpu()
-                              for x in self.batches(images, batch_size)])
+        return self._encode(lambda x: self.model.encode_image(x, normalize), images, batch_size)
 
     def features(self, images: Images, kind: str = "gap", layer: int = -1, batch_size: int = 32) -> Tensor:
         """Return features, float32 on the CPU: [B, D], of kind "patches" [B, P, D] (`encoder.features`)."""
-        with torch.inference_mode(), self.autocast():
-            return torch.cat([encoder.features(self.model.visual, x, kind, layer).float().cpu()
-                              for x in self.batches(images, batch_size)])
+        return self._encode(lambda x: encoder.features(self.model.visual, x, kind, layer), images, batch_size)
 
     def mean_image(self, images: Images, batch_size: int = 32) -> Tensor:
         """Return what stands for no image, [P, D]: the mean of the patch tokens of some hundred images like yours.
@@ -134,9 +134,7 @@ class PretrainedCaptioner:
 
     def encode_image_tokens(self, images: Images, batch_size: int = 32) -> Tensor:
         """Return normalised patch tokens, float32 [B, P, D], on the CPU."""
-        with torch.inference_mode(), self.autocast():
-            return torch.cat([self.model.encode_image_tokens(x).float().cpu()
-                              for x in self.batches(images, batch_size)])
+        return self._encode(self.model.encode_image_tokens, images, batch_size)
 
     def decode(self, image: Tensor, **options) -> list[dict]:
         """Return captions of one preprocessed batch [B, 3, H, W], token by token (`describe_captions`)."""

@@ -1,84 +1,74 @@
 """What OpenCLIP saves, resumes from and loads: whole files, the highest stored epoch, weights of any format."""
 import os
-from functools import wraps
 from pathlib import Path
 
 from ..data import weights
 from ..data.files import new_file
+from .hook import hook
 from .runs import latest_checkpoint
 
 
-def load_state_dict(upstream):
+@hook
+def load_state_dict(original, checkpoint_path, device="cpu", weights_only=True):
     """Replace `open_clip.factory.load_state_dict`."""
-    @wraps(upstream)
-    def load(checkpoint_path, device="cpu", weights_only=True):
-        return {name: x.to(device) for name, x in weights.tensors(Path(checkpoint_path)).items()}
-    return load
+    return {name: x.to(device) for name, x in weights.tensors(Path(checkpoint_path)).items()}
 
 
-def load_checkpoint(upstream):
+@hook
+def load_checkpoint(original, model, checkpoint_path, *args, **kwargs):
     """Wrap `open_clip.load_checkpoint`: formats by content. Raises Misfit for weights of another model."""
-    @wraps(upstream)
-    def load(model, checkpoint_path, *args, **kwargs):
-        path = Path(checkpoint_path)
-        archive = weights.check(path) == "npz"
-        if archive != (path.suffix in (".npz", ".npy")):  # by which upstream goes
-            raise ValueError(f"{path} is {'a' if archive else 'no'} NumPy archive: rename it to end in "
-                             f"{'.npz' if archive else '.pt or .safetensors'}")
-        try:
-            keys = upstream(model, path, *args, **kwargs)
-        except weights.Misfit:
-            raise
-        except (RuntimeError, KeyError, AttributeError, TypeError, IndexError, AssertionError) as problem:
-            raise (weights.Misfit("it is an .npz of big_vision, of a SigLIP model") if archive else
-                   weights.misfit(model.state_dict(), weights.tensors(path))) from problem
-        if archive:
-            weights.check_finite(model.state_dict(), path)
-        return keys
-    return load
+    path = Path(checkpoint_path)
+    archive = weights.check(path) == "npz"
+    if archive != (path.suffix in (".npz", ".npy")):  # by which original goes
+        raise ValueError(f"{path} is {'a' if archive else 'no'} NumPy archive: rename it to end in "
+                         f"{'.npz' if archive else '.pt or .safetensors'}")
+    try:
+        keys = original(model, path, *args, **kwargs)
+    except weights.Misfit:
+        raise
+    except (RuntimeError, KeyError, AttributeError, TypeError, IndexError, AssertionError) as problem:
+        raise (weights.Misfit("it is an .npz of big_vision, of a SigLIP model") if archive else
+               weights.misfit(model.state_dict(), weights.tensors(path))) from problem
+    if archive:
+        weights.check_finite(model.state_dict(), path)
+    return keys
 
 
-def pt_load(upstream):
+@hook
+def pt_load(original, file_path, map_location=None):
     """Wrap `open_clip_train.main.pt_load`: names of weights are the bare model's, whichever processes saved them."""
-    @wraps(upstream)
-    def load(file_path, map_location=None):
-        path = Path(file_path)
-        content = weights.read(path) if path.exists() else weights.unpickled(
-            lambda: upstream(file_path, map_location=map_location), file_path)
-        weights.check_finite(content, path)
-        bare = weights.state_dict(content, path)
-        if isinstance(content.get("epoch"), int) and {"state_dict", "optimizer"} <= content.keys():
-            return {**content, "state_dict": bare}
-        if "epoch" in content or "state_dict" in content:
-            raise ValueError(f"{file_path} holds weights, but no epoch and optimizer to resume from: give it by "
-                             "--pretrained")
-        return bare
-    return load
+    path = Path(file_path)
+    content = weights.read(path) if path.exists() else weights.unpickled(
+        lambda: original(file_path, map_location=map_location), file_path)
+    weights.check_finite(content, path)
+    bare = weights.state_dict(content, path)
+    if isinstance(content.get("epoch"), int) and {"state_dict", "optimizer"} <= content.keys():
+        return {**content, "state_dict": bare}
+    if "epoch" in content or "state_dict" in content:
+        raise ValueError(f"{file_path} holds weights, but no epoch and optimizer to resume from: give it by "
+                         "--pretrained")
+    return bare
 
 
-def get_latest_checkpoint(upstream):
+@hook
+def get_latest_checkpoint(original, path, remote):
     """Wrap `open_clip_train.main.get_latest_checkpoint`: of a folder here, choose as the tools do."""
-    @wraps(upstream)
-    def get(path, remote):
-        if remote or not any(Path(path).glob("epoch_*.pt")):
-            return upstream(path, remote)
-        return str(latest_checkpoint(Path(path)))
-    return get
+    if remote or not any(Path(path).glob("epoch_*.pt")):
+        return original(path, remote)
+    return str(latest_checkpoint(Path(path)))
 
 
-def save(upstream):
+@hook
+def save(original, obj, f, *args, **kwargs):
     """Wrap `torch.save`: a file appears when it is complete. The OSError says why, which PyTorch's own does not."""
-    @wraps(upstream)
-    def save_whole(obj, f, *args, **kwargs):
-        if not isinstance(f, (str, os.PathLike)):
-            return upstream(obj, f, *args, **kwargs)
-        with new_file(f) as partial:
-            try:
-                with partial.open("wb") as file:
-                    upstream(obj, file, *args, **kwargs)
-            except (RuntimeError, OSError) as problem:
-                cause = problem if isinstance(problem, OSError) else problem.__context__
-                if not isinstance(cause, OSError):
-                    raise
-                raise OSError(cause.errno, cause.strerror, str(f)) from problem
-    return save_whole
+    if not isinstance(f, (str, os.PathLike)):
+        return original(obj, f, *args, **kwargs)
+    with new_file(f) as partial:
+        try:
+            with partial.open("wb") as file:
+                original(obj, file, *args, **kwargs)
+        except (RuntimeError, OSError) as problem:
+            cause = problem if isinstance(problem, OSError) else problem.__context__
+            if not isinstance(cause, OSError):
+                raise
+            raise OSError(cause.errno, cause.strerror, str(f)) from problem

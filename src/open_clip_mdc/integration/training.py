@@ -2,7 +2,6 @@
 import json
 import logging
 from contextlib import nullcontext
-from functools import wraps
 from inspect import signature
 from pathlib import Path
 
@@ -16,14 +15,13 @@ from ..objectives.loss import CaptionLoss
 from .data import seed_noise
 from .factory import of_captioner
 from .finite import WatchedLoss, check_weights
+from .hook import hook
 from .validation import nelbo
 
 
-def create_loss(upstream):
-    @wraps(upstream)
-    def create(args):
-        return CaptionLoss() if of_captioner(args) else upstream(args)
-    return create
+@hook
+def create_loss(original, args):
+    return CaptionLoss() if of_captioner(args) else original(args)
 
 
 def unwrap(model):
@@ -32,31 +30,29 @@ def unwrap(model):
     return getattr(model, "module", model)
 
 
-def train_one_epoch(upstream):
+@hook
+def train_one_epoch(original, model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=None):
     """Wrap `open_clip_train.main.train_one_epoch`: all noise is a function of --seed, rank and epoch.
 
     A captioner's texts are prepared before they go to the device, once for both passes of --accum-freq. Raises
     FloatingPointError on all ranks if its loss or weights are not finite, as OpenCLIP saves after an epoch.
     """
-    @wraps(upstream)
-    def train(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=None):
-        captioner, seed = of_captioner(args), getattr(args, "seed", 0)
-        if captioner:
-            unwrap(model).seed_t(np.random.SeedSequence([seed, epoch]))
-            data["train"].dataloader.prepare = unwrap(model).prepare
-        seed_noise(seed, epoch, getattr(args, "rank", 0))
-        watched = captioner and not getattr(args, "allow_nonfinite_loss", False)
-        if watched:
-            loss = WatchedLoss(loss, epoch, args)
-        # Captions change in length. Where DDP splits a compiled graph, each part is compiled for several of them; older
-        # PyTorch fails at it.
-        whole_graphs = captioner and getattr(args, "torchcompile", False)
-        with torch._dynamo.config.patch(optimize_ddp=False) if whole_graphs else nullcontext():
-            upstream(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=tb_writer)
-        if watched:
-            loss.check()
-            check_weights(unwrap(model), epoch)
-    return train
+    captioner, seed = of_captioner(args), getattr(args, "seed", 0)
+    if captioner:
+        unwrap(model).seed_t(np.random.SeedSequence([seed, epoch]))
+        data["train"].dataloader.prepare = unwrap(model).prepare
+    seed_noise(seed, epoch, getattr(args, "rank", 0))
+    watched = captioner and not getattr(args, "allow_nonfinite_loss", False)
+    if watched:
+        loss = WatchedLoss(loss, epoch, args)
+    # Captions change in length. Where DDP splits a compiled graph, each part is compiled for several of them; older
+    # PyTorch fails at it.
+    whole_graphs = captioner and getattr(args, "torchcompile", False)
+    with torch._dynamo.config.patch(optimize_ddp=False) if whole_graphs else nullcontext():
+        original(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=tb_writer)
+    if watched:
+        loss.check()
+        check_weights(unwrap(model), epoch)
 
 
 def forget_from(epoch: int, path: Path) -> None:
@@ -79,59 +75,53 @@ def forget_from(epoch: int, path: Path) -> None:
         partial.write_text("".join(kept), encoding="utf-8")
 
 
-def evaluate(upstream):
+@hook
+def evaluate(original, model, data, epoch, args, tb_writer=None, tokenizer=None):
     """Wrap `open_clip_train.main.evaluate`: captioners are validated by `validation_metrics`, logged by OpenCLIP."""
-    @wraps(upstream)
-    def evaluate_captioner(model, data, epoch, args, tb_writer=None, tokenizer=None):
-        if getattr(args, "save_logs", False) and getattr(args, "train_data", None):
-            forget_from(epoch, Path(args.checkpoint_path) / "results.jsonl")
-        if not of_captioner(args):
-            return upstream(model, data, epoch, args, tb_writer=tb_writer, tokenizer=tokenizer)
-        # Upstream's contrastive validation runs where it finds "val".
-        data = {"captions" if name == "val" else name: info for name, info in data.items()}
-        try:
-            return upstream(model, data, epoch, args, tb_writer=tb_writer, tokenizer=tokenizer)
-        except Exception:
-            if "train" not in data:
-                raise
-            logging.exception(f"Validation of epoch {epoch} failed; the checkpoint is saved and training continues.")
-            return {}
-    return evaluate_captioner
+    if getattr(args, "save_logs", False) and getattr(args, "train_data", None):
+        forget_from(epoch, Path(args.checkpoint_path) / "results.jsonl")
+    if not of_captioner(args):
+        return original(model, data, epoch, args, tb_writer=tb_writer, tokenizer=tokenizer)
+    # OpenCLIP's contrastive validation runs where it finds "val".
+    data = {"captions" if name == "val" else name: info for name, info in data.items()}
+    try:
+        return original(model, data, epoch, args, tb_writer=tb_writer, tokenizer=tokenizer)
+    except Exception:
+        if "train" not in data:
+            raise
+        logging.exception(f"Validation of epoch {epoch} failed; the checkpoint is saved and training continues.")
+        return {}
 
 
-def validation_metrics(upstream):
+@hook
+def validation_metrics(original, model, data, epoch, args, tokenizer=None):
     """Wrap `open_clip_train.train.zero_shot_eval`, which OpenCLIP logs first: the NELBO of held-out captions.
 
     A row of any model names its epoch, by which `forget_from` knows it.
     """
-    @wraps(upstream)
-    def metrics_of_captions(model, data, epoch, args, tokenizer=None):
-        if not of_captioner(args):
-            metrics = upstream(model, data, epoch, args, tokenizer=tokenizer)
-            return {**metrics, "epoch": epoch} if metrics else metrics
-        due = args.val_frequency and (epoch % args.val_frequency == 0 or epoch == args.epochs)
-        if "captions" not in data or not due:
-            return {}
-        metrics = nelbo(unwrap(model), data["captions"].dataloader, args.device, args.precision)
-        return {**metrics, "epoch": epoch}
-    return metrics_of_captions
+    if not of_captioner(args):
+        metrics = original(model, data, epoch, args, tokenizer=tokenizer)
+        return {**metrics, "epoch": epoch} if metrics else metrics
+    due = args.val_frequency and (epoch % args.val_frequency == 0 or epoch == args.epochs)
+    if "captions" not in data or not due:
+        return {}
+    metrics = nelbo(unwrap(model), data["captions"].dataloader, args.device, args.precision)
+    return {**metrics, "epoch": epoch}
 
 
-def clip_grad_norm(upstream):
+@hook
+def clip_grad_norm(original, parameters, *args, **kwargs):
     """Wrap `torch.nn.utils.clip_grad_norm_`: leave out parameters that are marked as `unclipped`."""
-    @wraps(upstream)
-    def clip(parameters, *args, **kwargs):
-        parameters = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-        return upstream([p for p in parameters if not getattr(p, "unclipped", False)], *args, **kwargs)
-    return clip
+    parameters = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+    return original([p for p in parameters if not getattr(p, "unclipped", False)], *args, **kwargs)
 
 
-def distributed_data_parallel(upstream):
+def distributed_data_parallel(original):
     """Subclass `DistributedDataParallel`: works on the CPU, and costs a captioner less."""
-    parameters = signature(upstream)
+    parameters = signature(original)
     sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in parameters.parameters else "broadcast_buffers"
 
-    class DistributedDataParallel(upstream):
+    class DistributedDataParallel(original):
         def __init__(self, *args, **kwargs):
             call = parameters.bind(*args, **kwargs)
             module = call.arguments["module"]
