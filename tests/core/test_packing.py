@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import open_clip_mdc
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 from open_clip_mdc.models import captioner as model_module
+from open_clip_mdc.models.decoder import pad, unpad
 from open_clip_mdc.objectives.base import stratified_uniform
 from open_clip_mdc.objectives.loss import CaptionLoss
 from open_clip_mdc.text.packing import Captions, Packed, pack, pack_tokens, predictor_index
@@ -151,10 +152,10 @@ def test_packing_is_undone_by_padding(lengths):
         packed = pack_tokens(text, valid, False, multiple)
         longest = max(lengths) if multiple is None else 16
         assert packed.valid.shape == (len(lengths), longest) and packed.token.shape == (sum(lengths),)
-        padded = packed.pad(packed.token[:, None].float()).squeeze(-1).long()
+        padded = pad(packed.token[:, None].float(), packed).squeeze(-1).long()
         expected = text.masked_fill(~valid, 0)
         assert (padded[:, :max(lengths)] == expected[:, :max(lengths)]).all() and (padded[:, max(lengths):] == 0).all()
-        assert torch.equal(packed.unpad(padded[..., None]).squeeze(-1), packed.token)
+        assert torch.equal(unpad(padded[..., None], packed).squeeze(-1), packed.token)
         assert packed.position.tolist() == [i for n in lengths for i in range(n)]
 
 

@@ -219,6 +219,7 @@ def test_draws_repeat_under_a_seed_and_differ_between_epochs_ranks_and_seeds(pre
 # Runs open_clip_train and saves the texts that its model is given.
 SPY = '''
 import sys, torch
+from open_clip_mdc.models.decoder import pad
 from open_clip_mdc.train import main
 seen = []
 def clean(batch):
@@ -227,7 +228,7 @@ def clean(batch):
         return batch.clone()
     token = batch.packed.token.clone()
     token[batch.predicted.index] = batch.predicted.token
-    return batch.packed.pad(token[:, None])[..., 0]
+    return pad(token[:, None], batch.packed)[..., 0]
 def note(module, args):
     if type(module).__name__ in ("OpenCLIPCaptioner", "CLIP", "CustomTextCLIP"):
         seen.append((module.training, clean(args[1])))

@@ -24,11 +24,12 @@ from ..objectives.base import CaptionCfg, mask_condition, stratified_uniform
 from ..objectives.registry import OBJECTIVES
 from ..objectives.replace import STEPS, step_of
 from ..objectives.replace_process import infer_time
-from ..text.packing import Captions, NoisedCaptions, Packed, Predicted, pack, pack_lengths
+from ..text.packing import Captions, NoisedCaptions, Packed, Predicted, pack
 from ..text.special_tokens import PAD_ID, mask_id, valid_tokens
 from . import encoder
+from .caption_logits import CaptionLogits
 from .decoder import TextDecoder
-from .interface import ImageKV, TokenLogits
+from .interface import ImageKV
 from .length_head import LengthHead, fill_missing_from_init, length_nll
 
 LOSS_ROWS = 4096  # logits of so many tokens are held at a time; more and smaller chunks take longer
@@ -197,30 +198,18 @@ class Captioner(nn.Module):
         share = (text == mask_id(self.vocab_size)).sum(1).double() / (lengths - 1).clamp(min=1)
         return infer_time(share, self.objective.schedule(self.vocab_size, text.device))
 
-    def token_logits(self, image_kv: ImageKV, lengths: Sequence[int]) -> TokenLogits:
+    def token_logits(self, image_kv: ImageKV, lengths: Sequence[int]) -> CaptionLogits:
         """Logits of the asked tokens only, at the cost of the real ones: what scoring and decoding run.
 
         Args:
             image_kv: `self.text.project_image(...)` of I images; R/I consecutive rows belong to each.
             lengths: the numbers of tokens of the R rows, at least one each.
 
-        Returns:
-            a function of the text, long [R, L] with mask ids and L the longest row's length, and of the asked places,
-            long [M] into R*L (never position 0 of a causal row), and of the step of each row, long [R], which else
-            follows from the share of masks (`infer_time`): logits [M, V].
-
-        Raises:
-            ValueError: a text is longer than the context.
+        Raises ValueError: a text is longer than the context.
         """
         self.check_length(max(lengths))
-        places = pack_lengths(lengths, self.causal, image_kv[0][0].device)
-
-        def token_logits(text: Tensor, predicted: Tensor, time: Tensor | None = None) -> Tensor:
-            time = self.infer_time(text, places.packed.valid.sum(1)) if time is None else time
-            hidden = self.text(places.fill(text), image_kv, time)
-            return self.text.output(hidden.index_select(0, places.index.index_select(0, predicted)))
-
-        return token_logits
+        infer_time = None if self.text.time_embedding is None else self.infer_time
+        return CaptionLogits(self.text, image_kv, lengths, self.causal, infer_time)
 
     # ---- training
 

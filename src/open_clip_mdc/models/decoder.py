@@ -21,6 +21,19 @@ from .precision import autocast_dtype, in_float32, in_training_step
 TextKV = list[tuple[Tensor, Tensor]]  # per layer: keys and values of the caption so far, [R, H, L, D] each
 
 
+def pad(x: Tensor, packed: Packed) -> Tensor:
+    """[N, W] -> [R, L, W], zero where there is no token."""
+    if packed.place is not None:
+        x = x.new_zeros(packed.valid.numel(), x.shape[-1]).index_copy(0, packed.place, x)
+    return x.view(*packed.valid.shape, x.shape[-1])
+
+
+def unpad(x: Tensor, packed: Packed) -> Tensor:
+    """[R, L, ...] -> [N, ...]."""
+    x = x.flatten(0, 1)
+    return x if packed.place is None else x.index_select(0, packed.place)
+
+
 def attention_mask(packed: Packed, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
     """The arguments `attn_mask` and `is_causal` of scaled_dot_product_attention, made once for all layers.
 
@@ -69,15 +82,15 @@ class DecoderBlock(nn.Module):
     def forward(self, x: Tensor, packed: Packed, image_k: Tensor, image_v: Tensor, mask: Tensor | None,
                 is_causal: bool) -> Tensor:
         """[N, W] -> [N, W]."""
-        q, k, v = self.split_heads(packed.pad(self.self_qkv(self.ln_1(x))), 3)
+        q, k, v = self.split_heads(pad(self.self_qkv(self.ln_1(x)), packed), 3)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
-        x = x + self.self_out(packed.unpad(y.transpose(1, 2).flatten(2)))
+        x = x + self.self_out(unpad(y.transpose(1, 2).flatten(2), packed))
 
         # All rows of an image ask its one set of keys and values, as one long row of queries: [I, H, (R/I)*L, D].
-        q = packed.pad(self.cross_q(self.ln_2(x))).reshape(image_k.shape[0], -1, x.shape[-1])
+        q = pad(self.cross_q(self.ln_2(x)), packed).reshape(image_k.shape[0], -1, x.shape[-1])
         y = F.scaled_dot_product_attention(*self.split_heads(q, 1), image_k, image_v)
         y = y.transpose(1, 2).reshape(*packed.valid.shape, -1)
-        x = x + self.cross_out(packed.unpad(y))
+        x = x + self.cross_out(unpad(y, packed))
         return x + self.mlp(self.ln_3(x))
 
     def step(self, x: Tensor, image_k: Tensor, image_v: Tensor,
@@ -178,7 +191,7 @@ class TextDecoder(nn.Module):
         """
         x = self.token_embedding(packed.token) + self.positional_embedding[packed.position]
         if self.time_embedding is not None:
-            x = x + self.time_embedding(packed.unpad(time[:, None].expand(packed.valid.shape)))
+            x = x + self.time_embedding(unpad(time[:, None].expand(packed.valid.shape), packed))
         x = x.to(self.output.weight.dtype)  # parameters that are no nn.Linear stay float32 under --precision bf16
         mask, is_causal = attention_mask(packed, autocast_dtype(x.device.type) or x.dtype)
         for block, (image_k, image_v) in zip(self.blocks, image_kv, strict=True):

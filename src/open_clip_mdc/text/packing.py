@@ -5,7 +5,7 @@ training path waits for the device. Upstream's loop takes `Captions` for its bat
 
 Dimensions: R captions (rows) of B images, P patches, L positions, N valid tokens of all rows, M asked tokens, W width.
 """
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -33,21 +33,10 @@ class Packed(NamedTuple):
 
     token: Tensor  # long [N], mask_id where a token is hidden
     position: Tensor  # long [N], in its caption
-    place: Tensor | None  # long [N] into R*L; None when nothing is packed, so that pad and unpad are views
+    place: Tensor | None  # long [N] into R*L; None when nothing is packed, so that the decoder pads by views
     valid: Tensor  # bool [R, L], True first and False after
     padded: bool  # whether `valid` is False anywhere, as far as is known without asking the device
     causal: bool | Tensor  # whether a caption is read left to right; bool [R] where captions differ
-
-    def pad(self, x: Tensor) -> Tensor:
-        """[N, W] -> [R, L, W], zero where there is no token."""
-        if self.place is not None:
-            x = x.new_zeros(self.valid.numel(), x.shape[-1]).index_copy(0, self.place, x)
-        return x.view(*self.valid.shape, x.shape[-1])
-
-    def unpad(self, x: Tensor) -> Tensor:
-        """[R, L, ...] -> [N, ...]."""
-        x = x.flatten(0, 1)
-        return x if self.place is None else x.index_select(0, self.place)
 
 
 class Predicted(NamedTuple):
@@ -126,26 +115,6 @@ def predictor_index(predicted: Tensor, valid: Tensor, causal: bool | Tensor) -> 
     lengths = valid.sum(1)
     back = causal[row].long() if isinstance(causal, Tensor) else int(causal)
     return (lengths.cumsum(0) - lengths)[row] + position - back
-
-
-class Places(NamedTuple):
-    """Where the tokens of captions stand: packed once for any number of decoder calls."""
-
-    packed: Packed  # without tokens: its `token` means nothing
-    index: Tensor  # long [R*L], the packed token that predicts the token of a place
-
-    def fill(self, text: Tensor) -> Packed:
-        """With the tokens of `text`, long [R, L]."""
-        place = self.packed.place
-        return self.packed._replace(token=text.flatten() if place is None else text.flatten().index_select(0, place))
-
-
-def pack_lengths(lengths: Sequence[int], causal: bool, device: torch.device) -> Places:
-    """Captions of the given numbers of tokens, SOT and EOT included; L is the longest."""
-    lengths = torch.as_tensor(lengths)
-    valid = torch.arange(int(lengths.max())) < lengths[:, None]
-    places = Places(pack_tokens(valid.long(), valid, causal), valid.flatten().cumsum(0) - 1 - int(causal))
-    return each_tensor(places, lambda x: x.to(device, non_blocking=True))
 
 
 def partition_indices(mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
