@@ -112,16 +112,18 @@ def test_sugar_crepe_has_as_many_such_pairs_as_its_authors_were_told(subset, cou
 
 
 def test_pairs_that_their_surface_gives_away_are_counted_marked_and_left_out_of_another_accuracy():
-    texts = [("a dog", "a cat. "), ("a dog.", "A cat."), ("A dog", "A big dog"), ("a dog.\n", "a cat")]
+    texts = [("a dog", "a cat. "), ("a dog.", "A cat."), (" A dog", "A big dog"), ("a dog.\n", "a cat")]
     cases = [Case(f"row{i}", (Path(f"{i}.png"),), pair, "g") for i, pair in enumerate(texts)]
     surfaces = {**metrics_of_scores.SURFACES, "length": lambda text: len(text.split())}
-    scores = {"plain": [WRONG, RIGHT, WRONG, WRONG], "blind": [RIGHT] * 4}
+    scores = {"plain": [WRONG, RIGHT, TIE, WRONG], "blind": [RIGHT] * 4}
     metric = find_row("sugar_crepe/add_obj").metric
     metrics, items = metrics_of_scores.selection_metrics(metric, scores, cases, surfaces)
     assert [metrics[f"{name}_differs"] for name in surfaces] == [2, 1, 1]
     assert [metrics[f"same_{name}_acc"] for name in surfaces] == [1 / 2, 0, 1 / 3]
     assert [metrics[f"same_{name}_acc_blind"] for name in surfaces] == [1, 1, 1]
     assert items["full_stop_differs"] == [True, False, False, True]
+    metrics, _ = metrics_of_scores.selection_metrics(metric, {"plain": [WRONG]}, cases[:1], surfaces)
+    assert not any(name.startswith("same_full_stop") for name in metrics)  # no case is left
 
 
 FULL_STOPS = {"add_att": (96, 692), "add_obj": (410, 2062), "replace_att": (132, 788), "replace_obj": (369, 1652),

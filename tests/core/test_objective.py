@@ -126,6 +126,7 @@ def test_cappa_reads_one_sample_in_four_left_to_right():
     assert out.causal.sum() == 4
     assert (out.text[out.causal] == text[out.causal]).all()
     assert (out.text[~out.causal][:, 1:9] == mask_id(VOCAB)).all()
+    assert torch.equal(out.t, (out.text == mask_id(VOCAB)).sum(1) / target_tokens(text, VOCAB).sum(1))
     assert (out.weight == target_tokens(text, VOCAB).float()).all()
 
 
