@@ -55,8 +55,7 @@ def likelihood_scorer(model: Captioner, tokenizer: Callable, device: str, blind:
         tokens = tokens.view(len(texts), -1, tokens.shape[-1])  # [B, C, L]
         per_image = tokens.repeat_interleave(images.shape[1], 0)
         plain = log_likelihood(model, images.flatten(0, 1).to(device), per_image, return_details=True, **options)
-        prior = log_likelihood(model, None, tokens, blind=blind, **(options | {"stop_confidence": None}
-                                                                    if stops else options))
+        prior = log_likelihood(model, None, tokens, blind=blind, **(options | {"stop_confidence": None}))
         scores = {"plain": plain.log_likelihood, "blind": prior.repeat_interleave(images.shape[1], 0)}
         if not stops:
             scores["debiased"] = debiased_score(scores["plain"].cpu(), scores["blind"].cpu(), alpha)
