@@ -29,12 +29,11 @@ class Place(NamedTuple):
 
 
 def fill(path: str, place: Place) -> str:
-    """A path of scales.py with its folders."""
     return path.format(data=place.data, out=place.out)
 
 
 def start(command: Iterable[str], place: Place) -> list[str]:
-    """A command of scales.py, started from the environment's programs; FOLDER/*.tar is the folder's one shard."""
+    """Return a command of scales.py with the environment's programs; FOLDER/*.tar is the folder's one shard."""
     first, *rest = (fill(part, place) for part in command)
     rest = [str(next(Path(part[:-len("*.tar")]).glob("*.tar"), part)) if part.endswith("/*.tar") else part
             for part in rest]
@@ -42,7 +41,7 @@ def start(command: Iterable[str], place: Place) -> list[str]:
 
 
 def to_make(scale: Scale, names: Iterable[str], place: Place) -> Iterator[Made]:
-    """What these tables need of the data that is made here, where it is not there yet."""
+    """Yield the data that these tables need, that is made here, and that is not there yet."""
     for made in scale.prepare:
         if (not made.tables or set(made.tables) & set(names)) and not Path(fill(made.folder, place)).exists():
             yield made
@@ -57,7 +56,6 @@ def last_epoch(scale: Scale, run: Run) -> int:
 
 
 def checkpoint_epoch(scale: Scale, run: Run) -> int:
-    """Of the checkpoint that is evaluated."""
     return run.at or last_epoch(scale, run)
 
 
@@ -66,17 +64,15 @@ def checkpoint(scale: Scale, run: Run, seed: int, place: Place) -> Path:
 
 
 def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
-    """`open_clip_train` with the paper's hyperparameters (Tables 6 to 8) or a small scale's.
+    """Return `open_clip_train` with the paper's hyperparameters (Tables 6 to 8) or a small scale's.
 
-    Raises:
-        ValueError: the global batch cannot be shared by so many processes.
+    Raises ValueError if the global batch cannot be shared by so many processes.
     """
     backbone = next(backbone for name, backbone in scale.backbones.items() if name in run.model)
     data = scale.data[run.data]
     lr, decay, batch, epochs = scale.tuning if run.start else (
         backbone.lr, backbone.weight_decay, scale.batch * run.batches, last_epoch(scale, run))
-    processes = max(place.gpus, 1)
-    accumulate = 1 if run.start else backbone.accumulate
+    processes, accumulate = max(place.gpus, 1), 1 if run.start else backbone.accumulate
     workers = min(scale.workers, data.count(place.data, place.out) // processes)  # each reads shards of its own
     if batch % (processes * accumulate):
         raise ValueError(f"a batch of {batch} cannot be shared by GPUS={place.gpus}, {accumulate} steps each")
@@ -114,7 +110,7 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
 
 
 def recipe(scale: Scale, run: Run, seed: int) -> str:
-    """What a run was trained by, whatever the machine: its command on one GPU, after that of the run it starts from.
+    """Return a run's command on one GPU, whatever the machine, after that of the run it starts from.
 
     It is kept beside the run, in command.txt, and compared before the run is used (`changed`).
     """
@@ -124,7 +120,7 @@ def recipe(scale: Scale, run: Run, seed: int) -> str:
 
 
 def changed(scale: Scale, run: Run, seed: int, place: Place) -> str | None:
-    """What is different in the recipe that a run was trained by; None if nothing is, or there is no such run."""
+    """Say what is different in the recipe that a run was trained by; None if nothing is, or there is no such run."""
     path = folder(run, seed, place) / "command.txt"
     if not path.parent.exists():
         return None
@@ -136,11 +132,7 @@ def changed(scale: Scale, run: Run, seed: int, place: Place) -> str | None:
 
 
 def check_recipes(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place: Place) -> None:
-    """Old and new hyperparameters never meet in a table.
-
-    Raises:
-        ValueError: a run is there that was trained by another recipe.
-    """
+    """Raise ValueError if a run was trained by another recipe: hyperparameters never mix in a table."""
     unlike = [(run.name(seed), why) for run in runs for seed in seeds if (why := changed(scale, run, seed, place))]
     if unlike:
         name, why = unlike[0]
@@ -149,20 +141,20 @@ def check_recipes(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place
 
 
 def variant(evaluation: Evaluation) -> str:
-    """Folder of an evaluation's results, by which they are recognised: the task and what else was asked for."""
+    """Return the folder of an evaluation's results, by which they are recognised: task and flags."""
     flags = (re.sub(r"[^\w.-]+", "_", flag.removeprefix("--")) for flag in evaluation.flags)
     return "-".join([evaluation.task, *flags, *(["clipscore"] if evaluation.judge else [])])
 
 
 def evaluated(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place: Place,
               unfinished: set[tuple[Run, int]]) -> list[tuple[Run, int]]:
-    """Those to evaluate, with their seeds: all but finished runs whose checkpoint was deleted."""
+    """Return the runs to evaluate, with their seeds: all but finished ones whose checkpoint was deleted."""
     return [(run, seed) for run in runs for seed in seeds
             if (run._replace(at=None), seed) in unfinished or checkpoint(scale, run, seed, place).exists()]
 
 
 def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[tuple[Run, int]], place: Place) -> list[str]:
-    """One `clip_benchmark eval` for all runs, with their seeds; it skips what has a result already."""
+    """Return one `clip_benchmark eval` for all runs, with their seeds; it skips what has a result already."""
     models = [f"{run.model},{checkpoint(scale, run, seed, place)}" for run, seed in runs]
     command = place.launch("clip_benchmark_ext.cli", "clip_benchmark") + ["eval"]
     command += ["--distributed"] if place.gpus > 1 else []
@@ -180,7 +172,7 @@ def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[tuple[Run, int
 
 
 def evaluations(cells: Iterable[Cell]) -> list[tuple[Evaluation, list[Run]]]:
-    """What clip_benchmark does for which runs: data sets that lie in one folder and are scored alike in one command."""
+    """Group cells by command: data sets that lie in one folder and are scored alike, and the runs."""
     runs: dict[Evaluation, dict[Run, None]] = {}
     datasets: dict[Evaluation, dict[str, None]] = {}
     for cell in cells:
@@ -192,14 +184,14 @@ def evaluations(cells: Iterable[Cell]) -> list[tuple[Evaluation, list[Run]]]:
 
 
 def helpers(cells: list[Cell]) -> list[tuple[Run, int]]:
-    """The CLIP models, with their seeds, that evaluations need beside the runs that are evaluated."""
-    needed = [(evaluation.guide, 0) for evaluation, _ in evaluations(cells) if evaluation.guide]
-    needed += [(evaluation.judge, 1) for evaluation, _ in evaluations(cells) if evaluation.judge]
-    return list(dict.fromkeys(needed))
+    """Return the CLIP models, with their seeds, that evaluations need beside the runs that are evaluated."""
+    needed = [evaluation for evaluation, _ in evaluations(cells)]
+    return list(dict.fromkeys([*((one.guide, 0) for one in needed if one.guide),
+                               *((one.judge, 1) for one in needed if one.judge)]))
 
 
 def caption_file(scale: Scale, captioning: Captioning, system: str, seed: int, place: Place) -> Path:
-    """Where clip_benchmark leaves a system's captions."""
+    """Return the file in which clip_benchmark leaves a system's captions."""
     run, flags = systems(scale, captioning)[system]
     name = f"{captioning.dataset.removeprefix('wds/')}-{checkpoint(scale, run, seed, place)}.json".replace("/", "_")
     return place.out / "results" / variant(Evaluation("captioning", "", (), "", flags)) / "captions" / name
@@ -210,7 +202,7 @@ def judge_file(captioning: Captioning, seed: int, place: Place) -> Path:
 
 
 def judge(scale: Scale, captioning: Captioning, seed: int, place: Place, url: str) -> list[str]:
-    """`open_clip_mdc judge` of Table 3's captions."""
+    """Return `open_clip_mdc judge` of Table 3's captions."""
     tests = Path(fill(captioning.root, place)) / "test"
     shards = max(1, len(list(tests.glob("*.tar"))))
     return [f"{place.bin}open_clip_mdc", "judge", "--captions",
@@ -222,7 +214,7 @@ def judge(scale: Scale, captioning: Captioning, seed: int, place: Place, url: st
 
 
 def lengths(scale: Scale, place: Place) -> list[str]:
-    """Figure 3."""
+    """Return the command of Figure 3."""
     data = [scale.data[name] for name in dict.fromkeys((scale.search, scale.alt, scale.long))]
     return [f"{place.bin}open_clip_mdc", "lengths", *(d.pattern(place.data, place.out) for d in data),
             "--names", *(d.label for d in data), "--tokenizer", f"MDC-{scale.backbone}",
@@ -230,7 +222,6 @@ def lengths(scale: Scale, place: Place) -> list[str]:
 
 
 def collect(scale: Scale, names: Iterable[str], place: Place) -> list[str]:
-    """The tables, from what is there."""
-    return [f"{place.bin}python", "-m", "experiments.report.collect", *names, "--scale", scale.name, "--data",
-            str(place.data),
-            "--out", str(place.out)]
+    """Return the command that makes the tables of what is there."""
+    return [f"{place.bin}python", "-m", "experiments.report.collect", *names, "--scale", scale.name,
+            "--data", str(place.data), "--out", str(place.out)]

@@ -34,7 +34,7 @@ RELATIONS = {"in front of": "behind", "behind": "in front of", "over": "under", 
 
 
 def swap(caption: str, words: list[str]) -> str | None:
-    """The caption with its first two different of these words exchanged; None where that could stay true."""
+    """Exchange the first two different of these words; None where that could stay true."""
     text = caption.split()
     places = [i for i, word in enumerate(text) if word in words]
     for i, j in zip(places, places[1:], strict=False):
@@ -45,29 +45,26 @@ def swap(caption: str, words: list[str]) -> str | None:
 
 
 def replace(caption: str, words: list[str], described: str, rng: random.Random) -> str | None:
-    """The caption with one of these words replaced by another that no caption of the image mentions."""
+    """Replace one of these words by another that no caption of the image mentions."""
     text = caption.split()
     places = [i for i, word in enumerate(text) if word in words]
-    others = [word for word in words if word not in described]
     if not places:
         return None
-    text[rng.choice(places)] = rng.choice(others)
+    text[rng.choice(places)] = rng.choice([word for word in words if word not in described])
     return " ".join(text)
 
 
 def replace_relation(caption: str) -> str | None:
-    """The caption with its first preposition of RELATIONS turned into the opposite."""
+    """Turn the first preposition of RELATIONS into the opposite."""
     pattern = r"\b(" + "|".join(sorted(RELATIONS, key=len, reverse=True)) + r")\b"
     false = re.sub(pattern, lambda match: RELATIONS[match[1]], caption, count=1)
     return false if false != caption else None
 
 
 def negatives(caption: str, described: str, rng: random.Random) -> dict[str, str]:
-    """False captions by SugarCrepe's names, those that there are.
+    """Return false captions by SugarCrepe's names, those that there are.
 
-    Args:
-        caption: lower case, words and punctuation set apart by spaces.
-        described: all captions of the image.
+    The caption is lower case, with words and punctuation set apart by spaces; `described` is all of the image's.
     """
     made = {
         "swap_obj": swap(caption, NOUNS), "swap_att": swap(caption, COLOURS),
@@ -79,7 +76,7 @@ def negatives(caption: str, described: str, rng: random.Random) -> dict[str, str
 
 
 def write_pairs(shards: list[str], out: Path) -> None:
-    """Writes KIND.json and val2017/ (clip_benchmark's layout) below `out`, which appears when it is complete."""
+    """Write KIND.json and val2017/ (clip_benchmark's layout) below `out`, which appears when it is complete."""
     rows: dict[str, dict] = {}
     with new_folder(out) as folder:
         (folder / "val2017").mkdir()

@@ -25,13 +25,12 @@ class Missing(NamedTuple):
 
 
 def to_fetch(scale: Scale, path: str, place: Place) -> str | None:
-    """What gives a path of {data}, if the scale says so."""
     return next((commands.fill(fetch, place) for begin, fetch in scale.fetch if path.startswith(begin)), None)
 
 
 def training_data(scale: Scale, names: list[str], runs: Iterable[Run], seeds: list[int], place: Place,
                   ) -> Iterator[Missing]:
-    """Of the runs that are still to be trained, where the data is not made by the experiment itself."""
+    """Yield data of runs that are still to be trained, where the experiment does not make it itself."""
     for name in dict.fromkeys(run.data for run in runs
                               if not all(commands.checkpoint(scale, run, seed, place).exists() for seed in seeds)):
         folder = Path(commands.fill(scale.data[name].folder, place))
@@ -66,7 +65,7 @@ def test_data(scale: Scale, evaluation: Evaluation, place: Place) -> Iterator[Mi
 
 
 def models(runs: Iterable[Run], evaluations: Iterable[Evaluation], place: Place) -> Iterator[Missing]:
-    """Weights that runs start from, and the tagger of ARO's negatives unless these are frozen already."""
+    """Yield weights that runs start from, and the tagger of ARO's negatives unless these are frozen already."""
     for run in runs:
         if isinstance(run.start, str):
             import open_clip
@@ -119,11 +118,7 @@ def missing(scale: Scale, names: list[str], cells: list[Cell], seeds: list[int],
 
 
 def check(scale: Scale, names: list[str], cells: list[Cell], seeds: list[int], place: Place) -> None:
-    """Prints what is missing.
-
-    Raises:
-        ValueError: something without which the tables cannot be made.
-    """
+    """Print what is missing. Raises ValueError if the tables cannot be made without it."""
     found = missing(scale, names, cells, seeds, place)
     for need in sorted(found, key=lambda need: not need.fatal):
         print(f"{'missing' if need.fatal else 'not there'}: {need.what}\n    {need.fetch}", file=sys.stderr)

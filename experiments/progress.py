@@ -31,7 +31,7 @@ class Step(NamedTuple):
 
 
 def fraction(step: Step, logs: Path) -> float | None:
-    """How much of a training is done, by its log; None before it says so, and of what is no training."""
+    """Return how much of a training is done, by its log; None before it says so, and of what is no training."""
     log = logs / f"{step.label}.log"
     if "--epochs" not in step.command or not log.exists():
         return None
@@ -46,7 +46,7 @@ def fraction(step: Step, logs: Path) -> float | None:
 
 @contextmanager
 def alone(logs: Path) -> Iterator[int]:
-    """Waits for what an earlier call started here and left behind when it was killed; yields the lock's descriptor.
+    """Wait for what an earlier call started here and left behind when it was killed; yield the lock's descriptor.
 
     Every step inherits the lock, which ends with the last process that has it.
     """
@@ -62,7 +62,7 @@ def alone(logs: Path) -> Iterator[int]:
 
 
 def describe(step: Step, threads: str) -> None:
-    """Writes a training's command.txt, and on the CPU environment.txt: a line for each that it went on in."""
+    """Write a training's command.txt, and on the CPU environment.txt: a line for each that it went on in."""
     from open_clip_mdc.data.files import new_file  # here: `make -n` runs where nothing is installed
     from open_clip_mdc.environment import environment
     step.folder.mkdir(parents=True, exist_ok=True)
@@ -77,15 +77,7 @@ def describe(step: Step, threads: str) -> None:
 
 
 def run_step(step: Step, logs: Path, threads: int, lock: int, under_way: list[subprocess.Popen]) -> None:
-    """Runs a command to its end.
-
-    Args:
-        lock: of `alone`.
-        under_way: has the process while it runs.
-
-    Raises:
-        RuntimeError: in one line, if the command fails.
-    """
+    """Run a command to its end; `under_way` has its process meanwhile. Raises RuntimeError in one line if it fails."""
     log = logs / f"{step.label}.log"
     variables = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     if step.folder:
@@ -101,10 +93,9 @@ def run_step(step: Step, logs: Path, threads: int, lock: int, under_way: list[su
 
 
 def run_steps(title: str, steps: list[Step], logs: Path, jobs: int) -> None:
-    """Runs some at a time, with a bar of all.
+    """Run some at a time, with a bar of all.
 
-    Raises:
-        RuntimeError: the first that fails; those under way are waited for, the others not begun.
+    Raises RuntimeError for the first that fails; those under way are waited for, the others not begun.
     """
     from tqdm import tqdm
 

@@ -26,26 +26,23 @@ from .tables.scales import CUB, SCALES, Scale
 
 
 def cells_of(scale: Scale, names: list[str]) -> list[Cell]:
-    """Figure 6 shows the captions of Table 3; the ledger takes what is there.
-
-    Raises:
-        ValueError: the table is not of this scale, or see `cells_by_table`.
-    """
+    """Return the cells of these tables. Raises ValueError if a table is not of this scale."""
     if scale is CUB and (others := [name for name in names if name not in (*mcdiffusion.TABLES, "mcdiffusion")]):
         raise ValueError(f"{others[0]} is no table of CUB-200; {', '.join(mcdiffusion.TABLES)} are")
+    # Figure 6 shows the captions of Table 3. A ledger takes what is there.
     tables = cells_by_table(scale, ["table3" if name == "figure6" else name for name in names])
     return [cell for cells in tables.values() for cell in cells]
 
 
 def runs_of(cells: list[Cell]) -> list[list[Run]]:
-    """All runs, those that others are fine-tuned from first."""
+    """Return two stages of runs: those that others are fine-tuned from come first."""
     runs = dict.fromkeys(cell.run._replace(at=None) for cell in cells)
     tuned = [run for run in runs if isinstance(run.start, Run)]
     return [list(dict.fromkeys([run.start for run in tuned] + [run for run in runs if run not in tuned])), tuned]
 
 
 def unfinished(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -> set[tuple[Run, int]]:
-    """Runs, with their seeds, of which a result is missing. What the judge says depends on no checkpoint."""
+    """Return runs, with their seeds, that lack a result. The judge's answers depend on no checkpoint."""
     results = read_results(place.out)
     return {(cell.run._replace(at=None), seed) for cell in cells if cell.evaluation.task != "judge"
             for found in [parts(results, scale, cell)] for seed in seeds if any(seed not in part for part in found)}
@@ -53,7 +50,7 @@ def unfinished(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) 
 
 def trainings(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tuple[Run, int]],
               place: Place) -> Iterator[list[Step]]:
-    """The runs that are missing: needed ones, those that they are fine-tuned from, and CLIP models that help."""
+    """Yield the runs that are missing: needed ones, those that they are fine-tuned from, and CLIP models that help."""
     def trained(run: Run, seed: int) -> bool:
         return commands.checkpoint(scale, run, seed, place).exists()
 
@@ -68,7 +65,7 @@ def trainings(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tup
 
 
 def plan(scale: Scale, names: list[str], seeds: list[int], place: Place) -> Iterator[tuple[str, list[Step]]]:
-    """Stages in order; the steps of a stage do not depend on one another."""
+    """Yield stages in order; the steps of a stage do not depend on one another."""
     for made in commands.to_make(scale, names, place):  # one after the other: some are made of what others made
         yield "data", [Step(Path(made.folder).name, commands.start(made.command, place))]
     cells = cells_of(scale, names)
@@ -100,8 +97,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
     args = parser.parse_args(argv)
     scale = SCALES[args.scale]
-    place = Place(args.data, args.out or Path("build") / scale.name, args.bin,
-                  args.gpus if args.gpus is not None else scale.gpus)
+    gpus = scale.gpus if args.gpus is None else args.gpus
+    place = Place(args.data, args.out or Path("build") / scale.name, args.bin, gpus)
     jobs = args.jobs or ((os.cpu_count() or 1) if place.gpus == 0 else 1)
     seeds = args.seeds or list(scale.seeds)
     try:

@@ -28,24 +28,22 @@ RESULTS = ("results/*/*.json", "results/*/items/*.json", "results/judge/*.jsonl"
 
 
 def read(path: Path) -> bytes:
-    """A file's content; of a training's log the losses alone, as collect.py reads them."""
     if path.name != "out.log":
         return path.read_bytes()
+    # Of a training's log the losses alone, as results.py reads them.
     lines = TRAIN_LOG_LINE.findall(path.read_text(encoding="utf-8", errors="replace"))
     return "".join("Train Epoch: {} [{}/ ({}%)] Caption_loss: {} (\n".format(*line) for line in lines).encode()
 
 
 def members(out: Path) -> Iterator[tuple[str, bytes]]:
-    """Names below an experiment's folder, in order, and contents."""
     for path in sorted({path for pattern in RESULTS for path in out.glob(pattern)}):
         yield path.relative_to(out).as_posix(), read(path)
 
 
 def pack(out: Path, archive: Path) -> int:
-    """Writes the archive, whole or not at all; the same files give the same bytes. Returns how many there are.
+    """Write the archive, whole or not at all, and return the number of files. The same files give the same bytes.
 
-    Raises:
-        ValueError: there is no result.
+    Raises ValueError if there is no result.
     """
     from open_clip_mdc.data.files import new_file
     found = list(members(out))
@@ -61,10 +59,9 @@ def pack(out: Path, archive: Path) -> int:
 
 
 def unpack(archive: Path, out: Path) -> int:
-    """Puts the archive's files below `out`, which may hold data; returns how many there are.
+    """Put the archive's files below `out`, which may hold data, and return their number.
 
-    Raises:
-        ValueError: `out` has results already; the file is no such archive, or damaged. Then nothing is written.
+    Raises ValueError, and writes nothing, if `out` has results already or the file is no such archive or damaged.
     """
     for folder in FOLDERS:
         if (out / folder).exists():
@@ -80,14 +77,13 @@ def unpack(archive: Path, out: Path) -> int:
         if not (Path(whole) / "results").exists():
             raise ValueError(f"{archive} is no archive of results: it has no results/")
         out.mkdir(exist_ok=True)
-        for folder in FOLDERS:
-            if (Path(whole) / folder).exists():
-                os.replace(Path(whole) / folder, out / folder)
+        for folder in filter(Path.exists, (Path(whole) / name for name in FOLDERS)):
+            os.replace(folder, out / folder.name)
     return count
 
 
 def metrics(experiment: Path) -> dict[tuple, dict]:
-    """Of all results in a folder or an archive, by what they are of and by seed."""
+    """Return the metrics of all results in a folder or an archive, by what they are of and by seed."""
     if experiment.is_file():
         with TemporaryDirectory() as folder:
             unpack(experiment, Path(folder))
@@ -97,10 +93,9 @@ def metrics(experiment: Path) -> dict[tuple, dict]:
 
 
 def compare(first: Path, second: Path) -> str:
-    """How many results both have and are equal, metric by metric and to the last bit, and a line for each other one.
+    """Say how many results are in both and equal to the last bit, and name each other one.
 
-    Raises:
-        ValueError: they have none in common.
+    Raises ValueError if they have none in common.
     """
     ours, theirs = metrics(first), metrics(second)
     both = [key for key in ours if key in theirs]
@@ -124,8 +119,8 @@ def main() -> None:
         if args.command == "compare":
             print(compare(args.source, args.target))
         else:
-            count = {"pack": pack, "unpack": unpack}[args.command](args.source, args.target)
-            print(f"{args.target}: {count} files")
+            convert = pack if args.command == "pack" else unpack
+            print(f"{args.target}: {convert(args.source, args.target)} files")
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {problem}")
 

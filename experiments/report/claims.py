@@ -9,7 +9,7 @@ What a difference then comes to is of verdicts.py.
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ class Claim(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The paper's, and the rows that are compared where they are captions of other lengths than it names."""
+        """Return the paper's, and the rows that are compared where they are of other lengths than it names."""
         rows = [cells[0].row.rpartition(", ")[2] for cells in (self.left, self.right) if cells]
         others = set(re.findall(r"MDC-\d+", self.text)) - set(rows)
         return self.text + (CLAIM_SEPARATOR + " / ".join(rows) if others and len(rows) == 2 else "")
@@ -45,46 +45,53 @@ class Claim(NamedTuple):
 # ---- the paper's claims
 
 
-def adder(scale: Scale, rows: list[Claim]) -> Callable:
-    """A function that appends a claim, of rows and columns of a table by their labels."""
-    cells = {name: {(c.row, c.column): c for c in table(scale)} for name, table in TABLES.items()}
+def claims_of(sentences: Iterable[tuple], scale: Scale) -> list[Claim]:
+    """Return claims from sentences: (table, text, label of the left row, of the right row, columns, numbers, margin).
 
-    def add(table: str, text: str, left: str, right: str, columns: Iterable[str] | tuple[Iterable[str], Iterable[str]],
-            numbers: tuple[float, float] | None = None, margin: float | None = None) -> None:
+    Columns may be a pair, of the left and of the right side. The paper's ledger and those of article.py, mcdiffusion.py
+    and views.py are apart: a correction over all would weaken the paper's.
+    """
+    cells = {name: {(c.row, c.column): c for c in table(scale)} for name, table in TABLES.items()}
+    rows = []
+    for table, text, left, right, columns, *known in sentences:
         sides = columns if isinstance(columns, tuple) else (columns, columns)
         found = [tuple(cells[table][row, column] for column in side if (row, column) in cells[table])
                  for row, side in zip((left, right), sides, strict=True)]
         title = {"stability": "Section 4.3"}.get(table, table.replace("table", "Table ").replace("figure", "Figure "))
-        rows.append(Claim(title, text, *found, numbers, margin))
-
-    return add
+        rows.append(Claim(title, text, *found, *known))
+    return rows
 
 
 def claims(scale: Scale) -> list[Claim]:
-    """One for each row of the ledger.
+    """Return the paper's claims, one for each row of the ledger."""
+    return claims_of(sentences(scale), scale)
+
+
+def sentences(scale: Scale) -> Iterator[tuple]:
+    """Yield the paper's claims for `claims_of`.
 
     A small scale stands in with its own data and its one network: short captions for CC12M and CC3M, long ones for
     Recap-DataComp-10M, its probe for ImageNet and for the average, its own pairs for SugarCrepe, its captions for COCO.
     """
-    probes, rows = [*scale.probes, *(["Average"] if len(scale.probes) > 1 else [])], []
-    add = adder(scale, rows)
+    def averages_of(captions: str, network: str, *methods: str) -> tuple[float, ...]:
+        return tuple(paper.average(captions, network, method) for method in methods)
 
     # Table 1
+    probes = [*scale.probes, *(["Average"] if len(scale.probes) > 1 else [])]
     networks = [*scale.backbones, *BACKBONES[len(scale.backbones):]]
     alt, long = (scale.data[name].label for name in (scale.alt, scale.long))
-
     for network, ours in zip(BACKBONES, networks, strict=True):
-        add("table1", f"{network}, CC12M: MDC level with ARC", f"{alt}, {ours}, MDC", f"{alt}, {ours}, ARC",
-            probes[-1:], (paper.average("CC12M", network, "MDC"), paper.average("CC12M", network, "ARC")), MARGIN)
-        add("table1", f"{network}, Recap: MDC above CLIP-LB", f"{long}, {ours}, MDC", f"{long}, {ours}, CLIP-LB",
-            probes[-1:], (paper.average("Recap-10M", network, "MDC"), paper.average("Recap-10M", network, "CLIP-LB")))
+        yield ("table1", f"{network}, CC12M: MDC level with ARC", f"{alt}, {ours}, MDC", f"{alt}, {ours}, ARC",
+               probes[-1:], averages_of("CC12M", network, "MDC", "ARC"), MARGIN)
+        yield ("table1", f"{network}, Recap: MDC above CLIP-LB", f"{long}, {ours}, MDC", f"{long}, {ours}, CLIP-LB",
+               probes[-1:], averages_of("Recap-10M", network, "MDC", "CLIP-LB"))
     first = networks[0]
-    add("table1", "ViT-B-32, CC12M: CLIP above MDC", f"{alt}, {first}, CLIP", f"{alt}, {first}, MDC", probes[-1:],
-        (paper.average("CC12M", "ViT-B-32", "CLIP"), paper.average("CC12M", "ViT-B-32", "MDC")))
-    add("table1", "ViT-B-32, CC12M, ImageNet: MDC above ARC", f"{alt}, {first}, MDC", f"{alt}, {first}, ARC",
-        probes[:1] if "ImageNet" in probes else probes[-1:], (54.8, 54.2))
-    add("table1", "ViT-B-32: MDC on Recap above MDC on CC12M", f"{long}, {first}, MDC", f"{alt}, {first}, MDC",
-        probes[-1:], (paper.average("Recap-10M", "ViT-B-32", "MDC"), paper.average("CC12M", "ViT-B-32", "MDC")))
+    yield ("table1", "ViT-B-32, CC12M: CLIP above MDC", f"{alt}, {first}, CLIP", f"{alt}, {first}, MDC", probes[-1:],
+           averages_of("CC12M", "ViT-B-32", "CLIP", "MDC"))
+    yield ("table1", "ViT-B-32, CC12M, ImageNet: MDC above ARC", f"{alt}, {first}, MDC", f"{alt}, {first}, ARC",
+           probes[:1] if "ImageNet" in probes else probes[-1:], (54.8, 54.2))
+    yield ("table1", "ViT-B-32: MDC on Recap above MDC on CC12M", f"{long}, {first}, MDC", f"{alt}, {first}, MDC",
+           probes[-1:], (paper.average("Recap-10M", "ViT-B-32", "MDC"), paper.average("CC12M", "ViT-B-32", "MDC")))
 
     # Table 2: the mean over a benchmark's columns, each by the data set's own average
     aro, pairs = [], []
@@ -94,62 +101,52 @@ def claims(scale: Scale) -> list[Claim]:
     for other in ("ARC", "CLIP", "MDC (Monte Carlo)"):
         for name, columns, numbers in (("ARO", aro, slice(0, 4)), ("SugarCrepe", pairs, slice(4, 7))):
             means = tuple(round(statistics.fmean(paper.TABLE2[row][numbers]), 1) for row in ("MDC (heuristic)", other))
-            add("table2", f"{name}: MDC (heuristic) above {other}", "MDC (heuristic)", other, columns, means)
+            yield ("table2", f"{name}: MDC (heuristic) above {other}", "MDC (heuristic)", other, columns, means)
 
     # Table 3
     test, short = scale.captioning[0].label, scale.captioning[0].lengths[0]
     longest = [length for length in scale.captioning[0].lengths if length != "auto"][-1]
-    add("table3", "COCO, CIDEr: MDC-10 above ARC", f"{test}, MDC-{short}", f"{test}, ARC", ["CIDEr"], (64.7, 48.8))
-    add("table3", "COCO, CIDEr: MDC-10 above MDC-20", f"{test}, MDC-{short}", f"{test}, MDC-{longest}", ["CIDEr"],
-        (64.7, 24.1))
-    add("table3", "Flickr30k, CIDEr: MDC-15 above ARC", "Flickr30k, MDC-15", "Flickr30k, ARC", ["CIDEr"], (28.6, 19.3))
-    add("table3", "COCO, judge: ARC above MDC-10", f"{test}, ARC", f"{test}, MDC-{short}", ["LLM"], (33.9, 19.2))
+    yield ("table3", "COCO, CIDEr: MDC-10 above ARC", f"{test}, MDC-{short}", f"{test}, ARC", ["CIDEr"], (64.7, 48.8))
+    yield ("table3", "COCO, CIDEr: MDC-10 above MDC-20", f"{test}, MDC-{short}", f"{test}, MDC-{longest}", ["CIDEr"],
+           (64.7, 24.1))
+    yield ("table3", "Flickr30k, CIDEr: MDC-15 above ARC", "Flickr30k, MDC-15", "Flickr30k, ARC", ["CIDEr"],
+           (28.6, 19.3))
+    yield ("table3", "COCO, judge: ARC above MDC-10", f"{test}, ARC", f"{test}, MDC-{short}", ["LLM"], (33.9, 19.2))
 
     # Tables 4 and 5, Section 4.3, Figures 4 and 5
     for captions, ours in (("CC12M", alt), ("Recap-10M", long)):
-        add("table4", f"{captions}: MDC above MDC without 1/t", "MDC", "MDC (w/o t)", [ours],
-            (paper.TABLE4[captions, "MDC"], paper.TABLE4[captions, "MDC (w/o t)"]))
+        yield ("table4", f"{captions}: MDC above MDC without 1/t", "MDC", "MDC (w/o t)", [ours],
+               (paper.TABLE4[captions, "MDC"], paper.TABLE4[captions, "MDC (w/o t)"]))
     *others, best = paper.TABLE5
     search = scale.data[scale.search].label
     for other in others:
-        add("table5", f"t in {best} above {other}", best, other, [search], (paper.TABLE5[best], paper.TABLE5[other]))
-    add("stability", f"loss less stable for t in {others[0]} than in {best}", others[0], best,
-        [f"{search}, variation of the loss in %"])
+        yield ("table5", f"t in {best} above {other}", best, other, [search], (paper.TABLE5[best], paper.TABLE5[other]))
+    yield ("stability", f"loss less stable for t in {others[0]} than in {best}", others[0], best,
+           [f"{search}, variation of the loss in %"])
     for captions, data in zip(("CC12M", "Recap-10M"), scale.ratios, strict=False):
         label = scale.data[data].label
-        add("figure4", f"{captions}: MDC above BERT 15 %", "MDC", "BERT 15 %", [label])
-        add("figure4", f"{captions}: MDC above parallel decoding", "MDC", "Parallel 100 %", [label])
-        add("figure4", f"{captions}: BERT 75 % level with MDC", "BERT 75 %", "MDC", [label], margin=MARGIN)
+        yield ("figure4", f"{captions}: MDC above BERT 15 %", "MDC", "BERT 15 %", [label])
+        yield ("figure4", f"{captions}: MDC above parallel decoding", "MDC", "Parallel 100 %", [label])
+        yield ("figure4", f"{captions}: BERT 75 % level with MDC", "BERT 75 %", "MDC", [label], None, MARGIN)
     amounts = [f"{scale.data[data].samples:,} pairs" for data in scale.amounts]
     for names, fewer, more in zip(("10 M above 5 M", "20 M above 10 M", "30 M above 20 M"), amounts, amounts[1:],
                                   strict=False):
-        add("figure5", f"{names} pairs", more, fewer, ["MDC"])
-    return rows
-
-
-def claims_of(sentences: Sequence[tuple], scale: Scale) -> list[Claim]:
-    """Those of article.py, mcdiffusion.py, views.py, a ledger each: a correction over all would weaken the paper's."""
-    rows: list[Claim] = []
-    add = adder(scale, rows)
-    for sentence in sentences:
-        add(*sentence)
-    return rows
+        yield ("figure5", f"{names} pairs", more, fewer, ["MDC"])
 
 
 # ---- what was measured
 
 
 def trainings(cells: tuple[Cell, ...]) -> frozenset:
-    """What a side's seeds are seeds of; the judge compares all systems of a test set in each of its answers."""
+    # What a side's seeds are seeds of: the judge compares all systems of a test set in each of its answers.
     return frozenset((cell.evaluation.task, cell.evaluation.datasets) if cell.evaluation.task == "judge"
                      else cell.run._replace(at=None) for cell in cells)
 
 
 def of_results(results: dict, scale: Scale, cells: tuple[Cell, ...], other: tuple[Cell, ...] = ()) -> Side | None:
-    """A side from an experiment's results: numbers by seed, and the results of single images where they are kept.
+    """Return a side: numbers by seed, and the influence of single images where their results are kept.
 
-    Args:
-        other: the cells that it is compared with; of the same trainings, only seeds that these have too.
+    If the cells that it is compared with, `other`, are of the same trainings, it has only the seeds that both have.
     """
     numbers = [values_of(results, scale, cell) for cell in cells]
     needed = numbers + [values_of(results, scale, cell) for cell in other if trainings(other) == trainings(cells)]
@@ -167,16 +164,14 @@ def of_results(results: dict, scale: Scale, cells: tuple[Cell, ...], other: tupl
             share *= evaluation.scale / len(cells)
             binomials.append(binomial(evaluation, part, share, size))
             influences.append(influence(evaluation, dataset, part, share))
-    of_images: dict | None = None
-    if None not in influences:
-        of_images = {}
-        for image, value in (pair for one in influences for pair in one.items()):
-            of_images[image] = of_images.get(image, 0.0) + value
+    of_images: dict = {}
+    for image, value in (pair for one in influences if None not in influences for pair in one.items()):
+        of_images[image] = of_images.get(image, 0.0) + value
     return Side(means, None if None in binomials else sum(binomials), of_images or None, trainings(cells))
 
 
 def binomial(evaluation: Evaluation, part: list, share: float, size: int) -> float | None:
-    """Variance that a data set adds to a side by its size alone; None where its metric is no plain share of cases."""
+    """Return the variance that a data set adds by its size alone; None if its metric is no plain share of cases."""
     if evaluation.task == "log":
         return 0.0
     size = part[0].metrics.get("cases_in_groups") or part[0].metrics.get("cases") or size
@@ -186,15 +181,12 @@ def binomial(evaluation: Evaluation, part: list, share: float, size: int) -> flo
 
 
 def influence(evaluation: Evaluation, dataset: str, part: list, share: float) -> dict | None:
-    """{image: what it adds to a side beyond its weight in the mean, averaged over seeds}; None where items are missing.
-
-    Seeds may have judged other images: the judge's malformed answers are left out.
-    """
+    """Return what each image adds to a side beyond its weight in the mean, over seeds; None if items are missing."""
     if evaluation.task == "log":
         return {}
     found: dict = {}
     family = evaluation.root if evaluation.task == "image_caption_selection" else dataset  # subsets share images
-    for result in part:
+    for result in part:  # seeds may have other images: the judge's malformed answers are left out
         items = read_items(result.path, evaluation)
         if items is None:
             return None
@@ -210,10 +202,7 @@ def binomial_variance(accuracy: float, size: int) -> float:
 
 
 def read_items(path: Path, evaluation: Evaluation) -> list[tuple[str, float, float]] | None:
-    """Image, weight in the mean, and value of each item of a result; None where they were not kept.
-
-    clip_benchmark's lie in items/ beside the result; the judge's are its answers.
-    """
+    """Return image, weight in the mean, and value of each item of a result; None if they were not kept."""
     if evaluation.task == "judge":
         votes = path.with_suffix(".jsonl")
         if not votes.exists():
@@ -234,7 +223,7 @@ def read_items(path: Path, evaluation: Evaluation) -> list[tuple[str, float, flo
 
 
 def ledger(rows: list[Claim], results: dict, scale: Scale) -> str:
-    """The ledger of some claims as Markdown, from the results of a scale (results.read_results)."""
+    """Return the ledger of some claims as Markdown, from the results of a scale (results.read_results)."""
     from open_clip_mdc.data.markdown import markdown_table
     verdicts = decide(compare(of_results(results, scale, claim.left, claim.right),
                              of_results(results, scale, claim.right, claim.left), claim.margin) for claim in rows)
@@ -253,7 +242,7 @@ def ledger(rows: list[Claim], results: dict, scale: Scale) -> str:
 
 
 def resolved(page: str) -> str:
-    """The paper's claims that a ledger in a page shows or contradicts, as Markdown, one column a scale."""
+    """Return the paper's claims that a ledger in a page shows or contradicts, as Markdown, one column a scale."""
     from open_clip_mdc.data.markdown import markdown_table
     found: dict[tuple[str, ...], dict[str, str]] = {}
     scales = re.findall(r"<!-- (\w+) claims -->", page)

@@ -40,17 +40,12 @@ TITLES = {
     "curves": "Learning curves",
 }
 LEDGERS = {"claims": claims.claims, **{name: partial(claims.claims_of, sentences) for name, sentences in (
-    ("article", article.SENTENCES), ("mcdiffusion", mcdiffusion.SENTENCES),
-    ("views", views.SENTENCES))}}
+    ("article", article.SENTENCES), ("mcdiffusion", mcdiffusion.SENTENCES), ("views", views.SENTENCES))}}
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
 
 
 def cells_by_table(scale: Scale, names: Iterable[str]) -> dict[str, list[Cell]]:
-    """Of those names that are tables of cells; of several a table may have none, as Figure 5 in the rich world.
-
-    Raises:
-        ValueError: not one of the tables has rows at this scale.
-    """
+    """Return the cells of the names that are tables. Raises ValueError if none of the tables has rows at this scale."""
     def cells(name: str, scale: Scale) -> list[Cell]:
         return list(TABLES[name](scale)) if scale.name != "cub" or name in mcdiffusion.TABLES else []
 
@@ -63,7 +58,7 @@ def cells_by_table(scale: Scale, names: Iterable[str]) -> dict[str, list[Cell]]:
 
 
 def environments(cells: list[Cell], numbers: list[dict[int, float]], place: Place) -> str:
-    """In what the runs of a table were trained, with their number where it was not the same for all."""
+    """Say in what the runs of a table were trained, with their number where it was not the same for all."""
     runs = {(cell.run._replace(at=None), seed)
             for cell, by_seed in zip(cells, numbers, strict=True) for seed in by_seed}
     files = (commands.folder(run, seed, place) / "environment.txt" for run, seed in runs)
@@ -80,11 +75,7 @@ def write(path: Path, text: str) -> None:
 
 
 def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str]:
-    """Makes tables/NAME.md, .csv and figures of what is in results/, both in `place.out`; returns the Markdown by name.
-
-    Raises:
-        ValueError: see `cells_by_table` and `read_results`.
-    """
+    """Make tables/NAME.md, .csv and figures of results/, both in `place.out`, and return the Markdown by name."""
     tables = cells_by_table(scale, names)
     folder = place.out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +110,7 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
 
 
 def numbers_of(name: str, page: str) -> dict[tuple[str, str], str]:
-    """A page's cells with a number by row and column; of a ledger the claims' differences."""
+    """Return a page's cells with a number by row and column; of a ledger the claims' differences."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()
             if line.startswith("| ")]
     if name in LEDGERS:
@@ -129,7 +120,7 @@ def numbers_of(name: str, page: str) -> dict[tuple[str, str], str]:
 
 
 def check_kept(name: str, old: str, new: str, where: str) -> None:
-    """Raises ValueError if a number of the old page is not in the new one, as where an experiment's folder is empty."""
+    """Raise ValueError if a number of the old page is not in the new one, as where an experiment's folder is empty."""
     new_numbers = numbers_of(name, new)
     lost = [f"{row}, {column} ({cell})" for (row, column), cell in numbers_of(name, old).items()
             if (row, column) not in new_numbers]
@@ -139,12 +130,10 @@ def check_kept(name: str, old: str, new: str, where: str) -> None:
 
 
 def insert(pages: dict[str, str], scale: str, path: Path) -> None:
-    """Renews the tables of a page, each between <!-- SCALE NAME --> and <!-- end -->; the words around them stay.
+    """Renew the tables of a page, each between <!-- SCALE NAME --> and <!-- end -->; the words around them stay.
 
     Between <!-- resolved --> and <!-- end --> the claims with a verdict are put together from the page's ledgers.
-
-    Raises:
-        ValueError: the page has no place for a table, or a number that a new one lacks.
+    Raises ValueError if the page has no place for a table, or a number that a new one lacks.
     """
     text = path.read_text(encoding="utf-8")
     for name, page in pages.items():

@@ -28,7 +28,6 @@ class Summary(NamedTuple):
 
 
 def summarise(numbers: Iterable[float]) -> Summary | None:
-    """Mean and sample standard deviation; None of nothing."""
     numbers = list(numbers)
     if not numbers:
         return None
@@ -36,10 +35,10 @@ def summarise(numbers: Iterable[float]) -> Summary | None:
 
 
 def markdown(cells: list[Cell], summaries: list[Summary | None]) -> str:
-    """Rows and columns in the order of the cells; the paper's numbers in brackets.
+    """Return a table with rows and columns in the order of the cells, the paper's numbers in brackets.
 
-    Best of a column and block in bold, second in italics, as the paper marks them; rows and columns of which there is
-    nothing are named below.
+    Best of a column and block in bold, second in italics, as the paper marks them. Rows and columns without a number
+    are named below.
     """
     from open_clip_mdc.data.markdown import markdown_table
     rows, columns = (list(dict.fromkeys(getattr(cell, what) for cell in cells)) for what in ("row", "column"))
@@ -47,8 +46,9 @@ def markdown(cells: list[Cell], summaries: list[Summary | None]) -> str:
     for cell, summary in zip(cells, summaries, strict=True):
         if summary and cell.competes:
             ranks.setdefault((cell.block, cell.column), []).append(round(summary.mean, 1))
-    text, empty = {}, set(columns) if any(summaries) else set()
-    absent = set(rows) - {c.row for c, s in zip(cells, summaries, strict=True) if s} if any(summaries) else set()
+    text, empty, absent = {}, set(), set()
+    if any(summaries):
+        empty, absent = set(columns), set(rows) - {c.row for c, s in zip(cells, summaries, strict=True) if s}
     for cell, summary in zip(cells, summaries, strict=True):
         shown = str(summary) if summary else "missing"
         if summary or cell.paper is not None:
@@ -108,7 +108,7 @@ def plot(name: str, cells: list[Cell], summaries: list[Summary | None], path: Pa
 
 
 def captions(scale: Scale, place: Place) -> dict[str, list[dict]]:
-    """Captions of the same images by each system of Table 3, those of seed 0: {test set: rows}.
+    """Return captions of the same images by each system of Table 3, those of seed 0: {test set: rows}.
 
     A row has the image's "image" (its key), a "reference" and a caption by system.
     """
@@ -125,7 +125,7 @@ def captions(scale: Scale, place: Place) -> dict[str, list[dict]]:
 
 
 def figure6(scale: Scale, place: Place, path: Path) -> str:
-    """A contact sheet, and the same captions as Markdown."""
+    """Write a contact sheet, and return the same captions as Markdown."""
     from io import BytesIO
 
     from matplotlib.figure import Figure

@@ -1,5 +1,4 @@
-"""What the runs of a scale came to: results read from files, and their numbers by cell and seed.
-"""
+"""Results of a scale's runs, read from files, and their numbers by cell and seed."""
 import json
 import math
 import re
@@ -26,7 +25,7 @@ Results = dict[tuple[str, str, str], dict[int, Result]]  # (variant, data set, r
 
 
 def loss_variation(log: str) -> float:
-    """How much the loss varies from one logged step to the next, as a share of its mean, in training's second half.
+    """Return how much the loss varies from one logged step to the next, as a share of its mean, in the second half.
 
     The root mean square of successive differences over sqrt(2): the standard deviation of the noise around any trend
     that is slow beside the steps. NaN with fewer than two lines. What a resumed training did again counts once.
@@ -46,10 +45,9 @@ def loss_variation(log: str) -> float:
 
 
 def read_results(out: Path) -> Results:
-    """All results below an experiment's folder: clip_benchmark's, the judge's, and what trainings logged.
+    """Read all results below an experiment's folder: clip_benchmark's, the judge's, and what trainings logged.
 
-    Raises:
-        ValueError: a file that is none of these, or two results of the same run, data set and settings.
+    Raises ValueError for a file that is none of these, and for two results of the same run, data set and settings.
     """
     results: Results = {}
 
@@ -81,20 +79,20 @@ def read_results(out: Path) -> Results:
 
 
 def parts(results: Results, scale: Scale, cell: Cell) -> list[dict[int, Result]]:
-    """Results of each of a cell's data sets, by seed."""
+    """Return the results of each of a cell's data sets, by seed."""
     name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_{commands.checkpoint_epoch(scale, cell.run)}"
     return [results.get((variant(cell.evaluation), dataset, "" if cell.evaluation.task == "judge" else name), {})
             for dataset in cell.evaluation.datasets]
 
 
 def shares(evaluation: Evaluation, seed_results: list[Result]) -> list[float]:
-    """What each data set counts in the mean over them; the sum is 1."""
+    """Return the weight of each data set in the mean over them; the sum is 1."""
     counts = [result.metrics[evaluation.weight] if evaluation.weight else 1 for result in seed_results]
     return [count / sum(counts) for count in counts]
 
 
 def values(results: Results, scale: Scale, cell: Cell) -> dict[int, float]:
-    """A cell's number by seed, for the seeds that have all of its data sets."""
+    """Return a cell's number by seed, for the seeds that have all of its data sets."""
     found, evaluation, numbers = parts(results, scale, cell), cell.evaluation, {}
     for seed in sorted(set.intersection(*(set(seeds) for seeds in found))):
         of_seed = [seeds[seed] for seeds in found]

@@ -44,7 +44,7 @@ LEVEL = 0.05  # of false verdicts, over the ledger
 
 
 class Side(NamedTuple):
-    """What was measured of one side, in points."""
+    """A side of a claim as it was measured, in points."""
 
     numbers: dict[int, float]  # by seed
     binomial: float | None  # variance of the mean from a finite test set, if only its size is known; None: unknown
@@ -71,7 +71,7 @@ class Verdict(NamedTuple):
 
 
 def test_variance(left: Side, right: Side) -> tuple[float, float, str] | None:
-    """Variance of the difference from the images of the test set, its degrees of freedom, and its name."""
+    """Return the variance of the difference from the images of the test set, its degrees of freedom, and its name."""
     if left.influence is not None and right.influence is not None:
         images = left.influence.keys() | right.influence.keys()
         count = len(images)
@@ -85,10 +85,7 @@ def test_variance(left: Side, right: Side) -> tuple[float, float, str] | None:
 
 
 def seed_samples(left: Side, right: Side) -> tuple[list[list[float]], str]:
-    """Numbers of seeds whose means' errors add up to that of the difference, and their name.
-
-    Those of each side, or of the same trainings the differences of the seeds that both have.
-    """
+    """Return the numbers of seeds whose means' errors add up to that of the difference, and their name."""
     if left.trainings is not None and left.trainings == right.trainings:
         both = [left.numbers[seed] - right.numbers[seed] for seed in left.numbers if seed in right.numbers]
         return [both], f"{len(both)} seed{'s' * (len(both) != 1)} of the same trainings"
@@ -97,7 +94,7 @@ def seed_samples(left: Side, right: Side) -> tuple[list[list[float]], str]:
 
 
 def compare(left: Side | None, right: Side | None, margin: float | None = None) -> Finding:
-    """Difference, 95 % interval and two-sided p of one claim, not yet corrected."""
+    """Return difference, 95 % interval and two-sided p of one claim, not yet corrected."""
     if left is None or right is None:
         return Finding()
     difference = left.mean - right.mean
@@ -132,10 +129,9 @@ def compare(left: Side | None, right: Side | None, margin: float | None = None) 
 
 
 def holm(values: list[float]) -> list[float]:
-    """Corrected p-values: the k-th smallest of m times m - k + 1, never below that of a smaller one (Holm 1979).
+    """Correct p-values: the k-th smallest of m times m - k + 1, never below that of a smaller one (Holm 1979).
 
-    Raises:
-        ValueError: one is no number; it would have no rank.
+    Raises ValueError if one is no number: it would have no rank.
     """
     if not all(map(math.isfinite, values)):
         raise ValueError(f"p-values that are no numbers: {', '.join(str(p) for p in values if not math.isfinite(p))}")
@@ -147,7 +143,7 @@ def holm(values: list[float]) -> list[float]:
 
 
 def decide(findings: Iterable[Finding]) -> list[Verdict]:
-    """Verdicts of a ledger; claims that cannot be tested take no part in the correction."""
+    """Return the verdicts of a ledger; claims that cannot be tested take no part in the correction."""
     findings = list(findings)
     corrected = iter(holm([finding.p for finding in findings if finding.p is not None]))
     verdicts = []
