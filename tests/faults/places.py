@@ -7,7 +7,7 @@ import time
 import process
 from disk import left_over, mounted
 from kill import JOBS, finish
-from world import MDC, Cases, World, check_json, first, unlike
+from world import Cases, World, check_json, first, unlike
 
 from open_clip_mdc.bulk.locks import Claims
 
@@ -76,7 +76,7 @@ def hung(world: World) -> Cases:
         holder = process.start(stop, [], folder, log.fileno(), log.fileno())
         os.waitpid(holder, os.WUNTRACED)
         subprocess.Popen(["sh", "-c", f"sleep 45; kill -9 {holder}"])
-        ended = world.call(MDC, *JOBS["caption-shards"].argv(world), cwd=folder)
+        ended = finish(world, JOBS["caption-shards"], folder)
         process.end(holder, reap=True)
     said = f"which process {holder} on" in ended.err
     yield "stopped", first(ended.problem(0), None if said else f"does not say who holds it: {ended.last_line()[:200]}",
