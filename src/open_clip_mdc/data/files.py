@@ -51,7 +51,8 @@ def open_own(path: Path, mode: str) -> BinaryIO:
         raise ValueError(f"{path} is a link, which is not written through: remove it") from problem
 
 
-def _lock(descriptor: int) -> bool:
+def lock(descriptor: int) -> bool:
+    """Lock a file until this process ends or closes it, and return whether nobody else had it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -73,7 +74,7 @@ def _sweep(path: Path) -> None:
         except OSError:  # it is gone, another user's, or a link
             continue
         try:
-            if _lock(descriptor):
+            if lock(descriptor):
                 _remove(old)
         except OSError:  # no locks here: nothing tells whose it is
             pass
@@ -95,7 +96,7 @@ def _partial(path: Path, folder: bool = False) -> Iterator[Path]:
         except OSError as problem:
             raise OSError(problem.errno, problem.strerror, str(path)) from problem
         try:
-            alone = _lock(descriptor)
+            alone = lock(descriptor)
         except OSError:  # no locks here
             alone = True
         if alone and partial.exists():

@@ -6,6 +6,7 @@ import base64
 import logging
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -153,23 +154,18 @@ class Batch(NamedTuple):
     damaged: list[str]  # shards that broke off, among the problems
 
 
+@dataclass(eq=False, repr=False)
 class Images(IterableDataset):
     """Batches of images in the order of `read_images`. Of a DataLoader's N workers each decodes every N-th batch."""
 
-    def __init__(self, paths: list[Path | CsvRows], transform: Callable, batch_size: int, limit: int | None = None,
-                 known: Container[str] = (), thumbnail: Callable[[Image.Image], str] | None = None,
-                 other_transform: Callable | None = None, seed: int | None = None):
-        """
-        Args:
-            transform: of the model, from an RGB image to [3, H, W], or but for its last steps (`to_bytes`).
-            limit: only the first so many images.
-            known: names of images that are not needed any more; they are not opened, unless for a thumbnail.
-            thumbnail: makes the small image for a page.
-            other_transform: of a second model that looks at the same images.
-            seed: of a transform that draws: by it and a batch's number, not by the worker that decodes the batch.
-        """
-        self.paths, self.transform, self.batch_size, self.limit = paths, transform, batch_size, limit
-        self.known, self.thumbnail, self.other_transform, self.seed = known, thumbnail, other_transform, seed
+    paths: list[Path | CsvRows]
+    transform: Callable  # of the model, from an RGB image to [3, H, W], or but for its last steps (`to_bytes`)
+    batch_size: int
+    limit: int | None = None  # only the first so many images
+    known: Container[str] = ()  # names of images that are not needed, nor opened, unless for a thumbnail
+    thumbnail: Callable[[Image.Image], str] | None = None  # makes the small image for a page
+    other_transform: Callable | None = None  # of a second model that looks at the same images
+    seed: int | None = None  # of a transform that draws: by it and a batch's number, not by the worker
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()

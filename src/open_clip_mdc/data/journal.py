@@ -3,7 +3,6 @@
 The first line is the key, everything that the rows depend on; the others are rows, objects with an id. A row is in the
 journal once its line is whole: of a run that was killed the last line may not be. One process writes at a time.
 """
-import fcntl
 import json
 import os
 import time
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from .files import open_own, parse_json
+from .files import lock, open_own, parse_json
 
 SECONDS = 10  # that workers of a run that was killed may live on, with its lock: PyTorch's look for it every 5
 
@@ -55,13 +54,11 @@ def open_alone(path: Path) -> BinaryIO:
     """Open a file for appending, locked until it is closed. Raises ValueError where another process has it."""
     for _ in range(SECONDS):
         file = open_own(path, "ab")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.path.samefile(path, file.fileno()):  # its last owner may have removed it
-                return file
-        except BlockingIOError:
-            time.sleep(1)
+        # Its last owner may have removed it.
+        if lock(file.fileno()) and path.exists() and os.path.samefile(path, file.fileno()):
+            return file
         file.close()
+        time.sleep(1)
     raise ValueError(f"another run is writing {path}: wait for its end, or write to another file")
 
 

@@ -233,10 +233,9 @@ def find_data_problem(args) -> str | None:
 
 
 def find_captioner_problem(args) -> str | None:
-    if is_captioner(args.model):
-        for flag, instead in NOT_FOR_CAPTIONERS.items():
-            if getattr(args, flag):
-                return f"--{flag.replace('_', '-')} makes no sense for the captioner {args.model}: {instead}"
+    for flag, instead in NOT_FOR_CAPTIONERS.items():
+        if getattr(args, flag) and is_captioner(args.model):
+            return f"--{flag.replace('_', '-')} makes no sense for the captioner {args.model}: {instead}"
     return None
 
 

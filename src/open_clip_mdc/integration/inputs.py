@@ -1,0 +1,82 @@
+"""Images and captions as Python gives them: files, folders, PIL images, arrays, tensors, lists of these.
+
+Dimensions: B images, C captions of an image.
+"""
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from ..data.paths import SHARDS, find_images
+
+# A file or folder, an image, its pixels (uint8 [H, W], [H, W, 3]), what the transform makes of one [3, H, W].
+AnyImage = str | Path | Image.Image | np.ndarray | Tensor
+Images = AnyImage | Iterable[AnyImage]  # also an array [B, H, W, 3], a tensor [B, 3, H, W]
+
+
+def pixels_of(array: np.ndarray) -> list[Image.Image]:
+    """Return the images of an array uint8 [H, W], [H, W, C] or [B, H, W, C], C of 1, 3 (RGB) or 4 (with alpha)."""
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.ndim not in (3, 4) or array.shape[-1] not in (1, 3, 4):
+        turned = array.ndim in (3, 4) and array.shape[-3] in (1, 3, 4)
+        raise ValueError(f"an array {list(array.shape)} is no image: give [H, W], [H, W, 3] or [B, H, W, 3]"
+                         + ", with the channels last" * turned)
+    if array.dtype != np.uint8:
+        raise ValueError(f"an array of {array.dtype} has no known range: give pixels from 0 to 255 as uint8")
+    array = array[None] if array.ndim == 3 else array
+    return [Image.fromarray(np.ascontiguousarray(x[..., 0] if x.shape[-1] == 1 else x)) for x in array]
+
+
+def as_list(images: Images, nested: bool = False) -> list[Path | Image.Image | Tensor]:
+    """Return files, images and tensors one by one. What is `nested` is in a list, where another is a mistake."""
+    if isinstance(images, Image.Image):
+        return [images]
+    if isinstance(images, (str, os.PathLike)):
+        name = os.fspath(images)
+        if "://" in name:
+            raise ValueError(f"{name} is a URL: download it, and give the file")
+        if name.lower().endswith(SHARDS):
+            raise ValueError(f"{name} is a shard: open_clip_mdc caption, embed and score read shards")
+        if not name:
+            raise ValueError("the name of an image is empty")
+        return list(find_images([name]))
+    if isinstance(images, np.ndarray) and images.dtype.kind not in "OU":
+        found = pixels_of(images)
+    elif isinstance(images, Tensor):
+        if images.ndim not in (3, 4):
+            raise ValueError(f"a tensor {list(images.shape)} is no image: give what the model's transform makes, "
+                             "[3, H, W], or a batch of these, [B, 3, H, W]")
+        found = list(images if images.ndim == 4 else images[None])
+    elif nested or isinstance(images, (bytes, bytearray, Mapping)) or not isinstance(images, Iterable):
+        raise TypeError(f"{str(images)[:40]!r} ({type(images).__name__}) is no image: give a file, a folder, a PIL "
+                        "image, a uint8 array [H, W, 3], what the model's transform makes of one, or a list of these")
+    else:
+        found = [one for image in images for one in as_list(image, nested=True)]
+    if not found:
+        raise ValueError("there are no images")
+    return found
+
+
+def as_captions(captions: str | Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the captions of each image, or one list for all; as many of each."""
+    each = [captions] if isinstance(captions, str) else captions
+    if isinstance(each, (bytes, Mapping)) or not isinstance(each, Iterable):
+        raise TypeError(f"captions is {str(captions)[:40]!r}; give a caption, a list of captions, or such a list for "
+                        "each image")
+    each = list(each)
+    each = [each] if any(isinstance(one, str) for one in each) else [
+        list(one) if isinstance(one, Iterable) and not isinstance(one, (bytes, Mapping)) else [one] for one in each]
+    for caption in (caption for one in each for caption in one):
+        if not isinstance(caption, str):
+            raise TypeError(f"{str(caption)[:40]!r} ({type(caption).__name__}) is no caption: give texts, or a list of "
+                            "texts for each image, not both")
+    if not each or not all(each):
+        raise ValueError("there are no captions")
+    if len(set(map(len, each))) > 1:
+        raise ValueError(f"each image needs as many captions, but there are {min(map(len, each))} of one and "
+                         f"{max(map(len, each))} of another")
+    return each
