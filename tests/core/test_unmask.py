@@ -106,9 +106,9 @@ def test_forbidden_tokens_are_not_chosen_and_cost_their_position_confidence():
 
 
 def test_of_equals_the_leftmost_position_and_the_lowest_token_come_first():
-    decoded = unmask(table(torch.zeros(5, 6)), [[4, 6, 6, 6, 5], [4, 6, 1, 6, 5]], 6, forbidden=(0,))
-    assert decoded.text.tolist() == [[4, 1, 1, 1, 5], [4, 1, 1, 1, 5]]
-    assert decoded.step.tolist() == [[-1, 0, 1, 2, -1], [-1, 0, -1, 1, -1]]
+    decoded = unmask(table(torch.zeros(5, 6)), [[4, 6, 6, 6, 5, 0], [4, 6, 1, 6, 5, 0]], 6, forbidden=(0,))
+    assert decoded.text.tolist() == [[4, 1, 1, 1, 5, 0], [4, 1, 1, 1, 5, 0]]
+    assert decoded.step.tolist() == [[-1, 0, 1, 2, -1, -1], [-1, 0, -1, 1, -1, -1]]
 
 
 @pytest.mark.parametrize("tokens_per_step, expected", [
@@ -355,5 +355,7 @@ def test_what_makes_no_sense_is_refused(model, image):
             (dict(text=torch.tensor([[SOT, 3, EOT, MASK]])), "padding")):
         with pytest.raises(ValueError, match=message):
             generate(model, image, **options)
+    with pytest.raises(ValueError, match="padding"):  # of one row of two
+        unmask(table(HAND), [[4, 6, 5, 0, 0], [4, 6, 5, 6, 0]], 6)
     with pytest.raises(TypeError, match="num_beams"):
         generate(model, image, num_beams=6)
