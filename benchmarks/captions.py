@@ -15,7 +15,7 @@ LONG = 12  # captions joined: more than 77 tokens
 
 
 def lengths(number: int, mean: float = MEAN, seed: int = 0) -> np.ndarray:
-    """Numbers of tokens, SOT and EOT included, spread as Flickr8k's are: log-normal, within 4 to 77."""
+    """Return numbers of tokens, SOT and EOT included, spread as Flickr8k's are: log-normal, within 4 to 77."""
     tokens = np.exp(np.random.default_rng(seed).normal(np.log(mean), SPREAD, number))
     for _ in range(20):  # until those that are cut no longer move the mean
         tokens = (tokens * mean / tokens.mean()).clip(4, 77)
@@ -23,13 +23,13 @@ def lengths(number: int, mean: float = MEAN, seed: int = 0) -> np.ndarray:
 
 
 def rendered_captions(number: int = 5000, seed: int = 0) -> list[str]:
-    """Words of one token each in a row, as many as Flickr8k's captions have."""
+    """Return captions of words of one token each, as long as Flickr8k's."""
     rng = np.random.default_rng(seed)
     return [" ".join(rng.choice(WORDS, length - 2)) for length in lengths(number, seed=seed)]
 
 
 def random_text(number: int, vocab_size: int, mean: float = MEAN, seed: int = 0) -> Tensor:
-    """Captions of random ids from SOT to EOT, then padding, long [number, 77]."""
+    """Return captions of random ids from SOT to EOT, then padding, long [number, 77]."""
     rng = np.random.default_rng(seed)
     text = torch.zeros(number, 77, dtype=torch.long)
     for row, length in zip(text, lengths(number, mean, seed), strict=True):
@@ -39,11 +39,7 @@ def random_text(number: int, vocab_size: int, mean: float = MEAN, seed: int = 0)
 
 
 def read_captions(path: str | None) -> list[str]:
-    """Captions of a text file (one a line) or of a COCO captions json; rendered ones if there is no path.
-
-    Raises:
-        ValueError: the file holds no caption.
-    """
+    """Read captions of a text file (one a line) or of a COCO captions json; render some if there is no path."""
     if not path:
         return rendered_captions()
     text = Path(path).read_text(encoding="utf-8")
@@ -55,7 +51,7 @@ def read_captions(path: str | None) -> list[str]:
 
 
 def spread(captions: list[str], number: int, long: bool = False) -> list[str]:
-    """`number` captions at even distances; long ones join their neighbours until 77 tokens are full."""
+    """Return `number` captions at even distances; long ones join their neighbours until 77 tokens are full."""
     stride = max(1, len(captions) // number)
     starts = [i * stride % len(captions) for i in range(number)]
     return [" ".join(captions[i:i + LONG]) if long else captions[i] for i in starts]

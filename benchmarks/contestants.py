@@ -24,7 +24,7 @@ class Contestant(NamedTuple):
     loss: Callable[[Tensor, Tensor], Tensor]  # of image [B, 3, height, width] and text [B, L] or `prepare`'s
 
     def prepare(self, text: Tensor) -> Tensor | Captions:
-        """What the training loop hands to the model: captioners' batches are corrupted and packed on the CPU."""
+        """Return what the training loop hands to the model: captioners' batches are corrupted and packed on the CPU."""
         return self.model.prepare(text) if isinstance(self.model, Captioner) else text
 
     def step(self, image: Tensor, text: Tensor) -> None:
@@ -56,10 +56,9 @@ def own_loss(model: nn.Module, loss: nn.Module, image: Tensor, text: Tensor) -> 
 
 
 def contestant(name: str, size: str, device: str = "cpu", compile_with: str | None = None) -> Contestant:
-    """A model of this name ("MDC", "ARC", "Algorithm 1", "CLIP" or "CoCa") and size ("ViT-B-32") in training mode.
+    """Return a model of this name ("MDC", "ARC", "Algorithm 1", "CLIP" or "CoCa") and size, in training mode.
 
-    Args:
-        compile_with: backend of torch.compile.
+    `compile_with` is a backend of torch.compile.
     """
     open_clip_mdc.register()
     torch.manual_seed(0)
@@ -74,7 +73,7 @@ def contestant(name: str, size: str, device: str = "cpu", compile_with: str | No
 
 
 def tokenize(name: str, size: str, captions: list[str]) -> Tensor:
-    """Captions as the contestant's tokenizer makes them, long [B, L]."""
+    """Return captions as the contestant's tokenizer makes them, long [B, L]."""
     open_clip_mdc.register()
     return open_clip.get_tokenizer({"CoCa": f"coca_{size}"}.get(name, f"MDC-{size}"))(captions)
 
@@ -84,7 +83,7 @@ def random_images(number: int, size: int = 224) -> Tensor:
 
 
 def count_flops(step: Callable[[], object]) -> int:
-    """Floating-point operations of the matrix products of a step, two per multiplication."""
+    """Count the floating-point operations of the matrix products of a step, two per multiplication."""
     with FlopCounterMode(display=False) as counter:
         step()
     return counter.get_total_flops()

@@ -27,10 +27,9 @@ CANDIDATES, CONFIDENCES = (2, 3, 5, 16), (0.9, 0.99, 0.999)
 
 
 def population(kind: str, candidates: int, num_tokens: int, behind: float, rng: np.random.Generator) -> np.ndarray:
-    """Log-likelihood of each candidate under each mask, by the mask as a binary number: float64 [C, 2 ** N].
+    """Return the log-likelihood of each candidate under each mask, the mask as a binary number: float64 [C, 2 ** N].
 
-    Args:
-        behind: nats by which the first candidate's score is better than the others', on average.
+    The first candidate's score is better than the others' by `behind` nats, on average.
     """
     shape = (candidates, 2 ** num_tokens)
     values = {"normal": lambda: -3 + rng.normal(0, 0.5, shape), "skewed": lambda: -rng.lognormal(0, 1, shape)}.get(
@@ -43,13 +42,13 @@ def population(kind: str, candidates: int, num_tokens: int, behind: float, rng: 
 
 @lru_cache
 def masks_of_count(num_tokens: int) -> np.ndarray:
-    """The weight of each mask in Eq. 8, float64 [2 ** N]."""
+    """Return the weight of each mask in Eq. 8, float64 [2 ** N]."""
     count = np.array([code.bit_count() for code in range(2 ** num_tokens)])
     return np.where(count > 0, 1 / np.bincount(count)[count], 0)
 
 
 def run(kind: str, candidates: int, confidence: float, behind: float, num_tokens: int, seed: int) -> tuple[bool, float]:
-    """Whether a race was stopped wrongly, and the mean number of draws."""
+    """Return whether a race was stopped wrongly, and the mean number of draws."""
     rng = np.random.default_rng([seed, candidates])
     values = population(kind, candidates, num_tokens, behind, rng)
     draws = draw_masks(num_tokens, 1024, seed)
@@ -63,7 +62,6 @@ def run(kind: str, candidates: int, confidence: float, behind: float, num_tokens
 
 
 def table(runs: int, num_tokens: int) -> list[tuple]:
-    """A row per population and gap."""
     rows = []
     for kind in POPULATIONS:
         for behind in (0, 1, 6, 12):

@@ -21,7 +21,7 @@ Row = dict[str, object]
 
 
 class Bench(NamedTuple):
-    """What is measured where."""
+    """The device and the sizes that are measured."""
 
     device: str  # "cuda" | "cpu"
     small: bool  # seconds on a CPU: to see that everything runs
@@ -33,7 +33,7 @@ class Bench(NamedTuple):
         return 1e3 * median(take_turns({"": function}, rounds, warm_up)[""])
 
     def peak_gb(self, function: Callable[[], object]) -> float | None:
-        """GB beyond what is held before; None on a CPU."""
+        """Return the GB that a call takes beyond what is held before; None on a CPU."""
         if self.device != "cuda":
             return None
         torch.cuda.empty_cache()
@@ -48,7 +48,7 @@ class Bench(NamedTuple):
 
 
 def refusable(row: Row, measure: Callable[[], Row]) -> Row:
-    """The row with what `measure` gives, or with the first line of why this card or PyTorch cannot do it."""
+    """Return the row with what `measure` gives, or with the first line of why this card or PyTorch cannot do it."""
     try:
         return row | measure()
     except (RuntimeError, ImportError, NotImplementedError) as problem:  # out of memory is a RuntimeError
@@ -56,7 +56,7 @@ def refusable(row: Row, measure: Callable[[], Row]) -> Row:
 
 
 def ceiling(bench: Bench) -> float:
-    """TFLOP/s of a large bfloat16 product: what shares are shares of."""
+    """Return the TFLOP/s of a large bfloat16 product, of which shares are shares."""
     n = 128 if bench.small else 8192
     x, y = (torch.randn(n, n, device=bench.device, dtype=torch.bfloat16) for _ in "xy")
     return 2 * n ** 3 / bench.milliseconds(lambda: x @ y) / 1e9
@@ -141,7 +141,7 @@ def attentions(bench: Bench) -> Iterator[Row]:
                 return padded(q, k, v, attn_mask=is_key)
 
         def packed(*args) -> Tensor:
-            from torch.nn.attention.varlen import varlen_attn
+            from torch.nn.attention.varlen import varlen_attn  # here: an older PyTorch has none, which is a row's note
             return varlen_attn(*args)
 
         for backend in ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"):

@@ -18,20 +18,15 @@ TEXTS = 6  # batches of other lengths that take turns, as in training
 
 
 def batches(bench: Bench, side: Contestant, batch: int) -> Callable[[], tuple]:
-    """A function that gives the next batch on the device, corrupted and packed before as the training loop has it."""
+    """Return a function that gives the next batch on the device, corrupted and packed as in the training loop."""
     texts = [side.prepare(random_text(batch, vocab_size(side.model), seed=i)).to(bench.device) for i in range(TEXTS)]
     image = torch.randn(batch, 3, *side.model.visual.image_size, device=bench.device)
-    state = {"next": 0}
-
-    def give() -> tuple:
-        state["next"] += 1
-        return image, texts[state["next"] % TEXTS]
-
-    return give
+    turns = itertools.cycle(texts)
+    return lambda: (image, next(turns))
 
 
 def heaviest(bench: Bench, step: Callable[[], None], number: int = 10) -> tuple[float, list[tuple[str, float, int]]]:
-    """Milliseconds of all kernels of a step; and name, milliseconds and number of the heaviest."""
+    """Return the milliseconds of all kernels of a step; and name, milliseconds and number of the heaviest."""
     cuda = bench.device == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
         step()
@@ -44,11 +39,7 @@ def heaviest(bench: Bench, step: Callable[[], None], number: int = 10) -> tuple[
 
 
 def train_step(bench: Bench, name: str, size: str, batch: int, compiled: bool, peak: float) -> Row:
-    """Forward, backward and AdamW under amp_bf16.
-
-    Args:
-        peak: TFLOP/s that the share is of.
-    """
+    """Measure forward, backward and AdamW under amp_bf16; the share is of `peak` TFLOP/s."""
     from torch._dynamo.utils import counters
     torch._dynamo.reset()
     counters.clear()
@@ -103,7 +94,7 @@ def steps(bench: Bench) -> Iterator[Row]:
 
 
 def waits(function: Callable[[], object]) -> tuple[int, str]:
-    """How often the host waits for the device, by PyTorch's own detector, and where."""
+    """Return how often the host waits for the device, by PyTorch's own detector, and where."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:

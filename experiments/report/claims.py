@@ -2,9 +2,9 @@
 
     python -m experiments.report.collect claims --scale scenes --out build/scenes
 
-A row compares two sides. Each is the mean over some cells of a table (tables.py), and each cell the mean over seeds of
+A row compares two sides. Each is the mean over some cells of a table (tables/), and each cell the mean over seeds of
 a number measured on a test set. The claim is "left is above right" or "left is level with right, within a margin".
-What a difference then comes to is of verdicts.py.
+verdicts.py decides what a difference comes to.
 """
 import json
 import re
