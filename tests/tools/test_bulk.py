@@ -301,7 +301,8 @@ def test_ray_makes_what_local_processes_make(place, tmp_path):
 
 def test_the_process_that_sends_shards_to_ray_imports_no_torch():
     """Beside the actors it would take one of their cores."""
-    code = "import sys; from open_clip_mdc.cli import pairs; print('torch' in sys.modules)"
+    code = ("import sys, open_clip_mdc.bulk.units, open_clip_mdc.cli.score_pairs ; "
+            "print('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
     assert set(cli.DRIVERS) == set(cli.WORKERS)
 

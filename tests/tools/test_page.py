@@ -92,8 +92,9 @@ def test_colours_of_words_are_readable_in_light_and_dark():
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    light, dark = (dict(re.findall(r"--([\w-]+): (#\w+)", block)) for block in report.STYLE.split("@media")[:2])
-    text_on = dict(re.findall(r"\.(p\d) {[^}]*--on: var\(--([\w-]+)\)", report.STYLE))
+    style = report.ENVIRONMENT.get_template("page.css.jinja").render()
+    light, dark = (dict(re.findall(r"--([\w-]+): (#\w+)", block)) for block in style.split("@media")[:2])
+    text_on = dict(re.findall(r"\.(p\d) {[^}]*--on: var\(--([\w-]+)\)", style))
     assert len(text_on) == 6
     for colours in (light, dark):
         for text, ground in [*((colour, name) for name, colour in text_on.items()), ("ink", "page"), ("soft", "page")]:

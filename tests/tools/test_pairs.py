@@ -85,8 +85,8 @@ def test_every_caption_has_the_score_that_the_model_gives_it_alone(place, scored
 
 
 def test_a_csv_file_is_scored_in_parts_as_its_shards_are(place, scored, tmp_path, monkeypatch):
-    from open_clip_mdc.cli import pairs
-    monkeypatch.setattr(pairs, "split_csv", lambda path: split_csv(path, 16))
+    from open_clip_mdc.cli import score_pairs
+    monkeypatch.setattr(score_pairs, "split_csv", lambda path: split_csv(path, 16))
     assert score(place, "--pairs", place / "pairs.csv", "--out", tmp_path / "s", "--alpha", 0.5, "--blind-images",
                  place / "images") is None
     assert sorted(p.name for p in (tmp_path / "s").glob("*.parquet")) == [f"pairs-0000{i}.parquet" for i in range(3)]

@@ -30,10 +30,10 @@ TOOLS = {
     "schedule-search": "measure gradient noise over t and propose [t_min, t_max]",
 }
 # Of the tools that write tables of shards: the module whose `worker` makes them.
-WORKERS = {"caption": "caption", "embed": "embed", "score": "pair_scores"}
+WORKERS = {"caption": "caption", "embed": "embed", "score": "score"}
 # What sends shards to Ray, by tool: it imports no torch.
 DRIVERS = {"caption": "open_clip_mdc.bulk.units", "embed": "open_clip_mdc.bulk.units",
-           "score": "open_clip_mdc.cli.pairs"}
+           "score": "open_clip_mdc.cli.score_pairs"}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""Shows where in the image each word of a caption comes from, on one self-contained page.
+"""Show where in the image each word of a caption comes from, on one self-contained page.
 
     open_clip_mdc attention --pretrained RUN photos/ --out page.html
     open_clip_mdc attention --pretrained RUN cat.jpg --text 'a [MASK] cat on a [MASK]'
@@ -10,7 +10,6 @@ images of the page, so that one colour means one thing.
 Place in the paper: the decoder of Fig. 2, decoded by Eq. 6. Dimensions: B images, T tokens, P patches.
 """
 import argparse
-from html import escape
 
 import numpy as np
 import torch
@@ -24,35 +23,20 @@ from ..errors import complain, plural
 from ..integration.pretrained import describe_captions
 from ..integration.runs import find
 from ..models.encoder import grid
-from .page import percent, printable, shown, shown_lines, thumbnail, write_page
+from .page import CARDS, is_small, printable, shown, shown_lines, thumbnail, write_page
 from .shared import check_length, load_captioner
 
 BATCH = 8
 COLOUR_RANGE = 2.0  # standard deviations of a principal component, on both sides
-EXPLANATION = """<p>A word's image is clear where the decoder's cross-attention was when it chose the word, and dark
-where there was none, relative to the patch that got most; below are the step, and how probable the model found the word
-then. The coloured image shows the patch features: alike where colours are alike, on all images of this page.</p>"""
-STYLE = """
-.maps .words { display: flex; flex-wrap: wrap; gap: 1.1rem 0.9rem; margin: 0; padding: 0; list-style: none; }
-.words li { width: 6.5rem; font-size: 0.8125rem; line-height: 1.35; overflow-wrap: anywhere; }
-.words .given { width: auto; align-self: center; font-style: italic; }
-.words small { display: block; color: var(--soft); font-size: 0.6875rem; font-variant-numeric: tabular-nums; }
-.tile { margin-bottom: 0.3rem; background: var(--image) center / 100% 100%; border-radius: 6px; overflow: hidden; }
-.small .tile { image-rendering: pixelated; }
-.tile img { display: block; border-radius: 0; image-rendering: pixelated; }
-.features { image-rendering: pixelated; margin-top: 0.6rem; }
-@media (max-width: 44rem) { .maps > div:first-child { display: grid; grid-template-columns: 1fr 1fr; gap: 0.6rem; }
-  .features { margin-top: 0; } .words li { width: 4.6rem; } }
-"""
 
 
 def png(pixels: np.ndarray) -> str:
-    """A data: URL of bytes [H, W, 2] (grey and how opaque) or [H, W, 3] (RGB)."""
+    # [H, W, 2] is grey and how opaque, [H, W, 3] RGB.
     return data_url(encode_png(Image.fromarray(pixels, {2: "LA", 3: "RGB"}[pixels.shape[2]])), "image/png")
 
 
 def overlay(weights: torch.Tensor) -> str:
-    """Black that hides what got little of the attention [rows, columns]; the patch that got most is clear."""
+    """Draw black that hides what got little of the attention [rows, columns]; the patch that got most is clear."""
     alpha = 0.9 * (1 - weights / weights.max())
     pixels = np.zeros((*alpha.shape, 2), np.uint8)
     pixels[..., 1] = (255 * alpha).round().byte().cpu().numpy()
@@ -60,37 +44,18 @@ def overlay(weights: torch.Tensor) -> str:
 
 
 def feature_colours(components: torch.Tensor) -> str:
-    """Principal components [rows, columns, 3] as red, green and blue."""
     return png((255 * (components / (2 * COLOUR_RANGE) + 0.5).clamp(0, 1)).round().byte().cpu().numpy())
 
 
 def card(name: str, row: dict, image: str, colours: str, overlays: list[str]) -> str:
-    """HTML of one image.
-
-    Args:
-        row: of `describe_captions`.
-        image, colours, overlays: data: URLs; an overlay for each token that was not given.
-    """
-    overlays, words = iter(overlays), []
-    for token in row["tokens"]:
-        word = escape(printable(token["token"].strip())) or "&middot;"
-        words.append(f'<li class="given">{word}' if token["step"] is None else
-                     f'<li><div class="tile"><img src="{next(overlays)}" alt="where {word} comes from"></div>{word}'
-                     f'<small>step {token["step"] + 1}, {escape(percent(token["log_prob"]))} %</small>')
-    small = " small" if image.startswith("data:image/png") else ""
-    return (f'<article class="maps{small}" style="--image:url({image})"><div><img{small and " class=small"} '
-            f'src="{image}" alt=""><img class="features" src="{colours}" alt="patch features as colours"></div>'
-            f'<div><h2 dir="auto">{escape(printable(row["caption"])) or "(no words)"}</h2>'
-            f'<p class="name" dir="auto">{escape(printable(name))}</p><ol class="words">{"".join(words)}</ol>'
-            "</div></article>")
+    """Return HTML of one image. All images are data: URLs, with an overlay for each token that was not given."""
+    overlays = iter(overlays)
+    maps = [(token, None if token["step"] is None else next(overlays)) for token in row["tokens"]]
+    return CARDS.maps(name, row["caption"], image, is_small(image), colours, maps)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes --out.
-
-    Raises:
-        ValueError: images had to be skipped (the page is written by then), or flags make no sense.
-    """
+    """Write --out. Raises ValueError where flags make no sense, or images had to be skipped (it is written by then)."""
     check_length(args)
     paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     loaded = load_captioner(args)
@@ -120,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
         cards = list(map(card, [shown(name, args.out) for name in names], rows, images, colours, overlays))
         model_name = find(args.pretrained, args.model).model_name
         write_page(args.out, f"Where the words come from: {model_name}",
-                   {"Checkpoint": shown(args.pretrained, args.out), "Images": str(len(names))}, EXPLANATION, cards,
-                   shown_lines(skipped, paths, args.out), STYLE)
+                   {"Checkpoint": shown(args.pretrained, args.out), "Images": str(len(names))},
+                   CARDS.maps_explanation(), cards, shown_lines(skipped, paths, args.out), "attention.css.jinja")
         print(f"{plural(len(names), 'image')}: {args.out}")
     complain(skipped)

@@ -1,8 +1,8 @@
-"""Scores image-text pairs by a captioner's likelihood: a CSV or JSONL file with a line per image and caption.
+"""Score image-text pairs by a captioner's likelihood: a CSV or JSONL file with a line per image and caption.
 
     open_clip_mdc score --pretrained RUN --images cat.jpg photos/ --captions captions.txt --out scores.csv
 
-    open_clip_mdc score --pretrained RUN --pairs 'shards/{000..009}.tar' --out scores/          (pairs.py)
+    open_clip_mdc score --pretrained RUN --pairs 'shards/{000..009}.tar' --out scores/     (score_pairs.py)
 
 Every caption of the file (one a line) is scored for every image. Columns: image, caption, score = log p(c | i),
 blind = log p(c), debiased = score - alpha * blind, and tokens: the per-token log-likelihoods in reading order, with the
@@ -15,42 +15,47 @@ D image width.
 import argparse
 import csv
 import json
+import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from ..data.files import new_file
-from ..data.images import Images
+from ..data.images import Batch, Images
 from ..data.paths import find_images
+from ..data.shards import CAPTION_SEPARATOR, warn_of_lines
 from ..data.text import read_lines
+from ..decoding.options import NULL_IMAGES
 from ..errors import complain, plural
+from ..integration.checkpoints import fingerprint
+from ..integration.pretrained import PretrainedCaptioner
 from ..likelihood.log_likelihood import log_likelihood
 from ..models.captioner import Captioner
 from ..progress import progress_bar
-from ..text.special_tokens import decode_captions, target_tokens, tokenize_whole
-from . import pairs
+from ..text.special_tokens import caption_lengths, decode_captions, not_whole, target_tokens, tokenize_whole
+from . import score_pairs
 from .shared import load_captioner, prior_image
+
+COLUMNS = ("key", "caption", "score", "blind", "debiased", "num_tokens")  # of a table
+
+
+# ---- each image with each caption
 
 
 def read_captions(path: str) -> list[str]:
-    """The lines of a file that are not empty.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Read the lines that are not empty. Raises ValueError where there is none."""
     captions = read_lines(path)
     if not captions:
         raise ValueError(f"{path} has no caption")
     return captions
 
 
-def score_pairs(model: Captioner, image: torch.Tensor, captions: list[str], text: torch.Tensor, tokenizer,
-                prior: list[float] | None, alpha: float) -> list[list[dict]]:
-    """Columns for each of B images and each of C captions.
+def score_rows(model: Captioner, image: torch.Tensor, captions: list[str], text: torch.Tensor, tokenizer,
+               prior: list[float] | None, alpha: float) -> list[list[dict]]:
+    """Return columns for each of B images [B, 3, H, W] and each of C captions, whose ids are `text` [C, L].
 
     Args:
-        image: [B, 3, height, width].
-        text: the captions' ids, [C, L].
         prior: the captions' blind scores, None to leave them out.
     """
     scores = log_likelihood(model, image, text.expand(len(image), -1, -1), return_details=True)
@@ -72,16 +77,63 @@ def score_pairs(model: Captioner, image: torch.Tensor, captions: list[str], text
     return rows
 
 
-def run(args: argparse.Namespace) -> None:
-    """Writes --out in one go at the end; of pairs shard by shard.
+# ---- tables of each image with its own captions
 
-    Raises:
-        ValueError: images had to be skipped (all else is written by then), --out is no .csv or .jsonl file, or as
-            `pairs.check`.
+
+def pair_captions(text: str | None) -> list[str]:
+    return [" ".join(caption.split()) for caption in (text or "").split(CAPTION_SEPARATOR) if caption.strip()]
+
+
+def score_columns(loaded: PretrainedCaptioner, blind: torch.Tensor | None, alpha: float, batch: Batch) -> dict:
+    model, tokenizer = loaded.model, loaded.tokenizer
+    captions = [pair_captions(text) for text in batch.texts]
+    fits = [[c for c in own if not not_whole(c, tokenizer, model.context_length)] for own in captions]
+    some, most = [i for i, own in enumerate(fits) if own], max(map(len, fits))
+    found: dict[tuple[int, str], tuple] = {}
+    if some:
+        # Rows of equal length: what is repeated costs nothing.
+        text = tokenizer([(fits[i] + fits[i][:1] * most)[c] for i in some for c in range(most)])
+        text = text.view(len(some), most, -1).to(loaded.device)
+        with loaded.autocast():
+            score = log_likelihood(model, batch.image[some], text).cpu()
+            prior = log_likelihood(model, None, text, blind=blind).cpu() if blind is not None else None
+        count = caption_lengths(text, model.vocab_size).cpu() - 1
+        values = score[..., None].tolist() if prior is None else torch.stack(
+            (score, prior, score - alpha * prior), -1).tolist()
+        for row, i in enumerate(some):
+            for c, caption in enumerate(fits[i]):
+                found[i, caption] = (*values[row][c], *[None] * (3 - len(values[row][c])), int(count[row, c]))
+    rows = [(key, caption, *found.get((i, caption), (None,) * 4))
+            for i, (key, own) in enumerate(zip(batch.names, captions, strict=True)) for caption in own]
+    return {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
+
+
+def worker(args: argparse.Namespace, units: list, number: int):
+    """Return the function of a worker, which scores one unit (bulk/engine.py)."""
+    import pyarrow as pa
+
+    from .shard_table import check_out, write_shard
+    loaded = load_captioner(args, number)
+    if number == 0:
+        for warning in warn_of_lines([str(unit) for unit in units if isinstance(unit, Path)]):
+            print(f"warning: {warning}", file=sys.stderr)
+    blind, images = prior_image(loaded, units, args, NULL_IMAGES, say=number == 0)
+    settings = {"tool": "score", "model": fingerprint(loaded.model), "precision": loaded.precision,
+                "alpha": args.alpha, "blind": images}
+    check_out(args.out, settings)
+    kinds = (pa.string(), pa.string(), pa.float32(), pa.float32(), pa.float32(), pa.int32())
+    return partial(write_shard, loaded=loaded, args=args, schema=pa.schema(zip(COLUMNS, kinds, strict=True)),
+                   settings=settings, columns=partial(score_columns, loaded, blind, args.alpha))
+
+
+def run(args: argparse.Namespace) -> None:
+    """Write --out in one go at the end, of pairs shard by shard.
+
+    Raises ValueError where flags make no sense, or images had to be skipped (all else is written by then).
     """
     if args.pairs:
-        return pairs.run(args)
-    pairs.check(args)
+        return score_pairs.run(args)
+    score_pairs.check(args)
     out = Path(args.out)
     captions, paths = read_captions(args.captions), find_images(args.images)
     loaded = load_captioner(args)
@@ -104,8 +156,8 @@ def run(args: argparse.Namespace) -> None:
             if not batch.new:
                 continue
             with loaded.autocast():
-                scored = score_pairs(model, loaded.from_bytes(batch.image), captions, text, loaded.tokenizer, prior,
-                                     args.alpha)
+                scored = score_rows(model, loaded.from_bytes(batch.image), captions, text, loaded.tokenizer, prior,
+                                    args.alpha)
             count += len(batch.names)
             for name, rows in zip(batch.names, scored, strict=True):
                 for row in rows:

@@ -1,4 +1,4 @@
-"""The shards of the pairs that `open_clip_mdc score --pairs --top` keeps (pairs.py)."""
+"""Write shards of the pairs that `open_clip_mdc score --pairs --top` keeps."""
 import argparse
 import json
 from collections import defaultdict
@@ -18,13 +18,8 @@ from ..errors import plural
 
 
 def threshold(tables: list[Path], top: float) -> float:
-    """The debiased score that the share `top` of the scored captions has at least.
-
-    Raises:
-        ValueError: no caption has a score.
-    """
-    scores = [read_rows(path, ["debiased"])["debiased"].drop_null().to_numpy() for path in tables]
-    scores = np.concatenate(scores)
+    """Return the least debiased score of the best share `top`. Raises ValueError where no caption has a score."""
+    scores = np.concatenate([read_rows(path, ["debiased"])["debiased"].drop_null().to_numpy() for path in tables])
     if not len(scores):
         raise ValueError("no caption has a score: nothing can be kept")
     place = len(scores) - max(1, round(top * len(scores)))
@@ -32,16 +27,7 @@ def threshold(tables: list[Path], top: float) -> float:
 
 
 def keep(least: float, job: tuple, out: Path) -> None:
-    """Writes the samples of a unit with a caption of this debiased score, and TARGET_stats.json: the threshold, and
-    numbers of pairs (images) and captions kept.
-
-    Args:
-        job: the unit, its table, and the target's name.
-        out: the file to write.
-
-    Raises:
-        ValueError: an image is not there any more, or is damaged.
-    """
+    """Write the samples of a unit with a caption of this score, and TARGET_stats.json. `job`: unit, table, target."""
     unit, table, target = job
     rows = read_rows(table, ["key", "caption", "debiased"]).to_pylist()
     kept: dict[str, list[str]] = defaultdict(list)
@@ -59,7 +45,7 @@ def keep(least: float, job: tuple, out: Path) -> None:
 
 
 def images_of(unit: Unit, kept: dict):
-    """Key, suffix, bytes and KEY.json of the images of a unit that are kept."""
+    """Yield key, suffix, bytes and KEY.json of the images of a unit that are kept."""
     if isinstance(unit, CsvRows):
         for key, path, _ in read_csv(unit):
             if key in kept:
@@ -72,16 +58,12 @@ def images_of(unit: Unit, kept: dict):
 
 
 def keeper(least: float, number: int):
-    """The function of a worker (engine.py)."""
+    """Return the function of a worker (bulk/engine.py)."""
     return partial(keep, least)
 
 
 def write_kept(units: list[Unit], tables: list[Path], args: argparse.Namespace) -> None:
-    """The shards of --out-shards.
-
-    Raises:
-        ValueError: others are there.
-    """
+    """Write the shards of --out-shards. Raises ValueError where others are there."""
     least, folder = threshold(tables, args.top), Path(args.out_shards).absolute()
     targets = [folder / f"{table.stem}.tar" for table in tables]
     work = [((unit, table, target), target) for unit, table, target in zip(units, tables, targets, strict=True)]

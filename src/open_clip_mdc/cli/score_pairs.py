@@ -1,4 +1,4 @@
-"""The likelihoods of a data set's own captions, a filter for it: `open_clip_mdc score --pairs`.
+"""Score a data set's own captions, and keep the best pairs: `open_clip_mdc score --pairs`. Imports no torch.
 
     open_clip_mdc score --pretrained RUN --pairs 'cc12m/{00000..01242}.tar' --out scores/
     open_clip_mdc score --pretrained RUN --pairs pairs.csv --out scores/ --top 0.3 --out-shards kept/
@@ -15,7 +15,6 @@ import argparse
 from itertools import islice
 from pathlib import Path
 
-from ..bulk import units as bulk
 from ..data.csv_pairs import TABLES, split_csv
 from ..data.outputs import is_folder
 from ..data.paths import IMAGE_FILES, SHARDS, check_kind
@@ -26,7 +25,7 @@ GIVE = "give shards (KEY.jpg and KEY.txt in a .tar), or a table with the columns
 
 
 def captions_beside(folder: Path) -> str:
-    """What in a folder of images its owner takes for the captions, and how these become pairs."""
+    """Say how what lies in a folder of images as its captions can become pairs; "" where nothing does."""
     for file in islice(folder.rglob("*"), 10_000):
         if file.name in ("metadata.csv", "metadata.jsonl", "metadata.parquet"):
             return f" that are read here (not by {file.name}: write its file_name and text as image and caption)"
@@ -55,27 +54,26 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes a table of scores for each shard, and the shards of what --top keeps.
+    """Write a table of scores for each shard, and the shards of what --top keeps.
 
-    Raises:
-        ValueError: as `check`, one of --top and --out-shards is missing, or a folder of images is given; images had to
-            be skipped (all else is written by then).
+    Raises ValueError where flags make no sense, or images had to be skipped (all else is written by then).
     """
+    from ..bulk.units import find_units, write_all
     check(args)
     if (args.top is None) != (args.out_shards is None):
         raise ValueError("--top and --out-shards go together: the share to keep, and where to")
-    units: list[bulk.Unit] = []
+    units = []
     for path in args.pairs:
         if Path(path).is_file() and not path.lower().endswith((*TABLES, *SHARDS)):
             check_kind(path)
             raise ValueError(f"--pairs {path}: an image has no caption; {GIVE}")
-        units += split_csv(Path(path)) if path.lower().endswith(TABLES) else bulk.find_units([path])
+        units += split_csv(Path(path)) if path.lower().endswith(TABLES) else find_units([path])
     folders = [unit for unit in units if isinstance(unit, Path) and unit.is_dir()]
     if folders:
         raise ValueError(f"--pairs {folders[0]}: a folder of images has no captions{captions_beside(folders[0])}; "
                          f"{GIVE}")
-    tables, skipped, count = bulk.write_all(units, args)
+    tables, skipped, count = write_all(units, args)
     if args.top is not None:
-        from .kept import write_kept  # which opens images
+        from .filter_pairs import write_kept  # imports torch
         write_kept(units, tables, args)
     complain(skipped, count)
