@@ -1,6 +1,6 @@
 """The command line tools beside training and evaluation: `open_clip_mdc TOOL ...`.
 
-A tool is a row here, a function in flags.py and a module with `run(args)`, which is imported when the flags are read.
+A tool is a row here, a function in arguments.py and a module with `run(args)`, imported after the flags are read.
 """
 import argparse
 import os
@@ -19,7 +19,7 @@ TOOLS = {
     "fetch": "download the data sets of the paper, or say how to get them",
     "prepare": "write shards of COCO, Flickr30k, Flickr8k, CUB-200, Recap-DataComp to train and test on",
     "lengths": "count the tokenised caption lengths of webdatasets (Fig. 3)",
-    "caption": "caption images: JSONL, and a page that shows how; or parquet tables of shards",
+    "caption": "caption images and write JSONL (optionally an HTML page), or caption shards into Parquet",
     "score": "log-likelihoods of captions for images; filter pairs by them",
     "embed": "features of the images of shards, as parquet tables",
     "attention": "show where in the image each word of a caption comes from",
@@ -29,15 +29,14 @@ TOOLS = {
     "export": "write a model for OpenCLIP, timm, transformers and torch, or to the Hugging Face hub",
     "schedule-search": "measure gradient noise over t and propose [t_min, t_max]",
 }
-# Of the tools that write tables of shards: the module whose `worker` makes them.
+# The modules whose `worker` makes tables of shards.
 WORKERS = {"caption": "caption", "embed": "embed", "score": "score"}
-# What sends shards to Ray, by tool: it imports no torch.
+# The modules that send shards to Ray: they import no torch.
 DRIVERS = {"caption": "open_clip_mdc.bulk.units", "embed": "open_clip_mdc.bulk.units",
            "score": "open_clip_mdc.cli.score_pairs"}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Exits with 2 on wrong usage."""
     parser = argparse.ArgumentParser(prog="open_clip_mdc", description="The tools beside training (open_clip_train) "
                                      "and evaluation (clip_benchmark); open_clip_mdc TOOL --help says more.")
     parser.add_argument("--version", action="version", version=f"open_clip_mdc {__version__}")
@@ -50,7 +49,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Exits with 2 on wrong usage and with 1 and one line on bad input."""
+    """Run a tool. Exits with 2 on wrong usage, with 1 and one line on bad input."""
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     end_when_terminated()

@@ -14,13 +14,11 @@ QUESTION = "Which caption best depicts the image and is also coherent (no duplic
 
 
 def objects(value: str) -> tuple[int | None, int]:
-    """The type of --objects: the fewest, None without a range, and the most."""
     fewest, _, most = value.rpartition("-")
     return int(fewest) if fewest else None, int(most)
 
 
 def share(value: str) -> float:
-    """The type of --top. Raises ArgumentTypeError outside of (0, 1]."""
     if not 0 < float(value) <= 1:
         raise argparse.ArgumentTypeError(f"{value} should be more than 0 and at most 1")
     return float(value)
@@ -122,7 +120,7 @@ def caption(parser: argparse.ArgumentParser) -> None:
                              "for each shard, by --engine (default: %(default)s)")
     parser.add_argument("--html", help="page to write, one file with the images in it; for hundreds, not millions")
     decoding.add_flags(parser, OPTIONS, flag)
-    parser.add_argument("--seed", type=natural, default=0, help="of what is drawn (default: %(default)s)")
+    parser.add_argument("--seed", type=natural, default=0, help="random seed for sampling (default: %(default)s)")
     parser.add_argument("--compare", metavar="JSONL", help="captions of the same images by another command, to stand "
                         "beside these on the page")
     parser.set_defaults(**decoding.DEFAULTS)

@@ -63,7 +63,7 @@ def given_options(args: argparse.Namespace) -> dict:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raises ValueError or FileNotFoundError for flags that cannot work, whatever the model."""
+    """Raise ValueError or FileNotFoundError for flags that cannot work, whatever the model."""
     if args.min_length and isinstance(args.length, int) and args.min_length > args.length:
         raise ValueError(f"--min-length {args.min_length} is more than --length {args.length}")
     Sampling(args.temperature, args.top_k, args.top_p).check()

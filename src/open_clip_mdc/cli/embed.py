@@ -1,4 +1,4 @@
-"""Features of the images of shards, as parquet tables: what is probed, searched, clustered or shown to a detector.
+"""Write features of the images of shards as parquet tables: what is probed, searched, clustered or shown to a detector.
 
     open_clip_mdc embed --pretrained RUN 'shards/{000..009}.tar' photos/ --out features/
     open_clip_mdc embed --pretrained RUN 'shards/{000..999}.tar' --out features/ --feature patches --engine ray
@@ -25,7 +25,6 @@ from .shared import load_captioner
 
 
 def feature_columns(loaded: PretrainedCaptioner, kind: str, batch: Batch) -> dict:
-    """Column "feature" of a batch, `encoder.features`: B rows, float32 under --precision fp32, else float16."""
     with torch.inference_mode(), loaded.autocast():
         feature = encoder.features(loaded.model.visual, batch.image, kind).float().cpu().numpy()
     feature = feature.astype("float32" if loaded.precision == "fp32" else "float16")
@@ -33,7 +32,7 @@ def feature_columns(loaded: PretrainedCaptioner, kind: str, batch: Batch) -> dic
 
 
 def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
-    """The function of a worker (engine.py)."""
+    """Return the function of a worker, which embeds one unit (bulk/engine.py)."""
     loaded = load_captioner(args, number)
     settings = {"tool": "embed", "model": fingerprint(loaded.model), "precision": loaded.precision,
                 "feature": args.feature}
@@ -49,5 +48,4 @@ def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes a table of features for each shard to --out."""
     bulk.run(args)

@@ -1,4 +1,4 @@
-"""Writes a trained captioner as a folder that OpenCLIP, timm, transformers and torch load, with a model card.
+"""Write a trained captioner as a folder that OpenCLIP, timm, transformers and torch load, with a model card.
 
     open_clip_mdc export --pretrained logs/RUN --out DIR
     open_clip_mdc export --pretrained logs/RUN --out DIR --to open_clip timm --results results/*.json --push ORG/NAME
@@ -40,7 +40,6 @@ PROGRAM = "encode_image.pt2"
 
 
 def run_config(model: Captioner, model_name: str) -> dict:
-    """The model config as the run had it, --force-... flags included."""
     config = deepcopy(open_clip.get_model_config(model_name))
     config["vision_cfg"]["image_size"] = list(encoder.region_tower(model.visual).image_size)
     config["text_cfg"]["context_length"] = model.context_length
@@ -49,7 +48,6 @@ def run_config(model: Captioner, model_name: str) -> dict:
 
 
 def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
-    """Writes what OpenCLIP loads by local-dir: and hf-hub:, a vocabulary of its own included."""
     config = run_config(loaded.model, model_name)
     if "bpe_path" in config["text_cfg"].get("tokenizer_kwargs", {}):
         name = Path(config["text_cfg"]["tokenizer_kwargs"]["bpe_path"]).name
@@ -62,12 +60,11 @@ def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) 
 
 
 def interpolation(preprocess_cfg: dict) -> str:
-    """Of OpenCLIP's transform in evaluation, to which "random" is bicubic."""
+    # to OpenCLIP's transform in evaluation "random" is bicubic
     return "bilinear" if preprocess_cfg["interpolation"] == "bilinear" else "bicubic"
 
 
 def write_timm(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
-    """Writes the image tower as timm does. Raises ValueError as `conversion.timm_model` and `compare`."""
     from timm.models import save_for_hf
     model, cfg = conversion.timm_model(loaded.model.visual), loaded.model.visual.preprocess_cfg
     compare(loaded.model, lambda image: model.forward_features(image)[:, model.num_prefix_tokens:], model)
@@ -83,11 +80,6 @@ def write_timm(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> No
 
 
 def write_transformers(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
-    """Writes the image tower as CLIPVisionModel, with its image processor.
-
-    Raises:
-        ValueError: the transform pads images; or as `conversion.clip_vision_model` and `compare`.
-    """
     from transformers import CLIPImageProcessor
     model, cfg = conversion.clip_vision_model(loaded.model.visual), loaded.model.visual.preprocess_cfg
     norm = getattr(model, "vision_model", model).post_layernorm
@@ -105,7 +97,6 @@ def write_transformers(loaded: PretrainedCaptioner, model_name: str, folder: Pat
 
 
 def write_torch(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
-    """Writes `conversion.exported_program`. Raises ValueError as `compare`."""
     program = conversion.exported_program(loaded.model)
     compare(loaded.model, lambda image: program.module()(image)[1], lambda image: program.module()(image)[0])
     torch.export.save(program, folder / PROGRAM)
@@ -118,7 +109,7 @@ DESTINATIONS = {"open_clip": write_open_clip, "timm": write_timm, "transformers"
 @torch.no_grad()
 def compare(model: Captioner, tokens: Callable[[Tensor], Tensor],
             feature: Callable[[Tensor], Tensor] | None = None) -> None:
-    """Raises ValueError unless another network gives this model's patch tokens, and feature, of random images."""
+    """Raise ValueError unless another network gives this model's patch tokens, and feature, of random images."""
     image = torch.randn(3, 3, *model.visual.image_size, generator=torch.Generator().manual_seed(0))
     expected = encoder.patch_tokens(model.visual, image)
     differences = [(tokens(image) - expected).abs().max()]
@@ -129,13 +120,12 @@ def compare(model: Captioner, tokens: Callable[[Tensor], Tensor],
 
 
 def write_all(loaded: PretrainedCaptioner, model_name: str, asked: list[str] | None, folder: Path) -> list[str]:
-    """Fills the folder; returns the destinations that are in it.
+    """Fill the folder, and return the destinations that are in it.
 
     Args:
-        asked: names of destinations; None is all that this model fits; the others are printed, with the reason.
+        asked: names of destinations, None for all that this model fits. The others are printed, with the reason.
 
-    Raises:
-        ValueError: one that was asked for does not fit, or needs a library that is not installed.
+    Raises ValueError where one that was asked for does not fit, or needs a library that is not installed.
     """
     done = []
     for name in asked or DESTINATIONS:
@@ -152,7 +142,7 @@ def write_all(loaded: PretrainedCaptioner, model_name: str, asked: list[str] | N
 
 
 def push(folder: Path, repo: str) -> str:
-    """Uploads the folder to the Hugging Face hub (HF_ENDPOINT, the token of `hf auth login` or HF_TOKEN); its URL."""
+    """Upload to the Hugging Face hub (HF_ENDPOINT, the token of `hf auth login` or HF_TOKEN), and return the URL."""
     from huggingface_hub import HfApi
     api = HfApi(library_name="open_clip_mdc")
     repo = api.create_repo(repo, exist_ok=True).repo_id
@@ -161,11 +151,7 @@ def push(folder: Path, repo: str) -> str:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes --out, whole or not at all, then uploads it where that is asked for.
-
-    Raises:
-        ValueError: --push is no ORG/NAME, or failed after --out was written; or as `write_all`.
-    """
+    """Write --out, whole or not at all, then upload it where --push asks for that."""
     if args.push and args.push.count("/") != 1:
         raise ValueError(f"--push {args.push} should be ORG/NAME")
     logging.getLogger("timm").setLevel(logging.ERROR)

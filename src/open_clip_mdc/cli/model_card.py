@@ -1,4 +1,4 @@
-"""The model card of `open_clip_mdc export`: what the model is, how each library loads it, training, results, limits."""
+"""Write the model card of `open_clip_mdc export`: what the model is, how it loads, training, results."""
 import argparse
 import json
 import re
@@ -16,7 +16,7 @@ from ..models.captioner import Captioner
 from ..models.encoder import grid, num_patches, region_tower, width
 
 TEMPLATE = (resources.files("open_clip_mdc.cli") / "model_card.md.jinja").read_text(encoding="utf-8")
-# Of the machine, not of the model.
+# Flags that are about the machine, not the model.
 NOT_TOLD = {"logs", "name", "log_path", "checkpoint_path", "tensorboard_path", "tensorboard", "wandb", "resume",
             "remote_sync", "rank", "local_rank", "device", "debug", "distributed", "distill", "log_level", "report_to",
             "wandb_notes", "wandb_project_name", "copy_codebase", "pretrained_image_path", "pretrained_text_path",
@@ -26,9 +26,9 @@ URL = r"[A-Za-z][A-Za-z0-9+.-]*://"
 
 
 def place_name(value: str, folders: int = 0) -> str:
-    """The name of a file of this machine or of the network, after so many of its folders; any other value is whole.
+    """Return the name of a file of this machine or the network, after so many of its folders, and other values whole.
 
-    Nothing is told of a URL's user, password, query and fragment, nor of a home folder.
+    A URL's user, password, query and fragment, and a home folder, are left out.
     """
     prefix = re.match(rf"{URL}|file:|local-dir:", value)
     if prefix:
@@ -39,14 +39,13 @@ def place_name(value: str, folders: int = 0) -> str:
 
 
 def shard_names(pattern: str) -> list[str]:
-    """Of a pattern without "::": one, or a name for each folder where braces hold several."""
     if not re.search("{[^}]*/", pattern):
         return [place_name(pattern, 1)]
     return list(dict.fromkeys(re.sub("[^/]+$", "*.tar", place_name(path, 1)) for path in expand(pattern)))
 
 
 def fetched_names(command: str) -> list[str]:
-    """Of what a "pipe:" reads: the shards among its words, or else the first URL; keys and options may be any word."""
+    """Return the shards that a "pipe:" reads, or else its first URL. Keys and options may be any word: none is told."""
     words = [re.search(rf"{URL}.*|[^=]*$", word)[0] for word in re.split(r"::|[\s'\"`;|&<>()]+", command)]
     shards = [word for word in words if re.search(r"\.(tar|tgz|tar\.\w+)$", re.split("[?#]", word)[0])]
     found = shards or [word for word in words if re.match(URL, word)][:1]
@@ -54,18 +53,14 @@ def fetched_names(command: str) -> list[str]:
 
 
 def data_name(value: str) -> str:
-    """A --train-data without the folders of the machine, and without the commands and keys that fetch it."""
+    """Return --train-data without the folders of the machine, and without the commands and keys that fetch it."""
     files, *commands = re.split("(?:^|::)pipe:", value)
     return "::".join([name for pattern in files.split("::") if pattern for name in shard_names(pattern)] +
                      [name for command in commands for name in fetched_names(command)])
 
 
 def training_flags(weights: str | None) -> dict[str, str]:
-    """Flags of open_clip_train that were not left as they are, and the number of processes.
-
-    Args:
-        weights: a checkpoint; one outside a run folder has no flags.
-    """
+    """Return changed flags of open_clip_train, and the number of processes, of a checkpoint in a run folder."""
     params = params_file(Path(weights or ""))
     if weights is None or not params.is_file():
         return {}
@@ -77,11 +72,7 @@ def training_flags(weights: str | None) -> dict[str, str]:
 
 
 def result_rows(paths: list[str]) -> list[list[str]]:
-    """Data set, task, metric and value of each number in result files of clip_benchmark.
-
-    Raises:
-        ValueError: a file is none.
-    """
+    """Return data set, task, metric and value of each number in result files. Raises ValueError for other files."""
     rows = []
     for path in paths:
         try:
@@ -95,12 +86,7 @@ def result_rows(paths: list[str]) -> list[list[str]]:
 
 
 def model_card(model: Captioner, args: argparse.Namespace, destinations: list[str]) -> str:
-    """Markdown with the hub's front matter.
-
-    Args:
-        args: of the tool.
-        destinations: what the folder holds.
-    """
+    """Return Markdown with the hub's front matter; `destinations` are what the folder holds."""
     name, weights, _ = find(args.pretrained, args.model)
     flags, rows = training_flags(weights), result_rows(args.results)
     rows_of_patches, columns = grid(region_tower(model.visual))

@@ -38,7 +38,7 @@ def captions_beside(folder: Path) -> str:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raises ValueError for flags that do not go together."""
+    """Raise ValueError for flags that do not go together."""
     if bool(args.pairs) == bool(args.images or args.captions) or bool(args.images) != bool(args.captions):
         raise ValueError("give --images and --captions, which are scored each with each, or --pairs, scored each with "
                          "its own")

@@ -1,4 +1,4 @@
-"""The table of one shard: what the workers of caption, score and embed share (bulk.py sends them their shards).
+"""Write the table of one shard: what the workers of caption, score and embed share (bulk/units.py sends them shards).
 
 Dimensions: B images.
 """
@@ -16,24 +16,19 @@ from ..integration.pretrained import PretrainedCaptioner
 
 
 def check_out(out: str, settings: dict) -> None:
-    """Raises ValueError where a folder has a table of rows of other settings: one stands for all."""
+    """Raise ValueError where a folder has a table of rows of other settings: one stands for all."""
     check_settings(settings, list(Path(out).glob("*.parquet"))[:1])
 
 
 def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argparse.Namespace, schema: pa.Schema,
                 settings: dict, columns: Callable[[Batch], dict]) -> dict:
-    """Writes the table of one unit. Knows no engine.
+    """Write the table of one unit, and return numbers of images, rows, broken images and those without a row.
 
     Args:
-        columns: of a batch with images, by the schema's names, but `key`; as many rows for all, with `key` if they are
-            not the batch's.
+        columns: of a batch, by the schema's names, equally long; with `key` only where rows are not the batch's images.
         settings: what the rows depend on, plain values.
 
-    Returns:
-        numbers of images, rows, broken images and those without a row.
-
-    Raises:
-        ValueError: the shard breaks off.
+    Raises ValueError where the shard breaks off.
     """
     stats, source, skipped = {"images": 0, "rows": 0, "broken": 0}, source_of(shard), []
     with write_table(out, schema) as table:

@@ -1,4 +1,4 @@
-"""What several tools share: flags in one spelling, and what these ask for. Imports no torch: `--help` is quick."""
+"""Flags that several tools share, and what these ask for. Imports no torch: `--help` is quick."""
 import argparse
 import hashlib
 import os
@@ -22,35 +22,33 @@ def flag(name: str) -> str:
 
 
 def add_plugin(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that names objectives from outside this package (integration/plugins.py)."""
     parser.add_argument("--plugin", action="append", metavar="MODULE",
                         help="module or file.py that registers the model's objective; may be given several times")
 
 
 def load_plugins(args: argparse.Namespace) -> None:
-    """Load what --plugin names; raises ValueError as `plugins.load_plugin`."""
     from ..integration.plugins import load_plugin
     for plugin in getattr(args, "plugin", None) or ():
         load_plugin(plugin)
 
 
 def add_model(parser: argparse.ArgumentParser, required: bool = True, device: bool = True) -> None:
-    """With `required` false --model may stand alone, for a network not trained yet; `device`: of tools that run it."""
+    """Add the flags of a model. With `required` false --model may stand alone, for a network not trained yet."""
     add_plugin(parser)
     parser.add_argument("--pretrained", required=required, help="checkpoint, run folder, local-dir: or hf-hub: id")
     parser.add_argument("--model", help="architecture, for a checkpoint outside a run folder" +
                         (", or alone for an untrained network") * (not required))
     if device:
-        parser.add_argument("--device", help="default: cuda where there is one, else cpu")
+        parser.add_argument("--device", help="device to run on (default: cuda if available, otherwise cpu)")
 
 
 def add_images(parser: argparse.ArgumentParser, blind: bool = True) -> None:
-    """The flags of tools that read images; `blind`: of those that need a mean image, too."""
+    """Add the flags of tools that read images, with `blind` those of tools that need a mean image, too."""
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"),
-                        help="of the arithmetic; weights stay float32 (default: bf16 on cuda, else fp32)")
+                        help="compute precision, weights are kept in float32 (default: bf16 on cuda, else fp32)")
     parser.add_argument("--batch-size", type=positive, default=32, help="images at a time (default: %(default)s)")
     parser.add_argument("--workers", type=natural, default=min(2, max(1, (os.cpu_count() or 1) - 1)),
-                        help="processes that decode images; 0: none but this one (default: %(default)s)")
+                        help="image-loading worker processes, 0 loads in this one (default: %(default)s)")
     if blind:
         parser.add_argument("--blind-images", nargs="+", metavar="PATHS",
                             help=f"images whose mean stands for no image, {MIN_NULL_IMAGES} or more "
@@ -58,7 +56,7 @@ def add_images(parser: argparse.ArgumentParser, blind: bool = True) -> None:
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    """The flags of tools that work shard by shard (engine.py)."""
+    """Add the flags of tools that work shard by shard (bulk/engine.py)."""
     parser.add_argument("--engine", choices=("local", "ray"), default="local",
                         help="processes here, or actors of the Ray cluster at $RAY_ADDRESS (default: %(default)s)")
     parser.add_argument("--jobs", type=positive,
@@ -66,14 +64,14 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def check_engine(args: argparse.Namespace) -> None:
-    """Raises ValueError for flags of an engine where none works: on one file for all."""
+    """Raise ValueError for flags of an engine where none works: on one file for all."""
     if not is_folder(args.out) and (args.jobs or args.engine != "local"):
         raise ValueError(f"--engine and --jobs are for tables of shards: --out {args.out} should then be a folder "
                          f"(no suffix)")
 
 
 def check_length(args: argparse.Namespace) -> None:
-    """Raises ValueError for --length or --min-length beyond the model's context, by its config: before it is loaded."""
+    """Raise ValueError for --length or --min-length beyond the model's context, by its config: before it is loaded."""
     from ..integration.checkpoints import longest_caption
     for flag, tokens in (("--length", args.length), ("--min-length", getattr(args, "min_length", None))):
         if isinstance(tokens, int) and tokens > (most := longest_caption(args.pretrained, args.model)):
@@ -81,11 +79,7 @@ def check_length(args: argparse.Namespace) -> None:
 
 
 def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCaptioner":
-    """The model that the flags name; raises as `pretrained.load`.
-
-    Args:
-        number: of this process among --jobs, which share the GPUs or cores of a machine.
-    """
+    """Load the model that the flags name. Processes of --jobs, by `number`, share the GPUs or cores of a machine."""
     import torch
 
     from ..integration.pretrained import default_device, load
@@ -100,13 +94,12 @@ def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCapt
 
 def null_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace,
                 limit: int | None = None) -> tuple["torch.Tensor", str]:
-    """What stands for no image: the mean of --blind-images, or else of the first `limit` readable ones here.
+    """Average --blind-images, or else the first `limit` readable images of `paths`, to stand for no image.
 
     Returns:
-        [P, D], and what the mean is of, for who resumes: the number of images and a hash of their pixels.
+        [P, D], and what a resumed run compares: the number of images and a hash of their pixels.
 
-    Raises:
-        ValueError: there are too few images, or one of --blind-images cannot be read.
+    Raises ValueError for too few images, or where one of --blind-images cannot be read.
     """
     from ..data.images import Images
     from ..data.paths import IMAGE_FILES, SHARDS, count_images, find_images
@@ -142,13 +135,9 @@ def null_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namesp
 
 def prior_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace, limit: int | None = None,
                 say: bool = True) -> tuple["torch.Tensor | None", str | None]:
-    """`null_image`; None twice where --plain or too few images leave the blind and the debiased scores out.
+    """Return `null_image`, or None twice where --plain or too few images leave blind and debiased scores out.
 
-    Args:
-        say: that they are left out; of several workers one does.
-
-    Raises:
-        ValueError: --blind-images are too few, or --top needs debiased scores; or as `null_image`.
+    Raises ValueError where --blind-images are too few, or --top needs debiased scores.
     """
     if args.plain:
         return None, None
