@@ -15,7 +15,7 @@ from tars import make, member
 from world import MDC, Cases, World, check_json, each, first
 
 import open_clip_mdc
-from open_clip_mdc.cli.pair_scores import captions_of
+from open_clip_mdc.cli.score import pair_captions
 from open_clip_mdc.data import images
 from open_clip_mdc.data.paths import IMAGE_SUFFIXES, UNREADABLE_FILES, find_images
 from open_clip_mdc.data.shards import CAPTION_SEPARATOR, read_samples
@@ -91,7 +91,7 @@ def shards(world: World) -> Cases:
             return f"samples {sorted(named)}, not {sorted(wanted)}"
         for key, (data, own) in wanted.items():
             said = [" ".join(caption.split()) for caption in own]
-            found = captions_of(named[key].text)
+            found = pair_captions(named[key].text)
             if found != (said if CAPTION_SEPARATOR in named[key].text else [" ".join(said)]):
                 return f"captions {found} of {key}"
             if not same(images.open_image(named[key].source), data):
