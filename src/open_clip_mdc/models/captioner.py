@@ -38,12 +38,11 @@ LOSS_ROWS = 4096  # logits of so many tokens are held at a time; more and smalle
 class Captioner(nn.Module):
     """Image encoder and text decoder, in the place where OpenCLIP has a `CustomTextCLIP`.
 
-    Upstream's train loop, factory and logger rely on:
+    OpenCLIP's train loop, factory and logger rely on:
         `visual` (with `image_size`), `text` (with `positional_embedding`: resized by --force-context-length),
-        `logit_scale`, a buffer that is not saved: upstream logs and clamps it (an unused parameter would stop DDP),
+        `logit_scale`, a buffer that is not saved: OpenCLIP logs and clamps it (an unused parameter would stop DDP),
         `logit_bias = None`, `lock_image_tower`, `set_grad_checkpointing`, `no_weight_decay`,
-        `forward`, returning only tensors besides `logit_scale` that can be concatenated: upstream does that over the
-        micro-batches of an accumulated step.
+        `forward`, which returns only tensors besides `logit_scale` that can be concatenated over micro-batches.
     """
 
     def __init__(
@@ -56,8 +55,9 @@ class Captioner(nn.Module):
             cast_dtype: torch.dtype | None = None,
             vq_cfg: dict[str, Any] | None = None,
     ):
-        """Args: as OpenCLIP's model classes; `embed_dim` is None or the encoder's width, as nothing is projected.
-        `vq_cfg` (vq.VQCfg) makes the encoder a frozen VQ-VAE's codes. Raises ValueError for another `embed_dim`."""
+        """Args: as OpenCLIP's model classes. `embed_dim` is None or the encoder's width, as nothing is projected (else
+        ValueError). `vq_cfg` (vq.VQCfg) makes the encoder a frozen VQ-VAE's codes.
+        """
         super().__init__()
         vision_cfg = CLIPVisionCfg(**vision_cfg) if isinstance(vision_cfg, dict) else vision_cfg
         text_cfg = CLIPTextCfg(**text_cfg) if isinstance(text_cfg, dict) else text_cfg
@@ -99,10 +99,9 @@ class Captioner(nn.Module):
         self.seed_t(0)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False):
-        """As a module's; a file of `open_clip_mdc vq` gives the frozen VQ-VAE, and the rest stays as it was made.
+        """As a module's. A file of `open_clip_mdc vq` gives the frozen VQ-VAE, and the rest stays as it was made.
 
-        Raises:
-            Misfit: a RuntimeError that says what the weights are of.
+        Raises Misfit, a RuntimeError that says what the weights are of.
         """
         if encoder.load(self.visual, state_dict):
             return None
@@ -119,18 +118,16 @@ class Captioner(nn.Module):
         self.text.set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
-        """For --opt timm/...; upstream's AdamW goes by parameter names and dimensions."""
         towers = {"visual": encoder.no_weight_decay(self.visual), "text": self.text.no_weight_decay()}
         return {f"{tower}.{name}" for tower, names in towers.items() for name in names}
 
     # ---- image
 
     def encode_image_tokens(self, image: Tensor, masked: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
-        """Normalised patch tokens, what the decoder attends to: [B, P, D] from [B, 3, height, width].
+        """Return normalised patch tokens, what the decoder attends to: [B, P, D] from [B, 3, height, width].
 
         Args:
-            masked: bool [B, P], tokens that `no_patch` or a VQTower's [MASK] stands for; of a model that was trained
-                with some masked.
+            masked: bool [B, P], tokens that `no_patch` or a VQTower's [MASK] stands for.
             tokens: those of the image without `masked`, if at hand: only a tower with a [MASK] then reads it again.
         """
         if masked is None or encoder.has_mask(self.visual) and not self.caption_cfg.condition_zeros:
@@ -141,7 +138,7 @@ class Captioner(nn.Module):
         return torch.where(masked, self.no_patch.to(tokens.dtype), tokens)
 
     def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
-        """The GAP feature that is probed: mean of the patch tokens, [B, D] (Sec. 4.2)."""
+        """Return the GAP feature that is probed: the mean of the patch tokens, [B, D] (Sec. 4.2)."""
         features = self.encode_image_tokens(image).mean(dim=1)
         return F.normalize(features, dim=-1) if normalize else features
 
@@ -149,7 +146,7 @@ class Captioner(nn.Module):
 
     @property
     def causal(self) -> bool:
-        """Whether captions are read from left to right when they are scored or decoded."""
+        """True if captions are read from left to right when they are scored or decoded."""
         return self.objective.order == "causal"
 
     def check_length(self, tokens: int) -> None:
@@ -159,20 +156,15 @@ class Captioner(nn.Module):
                              f"of {self.context_length}")
 
     def logits(self, image: Tensor, text: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Logits for every position of the text as it stands: plain, unpacked, slow, for tests and notebooks.
+        """Return logits of every position of the text as it stands, [B, L, V]: plain, slow, for tests and notebooks.
 
-        A bidirectional model's position i predicts token i; a causal model's token i + 1.
+        A bidirectional model's position i predicts token i, a causal model's token i + 1.
 
         Args:
             text: long [B, L], mask ids included.
             valid: bool [B, L], what is no padding; by default up to the first EOT (give it when EOT is masked).
 
-        Returns:
-            [B, L, V].
-
-        Raises:
-            ValueError: without `valid`, a caption has no EOT and ends in padding, so that its end cannot be told; or
-                the text is longer than the context.
+        Raises ValueError: the text is longer than the context, or without `valid` a caption's end cannot be told.
         """
         self.check_length(text.shape[1])
         if valid is None:
@@ -187,25 +179,20 @@ class Captioner(nn.Module):
         return self.text.output(hidden).view(*text.shape, -1)
 
     def infer_time(self, text: Tensor, lengths: Tensor) -> Tensor | None:
-        """The step of a decoder that is conditioned on it, long [R]: it follows from the share of masked tokens.
-
-        Args:
-            text: long [R, L].
-            lengths: number of valid tokens, long [R].
-        """
+        """Return the step, long [R], by the share of masks in texts [R, L] of [R] tokens; None if not needed."""
         if self.text.time_embedding is None:
             return None
         share = (text == mask_id(self.vocab_size)).sum(1).double() / (lengths - 1).clamp(min=1)
         return infer_time(share, self.objective.schedule(self.vocab_size, text.device))
 
     def token_logits(self, image_kv: ImageKV, lengths: Sequence[int]) -> CaptionLogits:
-        """Logits of the asked tokens only, at the cost of the real ones: what scoring and decoding run.
+        """Return a function that gives logits of predicted tokens only, at the cost of the real ones.
 
         Args:
             image_kv: `self.text.project_image(...)` of I images; R/I consecutive rows belong to each.
             lengths: the numbers of tokens of the R rows, at least one each.
 
-        Raises ValueError: a text is longer than the context.
+        Raises ValueError if a length exceeds the context.
         """
         self.check_length(max(lengths))
         infer_time = None if self.text.time_embedding is None else self.infer_time
@@ -214,21 +201,21 @@ class Captioner(nn.Module):
     # ---- training
 
     def seed_t(self, seed: int) -> None:
-        """Starts the sequence of time offsets u0. It is equal on all ranks, so that their strata interlock."""
+        """Start the sequence of time offsets u0. It is equal on all ranks, so that their strata interlock."""
         self._t_rng = np.random.default_rng(seed)
 
     def corrupt(self, text: Tensor, u: Tensor | None = None,
                 generator: torch.Generator | None = None) -> NoisedCaptions:
-        """`text` as this model's objective hides it; u [B] is drawn systematically over the ranks unless given."""
+        """Add this objective's noise to `text`; u [B] is stratified over the ranks unless given."""
         if u is None:
             ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else ()
             u = stratified_uniform(len(text), self._t_rng.random(), *ranks)
         return self.objective.corrupt(text, self.vocab_size, self.caption_cfg, u, generator)
 
     def prepare(self, text: Tensor) -> Captions:
-        """A batch [B, L] on the CPU, corrupted and packed: what `forward` runs on once it is on the model's device.
+        """Noise and pack a batch [B, L] on the CPU: `forward` runs on the result once it is on the model's device.
 
-        In training, too, which image features the decoder does not get to see.
+        In training this also draws which image features the decoder does not see.
         """
         captions = pack(text, self.corrupt(text), self.vocab_size)
         self.check_length(int(captions.packed.position.max()) + 1)
@@ -239,17 +226,17 @@ class Captioner(nn.Module):
         return captions
 
     def forward(self, image: Tensor, text: Tensor | Captions) -> dict[str, Tensor]:
-        """The loss of each asked token, at the cost of the valid ones. Nothing waits for the device.
+        """Return the loss of each predicted token, at the cost of the valid ones. Nothing waits for the device.
 
         Args:
             image: [B, 3, height, width].
-            text: what `prepare` gives; or long [B, L] as the tokenizer makes it, which is prepared here, on the CPU.
+            text: the result of `prepare`; or long [B, L] as the tokenizer makes it, which is prepared here, on the CPU.
 
         Returns:
             token_nll: float32 [M], e.g. -log p(token).
             token_weight: float32 [M], its weight in the loss.
             num_target: float32 [R], the number of tokens that the loss is divided by.
-            logit_scale: [], for upstream's log.
+            logit_scale: [], for OpenCLIP's log.
             length_nll: float32 [B], of the length head, where there is one.
         """
         captions = text if isinstance(text, Captions) else self.prepare(text.cpu()).to(image.device)
@@ -269,11 +256,8 @@ class Captioner(nn.Module):
         return output
 
     def token_loss(self, hidden: Tensor, predicted: Predicted) -> Tensor:
-        """The objective's loss of each asked token, float32 [M], of hidden states [M, W].
-
-        Logits are made chunk by chunk and made again for the gradient, so that never all [M, V] are held. Compiled code
-        holds them in 16 bit only, and a loop would be compiled anew for each number of chunks.
-        """
+        # Logits are made chunk by chunk and made again for the gradient, so that never all [M, V] are held. Compiled
+        # code holds them in 16 bit only, and a loop would be compiled anew for each number of chunks.
         aux = (self.caption_cfg.aux_weight,) if self.training and self.caption_cfg.aux_weight else ()
 
         def loss(hidden: Tensor, *predicted: Tensor) -> Tensor:

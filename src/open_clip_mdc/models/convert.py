@@ -34,11 +34,7 @@ CLIP_NAMES = (  # of parameters: OpenCLIP's, transformers'
 
 
 def activation(visual: nn.Module) -> str:
-    """Of a native tower's MLPs, by transformers' name.
-
-    Raises:
-        ValueError: it is no ViT, or the blocks are no plain ones.
-    """
+    """Return a native tower's activation by transformers' name. Raises ValueError if its blocks are not plain."""
     if not isinstance(visual, VisionTransformer):
         raise ValueError(f"its image tower is a {type(visual).__name__}, which no other library has")
     block = visual.transformer.resblocks[0]
@@ -51,10 +47,9 @@ def activation(visual: nn.Module) -> str:
 
 
 def timm_model(visual: nn.Module) -> nn.Module:
-    """A timm ViT in eval mode: `forward` is [B, D], `forward_features` gives the tokens, prefix tokens first.
+    """Return a timm ViT in eval mode: `forward` is [B, D], `forward_features` gives the tokens, prefix tokens first.
 
-    Raises:
-        ValueError: timm has no such model with the mean of the patch tokens as its feature.
+    Raises ValueError if timm has no such model with the mean of the patch tokens as its feature.
     """
     import timm
     from timm.models.vision_transformer import checkpoint_filter_fn
@@ -97,10 +92,9 @@ def timm_model(visual: nn.Module) -> nn.Module:
 
 
 def clip_vision_model(visual: nn.Module) -> "CLIPVisionModel":
-    """transformers' `CLIPVisionModel`, in eval mode; patch tokens are `post_layernorm(last_hidden_state[:, 1:])`.
+    """Return transformers' `CLIPVisionModel` in eval mode. Raises ValueError if the tower is no ViT of CLIP.
 
-    Raises:
-        ValueError: the tower is no ViT of CLIP.
+    Patch tokens are `post_layernorm(last_hidden_state[:, 1:])`.
     """
     from transformers import CLIPVisionConfig, CLIPVisionModel
     if isinstance(visual, TimmModel):
@@ -137,13 +131,12 @@ class ImageEncoder(nn.Module):
         self.visual = model.visual
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, D] and [B, P, D]."""
         tokens = encoder.patch_tokens(self.visual, image)
         return tokens.mean(dim=1), tokens
 
 
 def exported_program(model: Captioner) -> torch.export.ExportedProgram:
-    """`ImageEncoder`, for any number of images at a time, as a graph that needs nothing but torch."""
+    """Return `ImageEncoder`, for any number of images at a time, as a graph that needs nothing but torch."""
     batch = torch.export.Dim("batch", min=1)
     image = torch.zeros(2, 3, *model.visual.image_size, device=next(model.parameters()).device)
     return torch.export.export(ImageEncoder(model).eval(), (image,), dynamic_shapes=({0: batch},))

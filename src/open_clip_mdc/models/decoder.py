@@ -35,12 +35,10 @@ def unpad(x: Tensor, packed: Packed) -> Tensor:
 
 
 def attention_mask(packed: Packed, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
-    """The arguments `attn_mask` and `is_causal` of scaled_dot_product_attention, made once for all layers.
+    """Return `attn_mask` and `is_causal` of scaled_dot_product_attention, made once for all layers.
 
-    Valid tokens come first in a row, so a causal row never sees its padding and needs no mask of its own.
-
-    Returns:
-        0 where a token may look and -inf elsewhere, [R, 1, 1 or L, L], or None; and whether attention is causal.
+    The mask is 0 where a token may look and -inf elsewhere, [R, 1, 1 or L, L], or None. Valid tokens come first in a
+    row, so a causal row never sees its padding and needs no mask of its own.
     """
     valid, causal = packed.valid, packed.causal
     may_look = valid[:, None, None, :]
@@ -72,16 +70,14 @@ class DecoderBlock(nn.Module):
             c_fc=nn.Linear(width, hidden), gelu=act_layer(), c_proj=nn.Linear(hidden, width)))
 
     def split_heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """[R, L, parts*W] -> parts tensors [R, H, L, D]."""
         return x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
     def project_image(self, image_embs: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the image, [I, H, P, D] each, from [I, P, image_width]."""
+        """Return keys and values of the image, [I, H, P, D] each, from [I, P, image_width]."""
         return self.split_heads(self.cross_kv(image_embs), 2)
 
     def forward(self, x: Tensor, packed: Packed, image_k: Tensor, image_v: Tensor, mask: Tensor | None,
                 is_causal: bool) -> Tensor:
-        """[N, W] -> [N, W]."""
         q, k, v = self.split_heads(pad(self.self_qkv(self.ln_1(x)), packed), 3)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
         x = x + self.self_out(unpad(y.transpose(1, 2).flatten(2), packed))
@@ -95,14 +91,7 @@ class DecoderBlock(nn.Module):
 
     def step(self, x: Tensor, image_k: Tensor, image_v: Tensor,
              past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """`forward`, causally, for one more token per row: [R, W] -> [R, W], and what the next step needs.
-
-        Args:
-            past: keys and values of the row's tokens so far, [R, H, L, D] each; None at the first.
-
-        Returns:
-            the block's output and the keys and values with the new token, [R, H, L + 1, D] each.
-        """
+        """`forward`, causally, for one more token per row: [R, W] -> [R, W], and keys and values [R, H, L + 1, D]."""
         q, k, v = self.split_heads(self.self_qkv(self.ln_1(x))[:, None], 3)
         if past is not None:
             k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
@@ -119,14 +108,13 @@ class VocabularyProjection(nn.Linear):
 
     @in_float32
     def forward(self, hidden: Tensor) -> Tensor:
-        """[M, W] -> [M, V]; in a training step in the precision of autocast."""
         if in_training_step(self):
             return super().forward(hidden)
         return F.linear(hidden.float(), self.weight.float())
 
 
 class TimeEmbedding(nn.Embedding):
-    """A vector per step 0..T, zeros at first: the decoder is then what it would be without, and draws no numbers."""
+    """A vector per step 0..T, zeros at first: the decoder is then as without it, and draws no random numbers."""
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
@@ -137,7 +125,7 @@ class TextDecoder(nn.Module):
 
     def __init__(self, vocab_size: int, context_length: int, width: int, heads: int, layers: int, mlp_ratio: float,
                  image_width: int, act_layer: Callable, norm_layer: Callable, steps: int | None = None):
-        """Args: `steps` is T of a decoder that is conditioned on the step; None is one that is not."""
+        """Args: `steps` is T of a decoder that is conditioned on the step."""
         super().__init__()
         self.vocab_size = vocab_size
         self.context_length = context_length
@@ -152,7 +140,7 @@ class TextDecoder(nn.Module):
         self.init_parameters()
 
     def init_parameters(self) -> None:
-        """As OpenCLIP's TextTransformer: residual branches shrink with depth."""
+        # As OpenCLIP's TextTransformer: residual branches shrink with depth.
         width, layers = self.positional_embedding.shape[1], len(self.blocks)
         nn.init.normal_(self.token_embedding.weight, std=0.02)
         nn.init.normal_(self.positional_embedding, std=0.01)
@@ -175,18 +163,18 @@ class TextDecoder(nn.Module):
 
     @in_float32
     def project_image(self, image_embs: Tensor) -> ImageKV:
-        """What the decoder needs of an image, once for any number of captions, draws and denoising steps."""
+        """Return what the decoder needs of an image, once for all captions, draws and denoising steps."""
         if autocast_dtype(image_embs.device.type) is None:
             image_embs = image_embs.to(self.output.weight.dtype)  # from an encoder under autocast
         return [block.project_image(image_embs) for block in self.blocks]
 
     @in_float32
     def forward(self, packed: Packed, image_kv: ImageKV, time: Tensor | None = None) -> Tensor:
-        """Hidden states after the last norm, [N, W]; `output` turns those that are asked for into logits.
+        """Return hidden states after the last norm, [N, W]. `output` turns predicted ones into logits.
 
         Args:
-            packed: of R rows, ids in [0, V].
-            image_kv: of I images; rows r*(R/I) to (r+1)*(R/I) belong to image r.
+            packed: R rows, ids in [0, V].
+            image_kv: keys and values of I images; rows r*(R/I) to (r+1)*(R/I) belong to image r.
             time: the step of each row, long [R], of a decoder that is conditioned on it.
         """
         x = self.token_embedding(packed.token) + self.positional_embedding[packed.position]
@@ -202,12 +190,11 @@ class TextDecoder(nn.Module):
 
     @in_float32
     def step(self, token: Tensor, image_kv: ImageKV, past: TextKV | None = None) -> tuple[Tensor, TextKV]:
-        """Hidden state of one more token per row, read left to right: the last column of a causal `forward`.
+        """Return the hidden state of one more token per row: the last column of a causal `forward`.
 
         Args:
             token: ids, long [R].
-            image_kv: as in `forward`.
-            past: what the step before returned, rows selected as the caller wants them continued; None at the first.
+            past: the second result of the step before, rows selected as the caller continues them; None at the first.
 
         Returns:
             [R, W], and the keys and values of all tokens so far.

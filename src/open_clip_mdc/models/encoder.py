@@ -21,14 +21,13 @@ FEATURES = ("gap", "cls", "patches")
 
 def build(vision_cfg: CLIPVisionCfg, quick_gelu: bool = False, cast_dtype: torch.dtype | None = None,
           vq_cfg: dict | None = None, regions: int = 1) -> nn.Module:
-    """A tower that gives all its patch tokens after its last norm and has no parameter beyond what they need.
+    """Build a tower that gives all its patch tokens after its last norm and has no parameter beyond what they need.
 
     Args:
-        vq_cfg: makes it a VQTower, of which `vision_cfg` says the size of images and patches and the width.
+        vq_cfg: makes it a VQTower, with `vision_cfg`'s sizes of images and patches and width.
         regions: g of a RegionTower, whose tiles have `vision_cfg.image_size`; 1 is the tower itself.
 
-    Raises:
-        ValueError: the tower is no ViT, a VQTower's sizes do not fit, or there is no such grid.
+    Raises ValueError if the tower is no ViT, sizes do not fit, or there is no such grid.
     """
     if vq_cfg is not None:
         if regions != 1:
@@ -48,14 +47,7 @@ def build(vision_cfg: CLIPVisionCfg, quick_gelu: bool = False, cast_dtype: torch
 
 
 def load(visual: nn.Module, state_dict: dict[str, Tensor]) -> bool:
-    """Loads a captioner's weights that are those of a VQTower's VQ-VAE alone, as `open_clip_mdc vq` writes them.
-
-    Returns:
-        whether they were such.
-
-    Raises:
-        RuntimeError: they are of another VQ-VAE.
-    """
+    """Load a file that holds a VQTower's VQ-VAE alone (`open_clip_mdc vq`). Returns False if the weights are others."""
     if not isinstance(visual, VQTower) or not all(name.startswith(PREFIX) for name in state_dict):
         return False
     visual.load_vq({name.removeprefix(PREFIX): weight for name, weight in state_dict.items()})
@@ -63,34 +55,32 @@ def load(visual: nn.Module, state_dict: dict[str, Tensor]) -> bool:
 
 
 def region_tower(visual: nn.Module) -> nn.Module:
-    """The tower that sees a region of the image: the one inside a RegionTower; any other sees the whole."""
     return visual.tower if isinstance(visual, RegionTower) else visual
 
 
 def width(visual: nn.Module) -> int:
-    """D of the patch tokens."""
+    """Return D of the patch tokens."""
     if isinstance(visual, RegionTower):
         return width(visual.tower)
     return visual.trunk.num_features if isinstance(visual, TimmModel) else visual.ln_post.normalized_shape[0]
 
 
 def num_patches(visual: nn.Module) -> int:
-    """P of the patch tokens, unless some are dropped in training (patch_dropout)."""
+    """Return P, unless some patches are dropped in training (patch_dropout)."""
     if isinstance(visual, RegionTower):
         return len(visual.region_embedding) * num_patches(visual.tower)
     return math.prod(grid(visual))
 
 
 def has_mask(visual: nn.Module) -> bool:
-    """Whether the tower has a [MASK] of its own, which leaves a token's place known."""
+    """Return True if the tower has a [MASK] of its own, which leaves a token's place known."""
     return isinstance(visual, VQTower)
 
 
 def patch_tokens(visual: nn.Module, image: Tensor, masked: Tensor | None = None) -> Tensor:
-    """Normalised patch tokens [B, P, D] of images [B, 3, height, width], without class and register tokens.
+    """Return normalised patch tokens [B, P, D] of images [B, 3, height, width], without class and register tokens.
 
-    Args:
-        masked: bool [B, P], tokens that are hidden by the [MASK] of a tower that has one.
+    `masked`, bool [B, P], are hidden by the [MASK] of a tower that has one.
     """
     if isinstance(visual, RegionTower):
         return visual.join(patch_tokens(visual.tower, visual.split(image)))
@@ -102,18 +92,13 @@ def patch_tokens(visual: nn.Module, image: Tensor, masked: Tensor | None = None)
 
 
 def grid(visual: nn.Module) -> tuple[int, int]:
-    """Rows and columns of the patch tokens.
-
-    Raises:
-        ValueError: they are of several regions.
-    """
+    """Return rows and columns of the patch tokens. Raises ValueError if they are of several regions."""
     if isinstance(visual, RegionTower):
         raise ValueError("this image tower sees an image in regions, whose tokens lie in no one grid")
     return tuple(visual.trunk.patch_embed.grid_size if isinstance(visual, TimmModel) else visual.grid_size)
 
 
 def num_layers(visual: nn.Module) -> int:
-    """Return the number of transformer blocks; 1 of a VQTower, whose codes are one layer."""
     if isinstance(visual, RegionTower):
         return num_layers(visual.tower)
     if isinstance(visual, VQTower):
@@ -122,25 +107,20 @@ def num_layers(visual: nn.Module) -> int:
 
 
 def has_class_token(visual: nn.Module) -> bool:
-    """Return whether the tower has one. No decoder attends to it."""
     if isinstance(visual, TimmModel):
         return getattr(visual.trunk, "has_class_token", visual.trunk.num_prefix_tokens == 1)
     return not isinstance(visual, (VQTower, RegionTower))
 
 
 def features(visual: nn.Module, image: Tensor, kind: str = "gap", layer: int = -1) -> Tensor:
-    """Return what is probed, searched or shown to a detector, by the tower's last norm whatever the layer.
+    """Return image features after the tower's last norm, whatever the layer: [B, D], of "patches" [B, P, D].
 
     Args:
         image: [B, 3, height, width].
         kind: "gap", the mean of the patch tokens (Sec. 4.2); "cls", the class token; "patches", all patch tokens.
         layer: after which block, counted from 0, or from the end as -1, whose patch tokens the decoder attends to.
 
-    Returns:
-        [B, D], of "patches" [B, P, D].
-
-    Raises:
-        ValueError: there is no such kind, no such layer, or no class token.
+    Raises ValueError if there is no such kind, no such layer, or no class token.
     """
     if kind not in FEATURES:
         raise ValueError(f"kind is {kind!r}; it must be {', '.join(FEATURES[:-1])} or {FEATURES[-1]}")
@@ -156,7 +136,6 @@ def features(visual: nn.Module, image: Tensor, kind: str = "gap", layer: int = -
 
 
 def _layer(visual: nn.Module, image: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
-    """Patch tokens [B, P, D] and prefix tokens [B, ., D] after a block, by the last norm."""
     if isinstance(visual, RegionTower):  # whose embeddings were learnt for the last layer
         return _layer(visual.tower, visual.split(image), layer)[0].unflatten(0, (len(image), -1)).flatten(1, 2), None
     asked = dict(indices=[layer % num_layers(visual)], stop_early=True, output_fmt="NLC", intermediates_only=True)
@@ -168,10 +147,7 @@ def _layer(visual: nn.Module, image: Tensor, layer: int) -> tuple[Tensor, Tensor
 
 
 def lock(visual: nn.Module, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-    """LiT: freezes the tower but for its last groups, as upstream counts those that have weights here.
-
-    Region embeddings are learnt still.
-    """
+    """LiT: freeze the tower but for its last groups, as OpenCLIP counts them. Region embeddings are still learnt."""
     if isinstance(visual, RegionTower):
         return lock(visual.tower, unlocked_groups, freeze_bn_stats)
     native = not isinstance(visual, (TimmModel, VQTower))
@@ -183,7 +159,6 @@ def lock(visual: nn.Module, unlocked_groups: int = 0, freeze_bn_stats: bool = Fa
 
 
 def no_weight_decay(visual: nn.Module) -> set[str]:
-    """Names of parameters, as they are called inside the tower."""
     if isinstance(visual, RegionTower):
         return {"region_embedding", *(f"tower.{name}" for name in no_weight_decay(visual.tower))}
     if isinstance(visual, TimmModel):

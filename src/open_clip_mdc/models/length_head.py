@@ -25,7 +25,7 @@ WIDTH = 24  # D at which training sees them so, too: twice it learns faster, but
 
 
 class LengthHead(nn.Linear):
-    """Logits of N. It begins with zeros, that is p(N) uniform, and draws no random numbers."""
+    """Logits of N. Begins with zeros, that is p(N) uniform, and draws no random numbers."""
 
     def __init__(self, width: int, context_length: int):
         super().__init__(2 * width, context_length - 1)
@@ -34,7 +34,7 @@ class LengthHead(nn.Linear):
 
     @property
     def narrowing(self) -> float:
-        """By how much training divides the features; a power of two, so that checkpoints give back the very weights."""
+        """The divisor of features in training; a power of two, so that checkpoints give back the very weights."""
         return 2.0 ** max(0, math.ceil(math.log2(self.in_features / 2 / WIDTH)))
 
     def reset_parameters(self) -> None:
@@ -42,7 +42,7 @@ class LengthHead(nn.Linear):
         nn.init.zeros_(self.bias)
 
     def forward(self, image_embs: Tensor) -> Tensor:
-        """Float32 [B, S] whatever autocast says, from patch tokens [B, P, D], to which no gradient passes."""
+        """Return float32 [B, S] whatever autocast says, from patch tokens [B, P, D], to which no gradient passes."""
         image_embs = image_embs.detach().float()
         features = SCALE / self.narrowing * torch.cat((image_embs.mean(1), image_embs.amax(1)), 1)
         with without_autocast(image_embs.device.type):
@@ -58,10 +58,9 @@ class LengthHead(nn.Linear):
         super()._load_from_state_dict({**state_dict, f"{prefix}weight": weight}, prefix, *args)
 
     def log_prob(self, image_embs: Tensor) -> Tensor:
-        """log p(N | image) of captions with at least one token, float32 [B, S], -inf for N = 0; as `forward`.
+        """Return log p(N | image) of captions with at least one token, float32 [B, S], -inf for N = 0.
 
-        Raises:
-            ValueError: the head was never trained.
+        Raises ValueError if the head was never trained.
         """
         if not self.weight.any():
             raise ValueError("a length that the model chooses needs one that has learnt how long captions are; this "
@@ -72,12 +71,12 @@ class LengthHead(nn.Linear):
 
 
 def fill_missing_from_init(head: LengthHead, state_dict: dict, prefix: str, *_) -> None:
-    """Lets a checkpoint load that has no head or one for another context length: the head stays as it is."""
+    """Keep the head as it is where a checkpoint has none, or one for another context length."""
     for name, own in head.state_dict().items():
         if prefix + name not in state_dict or state_dict[prefix + name].shape != own.shape:
             state_dict[prefix + name] = own
 
 
 def length_nll(logits: Tensor, num_target: Tensor) -> Tensor:
-    """-log p(N | image) of the captions' own lengths, float32 [B], from logits [B, S] and N + 1 [B], as EOT counts."""
+    """Return -log p(N | image), float32 [B], from logits [B, S] and N + 1 [B], as EOT counts."""
     return F.cross_entropy(logits, num_target.long() - 1, reduction="none")

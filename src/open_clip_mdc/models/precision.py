@@ -1,5 +1,4 @@
-"""Which precision the decoder computes in, in training and outside it.
-"""
+"""The precision that the decoder computes in, in training and outside it."""
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
@@ -9,27 +8,25 @@ from torch import nn
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:
-    """What autocast computes in on this kind of device; None where it is off."""
+    """Return what autocast computes in on this kind of device; None where it is off."""
     on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if on else None
 
 
 def without_autocast(device: str) -> AbstractContextManager:
-    """In which autocast is off on this kind of device; one that knows none (meta) needs nothing."""
+    """Return a context without autocast; a device that knows none (meta) needs nothing."""
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def in_training_step(module: nn.Module) -> bool:
-    """Whether the model trains, with gradients or in the first pass of --accum-freq, which upstream runs without.
-
-    All that scores or decodes puts the model in eval mode, or runs in inference mode.
-    """
-    # Compiled code is a captioner's whole forward, whose graph the question for inference mode would break.
+    # With gradients, or in the first pass of --accum-freq, which OpenCLIP runs without. All that scores or decodes puts
+    # the model in eval mode, or runs in inference mode. Compiled code is a captioner's whole forward, whose graph the
+    # question for inference mode would break.
     return module.training and (torch.compiler.is_compiling() or not torch.is_inference_mode_enabled())
 
 
 def in_float32(method: Callable) -> Callable:
-    """Takes a decoder's method out of autocast, but in a training step.
+    """Take a decoder's method out of autocast, but in a training step.
 
     Confidences are compared with one another, and log-probabilities added up over a caption, where 8 bits decide which
     token is revealed next. The encoder, most of the work, follows autocast. On CUDA

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def split(image: Tensor, grid: int) -> Tensor:
-    """The whole image, shrunk, then its tiles row by row: [B, 3, g*h, g*w] -> [B*G, 3, h, w]."""
+    """Shrink the whole image, then cut its tiles row by row: [B, 3, g*h, g*w] -> [B*G, 3, h, w]."""
     height, width = (side // grid for side in image.shape[2:])
     tiles = image.unflatten(3, (grid, width)).unflatten(2, (grid, height))  # [B, 3, g, h, g, w]
     tiles = tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # [B, g^2, 3, h, w]
@@ -21,18 +21,10 @@ def split(image: Tensor, grid: int) -> Tensor:
 
 
 class RegionTower(nn.Module):
-    """A tower in the place of `visual`; encoder.py runs it."""
+    """A tower in the place of `visual`, run by encoder.py."""
 
     def __init__(self, tower: nn.Module, grid: int, width: int):
-        """
-        Args:
-            tower: for images of side s.
-            grid: g, 2 or more.
-            width: D of the tower's patch tokens.
-
-        Raises:
-            ValueError: the grid is no grid.
-        """
+        """Args: `tower` is for images of side s, `width` is D. Raises ValueError if `grid` is less than 2."""
         super().__init__()
         if grid < 2:
             raise ValueError(f"caption_cfg.regions is {grid}; it must be 1, the whole image, or g for g x g tiles")
@@ -51,7 +43,7 @@ class RegionTower(nn.Module):
         return (tokens.unflatten(0, (-1, len(self.region_embedding))) + self.region_embedding[:, None]).flatten(1, 2)
 
     def set_input_size(self, image_size: int | tuple[int, int]) -> None:
-        """Of --force-image-size, which upstream makes known to timm's towers after their weights; a tile's."""
+        """Set the tile size (called by OpenCLIP for --force-image-size)."""
         self.tower.set_input_size(image_size)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:

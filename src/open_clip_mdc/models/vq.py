@@ -35,11 +35,7 @@ class VQCfg:
 
 
 def convolutions(cfg: VQCfg) -> tuple[type[nn.Module], type[nn.Module], dict]:
-    """diffusers' Encoder and Decoder, and the arguments that both take.
-
-    Raises:
-        ValueError: diffusers is not there.
-    """
+    """Return diffusers' Encoder and Decoder, and the arguments of both. Raises ValueError without diffusers."""
     try:
         from diffusers.models.autoencoders.vae import Decoder, Encoder
     except ModuleNotFoundError as problem:
@@ -49,14 +45,14 @@ def convolutions(cfg: VQCfg) -> tuple[type[nn.Module], type[nn.Module], dict]:
 
 
 def make_encoder(cfg: VQCfg) -> nn.Module:
-    """taming-transformers' convolutional encoder: [B, C, h, w] of [B, 3, H, W] in [-1, 1]."""
+    """Make taming-transformers' encoder: [B, 3, H, W] in [-1, 1] -> [B, C, h, w]."""
     encoder, _, sizes = convolutions(cfg)
     blocks = ["Attn" * (level in cfg.attention_levels) + "DownEncoderBlock2D" for level in range(len(cfg.channels))]
     return encoder(3, cfg.latent, tuple(blocks), double_z=False, **sizes)
 
 
 def make_decoder(cfg: VQCfg) -> nn.Module:
-    """Its counterpart, which only fitting needs: [B, 3, H, W] of [B, C, h, w]."""
+    """Make its counterpart, which only fitting needs: [B, C, h, w] -> [B, 3, H, W]."""
     _, decoder, sizes = convolutions(cfg)
     blocks = ["Attn" * (level in cfg.attention_levels) + "UpDecoderBlock2D" for level in range(len(cfg.channels))]
     return decoder(cfg.latent, 3, tuple(blocks[::-1]), **sizes)
@@ -75,35 +71,30 @@ class VQ(nn.Module):
 
     @torch.no_grad()
     def set_codebook(self, vectors: Tensor) -> None:
-        """Makes the code of a latent that of the nearest of the vectors [K, C]."""
+        """Make the code of a latent that of the nearest of the vectors [K, C]."""
         self.vectors.copy_(vectors)
         self.score.weight.copy_(2 * vectors)
         self.score.bias.copy_(-vectors.square().sum(1))
 
     def latents(self, image: Tensor) -> Tensor:
-        """[B, P, C], row by row, of images [B, 3, H, W] in [-1, 1]."""
+        """[B, P, C], row by row, from images [B, 3, H, W] in [-1, 1]."""
         return self.quant_conv(self.encoder(image)).flatten(2).transpose(1, 2)
 
     def code_logits(self, latents: Tensor) -> Tensor:
-        """[B, P, K] from [B, P, C]; the largest is the code."""
+        """[B, P, K] from [B, P, C]. The largest is the code."""
         return self.score(latents)
 
     def codes(self, latents: Tensor) -> Tensor:
-        """Long [B, P] of [B, P, C]."""
         if torch.compiler.is_compiling():  # for any B
             return self.code_logits(latents).argmax(-1)
         return torch.cat([self.code_logits(some).argmax(-1) for some in latents.split(SCORED)])
 
 
 class VQTower(nn.Module):
-    """In the place of OpenCLIP's image towers: normalised tokens [B, P, D], one of each code."""
+    """In the place of OpenCLIP's image towers: normalised tokens [B, P, D], one for each code."""
 
     def __init__(self, cfg: VQCfg, image_size: int | tuple[int, int], patch_size: int, width: int):
-        """Args: `patch_size` pixels a side belong to a code; `width` is D.
-
-        Raises:
-            ValueError: the sizes do not fit together, or diffusers is not there.
-        """
+        """Args: `patch_size` pixels a side belong to a code, `width` is D. Raises ValueError if the sizes do not fit together."""
         super().__init__()
         self.image_size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
         self.image_mean, self.image_std = OPENAI_DATASET_MEAN, OPENAI_DATASET_STD  # until upstream says others
@@ -125,28 +116,20 @@ class VQTower(nn.Module):
 
     @torch.no_grad()
     def load_vq(self, state_dict: dict[str, Tensor]) -> None:
-        """Takes the frozen weights; the embedding begins with the codebook's vectors where they are as wide.
-
-        Raises:
-            RuntimeError: names or shapes differ.
-        """
+        """Load the frozen weights. The embedding begins with the codebook's vectors where they are as wide."""
         self.vq.load_state_dict(state_dict)
         if self.cfg.quantise and self.vq.vectors.shape[1] == self.embedding.shape[1]:
             self.embedding[:-1] = self.vq.vectors / self.vq.vectors.std() * self.embedding.shape[1] ** -0.5
 
     def pixels(self, image: Tensor) -> Tensor:
-        """2 x - 1 of the x in [0, 1] that upstream has normalised, float32 [B, 3, H, W]."""
+        """2 x - 1 of the x in [0, 1] that OpenCLIP has normalised, float32 [B, 3, H, W]."""
         # By numbers: a tensor of them would be copied to the device, for which the host would wait.
         channels = zip(image.float().unbind(1), self.image_mean, self.image_std, strict=True)
         return torch.stack([x * (2 * std) + (2 * mean - 1) for x, mean, std in channels], dim=1)
 
     @torch.no_grad()
     def latents(self, image: Tensor) -> Tensor:
-        """Float32 [B, P, C] of images as upstream normalises them, whatever autocast says.
-
-        Raises:
-            ValueError: the weights are not float32.
-        """
+        """Float32 [B, P, C] of OpenCLIP's images, whatever autocast says. Raises ValueError if the weights are not float32."""
         if self.vq.score.weight.dtype != torch.float32:
             raise ValueError("a VQ-VAE in 16 bit gives other codes: use --precision fp32, amp or amp_bf16")
         with without_autocast(image.device.type):
@@ -154,16 +137,12 @@ class VQTower(nn.Module):
 
     @torch.no_grad()
     def codes(self, image: Tensor) -> Tensor:
-        """Long [B, P] of images as upstream normalises them."""
+        """Long [B, P] of images as OpenCLIP normalises them."""
         with without_autocast(image.device.type):
             return self.vq.codes(self.latents(image))
 
     def forward(self, image: Tensor, masked: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The mean of the tokens, [B, D], and the tokens, [B, P, D], of images [B, 3, H, W].
-
-        Args:
-            masked: bool [B, P], where [MASK] stands for a code; its place stays known.
-        """
+        """Return the mean of the tokens, [B, D], and the tokens, [B, P, D]. Masked codes, bool [B, P], become [MASK]."""
         if self.cfg.quantise:
             code = self.codes(image)
             tokens = F.embedding(code if masked is None else code.masked_fill(masked, self.cfg.codes), self.embedding)
@@ -177,7 +156,7 @@ class VQTower(nn.Module):
         return tokens.mean(dim=1), tokens
 
     def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-        """Freezes the embedding; with any unlocked group only the VQ-VAE, which always is."""
+        """Freeze the embedding; with any unlocked group only the VQ-VAE, which always is."""
         for name, parameter in self.named_parameters():
             parameter.requires_grad = unlocked_groups > 0 and not name.startswith("vq.")
 

@@ -15,20 +15,20 @@ CAPPA_AUTOREGRESSIVE_FRACTION = 0.25
 
 def autoregressive(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
                    generator: torch.Generator | None = None) -> NoisedCaptions:
-    """The negative of Eq. 7: every token is predicted from those before it."""
+    """Predict every token from those before it: the negative of Eq. 7."""
     target = target_tokens(text, vocab_size)
     return NoisedCaptions(text, target, target.float(), target, True, torch.zeros(len(text), device=text.device))
 
 
 def autoregressive_targets(text: Tensor, vocab_size: int, u: Tensor,
                            generator: torch.Generator | None = None) -> NoisedCaptions:
-    """A causal model has no noise: its NELBO is its NLL (Eq. 7)."""
+    """Return the targets of Eq. 7: a causal model has no noise, so its NELBO is its NLL."""
     return autoregressive(text, vocab_size, CaptionCfg(), u)
 
 
 def captioning_with_parallel(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
                              generator: torch.Generator | None = None) -> NoisedCaptions:
-    """CapPa: u picks the captions that are read left to right; of the others every token is masked."""
+    """Mix as CapPa: u picks the captions read left to right. In the others every token is masked."""
     target = target_tokens(text, vocab_size)
     causal = u.to(text.device, torch.float32) <= CAPPA_AUTOREGRESSIVE_FRACTION
     noisy = text.masked_fill(target & ~causal[:, None], mask_id(vocab_size))

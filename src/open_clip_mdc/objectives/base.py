@@ -13,24 +13,19 @@ GOLDEN_RATIO = (5 ** 0.5 - 1) / 2
 
 
 def stratified_uniform(batch_size: int, u0: float, rank: int = 0, world_size: int = 1) -> Tensor:
-    """Uniform numbers by systematic sampling over the global batch: one sample in each of its equal strata.
+    """Draw uniform numbers, one in each of the global batch's equal strata: float64 [B] in (0, 1], also after rounding.
 
-    Sample i of rank r takes stratum i * world_size + r, so that every rank alone covers the interval too.
-
-    Args:
-        u0: the one random number, uniform on [0, 1), equal on all ranks.
-
-    Returns:
-        float64 [B] in (0, 1], also after rounding.
+    Sample i of rank r takes stratum i * world_size + r, so that every rank alone covers the interval too. The one random
+    number `u0` in [0, 1) is equal on all ranks.
     """
     stratum = torch.arange(batch_size, dtype=torch.float64) * world_size + rank
     return (stratum + (1 - u0)) / (batch_size * world_size)
 
 
 def golden_ratio_points(first: int, batch_size: int) -> Tensor:
-    """Fixed numbers that cover (0, 1] evenly, one for each index of a data set: float64 [B] from index `first`.
+    """Return fixed numbers that cover (0, 1] evenly, for indices `first`, `first` + 1, ... of a data set: float64 [B].
 
-    The golden ratio's multiples modulo 1: any run of them is even, so they depend on neither batches nor their number.
+    Any run of the golden ratio's multiples modulo 1 is even, so they do not depend on how the data set is batched.
     """
     index = torch.arange(first, first + batch_size, dtype=torch.float64)
     return 1 - (0.5 + index * GOLDEN_RATIO) % 1
@@ -38,9 +33,9 @@ def golden_ratio_points(first: int, batch_size: int) -> Tensor:
 
 def mask_condition(shape: tuple[int, int], drop: float, rate: float, generator: torch.Generator | None = None,
                    device: torch.device | str = "cpu") -> Tensor:
-    """Features that the decoder does not get to see (MC-Diffusion, Algorithm 1): bool [B, P] of shape (B, P).
+    """Draw features that the decoder does not see (MC-Diffusion, Algorithm 1): bool [B, P] of shape (B, P).
 
-    Each image is chosen with probability `drop`, and of a chosen image each feature with probability `rate`.
+    Each image is chosen with probability `drop`, and each feature of a chosen image with probability `rate`.
     """
     def draw(*size: int) -> Tensor:
         return torch.rand(size, generator=generator, device=device)
@@ -50,10 +45,9 @@ def mask_condition(shape: tuple[int, int], drop: float, rate: float, generator: 
 
 @dataclass
 class CaptionCfg:
-    """What makes a model config a captioner: its objective. BERT is t_min == t_max; parallel decoding is 1.0, 1.0.
+    """The part of a model config that makes a captioner: its objective. BERT is t_min == t_max, parallel decoding 1, 1.
 
-    Raises:
-        ValueError: a value is out of range, or does not go with the objective.
+    Raises ValueError if a value is out of range or does not go with the objective.
     """
 
     objective: str = "mdc"  # a key of OBJECTIVES
@@ -88,5 +82,5 @@ class CaptionCfg:
 
     @property
     def default_uncond(self) -> str:
-        """What guidance leans away from by default (`generate.unmask_images`): what the model was trained for."""
+        """The branch that guidance leans away from by default: the one that the model was trained for."""
         return "masked" if self.condition_drop else "blind"

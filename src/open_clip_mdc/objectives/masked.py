@@ -19,12 +19,12 @@ def alpha(t: Tensor) -> Tensor:
 
 
 def loss_weight(t: Tensor, kind: str = "inverse_t") -> Tensor:
-    """Weight of a masked token: -alpha'_t / (1 - alpha_t) = 1/t (Eqs. 4, 5), or 1 for "none" (Table 4)."""
+    """Return a masked token's weight: -alpha'_t / (1 - alpha_t) = 1/t (Eqs. 4, 5), or 1 for "none" (Table 4)."""
     return 1 / (1 - alpha(t)) if kind == "inverse_t" else torch.ones_like(t)
 
 
 def sample_t(u: Tensor, t_min: float, t_max: float) -> Tensor:
-    """The time of each sample, float32 [B] in (t_min, t_max]: t = 0 would hide nothing, at an infinite weight."""
+    """Return times, float32 [B] in (t_min, t_max]: t = 0 would hide nothing, at an infinite weight."""
     return (t_min + (t_max - t_min) * u).float()
 
 
@@ -35,13 +35,11 @@ def forward_process(
         vocab_size: int,
         generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """q(x_t | x_0): hides each maskable token with probability 1 - alpha_t (Eq. 2 from r = 0; Algorithm 1).
+    """Hide each maskable token with probability 1 - alpha_t: q(x_t | x_0) (Eq. 2 from r = 0, Algorithm 1).
 
     Args:
-        text: long [B, L].
-        maskable: bool [B, L].
-        t: float [B], one per sample.
-        generator: of the text's device; the global one if None.
+        text, maskable: [B, L].
+        t: float [B].
 
     Returns:
         the text with mask_id where hidden, long [B, L], and where that is, bool [B, L].
@@ -53,14 +51,14 @@ def forward_process(
 
 def whole_interval(text: Tensor, vocab_size: int, u: Tensor,
                    generator: torch.Generator | None = None) -> NoisedCaptions:
-    """Eq. 5 with t in (0, 1] and weight 1/t: an unbiased draw of the NELBO."""
+    """Noise as in Eq. 5, t in (0, 1] and weight 1/t: an unbiased draw of the NELBO."""
     return masked_diffusion(text, vocab_size, CaptionCfg(t_min=0.0, t_max=1.0), u, generator)
 
 
 @register_objective("mdc", corrupt_full_interval=whole_interval)
 def masked_diffusion(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
                      generator: torch.Generator | None = None) -> NoisedCaptions:
-    """Algorithm 1: a caption's tokens are masked with probability t and weighted by 1/t."""
+    """Mask a caption's tokens with probability t and weigh them by 1/t (Algorithm 1)."""
     target = target_tokens(text, vocab_size)
     t = sample_t(u, cfg.t_min, cfg.t_max).to(text.device)
     noisy, masked = forward_process(text, target, t, vocab_size, generator)
@@ -70,12 +68,10 @@ def masked_diffusion(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
 
 
 def two_views(complementary: bool) -> Callable:
-    """Masks at the rates t and 1 - t, rows 2b and 2b + 1 of image b, each weighted as in Algorithm 1.
+    """Mask at rates t and 1 - t, rows 2b and 2b + 1 of image b, each weighted as in Algorithm 1.
 
-    Both views are unbiased for their own t, and the decoder costs twice as much a step: compare at half the batch.
-
-    Args:
-        complementary: whether the second view hides just what the first shows, or draws for itself.
+    The second view hides just what the first shows (`complementary`), or draws for itself. Both are unbiased for their
+    own t. The decoder costs twice as much a step: compare at half the batch.
     """
     def corrupt(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
                 generator: torch.Generator | None = None) -> NoisedCaptions:

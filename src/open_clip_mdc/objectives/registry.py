@@ -36,14 +36,7 @@ OBJECTIVES: dict[str, Objective] = {}
 def register_objective(name: str, *, corrupt_full_interval: Callable, token_loss: Callable = cross_entropy,
                        order: str = "any", scorers: tuple[str, ...] = ("heuristic", "monte_carlo"),
                        schedule: Callable | None = None) -> Callable[[Callable], Callable]:
-    """Register the decorated function as the forward process of an objective (fields: `Objective`).
-
-    Args:
-        name: what `caption_cfg.objective` of a model config says.
-
-    Raises:
-        ValueError: another function has this name already.
-    """
+    """Register the decorated function as an objective's `corrupt`. Raises ValueError if the name is taken."""
     def add(corrupt: Callable) -> Callable:
         if name in OBJECTIVES:
             raise ValueError(f"there is an objective {name!r} already, by {OBJECTIVES[name].corrupt.__module__}")

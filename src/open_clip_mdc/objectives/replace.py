@@ -16,24 +16,20 @@ STEPS = 100  # of mask-and-replace diffusion, VQ-Diffusion's
 
 
 def step_of(t: Tensor) -> Tensor:
-    """The step of 1..STEPS that a time t = step / STEPS is, long."""
     return (STEPS * t).round().long()
 
 
 def auxiliary_factor(step: Tensor) -> Tensor:
-    """Of aux_weight at a step: 2 - (t - 1)/T, as VQ-Diffusion's release weighs its auxiliary loss."""
+    """Return the factor of aux_weight at a step: 2 - (t - 1)/T, as in VQ-Diffusion's release."""
     return 2 - (step - 1) / STEPS
 
 
 def mask_and_replace(name: str, preset: str) -> None:
-    """Register mask-and-replace diffusion by a schedule of replace_process.py: T times the bound at every token that
-    has one.
+    """Register mask-and-replace diffusion: T times the bound at every token that has one.
 
     Where nothing is ever replaced those are the masked tokens, and this is "mdc" with t on the grid 1/T, ..., 1. The
-    loss lacks the KL of the prior (`prior_kl`), which is constant; validation and scoring add it.
-
-    In training aux_weight * (2 - (t - 1)/T) * -log p(x_0 | x_t) may join the bound's term at every such token (D3PM,
-    Eq. 5); T times both is the loss.
+    loss lacks the prior's KL (`prior_kl`), a constant that validation and scoring add. In training
+    aux_weight * (2 - (t - 1)/T) * -log p(x_0 | x_t) may join the bound's term (D3PM, Eq. 5).
     """
     def schedule(vocab_size: int, device: torch.device) -> Schedule:
         return make_schedule(vocab_size, STEPS, preset, device)

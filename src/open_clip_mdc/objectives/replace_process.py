@@ -40,11 +40,10 @@ class Schedule(NamedTuple):
     absorbing: bool  # whether nothing is ever replaced: a visible token is the true one
 
     def at(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """keep, mask and replace at steps t, float64 in t's shape."""
         return self.keep[t], self.mask[t], self.replace[t]
 
     def bridge(self, s: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """keep, mask and replace of the way from s < t to t, float64: q(x_t | x_s)."""
+        """Return keep, mask and replace of q(x_t | x_s), s < t, float64."""
         (keep_s, mask_s, replace_s), (keep, mask, replace) = self.at(s), self.at(t)
         stay = keep / keep_s
         return stay, (mask - mask_s) / (1 - mask_s), ((replace - stay * replace_s) / (1 - mask_s)).clamp(min=0)
@@ -53,10 +52,9 @@ class Schedule(NamedTuple):
 @lru_cache
 def make_schedule(vocab_size: int, steps: int = 100, preset: str = "absorbing",
                   device: torch.device | str = "cpu") -> Schedule:
-    """The schedule named: "absorbing" (mask_t = t/T, MDC's linear one in T steps), "code" or "replace" (`PRESETS`).
+    """Make the schedule "absorbing" (mask_t = t/T, MDC's linear one in T steps), "code" or "replace" (`PRESETS`).
 
-    Raises:
-        ValueError: no such preset, or fewer than 2 steps.
+    Raises ValueError for another name, or fewer than 2 steps.
     """
     if steps < 2 or preset not in ("absorbing", *PRESETS):
         raise ValueError(f"a schedule needs at least 2 steps and one of absorbing, {', '.join(PRESETS)}; "
@@ -73,16 +71,15 @@ def make_schedule(vocab_size: int, steps: int = 100, preset: str = "absorbing",
 
 def noise(text: Tensor, noised: Tensor, t: Tensor, schedule: Schedule,
           generator: torch.Generator | None = None) -> Tensor:
-    """q(x_t | x_0): one uniform number per token says whether it is masked, replaced (by which id) or kept.
+    """Draw q(x_t | x_0): one uniform number per token says whether it is masked, replaced (by which id) or kept.
 
     Args:
         text: clean ids, long [R, L].
         noised: bool [R, L], where noise may fall.
         t: long [R] in 1..T.
-        generator: of the text's device; the global one if None.
 
     Returns:
-        long [R, L]. A replaced token can be any id, EOT too: lengths must be taken from the clean text.
+        long [R, L]. A replaced token can be any id, EOT too: take lengths from the clean text.
     """
     _, mask, replace = (x[:, None] for x in schedule.at(t))
     u = torch.rand(text.shape, dtype=torch.float64, device=text.device, generator=generator)
@@ -94,10 +91,10 @@ def noise(text: Tensor, noised: Tensor, t: Tensor, schedule: Schedule,
 
 
 def log_x_s(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Schedule) -> Tensor:
-    """log sum over x_0 of q(x_s | x_0) r(x_0), where r is what x_0 is, given that it came to be x_t: [M, V].
+    """Return log sum over x_0 of q(x_s | x_0) r(x_0), r the belief about x_0 given x_t: [M, V], unnormalised.
 
-    Of a masked token r is p(x_0); of a visible token k that may have been replaced it is p(x_0) but for r_k, which is
-    multiplied by replacement's share of q(x_t = k | x_0 = k). It is not normalised.
+    Of a masked token r is p(x_0). Of a visible token k that may have been replaced it is p(x_0) but for r_k, which is
+    multiplied by replacement's share of q(x_t = k | x_0 = k).
     """
     (keep_s, _, replace_s), (keep, _, replace) = ((x[:, None] for x in schedule.at(time)) for time in (s, t))
     k = x_t.clamp(max=schedule.vocab_size - 1)[:, None]
@@ -108,7 +105,7 @@ def log_x_s(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Schedule
 
 
 def arrivals(s: Tensor, t: Tensor, x_t: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor]:
-    """q(x_t | x_s) that turns `log_x_s` into p(x_s | x_t), for x_s another id and for x_s = x_t: float64 [M] each."""
+    """Return q(x_t | x_s) for x_s another id and for x_s = x_t, float64 [M]: times `log_x_s` it is p(x_s | x_t)."""
     stay, to_mask, to_other = schedule.bridge(s, t)
     _, mask, replace = schedule.at(t)
     replace = replace.where(replace > 0, 1)  # not read where nothing is replaced; 1 keeps the gradients there finite
@@ -116,10 +113,10 @@ def arrivals(s: Tensor, t: Tensor, x_t: Tensor, schedule: Schedule) -> tuple[Ten
 
 
 def log_posterior(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Schedule) -> Tensor:
-    """log p(x_s | x_t) = log sum over x_0 of q(x_s | x_t, x_0) p(x_0 | x_t), normalised (VQ-Diffusion, Eq. 11).
+    """Return log p(x_s | x_t) = log sum over x_0 of q(x_s | x_t, x_0) p(x_0 | x_t), normalised (VQ-Diffusion, Eq. 11).
 
     A masked token stays so with mask_s / mask_t and otherwise is drawn from p(x_0), noised to time s. A visible token
-    that may have been replaced is judged anew (`log_x_s`); where nothing is ever replaced it is the true one.
+    that may have been replaced is judged anew (`log_x_s`). Where nothing is ever replaced it is the true one.
 
     Args:
         log_p: log p(x_0 | x_t), float [M, V].
@@ -143,14 +140,10 @@ def log_posterior(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Sc
 
 
 def bound_terms(log_p: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, schedule: Schedule) -> Tensor:
-    """KL(q(x_s | x_t, x_0) || p(x_s | x_t)) at s = t - 1, the term of the variational bound, nats per token, [M].
+    """Return KL(q(x_s | x_t, x_0) || p(x_s | x_t)) at s = t - 1, the bound's term, nats per token, [M].
 
-    The true posterior has one value for x_0, one for x_t where it is another id, and one for all others; [MASK] has the
-    same probability on both sides. At t = 1 this is -log p(x_0 | x_1), without being a case of its own.
-
-    Args:
-        log_p: [M, V].
-        x_0, x_t, t: long [M]; x_t with [MASK].
+    The true posterior has one value for x_0, one for x_t where it is another id, and one for all others. [MASK] has the
+    same probability on both sides. At t = 1 this is -log p(x_0 | x_1). `log_p` is [M, V], the others long [M].
     """
     size, s = schedule.vocab_size, t - 1
     (keep_s, mask_s, replace_s), (keep, mask, replace) = schedule.at(s), schedule.at(t)
@@ -173,7 +166,6 @@ def bound_terms(log_p: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, schedule: Sc
     to_others, to_itself = (x.log() for x in arrivals(s, t, x_t, schedule))
 
     def part(q: Tensor, log_q: Tensor, log_arrival: Tensor, count: Tensor | int = 1) -> Tensor:
-        """q log q - q log p, summed over `count` ids; 0 where q is 0, whatever log p."""
         some = q > 0
         known = count * torch.where(some, torch.xlogy(q, q) - q * log_arrival, 0)
         return known.to(log_p.dtype) - q.to(log_p.dtype) * log_q.where(some, 0)
@@ -184,13 +176,13 @@ def bound_terms(log_p: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, schedule: Sc
 
 
 def infer_time(share: Tensor, schedule: Schedule) -> Tensor:
-    """The first step at which such a share of a caption's tokens, float64 [R], is masked on average: long [R]."""
+    """Return the first step, long [R], at which such a share [R] of a caption's tokens is masked on average."""
     first = torch.searchsorted(schedule.mask[1:], share.double()) + 1
     return first.clamp(max=len(schedule.mask) - 1)
 
 
 def prior_kl(schedule: Schedule) -> float:
-    """KL(q(x_T | x_0) || p(x_T)), nats per token; p(x_T) is [MASK] with mask_T, else any id. 0 where keep_T is 0."""
+    """Return KL(q(x_T | x_0) || p(x_T)), nats per token. p(x_T) is [MASK] with mask_T, else any id."""
     keep, mask, replace = (x.tolist()[-1] for x in schedule[:3])
     size, visible = schedule.vocab_size, 1 - mask
     if visible <= 0:

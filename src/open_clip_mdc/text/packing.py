@@ -18,7 +18,7 @@ LENGTH_MULTIPLE = 16  # of L in training: attention kernels need no copy of thei
 
 
 class NoisedCaptions(NamedTuple):
-    """Captions as they are corrupted, padded still: what the decoder reads and what it is asked."""
+    """Captions with noise, still padded: what the decoder reads and what it predicts."""
 
     text: Tensor  # long [R, L], mask_id where a token is hidden
     loss_mask: Tensor  # bool [R, L], the tokens that the loss is a sum over
@@ -51,7 +51,7 @@ class Predicted(NamedTuple):
 
 
 class Captions(NamedTuple):
-    """A batch of captions, corrupted and packed."""
+    """A batch of captions, noised and packed. OpenCLIP's loop moves it like a tensor."""
 
     packed: Packed
     predicted: Predicted
@@ -60,36 +60,32 @@ class Captions(NamedTuple):
     masked: Tensor | None = None  # bool [B, P], image features that the decoder does not get to see
 
     def to(self, device: torch.device | str | None = None, non_blocking: bool = False) -> "Captions":
-        """As a tensor's; upstream's training loop calls it."""
         return each_tensor(self, lambda x: x.to(device=device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Captions":
-        """As a tensor's: a copy from here to the device does not make the host wait."""
         return each_tensor(self, Tensor.pin_memory)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """As a tensor's: keeps the memory until the stream is done with it."""
         each_tensor(self, lambda x: x.record_stream(stream))
 
     def sum_rows(self, x: Tensor) -> Tensor:
-        """The sum over each caption's asked tokens: [R] from [M]."""
+        """Return the sum over each caption's predicted tokens: [R] from [M]."""
         return x.new_zeros(len(self.num_target)).index_add(0, self.predicted.row, x)
 
 
 def each_tensor(x, function: Callable[[Tensor], Tensor]):
-    """Applies a function to every tensor in a tuple of tuples."""
+    """Apply a function to every tensor in a tuple of tuples."""
     if isinstance(x, tuple):
         return type(x)(*(each_tensor(field, function) for field in x))
     return function(x) if isinstance(x, Tensor) else x
 
 
 def pack_tokens(text: Tensor, valid: Tensor, causal: bool | Tensor, length_multiple: int | None = None) -> Packed:
-    """The valid tokens, and L cut to the longest caption. Asks the text's device for sizes, so give it on the CPU.
+    """Pack the valid tokens, and cut L to the longest caption. Asks the text's device for sizes, so give it on the CPU.
 
     Args:
-        text: long [R, L].
-        valid: bool [R, L], True first and False after, at least one per row.
-        length_multiple: L is rounded up to it, and nothing is a view; None leaves L and copies no more than needed.
+        text, valid: [R, L]. `valid` is True first and False after, at least once per row.
+        length_multiple: L is rounded up to it, and nothing is a view. None leaves L and copies no more than needed.
     """
     length = int(valid.sum(1).max())
     if length_multiple is not None:
@@ -101,15 +97,9 @@ def pack_tokens(text: Tensor, valid: Tensor, causal: bool | Tensor, length_multi
 
 
 def predictor_index(predicted: Tensor, valid: Tensor, causal: bool | Tensor) -> Tensor:
-    """Which packed token predicts each asked one: itself, or the one before where a caption is read left to right.
+    """Return which packed token predicts each True one of `predicted` [R, L]: long [M], row by row.
 
-    Args:
-        asked: bool [R, L].
-        valid: bool [R, L].
-        causal: for all rows, or bool [R].
-
-    Returns:
-        long [M] into the N packed tokens, in row-major order of `asked`.
+    That is the token itself, or the one before where a caption is read left to right (`causal`, bool or bool [R]).
     """
     row, position = predicted.nonzero().unbind(1)
     lengths = valid.sum(1)
@@ -118,7 +108,7 @@ def predictor_index(predicted: Tensor, valid: Tensor, causal: bool | Tensor) -> 
 
 
 def partition_indices(mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Where a mask [...] is True and where not, long [count] and the rest into the flattened mask, both ascending.
+    """Return where a mask [...] is True and where not: long [count] and the rest, into the flattened mask, ascending.
 
     `nonzero` would wait for the device to count.
     """
@@ -127,17 +117,12 @@ def partition_indices(mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def scatter_flat(x: Tensor, places: Tensor, values: Tensor) -> Tensor:
-    """x [R, L] with other values [M] at some places, long [M] into R*L."""
+    """Return x [R, L] with values [M] at places, long [M] into R*L."""
     return x.flatten().scatter(0, places, values).view_as(x)
 
 
 def pack(text: Tensor, corrupted: NoisedCaptions, vocab_size: int) -> Captions:
-    """A training batch of captions.
-
-    Args:
-        text: long [B, L] as the tokenizer makes it: SOT, tokens, EOT, padding.
-        corrupted: of the same captions, R/B consecutive rows of each.
-    """
+    """Pack a training batch: ids [B, L] as the tokenizer makes them, and R/B consecutive rows of noise for each."""
     text = text.repeat_interleave(len(corrupted.text) // len(text), 0)
     valid = valid_tokens(text, vocab_size)
     row, position = corrupted.loss_mask.nonzero().unbind(1)

@@ -30,22 +30,16 @@ def mask_id(vocab_size: int) -> int:
 
 
 def valid_tokens(text: Tensor, vocab_size: int) -> Tensor:
-    """True up to and including the first EOT of each caption.
+    """Return True up to and including the first EOT of each caption: bool [..., L] from ids, long [..., L].
 
     Never `text != 0`: id 0 is a real token. A row without EOT (a caption being decoded) is valid throughout.
-
-    Args:
-        text: token ids, long [..., L].
-
-    Returns:
-        bool [..., L].
     """
     is_eot = text == eot_id(vocab_size)
     return is_eot.long().cumsum(-1) - is_eot.long() == 0
 
 
 def not_whole(caption: str, tokenizer: Callable, context_length: int) -> str | None:
-    """Why the tokenizer would cut a caption; None if it would not. It says nothing itself."""
+    """Return why the tokenizer would cut a caption, or None."""
     ids = tokenizer.encode(caption)
     if len(ids) + 2 > context_length:
         return f"has {len(ids) + 2} tokens with SOT and EOT, and the model reads {context_length}: shorten it"
@@ -55,11 +49,7 @@ def not_whole(caption: str, tokenizer: Callable, context_length: int) -> str | N
 
 
 def tokenize_whole(captions: Sequence[str], tokenizer: Callable, context_length: int) -> Tensor:
-    """Ids of captions, long [C, L].
-
-    Raises:
-        ValueError: a caption is not read as a whole (`not_whole`).
-    """
+    """Return ids of captions, long [C, L]. Raises ValueError for one that the tokenizer would cut."""
     for number, caption in enumerate(captions, 1):
         if why := not_whole(caption, tokenizer, context_length):
             raise ValueError(f"caption {number} {why} ({caption[:40]!r}...)")
@@ -67,12 +57,7 @@ def tokenize_whole(captions: Sequence[str], tokenizer: Callable, context_length:
 
 
 def decode_captions(text: Tensor, tokenizer: Callable) -> list[str]:
-    """Readable captions of token ids; special ids are dropped, mask ids are written as [MASK].
-
-    Args:
-        text: ids, long [B, L], read up to the first EOT.
-        tokenizer: an OpenCLIP SimpleTokenizer (its `vocab_size` tells the special ids).
-    """
+    """Return captions of ids, long [B, L], read up to the first EOT. Special ids are dropped, mask ids become [MASK]."""
     vocab_size = tokenizer.vocab_size
     special = (sot_id(vocab_size), eot_id(vocab_size))
     captions = []
@@ -90,13 +75,9 @@ def decode_captions(text: Tensor, tokenizer: Callable) -> list[str]:
 
 
 def decode_tokens(ids: Sequence[int], tokenizer: Callable) -> list[str]:
-    """What each token adds to the caption; one that ends a word ends in a space.
+    """Return what each token (no special ids) adds to the caption. A token that ends a word ends in a space.
 
-    Put together and stripped they are the caption. A letter whose bytes are spread over tokens comes with the last.
-
-    Args:
-        ids: without special ids.
-        tokenizer: an OpenCLIP SimpleTokenizer.
+    Joined and stripped they are the caption. A letter whose bytes are spread over tokens comes with the last.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     return [decoder.decode(bytes(tokenizer.byte_decoder[c] for c in tokenizer.decoder[i])).replace("</w>", " ")
@@ -104,12 +85,12 @@ def decode_tokens(ids: Sequence[int], tokenizer: Callable) -> list[str]:
 
 
 def caption_lengths(text: Tensor, vocab_size: int) -> Tensor:
-    """Number of valid tokens of each caption, SOT and EOT included: long [...] from [..., L]."""
+    """Return the numbers of valid tokens, SOT and EOT included: long [...] from [..., L]."""
     return valid_tokens(text, vocab_size).sum(-1)
 
 
 def target_tokens(text: Tensor, vocab_size: int) -> Tensor:
-    """True where a token is learnt and scored: valid, but not the given SOT at position 0. bool [..., L]."""
+    """Return True where a token is learnt and scored: valid, but not the given SOT at position 0. bool [..., L]."""
     scored = valid_tokens(text, vocab_size)
     scored[..., 0] = False
     return scored

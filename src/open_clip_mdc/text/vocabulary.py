@@ -18,10 +18,10 @@ from open_clip.tokenizer import SimpleTokenizer
 
 
 def clip_merges(words: Iterable[str]) -> list[tuple[str, str]]:
-    """The merges of CLIP's BPE that make these words, where each is one token, in CLIP's order.
+    """Return the merges of CLIP's BPE that make these words, where each is one token, in CLIP's order.
 
-    No two merges make the same piece, so a word's merges are the tree below it. Kept in CLIP's order they win over each
-    other as they do among all merges, and make the same words. Other words still have ids, those of shorter pieces.
+    No two merges make the same piece, so a word's merges are the tree below it. Other words still have ids, of shorter
+    pieces.
     """
     ranks = SimpleTokenizer().bpe_ranks
     made_by = {"".join(merge): merge for merge in ranks}
@@ -35,16 +35,13 @@ def clip_merges(words: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def write_merges(path: str | Path, merges: Iterable[tuple[str, str]]) -> None:
-    """Writes merges, in their order, as a `bpe_path` for OpenCLIP's SimpleTokenizer.
-
-    The tokenizer skips the first line and makes an (empty) token of every blank line, so the last one has no line end.
-    """
+    """Write merges, in their order, as a `bpe_path` for OpenCLIP's SimpleTokenizer."""
     lines = ["#version: 0.2", *map(" ".join, merges)]
     with open(path, "wb") as stream, gzip.GzipFile("", "wb", fileobj=stream, mtime=0) as packed:
         packed.write("\n".join(lines).encode())
 
 
 def write(path: str | Path, words: Iterable[str]) -> int:
-    """Writes the merges that these words need; returns the vocabulary's size."""
+    """Write the merges that these words need and return the vocabulary's size."""
     write_merges(path, clip_merges(words))
     return SimpleTokenizer(bpe_path=str(path)).vocab_size
