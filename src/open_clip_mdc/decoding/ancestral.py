@@ -24,11 +24,7 @@ from .sampling import GREEDY, Decoded, Sampling, sample_tokens, truncate
 
 
 def times(steps: int, last: int) -> list[int]:
-    """`steps` + 1 times from T down to 0, evenly spaced.
-
-    Raises:
-        ValueError: there are not as many.
-    """
+    """Return `steps` + 1 times from T down to 0, evenly spaced. Raises ValueError if there are not as many."""
     if not 1 <= steps <= last:
         raise ValueError(f"steps is {steps}; it must be a number of steps from 1 to {last}")
     return np.linspace(last, 0, steps + 1).round().astype(int).tolist()
@@ -44,9 +40,9 @@ def denoise(
         forbidden: Sequence[int] = (),
         sampling: Sampling = GREEDY,
 ) -> Decoded:
-    """Draws every [MASK] of the text; what is given stays as it is.
+    """Draw every [MASK] of the text. What is given stays as it is.
 
-    Drawn are masks and replacements, at any temperature. The tokens come from p(x_0 | x_t) at the temperature, cut to
+    Masks and replacements are drawn, at any temperature. The tokens come from p(x_0 | x_t) at the temperature, cut to
     top_k and top_p, and at temperature 0 are its most probable ones. A token that is drawn as a replacement can be any
     id, EOT too, and is drawn anew later: lengths come from `valid`, and by the last step no mask, no replacement and
     nothing forbidden is left.
@@ -55,8 +51,7 @@ def denoise(
         network: bidirectional; conditioned on the step.
         text: ids, mask_id where a token is to be found, long [R, L].
         valid: bool [R, L], what is no padding.
-        steps: T, the schedule's, if None; each but the last leaves masks. Steps that unmask nothing cost nothing where
-            nothing is ever replaced.
+        steps: T, the schedule's, if None; each but the last leaves masks.
         forbidden: ids that p(x_0 | x_t) is taken without.
         sampling: of p(x_0 | x_t); its generator draws all.
 
@@ -64,8 +59,7 @@ def denoise(
         the captions; `step` is the one since which a token stands, `log_prob` its log p(x_0 | x_t) at that step, at
         temperature 1 and without renormalising for what is forbidden.
 
-    Raises:
-        ValueError: steps is out of range, or padding is masked.
+    Raises ValueError if steps is out of range, or padding is masked.
     """
     size, generator = schedule.vocab_size, sampling.generator
     grid = times(len(schedule.mask) - 1 if steps is None else steps, len(schedule.mask) - 1)

@@ -20,7 +20,7 @@ from .sampling import Decoded
 
 
 class WordMaps(NamedTuple):
-    """Of one image and its caption."""
+    """Attention maps of one image's caption."""
 
     position: Tensor  # long [T], of the tokens in the caption
     attention: Tensor  # float32 [T, K, H, P], what the patches get; sums to one over P
@@ -28,7 +28,7 @@ class WordMaps(NamedTuple):
 
 @contextmanager
 def recorded_queries(decoder: TextDecoder) -> Iterator[list[Tensor]]:
-    """A list that gets each layer's cross-attention queries [N, W] of the decoder calls within the block."""
+    """Yield a list that gets each layer's cross-attention queries [N, W] within the block."""
     queries: list[Tensor] = []
     hooks = [block.cross_q.register_forward_hook(lambda module, args, output: queries.append(output))
              for block in decoder.blocks]
@@ -40,22 +40,15 @@ def recorded_queries(decoder: TextDecoder) -> Iterator[list[Tensor]]:
 
 
 def attention_weights(query: Tensor, key: Tensor) -> Tensor:
-    """softmax(Q K^T / sqrt(W / H)) of T tokens, [T, H, P].
-
-    Args:
-        query: [T, W].
-        key: of the image, [H, P, W / H].
-    """
+    """Return softmax(Q K^T / sqrt(W / H)), [T, H, P], from queries [T, W] and keys [H, P, W / H]."""
     query = query.unflatten(-1, (len(key), -1))
     return (torch.einsum("thw,hpw->thp", query, key) * key.shape[-1] ** -0.5).softmax(-1)
 
 
 def replay(text: Tensor, step: Tensor, vocab_size: int, causal: bool) -> tuple[Tensor, Tensor]:
-    """The caption as the decoder read it when it chose each token: positions, long [T], and texts, long [T, L].
+    """Return the positions [T] that the decoder chose and the caption as it read it then, long [T, L].
 
-    Args:
-        text: SOT to EOT without padding, long [L].
-        step: that decoded the token, long [L]; -1 where it was given.
+    Args: `text` is SOT to EOT without padding, long [L]; `step` is -1 where a token was given.
     """
     position = (step >= 0).nonzero().squeeze(1)
     texts = text.expand(len(position), -1)
@@ -66,22 +59,13 @@ def replay(text: Tensor, step: Tensor, vocab_size: int, causal: bool) -> tuple[T
 
 @torch.inference_mode()
 def word_maps(model: Captioner, image: Tensor, decoded: Decoded) -> list[WordMaps]:
-    """The maps of each image's caption.
-
-    Args:
-        image: [B, 3, height, width], preprocessed.
-        decoded: `model.generate(image, return_trace=True)`.
-
-    Returns:
-        B `WordMaps`.
-    """
+    """Return each image's maps; `decoded` is `model.generate(image [B, 3, height, width], return_trace=True)`."""
     lengths = caption_lengths(decoded.text, model.vocab_size).tolist()
     return [_maps_of_one(model, embs, text[:n], step[:n]) for embs, text, step, n in zip(
         model.encode_image_tokens(image).split(1), decoded.text, decoded.step, lengths, strict=True)]
 
 
 def _maps_of_one(model: Captioner, image_embs: Tensor, text: Tensor, step: Tensor) -> WordMaps:
-    """Args: image_embs [1, P, D]; text and step, long [L]."""
     position, texts = replay(text, step, model.vocab_size, model.causal)
     rows, length = texts.shape
     place = torch.arange(rows, device=text.device) * length + position
@@ -94,12 +78,9 @@ def _maps_of_one(model: Captioner, image_embs: Tensor, text: Tensor, step: Tenso
 
 
 def principal_components(image_embs: Tensor, count: int = 3) -> Tensor:
-    """Patch features along their first principal components over all images, float32 [B, P, count], unit variance.
+    """Return patch features [B, P, D] along their first principal components, float32 [B, P, count], unit variance.
 
     A component's sign is such that its largest loading is positive.
-
-    Args:
-        image_embs: [B, P, D].
     """
     x = image_embs.float().flatten(0, 1)
     x = x - x.mean(0)

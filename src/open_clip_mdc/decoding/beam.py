@@ -16,8 +16,8 @@ from .sampling import Decoded, Sampling, sample_tokens
 
 def next_log_probs(step_logits: StepLogits, text: Tensor, parent: Tensor, vocab_size: int, min_length: int,
                    max_length: int) -> Tensor:
-    """Log-probabilities of the next token, float32 [R, V]; -inf for SOT, for EOT after fewer than `min_length` tokens,
-    and for all but EOT after `max_length`.
+    """Return log-probabilities of the next token, float32 [R, V]; -inf for SOT, for EOT after fewer than `min_length`
+    tokens, and for all but EOT after `max_length`.
 
     What is left is not normalised anew: the sum over a caption stays its log-likelihood under the model.
     """
@@ -30,14 +30,12 @@ def next_log_probs(step_logits: StepLogits, text: Tensor, parent: Tensor, vocab_
 
 
 def check_lengths(min_length: int, max_length: int) -> None:
-    """Raises ValueError."""
     if not 0 <= min_length <= max_length:
         raise ValueError(f"a caption of at least {min_length} and at most {max_length} tokens cannot be: needs "
                          "0 <= min_length <= max_length")
 
 
 def in_reading_order(text: Tensor, log_prob: Tensor, vocab_size: int) -> Decoded:
-    """Captions [B, L] whose tokens were decoded from left to right."""
     step = torch.arange(-1, text.shape[1] - 1, device=text.device).expand_as(text)
     return Decoded(text, step.where(target_tokens(text, vocab_size), -1), log_prob)
 
@@ -51,21 +49,19 @@ def beam_search(
         device: torch.device | str = "cpu",
         min_length: int = 0,
 ) -> Decoded:
-    """The most likely captions that a beam finds; one beam is greedy search.
+    """Find the most likely captions in a beam. One beam is greedy search.
 
     A caption is finished when ending it is among the image's K best continuations. The search stops when no beam can
     overtake the best finished caption any more, which is certain, as log-likelihoods only fall.
 
     Args:
-        max_length: tokens between SOT and EOT at most; a beam of that length is ended by EOT.
+        max_length, min_length: tokens between SOT and EOT. A beam of `max_length` is ended by EOT.
         num_beams: K.
-        min_length: tokens between SOT and EOT at least.
 
     Returns:
         SOT to EOT, then padding, [B, max_length + 2].
 
-    Raises:
-        ValueError: if an argument is out of range.
+    Raises ValueError if an argument is out of range.
     """
     check_lengths(min_length, max_length)
     if num_beams < 1:
@@ -113,18 +109,7 @@ def sample(
         device: torch.device | str = "cpu",
         min_length: int = 0,
 ) -> Decoded:
-    """One caption per image, chosen token by token.
-
-    Args:
-        max_length: tokens between SOT and EOT at most; then EOT follows.
-        min_length: tokens between SOT and EOT at least.
-
-    Returns:
-        SOT to EOT, then padding, [B, max_length + 2].
-
-    Raises:
-        ValueError: if an argument is out of range.
-    """
+    """Draw one caption per image, token by token. Lengths, result and errors are those of `beam_search`."""
     check_lengths(min_length, max_length)
     rows = torch.arange(batch_size, device=device)
     text = torch.full((batch_size, 1), sot_id(vocab_size), device=device)

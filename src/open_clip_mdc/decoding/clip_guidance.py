@@ -45,13 +45,10 @@ class _Texts(torch.nn.Module):
 
 
 def encode_text(clip: torch.nn.Module, text: Tensor, device: str | torch.device) -> Tensor:
-    """What the model's own `encode_text` gives up to rounding, [N, E], at the cost of positions that count.
+    """Return the model's `encode_text` up to rounding, [N, E] from ids [N, L] on the CPU, at less cost.
 
     OpenCLIP decodes all 77 positions of every text. In a causal tower those behind the last one that is pooled are read
-    by none; other towers run as they are.
-
-    Args:
-        text: on the CPU, long [N, L].
+    by none. Other towers run as they are.
     """
     # OpenCLIP keeps what a text tower is in a module of its own, or under names with "text_" in the model.
     tower, name, prefix = (clip.text, "clip.text", "") if hasattr(clip, "text") else (clip, "clip", "text_")
@@ -67,12 +64,11 @@ def encode_text(clip: torch.nn.Module, text: Tensor, device: str | torch.device)
 
 
 class Guide:
-    """CLIP's opinion of captions of the images of one batch; no caption of an image is encoded twice."""
+    """CLIP's view of captions of the images of one batch; no caption of an image is encoded twice."""
 
     @torch.no_grad()
     def __init__(self, clip: Clip, image: Tensor, tokenizer: Callable, scale: float = 0.0, top_k: int = 5):
-        """
-        Args:
+        """Args:
             image: [B, 3, H, W], by CLIP's own transform; encoded here, once.
             tokenizer: the captioner's, by which its ids are read.
             scale: of guidance; 0 is none.
@@ -85,12 +81,11 @@ class Guide:
 
     @property
     def texts(self) -> list[int]:
-        """How many captions were encoded for each image: what guidance costs."""
+        """The number of captions that were encoded for each image: the cost of guidance."""
         return [len(known) for known in self.known]
 
     @torch.no_grad()
     def cosines(self, captions: Sequence[str], images: Sequence[int]) -> Tensor:
-        """Of captions with the images that they belong to, float32 [len(captions)]."""
         missing = [pair for pair in dict.fromkeys(zip(images, captions, strict=True))
                    if pair[1] not in self.known[pair[0]]]
         for first in range(0, len(missing), TEXTS_PER_BATCH):
@@ -104,20 +99,12 @@ class Guide:
                             device=self.device)
 
     def similarity(self, text: Tensor) -> Tensor:
-        """Cosines of captions, long [R, L], with their images: [R]."""
+        """Return cosines of captions, long [R, L], with their images: [R]."""
         per_image = len(text) // len(self.known)
         return self.cosines(decode_captions(text, self.tokenizer), [row // per_image for row in range(len(text))])
 
     def __call__(self, text: Tensor, image: Tensor) -> Tensor:
-        """scale * log softmax over K of CLIP's logits.
-
-        Args:
-            text: complete captions, long [M, K, L].
-            image: the number of each one's image, long [M].
-
-        Returns:
-            float32 [M, K].
-        """
+        """Return scale * log softmax over K of CLIP's logits, float32 [M, K], for captions [M, K, L] of images [M]."""
         images = [i for i in image.tolist() for _ in range(text.shape[1])]
         cosines = self.cosines(decode_captions(text.flatten(0, 1), self.tokenizer), images)
         return self.scale * (cosines.view(text.shape[:2]) / TEMPERATURE).log_softmax(1)

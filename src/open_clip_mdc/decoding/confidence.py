@@ -30,7 +30,7 @@ def unmask_by_confidence(
         guide: Callable[[Tensor, Tensor], Tensor] | None = None,
         top_k: int = 5,
 ) -> Decoded:
-    """Replaces every [MASK], the most confident first; what is revealed stays (Eq. 6).
+    """Replace every [MASK], the most confident first. What is revealed stays (Eq. 6).
 
     Each step asks for the logits of the masked positions only, and reveals the k of each row whose most probable token
     has the highest probability, the leftmost of equals. The paper's decoding is k = 1, greedy.
@@ -49,12 +49,10 @@ def unmask_by_confidence(
         tokens_per_step: k, an int; or p, a float.
         forbidden: ids that may not be chosen. Probabilities are not renormalised without them, so that a position whose
             most probable token is forbidden is not confident.
-        sampling: how the revealed tokens are chosen.
         guide: re-weighs the `top_k` most probable tokens of each revealed position (`reweigh`); the order of positions
             and `log_prob` stay the network's.
 
-    Raises:
-        ValueError: if an argument is out of range, or padding is masked.
+    Raises ValueError if tokens_per_step is out of range, or padding is masked.
     """
     by_probability = isinstance(tokens_per_step, float)
     if not tokens_per_step >= (0 if by_probability else 1):
@@ -101,7 +99,7 @@ def unmask_by_confidence(
 
 def reweigh(log_prob: Tensor, filled: Tensor, places: Tensor, guide: Callable[[Tensor, Tensor], Tensor],
             top_k: int) -> Tensor:
-    """The distributions of revealed tokens when the `top_k` most probable of each share their probability anew.
+    """Let the `top_k` most probable ids of each revealed token share their probability anew: log p [M, V].
 
     The others keep theirs, so that a guide that adds nothing changes nothing, also where tokens are drawn.
 
@@ -110,10 +108,6 @@ def reweigh(log_prob: Tensor, filled: Tensor, places: Tensor, guide: Callable[[T
         filled: long [R, L], the captions completed by the step's own most probable tokens.
         places: where the tokens are to stand, long [M] into R*L.
         guide: complete captions, long [M, K, L], and their rows, long [M] -> what is added to log p, [M, K].
-        top_k: K, or as many as have a probability.
-
-    Returns:
-        log-probabilities [M, V].
     """
     value, token = log_prob.topk(min(top_k, log_prob.shape[1]), dim=1)
     possible = torch.where(value == -torch.inf, token[:, :1], token)  # no caption that cannot come about is shown
@@ -126,11 +120,7 @@ def reweigh(log_prob: Tensor, filled: Tensor, places: Tensor, guide: Callable[[T
 
 
 def fully_masked(lengths: Tensor, vocab_size: int, longest: int | None = None) -> Tensor:
-    """SOT, as many masks as asked for, EOT, then padding: long [B, L] from long [B].
-
-    Args:
-        longest: L - 2; by default the longest of `lengths`.
-    """
+    """Return SOT, `lengths` [B] masks, EOT, padding: long [B, L]. `longest` is L - 2, by default that of `lengths`."""
     position = torch.arange((int(lengths.max()) if longest is None else longest) + 2, device=lengths.device)
     end = lengths[:, None] + 1
     text = torch.full((len(lengths), len(position)), PAD_ID, device=lengths.device)
@@ -140,17 +130,9 @@ def fully_masked(lengths: Tensor, vocab_size: int, longest: int | None = None) -
 
 
 def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context_length: int | None = None) -> Tensor:
-    """Ids of captions with gaps, "a [MASK] dog on a [MASK]": one [MASK] stands for one token.
+    """Return ids of captions with gaps, "a [MASK] dog on a [MASK]": SOT to EOT, then padding, long [B, context_length].
 
-    Args:
-        tokenizer: an OpenCLIP SimpleTokenizer.
-        context_length: the tokenizer's own if None.
-
-    Returns:
-        SOT to EOT, then padding, long [B, context_length].
-
-    Raises:
-        ValueError: if a template does not fit, as cutting it would lose words that were asked for.
+    One [MASK] stands for one token. Raises ValueError if a template does not fit, as cutting it would lose words.
     """
     context_length = context_length or tokenizer.context_length
     templates = [templates] if isinstance(templates, str) else templates
@@ -167,16 +149,15 @@ def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context
 
 
 def guided(conditional: Network, uncond: Network, scale: float, kl: list[Tensor] | None = None) -> Network:
-    """Classifier-free guidance (Ho & Salimans 2022) on log p(x_0): weak + scale * (conditional - weak).
+    """Classifier-free guidance (Ho & Salimans 2022) on log p(x_0): uncond + scale * (conditional - uncond).
 
-    Scale 1 is the conditional model, 0 the weak one, and more than 1 leans towards what only the image explains. The
-    weak network sees no image, or in MC-Diffusion's Masked Condition Strategy some of its features; there w in the
-    sense of the text is this scale. Its Definition 2 as printed, w * weak + (1 - w) * conditional, which leans away
+    Scale 1 is the conditional model, 0 the unconditional one, and more than 1 leans towards what only the image
+    explains. `uncond` sees the null image, or in MC-Diffusion's Masked Condition Strategy some of the features; there w
+    in the sense of the text is this scale. Its Definition 2 as printed, w * uncond + (1 - w) * conditional, which leans away
     from the image as w grows, is scale 1 - w.
 
-    Args:
-        kl: gets the KL of each guided prediction from the conditional one, float32 [M] nats a call: how strong the
-            guidance of a scale is depends on what the weak network sees.
+    `kl` gets the KL of each guided prediction from the conditional one, float32 [M] nats a call: how strong the
+    guidance of a scale is depends on what `uncond` sees.
     """
     def network(lengths: Sequence[int]) -> TokenLogits:
         see, guess = conditional(lengths), uncond(lengths)

@@ -57,10 +57,9 @@ def best_of_lengths(decode: Callable[[Tensor], Decoded], log_prob: Tensor) -> De
 
 def uncond_tokens(model: Captioner, image: Tensor, image_embs: Tensor, uncond: str, blind: Tensor | None,
                 generator: torch.Generator | None) -> Tensor:
-    """What the weak branch of guidance sees instead of image_embs [B, P, D]: as many, or [1, P, D] for all.
+    """Return what guidance's unconditional branch sees in place of image_embs [B, P, D]: as many, or [1, P, D] for all.
 
-    Raises:
-        ValueError: the model was not trained with masked features; or `blind` is needed and missing.
+    Raises ValueError if the model was not trained with masked features, or `blind` is needed and missing.
     """
     cfg = model.caption_cfg
     if uncond not in ("blind", "masked"):
@@ -79,10 +78,7 @@ def uncond_tokens(model: Captioner, image: Tensor, image_embs: Tensor, uncond: s
 
 
 def default_length(model: Captioner) -> int | str:
-    """Return how long captions are where nobody says: "auto" where the model can tell, else LENGTH tokens.
-
-    A head of zeros was never trained: older checkpoints have none.
-    """
+    # A head of zeros was never trained: older checkpoints have none.
     return "auto" if model.causal or model.length_head is not None and model.length_head.weight.any() else LENGTH
 
 
@@ -102,7 +98,7 @@ def unmask_images(
         samples: int = 1,
         guide: Guide | None = None,
 ) -> Decoded:
-    """Captions of images by masked diffusion decoding, R = samples * B.
+    """Caption images by masked diffusion decoding, R = samples * B.
 
     Args:
         image: [B, 3, height, width], preprocessed.
@@ -114,17 +110,16 @@ def unmask_images(
         sampler: "confidence" (Eq. 6, `unmask_by_confidence`), or "ancestral" (`denoise`), which draws.
         steps: of "ancestral"; None is as many as the model was trained on, 100.
         guidance_scale: see `guided`; 1 is the model itself and runs no second pass.
-        guidance_weak: what the scale leans away from: "blind", no image; or "masked", the image with each feature
+        guidance_weak: the unconditional branch: "blind", the null image; or "masked", the image with each feature
             masked with the probability of the training, drawn once (MC-Diffusion's Masked Condition Strategy). None is
-            what the model was trained for (`CaptionCfg.default_uncond`).
+            what the model was trained for.
         guidance_kl: gets the strength of guidance, see `guided`.
-        blind: no image, for a model that was not trained with zeros for it: `scoring.mean_image(...)`, [P, D].
+        blind: the null image, for a model that was not trained with zeros for it: `mean_image(...)`, [P, D].
         sampling: how tokens are chosen; its generator draws whatever else is drawn.
         samples: captions of each image, that differ if they are drawn.
-        guide: re-weighs the most probable tokens of each step of "confidence" (`unmask.reweigh`) unless its scale is 0.
+        guide: re-weighs the most probable tokens of each step of "confidence" (`reweigh`) unless its scale is 0.
 
-    Raises:
-        ValueError: if an argument is out of range.
+    Raises ValueError if an argument is out of range.
     """
     vocab_size, longest = model.vocab_size, model.context_length - 2
     length = default_length(model) if length is None else length
@@ -181,7 +176,6 @@ def unmask_images(
 
 
 def cached_step_logits(model: Captioner, image_kv: ImageKV) -> StepLogits:
-    """The model's `StepLogits`, for one search: computes the newest token only and remembers the others."""
     past = None
 
     def step_logits(text: Tensor, parent: Tensor) -> Tensor:
@@ -203,7 +197,7 @@ def search_images(
         min_length: int = 0,
         samples: int = 1,
 ) -> Decoded:
-    """Captions of images by a causal model, R = samples * B.
+    """Caption images by a causal model, R = samples * B.
 
     Args:
         image: [B, 3, height, width], preprocessed.
@@ -213,8 +207,7 @@ def search_images(
         min_length: tokens before EOT at least: a likelihood favours short captions.
         samples: captions of each image; they must be drawn.
 
-    Raises:
-        ValueError: if an argument is out of range.
+    Raises ValueError if an argument is out of range.
     """
     longest = model.context_length - 2
     max_length = longest if length in (None, "auto") else length
@@ -227,7 +220,7 @@ def search_images(
 
 
 def best_of_samples(decoded: Decoded, value: Tensor) -> Decoded:
-    """The caption of each image that has the highest of the values [B, R/B], the first of equals: [B, L] of [R, L]."""
+    """Choose each image's caption of the highest value [B, R/B], the first of equals: [B, L] of [R, L]."""
     per_image = value.shape[1]
     best = value.argmax(1) + per_image * torch.arange(len(value), device=value.device)
     return Decoded(*(part[best] for part in decoded))
@@ -236,18 +229,16 @@ def best_of_samples(decoded: Decoded, value: Tensor) -> Decoded:
 @torch.no_grad()
 def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide: Guide | None = None,
              rerank: bool = False, **options) -> Tensor | Decoded:
-    """Captions of images, as ids from SOT to EOT, then padding, long [R, L], like `CoCa.generate`; no mask ids.
+    """Return captions as ids from SOT to EOT, then padding, long [R, L], like `CoCa.generate`; no mask ids.
 
     Args:
         image: [B, 3, height, width], preprocessed.
         return_trace: return `Decoded`, with the step and the log-probability of every token, rather than ids.
         guide: re-weighs the tokens of a masked diffusion captioner at each step, where its scale is not 0.
-        rerank: of the `samples` of an image only that which the guide finds the most similar is returned.
-        options: of `unmask_images` for a masked diffusion captioner, of `search_images` for a causal one. Both know
-            `length`, `sampling` and `samples`, R/B.
+        rerank: return only that of an image's `samples` which the guide finds the most similar.
+        options: of `unmask_images` for a masked diffusion captioner, of `search_images` for a causal one.
 
-    Raises:
-        ValueError: if an argument is out of range.
+    Raises ValueError if an argument is out of range.
     """
     sampling, samples = options.get("sampling", GREEDY), options.get("samples", 1)
     sampling.check()  # before the image is encoded
@@ -273,7 +264,6 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
 
 
 def cut(decoded: Decoded, vocab_size: int, return_trace: bool) -> Tensor | Decoded:
-    """Without columns that are padding in all rows: `decoded`, or its text."""
     longest = caption_lengths(decoded.text, vocab_size).max()
     decoded = Decoded(*(part[:, :longest] for part in decoded))
     return decoded if return_trace else decoded.text

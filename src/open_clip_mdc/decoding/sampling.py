@@ -20,7 +20,7 @@ class Sampling(NamedTuple):
     generator: torch.Generator | None = None  # of the logits' device; the global one if None
 
     def check(self) -> None:
-        """Raises ValueError in one line for a value out of range, or one that greedy decoding does not read."""
+        """Raises ValueError for a value out of range, or one that greedy decoding does not read."""
         if self.temperature != 0 and not COLDEST <= self.temperature < math.inf:
             raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy), or finite and 1e-6 or more")
         if self.top_k is not None and self.top_k < 1:
@@ -35,7 +35,7 @@ GREEDY = Sampling()
 
 
 def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
-    """What tokens are drawn from: logits at the temperature, -inf where top_k or top_p cut; float64 [M, V].
+    """Return logits at the temperature, -inf where top_k or top_p cut: float64 [M, V].
 
     At temperature 0 all but the most probable token are cut; of equally probable ones the lowest id stays.
     """
@@ -55,16 +55,10 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def sample_tokens(logits: Tensor, sampling: Sampling) -> Tensor:
-    """One token per row; drawn by the Gumbel-max trick in float64 (float32 noise draws rare tokens too rarely).
+    """Choose one token per row of logits [M, V], greedily or by the Gumbel-max trick: long [M].
 
-    Args:
-        logits: [M, V].
-
-    Returns:
-        long [M]; of equally probable tokens greedy choice takes the lowest id.
-
-    Raises:
-        ValueError: see `Sampling.check`.
+    The noise is float64, as float32 noise draws rare tokens too rarely. Of equally probable tokens greedy choice takes
+    the lowest id. Raises ValueError as `Sampling.check`.
     """
     sampling.check()
     if sampling.temperature == 0:
@@ -78,7 +72,7 @@ class Decoded(NamedTuple):
 
     The sum of `log_prob` is the likelihood of what was decoded given what was not. For a causal model that is the
     caption's (Eq. 7). A masked diffusion model was given where the caption ends, so that it is not the caption's
-    heuristic score, for which EOT is one of the tokens to predict: ask `scoring.log_likelihood`.
+    heuristic score, for which EOT is one of the tokens to predict: use `log_likelihood`.
     """
 
     text: Tensor  # long [R, L], SOT to EOT, then padding; no mask ids

@@ -18,7 +18,7 @@ from ..text.special_tokens import caption_lengths, mask_id, target_tokens
 
 
 class Likelihood(NamedTuple):
-    """Scores of captions and what else their estimator knows. [R, ...] of one, [B, C, ...] of `log_likelihood`."""
+    """Scores of captions and what else their estimator knows: [R, ...], or [B, C, ...] from `log_likelihood`."""
 
     log_likelihood: Tensor  # float32 [B, C], nats
     token_log_likelihood: Tensor | None = None  # float32 [B, C, L], 0 where not scored; not of monte_carlo
@@ -28,17 +28,11 @@ class Likelihood(NamedTuple):
 
 
 def token_log_prob(logits: Tensor, target: Tensor) -> Tensor:
-    """log p of the target ids, [M], from logits [M, V] and ids [M]."""
     return logits.gather(1, target[:, None]).squeeze(1) - logits.logsumexp(1)
 
 
 def autoregressive(network: Network, text: Tensor, vocab_size: int) -> Likelihood:
-    """Eq. 7: sum over i of log p(c_i | c_<i, image), from the first token after SOT to EOT.
-
-    Args:
-        network: causal.
-        text: long [R, L].
-    """
+    """Eq. 7 for a causal network: sum over i of log p(c_i | c_<i, image), from the first token after SOT to EOT."""
     lengths = caption_lengths(text, vocab_size).tolist()
     captions = text[:, :max(lengths)]
     predicted, _ = partition_indices(target_tokens(captions, vocab_size), sum(lengths) - len(lengths))
@@ -50,7 +44,7 @@ def autoregressive(network: Network, text: Tensor, vocab_size: int) -> Likelihoo
 
 
 def heuristic(network: Network, text: Tensor, vocab_size: int) -> Likelihood:
-    """The paper's heuristic: reveals a caption in order of confidence and adds up what its tokens got when revealed.
+    """The paper's heuristic: reveal a caption in order of confidence and add up what its tokens got when revealed.
 
     Confidence is the highest probability in the vocabulary, whatever the true token's is; of equal ones the first
     position wins. As the next position depends on the revealed tokens alone, this is a chain rule: given the length,
@@ -59,10 +53,6 @@ def heuristic(network: Network, text: Tensor, vocab_size: int) -> Likelihood:
 
     All rows step together. A row that is finished shrinks to its SOT: it stays one of its image's R/I rows, at the
     cost of one token and no logits.
-
-    Args:
-        network: bidirectional.
-        text: long [R, L].
     """
     lengths = caption_lengths(text, vocab_size).cpu().numpy()
     captions = text[:, :int(lengths.max())]

@@ -29,18 +29,11 @@ MIB = 2 ** 20
 
 
 def mean_image(model: Captioner, images: Iterable[Tensor]) -> Tensor:
-    """The image of the blind score: patch tokens averaged over images, place by place, [P, D].
+    """Return the null image: patch tokens averaged over batches of images, place by place, [P, D].
 
     In the image's place they turn p(caption | image) into a guess of p(caption). Without cross-attention the decoder
     would lack an input that it had in every training step; a grey image is one that it never saw. Use some hundred
-    images of the data that is scored: the mean of one image is that image.
-
-    Args:
-        model: a Captioner.
-        images: batches [B, 3, height, width].
-
-    Raises:
-        ValueError: there is no image.
+    images of the data that is scored: the mean of one image is that image. Raises ValueError if there is none.
     """
     total, count = 0, 0
     with torch.no_grad():
@@ -67,7 +60,7 @@ def log_likelihood(
         memory_mib: int | None = None,
         return_details: bool = False,
 ) -> Tensor | Likelihood:
-    """log p(caption | image) in nats, exact or estimated, for any number of candidate captions per image.
+    """Return log p(caption | image) in nats, exact or estimated, for any number of candidate captions per image.
 
     An image is encoded once, and its keys and values are projected once for all candidates, steps and draws. Scores
     depend on nothing else in the batch, and equal candidates of an image get equal scores: they are scored once.
@@ -83,14 +76,13 @@ def log_likelihood(
         blind: `mean_image(...)`, [P, D], stands for all images: the text prior, for log p(c | i) - alpha * log p(c).
         memory_mib: what decoding may take beyond the weights, the encoder's share and the result; less is slower.
             None is 512, on CUDA a quarter of what is free.
-        return_details: the whole `Likelihood` instead of its first field.
+        return_details: return the whole `Likelihood`, not just its first field.
 
     Returns:
         float32 [B] or [B, C], or a Likelihood of such tensors.
 
-    Raises:
-        ValueError: the method or one of its options does not fit the model, a caption does not run from SOT to EOT,
-            or the memory is too little for one caption.
+    Raises ValueError if the method or an option does not fit the model, a caption does not run from SOT to EOT, or the
+    memory is too little for one caption.
     """
     method = method or model.objective.scorers[0]
     _check_options(model, method, num_samples, interval, stop_confidence)
@@ -122,7 +114,7 @@ def log_likelihood(
     result = _each(lambda *x: torch.cat(x), *groups)
 
     def finish(x: Tensor) -> Tensor:
-        """Copies the scores of repeated candidates and restores the shape of `text`."""
+        # Copy the scores of repeated candidates and restore the shape of `text`.
         x = torch.take_along_dim(x, first if x.ndim == 2 else first[..., None], 1)
         if x.ndim == 3:
             x = F.pad(x, (0, text.shape[-1] - x.shape[-1]), value=-1 if x.dtype == torch.long else 0)
@@ -134,7 +126,6 @@ def log_likelihood(
 
 def _check_options(model: Captioner, method: str, num_samples: int, interval: tuple[float, float] | None,
                    stop_confidence: float | None) -> None:
-    """Raises ValueError in one line."""
     fitting = model.objective.scorers
     if method not in fitting:
         kind = "from left to right" if model.causal else "in both directions"
@@ -151,12 +142,9 @@ def _check_options(model: Captioner, method: str, num_samples: int, interval: tu
 
 
 def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Captions [B, C, L] cut to the longest and cleared of padding, and the first candidate [B, C] equal to each.
+    """Return captions [B, C, L] cut to the longest, without padding, and the first candidate [B, C] equal to each.
 
     A candidate that repeats an earlier one becomes a lone EOT, which has no scored token and costs next to nothing.
-
-    Raises:
-        ValueError: a candidate does not begin with SOT, or has no EOT.
     """
     eot = eot_id(vocab_size)
     broken = ((text[..., 0] != sot_id(vocab_size)) | ~(text == eot).any(-1)).nonzero().tolist()
@@ -176,14 +164,9 @@ def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
 
 def _chunk_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_mib: int | None,
                  copies: int = 2) -> tuple[int, int, int]:
-    """Images and captions per image of a decoder call, and tokens per call for one image, that fit the budget.
-
-    Counted are, per token, its float32 logits, `copies` of them and some 16 vectors of the decoder's width (the MLP's
-    hidden layer is 4 wide); per image, keys and values of all layers.
-
-    Raises:
-        ValueError: the budget does not hold one caption.
-    """
+    # Images and captions per image of a decoder call, and tokens per call for one image. Counted are, per token, its
+    # float32 logits, `copies` of them and some 16 vectors of the decoder's width (the MLP's hidden layer is 4 wide).
+    # Per image these are keys and values of all layers.
     vocab_size, width = model.text.output.weight.shape
     element = model.text.output.weight.element_size()
     token_bytes = vocab_size * 4 * (1 + copies) + 16 * width * element
@@ -202,12 +185,10 @@ def _chunk_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_
 
 
 def _each(function: Callable[..., Tensor], *parts: Likelihood) -> Likelihood:
-    """Applies a function field by field; what an estimator does not know stays None."""
     return Likelihood(*(None if fields[0] is None else function(*fields) for fields in zip(*parts, strict=True)))
 
 
 def _score(estimator: Callable[..., Likelihood], network: Network, captions: Tensor,
            vocab_size: int) -> Likelihood:
-    """Fields [I, C, ...] of captions [I, C, L], whose estimator takes rows."""
     return _each(lambda x: x.unflatten(0, captions.shape[:2]),
                  estimator(network, captions.flatten(0, 1), vocab_size))

@@ -38,14 +38,14 @@ class Draws(NamedTuple):
 
 
 def mask_counts(num_tokens: int, interval: tuple[float, float] | None = None) -> range:
-    """The mask counts n with t_min * N <= n <= t_max * N, at least one, at most 1..N."""
+    """Return the mask counts n with t_min * N <= n <= t_max * N, at least one, at most 1..N."""
     t_min, t_max = interval or (0.0, 1.0)
     low = max(1, math.ceil(t_min * num_tokens - 1e-9))
     return range(low, max(low, math.floor(t_max * num_tokens + 1e-9)) + 1)
 
 
 def systematic_sample(size: int, draws: int, start: int) -> np.ndarray:
-    """Integers spread evenly over [0, size), long [draws]; over all starts in [0, size) each one is equally frequent.
+    """Return integers spread evenly over [0, size), long [draws]; over all starts each one is equally frequent.
 
     Rounding an evenly spaced real grid instead, as others do, is biased for many sizes and numbers of draws.
     """
@@ -54,7 +54,7 @@ def systematic_sample(size: int, draws: int, start: int) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def draw_masks(num_tokens: int, num_samples: int, seed: int = 0, interval: tuple[float, float] | None = None) -> Draws:
-    """At most `num_samples` random masks, equally often of each mask count.
+    """Draw at most `num_samples` random masks, equally often of each mask count.
 
     The counts are a systematic sample from a random start: every count has the same expected number of draws whatever
     their total, and the numbers differ by at most one. Of a count that has few masks each is drawn at most once; once
@@ -85,17 +85,12 @@ def draw_masks(num_tokens: int, num_samples: int, seed: int = 0, interval: tuple
 
 
 def estimate(values: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
-    """Eq. 8 from the first draws: N times the mean over mask counts of the mean over a count's draws.
+    """Return Eq. 8 and its standard error, float64 [R] each, from values [R, K] of the first draws.
 
-    The standard error is that of a stratified sample, from the spread within each count and with the finite population
-    correction. With a single draw of some count there is no such spread, and the spread between the counts stands in:
-    too large by the trend over n, and no estimate at all (inf) from a single count.
-
-    Args:
-        values: float64 [R, K], mean log-likelihood of the hidden tokens in each draw; K may be fewer than all draws.
-
-    Returns:
-        estimate and standard error, float64 [R] each.
+    The estimate is N times the mean over mask counts of the mean over a count's draws. The standard error is that of a
+    stratified sample, from the spread within each count and with the finite population correction. With a single draw
+    of some count there is no such spread, and the spread between the counts stands in: too large by the trend over n,
+    and no estimate at all (inf) from a single count.
     """
     member = np.eye(len(draws.population))[draws.stratum[:values.shape[1]]]  # [K, S]
     size = member.sum(0)
@@ -134,21 +129,17 @@ def log_wealth(scores: np.ndarray, draws: Draws, bet: np.ndarray) -> np.ndarray:
 
 
 def largest_share(draws: Draws, num_draws: int) -> float:
-    """A draw's share of the estimate, the largest of the counts whose masks are not all drawn; inf if one has none."""
+    """Return a draw's share of the estimate, the largest of the counts not fully drawn; inf if one has no draw."""
     size = np.bincount(draws.stratum[:num_draws], minlength=len(draws.population))
     size = size[size < draws.population]
     return 1 / len(draws.population) / size.min() if size.all() and len(size) else math.inf if len(size) else 0.0
 
 
 def log_evidence(leader: np.ndarray, rivals: np.ndarray, draws: Draws, rival_draws: Draws, worst: float) -> np.ndarray:
-    """That the leader's score is above each rival's: the log of the mean wealth of some bets, float64 [R].
+    """Return the log of the mean wealth of bets that the leader's score is above each rival's, float64 [R].
 
     Of equal lengths the differences of the same draws are bet on; otherwise the leader's score is bet to be above a
-    centre, and the rival's below it.
-
-    Args:
-        leader, rivals: as in `estimate`, [K] and [R, K'].
-        worst: nats that no draw of the leader loses more than, per token.
+    centre, and the rival's below it. `leader` [K] and `rivals` [R, K'] are as in `estimate`, `worst` is as in `race`.
     """
     length, rival_length = draws.hidden.shape[1], rival_draws.hidden.shape[1]
     share, rival_share = largest_share(draws, len(leader)), largest_share(rival_draws, rivals.shape[1])
@@ -166,7 +157,7 @@ def log_evidence(leader: np.ndarray, rivals: np.ndarray, draws: Draws, rival_dra
 
 def _hidden_log_likelihood(network: Network, text: Tensor, hidden: np.ndarray, vocab_size: int,
                            max_tokens: int) -> np.ndarray:
-    """Mean log-likelihood of the hidden tokens, float64 [R, K], for captions [R, N + 1] and masks [K, N]."""
+    """Return the hidden tokens' mean log-likelihood, float64 [R, K], for captions [R, N + 1] and masks [K, N]."""
     rows, length = text.shape
     predicted = np.pad(hidden, ((0, 0), (1, 0)))
     values, token_logits, packed_rows = [], None, 0

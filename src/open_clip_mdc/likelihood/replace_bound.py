@@ -32,18 +32,14 @@ class Noise(NamedTuple):
     weight: np.ndarray  # float [K], adds up to 1, and to 1 / T for each t if all are drawn
 
     def apply(self, text: Tensor, draw: np.ndarray, vocab_size: int) -> Tensor:
-        """x_t, long [n, N + 1], of captions [n, N + 1] by one draw each, [n]."""
+        """Return x_t, long [n, N + 1], of captions [n, N + 1] by one draw each, [n]."""
         masked, replaced, other = (torch.from_numpy(np.pad(x[draw], ((0, 0), (1, 0)))).to(text.device)
                                    for x in (self.masked, self.replaced, self.other))
         return torch.where(replaced, other, text).masked_fill(masked, mask_id(vocab_size))
 
 
 def draw_noise(num_tokens: int, num_samples: int, seed: int, schedule: Schedule) -> Noise:
-    """As a systematic sample of the times and one uniform number per token; depends on nothing but its arguments.
-
-    Args:
-        schedule: on the CPU.
-    """
+    """Draw a systematic sample of the times and one uniform number per token; depends on nothing but its arguments."""
     last = len(schedule.mask) - 1
     rng = np.random.default_rng([seed, num_tokens])
     step = np.sort(systematic_sample(last, num_samples, rng.integers(last))) + 1
@@ -56,10 +52,8 @@ def draw_noise(num_tokens: int, num_samples: int, seed: int, schedule: Schedule)
 
 def bound_of_draws(network: Network, text: Tensor, noise: Noise, schedule: Schedule,
                    max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """T times the bound's term of captions of one length, long [R, N + 1].
-
-    Returns:
-        of each draw, summed over tokens, float64 [R, K]; of each token, the draws' weighted mean, float64 [R, N].
+    """Return T times the bound's term of captions of one length, long [R, N + 1]: of each draw, summed over tokens,
+    float64 [R, K]; of each token, the draws' weighted mean, float64 [R, N].
     """
     (rows, length), num_draws = text.shape, len(noise.step)
     last = len(schedule.mask) - 1
@@ -94,7 +88,7 @@ def bound(
         seed: int = 0,
         max_tokens: int = 4096,
 ) -> Likelihood:
-    """The bound of each caption, an unbiased estimate with its standard error.
+    """Return an unbiased estimate of each caption's bound, with its standard error.
 
     Args:
         network: bidirectional; conditioned on the step.

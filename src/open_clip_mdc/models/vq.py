@@ -94,7 +94,7 @@ class VQTower(nn.Module):
     """In the place of OpenCLIP's image towers: normalised tokens [B, P, D], one for each code."""
 
     def __init__(self, cfg: VQCfg, image_size: int | tuple[int, int], patch_size: int, width: int):
-        """Args: `patch_size` pixels a side belong to a code, `width` is D. Raises ValueError if the sizes do not fit together."""
+        """Args: `patch_size` is a code's pixels a side, `width` is D. Raises ValueError if the sizes do not fit."""
         super().__init__()
         self.image_size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
         self.image_mean, self.image_std = OPENAI_DATASET_MEAN, OPENAI_DATASET_STD  # until upstream says others
@@ -129,7 +129,7 @@ class VQTower(nn.Module):
 
     @torch.no_grad()
     def latents(self, image: Tensor) -> Tensor:
-        """Float32 [B, P, C] of OpenCLIP's images, whatever autocast says. Raises ValueError if the weights are not float32."""
+        """Float32 [B, P, C] of OpenCLIP's images under any autocast. Raises ValueError for 16-bit weights."""
         if self.vq.score.weight.dtype != torch.float32:
             raise ValueError("a VQ-VAE in 16 bit gives other codes: use --precision fp32, amp or amp_bf16")
         with without_autocast(image.device.type):
@@ -142,7 +142,7 @@ class VQTower(nn.Module):
             return self.vq.codes(self.latents(image))
 
     def forward(self, image: Tensor, masked: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the mean of the tokens, [B, D], and the tokens, [B, P, D]. Masked codes, bool [B, P], become [MASK]."""
+        """Return the mean of the tokens, [B, D], and the tokens, [B, P, D]. [MASK] stands for codes `masked` [B, P]."""
         if self.cfg.quantise:
             code = self.codes(image)
             tokens = F.embedding(code if masked is None else code.masked_fill(masked, self.cfg.codes), self.embedding)

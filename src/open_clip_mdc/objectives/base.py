@@ -15,7 +15,7 @@ GOLDEN_RATIO = (5 ** 0.5 - 1) / 2
 def stratified_uniform(batch_size: int, u0: float, rank: int = 0, world_size: int = 1) -> Tensor:
     """Draw uniform numbers, one in each of the global batch's equal strata: float64 [B] in (0, 1], also after rounding.
 
-    Sample i of rank r takes stratum i * world_size + r, so that every rank alone covers the interval too. The one random
+    Sample i of rank r takes stratum i * world_size + r, so every rank alone covers the interval too. The one random
     number `u0` in [0, 1) is equal on all ranks.
     """
     stratum = torch.arange(batch_size, dtype=torch.float64) * world_size + rank

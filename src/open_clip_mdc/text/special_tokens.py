@@ -57,7 +57,7 @@ def tokenize_whole(captions: Sequence[str], tokenizer: Callable, context_length:
 
 
 def decode_captions(text: Tensor, tokenizer: Callable) -> list[str]:
-    """Return captions of ids, long [B, L], read up to the first EOT. Special ids are dropped, mask ids become [MASK]."""
+    """Return captions of ids, long [B, L], read up to the first EOT. Special ids are dropped, mask ids are [MASK]."""
     vocab_size = tokenizer.vocab_size
     special = (sot_id(vocab_size), eot_id(vocab_size))
     captions = []
