@@ -153,8 +153,8 @@ def guided(conditional: Network, uncond: Network, scale: float, kl: list[Tensor]
 
     Scale 1 is the conditional model, 0 the unconditional one, and more than 1 leans towards what only the image
     explains. `uncond` sees the null image, or in MC-Diffusion's Masked Condition Strategy some of the features; there w
-    in the sense of the text is this scale. Its Definition 2 as printed, w * uncond + (1 - w) * conditional, which leans away
-    from the image as w grows, is scale 1 - w.
+    in the sense of the text is this scale. Its Definition 2 as printed, w * uncond + (1 - w) * conditional, which leans
+    away from the image as w grows, is scale 1 - w.
 
     `kl` gets the KL of each guided prediction from the conditional one, float32 [M] nats a call: how strong the
     guidance of a scale is depends on what `uncond` sees.
