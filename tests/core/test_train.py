@@ -322,7 +322,7 @@ def test_flags_that_change_nothing_are_said_to(csv):
 # At one of its calls the loss of one process is NaN, or its gradient infinite.
 BREAKS = """
 import sys, torch
-import open_clip_mdc.objectives.base as objective, open_clip_mdc.integration.training as hooks
+import open_clip_mdc.objectives.loss as objective
 from open_clip_mdc.train import main
 (what, _, call), calls, forward = sys.argv.pop(1).partition("@"), [], objective.CaptionLoss.forward
 def broken(self, *args, **kwargs):
