@@ -11,7 +11,7 @@ from .. import commands
 from ..commands import Place
 from ..tables.cells import Cell
 from ..tables.paper_tables import systems
-from ..tables.scales import Scale
+from ..tables.scales import Captioning, Scale
 
 IMAGES = 4  # of Figure 6
 
@@ -107,21 +107,19 @@ def plot(name: str, cells: list[Cell], summaries: list[Summary | None], path: Pa
     figure.savefig(path, dpi=100)
 
 
-def captions(scale: Scale, place: Place) -> dict[str, list[dict]]:
-    """Return captions of the same images by each system of Table 3, those of seed 0: {test set: rows}.
+def captions(scale: Scale, captioning: Captioning, place: Place) -> list[dict]:
+    """Return captions of the same images by each system of Table 3, those of seed 0.
 
     A row has the image's "image" (its key), a "reference" and a caption by system.
     """
-    tables: dict[str, dict[str, dict]] = {}
-    for captioning in scale.captioning:
-        for system in systems(scale, captioning):
-            path = commands.caption_file(scale, captioning, system, 0, place)
-            saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"captions": {}}
-            for image in list(saved["captions"])[:IMAGES]:
-                row = tables.setdefault(captioning.label, {}).setdefault(
-                    image, {"image": image, "reference": saved["references"][image][0]})
-                row[system] = saved["captions"][image]
-    return {dataset: list(rows.values()) for dataset, rows in tables.items()}
+    rows: dict[str, dict] = {}
+    for system in systems(scale, captioning):
+        path = commands.caption_file(scale, captioning, system, 0, place)
+        saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"captions": {}}
+        for image in list(saved["captions"])[:IMAGES]:
+            row = rows.setdefault(image, {"image": image, "reference": saved["references"][image][0]})
+            row[system] = saved["captions"][image]
+    return list(rows.values())
 
 
 def figure6(scale: Scale, place: Place, path: Path) -> str:
@@ -132,9 +130,9 @@ def figure6(scale: Scale, place: Place, path: Path) -> str:
 
     from open_clip_mdc.data.images import decode_image
     from open_clip_mdc.data.shards import image_member, read_samples
-    tables, pages = captions(scale, place), []
+    pages = []
     for captioning in scale.captioning:
-        rows = tables.get(captioning.label, [])
+        rows = captions(scale, captioning, place)
         if not rows:
             continue
         root = Path(commands.fill(captioning.root, place))
