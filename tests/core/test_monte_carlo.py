@@ -329,11 +329,12 @@ def test_who_dropped_out_stays_as_far_behind_the_leader_as_it_was_however_that_o
     draws = monte_carlo.draw_masks(20, 400)
     early = draws.repeat < 4
     values = np.array([np.where(early, -1.0, -9.0), np.full(len(early), rival), np.where(early, -3.0, -9.5)])
+    values = values + np.random.default_rng(0).normal(0, 0.1, len(early))  # of a mask, the same for all
     score, error, used = raced(monkeypatch, values, [1], draws)
     of_count = [values[0, draws.stratum == s].mean() for s in range(20)]
     assert score[0] == pytest.approx(20 * np.mean(of_count)) and score[0] < 20 * rival
     assert score[1] == pytest.approx(score[0] - 20 * (-1 - rival)) and score[1] < score[0]
-    assert error[1] == error[0] and used.tolist() == [len(early), early.sum(), len(early)]
+    assert error[1] == pytest.approx(error[0]) and used.tolist() == [len(early), early.sum(), len(early)]
 
 
 def test_who_fell_behind_a_leader_that_drops_out_itself_is_behind_both(monkeypatch):
