@@ -142,12 +142,12 @@ def complaint(problem: Exception, args: argparse.Namespace, argv: list[str], sty
     return text if flag in text or positional else f"{flag}: {text}"
 
 
-SHOWN = 10  # images by name in a message
+MAX_SHOWN = 10  # images by name in a message
 
 
 def complain(skipped: list[str], count: int | None = None) -> None:
     """Raise ValueError that names the first images that cannot be read, if any. `count` is of all that were skipped."""
     if skipped:
         count = len(skipped) if count is None else count
-        more = [f"... and {count - SHOWN} more"] * (count > SHOWN)
-        raise ValueError("\n  ".join([f"{count} skipped, all else is written:", *skipped[:SHOWN], *more]))
+        more = [f"... and {count - MAX_SHOWN} more"] * (count > MAX_SHOWN)
+        raise ValueError("\n  ".join([f"{count} skipped, all else is written:", *skipped[:MAX_SHOWN], *more]))

@@ -4,7 +4,7 @@
     --engine ray                 an actor per GPU of the cluster at $RAY_ADDRESS (ray://HOST:10001), or of one made here
 
 The shard is the unit. A worker makes its function once, which loads the model, and gets one shard after the other. What
-is there is skipped; several runs share a folder by the rule of data/claims.py.
+is there is skipped; several runs share a folder by the rule of locks.py.
 """
 import argparse
 import multiprocessing
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from .locks import Claims
 
-SHOWN = 20  # problems on the terminal
+MAX_SHOWN = 20  # problems on the terminal
 Make = Callable[[int], Callable[[object, Path], object]]  # worker's number -> function (shard, file to write)
 
 
@@ -179,6 +179,6 @@ def make_each(make: Make, work: list[tuple[object, Path]], args: argparse.Namesp
                 else:
                     todo.append(item)
     if problems:
-        hidden = [f"... and {len(problems) - SHOWN} more"] * (len(problems) > SHOWN)
+        hidden = [f"... and {len(problems) - MAX_SHOWN} more"] * (len(problems) > MAX_SHOWN)
         raise ValueError("\n  ".join([f"{sum(problems.values())} of {len(work)} shards cannot be used, all else is "
-                                      "written:", *list(problems)[:SHOWN], *hidden]))
+                                      "written:", *list(problems)[:MAX_SHOWN], *hidden]))

@@ -37,7 +37,7 @@ from ..decoding.confidence import tokenize_with_masks
 from ..decoding.generate import default_length
 from ..decoding.options import NULL_IMAGES
 from ..decoding.sampling import Sampling
-from ..errors import SHOWN, complain, plural
+from ..errors import MAX_SHOWN, complain, plural
 from ..integration import clip as clip_models
 from ..integration.checkpoints import fingerprint
 from ..integration.pretrained import PretrainedCaptioner
@@ -247,7 +247,7 @@ def run(args: argparse.Namespace) -> None:
             skipped += map(printable, batch.problems)
             bar.update(len(batch.names))
     if not names:
-        raise ValueError("\n  ".join([f"no image can be read, and {args.out} is not written:", *skipped[:SHOWN]]))
+        raise ValueError("\n  ".join([f"no image can be read, and {args.out} is not written:", *skipped[:MAX_SHOWN]]))
     if args.html:
         title = f"Captions by {find(args.pretrained, args.model).model_name}"
         texts = [journal.rows[name]["clip_texts"] for name in names] if clip else []

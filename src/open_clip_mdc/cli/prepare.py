@@ -14,7 +14,7 @@ Annotations are Karpathy's split files (dataset_coco.json, ...); COCO's restval 
 `folds` writes OUT/fold0 ... OUT/fold4, each with train/ and test/ as above; test sets are disjoint. An image's fold
 follows from its name, however the shards are cut.
 
-Of several captions `open_clip_train` draws one each time it reads the image, and validates on the first (hooks.py). A
+Of several captions `open_clip_train` draws one each time it reads the image, and validates on the first (integration/data.py). A
 text without U+001E is what it always was. To plain OpenCLIP U+001E is white space: it would read one long text, which
 is what --join writes on purpose.
 """
@@ -48,7 +48,7 @@ from . import prepare_recap as recap
 SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}  # Karpathy's -> ours
 KARPATHY = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
 SHARD_SIZE = 1000
-SHOWN = 20  # images named on the terminal when they cannot be used
+MAX_SHOWN = 20  # images named on the terminal when they cannot be used
 
 
 class Sample(NamedTuple):
@@ -177,7 +177,7 @@ def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str,
 
 def refuse(left_out: list[LeftOut]) -> NoReturn:
     """Names the first images that cannot be used, and raises ValueError."""
-    print(*left_out[:SHOWN], sep="\n", file=sys.stderr)
+    print(*left_out[:MAX_SHOWN], sep="\n", file=sys.stderr)
     raise ValueError(f"{len(left_out)} images cannot be used, the first are named above: get them, or leave them out "
                      f"by --skip-broken")
 

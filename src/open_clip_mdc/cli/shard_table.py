@@ -11,7 +11,7 @@ import pyarrow as pa
 from ..bulk.tables import key_of, write_table
 from ..bulk.units import READ, Unit, check_settings, files_of, source_of
 from ..data.images import Batch, Images
-from ..errors import SHOWN
+from ..errors import MAX_SHOWN
 from ..integration.pretrained import PretrainedCaptioner
 
 
@@ -39,7 +39,7 @@ def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argpa
             stats["broken"] += len(batch.problems)
             with READ.get_lock():
                 READ.value += len(batch.names)
-            skipped += batch.problems[:SHOWN - len(skipped)]
+            skipped += batch.problems[:MAX_SHOWN - len(skipped)]
             if batch.names:
                 keys = [key_of(name.removeprefix(f"{shard}::").removeprefix(f"{shard}/")) for name in batch.names]
                 rows = {"key": keys, **columns(batch._replace(names=keys, image=loaded.from_bytes(batch.image)))}
@@ -49,6 +49,6 @@ def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argpa
                 lacking = [name for name, key in zip(batch.names, keys, strict=True) if key not in with_row]
                 if lacking:
                     stats["without_caption"] = stats.get("without_caption", 0) + len(lacking)
-                skipped += [f"{name}: no caption" for name in lacking[:SHOWN - len(skipped)]]
+                skipped += [f"{name}: no caption" for name in lacking[:MAX_SHOWN - len(skipped)]]
         table.about.update(settings=settings, source=source, stats=stats, skipped=list(map(key_of, skipped)))
     return stats

@@ -21,7 +21,7 @@ NAMES = (
     ("group_norm", "norm"), ("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "proj_out"),
 )
 CONVOLUTIONS = ("encoder.", "quant_conv.")
-SHOWN = 4  # names of weights in a message
+MAX_SHOWN = 4  # names of weights in a message
 
 
 def their_name(name: str) -> str:
@@ -97,7 +97,7 @@ def convert(path: str, used: str | None, own: dict[str, Tensor]) -> dict[str, Te
     for what, names in (("lacks", set(theirs.values()) - there), ("has too many", there - set(theirs.values()))):
         if names:
             raise ValueError(f"{path} is of another architecture than the model and {what} {len(names)} weights: "
-                             f"{', '.join(sorted(names)[:SHOWN])}")
+                             f"{', '.join(sorted(names)[:MAX_SHOWN])}")
     keep = kept_codes(path, used, len(quantised["vectors"]), len(own["vectors"]))
     weights = {name: source[theirs[name]] for name in theirs}
     weights |= {name: weight[keep] for name, weight in quantised.items()}

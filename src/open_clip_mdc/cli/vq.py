@@ -35,7 +35,7 @@ from ..progress import progress_bar
 from . import taming
 
 HELD_OUT = 256  # images, the first ones, that are not trained on
-SHOWN = 16
+MAX_SHOWN = 16
 PLAIN = 0.2  # of the steps, without a codebook
 COMMITMENT = 0.25
 RESTART = 100  # steps
@@ -204,7 +204,7 @@ def run_fit(args: argparse.Namespace) -> None:
     fit(visual, decoder, training_batches(shards, train_transform, args, held_out), args.steps, args.lr, args.seed)
     quality, after = judge(visual, decoder, images, args.batch_size)
     sheet = Path(args.out).with_suffix(".png")
-    rows = [x for i in range(0, SHOWN, 8) for x in (visual.pixels(images[i:i + 8]).cpu(), after[i:i + 8].cpu())]
+    rows = [x for i in range(0, MAX_SHOWN, 8) for x in (visual.pixels(images[i:i + 8]).cpu(), after[i:i + 8].cpu())]
     with new_file(sheet) as partial:
         save_image((torch.cat(rows) + 1) / 2, partial, format="png", nrow=8)
     write_vq(visual.vq, args.out)
