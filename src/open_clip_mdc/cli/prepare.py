@@ -14,7 +14,7 @@ Annotations are Karpathy's split files (dataset_coco.json, ...); COCO's restval 
 `folds` writes OUT/fold0 ... OUT/fold4, each with train/ and test/ as above; test sets are disjoint. An image's fold
 follows from its name, however the shards are cut.
 
-Of several captions `open_clip_train` draws one each time it reads the image, and validates on the first (integration/data.py). A
+Of several captions `open_clip_train` draws one each time it reads the image, and validates on the first. A
 text without U+001E is what it always was. To plain OpenCLIP U+001E is white space: it would read one long text, which
 is what --join writes on purpose.
 """
