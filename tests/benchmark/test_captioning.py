@@ -424,7 +424,7 @@ def test_bad_input_is_named_in_one_line_before_any_decoding(runs, data, tmp_path
             assert words in capsys.readouterr().err
         else:
             assert words in error.value.code and "\n" not in error.value.code, words
-    with pytest.raises(SystemExit, match="length is 500"):
+    with pytest.raises(SystemExit, match="--caption_length 500 is more than this model"):
         cli.main([*mdc, "--caption_length", "500"])
     assert os.listdir(tmp_path / "captions") == []
 
