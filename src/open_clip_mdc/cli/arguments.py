@@ -56,8 +56,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     shards = sources.add_parser("shards", help="webdataset shards whose KEY.json holds several captions")
     for split in ("train", "val", "test"):
         shards.add_argument(f"--{split}", metavar="SHARDS", help="such as 'DIR/{00000..00005}.tar'")
-    shards.add_argument("--captions-key", default="captions", help="their name in KEY.json (default: %(default)s, or "
-                             "else caption, or else the lines of KEY.txt)")
+    _add_captions_key(shards)
     _add_output(shards)
     cub = sources.add_parser("cub", help="CUB-200-2011 with the ten captions of Reed et al. (2016)")
     cub.add_argument("--images", required=True, help="CUB_200_2011/images, a folder per class")
@@ -70,8 +69,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     folds = sources.add_parser("folds", help="k splits into training and test, each image tested once")
     folds.add_argument("--shards", required=True, help="such as 'DIR/{00000..00005}.tar', with captions in KEY.json")
     folds.add_argument("--k", type=positive, default=5, help="number of folds (default: %(default)s)")
-    folds.add_argument("--captions-key", default="captions", help="their name in KEY.json (default: %(default)s, or "
-                             "else caption, or else the lines of KEY.txt)")
+    _add_captions_key(folds)
     _add_output(folds)
     recap = sources.add_parser("recap", help="recaptioned texts of Recap-DataComp, random subsets")
     recap.add_argument("--shards", required=True, help="shards of Recap-DataComp: 'DIR/{00000..99999}.tar'")
@@ -85,6 +83,11 @@ def fetch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", choices=FETCHED, help="data set")
     parser.add_argument("--out", required=True, help="folder to download to")
     parser.add_argument("--print", action="store_true", help="download nothing: addresses, sizes, licence, commands")
+
+
+def _add_captions_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--captions-key", default="captions", help="their name in KEY.json (default: %(default)s, or "
+                        "else caption, or else the lines of KEY.txt)")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
