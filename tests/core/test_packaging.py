@@ -86,7 +86,7 @@ def test_the_citation_is_of_this_version_and_the_paper_of_the_model_card():
     citation = yaml.safe_load((REPO / "CITATION.cff").read_text())
     assert citation["version"] == open_clip_mdc.__version__ and citation["license"] == "MIT"
     paper = citation["preferred-citation"]
-    bibtex = (REPO / "src" / "open_clip_mdc" / "tools" / "model_card.md.jinja").read_text().partition("@article")[2]
+    bibtex = (REPO / "src" / "open_clip_mdc" / "cli" / "model_card.md.jinja").read_text().partition("@article")[2]
     assert f"{{{paper['title']}}}" in bibtex and f"{{{paper['year']}}}" in bibtex and paper["journal"] in bibtex
     assert " and ".join(f"{a['family-names']}, {a['given-names']}" for a in paper["authors"]) in bibtex
 

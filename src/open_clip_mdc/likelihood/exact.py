@@ -5,6 +5,7 @@ scored, EOT included: a caption of N words and marks has N + 1 terms. The bound 
 
 Dimensions: R captions (rows), I images, L positions, N scored tokens of a caption, M asked tokens, V vocabulary.
 """
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..models.interface import Network
+from ..models.interface import Network, TokenLogits
 from ..text.packing import partition_indices, scatter_flat
 from ..text.special_tokens import caption_lengths, mask_id, target_tokens
 
@@ -29,6 +30,16 @@ class Likelihood(NamedTuple):
 
 def token_log_prob(logits: Tensor, target: Tensor) -> Tensor:
     return logits.gather(1, target[:, None]).squeeze(1) - logits.logsumexp(1)
+
+
+def decoder_calls(network: Network, rows: int, length: int,
+                  max_tokens: int) -> Iterator[tuple[np.ndarray, TokenLogits]]:
+    """Yield the rows of each decoder call, and its function of them, which only another number of rows makes anew."""
+    token_logits, packed_rows, step = None, 0, max(1, max_tokens // length)
+    for index in np.split(np.arange(rows), range(step, rows, step)):
+        if len(index) != packed_rows:
+            token_logits, packed_rows = network([length] * len(index)), len(index)
+        yield index, token_logits
 
 
 def autoregressive(network: Network, text: Tensor, vocab_size: int) -> Likelihood:

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..models.interface import Network
 from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
-from .exact import Likelihood, token_log_prob
+from .exact import Likelihood, decoder_calls, token_log_prob
 
 FIRST_ROUND = 4  # draws per mask count before early stopping looks for the first time; doubled from look to look
 MAX_ENUMERATED = 16  # masks are drawn without replacement where there are at most this many times the draws
@@ -160,11 +160,8 @@ def _hidden_log_likelihood(network: Network, text: Tensor, hidden: np.ndarray, v
     """Return the hidden tokens' mean log-likelihood, float64 [R, K], for captions [R, N + 1] and masks [K, N]."""
     rows, length = text.shape
     predicted = np.pad(hidden, ((0, 0), (1, 0)))
-    values, token_logits, packed_rows = [], None, 0
-    rows_per_call = max(1, max_tokens // length)
-    for index in np.split(np.arange(rows * len(hidden)), range(rows_per_call, rows * len(hidden), rows_per_call)):
-        if len(index) != packed_rows:
-            token_logits, packed_rows = network([length] * len(index)), len(index)
+    values = []
+    for index, token_logits in decoder_calls(network, rows * len(hidden), length, max_tokens):
         places = torch.from_numpy(predicted[index % len(hidden)].ravel().nonzero()[0]).to(text.device)
         truth = text.index_select(0, torch.from_numpy(index // len(hidden)).to(text.device))
         noisy = truth.flatten().index_fill(0, places, mask_id(vocab_size)).view_as(truth)
@@ -285,7 +282,6 @@ def monte_carlo(
         network: bidirectional, of one image.
         text: long [R, L], the image's candidates; without scored tokens a row gets 0 and takes no part.
         num_samples: draws per caption, at most.
-        interval: (t_min, t_max).
         stop_confidence: e.g. 0.999; None draws all.
         max_tokens: tokens per decoder call.
     """

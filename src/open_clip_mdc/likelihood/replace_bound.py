@@ -18,7 +18,7 @@ from ..models.interface import Network
 from ..objectives.replace_process import Schedule, bound_terms, prior_kl
 from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
-from .exact import Likelihood
+from .exact import Likelihood, decoder_calls
 from .monte_carlo import Draws, estimate, systematic_sample
 
 
@@ -61,11 +61,8 @@ def bound_of_draws(network: Network, text: Tensor, noise: Noise, schedule: Sched
     weight = torch.from_numpy(noise.weight).to(text.device)
     step = torch.from_numpy(noise.step).to(text.device)
     tokens = torch.zeros(rows, length, dtype=torch.float64, device=text.device)
-    values, token_logits, packed_rows = [], None, 0
-    rows_per_call = max(1, max_tokens // length)
-    for index in np.split(np.arange(rows * num_draws), range(rows_per_call, rows * num_draws, rows_per_call)):
-        if len(index) != packed_rows:
-            token_logits, packed_rows = network([length] * len(index)), len(index)
+    values = []
+    for index, token_logits in decoder_calls(network, rows * num_draws, length, max_tokens):
         row, draw = (torch.from_numpy(x).to(text.device) for x in divmod(index, num_draws))
         truth = text.index_select(0, row)
         x_t = noise.apply(truth, index % num_draws, schedule.vocab_size)
