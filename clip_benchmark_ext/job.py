@@ -44,7 +44,7 @@ def read_as_ours(dataset: WebDataset, root: str, batch_size: int) -> None:
     """Replace the stages of clip_benchmark's webdataset that read shards, and its class names and templates."""
     for field, name in (("classes", "classnames.txt"), ("templates", "zeroshot_classification_templates.txt")):
         if getattr(dataset, field) and os.path.isfile(path := os.path.join(root, name)):
-            setattr(dataset, field, read_names(path))
+            vars(dataset)[field] = read_names(path)
     place = dataset.pipeline.index(split_by_worker)
     dataset.pipeline[place:place + 2] = [partial(read_shards, read_urls=dataset.pipeline[place + 1]),
                                          partial(own_samples, batch_size=batch_size), caption_data.decode_images]
