@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from threadpoolctl import threadpool_limits
 from training import losses, open_clip_train_each, train_flags, weights
 
 import open_clip_mdc
@@ -68,7 +69,7 @@ def test_quality_is_that_of_a_plain_count():
     torch.manual_seed(0)
     visual, decoder = VQTower(TINY, 8, 2, 8), make_decoder(TINY)
     images = torch.randn(6, 3, 8, 8)
-    quality, after = vq.judge(visual, decoder, images, batch_size=4)
+    quality, after = vq.evaluate_codes(visual, decoder, images, batch_size=4)
     counts = Counter(visual.codes(images).flatten().tolist())
     shares = [n / counts.total() for n in counts.values()]
     assert quality.used == len(counts)
@@ -78,6 +79,25 @@ def test_quality_is_that_of_a_plain_count():
         a, b = (visual.pixels(image[None])[0] + 1) / 2, (made + 1) / 2
         psnr.append(20 * math.log10(1 / (a - b).square().mean().sqrt().item()))
     assert math.isclose(quality.psnr, sum(psnr) / 6, rel_tol=1e-5)
+
+
+def test_the_same_seed_gives_the_same_file(scenes, tmp_path):
+    """Also of the k-means of latents that have hardly been trained, which are close to one another."""
+    files = [tmp_path / "one.pt", tmp_path / "two.pt"]
+    for out in files:
+        cli.main(["vq", "fit", "--model", "MCD-VQ-ViT-Ti-8", "--train-data", f"{scenes}/train/{{00000..00007}}.tar",
+                  "--out", str(out), "--steps", "8", "--batch-size", "16", "--workers", "0", "--seed", "5"])
+    one, two = (torch.load(out, weights_only=True)["state_dict"] for out in files)
+    assert one.keys() == two.keys() and all(torch.equal(weight, two[name]) for name, weight in one.items())
+
+
+def test_the_centres_do_not_depend_on_the_number_of_threads():
+    latents = 1e-3 * torch.randn(2048, 8, generator=torch.Generator().manual_seed(0))
+    centres = []
+    for threads in (1, 5):
+        with threadpool_limits(threads, user_api="openmp"):
+            centres.append(vq.k_means(latents, 16, 0))
+    assert torch.equal(*centres)
 
 
 def test_unused_vectors_move_to_latents_and_used_ones_stay():

@@ -25,8 +25,6 @@ TIMEOUT = 60  # seconds without an answer
 
 
 class File(NamedTuple):
-    """A file to download."""
-
     url: str
     size: str = ""  # about
     checksum: str | None = None  # ALGORITHM:HEX
@@ -37,8 +35,6 @@ class File(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where a data set comes from."""
-
     licence: str
     files: tuple[File, ...] = ()
     commands: tuple[str, ...] = ()  # by hand, then; OUT is the folder
@@ -122,12 +118,11 @@ SOURCES = {
 
 
 def ask(url: str, **headers: str) -> requests.Response:
-    """The server's answer, whose content is still to come. Raises OSError."""
     return requests.get(url, stream=True, timeout=TIMEOUT, headers={"Accept-Encoding": "identity", **headers})
 
 
 def open_rest(url: str, part: Path) -> requests.Response:
-    """The server's answer with what comes after the bytes that are there, or with all. Raises OSError."""
+    """Ask for what comes after the bytes that are there, or for all where the server cannot."""
     start = part.stat().st_size if part.exists() else 0
     answer = ask(url, **({"Range": f"bytes={start}-"} if start else {}))
     if answer.status_code == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
@@ -139,13 +134,12 @@ def open_rest(url: str, part: Path) -> requests.Response:
 
 
 def identity(file: File, answer: requests.Response) -> str:
-    """What tells this file of the server from another under the same address. (Redirects may be signed anew.)"""
+    # What tells this file from another under the same address. Redirects may be signed anew.
     known = [file.url, *(answer.headers.get(name, "") for name in ("ETag", "Last-Modified", "Content-Length"))]
     return hashlib.sha256("\n".join(known).encode()).hexdigest()[:12]
 
 
 def append(answer: requests.Response, part: Path, bar) -> None:
-    """Writes what comes, from the place that the answer begins at. Raises OSError where it breaks off."""
     if answer.status_code == 416:
         return
     with open_own(part, "ab" if answer.status_code == 206 else "wb") as file:
@@ -155,11 +149,10 @@ def append(answer: requests.Response, part: Path, bar) -> None:
 
 
 def download(file: File, folder: Path) -> Path:
-    """The file, unless it is there.
+    """Download the file unless it is there.
 
-    Raises:
-        OSError: the server does not give it, or breaks off again and again; what came is kept.
-        ValueError: it came whole with another checksum or size; it is removed.
+    Raises OSError where the server breaks off again and again (what came is kept), and ValueError for another checksum
+    or size (it is removed).
     """
     target, tries, size = folder / file.name, 0, -1
     if target.exists():
@@ -192,7 +185,6 @@ def download(file: File, folder: Path) -> Path:
 
 
 def find_problem(file: File, part: Path, length: str | None) -> str | None:
-    """Why a whole download is not the file that it should be."""
     if length is not None and part.stat().st_size != int(length):
         return f"has {part.stat().st_size} bytes, not {length}"
     if file.checksum:
@@ -206,29 +198,18 @@ def find_problem(file: File, part: Path, length: str | None) -> str | None:
     return None
 
 
-def describe(source: Source, out: str) -> str:
-    """What `--print` says."""
-    lines = [f"licence: {source.licence}"]
-    lines += [" ".join(filter(None, [file.url, file.size and f"({file.size})", file.checksum or "(no checksum known)"]))
-              for file in source.files]
-    return "\n".join([*lines, *commands(source, out)])
-
-
-def commands(source: Source, out: str) -> list[str]:
-    """What is left to do by hand."""
-    return [command.replace("OUT", out) for command in source.commands]
-
-
 def run(args: argparse.Namespace) -> None:
-    """Downloads what has an address to --out and prints what is left to do by hand; with --print only prints."""
-    source = SOURCES[args.source]
-    if args.print:
-        print(describe(source, args.out))
-        return
-    folder = Path(args.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    """Download what has an address to --out and print what is left to do by hand. With --print only print."""
+    source, folder = SOURCES[args.source], Path(args.out)
+    commands = [command.replace("OUT", args.out) for command in source.commands]
     print(f"licence: {source.licence}")
-    for file in source.files:
-        print(download(file, folder))
-    if source.commands:
-        print("\n".join(["then:", *commands(source, args.out)]))
+    if args.print:
+        for file in source.files:
+            size = f" ({file.size})" if file.size else ""
+            print(f"{file.url}{size} {file.checksum or '(no checksum known)'}")
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in source.files:
+            print(download(file, folder))
+        commands = ["then:", *commands] if commands else []
+    print(*commands, sep="\n", end="\n" * bool(commands))

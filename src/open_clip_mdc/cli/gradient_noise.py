@@ -54,41 +54,36 @@ class Measurement(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Of the gradient of one image at each t."""
+    """Estimates for the gradient of one image at each t."""
 
     products: np.ndarray  # [T, T]: m_t . m_s
     noise: np.ndarray  # [T]: tr Cov(g_t)
 
 
 def weights(kind: str) -> np.ndarray:
-    """`objective.loss_weight` at the middles of the bins, [T]."""
     return loss_weight(torch.from_numpy(MIDDLES), kind).numpy()
 
 
 def measure(model: Captioner, data: Iterable[tuple[Tensor, Tensor]], num_batches: int, seed: int,
             times: np.ndarray = MIDDLES) -> Measurement:
-    """Gradients of micro-batches at each of the times, the same images and the same random numbers at all of them.
+    """Measure gradients of GROUPS * num_batches micro-batches at each of the times.
 
-    What all times share then drops out of their comparison. Of an encoder with more than MAX_COORDINATES parameters
-    that many are drawn: inner products are sums over coordinates, so all of them shrink by one factor.
-
-    Args:
-        data: yields image [B, 3, height, width] on the model's device and text [B, L] on the CPU, of one B throughout.
-        num_batches: per group, so that GROUPS * num_batches are taken.
+    Images and random numbers are the same at all times: what they share drops out of the comparison. Of an encoder with
+    more than MAX_COORDINATES parameters that many are drawn, which scales all inner products by one factor. `data`
+    yields image [B, 3, height, width] on the model's device and text [B, L] on the CPU, of one B throughout.
     """
     model.eval()
     encoder = [p for p in model.visual.parameters() if p.requires_grad]
     device, size = encoder[0].device, sum(p.numel() for p in encoder)
-    generator = torch.Generator()
+    generator, total = torch.Generator(), GROUPS * num_batches
     whole = CaptionCfg(t_min=0.0, t_max=1.0, loss_weight="none")
-    coordinates = None
+    coordinates = slice(None)
     if size > MAX_COORDINATES:
         coordinates = torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:MAX_COORDINATES].to(device)
     sums = torch.zeros(GROUPS, len(times), min(size, MAX_COORDINATES), device=device)
     products = np.zeros((GROUPS, len(times), len(times)))
     gradient = torch.empty_like(sums[0])
     nll, masked, tokens = [], [], []
-    total = GROUPS * num_batches
     for k, (image, text) in zip(progress_bar(range(total), "measuring", "batch"), data, strict=False):
         caption_nll, caption_masked = [], []
         for i, t in enumerate(times):
@@ -99,8 +94,7 @@ def measure(model: Captioner, data: Iterable[tuple[Tensor, Tensor]], num_batches
             caption_nll.append(captions.sum_rows(out["token_nll"]))
             caption_masked.append(captions.sum_rows(out["token_weight"]))
             parts = torch.autograd.grad(caption_nll[-1].mean(), encoder, allow_unused=True, materialize_grads=True)
-            flat = torch.cat([part.flatten() for part in parts])
-            gradient[i] = flat if coordinates is None else flat[coordinates]
+            gradient[i] = torch.cat([part.flatten() for part in parts])[coordinates]
         sums[k % GROUPS] += gradient
         products[k % GROUPS] += (gradient @ gradient.T).double().cpu().numpy()
         nll.append(torch.stack(caption_nll).detach().cpu())
@@ -113,7 +107,7 @@ def measure(model: Captioner, data: Iterable[tuple[Tensor, Tensor]], num_batches
 
 
 def moments(measured: Measurement, leave_out: int | None = None) -> Moments:
-    """Unbiased estimates from all groups, or from all but one.
+    """Return unbiased estimates from all groups, or from all but one.
 
     Let x_k be the gradient of micro-batch k of n at time t, y_k at time s, each a mean over B independent images. For
     k != l they are independent, so E[x_k . y_l] = m_t . m_s, and the mean over all such pairs is unbiased:
@@ -133,7 +127,7 @@ def moments(measured: Measurement, leave_out: int | None = None) -> Moments:
 
 
 def weigh(unweighted: Moments, kind: str) -> Moments:
-    """Moments with the loss weight, each an average over its bin, of which only the middle was measured.
+    """Return moments with the loss weight, each an average over its bin, of which only the middle was measured.
 
     Within a bin the noise without weight is taken to be proportional to t, as it is for small t (above), so that 1/t^2
     times it averages to noise(middle) / middle * log(high / low) / (high - low).
@@ -146,7 +140,10 @@ def weigh(unweighted: Moments, kind: str) -> Moments:
 
 
 def interval_scores(unweighted: Moments) -> pd.DataFrame:
-    """What one image is worth when t is uniform on an interval: a row for each interval of whole bins and each weight.
+    """Return what one image is worth when t is uniform on an interval, for each interval of whole bins and each weight.
+
+    Columns: weight, t_min, t_max, snr (of one image), cosine (to the aim), progress. Raises ValueError where the
+    estimate of |m|^2 is not positive, so that nothing can be said.
 
     The aim is the NELBO of Eq. 5, t in (0, 1] with weight 1/t, whose gradient has mean m. Training on an interval I
     follows gradients g with mean m_I instead: biased, but perhaps less noisy. A step -h * g changes the aim by
@@ -166,12 +163,6 @@ def interval_scores(unweighted: Moments) -> pd.DataFrame:
     narrow intervals, but a model must know all of its decoding and scoring masks: the caller sets a least width.
     (3) Gradients are compared as in gradient descent, without Adam's rescaling. (4) Features may gain from what the
     NELBO does not reward. (5) The numerator is the square of an estimate, a little too large when that is noisy.
-
-    Returns:
-        columns weight, t_min, t_max, snr (of one image), cosine (to the aim), progress.
-
-    Raises:
-        ValueError: the estimate of |m|^2 is not positive, so that nothing can be said.
     """
     kinds = {kind: weigh(unweighted, kind) for kind in ("inverse_t", "none")}
     aim = kinds["inverse_t"].products.mean()
@@ -195,14 +186,9 @@ def interval_scores(unweighted: Moments) -> pd.DataFrame:
 
 
 def log_ratio_error(left_out: np.ndarray, reference: int) -> np.ndarray:
-    """Delete-one jackknife standard errors of log(score / score of the reference).
+    """Return delete-one jackknife standard errors [N] of log(score / score of the reference).
 
-    Args:
-        left_out: [G, N], the N scores with each group left out.
-        reference: column of N.
-
-    Returns:
-        [N]: 0 for the reference itself, infinity where a score is 0 without some group.
+    `left_out` [G, N] has the N scores with each group left out. Infinity where a score is 0 without some group.
     """
     positive = (left_out > 0).all(0) & (left_out[:, reference] > 0).all()
     ratio = np.log(np.where(positive, left_out, 1) / np.where(positive, left_out[:, [reference]], 1))

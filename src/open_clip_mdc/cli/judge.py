@@ -44,7 +44,7 @@ RETRIES = 7  # waits of 0, 1, 2, 4, ... 32 seconds where the server does not say
 
 
 class Place(NamedTuple):
-    """Where the bytes of an image are: a file, or a stretch of a tar file."""
+    """A file, or a stretch of a tar file, with an image's bytes."""
 
     path: Path
     offset: int = 0
@@ -52,11 +52,7 @@ class Place(NamedTuple):
 
 
 def read_captions(path: str) -> dict[str, str]:
-    """{id: caption} of a file, white space in captions made plain, so that none can pass for two.
-
-    Raises:
-        ValueError: the file is not of either kind, or names an id twice.
-    """
+    """Read {id: caption} of a file, white space in captions made plain, so that none can pass for two."""
     try:
         if path.endswith(".jsonl"):
             rows = [parse_json(line) for line in read_lines(path)]
@@ -74,11 +70,7 @@ def read_captions(path: str) -> dict[str, str]:
 
 
 def read_systems(arguments: list[str]) -> dict[str, dict[str, str]]:
-    """{system: {id: caption}} of NAME=FILE arguments, with the same ids in all.
-
-    Raises:
-        ValueError: there are fewer than 2 systems or more than letters, or their names or ids do not fit.
-    """
+    """Read {system: {id: caption}} of NAME=FILE arguments, with the same ids in all."""
     pairs = [argument.partition("=")[::2] for argument in arguments]
     if not all(name and file for name, file in pairs) or len(dict(pairs)) < len(pairs):
         raise ValueError(f"--captions {' '.join(arguments)}: give each system once, as NAME=FILE")
@@ -97,11 +89,6 @@ def read_systems(arguments: list[str]) -> dict[str, dict[str, str]]:
 
 
 def _shard_images(shard: Path) -> dict[str, Place]:
-    """{key: place} of the samples with an image, in the shard's order.
-
-    Raises:
-        ValueError: it is no uncompressed tar file, or breaks off.
-    """
     members, found = [], {}
     try:
         with tarfile.open(shard, "r:", tarinfo=Header) as archive:
@@ -121,13 +108,10 @@ def _shard_images(shard: Path) -> dict[str, Place]:
 
 
 def find_places(source: str, ids: set[str]) -> dict[str, Place]:
-    """{id: place} for the ids, which are names in a folder, or keys or else numbers (from 0) in webdataset shards.
+    """Return {id: place} for ids that are names in a folder, or keys or else numbers (from 0) in webdataset shards.
 
-    A key that comes again in a later shard is KEY#NUMBER there, as in what clip_benchmark's captioning writes.
-
-    Raises:
-        ValueError: an id has no image or two, or a shard is damaged.
-        FileNotFoundError: the folder or a shard is not there.
+    A key that comes again in a later shard is KEY#NUMBER there, as in what clip_benchmark's captioning writes. Raises
+    ValueError for an id without an image or with several.
     """
     found: list[tuple[str, Place]] = []
     keys: set[str] = set()
@@ -148,10 +132,9 @@ def find_places(source: str, ids: set[str]) -> dict[str, Place]:
 
 
 def read_url(place: Place) -> str:
-    """The file's own bytes as a data URL; of an image that is not upright, or in a format of few servers, a PNG's.
+    """Return the file's own bytes as a data URL, or a PNG if the image is not upright or of a format of few servers.
 
-    Raises:
-        ValueError: they are no image.
+    Raises ValueError for what is no image.
     """
     with place.path.open("rb") as file:
         file.seek(place.offset)
@@ -166,11 +149,7 @@ def read_url(place: Place) -> str:
 
 
 def open_session(workers: int) -> requests.Session:
-    """A session that retries, with the key of the environment if there is one.
-
-    Raises:
-        ValueError: the key cannot be sent.
-    """
+    """Open a session that retries, with the key of the environment if there is one."""
     session = requests.Session()
     retry = Retry(RETRIES, status_forcelist=(429, *range(500, 600)), allowed_methods=None, backoff_factor=0.5,
                   raise_on_status=False)
@@ -188,10 +167,9 @@ def open_session(workers: int) -> requests.Session:
 
 
 def read_answer(response: requests.Response) -> bytes:
-    """The body, a few bytes at a time: what is sent slowly or without an end does not hold up the others for ever.
+    """Read the body a few bytes at a time: what is sent slowly or without an end does not hold up the others for ever.
 
-    Raises:
-        ValueError: it is too long, or takes too long.
+    Raises ValueError for an answer that is too long or takes too long.
     """
     content, deadline = bytearray(), time.monotonic() + ANSWER_SECONDS
     for part in response.iter_content(16):  # it waits for all 16; one at a time, a long answer is slow itself
@@ -202,18 +180,17 @@ def read_answer(response: requests.Response) -> bytes:
 
 
 def _excerpt(response: requests.Response, content: bytes) -> str:
-    """The beginning of what a server says, on one line, without the key, which some repeat."""
+    # without the key, which some servers repeat
     key = response.request.headers.get("Authorization", "").removeprefix("Bearer ")
     text = " ".join(content.decode(errors="replace").split())
     return (text.replace(key, "***") if key else text)[:300]
 
 
 def ask(session: requests.Session, url: str, model: str, prompt: str, image: str) -> str:
-    """The model's answer to a prompt and an image (a data URL).
+    """Return the model's answer to a prompt and an image (a data URL).
 
-    Raises:
-        ValueError: the server refuses, still fails after the retries, or does not speak the protocol.
-        OSError: it cannot be reached.
+    Raises ValueError where the server refuses, still fails after the retries or does not speak the protocol, and
+    OSError where it cannot be reached.
     """
     content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": prompt}]
     body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": content}]}
@@ -226,18 +203,13 @@ def ask(session: requests.Session, url: str, model: str, prompt: str, image: str
     if response.status_code != 200:
         raise ValueError(f"{url} answers {response.status_code}: {_excerpt(response, content)}")
     try:
-        answer = parse_json(content)["choices"][0]["message"]["content"] or ""
-        return answer.strip()
+        return (parse_json(content)["choices"][0]["message"]["content"] or "").strip()
     except (ValueError, LookupError, TypeError, AttributeError) as problem:
         raise ValueError(f"{url} gives no chat completion: {_excerpt(response, content)}") from problem
 
 
 def run(args: argparse.Namespace) -> None:
-    """Asks about every image that --out does not hold yet, and writes and prints the rates.
-
-    Raises:
-        ValueError: no endpoint or model is given; or as the readers and `ask`.
-    """
+    """Ask about every image that --out does not hold yet, and write and print the rates."""
     out = Path(args.out)
     for value, flag, variable in ((args.url, "--url", "OPENAI_BASE_URL"), (args.model, "--model", "OPENAI_MODEL")):
         if not value:

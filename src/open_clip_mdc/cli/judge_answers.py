@@ -23,9 +23,9 @@ _LETTER_CONTINUES = re.compile(r"\s+(?![a-z])|\s+(?:is|was|has|does|and|or|best|
 
 
 def assign_letters(captions: dict[str, str], seed: int, id: str) -> list[tuple[str, list[str]]]:
-    """Distinct captions of {system: caption} in the order of their letters, each with its systems.
+    """Return distinct captions of {system: caption} in the order of their letters, each with its systems.
 
-    A function of the seed, the id and the captions alone, whatever the order of the systems.
+    The order depends on the seed, the id and the captions alone, not on the order of the systems.
     """
     systems: dict[str, list[str]] = {}
     for name, caption in sorted(captions.items()):
@@ -36,7 +36,7 @@ def assign_letters(captions: dict[str, str], seed: int, id: str) -> list[tuple[s
 
 
 def parse_letter(answer: str, captions: list[str]) -> str | None:
-    """The letter of the one caption that an answer chooses; None if it chooses none, several, or cannot be understood.
+    """Return the letter of the one caption that an answer chooses, or None for none, several or what is not understood.
 
     Strict by intent. Captions that the answer repeats are ignored. Then it must be a letter ("b", "(B)", "**B**",
     "Answer: B"), or text that names one letter only ("Caption B, which ..."), or, if it names several, have clauses
@@ -66,14 +66,13 @@ def parse_letter(answer: str, captions: list[str]) -> str | None:
             if _VERDICT.search(before) or _VERDICT.search(after):
                 declared |= letters
     choice = chosen if len(named) == 1 else declared
-    letter = choice.pop() if len(choice) == 1 else None
-    return letter if letter and letter in LETTERS[:len(captions)] else None
+    return choice.pop() if len(choice) == 1 and choice <= set(LETTERS[:len(captions)]) else None
 
 
 def summarise(votes: list[dict], names: list[str]) -> dict:
-    """Selection rates over well-formed answers with binomial standard errors (too large where votes are shared).
+    """Return selection rates over well-formed answers with binomial standard errors (too large where votes are shared).
 
-    `letters` counts the answers by letter: a judge that likes a place in the list shows there.
+    `letters` counts the answers by letter, which shows a judge that likes a place in the list.
     """
     judged = [vote for vote in votes if vote["chosen"]]
     rates, errors = {}, {}
@@ -88,11 +87,7 @@ def summarise(votes: list[dict], names: list[str]) -> dict:
 
 
 def report(path: Path, settings: dict, summary: dict) -> None:
-    """Writes the summary as JSON and prints it as a table.
-
-    Raises:
-        ValueError: there is no well-formed answer; the file is written all the same.
-    """
+    """Write the summary as JSON and print it as a table. Raises ValueError, after that, if no answer is well-formed."""
     write_json(path, {**settings, **summary}, indent=4)
     if not summary["judged"]:
         raise ValueError(f"{path}: none of {summary['images']} answers names one caption")

@@ -27,44 +27,29 @@ PERCENTILES = (5, 25, 50, 75, 95, 99)
 
 
 def read_captions(shard: str) -> Iterator[str]:
-    """Streams the texts that webdataset finds in a shard as "txt"."""
     for sample in read_samples(shard, suffixes=("txt",)):
         yield from sample["txt"].decode("utf-8-sig", errors="replace").split(CAPTION_SEPARATOR)
 
 
 def caption_lengths(shards: Sequence[str], tokenizer: SimpleTokenizer) -> np.ndarray:
-    """Token counts [N] of all captions in the shards, SOT and EOT included, before truncation.
-
-    Raises:
-        ValueError: a shard is damaged, or none holds a caption.
-    """
-    lengths = [
-        len(tokenizer.encode(text)) + 2
-        for shard in progress_bar(shards, os.path.dirname(shards[0]), "shard")
-        for text in read_captions(shard)
-    ]
+    """Return token counts [N] of all captions in the shards, SOT and EOT included, before truncation."""
+    lengths = [len(tokenizer.encode(text)) + 2 for shard in progress_bar(shards, os.path.dirname(shards[0]), "shard")
+               for text in read_captions(shard)]
     if not lengths:
         raise ValueError(f"{shards[0]}: no KEY.txt in {len(shards)} shard(s); captions are members that end in .txt")
     return np.array(lengths)
 
 
 def length_table(names: Sequence[str], lengths: Sequence[np.ndarray], context: int = 77) -> pd.DataFrame:
-    """One row per data set: number, mean, percentiles, longest, and the share (in %) that is longer than `context`."""
-    rows = [
-        {
-            "captions": len(values),
-            "mean": values.mean(),
-            **{f"p{p}": np.percentile(values, p) for p in PERCENTILES},
-            "max": values.max(),
-            f"> {context} (%)": 100 * (values > context).mean(),
-        }
-        for values in lengths
-    ]
+    rows = [{
+        "captions": len(values), "mean": values.mean(), **{f"p{p}": np.percentile(values, p) for p in PERCENTILES},
+        "max": values.max(), f"> {context} (%)": 100 * (values > context).mean(),
+    } for values in lengths]
     return pd.DataFrame(rows, index=list(names))
 
 
 def draw_histogram(path: str | Path, names: Sequence[str], lengths: Sequence[np.ndarray], context: int = 77) -> None:
-    """Draws the share of captions of each length, one area per data set, as a PNG; the longest 0.1 % are cut off."""
+    """Draw the share of captions of each length, one area per data set. The longest 0.1 % are cut off."""
     top = max(int(np.percentile(values, 99.9)) for values in lengths) + 2
     width = max(1, top // 100)
     figure = Figure(figsize=(7, 3.5), layout="constrained")
@@ -84,11 +69,7 @@ def draw_histogram(path: str | Path, names: Sequence[str], lengths: Sequence[np.
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints the table of caption lengths and writes their histogram to --out.
-
-    Raises:
-        ValueError: --names do not match the data sets, or --tokenizer has no tokenizer of CLIP's kind.
-    """
+    """Print the table of caption lengths and write their histogram to --out."""
     sets = [find_shards(pattern) for pattern in args.shards]
     names = args.names or [os.path.dirname(shards[0]) or shards[0] for shards in sets]
     if len(names) != len(sets):

@@ -44,9 +44,9 @@ from ..data.shards import (
 from ..progress import progress_bar
 from . import prepare_cub as cub
 from . import prepare_recap as recap
+from .fetch import KARPATHY
 
 SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}  # Karpathy's -> ours
-KARPATHY = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
 SHARD_SIZE = 1000
 MAX_SHOWN = 20  # images named on the terminal when they cannot be used
 
@@ -61,8 +61,6 @@ class Sample(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """An image that cannot be used."""
-
     name: str
     why: str
 
@@ -71,12 +69,9 @@ class LeftOut(NamedTuple):
 
 
 def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list[tuple[Path, list]]]:
-    """{split: [(image file, its captions)]} of one of Karpathy's files.
+    """Read {split: [(image file, its captions)]} of one of Karpathy's files.
 
     An image is looked for in its folder (`filepath`: COCO's train2014, val2014) and beside the others.
-
-    Raises:
-        ValueError: another file, or another data set's.
     """
     rows: dict[str, list] = {}
     what = f"{annotations} is not Karpathy's dataset_{dataset}.json"
@@ -97,12 +92,12 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
         why = f"it has no {problem}" if isinstance(problem, KeyError) else str(problem)
         if isinstance(content, dict) and "annotations" in content:
             why = "it is COCO's own, which has no split into train, val and test"
-        raise ValueError(f"{what}: {why}; that is in {KARPATHY}") from problem
+        raise ValueError(f"{what}: {why}; that is in {KARPATHY.url}") from problem
     return rows
 
 
 def read_files(rows: list[tuple[Path, list]], left_out: list[LeftOut]) -> Iterator[Sample]:
-    """Reads the images one after the other; what cannot be read goes to `left_out`."""
+    """Read the images one after the other. What cannot be read goes to `left_out`."""
     for path, captions in progress_bar(rows, "prepare"):
         try:
             image = path.read_bytes()
@@ -113,7 +108,7 @@ def read_files(rows: list[tuple[Path, list]], left_out: list[LeftOut]) -> Iterat
 
 
 def read_shards(shards: list[str], captions_key: str) -> Iterator[Sample]:
-    """Streams shards of KEY.jpg and KEY.json, whose `captions_key` holds the captions.
+    """Stream shards of KEY.jpg and KEY.json, whose `captions_key` holds the captions.
 
     Where it is left at "captions" and is not there, they are under "caption", as img2dataset writes it, or else the
     lines of KEY.txt.
@@ -132,7 +127,7 @@ def read_shards(shards: list[str], captions_key: str) -> Iterator[Sample]:
 
 
 def usable(samples: Iterable[Sample], left_out: list[LeftOut]) -> Iterator[tuple[str, Sample]]:
-    """(suffix, sample) of each readable image with captions; the others go to `left_out`.
+    """Yield (suffix, sample) of each readable image with captions. The others go to `left_out`.
 
     White space in captions becomes a space, so that none contains a line end or U+001E.
     """
@@ -151,15 +146,7 @@ def usable(samples: Iterable[Sample], left_out: list[LeftOut]) -> Iterator[tuple
 
 
 def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str, separator: str) -> dict[str, int]:
-    """Writes shards of SHARD_SIZE samples; JPEG, PNG and WebP images byte for byte, others as PNG.
-
-    Args:
-        shard: name of a shard, for its number.
-        separator: between the captions in KEY.txt.
-
-    Returns:
-        {shard: number of samples}.
-    """
+    """Write shards of SHARD_SIZE samples and return their sizes. JPEG, PNG and WebP images stay byte for byte."""
     sizes = {}
     for number, group in groupby(enumerate(samples), lambda item: item[0] // SHARD_SIZE):
         name = shard.format(number)
@@ -176,14 +163,14 @@ def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str,
 
 
 def refuse(left_out: list[LeftOut]) -> NoReturn:
-    """Names the first images that cannot be used, and raises ValueError."""
-    print(*left_out[:MAX_SHOWN], sep="\n", file=sys.stderr)
+    print(*left_out[:MAX_SHOWN], sep="
+", file=sys.stderr)
     raise ValueError(f"{len(left_out)} images cannot be used, the first are named above: get them, or leave them out "
                      f"by --skip-broken")
 
 
 def write_test(folder: Path, samples: Iterable[tuple[str, Sample]]) -> dict[str, int]:
-    """Writes FOLDER/test as clip_benchmark reads it for captioning; returns as `write_split`."""
+    """Write FOLDER/test as clip_benchmark reads it for captioning, and return the shards' sizes."""
     sizes = write_split(folder / "test", samples, "{}.tar", "\n")
     (folder / "test").mkdir(parents=True, exist_ok=True)
     (folder / "test" / "nshards.txt").write_text(str(len(sizes)))
@@ -192,11 +179,6 @@ def write_test(folder: Path, samples: Iterable[tuple[str, Sample]]) -> dict[str,
 
 
 def report(left_out: list[LeftOut], skip: bool, folder: Path, out: str) -> list[str]:
-    """Lists images that cannot be used in FOLDER/left_out.txt; what to print.
-
-    Raises:
-        ValueError: there are such, and `skip` is false.
-    """
     if left_out and not skip:
         refuse(left_out)
     if left_out:
@@ -205,15 +187,10 @@ def report(left_out: list[LeftOut], skip: bool, folder: Path, out: str) -> list[
 
 
 def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[LeftOut], join: bool, skip: bool) -> None:
-    """Writes train/, val/ and test/ under `out`, which appears only when it is complete, and prints how to use them.
+    """Write train/, val/ and test/ under `out`, which appears only when it is complete, and print how to use them.
 
-    Args:
-        left_out: images that cannot be used; grows while samples are read.
-        join: the captions of an image make one text in train/ and val/.
-        skip: leave those images out, and list them in OUT/left_out.txt.
-
-    Raises:
-        ValueError: there are such images and `skip` is false, or a split is empty.
+    `left_out`, the images that cannot be used, grows while samples are read. They are listed in OUT/left_out.txt with
+    `skip`, and are an error without.
     """
     hints = []
     with new_folder(out) as folder:
@@ -234,17 +211,14 @@ def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[LeftOut]
 
 
 def fold_of(name: str, k: int) -> int:
-    """The fold in which an image is tested, 0 to k - 1: the same wherever it lies."""
+    """Return the fold in which an image is tested, 0 to k - 1: the same wherever it lies."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest(), "big") % k
 
 
 def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bool, skip: bool) -> None:
-    """Writes k parts, and folds that train on links to all parts but one and test on that one.
+    """Write k parts, and folds that train on links to all parts but one and test on that one.
 
         OUT/parts/I/{00000..}.tar, OUT/foldI/train/{00000..}.tar (links), OUT/foldI/test/{0..}.tar
-
-    Raises:
-        ValueError: see `write`; or k is 1.
     """
     if k < 2:
         raise ValueError("--k 1 leaves nothing to train on: give 2 or more")
@@ -278,12 +252,7 @@ def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bo
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes the shards of one data set, or of its folds, to --out.
-
-    Raises:
-        FileNotFoundError: images of CUB are missing.
-        ValueError: no split of shards is named; or as `write`.
-    """
+    """Write the shards of one data set, or of its folds, to --out."""
     if args.source == "recap":
         return recap.run(args)
     if args.source == "folds":

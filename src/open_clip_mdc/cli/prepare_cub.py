@@ -20,11 +20,6 @@ Rows = list[tuple[Path, list[str]]]
 
 
 def class_number(name: str) -> int:
-    """001.Black_footed_Albatross is 1.
-
-    Raises:
-        ValueError: it begins with no number.
-    """
     number = name.split(".")[0]
     if not number.isdecimal():
         raise ValueError(f"{name!r} is no class of CUB-200, such as 001.Black_footed_Albatross")
@@ -32,11 +27,6 @@ def class_number(name: str) -> int:
 
 
 def find(folder: str, suffix: str) -> dict[Key, Path]:
-    """The files CLASS/NAME.suffix of a folder.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
     files = {(class_number(path.parent.name), path.stem): path for path in sorted(Path(folder).glob(f"*/*{suffix}"))}
     if not files:
         raise FileNotFoundError(f"no CLASS/NAME{suffix} in {folder}")
@@ -44,13 +34,8 @@ def find(folder: str, suffix: str) -> dict[Key, Path]:
 
 
 def read_captions(path: Path) -> list[str]:
-    """The lines of a file in UTF-8 or, as some are, Latin-1; in lower case.
-
-    Raises:
-        ValueError: they are not ten.
-    """
     content = path.read_bytes()
-    try:
+    try:  # some are Latin-1
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = content.decode("latin-1")
@@ -61,11 +46,6 @@ def read_captions(path: Path) -> list[str]:
 
 
 def reed_split(keys: Iterable[Key], lists: list[str]) -> dict[Key, str]:
-    """train or test of each image, by two lists of classes.
-
-    Raises:
-        ValueError: a class is in both.
-    """
     train, test = ({class_number(line) for line in read_lines(path)} for path in lists)
     if both := train & test:
         raise ValueError(f"class {min(both)} is in {lists[0]} and in {lists[1]}: Reed's split has no class in both")
@@ -73,11 +53,6 @@ def reed_split(keys: Iterable[Key], lists: list[str]) -> dict[Key, str]:
 
 
 def official_split(images: str) -> dict[Key, str]:
-    """train or test of each image, by the files beside the folder of images.
-
-    Raises:
-        FileNotFoundError: they are not there. ValueError: they do not go together.
-    """
     folder = Path(images).resolve().parent
     names, halves = (dict(line.split() for line in read_lines(folder / name))
                      for name in ("images.txt", "train_test_split.txt"))
@@ -89,12 +64,9 @@ def official_split(images: str) -> dict[Key, str]:
 
 
 def read(images: str, captions: str, split: str, classes: list[str] | None) -> tuple[dict[str, Rows], list[tuple]]:
-    """Image files with their captions for train and test, and what cannot be used, each with the reason.
+    """Return image files with their captions for train and test, and what cannot be used, each with the reason.
 
     Training images come in a fixed random order: neighbours in the folder are of one class.
-
-    Raises:
-        ValueError, FileNotFoundError: in one line.
     """
     if (split == "reed") != (classes is not None):
         raise ValueError("--split reed needs --classes TRAIN TEST, and --split official none")

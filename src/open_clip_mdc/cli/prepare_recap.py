@@ -34,21 +34,12 @@ from ..progress import progress_bar
 
 
 def re_caption(sample: dict, in_json: bool) -> str:
-    """The recaptioned text of a sample, without white space at its ends and line ends; empty where there is none."""
     text = read_metadata(sample).get("re_caption") if in_json else sample.get("txt", b"").decode("utf-8", "replace")
     return " ".join(text.split()) if is_text(text) else ""
 
 
 def recaption(job: tuple[str, Path], part: Path) -> None:
-    """Writes one shard, and what is in it to TARGET_stats.json: where the text was, and numbers of pairs and others.
-
-    Args:
-        job: the source, and the target's name.
-        part: the file to write.
-
-    Raises:
-        ValueError: the source is damaged.
-    """
+    """Write a shard for `job` (source, target's name) to `part`, and what is in it to TARGET_stats.json."""
     source, target = job
     in_json = any("re_caption" in read_metadata(sample) for sample in read_samples(source, ("json",)))
     stats = {"source": source, "text": "json" if in_json else "txt", "pairs": 0, "without_caption": 0,
@@ -66,16 +57,10 @@ def recaption(job: tuple[str, Path], part: Path) -> None:
 
 
 def worker(number: int) -> Callable:
-    """The function of a worker (engine.py)."""
     return recaption
 
 
 def stats_of(source: str, target: Path) -> dict:
-    """Of a shard that is there.
-
-    Raises:
-        ValueError: it was made from another source.
-    """
     stats = read_stats(target)
     if stats["source"] != source:
         raise ValueError(f"{target} was made from {stats['source']}, not from {source}: other --shards or another "
@@ -84,11 +69,7 @@ def stats_of(source: str, target: Path) -> dict:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes shards of at least --pairs recaptioned pairs to --out, from shards drawn at random.
-
-    Raises:
-        ValueError: all shards together hold fewer.
-    """
+    """Write shards of at least --pairs recaptioned pairs to --out, from shards drawn at random."""
     sources, out = find_shards(args.shards), Path(args.out).absolute()
     sources = random.Random(args.seed).sample(sources, len(sources))
     targets = [out / f"{number:05d}.tar" for number in range(len(sources))]

@@ -30,10 +30,7 @@ BATCH = 64
 
 @torch.inference_mode()
 def reconstruct(model: Captioner, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-    """Captions [B, L] that the model gives to images, given only the number of tokens.
-
-    A causal model is not given it and searches with its default beam.
-    """
+    """Return captions [B, L] of images, given only the number of tokens. A causal model searches, without it."""
     if model.causal:
         return model.generate(image)
     image_kv = model.text.project_image(model.encode_image_tokens(image))
@@ -44,7 +41,6 @@ def reconstruct(model: Captioner, image: torch.Tensor, text: torch.Tensor) -> to
 
 
 def contact_sheet(images: list, captions: list[str], predictions: list[str], path: str) -> None:
-    """PNG of images with the true caption and the model's below; green where they agree."""
     columns = 4
     rows = -(-len(images) // columns)
     figure = Figure(figsize=(3.4 * columns, 3.8 * rows), layout="constrained")
@@ -60,7 +56,7 @@ def contact_sheet(images: list, captions: list[str], predictions: list[str], pat
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints the loss before and after training and the reconstructions, and writes the contact sheet."""
+    """Print the loss before and after training and the reconstructions, and write the contact sheet."""
     shards = find_shards(args.data)
     loaded = load_captioner(args)
     model, transform, tokenizer, device = loaded.model, loaded.transform, loaded.tokenizer, loaded.device

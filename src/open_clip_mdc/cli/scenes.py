@@ -6,7 +6,7 @@
     open_clip_mdc scenes --out fewshot --without "yellow star"     # and 1, 4, 16, 64, 256 scenes that have one
     open_clip_mdc scenes --out rich --world rich --noise 0.1       # many captions are true of a scene, some of none
 
-What is drawn and said: data/plain_world.py (a row or a column of objects, one true caption) and data/rich_world.py.
+What is drawn and said: scenes/plain.py (a row or a column of objects, one true caption) and scenes/rich.py.
 
 A draw depends only on (seed, stream, index): the same seed writes the same bytes, a larger set begins with the scenes
 of a smaller one, and no split shares a stream with another.
@@ -29,28 +29,24 @@ from ..scenes.drawing import render
 
 World = plain_world.World | rich_world.World
 SHOTS = (1, 4, 16, 64, 256)  # scenes to learn a concept from that the others lack
-TRAIN_SHARDS = 8  # upstream refuses fewer training shards than workers x ranks
+TRAIN_SHARDS = 8  # OpenCLIP refuses fewer training shards than workers x ranks
 RICH_SHARD = 10_000  # scenes at most, of the rich world
 
 
 def drawing_of(world: World):
-    """The module that draws a world: `check`, `draw_scene`, `captions`, `draw_pair`, `PROBES`."""
     return rich_world if isinstance(world, rich_world.World) else plain_world
 
 
 def train_shards(world: World, count: int) -> int:
-    """The number of training shards of `count` scenes."""
     shards = max(TRAIN_SHARDS, -(-count // RICH_SHARD)) if isinstance(world, rich_world.World) else TRAIN_SHARDS
     return min(shards, count)
 
 
 def _write_shard(root: Path, split: str, world: World, shard: str, indices: range, concept: bool | None = None,
                  distinct: int | None = None) -> Iterator[None]:
-    """One shard of SPLIT and of SPLIT-long: the same images with short and with long captions.
+    """Write a shard of SPLIT and of SPLIT-long: the same images with short and with long captions.
 
-    Args:
-        concept: of `plain_world.draw_scene`.
-        distinct: so many scenes, the first of those that have the concept, are repeated.
+    `distinct` scenes, the first of those that have the concept, are repeated.
     """
     drawing = drawing_of(world)
     draw = drawing.draw_scene if concept is None else partial(drawing.draw_scene, concept=concept)
@@ -73,7 +69,6 @@ def _write_shard(root: Path, split: str, world: World, shard: str, indices: rang
 
 
 def _captioned(root: Path, split: str, world: World, count: int, shards: int, **which) -> Iterator[partial]:
-    """What writes the shards of SPLIT and SPLIT-long; which: see `_write_shard`."""
     sizes = {}
     for shard in range(shards):
         name = f"{shard:05d}.tar"
@@ -82,11 +77,10 @@ def _captioned(root: Path, split: str, world: World, count: int, shards: int, **
         yield partial(_write_shard, root, split, world, name, indices, **which)
     for folder in (split, f"{split}-long"):
         (root / folder).mkdir(parents=True, exist_ok=True)
-        (root / folder / "sizes.json").write_text(json.dumps(sizes))  # upstream reads the number of samples here
+        (root / folder / "sizes.json").write_text(json.dumps(sizes))  # OpenCLIP reads the number of samples here
 
 
 def _write_probe(root: Path, name: str, split: str, world: World, count: int) -> Iterator[None]:
-    """Labelled scenes in clip_benchmark's webdataset layout; names of classes stand beside them."""
     probe = drawing_of(world).PROBES[name]
     with tar_writer(root / name / split / "0.tar") as writer:
         for index in range(count):
@@ -101,9 +95,8 @@ def _write_probe(root: Path, name: str, split: str, world: World, count: int) ->
 
 
 def _write_pairs(root: Path, world: World, count: int) -> Iterator[None]:
-    """True and false captions in SugarCrepe's json format; `val2017` is where clip_benchmark looks for images."""
     (root / "images").mkdir(parents=True)
-    (root / "val2017").symlink_to("images")
+    (root / "val2017").symlink_to("images")  # where clip_benchmark looks for them
     rows: dict[str, dict] = {}
     for index in range(count):
         rng = world.rng("pairs", index)
@@ -118,16 +111,10 @@ def _write_pairs(root: Path, world: World, count: int) -> Iterator[None]:
 
 
 def _count(part: partial) -> int:
-    """Writes a part in a process of its own; how many scenes it has."""
     return sum(1 for _ in part())
 
 
 def _written(parts: list[partial], jobs: int) -> Iterator[int]:
-    """Writes the parts, in this process or in several; numbers of scenes, as they come.
-
-    Raises:
-        ValueError: a process was killed.
-    """
     if jobs == 1:
         yield from (1 for part in parts for _ in part())
         return
@@ -137,7 +124,7 @@ def _written(parts: list[partial], jobs: int) -> Iterator[int]:
 
 def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe: int, num_pairs: int,
           jobs: int = 1) -> None:
-    """Writes the whole data set under `out`, which appears only when it is complete.
+    """Write the whole data set under `out`, which appears only when it is complete.
 
         train/, val/              KEY.png, KEY.txt (one sentence), KEY.json (the scene and both captions), sizes.json
         train-long/, val-long/    the same images with long captions
@@ -151,19 +138,15 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
 
         concept/                  as val/, each scene with it
         shots-1/ to shots-256/    as train/, 256 samples of so many scenes with it; the fewer are the first of the more
-
-    Raises:
-        ValueError: `out` is there already and is not an empty folder, a number is out of range, or a process was
-            killed.
     """
     if min(num_train, num_val, num_probe, num_pairs) < 1:
         raise ValueError("--num-train, --num-val, --num-probe and --num-pairs must be at least 1")
     drawing = drawing_of(world)
     drawing.check(world)
     without = getattr(world, "without", None) is not None
+    lacks = {"concept": False} if without else {}
     total = num_train + num_val + 2 * num_probe * len(drawing.PROBES) + num_pairs
     total += num_val + len(SHOTS) * SHOTS[-1] if without else 0
-    lacks = {"concept": False} if without else {}
     with new_folder(out) as folder, progress_bar(total=total, what="scenes", unit="scene") as bar:
         parts = [*_captioned(folder, "train", world, num_train, train_shards(world, num_train), **lacks),
                  *_captioned(folder, "val", world, num_val, 1, **lacks)]
@@ -179,7 +162,6 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
 
 
 def world_of(args: argparse.Namespace) -> World:
-    """Raises ValueError if a flag is of the other world."""
     if args.world == "rich":
         for flag in ("objects", "sizes", "without"):
             if getattr(args, flag):
@@ -192,7 +174,7 @@ def world_of(args: argparse.Namespace) -> World:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes the data set to --out and prints the flags that train on it."""
+    """Write the data set to --out and print the flags that train on it."""
     world = world_of(args)
     build(args.out, world, args.num_train, args.num_val, args.num_probe, args.num_pairs, args.jobs)
     last = train_shards(world, args.num_train) - 1

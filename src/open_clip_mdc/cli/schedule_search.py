@@ -42,7 +42,6 @@ PAPER = tuple(configs.intervals())  # Table 5
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raises ValueError or FileNotFoundError for what cannot work."""
     if not args.model and not args.pretrained:
         raise ValueError("give --model NAME to train it shortly, or --pretrained RUN to measure a trained model")
     if args.model and not is_captioner(args.model):
@@ -56,19 +55,13 @@ def check(args: argparse.Namespace) -> None:
 
 
 class Sample(NamedTuple):
-    """A captioned image, preprocessed."""
-
     number: int  # in the shards
     image: Tensor  # [3, height, width]
     text: Tensor  # long [L]
 
 
 def stream(shards: str, transform, tokenizer) -> Iterator[Sample]:
-    """Images and captions in the order of the shards, over and over.
-
-    Raises:
-        ValueError: the shards hold no image with a caption, or are damaged.
-    """
+    """Yield images and captions in the order of the shards, over and over."""
     while True:
         sample = None
         for number, pair in enumerate(read_pairs(find_shards(shards), transform, tokenizer)):
@@ -78,11 +71,10 @@ def stream(shards: str, transform, tokenizer) -> Iterator[Sample]:
 
 
 def different(samples: Iterator[Sample]) -> Iterator[Sample]:
-    """The same samples, each once.
+    """Yield the same samples and raise ValueError where an image comes again.
 
-    Raises:
-        ValueError: an image comes again. Its gradients are not independent of those before, and the noise of a mean
-            over repeated images looks as if it fell faster than it does.
+    Its gradients are not independent of those before: the noise of a mean over repeated images looks as if it fell
+    faster than it does.
     """
     first = next(samples)
     yield first
@@ -93,18 +85,17 @@ def different(samples: Iterator[Sample]) -> Iterator[Sample]:
 
 
 def batches(samples: Iterator[Sample], size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Image [size, 3, height, width] on the device and text [size, L] on the CPU."""
     while True:
         _, image, text = zip(*islice(samples, size), strict=True)
         yield torch.stack(image).to(device), torch.stack(text)
 
 
 def train(model: Captioner, data: Iterator[tuple[Tensor, Tensor]], steps: int, lr: float, seed: int) -> None:
-    """Eq. 5 over all of (0, 1] by AdamW with the paper's betas and weight decay, after a warm-up of a tenth."""
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=lr, betas=(0.9, 0.98))
+    """Train by Eq. 5 over all of (0, 1], with the paper's AdamW after a warm-up of a tenth of the steps."""
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW([{"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
+                                   {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}],
+                                  lr=lr, betas=(0.9, 0.98))
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(1.0, steps / 10)))
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     caption_loss = CaptionLoss()
@@ -123,7 +114,7 @@ def train(model: Captioner, data: Iterator[tuple[Tensor, Tensor]], steps: int, l
 
 
 def per_t(measured: Measurement) -> pd.DataFrame:
-    """A row per t: nats per masked token; then, with the weight 1/t ("inverse_t") and without ("none"), mean and
+    """Return a row per t: nats per masked token, then, with the weight 1/t ("inverse_t") and without ("none"), mean and
     variance over images of the loss, and of its gradient |mean|^2 and trace of the covariance.
 
     The loss of an image is that of a training batch: nats of its masked tokens over the mean number of tokens.
@@ -143,12 +134,11 @@ def per_t(measured: Measurement) -> pd.DataFrame:
 
 
 def search(measured: Measurement, min_width: float) -> pd.DataFrame:
-    """`interval_scores` of the whole measurement, best progress first, with what follows from them.
+    """Return `interval_scores` of the whole measurement, best progress first, with further columns.
 
-    Returns:
-        further columns: gain (progress over that of (0, 1] with weight 1/t) and gain_error (one standard error),
-        proposed (the best interval with weight 1/t and at least the least width), tied (as wide, with weight 1/t, and
-        within two standard errors of it), best_of_any_width (with weight 1/t).
+    gain (progress over that of (0, 1] with weight 1/t) and gain_error (one standard error), proposed (the best interval
+    with weight 1/t and at least the least width), tied (as wide, with weight 1/t, and within two standard errors of
+    it), best_of_any_width (with weight 1/t).
     """
     scores = interval_scores(moments(measured))
     left_out = np.array([interval_scores(moments(measured, leave_out=g)).progress for g in range(GROUPS)])
@@ -166,19 +156,16 @@ def search(measured: Measurement, min_width: float) -> pd.DataFrame:
 
 
 def interval(row: pd.Series) -> str:
-    """A row of `search` as "[0.5, 1.0]"."""
     return f"[{row.t_min:.1f}, {row.t_max:.1f}]"
 
 
 def shown(scores: pd.DataFrame) -> pd.DataFrame:
-    """The rows for the terminal and the figure: what is proposed, the best of any width and the paper's intervals."""
     paper = [i for low, high in PAPER for i in scores.index[(scores.t_min == low) & (scores.t_max == high)]]
     rows = scores.loc[list(dict.fromkeys([scores.proposed.idxmax(), scores.best_of_any_width.idxmax(), *paper]))]
     return rows.sort_values(["weight", "proposed"], ascending=[True, False], kind="stable")
 
 
 def report(table: pd.DataFrame, scores: pd.DataFrame, min_width: float) -> str:
-    """Both tables as text, and the proposal in words."""
     curves = pd.DataFrame({
         "t": table.t, "nats/token": table.token_nll, "loss": table.loss_inverse_t,
         "var loss": table.loss_variance_inverse_t, "(no 1/t)": table.loss_variance_none,
@@ -209,7 +196,7 @@ This holds while noise limits a step: for batches below about {1 / best.snr:.0f}
 
 
 def draw(path: str, table: pd.DataFrame, scores: pd.DataFrame) -> None:
-    """PNG: the loss, the two variances with and without 1/t, and the intervals at the height of their gain."""
+    """Draw the loss, the two variances with and without 1/t, and the intervals at the height of their gain."""
     figure = Figure(figsize=(10, 7), layout="constrained")
     axes = figure.subplots(2, 2)
     axes[0, 0].plot(table.t, table.token_nll, "o-", color="black", label="nats per masked token")
@@ -234,11 +221,7 @@ def draw(path: str, table: pd.DataFrame, scores: pd.DataFrame) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Trains or loads, measures, prints the tables and writes --out and --plot.
-
-    Raises:
-        ValueError: the model is no masked diffusion captioner; or as `check`.
-    """
+    """Train or load a model, measure it, print the tables and write --out and --plot."""
     register()
     check(args)
     device = default_device(args.device)
@@ -265,7 +248,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"To train so: open_clip_train --model {proposed}")
     settings = {key: value for key, value in vars(args).items() if key not in ("tool", "out", "plot")}
     content = {**settings, "steps": steps, "num_samples": measured.nll.shape[1],
-               "mean_tokens": measured.mean_tokens, "proposal": json.loads(scores[scores.proposed].iloc[0].to_json()),
+               "mean_tokens": measured.mean_tokens, "proposal": json.loads(best.to_json()),
                "best_of_any_width": json.loads(scores[scores.best_of_any_width].iloc[0].to_json()),
                "per_t": json.loads(table.to_json(orient="records", double_precision=10)),
                "intervals": json.loads(scores.to_json(orient="records", double_precision=10))}

@@ -25,18 +25,13 @@ MAX_SHOWN = 4  # names of weights in a message
 
 
 def their_name(name: str) -> str:
-    """Of a weight of ours, encoder.* or quant_conv.*."""
     for ours, theirs in NAMES:
         name = name.replace(ours, theirs)
     return name
 
 
 def read_tensors(path: str) -> dict[str, Tensor]:
-    """Names and tensors of a checkpoint; a tensor alone has no name.
-
-    Raises:
-        ValueError: it holds anything else, or is no checkpoint.
-    """
+    """Read names and tensors of a checkpoint. A tensor alone has the name ""."""
     content = weights.read(Path(path))
     try:
         return weights.state_dict({"": content} if isinstance(content, Tensor) else content, Path(path))
@@ -45,13 +40,9 @@ def read_tensors(path: str) -> dict[str, Tensor]:
 
 
 def kept_codes(path: str, used: str | None, count: int, kept: int) -> Tensor:
-    """Long [K]: which of `count` codes are kept, in which order.
+    """Return which of `count` codes are kept, in which order: long [K].
 
-    Args:
-        used: a file as VQ-Diffusion's taming_vqvae_2887.pt: the class of each code, 0 for those that are never used.
-
-    Raises:
-        ValueError: they are not `kept`.
+    `used` is a file as VQ-Diffusion's taming_vqvae_2887.pt: the class of each code, 0 for those that are never used.
     """
     classes = torch.arange(count) + 1 if used is None else read_tensors(used).get("", torch.empty(0))
     if classes.shape != (count,) or classes.is_floating_point():
@@ -64,11 +55,7 @@ def kept_codes(path: str, used: str | None, count: int, kept: int) -> Tensor:
 
 
 def quantizer(path: str, source: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The quantiser's part of a checkpoint by our names: of all N codes, [N, C], [N] and [N, C].
-
-    Raises:
-        ValueError: it is not there.
-    """
+    """Return the quantiser's part of a checkpoint by our names, for all N codes: [N, C], [N] and [N, C]."""
     if "quantize.embedding.weight" in source:
         vectors = source["quantize.embedding.weight"]
         return {"score.weight": 2 * vectors, "score.bias": -vectors.square().sum(1), "vectors": vectors}
@@ -81,14 +68,9 @@ def quantizer(path: str, source: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def convert(path: str, used: str | None, own: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A checkpoint's weights by our names.
+    """Return a checkpoint's weights by our names, as `own` has them with tensors of the shapes that are needed.
 
-    Args:
-        used: as in `kept_codes`.
-        own: our names, and tensors of the shapes that are needed.
-
-    Raises:
-        ValueError: it is no such checkpoint, or of another architecture; in one line.
+    Raises ValueError for another architecture or another kind of file.
     """
     source = read_tensors(path)
     quantised = quantizer(path, source)

@@ -43,11 +43,7 @@ LATENTS_PER_CODE = 64  # for k-means
 
 
 def tower(name: str) -> tuple[VQTower, object, object]:
-    """The image tower of a model, its transforms of training and of evaluation.
-
-    Raises:
-        ValueError: the model is not known or has none with a VQ-VAE.
-    """
+    """Return the image tower of a model, its transforms of training and of evaluation."""
     register()
     if not (open_clip.get_model_config(name) or {}).get("vq_cfg"):
         raise ValueError(f"--model {name} is no model with a VQ-VAE known here; e.g. MCD-VQ-ViT-Ti-8")
@@ -57,11 +53,7 @@ def tower(name: str) -> tuple[VQTower, object, object]:
 
 def read_images(
         shards: list[str], transform, args: argparse.Namespace, **options) -> Iterator[tuple[list[str], Tensor]]:
-    """Names and images [B, 3, H, W], once.
-
-    Raises:
-        ValueError: one cannot be read.
-    """
+    """Yield names and images [B, 3, H, W]. Raises ValueError for an image that cannot be read."""
     images = Images([Path(shard) for shard in shards], transform, args.batch_size, **options)
     for batch in images.loader(args.workers):
         if batch.problems:
@@ -70,11 +62,7 @@ def read_images(
 
 
 def training_batches(shards: list[str], transform, args: argparse.Namespace, held_out: set[str]) -> Iterator[Tensor]:
-    """Images [B, 3, H, W] over and over, the shards in random order, without those held out.
-
-    Raises:
-        ValueError: there are no others.
-    """
+    """Yield images [B, 3, H, W] over and over, the shards in random order, without those held out."""
     while True:
         count = 0
         seed = int(torch.randint(2 ** 31, ()))
@@ -89,20 +77,23 @@ def training_batches(shards: list[str], transform, args: argparse.Namespace, hel
 
 
 def k_means(latents: Tensor, codes: int, seed: int) -> Tensor:
-    """Centres [codes, C] of latents [N, C]."""
+    """Return centres [codes, C] of latents [N, C]."""
     from sklearn.cluster import KMeans
-    centres = KMeans(codes, n_init=1, max_iter=50, random_state=seed).fit(latents.double().numpy()).cluster_centers_
+    from threadpoolctl import threadpool_limits
+    # Several threads add up the members of a cluster in the order in which they finish.
+    with threadpool_limits(1, user_api="openmp"):
+        centres = KMeans(codes, n_init=1, max_iter=50, random_state=seed).fit(latents.double().numpy()).cluster_centers_
     return torch.from_numpy(centres).float()
 
 
 def restart(codebook: Tensor, unused: Tensor, latents: Tensor) -> None:
-    """Puts the unused vectors, bool [K], where latents [N, C] drawn at random are."""
+    """Put the unused vectors, bool [K], where latents [N, C] drawn at random are."""
     chosen = torch.randint(len(latents), (int(unused.sum()),), device=latents.device)
     codebook[unused] = latents[chosen]
 
 
 def fit(visual: VQTower, decoder: nn.Module, data: Iterator[Tensor], steps: int, lr: float, seed: int) -> None:
-    """Trains `visual.vq` and the decoder of [B, C, h, w] on images as upstream normalises them."""
+    """Train `visual.vq` and the decoder of [B, C, h, w] on images as OpenCLIP normalises them."""
     vq, device = visual.vq.requires_grad_(True).train(), visual.embedding.device
     plain, codes = int(PLAIN * steps), len(vq.vectors)
     codebook = nn.Parameter(vq.vectors.clone())
@@ -141,7 +132,6 @@ def fit(visual: VQTower, decoder: nn.Module, data: Iterator[Tensor], steps: int,
 
 @torch.no_grad()
 def start_codebook(visual: VQTower, codebook: Tensor, data: Iterator[Tensor], seed: int) -> None:
-    """k-means of the latents of the next batches."""
     latents: list[Tensor] = []
     while sum(map(len, latents)) < LATENTS_PER_CODE * len(codebook):
         latents.append(visual.latents(next(data).to(codebook.device)).flatten(0, 1).cpu())
@@ -149,21 +139,19 @@ def start_codebook(visual: VQTower, codebook: Tensor, data: Iterator[Tensor], se
 
 
 def decode(decoder: nn.Module, latents: Tensor, visual: VQTower) -> Tensor:
-    """Images [B, 3, H, W], about in [-1, 1], of latents [B, P, C]."""
+    """Return images [B, 3, H, W], about in [-1, 1], of latents [B, P, C]."""
     return decoder(latents.transpose(1, 2).unflatten(2, visual.grid_size))
 
 
 class Quality(NamedTuple):
-    """How good the codes of some images are."""
-
     psnr: float  # dB, the mean over images
     used: int  # codes
     perplexity: float  # of the codes' frequencies
 
 
 @torch.no_grad()
-def judge(visual: VQTower, decoder: nn.Module, images: Tensor, batch_size: int) -> tuple[Quality, Tensor]:
-    """How good codes are for images [N, 3, H, W] that upstream has normalised, and these images after them."""
+def evaluate_codes(visual: VQTower, decoder: nn.Module, images: Tensor, batch_size: int) -> tuple[Quality, Tensor]:
+    """Return how good codes are for images [N, 3, H, W] that OpenCLIP has normalised, and these images after them."""
     device, vq = visual.embedding.device, visual.vq
     shown, errors, uses = [], [], torch.zeros(len(vq.vectors), device=device)
     for image in images.to(device).split(batch_size):
@@ -178,17 +166,11 @@ def judge(visual: VQTower, decoder: nn.Module, images: Tensor, batch_size: int) 
 
 
 def write_vq(vq: VQ, out: str) -> None:
-    """What `--pretrained` of open_clip_train takes."""
     with new_file(out) as partial:
         torch.save({"state_dict": {PREFIX + name: weight.cpu() for name, weight in vq.state_dict().items()}}, partial)
 
 
 def run_fit(args: argparse.Namespace) -> None:
-    """Trains a VQ-VAE; writes --out and, beside it, a contact sheet.
-
-    Raises:
-        ValueError: --train-data has no images.
-    """
     shards = find_shards(args.train_data)
     torch.manual_seed(args.seed)
     random.seed(args.seed)
@@ -202,7 +184,7 @@ def run_fit(args: argparse.Namespace) -> None:
         raise ValueError(f"--train-data {args.train_data} has no images (KEY.jpg, png or webp)")
     images, held_out = torch.cat([image for _, image in first]), {name for names, _ in first for name in names}
     fit(visual, decoder, training_batches(shards, train_transform, args, held_out), args.steps, args.lr, args.seed)
-    quality, after = judge(visual, decoder, images, args.batch_size)
+    quality, after = evaluate_codes(visual, decoder, images, args.batch_size)
     sheet = Path(args.out).with_suffix(".png")
     rows = [x for i in range(0, MAX_SHOWN, 8) for x in (visual.pixels(images[i:i + 8]).cpu(), after[i:i + 8].cpu())]
     with new_file(sheet) as partial:
@@ -216,11 +198,7 @@ def run_fit(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes --out, a VQ-VAE that is trained (fit) or converted (import).
-
-    Raises:
-        FileNotFoundError, ValueError: see `run_fit` and `taming.convert`.
-    """
+    """Write --out, a VQ-VAE that is trained (fit) or converted (import)."""
     if args.action == "fit":
         return run_fit(args)
     visual, _, _ = tower(args.model)

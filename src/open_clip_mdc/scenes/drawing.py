@@ -22,8 +22,7 @@ def _corners(count: int, outer: float, inner: float | None = None, turn: float =
 
 
 def _ring() -> list[Point]:
-    """The outer circle, then the inner one the other way round: the hole is cut from the edge."""
-    outer, inner = _corners(48, 1.0), _corners(48, 0.55)
+    outer, inner = _corners(48, 1.0), _corners(48, 0.55)  # the hole is cut from the edge
     return [*outer, outer[0], inner[0], *reversed(inner)]
 
 
@@ -73,19 +72,16 @@ class SceneObject:
 
     @property
     def noun(self) -> str:
-        """Size (of some worlds), colour and shape: "small red circle"."""
         return f"{self.size} {self.colour} {self.shape}".strip()
 
 
 class Scene(Protocol):
-    """What `render` needs of a scene of either world."""
-
     objects: Sequence[SceneObject]
     background: str  # a key of BACKGROUNDS
 
 
 def render(scene: Scene, pixels: int, rng: random.Random) -> Image.Image:
-    """Draws the scene as an RGB image, anti-aliased, with slightly varying colours and noise of +-6 grey levels."""
+    """Draw the scene as an RGB image, anti-aliased, with slightly varying colours and noise of +-6 grey levels."""
     side = pixels * SUPERSAMPLING
     image = Image.new("RGB", (side, side), (rng.randint(*BACKGROUNDS[scene.background]),) * 3)
     draw = ImageDraw.Draw(image)

@@ -1,4 +1,4 @@
-"""The plain world of scenes: a row or a column of objects, and captions of which one is true (tools/scenes.py).
+"""The plain world of scenes: a row or a column of objects, and captions of which one is true (cli/scenes.py).
 
 A caption names the objects in one canonical order, left to right or top to bottom ("a red circle left of a blue
 square"). With a free order two captions are true of an image, and a small captioner learns the bag of words instead of
@@ -12,7 +12,7 @@ Published numbers are about these scenes: the same seed draws the same ones for 
 """
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -62,7 +62,6 @@ class World:
     without: str | None = None  # of CLASS_NAMES: left out of train/ and val/, and in splits of its own
 
     def rng(self, stream: str, index: int) -> random.Random:
-        """The random numbers of one scene."""
         return random.Random(f"{self.seed}/{stream}/{index}")
 
 
@@ -76,15 +75,12 @@ class Scene:
 
 
 class Probe(NamedTuple):
-    """Labelled scenes."""
-
     classes: tuple[str, ...]
     templates: tuple[str, ...]  # of prompts; {c} is the class
     draw: Callable[..., tuple[Scene, int]]  # of a world and random numbers: a scene and its class
 
 
 def check(world: World) -> None:
-    """Raises ValueError if such scenes cannot be drawn."""
     if not (1 < world.objects <= max(COUNTS) and (world.fewest is None or 1 <= world.fewest < world.objects)):
         fewest = "" if world.fewest is None else f"{world.fewest}-"
         raise ValueError(f"--objects must be 2, 3, 4 or a range such as 1-3, not {fewest}{world.objects}")
@@ -95,10 +91,9 @@ def check(world: World) -> None:
 
 
 def draw_scene(world: World, rng: random.Random, count: int | None = None, concept: bool | None = None) -> Scene:
-    """Draws a scene of `count` objects (default: the world's), all different, that lie in cells along one axis.
+    """Draw a scene of `count` objects (default: the world's), all different, that lie in cells along one axis.
 
-    Args:
-        concept: whether the object `world.without` is among them; None: as it comes.
+    The object `world.without` is among them by `concept`, or as it comes for None.
     """
     count = count or (rng.randint(world.fewest, world.objects) if world.fewest else world.objects)
     relation = rng.choice(list(RELATIONS))
@@ -120,17 +115,16 @@ def draw_scene(world: World, rng: random.Random, count: int | None = None, conce
 
 
 def caption(objects: Sequence[SceneObject], relation: str) -> str:
-    """One sentence: "a red circle left of a blue square"."""
     return f" {relation} ".join(f"a {item.noun}" for item in objects)
 
 
 def words(text: str) -> list[str]:
-    """Words and punctuation marks of a caption, which are its tokens: every word here is one token of CLIP's BPE."""
+    """Return words and punctuation marks of a caption: every word here is one token of CLIP's BPE."""
     return re.findall(r"\w+|[^\w\s]", text)
 
 
 def long_caption(scene: Scene, rng: random.Random) -> str:
-    """Several true sentences about one scene: 40 to 70 tokens with SOT and EOT, wording and order drawn from `rng`."""
+    """Draw several true sentences about one scene: 40 to 70 tokens with SOT and EOT."""
     def say(kind: str, **facts: str) -> str:
         return rng.choice(SENTENCES[kind]).format(**facts)
 
@@ -159,12 +153,11 @@ def long_caption(scene: Scene, rng: random.Random) -> str:
 
 
 def captions(scene: Scene, rng: random.Random) -> dict[str, str]:
-    """What KEY.json says of a scene."""
     return {"caption": caption(scene.objects, scene.relation), "long_caption": long_caption(scene, rng)}
 
 
 def negative_captions(scene: Scene, i: int, j: int) -> dict[str, str] | None:
-    """False captions by SugarCrepe's names, or None where objects `i` and `j` cannot swap colours.
+    """Return false captions by SugarCrepe's names, or None where objects `i` and `j` cannot swap colours.
 
     They cannot where the swap would name an object that is there: the colours or the shapes are equal, so that swapping
     attributes is nothing or the same as swapping objects; or a third object is named twice, as no true caption does.
@@ -186,7 +179,7 @@ def negative_captions(scene: Scene, i: int, j: int) -> dict[str, str] | None:
 
 
 def draw_pair(world: World, rng: random.Random) -> tuple[Scene, str, dict[str, str]]:
-    """A scene, its caption, and false ones by SugarCrepe's names."""
+    """Draw a scene, its caption, and false ones by SugarCrepe's names."""
     negatives = None
     while not negatives:
         scene = draw_scene(world, rng)
@@ -203,8 +196,12 @@ def _draw_labelled(world: World, rng: random.Random) -> tuple[Scene, int]:
 PROBES = {"probe": Probe(CLASS_NAMES, TEMPLATES, _draw_labelled)}
 
 
+def words_of(tables: Iterable[Iterable[str]]) -> list[str]:
+    """Return every word and punctuation mark of tables of templates, sorted."""
+    return sorted(set(words(re.sub(r"{.*?}", " ", " ".join(text for table in tables for text in table)))))
+
+
 def caption_words() -> list[str]:
-    """Every word and punctuation mark that captions, templates and class names can contain, sorted."""
+    """Return every word and punctuation mark that captions, templates and class names can contain, sorted."""
     tables = [CLASS_NAMES, TEMPLATES, RADII, RELATIONS, RELATIONS.values(), BACKGROUNDS, COUNTS.values(), COMPARISONS]
-    texts = [text for table in (*tables, *PLACES, *SENTENCES.values()) for text in table]
-    return sorted(set(words(re.sub(r"{.*?}", " ", " ".join(texts)))))
+    return words_of([*tables, *PLACES, *SENTENCES.values()])

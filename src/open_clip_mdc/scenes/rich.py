@@ -3,7 +3,7 @@
 Objects differ in colour (10), shape (8) and size (3). A short caption, like a web page's alt text, says one object and
 its place, or the first two objects and their relation; a long one has a few sentences. By which words, and what of the
 background and the number of objects, is drawn: the image does not decide the caption. Objects are said in reading
-order, as in plain_world.py and for its reason. Everything said is true, and no two objects of a scene have both colour
+order, as in plain.py and for its reason. Everything said is true, and no two objects of a scene have both colour
 and shape in common: a false caption is false of every object.
 
 The wording is kept to one or two bits, as a small masked diffusion model learns wording before it learns what depends
@@ -14,13 +14,12 @@ Captions have 7 to 40 tokens with SOT and EOT. Every word is one token of CLIP's
 the part of it that these words need (bpe.py).
 """
 import random
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 from .drawing import BACKGROUNDS, COLOURS, OUTLINES, SceneObject
-from .plain import COUNTS, Probe, words
+from .plain import COUNTS, Probe, words, words_of
 
 RADII = {"small": (0.27, 0.31), "medium": (0.36, 0.39), "large": (0.45, 0.48)}  # in cells of half the image's side
 KINDS = tuple((colour, shape) for colour in COLOURS for shape in OUTLINES)
@@ -60,20 +59,16 @@ class World:
     noise: float = 0.0
 
     def rng(self, stream: str, index: int) -> random.Random:
-        """The random numbers of one scene."""
         return random.Random(f"{self.seed}/{stream}/{index}")
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What is seen."""
-
     objects: tuple[SceneObject, ...]
     background: str
 
 
 def check(world: World) -> None:
-    """Raises ValueError if such scenes cannot be drawn."""
     if world.pixels < 32:
         raise ValueError(f"--size {world.pixels} cannot show objects of 3 sizes in 4 cells: use 32 or more")
     if not 0 <= world.noise < 1:
@@ -81,19 +76,19 @@ def check(world: World) -> None:
 
 
 def cell(item: SceneObject) -> tuple[str, str]:
-    """The key of PLACES: in which half of the height and of the width the centre lies."""
+    """Return the key of PLACES: the halves of the height and of the width in which the centre lies."""
     return ROWS[int(item.y * 2)], COLUMNS[int(item.x * 2)]
 
 
 def offset(a: SceneObject, b: SceneObject) -> tuple[int, int]:
-    """The key of RELATIONS: rows down and columns to the right from `a` to a later object `b`."""
+    """Return the key of RELATIONS: rows down and columns to the right from `a` to a later object `b`."""
     (row, column), (below, beside) = cell(a), cell(b)
     return ROWS.index(below) - ROWS.index(row), COLUMNS.index(beside) - COLUMNS.index(column)
 
 
 def draw_object(rng: random.Random, kind: tuple[str, str], size: str | None = None,
                 place: tuple[str, str] | None = None) -> SceneObject:
-    """An object anywhere within a cell of the grid, a key of PLACES."""
+    """Draw an object anywhere within a cell of the grid, a key of PLACES."""
     size = size or rng.choice(tuple(RADII))
     row, column = place or rng.choice(tuple(PLACES))
     radius = rng.uniform(*RADII[size])
@@ -102,11 +97,7 @@ def draw_object(rng: random.Random, kind: tuple[str, str], size: str | None = No
 
 
 def draw_scene(world: World, rng: random.Random, count: int | None = None) -> Scene:
-    """Objects in cells of their own, in reading order: from left to right and from top to bottom.
-
-    Args:
-        count: of objects; default 1 to 4, half of the scenes have one.
-    """
+    """Draw `count` objects (default: 1 to 4, half of the scenes have one) in cells of their own, in reading order."""
     count = count or rng.choice((1, 1, 1, 2, 3, 4))
     kinds, places = rng.sample(KINDS, count), sorted(rng.sample(range(len(PLACES)), count))
     return Scene(tuple(draw_object(rng, kind, place=tuple(PLACES)[place])
@@ -117,30 +108,27 @@ def draw_scene(world: World, rng: random.Random, count: int | None = None) -> Sc
 
 
 def noun(item: SceneObject) -> str:
-    """ "a large red circle", "an orange star"."""
     words = f"{SIZES[item.size]}{item.colour} {item.shape}"
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
 def fill(template: str, scene: Scene, nouns: Sequence[str], relation: str = "", place: str = "") -> str:
-    """A template with the nouns of up to two objects."""
     facts = {"count": COUNTS[len(scene.objects)], "background": scene.background, "relation": relation, "place": place}
     return template.format(**facts, **dict(zip("ab", nouns, strict=False)))
 
 
 def say(templates: Sequence[str], rng: random.Random, scene: Scene, *items: SceneObject) -> str:
-    """One of these templates, of one or two objects."""
     return fill(rng.choice(templates), scene, [noun(item) for item in items],
                 rng.choice(RELATIONS[offset(*items)]) if len(items) > 1 else "", PLACES[cell(items[0])])
 
 
 def caption(scene: Scene, rng: random.Random) -> str:
-    """A short one, of the first object or the first two, without a full stop."""
+    """Draw a short caption of the first object or the first two, without a full stop."""
     return say((ONE, TWO, MORE, MORE)[len(scene.objects) - 1], rng, scene, *scene.objects[:2])
 
 
 def long_caption(scene: Scene, rng: random.Random) -> str:
-    """Two sentences or more: 16 to 38 words and full stops."""
+    """Draw two sentences or more: 16 to 38 words and full stops."""
     said = [say(OPENING if len(scene.objects) > 1 else OPENING_ONE, rng, scene, scene.objects[0])]
     further = [say(PLACED, rng, scene, item) for item in scene.objects]
     further += [say(RELATION, rng, scene, a, b) for a, b in pairwise(scene.objects)]
@@ -154,15 +142,14 @@ def long_caption(scene: Scene, rng: random.Random) -> str:
 
 
 def captions(scene: Scene, rng: random.Random) -> dict[str, str | list[str]]:
-    """What KEY.json says of a scene: a short caption, a long one, and several short ones to compare with."""
     return {"caption": caption(scene, rng), "long_caption": long_caption(scene, rng),
             "captions": [caption(scene, rng) for _ in range(REFERENCES)]}
 
 
 def noise(world: World, index: int) -> tuple[str, str] | None:
-    """What training sample `index` says instead of its captions, short and long; None of most.
+    """Return what training sample `index` says instead of its captions, short and long, or None for most samples.
 
-    Of another scene, or words such as alt texts have. Scenes are the same with and without noise.
+    It describes another scene or is made of words of alt texts. Scenes are the same with and without noise.
     """
     rng = world.rng("noise", index)
     if rng.random() >= world.noise:
@@ -174,9 +161,9 @@ def noise(world: World, index: int) -> tuple[str, str] | None:
 
 
 def draw_pair(world: World, rng: random.Random) -> tuple[Scene, str, dict[str, str]]:
-    """A scene of two objects, a true caption, and false ones by SugarCrepe's names.
+    """Draw a scene of two objects, a true caption, and false ones by SugarCrepe's names.
 
-    Which of the two captions is true cannot be told without the image. Objects are exchangeable, and the false relation
+    Only the image tells which of the two captions is true. Objects are exchangeable, and the false relation
     is that of another such scene: (true, false) is as frequent as (false, true). Of more than two objects the first two
     are mostly side by side, which a reader of captions knows.
     """
@@ -212,8 +199,7 @@ def _related(world: World, rng: random.Random, wanted: tuple[int, int]) -> Scene
 
 
 def _probe(values: Iterable, classes: Iterable[str], template: str, draw: Callable[..., Scene]) -> Probe:
-    """All classes are as frequent: chance is one in so many."""
-    values = tuple(values)
+    values = tuple(values)  # as frequent as one another: chance is one in so many
 
     def labelled(world: World, rng: random.Random) -> tuple[Scene, int]:
         label = rng.randrange(len(values))
@@ -234,8 +220,8 @@ PROBES = {
 
 
 def caption_words() -> list[str]:
-    """Every word and punctuation mark that captions, templates and class names can contain, sorted."""
+    """Return every word and punctuation mark that captions, templates and class names can contain, sorted."""
     templates = (ONE, TWO, MORE, OPENING, OPENING_ONE, PLACED, RELATION, SAME, SIZES.values(), *RELATIONS.values(),
                  tuple(COLOURS), tuple(OUTLINES), tuple(COUNTS.values()), tuple(BACKGROUNDS), tuple(PLACES.values()),
                  ALT_WORDS, ("a", "an"), *((*probe.templates, *probe.classes) for probe in PROBES.values()))
-    return sorted(set(words(re.sub(r"{.*?}", " ", " ".join(text for table in templates for text in table)))))
+    return words_of(templates)
