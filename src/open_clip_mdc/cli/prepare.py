@@ -163,8 +163,7 @@ def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str,
 
 
 def refuse(left_out: list[LeftOut]) -> NoReturn:
-    print(*left_out[:MAX_SHOWN], sep="
-", file=sys.stderr)
+    print(*left_out[:MAX_SHOWN], sep="\n", file=sys.stderr)
     raise ValueError(f"{len(left_out)} images cannot be used, the first are named above: get them, or leave them out "
                      f"by --skip-broken")
 
