@@ -394,9 +394,9 @@ def test_bad_input_is_named_in_one_line_before_any_decoding(runs, data, tmp_path
     mdc, arc = flags(runs, data), flags(runs, data, "arc")
     cases = {
         "neither a number of tokens nor auto": [*mdc, "--caption_length", "0"],
-        "--num_beams means nothing to this model, which decodes by unmasking": [*mdc, "--num_beams", "3"],
-        "--min_length means nothing to this model, which decodes by unmasking": [*mdc, "--min_length", "3"],
-        "--tokens_per_step means nothing to this model": [*arc, "--tokens_per_step", "3"],
+        "--num_beams is not supported by this model, which decodes by unmasking": [*mdc, "--num_beams", "3"],
+        "--min_length is not supported by this model, which decodes by unmasking": [*mdc, "--min_length", "3"],
+        "--tokens_per_step is not supported by this model": [*arc, "--tokens_per_step", "3"],
         "0.tar, sample a: captioning needs an image": flags(runs, labelled),
         "image a has no captions": flags(runs, empty),
         "nshards.txt": flags(runs, tmp_path / "absent"),
@@ -407,7 +407,7 @@ def test_bad_input_is_named_in_one_line_before_any_decoding(runs, data, tmp_path
                                 "--clip_rerank", "2"],
         "--clip_scale or --clip_rerank needs --clip": [*mdc, "--clip_scale", "1"],
         "--clip changes nothing without": [*mdc, "--clip", "ViT-B-32:x.pt"],
-        "--clip_scale means nothing to this model": [*arc, "--clip", "ViT-B-32:x.pt", "--clip_scale", "1"],
+        "--clip_scale is not supported by this model": [*arc, "--clip", "ViT-B-32:x.pt", "--clip_scale", "1"],
         "'ViT-B-32' should be MODEL:FILE": [*mdc, "--clip", "ViT-B-32", "--clip_scale", "1"],
         "needs --clipscore_pretrained": [*mdc, "--clipscore_model", "ViT-B-32"],
         "needs --clipscore_model": [*mdc, "--clipscore_pretrained", "x.pt"],

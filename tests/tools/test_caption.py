@@ -322,7 +322,7 @@ def test_images_stand_the_way_up_that_the_camera_noted(tmp_path):
     (("x1.png", "--length", "900"), "--length 900 is more than this"),
     (("x1.png", "--text", "a cat"), "no [MASK]"),
     (("x1.png", "--text", "[MASK]", "--length", "3"), "leave out --length"),
-    (("x1.png", "--min-length", "3"), "--min-length means nothing to this model"),
+    (("x1.png", "--min-length", "3"), "--min-length is not supported by this model"),
     (("x1.png", "--min-length", "5", "--length", "4"), "--min-length 5 is more than --length 4"),
     (("x1.png", "--text", "a [MASK]", "--pretrained", "arc"), "autoregressive"),
     (("x1.png", "--tokens-per-step", "2", "--pretrained", "arc"), "autoregressive"),

@@ -213,7 +213,7 @@ def run(args: argparse.Namespace) -> None:
     out = Path(args.out)
     for value, flag, variable in ((args.url, "--url", "OPENAI_BASE_URL"), (args.model, "--model", "OPENAI_MODEL")):
         if not value:
-            raise ValueError(f"whom to ask? Give {flag} or ${variable}")
+            raise ValueError(f"no judge endpoint: give {flag} or set ${variable}")
     systems = read_systems(args.captions)
     ids = list(next(iter(systems.values())))
     images = find_places(args.images, set(ids))

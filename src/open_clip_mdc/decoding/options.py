@@ -119,7 +119,7 @@ def check_kind(asked: Mapping, causal: bool, flag: Callable[[str], str]) -> None
     for name in OF_UNMASKING if causal else OF_SEARCH:
         if name in asked:
             kind = "is autoregressive" if causal else "decodes by unmasking captions of a given length"
-            raise ValueError(f"{flag(name)} means nothing to this model, which {kind}")
+            raise ValueError(f"{flag(name)} is not supported by this model, which {kind}")
 
 
 def check_scale(name: str, value: float) -> None:

@@ -235,7 +235,7 @@ def find_data_problem(args) -> str | None:
 def find_captioner_problem(args) -> str | None:
     for flag, instead in NOT_FOR_CAPTIONERS.items():
         if getattr(args, flag) and is_captioner(args.model):
-            return f"--{flag.replace('_', '-')} makes no sense for the captioner {args.model}: {instead}"
+            return f"--{flag.replace('_', '-')} is not supported for the captioner {args.model}: {instead}"
     return None
 
 
