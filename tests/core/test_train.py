@@ -286,7 +286,7 @@ def test_each_process_needs_a_shard_for_each_of_its_workers(tmp_path, monkeypatc
     open_clip_mdc.register()
     for i in range(29):
         (tmp_path / f"{i:02d}.tar").touch()
-    argv = ["--model", "MDC-ViT-Ti-8", "--train-data", f"{tmp_path}/{{00..28}}.tar", "--train-num-samples", "290"]
+    argv = ["--model", "MDC-ViT-Ti-8", "--train-data", f"{tmp_path}/{{00..28}}.tar", "--train-num-samples", "2900"]
     monkeypatch.setenv("WORLD_SIZE", "8")
     problem = train.find_problem(train.parse([*argv, "--workers", "8"]))
     assert "29 shards are too few for 8 workers x 8 processes" in problem and "--workers 3" in problem

@@ -207,7 +207,7 @@ def test_training_whose_codes_would_mean_nothing_is_refused_in_one_line(flags, s
     torch.save(tower().vq.state_dict(), "vq.pt")
     open_clip_mdc.register()
     args = train.parse(["--model", "MCD-VQ-ViT-Ti-8", "--precision", "fp32", "--dataset-type", "synthetic",
-                        "--train-num-samples", "8", *(x for k, v in flags.items() for x in (f"--{k}", v))])
+                        "--train-num-samples", "64", *(x for k, v in flags.items() for x in (f"--{k}", v))])
     problem = train.find_problem(args)
     assert said in problem and "\n" not in problem
     ok = Namespace(**vars(args) | dict(pretrained="vq.pt", precision="amp_bf16", resume=None))
@@ -220,7 +220,7 @@ def test_training_whose_codes_would_mean_nothing_is_refused_in_one_line(flags, s
 def test_a_run_is_resumed_with_the_vq_vae_that_its_checkpoint_holds(saved, flags, resumes, tmp_path):
     open_clip_mdc.register()
     args = train.parse(["--model", "MCD-VQ-ViT-Ti-8", "--precision", "fp32", "--dataset-type", "synthetic",
-                        "--train-num-samples", "8", "--logs", str(tmp_path), "--name", "run", "--resume", "latest",
+                        "--train-num-samples", "64", "--logs", str(tmp_path), "--name", "run", "--resume", "latest",
                         *flags])
     assert "its VQ-VAE is untrained" in train.find_problem(args)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
