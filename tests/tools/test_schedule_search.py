@@ -313,7 +313,6 @@ def test_bad_input_is_named_in_one_line(schedule_search, scenes, tmp_path):
         (("--model", "ARC-ViT-Ti-8"), "ARC-ViT-Ti-8 has no interval of t", None),
         ((*model, "--pretrained", "nowhere"), "no checkpoint at nowhere", None),
         ((*model, "--num-samples", "15"), "--num-samples 15: at least 8 times --batch-size 2", None),
-        ((*model, "--batch-size", "0"), "--batch-size 0: at least", None),
         ((*model, "--min-width", "2"), "--min-width 2.0: an interval", None),
         ((*model, "--plot", "no/where.png"), "--plot no/where.png: its folder does not exist", None),
         (model, "9.tar: no such shard", tmp_path / "9.tar"),
