@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-import pandas
 import pyarrow.parquet as pq
 import torch
 from world import (
@@ -142,10 +141,9 @@ def train(world: World) -> Cases:
     write_csv(folder / "all.csv", rows, ("filepath", "title"), "\t")
     flags = ("--batch-size", 20, "--epochs", 1)
     ended = world.train("--train-data", folder / "all.csv", *flags, cwd=folder, name="refused")
-    yield "an empty one in a CSV file", first(ended.problem(1), None if "without a caption" in ended.err else
+    yield "an empty one in a CSV file", first(ended.problem(1), None if "without caption" in ended.err else
                                               ended.last_line())
-    frame = pandas.read_csv(folder / "all.csv", sep="\t").dropna()
-    write_csv(folder / "some.csv", list(frame.itertuples(index=False)), ("filepath", "title"), "\t")
+    write_csv(folder / "some.csv", [row for row in rows if row[1].strip()], ("filepath", "title"), "\t")
     ended = world.train("--train-data", folder / "some.csv", *flags, cwd=folder, name="csv", timeout=1200)
     yield from for_all(captions, first(ended.problem(0), finite_weights(folder / "csv")))
 
@@ -193,7 +191,7 @@ def pairs(world: World) -> Cases:
         out = folder / source.replace(".", "-")
         ended = world.tool("score", "--pairs", folder / source, "--blind-images", world.images, "--out", out,
                            cwd=folder, run=world.arc, timeout=1200)
-        if problem := ended.problem(0):
+        if problem := ended.problem(1):  # blank ones are named and left out
             yield source, problem
             continue
         rows = pq.read_table(out / table).to_pylist()
@@ -204,7 +202,8 @@ def pairs(world: World) -> Cases:
             fits = whole(caption, tokenizer)
             values = [row[key] for key in ("score", "blind", "debiased")]
             yield f"{source}: {name}", first(
-                None if row["caption"] == caption else f"became {row['caption'][:60]!r}",
+                None if row["caption"] in (caption, caption.removeprefix("\ufeff")) else
+                f"became {row['caption'][:60]!r}",
                 None if (values == [None] * 3) != fits and (not fits or finite(*values)) else f"{values}, {fits}")
 
 

@@ -213,7 +213,8 @@ DAMAGES = ("cut", "an open quote", "Latin-1", "a cell too many", "a cell too few
 def table(rng: Random, damage: bool) -> tuple[str, bytes, list[tuple], bool]:
     """What it is, the file, its rows, and whether it is packed."""
     program = rng.choice(list(PROGRAMS))
-    rows = [(f"{rng.choice(('', 'in/', 'v1.'))}{i}.{rng.choice(('jpg', 'png'))}", caption(rng)) for i in range(
+    rows = [(f"{rng.choice(('', 'in/', 'v1.'))}{i}.{rng.choice(('jpg', 'png'))}",
+             text if (text := caption(rng)).strip() else "a dog") for i in range(
         rng.randrange(1, 9))]
     if program == "R":
         rows = [(image, text.replace("\\", "")) for image, text in rows]

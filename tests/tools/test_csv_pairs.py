@@ -80,7 +80,8 @@ def test_quotes_that_open_no_cell_are_text_in_a_table_of_tabs(tmp_path):
     (b'caption,image\n"stop,a.jpg\na dog,b.jpg\nsign",c.jpg\n', "line 2 opens a quote that closes in line 4"),
     (b"a.jpg,a dog\n", "its first line should name them"),
     (b"image,caption,caption\na.jpg,a,b\n", "two columns 'caption'"),
-    (b"PAR1\0\0", "is a parquet table"), ("image,caption\n".encode("utf-16-le"), "holds zero bytes"), (b"", "only []"),
+    (b"PAR1\0\0", "is a parquet table"), ("image,caption\n".encode("utf-16-le"), "is full of zero bytes"),
+    (b"", "only []"),
 ])
 def test_what_would_drop_join_or_cut_rows_is_refused_with_its_line(content, words, tmp_path):
     (tmp_path / "t.csv").write_bytes(content)

@@ -4,7 +4,7 @@ import pytest
 from clip_benchmark_ext.metrics import diversity
 from open_clip_mdc.cli import caption, judge, score
 from open_clip_mdc.cli import prepare_cub as cub
-from open_clip_mdc.data.text import read_names
+from open_clip_mdc.data.text import read_lines, read_names
 
 SAVED = {"UTF-8 with a mark": lambda text: text.encode("utf-8-sig"), "UTF-16": lambda text: text.encode("utf-16"),
          "Windows": lambda text: text.replace("\n", "\r\n").encode(),
@@ -45,3 +45,11 @@ def test_a_blank_line_among_class_names_is_refused_and_a_second_one_said(tmp_pat
     (tmp_path / "classnames.txt").write_text("dog\ncat\ndog\n\n")
     assert read_names(tmp_path / "classnames.txt") == ["dog", "cat", "dog"]
     assert "'dog' more than once" in caplog.text
+
+
+def test_a_zero_byte_is_a_letter_of_a_caption_and_many_are_another_encoding(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"a dog\0 on a bike\na cat\n")
+    assert read_lines(tmp_path / "a.txt") == ["a dog\0 on a bike", "a cat"]
+    (tmp_path / "b.txt").write_bytes("a dog\n".encode("utf-16-le"))
+    with pytest.raises(ValueError, match="b.txt is full of zero bytes"):
+        read_lines(tmp_path / "b.txt")

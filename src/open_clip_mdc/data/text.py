@@ -25,8 +25,8 @@ def check_head(path: str | Path, head: bytes) -> None:
     if head.startswith(b"PAR1"):
         raise ValueError(f"{path} is a parquet table, no text: write its captions to a CSV file, or its images and "
                          f"captions to shards")
-    if b"\0" in head and len(find_mark(head)) != 2:
-        raise ValueError(f"{path} holds zero bytes, as no UTF-8 text does: save the file as UTF-8")
+    if 8 * head.count(0) > len(head) and len(find_mark(head)) != 2:  # a caption may hold one, UTF-16 has every other
+        raise ValueError(f"{path} is full of zero bytes, as no UTF-8 text is: save the file as UTF-8")
 
 
 def decode_text(content: bytes, path: str | Path) -> str:
