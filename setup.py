@@ -22,6 +22,7 @@ setup(
         "numpy",
         "huggingface_hub",
         "jinja2",
+        "markupsafe",
         "requests",  # imported by clip_benchmark, which does not declare it
         "pycocoevalcap",
         "matplotlib",
@@ -31,6 +32,7 @@ setup(
         "safetensors",
         "scikit-learn",
         "scipy",
+        "threadpoolctl",
         "tensorboard",  # --report-to tensorboard
         "torchvision",
         "tqdm",

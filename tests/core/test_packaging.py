@@ -29,7 +29,8 @@ def test_a_wheel_in_a_clean_environment_lists_the_configs(wheel, tmp_path):
     run("python", "-m", "venv", str(tmp_path / "venv"))
     python = str(tmp_path / "venv" / "bin" / "python")
     subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
-    script = "import json; from open_clip_mdc import configs as c; print(json.dumps([c.ROWS, c.architectures()]))"
+    script = ("import json; from open_clip_mdc.integration import configs as c; "
+              "print(json.dumps([c.ROWS, c.architectures()]))")
     listed = subprocess.run([python, "-c", script], check=True, capture_output=True, text=True, cwd=tmp_path).stdout
     assert json.loads(listed) == [configs.ROWS, configs.architectures()]  # without OpenCLIP at hand
     site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
