@@ -90,12 +90,12 @@ def add_flags(parser, names: Iterable[str], spell: Callable[[str], str]) -> None
 
 
 def guides(options: Mapping) -> bool:
-    """Whether there is a weak branch to lean away from: a scale of 1 is the model itself."""
+    """Return whether guidance has an unconditional branch. A scale of 1 is the model itself."""
     return options.get("guidance_scale", 1) != 1
 
 
 def needs_null_image(options: Mapping, model) -> bool:
-    """Whether guidance leans away from no image, and the captioner was not trained with zeros for it."""
+    """Return whether guidance needs the null image, as the captioner was not trained with zeros for it."""
     return guides(options) and (options.get("guidance_weak") or model.caption_cfg.default_uncond) == "blind" \
         and not model.caption_cfg.condition_zeros
 

@@ -82,5 +82,5 @@ class CaptionCfg:
 
     @property
     def default_uncond(self) -> str:
-        """The branch that guidance leans away from by default: the one that the model was trained for."""
+        """The unconditional branch of guidance by default: the one that the model was trained for."""
         return "masked" if self.condition_drop else "blind"
