@@ -250,7 +250,7 @@ def test_flags_without_meaning_stop_at_once_with_one_line(csv, capsys, flags, wo
     (["--train-data", "{csv}", "--device", "meta"], "--device meta is not known: cuda"),
     (["--train-data", "{csv}", "--report-to", "tensorbord"], "--report-to tensorbord is not known"),
     (["--train-data", "{csv}", "--copy-codebase"], "--copy-codebase would copy all of Python's packages"),
-    (["--train-data", "{csv}", "--use-bnb-linear", "SwitchBackLinear"], "--use-bnb-linear makes no sense"),
+    (["--train-data", "{csv}", "--use-bnb-linear", "SwitchBackLinear"], "--use-bnb-linear is not supported"),
 ])
 def test_bad_input_is_named_in_one_line_before_anything_is_built(csv, tmp_path, monkeypatch, capsys, flags, words):
     monkeypatch.chdir(tmp_path)

@@ -218,7 +218,7 @@ def test_bad_input_is_named_in_one_line_before_anything_is_asked(server, data, t
     message = failure(arguments)
     assert "$OPENAI_API_KEY has characters" in message and "sk-two" not in message
     monkeypatch.delenv("OPENAI_BASE_URL")
-    assert "--url or $OPENAI_BASE_URL" in failure(arguments)
+    assert "give --url or set $OPENAI_BASE_URL" in failure(arguments)
     (tmp_path / "images" / "1.jpg").write_bytes(png(1))
     assert "has 2 images for the id 1" in failure([*arguments, "--url", server.url])
     assert not server.requests and not list(tmp_path.glob("judge*"))
