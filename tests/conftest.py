@@ -3,6 +3,7 @@ import io
 import os
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads them
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import pandas as pd  # noqa: E402
 import torch  # noqa: E402
 from forked import forked  # noqa: E402
 from PIL import Image  # noqa: E402
@@ -192,3 +194,18 @@ def clip_benchmark(tmp_path, monkeypatch):
 @pytest.fixture
 def no_java(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+
+
+@pytest.fixture(scope="session")
+def csv(scenes, tmp_path_factory):
+    """48 scenes as files and a csv of upstream's format."""
+    folder = tmp_path_factory.mktemp("csv")
+    rows = []
+    with tarfile.open(scenes / "val" / "00000.tar") as tar:
+        captions = [m for m in tar.getmembers() if m.name.endswith(".txt")][:48]
+        for member in captions:
+            image = folder / f"{len(rows)}.png"
+            image.write_bytes(tar.extractfile(member.name.removesuffix("txt") + "png").read())
+            rows.append({"filepath": str(image), "title": tar.extractfile(member).read().decode()})
+    pd.DataFrame(rows).to_csv(folder / "train.csv", sep="\t", index=False)
+    return folder / "train.csv"

@@ -1,11 +1,8 @@
 """Claims about training by the real command, on the embedded data set.    pytest tests/core/test_train.py"""
 import io
 import json
-import socket
 import tarfile
-from concurrent.futures import ThreadPoolExecutor
 
-import pandas as pd
 import pytest
 import torch
 from conftest import SHARED, images, needs_data, run
@@ -13,22 +10,6 @@ from PIL import Image
 from training import TORCHRUN, equal, losses, open_clip_train, train_flags, weights
 
 import open_clip_mdc
-from open_clip_mdc import train
-
-
-@pytest.fixture(scope="session")
-def csv(scenes, tmp_path_factory):
-    """48 scenes as files and a csv of upstream's format."""
-    folder = tmp_path_factory.mktemp("csv")
-    rows = []
-    with tarfile.open(scenes / "val" / "00000.tar") as tar:
-        captions = [m for m in tar.getmembers() if m.name.endswith(".txt")][:48]
-        for member in captions:
-            image = folder / f"{len(rows)}.png"
-            image.write_bytes(tar.extractfile(member.name.removesuffix("txt") + "png").read())
-            rows.append({"filepath": str(image), "title": tar.extractfile(member).read().decode()})
-    pd.DataFrame(rows).to_csv(folder / "train.csv", sep="\t", index=False)
-    return folder / "train.csv"
 
 
 def test_webdataset_trains_with_falling_loss_validates_and_logs(scenes, tmp_path):
@@ -202,193 +183,6 @@ def test_a_failing_validation_never_loses_the_checkpoint(csv, tmp_path):
     assert alone.returncode != 0
 
 
-@pytest.mark.parametrize("flags, word", [
-    (("--siglip",), "--siglip"),
-    (("--lock-text",), "--lock-text"),
-    (("--distill-model", "ViT-B-32", "--distill-pretrained", "openai"), "--distill-model"),
-    (("--horovod",), "--horovod"),
-    (("--imagenet-val", "/data"), "--imagenet-val"),
-])
-def test_flags_without_meaning_stop_at_once_with_one_line(csv, capsys, flags, word):
-    with pytest.raises(SystemExit) as stop:
-        train.main(["--model", "MDC-ViT-Ti-8", "--train-data", str(csv), *flags])
-    assert word in stop.value.code and "\n" not in stop.value.code
-
-
-@pytest.mark.parametrize("flags, words", [
-    (["--model", "MDC-ViT-B-23", "--train-data", "{csv}"], "MDC-ViT-B-32"),
-    (["--model", "MDC-ViT-L-14-336", "--train-data", "/no/{{00..03}}.tar"], "--train-data: /no/00.tar"),
-    (["--val-data", "/no/such.csv"], "--val-data: /no/such.csv"),
-    ([], "no data: give --train-data"),
-    (["--train-data", "{folder}"], "--train-data: {folder} is a folder"),
-    (["--train-data", "{csv}.gz"], "give --dataset-type"),
-    (["--train-data", "{empty}"], "line 3"),
-    (["--train-data", "{csv}", "--csv-caption-key", "captoin"], "no columns filepath,captoin, only ['filepath',"),
-    (["--train-data", "{csv}", "--pretrained", "laion2b"], "--pretrained laion2b is no file"),
-    (["--model", "ViT-B-32", "--train-data", "{csv}", "--pretrained", "laion"], "no tag of ViT-B-32: openai"),
-    (["--train-data", "{csv}", "--resume", "/no/epoch_1.pt"], "--resume /no/epoch_1.pt"),
-    (["--train-data", "{csv}", "--precision", "float"], "argument --precision: invalid choice: 'float'"),
-    (["--train-data", "{csv}", "--no-such-flag"], "--no-such-flag is no flag of this command"),
-    (["--train-data", "{csv}", "--aug-cfg", "scale"], "error: "),
-    (["--train-data", "{csv}", "--opt", "sgd"], "--opt sgd"),
-    (["--train-data", "{csv}", "--lr-scheduler", "linear"], "--lr-scheduler linear"),
-    (["--train-data", "{csv}", "--lr-scheduler", "const-cooldown"], "--epochs-cooldown"),
-    (["--dataset-type", "synthetic"], "--train-num-samples"),
-    (["--train-data", "{shards}", "--workers", "3"], "2 shards are too few for 3 workers x 1 processes"),
-    (["--train-data", "{shards}", "--workers", "2"], "no sizes.json"),
-    (["--train-data", "{shards}", "--workers", "1", "--train-num-samples", "63"], "63 pairs are fewer than one step"),
-    (["--train-data", "{csv}"], "48 pairs are fewer than one step takes: --batch-size 64 x 1 processes x --accum-freq"),
-    (["--train-data", "{csv}", "--batch-size", "20", "--accum-freq", "3"], "--batch-size 20 x 1 processes x --accum-f"),
-    (["--dataset-type", "synthetic", "--train-num-samples", "63"], "63 pairs are fewer than one step takes"),
-    *((["--train-data", "{csv}", flag, value], f"{flag} {value} should be ") for flag, values in (
-        ("--batch-size", "0"), ("--workers", "-1"), ("--epochs", "0"), ("--accum-freq", "0"), ("--warmup", "-1"),
-        ("--log-every-n-steps", "0"), ("--lr", "nan inf -1.0"), ("--wd", "nan"), ("--eps", "-1.0"), ("--seed", "-1"),
-        ("--beta2", "1.0"), ("--force-image-size", "0"), ("--force-context-length", "2"), ("--image-std", "0.0"),
-        ("--grad-clip-norm", "0.0 nan"), ("--val-frequency", "-1"), ("--force-patch-dropout", "1.0"),
-        ("--lock-image-unlocked-groups", "-1")) for value in values.split()),
-    (["--train-data", "{csv}", "--device", "gpu"], "--device gpu is not known: cuda"),
-    (["--train-data", "{csv}", "--device", "meta"], "--device meta is not known: cuda"),
-    (["--train-data", "{csv}", "--report-to", "tensorbord"], "--report-to tensorbord is not known"),
-    (["--train-data", "{csv}", "--copy-codebase"], "--copy-codebase would copy all of Python's packages"),
-    (["--train-data", "{csv}", "--use-bnb-linear", "SwitchBackLinear"], "--use-bnb-linear is not supported"),
-])
-def test_bad_input_is_named_in_one_line_before_anything_is_built(csv, tmp_path, monkeypatch, capsys, flags, words):
-    monkeypatch.chdir(tmp_path)
-    empty = tmp_path / "empty.csv"
-    empty.write_text(f"filepath\ttitle\n{csv.parent / '0.png'}\ta dog\n{csv.parent / '1.png'}\t\n")
-    for name in ("0.tar", "1.tar"):
-        (tmp_path / name).touch()
-    places = dict(csv=csv, folder=csv.parent, empty=empty, shards=tmp_path / "{0..1}.tar")
-    with pytest.raises(SystemExit) as stop:
-        train.main(["--model", "MDC-ViT-Ti-8", *(flag.format(**places) for flag in flags)])
-    line = capsys.readouterr().err.strip() if stop.value.code == 2 else stop.value.code
-    assert words.format(**places) in line and line.count("error: ") == 1 and "\n" not in line
-    assert not (tmp_path / "logs").exists()
-
-
-@pytest.mark.parametrize("flag, content, words", [
-    ("--pretrained", {"state_dict": {}}, "holds no weights of MDC-ViT-Ti-8: it holds no tensor"),
-    ("--pretrained", [1, 2], "holds no weights of MDC-ViT-Ti-8: it holds a list"),
-    ("--resume", {"epoch": 1, "optimizer": {}, "state_dict": {"a": torch.zeros(2)}},
-     "holds no weights of MDC-ViT-Ti-8: it is of an unknown network: its names begin with a, those of a captioner"),
-    ("--resume", {"state_dict": {"a": torch.zeros(2)}}, "holds weights, but no epoch and optimizer to resume from"),
-])
-def test_a_checkpoint_of_something_else_is_named_in_one_line(csv, tmp_path, flag, content, words):
-    torch.save(content, tmp_path / "other.pt")
-    ended = open_clip_train("--batch-size", "12", "--epochs", "1", flag, tmp_path / "other.pt", data=csv, logs=tmp_path,
-                            check=False)
-    last = ended.stderr.strip().splitlines()[-1]
-    assert ended.returncode == 1 and last.startswith("error: ") and str(tmp_path / "other.pt") in last and words in last
-    assert "Traceback" not in ended.stderr
-
-
-def test_each_process_needs_a_shard_for_each_of_its_workers(tmp_path, monkeypatch):
-    open_clip_mdc.register()
-    for i in range(29):
-        (tmp_path / f"{i:02d}.tar").touch()
-    argv = ["--model", "MDC-ViT-Ti-8", "--train-data", f"{tmp_path}/{{00..28}}.tar", "--train-num-samples", "2900"]
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    problem = train.find_problem(train.parse([*argv, "--workers", "8"]))
-    assert "29 shards are too few for 8 workers x 8 processes" in problem and "--workers 3" in problem
-    for enough in (["--workers", "3"], ["--workers", "8", "--dataset-resampled"]):
-        assert train.find_problem(train.parse([*argv, *enough])) is None
-
-
-def test_float16_is_warned_of_where_it_is_slow(monkeypatch):
-    open_clip_mdc.register()
-
-    def warnings(*flags):
-        return list(train.find_warnings(train.parse(["--train-data", "x.csv", *flags])))
-    assert "fp32" in warnings("--model", "ViT-B-32")[0]  # on this CPU
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    [warning] = warnings("--model", "MDC-ViT-B-32")
-    assert "amp_bf16 --torchcompile" in warning
-    assert not warnings("--model", "ViT-B-32") and not warnings("--model", "MDC-ViT-B-32", "--precision", "amp_bf16")
-
-
-def test_flags_that_change_nothing_are_said_to(csv):
-    open_clip_mdc.register()
-
-    def warnings(model, *flags):
-        argv = ["--model", model, "--train-data", str(csv), "--precision", "fp32", "--device", "cpu", *flags]
-        return list(train.find_warnings(train.parse(argv)))
-    flags = ("--local-loss", "--gather-with-grad", "--lock-image-freeze-bn-stats", "--use-bn-sync",
-             "--train-num-samples")
-    found = warnings("MDC-ViT-Ti-8", *flags, "9", "--lock-image-unlocked-groups", "1")
-    assert len(found) == 6 and all(f"{flag} has no effect" in " ".join(found) for flag in flags)
-    assert not warnings("MDC-ViT-Ti-8") and not warnings("ViT-B-32", "--local-loss", "--gather-with-grad")
-
-
-# At one of its calls the loss of one process is NaN, or its gradient infinite.
-BREAKS = """
-import sys, torch
-import open_clip_mdc.objectives.loss as objective
-from open_clip_mdc.train import main
-(what, _, call), calls, forward = sys.argv.pop(1).partition("@"), [], objective.CaptionLoss.forward
-def broken(self, *args, **kwargs):
-    losses = forward(self, *args, **kwargs)
-    calls.append(1)
-    bad = len(calls) == int(call)
-    if bad and torch.distributed.is_initialized():
-        bad = torch.distributed.get_rank() == 1
-    if bad:
-        scale = torch.tensor(float("nan")) if what == "loss" else overflow.apply(losses["caption_loss"])
-        losses["caption_loss"] = losses["caption_loss"] * scale if what == "loss" else scale
-    return losses
-class overflow(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * float("inf")
-objective.CaptionLoss.forward = broken
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.parametrize("what, flags, said", [
-    ("loss@7", (), "the loss is not finite at step 3 of epoch 1: no checkpoint of this epoch is saved"),
-    ("loss@7", ("--log-every-n-steps", "100"), "the loss is not finite at step 3 of epoch 1"),
-    ("gradient@8", (), "are not finite after the last step of epoch 1"),
-])
-def test_training_ends_in_one_line_where_the_loss_or_weights_are_not_finite_and_keeps_the_last_good_checkpoint(
-        csv, tmp_path, what, flags, said):
-    """The loss of the seventh step of four in an epoch; or a gradient of the last, after which no loss is taken."""
-    where = dict(data=csv, logs=tmp_path, check=False, launcher=("python", "-c", BREAKS, what))
-    ended = open_clip_train("--batch-size", "12", "--epochs", "3", *flags, **where)
-    last = ended.stderr.strip().splitlines()[-1]
-    assert ended.returncode == 1 and last.startswith("error: ") and said in last and "Traceback" not in ended.stderr
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["epoch_1.pt"]
-    assert all(x.isfinite().all() for x in weights(tmp_path, 1).values())
-
-
-def test_both_processes_end_at_the_step_at_which_the_loss_of_one_is_not_finite_and_one_says_so(csv, tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-
-    def train_as(rank):
-        flags = train_flags("--batch-size", "6", "--epochs", "2", "--log-every-n-steps", "2", data=csv, logs=tmp_path)
-        return run("python", "-c", BREAKS, "loss@6", *flags, check=False, fork=True, RANK=str(rank),
-                   LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port)
-    with ThreadPoolExecutor(2) as pool:
-        ended = list(pool.map(train_as, (0, 1)))
-    said = [line for process in ended for line in process.stderr.splitlines() if line.startswith("error: ")]
-    assert [process.returncode for process in ended] == [1, 1] and len(said) == 1
-    assert said[0] in ended[0].stderr and "the loss is not finite at step 2 of epoch 1" in said[0]
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["epoch_1.pt"]
-
-
-def test_training_goes_on_where_it_shall_or_where_float16s_scaler_leaves_out_a_step(csv, tmp_path):
-    for what, flag in (("loss@3", "--allow-nonfinite-loss"), ("gradient@4", "--precision=amp")):
-        ended = open_clip_train("--batch-size", "12", "--epochs", "1", flag, data=csv, logs=tmp_path, name=what,
-                                launcher=("python", "-c", BREAKS, what))
-        assert "TorchDynamo" not in ended.stderr and "compilation metrics" not in ended.stderr
-        last = weights(tmp_path, 1, what)
-        assert all(x.isfinite().all() for x in last.values()) == (what == "gradient@4")
-
-
 def test_odd_captions_and_images_train_or_are_logged(tmp_path):
     """Grey, RGBA, palette and truncated images; empty, punctuation, endless and non-ASCII captions."""
     scene = Image.effect_noise((40, 40), 60)
@@ -462,5 +256,3 @@ def test_cuda_equals_cpu():
     cpu = model(images(2), prepared)["token_nll"]
     gpu = model.cuda()(images(2).cuda(), prepared.to("cuda"))["token_nll"]
     torch.testing.assert_close(gpu.cpu(), cpu, atol=1e-4, rtol=1e-4)
-
-
