@@ -3,8 +3,7 @@
     --engine local --jobs 4      four processes; of several GPUs each takes its own
     --engine ray                 an actor per GPU of the cluster at $RAY_ADDRESS (ray://HOST:10001), or of one made here
 
-The shard is the unit. A worker makes its function once, which loads the model, and gets one shard after the other. What
-is there is skipped; several runs share a folder by the rule of locks.py.
+A worker makes its function once, which loads the model. What is there is skipped. Runs share a folder (locks.py).
 """
 import argparse
 import multiprocessing
@@ -25,15 +24,11 @@ Make = Callable[[int], Callable[[object, Path], object]]  # worker's number -> f
 
 
 class Result(NamedTuple):
-    """What became of one shard's file."""
-
     there: bool  # now; otherwise another run is making it, or
     problem: str | None = None  # why it cannot be made
 
 
 class Worker:
-    """What one process does, always by the same `make`."""
-
     def __init__(self, number: int = 0):
         self.number, self.function, self.claims = number, None, {}
 
@@ -44,7 +39,7 @@ class Worker:
         claims = self.claims.get(target.parent) or self.claims.setdefault(target.parent, Claims(target.parent))
         try:
             return Result(claims.make(target.name, lambda part: self.function(shard, part), wait))
-        except (ValueError, OSError) as problem:  # of this shard; the others go on
+        except (ValueError, OSError) as problem:  # of this shard; the others are still made
             return Result(False, str(problem))
 
     def close(self) -> None:
@@ -68,7 +63,7 @@ def _start(make: Make, number) -> None:
 def _or_end(function: Callable, *item):
     try:
         return function(*item)
-    except SystemExit as end:  # by SIGTERM; the executor would take it for a result, and go on
+    except SystemExit as end:  # by SIGTERM; the executor would take it for a result
         os._exit(end.code)
 
 
@@ -87,7 +82,7 @@ def _start_process(start: Callable | None, *args) -> None:
 def process_pool(jobs: int, killed: str, start: Callable | None = None, *args) -> Iterator[Callable]:
     """Yield `map` over forked processes that end with this one: alone, they would keep the locks that they inherited.
 
-    `start` is called with `args` in each process. Raises ValueError(`killed`) where one is killed.
+    `start(*args)` is called in each. Raises ValueError(`killed`) where one is killed.
     """
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(jobs, context, _start_process, (start, *args)) as pool:
@@ -154,15 +149,14 @@ def ray_workers(make: Make, jobs: int | None) -> Iterator[Callable]:
 def make_each(make: Make, work: list[tuple[object, Path]], args: argparse.Namespace) -> Iterator[Path]:
     """Yield the files, each once it is there, first those that are there already; absolute paths, for other machines.
 
-    `make` makes a worker's function (shard, file to write); picklable. It is called here if there is nothing to do, as
-    it also finds what is wrong with the flags. Raises ValueError where some could not be made; all the others are.
+    `make` is picklable. Raises ValueError where some files could not be made; all the others are.
     """
     there, todo = [], []
     for item in work:
         (there if item[1].exists() else todo).append(item)
     yield from (target for _, target in there)
     if not todo:
-        make(0)
+        make(0)  # it also finds what is wrong with the flags  # it also finds what is wrong with the flags
         return
     problems: dict[str, int] = {}  # and how often: a wrong flag is wrong for every shard
     with (ray_workers(make, args.jobs) if args.engine == "ray" else

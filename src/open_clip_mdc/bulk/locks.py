@@ -1,12 +1,9 @@
 """Claims: processes that fill one folder, on one machine or on several, share the work and do not repeat it.
 
-The rule. Who makes FOLDER/NAME holds a lock on NAME's place in the hidden file FOLDER/.claims, notes there who it is,
-and writes a hidden file, which becomes NAME when it is complete. The lock is the kernel's (a POSIX record lock): it
-ends with the process that holds it, however that ends, so that no claim is ever stale. Who finds a place locked takes
-another, and in the end waits for those that are left: what a dead process left behind is then made anew by whoever
-waited. A process that hangs keeps its lock: who waits says whose it is, and after an hour without a byte makes the file
-too, as both write the same. Machines share locks through NFS, Lustre (-o flock), GPFS or CephFS; when a whole machine
-dies, its locks end when the file server notices. A file system without locks is refused.
+Who makes FOLDER/NAME holds a POSIX record lock on NAME's place in the hidden file FOLDER/.claims and notes there who it
+is. The lock ends with its process, so that no claim is ever stale. Who finds a place locked takes another, and in the
+end waits for those that are left. A process that hangs keeps its lock: after an hour without a byte who waits makes the
+file too, as both write the same. Machines share locks through NFS, Lustre (-o flock), GPFS or CephFS.
 """
 import fcntl
 import hashlib
@@ -84,7 +81,7 @@ class Claims:
                 return False
             if now > tell:
                 tqdm.write(f"waiting for {self.folder / name}, which {self._holder(name)}, makes; if that hangs, end "
-                           "it, and this one goes on", file=sys.stderr)
+                           "it, and this one continues", file=sys.stderr)
                 tell = now + REPEAT
             time.sleep(min(1, PATIENCE))
         return True

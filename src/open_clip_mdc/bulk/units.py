@@ -1,10 +1,8 @@
 """Sends the shards that caption, score and embed are to work on to the engine, which makes OUT/SHARD.parquet of each.
 
-A unit is what is worked on as one: a shard, a folder of images, or some rows of a CSV file. Its table holds a row per
-image that could be read, with the sample's key; what could not be read is counted in the table's metadata, which names
-the unit too: shards of other data have the same names, 00000.tar to the last. Imports no
-torch: beside Ray's actors this process needs none, and importing it would take a core from them (shard_table.py is the
-workers' side).
+A unit is a shard, a folder of images, or some rows of a CSV file. Its table has a row per image that could be read, and
+its metadata name the unit, as shards of other data have the same names. Imports no torch: beside Ray's actors that
+would take a core from them (shard_table.py is the workers' side).
 """
 import argparse
 import hashlib
@@ -61,7 +59,6 @@ def find_units(paths: list[str]) -> list[Unit]:
 
 
 def unit_name(unit: Unit) -> str:
-    """Return the name of a unit's table, without the suffix."""
     return f"{unit.path.stem}-{unit.number:05d}" if isinstance(unit, CsvRows) else \
         unit.name if unit.is_dir() else unit.stem
 
@@ -85,10 +82,8 @@ def hash_files(unit: Unit, fact: Callable[[Path], object]) -> str:
 
 
 def source_of(unit: Unit) -> dict:
-    """Return what tells a unit from another of its name, and from what stood there before. Plain values.
-
-    Its files are read for it. Who compares need not read them again while their "state" is the same.
-    """
+    """Return what tells a unit from another of its name, and from what stood there before. Plain values."""
+    # While "state" is the same, the files need not be read again.
     return {**place_of(unit), "state": hash_files(unit, file_state), "sha256": hash_files(unit, sha256)}
 
 
@@ -138,10 +133,9 @@ def size_of(unit: Unit) -> int | None:
 
 @contextmanager
 def images_bar(units: list[Unit], what: str) -> Iterator[Callable[[Unit, int, bool], None]]:
-    """Show how many images are done while workers of this machine read them. Those of Ray count when a shard is done.
+    """Show how many images are done. Yields what to call with a unit, the number of its images, and if they were there.
 
-    A shard of unknown size counts as many as the others on average. Yields what is to be called with each unit that is
-    done, its images, and whether they were there before.
+    Ray's workers count when a shard is done. A shard of unknown size counts as many as the others on average.
     """
     sizes, over, before, done = {unit: size_of(unit) for unit in units}, threading.Event(), 0, 0
     READ.value = 0
@@ -174,7 +168,6 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], 
     """Make the tables that are not there, and say what is in all of them.
 
     Returns their paths, in the order of `units`; what could not be read, the first of each table by name; and how many.
-    Raises ValueError: a unit cannot be used (the others are written), two have one name, or settings differ.
     """
     shown, args.out, args.pretrained = args.out, str(Path(args.out).absolute()), absolute(args.pretrained)
     twice = [name for name, count in Counter(map(unit_name, units)).items() if count > 1]

@@ -1,12 +1,11 @@
 """Images and captions in a table (CSV or TSV), the one reader for training and tools, in parts of so many rows.
 
-The header names the columns and tells the separator: comma, tab or semicolon. Quotes are those of RFC 4180, doubled
-within a cell. Those of R's write.table are escaped, which a header in quotes allows. In a table of tabs that cannot be
-read so, they are part of the text. Nothing is missing but the empty: "None" and "NA" are captions. Blank lines and rows
-of empty cells are no rows. All else that does not fit is an error that names its line.
+The header names the columns and tells the separator: comma, tab or semicolon. Quotes are doubled within a cell (RFC
+4180). A header in quotes also allows escaped ones (R's write.table). In a table of tabs that cannot be read so, they
+are part of the text. "None" and "NA" are captions. Blank lines and rows of empty cells are skipped.
 
-A part begins at a byte of the file, so that a late one costs no more than the first. Of UTF-16 and of files whose lines
-end in CR it is a byte of the same text in UTF-8 with LF, which is made in memory.
+A part begins at a byte, so that a late one costs no more than the first: of UTF-16 and of lines that end in CR a byte
+of the same text in UTF-8 with LF, which is made in memory.
 """
 import csv
 import gzip
@@ -28,8 +27,6 @@ QUOTES = {"doubled": {}, "escaped": {"escapechar": "\\", "doublequote": False}, 
 
 
 class Form(NamedTuple):
-    """How a table is written."""
-
     separator: str
     quotes: str  # of QUOTES
     cells: int  # of each row
@@ -37,8 +34,6 @@ class Form(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of a table; cells as they are written."""
-
     line: int  # where it begins, from 1
     image: str
     caption: str
@@ -46,7 +41,6 @@ class Row(NamedTuple):
 
 class CsvRows(NamedTuple):
     """A part of a table."""
-
     path: Path
     number: int
     start: int  # byte of its first row
@@ -143,11 +137,7 @@ def find_forms(lines: Lines, columns: Sequence[tuple[str, str]], separators: Ite
 
 def read_forms(path: Path, columns: Sequence[tuple[str, str]], separators: Iterable[str],
                read: Callable[[Lines, Form], list]) -> list:
-    """Return what `read` makes of the lines after the header in the first form that fits all of them, not empty.
-
-    The header has the first of the `columns` (pairs of names) that are there, and one of the `separators`. Raises
-    ValueError: it has not, or there is no row, or one that cannot be read.
-    """
+    """Return what `read` makes of the lines after the header in the first form that fits all of them, not empty."""
     problem = None
     with open_table(path) as file:
         forms, begin = find_forms(header := Lines(path, file), columns, separators), file.tell()

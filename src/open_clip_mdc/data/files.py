@@ -34,7 +34,6 @@ def end_when_terminated() -> None:
 
 
 def is_stdout(path: Path) -> bool:
-    """Return whether it leads to where this process prints."""
     try:
         return os.path.samestat(path.stat(), os.fstat(1))
     except OSError:  # that is closed
@@ -182,12 +181,9 @@ def _digest(path: str, *state: int) -> str:
 
 
 def file_state(path: str | Path) -> tuple[int, ...]:
-    """Return what changes with a file's content: its number on the disk, its size and its times.
-
-    The time of its last change of any kind is among them, which no program can set: rsync, cp -p and the layers of a
-    container give what they write the size and the time of modification of something else.
-    """
+    """Return what changes with a file's content: its number on the disk, its size and its times."""
     now = os.stat(path)
+    # The last change of any kind can be set by no program: rsync and cp -p set size and time of modification.
     return now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
 
 
@@ -219,8 +215,7 @@ def write_json(path: str | Path, content: object, follow: bool = True, **options
 def new_folder(out: str | Path) -> Iterator[Path]:
     """Yield a folder to fill, which appears as `out` when the block ends without an error and is removed otherwise.
 
-    One that is there and empty may be a mount point, which cannot be replaced: it is filled at the end. Raises
-    ValueError if `out` is there and is not an empty folder.
+    Raises ValueError if `out` is there and is not an empty folder.
     """
     out = Path(out).resolve()
     inside = out / out.name
@@ -228,7 +223,7 @@ def new_folder(out: str | Path) -> Iterator[Path]:
         _sweep(inside)
     if out.exists() and not (out.is_dir() and all(path.name == "lost+found" for path in out.iterdir())):
         raise ValueError(f"{out} exists and is not an empty folder: remove it or choose another --out")
-    there = out.is_dir()
+    there = out.is_dir()  # a mount point perhaps, which cannot be replaced: it is filled at the end
     out.parent.mkdir(parents=True, exist_ok=True)
     with _partial(inside if there else out, folder=True) as partial:
         yield partial

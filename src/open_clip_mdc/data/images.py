@@ -31,7 +31,6 @@ class Lacking(ValueError):
 
 class Source(NamedTuple):
     """An image before it is opened."""
-
     name: str
     source: Path | BytesIO | ValueError  # what `open_image` takes
     text: str | None = None  # of its sample
@@ -42,10 +41,7 @@ def without_image(sample: dict) -> str:
 
 
 def named_samples(shard: Path, lacking: list[str] | None = None) -> Iterator[tuple[str, dict]]:
-    """Yield the samples with an image by KEY, or by KEY#NUMBER where a key comes again. Notes others in `lacking`.
-
-    Raises ValueError or OSError: the shard breaks off, cannot be read, or no sample has an image.
-    """
+    """Yield the samples with an image by KEY, or by KEY#NUMBER where a key comes again. Notes others in `lacking`."""
     keys: set[str] = set()
     lacking = [] if lacking is None else lacking
     for number, sample in enumerate(read_samples(str(shard))):
@@ -85,10 +81,7 @@ def read_images(paths: list[Path | CsvRows]) -> Iterator[Source]:
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """Return 16-bit grey by its upper 8 bits, as Pillow reads 16-bit colours. Its `convert` cuts off at 255.
-
-    Raises ValueError for pixels of 32 bits, of which nothing says what is white.
-    """
+    """Return 16-bit grey by its upper 8 bits, as Pillow reads 16-bit colours. Its `convert` cuts off at 255."""
     if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):  # of older Pillow
         return image.convert("I").point(lambda grey: grey / 256)
     if image.mode in ("I", "F"):
@@ -109,9 +102,7 @@ def decode_image(source: Path | BytesIO, name: str | None = None,
                  box: tuple[int, int, int, int] | None = None) -> Image.Image:
     """Return RGB, `upright`. `box` is the part to keep: left, upper, right, lower in pixels as stored.
 
-    Others' files meet Pillow here; in `shards.image_suffix`, which checks bytes that are copied; in `judge.read_url`
-    and `paths.is_image`, which read only a header. All of them name the formats. Raises ValueError, with `name` or
-    `source`, for what is none of `formats`, or damaged.
+    Raises ValueError, with `name` or `source`, for what is none of `formats`, or damaged.
     """
     try:
         with Image.open(source, formats=formats()) as file:
@@ -123,10 +114,7 @@ def decode_image(source: Path | BytesIO, name: str | None = None,
 
 
 def open_image(source: Path | BytesIO | ValueError | Image.Image, name: str | None = None) -> Image.Image:
-    """Return RGB, upright, of `source` of `read_images` or a Pillow image, which may not have read its file yet.
-
-    Raises ValueError where it cannot be decoded, or is much longer than wide.
-    """
+    """Return RGB, upright. Raises ValueError where it cannot be decoded, or is much longer than wide."""
     if isinstance(source, ValueError):
         raise source
     if isinstance(source, Image.Image):
@@ -143,7 +131,6 @@ def open_image(source: Path | BytesIO | ValueError | Image.Image, name: str | No
 
 class Batch(NamedTuple):
     """Decoded images, and what could not be read."""
-
     names: list[str]  # of the images that can be read
     image: Tensor | None  # [B, 3, H, W], of those whose names are in `new`; None where there are none
     other: Tensor | None  # the same images by another model's transform, where there is one
@@ -180,8 +167,8 @@ class Images(IterableDataset):
                 yield batch
 
     def decode(self, rows: list[Source]) -> Batch:
-        """Decode a batch. If some are known it is done again as a whole: what is drawn for an image depends on all."""
         batch = self.decode_new(rows, self.known)
+        # If some are known it is done again as a whole: what is drawn for an image depends on all.
         return self.decode_new(rows, ()) if 0 < len(batch.new) < len(batch.names) else batch
 
     def decode_new(self, rows: list[Source], known: Container[str]) -> Batch:
@@ -217,7 +204,6 @@ def _as_it_is(batch: Batch) -> Batch:
 
 
 def data_url(content: bytes, mime: str) -> str:
-    """Return a file as a data: URL, in base64."""
     return f"data:{mime};base64,{base64.b64encode(content).decode()}"
 
 

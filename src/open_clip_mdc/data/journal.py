@@ -85,8 +85,7 @@ def check_journal(path: Path, key: dict) -> None:
 class Journal:
     """Context manager of the journal that this process writes. Without a row it leaves no file.
 
-    `rows` are those of an earlier run with the same key, and those appended since. Raises ValueError as
-    `check_journal`, or where another process is writing it.
+    `rows` are those of an earlier run with the same key, and those appended since.
     """
 
     def __init__(self, path: str | Path, key: dict, id: str = "id"):

@@ -66,10 +66,7 @@ def beside(path: str) -> str:
 
 
 def ready(args: argparse.Namespace) -> None:
-    """Check and try every output of a command, and say what happens to what is there. Raises ValueError or OSError.
-
-    Where a name is a default and is taken, `args` gets the next free one.
-    """
+    """Check and try every output of a command. Where a default is taken, `args` gets the next free name."""
     if getattr(args, "print", False):  # of fetch
         return
     names = OUTPUTS[args.tool]
@@ -79,7 +76,7 @@ def ready(args: argparse.Namespace) -> None:
         tables = name == "out" and args.tool in OR_TABLES
         check_suffix(flag, value, names[name], tables)
         folder = not names[name] or tables and is_folder(value)
-        if not folder and os.path.isfile(value) and args.tool != "judge":  # which goes on with what is there
+        if not folder and os.path.isfile(value) and args.tool != "judge":  # which resumes
             if isinstance(value, Default):
                 vars(args)[name] = beside(value)
                 print(f"{value} is there already: this goes to {getattr(args, name)}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The files that a command line names: paths, folders, patterns. Imports no torch, for tools/bulk.py."""
+"""The files that a command line names: paths, folders, patterns. Imports no torch, for bulk/units.py."""
 import glob
 import os
 from functools import cache
@@ -56,9 +56,8 @@ def check_kind(path: str | Path) -> None:
 
 
 def expand(pattern: str) -> list[str]:
-    """The paths of a pattern, as in training. webdataset's own function imports torch: it is asked only for what it
-    reads from the environment, where ${NAME} is $WDS_NAME."""
-    if "${" in pattern:
+    """Return the paths of a pattern, as in training."""
+    if "${" in pattern:  # $WDS_NAME of the environment; webdataset's own function imports torch
         from webdataset.shardlists import expand_urls
         return expand_urls(pattern)
     return [path for part in pattern.split("::") for path in braceexpand(part)]

@@ -84,7 +84,7 @@ def write_sizes(folder: Path) -> None:
 
 
 class TooLarge(ValueError):
-    """A member of a tar file that is not read, for its size."""
+    pass
 
 
 def check_size(member: tarfile.TarInfo) -> None:
@@ -119,10 +119,7 @@ class Header(Bounded):
 
 
 def read_members(stream: BinaryIO, wanted: Callable[[str], bool]) -> Iterator[dict]:
-    """Yield fname and data (None unless `wanted`) of the files of a tar stream, to the end or to an error.
-
-    As `webdataset.tariterators.tar_file_iterator`, which stops in silence, and without its own meta data.
-    """
+    """Yield fname and data (None unless `wanted`) of a tar's files. webdataset's own reader hides a broken end."""
     with tarfile.open(fileobj=stream, mode="r|*", tarinfo=Header) as archive:
         for member in archive:
             if member.isreg() and not re.match(r"__[^/]*__($|/)", member.name):
@@ -142,12 +139,11 @@ def split_name(name: str) -> tuple[str | None, str]:
 
 
 def members(sample: dict) -> list[str]:
-    """Return the suffixes of a sample's members."""
     return [name for name in sample if not name.startswith("__")]
 
 
 def owner(stem: str, parts: dict[str, dict]) -> str:
-    """What the members KEY.STEM.* are part of, by what stands between KEY and the last dot: "" is KEY itself."""
+    """Return the stem of the sample that the members KEY.STEM.* are part of; "" is KEY itself."""
     if not stem or image_member(parts[stem]) and parts[stem].keys() & LABELS:
         return stem
     above = stem
@@ -225,7 +221,6 @@ def warn_of_lines(shards: list[str]) -> Iterator[str]:
 
 
 def image_member(sample: dict) -> str | None:
-    """Return the suffix of a sample's image."""
     return next((suffix for suffix in IMAGE_SUFFIXES if suffix in sample), None)
 
 
@@ -247,13 +242,10 @@ def is_text(value: object) -> bool:
 
 
 def image_suffix(data: bytes) -> str:
-    """Decode an image (a JPEG at an eighth of its size, which reads all of it) and return its suffix.
-
-    Raises PIL.UnidentifiedImageError where it is no JPEG, PNG or WebP, ValueError where it is damaged.
-    """
+    """Return the suffix of an image. Raises UnidentifiedImageError: no JPEG, PNG or WebP; ValueError: damaged."""
     try:
         with Image.open(io.BytesIO(data), formats=["JPEG", "PNG", "WEBP"]) as image:
-            image.draft(None, (1, 1))
+            image.draft(None, (1, 1))  # a JPEG at an eighth of its size, which reads all of it
             image.load()
             return SUFFIXES[image.format]
     except UnidentifiedImageError:

@@ -15,7 +15,6 @@ def find_mark(head: bytes) -> bytes:
 
 
 def no_text(path: str | Path, line: int, problem: UnicodeDecodeError) -> ValueError:
-    """Return the error of bytes in `line` that are no text."""
     return ValueError(f"{path}, line {line} is no UTF-8 text (byte 0x{problem.object[problem.start]:02x}): save the "
                       f"file as UTF-8")
 
@@ -44,23 +43,17 @@ def decode_text(content: bytes, path: str | Path) -> str:
 
 
 def read_text(path: str | Path) -> str:
-    """Return `decode_text` of a file."""
     return decode_text(Path(path).read_bytes(), path)
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """Return the lines of a list, without white space at their ends and without blank lines.
-
-    Lines end at line ends alone, not at U+2028 and the like, which a caption may hold.
-    """
+    """Return the lines of a list, without white space at their ends and without blank lines."""
+    # Not splitlines(): a caption may hold U+2028 and the like.
     return [line.strip() for line in read_text(path).split("\n") if line.strip()]
 
 
 def read_names(path: str | Path) -> list[str]:
-    """Return the lines of a list in which a line's number means something. Warns of a line that comes again.
-
-    Raises ValueError: a line between others is blank.
-    """
+    """Return the lines of a list whose line numbers count. Warns of one that comes again, raises for a blank one."""
     names = [line.strip() for line in read_text(path).rstrip().split("\n")]
     if "" in names:
         raise ValueError(f"{path}, line {names.index('') + 1} is blank, so that lines after it would be numbered "

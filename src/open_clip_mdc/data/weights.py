@@ -1,9 +1,7 @@
-"""The one way in for weights: what a file is, whether it is whole, and the tensors that it holds, whoever wrote it.
+"""Reader of all weights: the format is told by content, checksums are compared, names are those of the bare model.
 
-Formats are told by content, never by name: torch.save's zip and older pickle, safetensors, big_vision's .npz. Of a zip
-the checksums are compared, of safetensors written here the SHA-256 in the header: PyTorch and safetensors look at
-neither, and a changed bit is another weight. Names are those of the bare model, without what DDP, torch.compile,
-Lightning and others put before them.
+Formats are torch.save's zip and older pickle, safetensors, big_vision's .npz. PyTorch does not look at the checksums of
+a zip, nor safetensors at the SHA-256 that is written to its header here: a changed bit would be another weight.
 """
 import hashlib
 import re
@@ -46,7 +44,7 @@ UNKNOWN = "an unknown network"
 
 
 class Misfit(RuntimeError):
-    """Weights are not those of a model: why, in one line, to follow "FILE holds no weights of MODEL: "."""
+    """Weights are not those of a model: its text follows "FILE holds no weights of MODEL: "."""
 
 
 def check(path: Path) -> str:
@@ -94,10 +92,7 @@ def _open_safetensors(path: Path) -> dict[str, str]:
 
 
 def read(path: Path) -> object:
-    """Return what a file of torch.save or safetensors holds, on the CPU.
-
-    Raises ValueError as `check`, for a wrong checksum, and for more than tensors, numbers and containers.
-    """
+    """Return what a file of torch.save or safetensors holds, on the CPU. Raises ValueError: damaged, or it has code."""
     kind = check(path)
     if kind == "npz":
         raise ValueError(f"{path} is no checkpoint of PyTorch: it is a NumPy archive")
@@ -161,14 +156,11 @@ def state_dict(content: object, path: Path) -> dict[str, Tensor]:
 
 
 def bare_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights without what wrappers of a model put into their names.
-
-    Of a module that has one whole model by some name, and other weights beside it, as Lightning's may, the model's.
-    """
+    """Return weights without what DDP, torch.compile, Lightning and others put into their names."""
     weights = {WITHIN.sub("", str(name)): x for name, x in weights.items()}
     while prefix := next((p for p in PREFIXES if weights and all(name.startswith(p) for name in weights)), None):
         weights = {name.removeprefix(prefix): x for name, x in weights.items()}
-    if kind(weights) == UNKNOWN:
+    if kind(weights) == UNKNOWN:  # a Lightning module perhaps, with one whole model and other weights beside it
         parts = [{name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
                  for prefix in {f"{name.partition('.')[0]}." for name in weights}]
         whole = [part for part in parts if kind(part).startswith(("a captioner", "a CLIP model", "a CoCa model"))]
@@ -207,7 +199,6 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def hash_tensor(digest, tensor: Tensor) -> None:
-    """Add type, shape and bytes."""
     flat = tensor.detach().cpu().contiguous()
     digest.update(f"{flat.dtype}{tuple(flat.shape)}".encode())
     digest.update(flat.reshape(-1).view(torch.uint8).numpy())

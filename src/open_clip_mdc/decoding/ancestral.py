@@ -1,11 +1,8 @@
 """Ancestral sampling of mask-and-replace diffusion: x_s is drawn from p(x_s | x_t), from t = T to 0 (MC-Diffusion).
 
 The reverse process of VQ-Diffusion (Gu et al. 2022, Eq. 11) in any number of steps: one from t to s has the bridge's
-posterior, not that of a single step of the schedule, and p(x_0 | x_t) is cut (top_p) before the posterior is taken.
-
-Which tokens are masked when does not depend on the network: one that is masked at t is so at s with mask_s / mask_t.
-A uniform number per token decides it for all steps, as in the forward process. So it is known beforehand which logits a
-step reads: of the tokens that it unmasks and, where tokens may have been replaced, of the visible ones.
+posterior, and p(x_0 | x_t) is cut (top_p) before the posterior is taken. A uniform number per token decides for all
+steps when it is unmasked, as in the forward process. So it is known beforehand which logits a step reads.
 
 Dimensions: R captions (rows), L positions, M asked tokens, V vocabulary, T steps of the schedule.
 """
@@ -42,24 +39,18 @@ def denoise(
 ) -> Decoded:
     """Draw every [MASK] of the text. What is given stays as it is.
 
-    Masks and replacements are drawn, at any temperature. The tokens come from p(x_0 | x_t) at the temperature, cut to
-    top_k and top_p, and at temperature 0 are its most probable ones. A token that is drawn as a replacement can be any
-    id, EOT too, and is drawn anew later: lengths come from `valid`, and by the last step no mask, no replacement and
-    nothing forbidden is left.
+    Masks and replacements are drawn at any temperature, tokens from p(x_0 | x_t) by `sampling`. A replacement can be
+    any id, EOT too, and is drawn anew later: lengths come from `valid`, and by the last step no mask, no replacement
+    and nothing forbidden is left.
 
     Args:
         network: bidirectional; conditioned on the step.
-        text: ids, mask_id where a token is to be found, long [R, L].
-        valid: bool [R, L], what is no padding.
-        steps: T, the schedule's, if None; each but the last leaves masks.
-        forbidden: ids that p(x_0 | x_t) is taken without.
-        sampling: of p(x_0 | x_t); its generator draws all.
+        text, valid: ids, mask_id where a token is to be found, long [R, L], and what is no padding, bool [R, L].
+        steps: the schedule's T if None.
+        forbidden: ids that p(x_0 | x_t) is taken without, not renormalised.
 
     Returns:
-        the captions; `step` is the one since which a token stands, `log_prob` its log p(x_0 | x_t) at that step, at
-        temperature 1 and without renormalising for what is forbidden.
-
-    Raises ValueError if steps is out of range, or padding is masked.
+        the captions; `step` is the one since which a token stands, `log_prob` its log p(x_0 | x_t) then.
     """
     size, generator = schedule.vocab_size, sampling.generator
     grid = times(len(schedule.mask) - 1 if steps is None else steps, len(schedule.mask) - 1)

@@ -1,7 +1,6 @@
-"""Where in the image a word comes from: the decoder's cross-attention at the step that revealed it.
+"""Maps of where in the image a word comes from: the decoder's cross-attention at the step that revealed it.
 
-A decoded caption is replayed (Eq. 6): for each token that the model chose, the caption as the decoder saw it then. The
-paper shows no such maps; they are read from its decoder (Fig. 2) as it is.
+A decoded caption is replayed (Eq. 6). The paper shows no such maps; they are read from its decoder (Fig. 2) as it is.
 
 Dimensions: B images, T tokens that the model chose, L positions, K layers, H heads, P patches, D image width, W decoder
 width, V vocabulary.
@@ -20,8 +19,6 @@ from .sampling import Decoded
 
 
 class WordMaps(NamedTuple):
-    """Attention maps of one image's caption."""
-
     position: Tensor  # long [T], of the tokens in the caption
     attention: Tensor  # float32 [T, K, H, P], what the patches get; sums to one over P
 
@@ -46,10 +43,7 @@ def attention_weights(query: Tensor, key: Tensor) -> Tensor:
 
 
 def replay(text: Tensor, step: Tensor, vocab_size: int, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return the positions [T] that the decoder chose and the caption as it read it then, long [T, L].
-
-    Args: `text` is SOT to EOT without padding, long [L]; `step` is -1 where a token was given.
-    """
+    """Return the positions [T] that the decoder chose and the caption, text [L], as it read it then, long [T, L]."""
     position = (step >= 0).nonzero().squeeze(1)
     texts = text.expand(len(position), -1)
     if not causal:  # what comes later in a causal caption is not seen anyway
@@ -78,13 +72,10 @@ def _maps_of_one(model: Captioner, image_embs: Tensor, text: Tensor, step: Tenso
 
 
 def principal_components(image_embs: Tensor, count: int = 3) -> Tensor:
-    """Return patch features [B, P, D] along their first principal components, float32 [B, P, count], unit variance.
-
-    A component's sign is such that its largest loading is positive.
-    """
+    """Return patch features [B, P, D] along their first principal components, float32 [B, P, count], unit variance."""
     x = image_embs.float().flatten(0, 1)
     x = x - x.mean(0)
     loadings = torch.linalg.eigh(x.T @ x).eigenvectors[:, -count:].flip(1)
-    loadings = loadings * loadings.gather(0, loadings.abs().argmax(0, keepdim=True)).sign()
+    loadings = loadings * loadings.gather(0, loadings.abs().argmax(0, keepdim=True)).sign()  # the largest is positive
     components = x @ loadings
     return (components / components.std(0, correction=0).clamp_min(1e-12)).view(*image_embs.shape[:2], count)

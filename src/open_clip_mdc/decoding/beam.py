@@ -1,7 +1,6 @@
 """Autoregressive decoding (ARC): beam search, greedy search (one beam) and sampling.
 
-The searches know the network by one function, `StepLogits`: logits of the next token, given what stands in every row.
-`generate.search_images` runs them on images, with a key/value cache.
+`generate.search_images` runs the searches on images, with a key/value cache.
 
 Dimensions: B images, K beams, R rows (R/B consecutive rows per image), n tokens so far (SOT included), V vocabulary.
 """
@@ -16,8 +15,7 @@ from .sampling import Decoded, Sampling, sample_tokens
 
 def next_log_probs(step_logits: StepLogits, text: Tensor, parent: Tensor, vocab_size: int, min_length: int,
                    max_length: int) -> Tensor:
-    """Return log-probabilities of the next token, float32 [R, V]; -inf for SOT, for EOT after fewer than `min_length`
-    tokens, and for all but EOT after `max_length`.
+    """Return log-probabilities of the next token, float32 [R, V], -inf for those that the lengths rule out.
 
     What is left is not normalised anew: the sum over a caption stays its log-likelihood under the model.
     """
@@ -54,14 +52,7 @@ def beam_search(
     A caption is finished when ending it is among the image's K best continuations. The search stops when no beam can
     overtake the best finished caption any more, which is certain, as log-likelihoods only fall.
 
-    Args:
-        max_length, min_length: tokens between SOT and EOT. A beam of `max_length` is ended by EOT.
-        num_beams: K.
-
-    Returns:
-        SOT to EOT, then padding, [B, max_length + 2].
-
-    Raises ValueError if an argument is out of range.
+    Returns SOT to EOT, then padding, [B, max_length + 2]; lengths are of the tokens between SOT and EOT.
     """
     check_lengths(min_length, max_length)
     if num_beams < 1:
@@ -109,7 +100,7 @@ def sample(
         device: torch.device | str = "cpu",
         min_length: int = 0,
 ) -> Decoded:
-    """Draw one caption per image, token by token. Lengths, result and errors are those of `beam_search`."""
+    """Draw one caption per image, token by token. Lengths and result are those of `beam_search`."""
     check_lengths(min_length, max_length)
     rows = torch.arange(batch_size, device=device)
     text = torch.full((batch_size, 1), sot_id(vocab_size), device=device)

@@ -1,17 +1,13 @@
 """A CLIP model beside a captioner: it re-weighs the tokens that decoding considers, or chooses among several captions.
 
-    open_clip_mdc caption --pretrained RUN photos/ --clip ViT-B-32:clip.pt --clip-scale 1
-    open_clip_mdc caption --pretrained RUN photos/ --clip ViT-B-32:clip.pt --clip-rerank 5 --temperature 1
+Not in the paper: it is claimed elsewhere for masked diffusion captioners, and is here to be measured. At each step the
+k most probable tokens of the position that is revealed are put into the caption completed by the step's own most
+probable tokens, so that CLIP reads whole captions only. Their log p becomes log p + scale * log softmax_k(cos/0.01)
+(`confidence.reweigh`), as ConZIC (Zeng et al. 2023) adds them and as MAGIC (Su et al. 2022) weighs a language model's.
+CLIP's own score of such captions is no evidence, as they were chosen by it.
 
-Not in the paper: guidance of decoding by CLIP is claimed elsewhere for masked diffusion captioners, and is here to be
-measured. At each step the k most probable tokens of the position that is revealed are put, one after the other, into
-the caption completed by the step's own most probable tokens, so that CLIP reads whole captions only. Their
-probabilities are multiplied by those that CLIP would give them, in logarithms: log p + scale * log softmax_k(cos/0.01),
-as ConZIC (Zeng et al. 2023) adds them and as MAGIC (Su et al. 2022) weighs a language model's. Scale 0 is the captioner
-alone; what CLIP's own score of such captions says is no evidence, as they were chosen by it.
-
-`unmask.reweigh` does the product. Dimensions: B images, R captions (R/B consecutive ones of an image), M revealed
-tokens, K candidates, L positions, N texts, E embedding width.
+Dimensions: B images, R captions (R/B consecutive ones of an image), M revealed tokens, K candidates, L positions, N
+texts, E embedding width.
 """
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -45,11 +41,8 @@ class _Texts(torch.nn.Module):
 
 
 def encode_text(clip: torch.nn.Module, text: Tensor, device: str | torch.device) -> Tensor:
-    """Return the model's `encode_text` up to rounding, [N, E] from ids [N, L] on the CPU, at less cost.
-
-    OpenCLIP decodes all 77 positions of every text. In a causal tower those behind the last one that is pooled are read
-    by none. Other towers run as they are.
-    """
+    """Return the model's `encode_text` up to rounding, [N, E] from ids [N, L] on the CPU, at less cost."""
+    # In a causal tower the positions behind the last one that is pooled are read by none. Others run as they are.
     # OpenCLIP keeps what a text tower is in a module of its own, or under names with "text_" in the model.
     tower, name, prefix = (clip.text, "clip.text", "") if hasattr(clip, "text") else (clip, "clip", "text_")
     pool = getattr(tower, f"{prefix}pool_type", None)
@@ -68,12 +61,7 @@ class Guide:
 
     @torch.no_grad()
     def __init__(self, clip: Clip, image: Tensor, tokenizer: Callable, scale: float = 0.0, top_k: int = 5):
-        """Args:
-            image: [B, 3, H, W], by CLIP's own transform; encoded here, once.
-            tokenizer: the captioner's, by which its ids are read.
-            scale: of guidance; 0 is none.
-            top_k: candidates that are compared at each step.
-        """
+        """Encode the image [B, 3, H, W] (by CLIP's own transform), once. `tokenizer` is the captioner's."""
         self.clip, self.tokenizer, self.scale, self.top_k = clip, tokenizer, scale, top_k
         self.device = image.device
         self.image = F.normalize(clip.model.encode_image(image).float(), dim=-1)
@@ -81,7 +69,7 @@ class Guide:
 
     @property
     def texts(self) -> list[int]:
-        """The number of captions that were encoded for each image: the cost of guidance."""
+        """Return the number of captions that were encoded for each image: the cost of guidance."""
         return [len(known) for known in self.known]
 
     @torch.no_grad()

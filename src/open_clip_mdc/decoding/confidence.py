@@ -33,26 +33,20 @@ def unmask_by_confidence(
     """Replace every [MASK], the most confident first. What is revealed stays (Eq. 6).
 
     Each step asks for the logits of the masked positions only, and reveals the k of each row whose most probable token
-    has the highest probability, the leftmost of equals. The paper's decoding is k = 1, greedy.
-
-    With a probability p instead of k, a step reveals the most confident position and every other one that is at least
-    so confident: fewer steps where much is certain (Fast-dLLM, Wu et al. 2025). Each step waits for the device then, to
-    know how many masks are left.
+    has the highest probability, the leftmost of equals. The paper's decoding is k = 1, greedy. With a probability p
+    instead of k, a step reveals the most confident position and every other one that is at least so confident
+    (Fast-dLLM, Wu et al. 2025), and waits for the device to know how many masks are left.
 
     The order looks at distributions, not at drawn tokens: with k = 1 and temperature 1 this samples from the model.
     (To draw everywhere and keep the most probable draw, as MaskGIT and LLaDA do, favours probable tokens.)
 
     Args:
         network: bidirectional.
-        text: ids, mask_id where a token is to be found, long [R, L].
-        valid: bool [R, L], what is no padding.
+        text, valid: ids, mask_id where a token is to be found, long [R, L], and what is no padding, bool [R, L].
         tokens_per_step: k, an int; or p, a float.
-        forbidden: ids that may not be chosen. Probabilities are not renormalised without them, so that a position whose
-            most probable token is forbidden is not confident.
+        forbidden: ids that may not be chosen, without renormalising the others.
         guide: re-weighs the `top_k` most probable tokens of each revealed position (`reweigh`); the order of positions
             and `log_prob` stay the network's.
-
-    Raises ValueError if tokens_per_step is out of range, or padding is masked.
     """
     by_probability = isinstance(tokens_per_step, float)
     if not tokens_per_step >= (0 if by_probability else 1):
@@ -101,10 +95,7 @@ def reweigh(log_prob: Tensor, filled: Tensor, places: Tensor, guide: Callable[[T
             top_k: int) -> Tensor:
     """Let the `top_k` most probable ids of each revealed token share their probability anew: log p [M, V].
 
-    The others keep theirs, so that a guide that adds nothing changes nothing, also where tokens are drawn.
-
     Args:
-        log_prob: [M, V], -inf for tokens that may not be chosen.
         filled: long [R, L], the captions completed by the step's own most probable tokens.
         places: where the tokens are to stand, long [M] into R*L.
         guide: complete captions, long [M, K, L], and their rows, long [M] -> what is added to log p, [M, K].
@@ -151,13 +142,11 @@ def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context
 def guided(conditional: Network, uncond: Network, scale: float, kl: list[Tensor] | None = None) -> Network:
     """Classifier-free guidance (Ho & Salimans 2022) on log p(x_0): uncond + scale * (conditional - uncond).
 
-    Scale 1 is the conditional model, 0 the unconditional one, and more than 1 leans towards what only the image
-    explains. `uncond` sees the null image, or in MC-Diffusion's Masked Condition Strategy some of the features; there w
-    in the sense of the text is this scale. Its Definition 2 as printed, w * uncond + (1 - w) * conditional, which leans
-    away from the image as w grows, is scale 1 - w.
+    Scale 1 is the conditional model, 0 the unconditional one, more than 1 follows the image more closely. `uncond` sees
+    the null image, or in MC-Diffusion's Masked Condition Strategy some of the features; there w in the sense of the
+    text is this scale, and Definition 2 as printed, w * uncond + (1 - w) * conditional, is scale 1 - w.
 
-    `kl` gets the KL of each guided prediction from the conditional one, float32 [M] nats a call: how strong the
-    guidance of a scale is depends on what `uncond` sees.
+    `kl` gets the KL of each guided prediction from the conditional one, float32 [M] nats a call.
     """
     def network(lengths: Sequence[int]) -> TokenLogits:
         see, guess = conditional(lengths), uncond(lengths)

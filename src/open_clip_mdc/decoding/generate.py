@@ -1,7 +1,6 @@
 """Captions of images: masked diffusion decoding (Eq. 6) or search from left to right, by the model's order (Sec. 3.2).
 
-The drivers of unmask.py, ancestral.py and beam.py: an image is encoded once, and its keys and values are projected
-once; a second time with some features masked where guidance asks for it.
+An image is encoded once, and its keys and values are projected once; twice where guidance masks some features.
 
 Dimensions: B images, R captions (R/B consecutive ones of an image), L positions, P patches, D image width.
 """
@@ -35,11 +34,7 @@ def best_of_lengths(decode: Callable[[Tensor], Decoded], log_prob: Tensor) -> De
 
     That is p(N | image) times the probability of the caption as if it had LENGTH_NORM tokens, which unlike its
     probability compares over N. The most probable lengths are tried, in that order, until none left can win for any
-    image: no caption adds above 0.
-
-    Args:
-        decode: captions [R, L] of the lengths that it is given, long [R]; L does not depend on them.
-        log_prob: of each length, float [R, S].
+    image: no caption adds above 0. `decode` makes captions [R, L] of lengths, long [R]; `log_prob` [R, S] is theirs.
     """
     log_prob, lengths = log_prob.topk(min(MAX_LENGTHS, log_prob.shape[1]))
     best = decode(lengths[:, 0])
@@ -57,10 +52,7 @@ def best_of_lengths(decode: Callable[[Tensor], Decoded], log_prob: Tensor) -> De
 
 def uncond_tokens(model: Captioner, image: Tensor, image_embs: Tensor, uncond: str, blind: Tensor | None,
                 generator: torch.Generator | None) -> Tensor:
-    """Return what guidance's unconditional branch sees in place of image_embs [B, P, D]: as many, or [1, P, D] for all.
-
-    Raises ValueError if the model was not trained with masked features, or `blind` is needed and missing.
-    """
+    """Return what guidance's unconditional branch sees in place of image_embs [B, P, D]: as many, or [1, P, D]."""
     cfg = model.caption_cfg
     if uncond not in ("blind", "masked"):
         raise ValueError(f"guidance_weak is {uncond!r}; it must be 'blind' or 'masked'")
@@ -102,24 +94,21 @@ def unmask_images(
 
     Args:
         image: [B, 3, height, width], preprocessed.
-        length: N' of the paper, how many tokens are generated between SOT and EOT, which are given: the decoder does
-            not see padding and knows where a caption ends. "auto" is the model's choice for each image
-            (`best_of_lengths`), "sample" is drawn from p(N | image); None is `default_length`.
+        length: N' of the paper, how many tokens are generated between SOT and EOT, which are given. "auto" is the
+            model's choice for each image (`best_of_lengths`), "sample" a draw from p(N | image); None is
+            `default_length`.
         text: captions to fill in instead, long [B, L] or [1, L] (`tokenize_with_masks`); `length` is then not used.
         tokens_per_step: see `unmask_by_confidence`.
         sampler: "confidence" (Eq. 6, `unmask_by_confidence`), or "ancestral" (`denoise`), which draws.
         steps: of "ancestral"; None is as many as the model was trained on, 100.
         guidance_scale: see `guided`; 1 is the model itself and runs no second pass.
         guidance_weak: the unconditional branch: "blind", the null image; or "masked", the image with each feature
-            masked with the probability of the training, drawn once (MC-Diffusion's Masked Condition Strategy). None is
-            what the model was trained for.
+            masked as in training, drawn once (MC-Diffusion). None is what the model was trained for.
         guidance_kl: gets the strength of guidance, see `guided`.
         blind: the null image, for a model that was not trained with zeros for it: `mean_image(...)`, [P, D].
         sampling: how tokens are chosen; its generator draws whatever else is drawn.
         samples: captions of each image, that differ if they are drawn.
         guide: re-weighs the most probable tokens of each step of "confidence" (`reweigh`) unless its scale is 0.
-
-    Raises ValueError if an argument is out of range.
     """
     vocab_size, longest = model.vocab_size, model.context_length - 2
     length = default_length(model) if length is None else length
@@ -206,8 +195,6 @@ def search_images(
         sampling: a temperature draws tokens instead of searching.
         min_length: tokens before EOT at least: a likelihood favours short captions.
         samples: captions of each image; they must be drawn.
-
-    Raises ValueError if an argument is out of range.
     """
     longest = model.context_length - 2
     max_length = longest if length in (None, "auto") else length

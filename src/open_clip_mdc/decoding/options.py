@@ -1,9 +1,6 @@
-"""What may be asked of decoding together: the rules of `open_clip_mdc caption` and of `clip_benchmark eval`.
+"""Options of decoding and which go together, for `open_clip_mdc caption` and `clip_benchmark eval`. Imports no torch.
 
 OPTIONS has the names of `generate.generate` and of a CLIP model that helps; both commands make their flags of it.
-Imports no torch: flags are looked at before it is.
-
-Place in the paper: decoding, Eq. 6 and Sec. 3.2.
 """
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Mapping
@@ -22,11 +19,11 @@ positive = number_from(1)
 
 
 class TooFewImages(ValueError):
-    """There are too few images for a mean that stands for none."""
+    """Too few images for a mean that stands for none."""
 
 
 def caption_length(value: str) -> int | str:
-    """Parse a number of tokens, "auto" or "sample". Raises ArgumentTypeError for others."""
+    """Parse a number of tokens, "auto" or "sample"."""
     if value in ("auto", "sample"):
         return value
     try:
@@ -36,7 +33,7 @@ def caption_length(value: str) -> int | str:
 
 
 def tokens_per_step(value: str) -> int | float:
-    """Parse 2, two tokens, or 0.9, all that are so probable. Raises ArgumentTypeError out of range."""
+    """Parse 2, two tokens, or 0.9, all that are so probable."""
     number = float(value) if "." in value else int(value)
     if not (0 <= number <= 1 if isinstance(number, float) else number >= 1):
         raise ArgumentTypeError(f"{value} should be a number of tokens, 1 or more, or a probability such as 0.9")
@@ -65,11 +62,11 @@ OPTIONS = {
                     help="draw N captions per image; metrics are of the first, and their diversity is measured; needs "
                          "a temperature"),
     "guidance_scale": dict(type=float, metavar="S",
-                           help="more than 1 leans towards what only the image explains (default: 1, not at all)"),
+                           help="classifier-free guidance: more than 1 follows the image more closely (default: 1)"),
     "guidance_weak": dict(choices=("blind", "masked"),
-                          help="what guidance leans away from: no image (the mean image, or zeros of a model trained "
-                               "with them), or the image with masked features (default: what the model was trained "
-                               "for, else blind)"),
+                          help="unconditional branch of guidance: no image (the mean image, or zeros where the model "
+                               "was trained with them), or the image with masked features (default: what the model was "
+                               "trained for, else blind)"),
     "clip": dict(metavar="MODEL:FILE",
                  help="an OpenCLIP model that guides or reranks: its name and weights, or local-dir:DIR; CLIPScore "
                       "must then be by another"),
@@ -101,7 +98,7 @@ def needs_null_image(options: Mapping, model) -> bool:
 
 
 def check_null_images(count: int, flag: str) -> None:
-    """Raises TooFewImages where the mean of so many images cannot stand for none; `flag` is what names others."""
+    """Raise TooFewImages where the mean of so many images cannot stand for none; `flag` is what names others."""
     if count < MIN_NULL_IMAGES:
         raise TooFewImages(
             f"the mean of {plural(count, 'image')} shows what is in them: to know what a caption is worth without an "
@@ -109,13 +106,7 @@ def check_null_images(count: int, flag: str) -> None:
 
 
 def check_kind(asked: Mapping, causal: bool, flag: Callable[[str], str]) -> None:
-    """Raises ValueError for an option of the other kind of model.
-
-    Args:
-        asked: options that were given.
-        causal: whether the model is autoregressive.
-        flag: how the command spells the name of an option.
-    """
+    """Raise ValueError if one of the options `asked` is of the other kind of model; `flag` spells its name."""
     for name in OF_UNMASKING if causal else OF_SEARCH:
         if name in asked:
             kind = "is autoregressive" if causal else "decodes by unmasking captions of a given length"
@@ -123,13 +114,13 @@ def check_kind(asked: Mapping, causal: bool, flag: Callable[[str], str]) -> None
 
 
 def check_scale(name: str, value: float) -> None:
-    """Raises ValueError for a scale of guidance, by the mean image or by CLIP, that makes no number of a logit."""
+    """Raise ValueError for a scale of guidance, by the mean image or by CLIP, that makes no number of a logit."""
     if not abs(value) <= LARGEST_SCALE:  # NaN neither
         raise ValueError(f"{name} is {value}; it must be a number from -1e6 to 1e6")
 
 
 def check(asked: Mapping, flag: Callable[[str], str]) -> None:
-    """Raises ValueError for options that do not go together, whatever the model; arguments as of `check_kind`."""
+    """Raise ValueError for options that do not go together, whatever the model."""
     ancestral, helps = asked.get("sampler") == "ancestral", asked.get("clip_scale") or asked.get("clip_rerank", 1) > 1
     tokens_per_step, sampler, steps, weak, scale, clip, clip_scale, rerank = map(flag, (
         "tokens_per_step", "sampler", "steps", "guidance_weak", "guidance_scale", "clip", "clip_scale", "clip_rerank"))

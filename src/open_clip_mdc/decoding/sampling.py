@@ -1,4 +1,4 @@
-"""How a token is chosen from its logits: the most probable one, or a drawn one.
+"""Choice of a token from its logits: the most probable one, or a drawn one.
 
 Dimensions: M tokens, V vocabulary.
 """
@@ -20,7 +20,7 @@ class Sampling(NamedTuple):
     generator: torch.Generator | None = None  # of the logits' device; the global one if None
 
     def check(self) -> None:
-        """Raises ValueError for a value out of range, or one that greedy decoding does not read."""
+        """Raise ValueError for a value out of range, or one that greedy decoding does not read."""
         if self.temperature != 0 and not COLDEST <= self.temperature < math.inf:
             raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy), or finite and 1e-6 or more")
         if self.top_k is not None and self.top_k < 1:
@@ -35,10 +35,7 @@ GREEDY = Sampling()
 
 
 def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return logits at the temperature, -inf where top_k or top_p cut: float64 [M, V].
-
-    At temperature 0 all but the most probable token are cut; of equally probable ones the lowest id stays.
-    """
+    """Return logits at the temperature (0: of the likeliest token alone), cut to top_k and top_p: float64 [M, V]."""
     logits = logits.double()
     if sampling.temperature == 0:
         return torch.full_like(logits, -torch.inf).scatter(1, logits.argmax(1, keepdim=True), 0.0)
@@ -57,8 +54,7 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
 def sample_tokens(logits: Tensor, sampling: Sampling) -> Tensor:
     """Choose one token per row of logits [M, V], greedily or by the Gumbel-max trick: long [M].
 
-    The noise is float64, as float32 noise draws rare tokens too rarely. Of equally probable tokens greedy choice takes
-    the lowest id. Raises ValueError as `Sampling.check`.
+    The noise is float64, as float32 noise draws rare tokens too rarely. Greedy choice takes the lowest id of equals.
     """
     sampling.check()
     if sampling.temperature == 0:

@@ -1,7 +1,6 @@
 """Likelihoods of captions in a given order: autoregressive (Eq. 7) and in order of confidence (heuristic, Sec. 4.2).
 
-Functions of captions and a `Network`, the decoder with the image built in. SOT is given; every other token is
-scored, EOT included: a caption of N words and marks has N + 1 terms. The bound of Eq. 8 is in monte_carlo.py.
+A `Network` is the decoder with the image built in. SOT is given; every other token is scored, EOT included.
 
 Dimensions: R captions (rows), I images, L positions, N scored tokens of a caption, M asked tokens, V vocabulary.
 """
@@ -43,7 +42,7 @@ def decoder_calls(network: Network, rows: int, length: int,
 
 
 def autoregressive(network: Network, text: Tensor, vocab_size: int) -> Likelihood:
-    """Eq. 7 for a causal network: sum over i of log p(c_i | c_<i, image), from the first token after SOT to EOT."""
+    """Score by Eq. 7: the sum over i of log p(c_i | c_<i, image), from the first token after SOT to EOT."""
     lengths = caption_lengths(text, vocab_size).tolist()
     captions = text[:, :max(lengths)]
     predicted, _ = partition_indices(target_tokens(captions, vocab_size), sum(lengths) - len(lengths))
@@ -55,15 +54,12 @@ def autoregressive(network: Network, text: Tensor, vocab_size: int) -> Likelihoo
 
 
 def heuristic(network: Network, text: Tensor, vocab_size: int) -> Likelihood:
-    """The paper's heuristic: reveal a caption in order of confidence and add up what its tokens got when revealed.
+    """Reveal a caption in order of confidence and add up what its tokens got when revealed: the paper's heuristic.
 
     Confidence is the highest probability in the vocabulary, whatever the true token's is; of equal ones the first
     position wins. As the next position depends on the revealed tokens alone, this is a chain rule: given the length,
     the probabilities of all captions add up to 1, and the score is the exact log-probability that decoding in order of
     confidence samples the caption. It is a likelihood of its own, which Eq. 8 does not bound.
-
-    All rows step together. A row that is finished shrinks to its SOT: it stays one of its image's R/I rows, at the
-    cost of one token and no logits.
     """
     lengths = caption_lengths(text, vocab_size).cpu().numpy()
     captions = text[:, :int(lengths.max())]
@@ -75,7 +71,7 @@ def heuristic(network: Network, text: Tensor, vocab_size: int) -> Likelihood:
     order = torch.full_like(captions, -1)
     unknown, nowhere = torch.full_like(per_token, -torch.inf), torch.zeros_like(masked)
     for step in range(captions.shape[1] - 1):
-        if step == 0 or (left == step).any():
+        if step == 0 or (left == step).any():  # a row that is finished shrinks to its SOT, and stays in its place
             token_logits = network(np.where(left > step, lengths, 1))
         logits = token_logits(noisy, remaining)
         log_z = logits.logsumexp(1)

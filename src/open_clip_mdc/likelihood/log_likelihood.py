@@ -31,9 +31,8 @@ MIB = 2 ** 20
 def mean_image(model: Captioner, images: Iterable[Tensor]) -> Tensor:
     """Return the null image: patch tokens averaged over batches of images, place by place, [P, D].
 
-    In the image's place they turn p(caption | image) into a guess of p(caption). Without cross-attention the decoder
-    would lack an input that it had in every training step; a grey image is one that it never saw. Use some hundred
-    images of the data that is scored: the mean of one image is that image. Raises ValueError if there is none.
+    In the image's place they turn p(caption | image) into a guess of p(caption). A grey image is one that the model
+    never saw. Use some hundred images of the data that is scored: the mean of one image is that image.
     """
     total, count = 0, 0
     with torch.no_grad():
@@ -62,8 +61,7 @@ def log_likelihood(
 ) -> Tensor | Likelihood:
     """Return log p(caption | image) in nats, exact or estimated, for any number of candidate captions per image.
 
-    An image is encoded once, and its keys and values are projected once for all candidates, steps and draws. Scores
-    depend on nothing else in the batch, and equal candidates of an image get equal scores: they are scored once.
+    Scores depend on nothing else in the batch, and equal candidates of an image get equal scores: they are scored once.
 
     Args:
         model: a Captioner; it stays in the mode it is in (use `model.eval()`).
@@ -78,11 +76,8 @@ def log_likelihood(
             None is 512, on CUDA a quarter of what is free.
         return_details: return the whole `Likelihood`, not just its first field.
 
-    Returns:
-        float32 [B] or [B, C], or a Likelihood of such tensors.
-
-    Raises ValueError if the method or an option does not fit the model, a caption does not run from SOT to EOT, or the
-    memory is too little for one caption.
+    Returns float32 [B] or [B, C], or a Likelihood of such tensors. Raises ValueError if the method or an option does
+    not fit the model, a caption does not run from SOT to EOT, or the memory is too little for one caption.
     """
     method = method or model.objective.scorers[0]
     _check_options(model, method, num_samples, interval, stop_confidence)
@@ -142,10 +137,7 @@ def _check_options(model: Captioner, method: str, num_samples: int, interval: tu
 
 
 def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Return captions [B, C, L] cut to the longest, without padding, and the first candidate [B, C] equal to each.
-
-    A candidate that repeats an earlier one becomes a lone EOT, which has no scored token and costs next to nothing.
-    """
+    """Return captions [B, C, L] cut to the longest, without padding, and the first candidate [B, C] equal to each."""
     eot = eot_id(vocab_size)
     broken = ((text[..., 0] != sot_id(vocab_size)) | ~(text == eot).any(-1)).nonzero().tolist()
     if broken:
@@ -159,7 +151,7 @@ def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
         first.append([seen.setdefault(caption.tobytes(), c) for c, caption in enumerate(captions)])
     first = torch.tensor(first, device=text.device)
     repeats = first != torch.arange(text.shape[1], device=text.device)
-    return text.masked_fill(repeats[..., None], eot), first
+    return text.masked_fill(repeats[..., None], eot), first  # a lone EOT has no scored token and costs next to nothing
 
 
 def _chunk_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_mib: int | None,

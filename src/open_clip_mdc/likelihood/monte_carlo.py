@@ -1,8 +1,5 @@
 """The lower bound of a caption's log-likelihood by Monte Carlo (Eq. 8), with standard error and early stopping.
 
-Exact mask counts, every count equally often; masks that depend on (seed, length) alone, so that all candidates of equal
-length share them.
-
 Dimensions: R captions (rows), L positions, N scored tokens of a caption, K draws, S mask counts.
 """
 import math
@@ -45,10 +42,8 @@ def mask_counts(num_tokens: int, interval: tuple[float, float] | None = None) ->
 
 
 def systematic_sample(size: int, draws: int, start: int) -> np.ndarray:
-    """Return integers spread evenly over [0, size), long [draws]; over all starts each one is equally frequent.
-
-    Rounding an evenly spaced real grid instead, as others do, is biased for many sizes and numbers of draws.
-    """
+    """Return integers spread evenly over [0, size), long [draws]; over all starts each one is equally frequent."""
+    # Rounding an evenly spaced real grid instead is biased for many sizes and numbers of draws.
     return (start + np.arange(draws) * size // draws) % size
 
 
@@ -56,10 +51,8 @@ def systematic_sample(size: int, draws: int, start: int) -> np.ndarray:
 def draw_masks(num_tokens: int, num_samples: int, seed: int = 0, interval: tuple[float, float] | None = None) -> Draws:
     """Draw at most `num_samples` random masks, equally often of each mask count.
 
-    The counts are a systematic sample from a random start: every count has the same expected number of draws whatever
-    their total, and the numbers differ by at most one. Of a count that has few masks each is drawn at most once; once
-    all are drawn nothing is left to chance, and short captions need fewer draws than asked for.
-
+    The counts are a systematic sample from a random start: every count has the same expected number of draws. Of a
+    count that has few masks each is drawn at most once, so that short captions need fewer draws than asked for.
     Depends on nothing but its arguments: all candidates of equal length, in any batch, get the same masks.
     """
     counts = mask_counts(num_tokens, interval)
@@ -88,9 +81,8 @@ def estimate(values: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
     """Return Eq. 8 and its standard error, float64 [R] each, from values [R, K] of the first draws.
 
     The estimate is N times the mean over mask counts of the mean over a count's draws. The standard error is that of a
-    stratified sample, from the spread within each count and with the finite population correction. With a single draw
-    of some count there is no such spread, and the spread between the counts stands in: too large by the trend over n,
-    and no estimate at all (inf) from a single count.
+    stratified sample with the finite population correction. With a single draw of some count the spread between the
+    counts stands in for that within, too large by the trend over n; from a single count it is inf.
     """
     member = np.eye(len(draws.population))[draws.stratum[:values.shape[1]]]  # [K, S]
     size = member.sum(0)
@@ -109,17 +101,13 @@ def estimate(values: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
 
 
 def log_wealth(scores: np.ndarray, draws: Draws, bet: np.ndarray) -> np.ndarray:
-    """What bets that a score is above 0 made of 1, its log, [bets, R]: where it is not, 1 or less on average.
+    """Return the log of what bets [bets] that a score is above 0 made of 1, [bets, R], from scores of draws [R, K].
 
-    So the wealth of a score that is 0 or less passes 1/a with probability a at most, at any number of draws and
-    whatever their distribution (Waudby-Smith & Ramdas 2024). Each draw multiplies it by 1 + bet * its share of the
-    estimate, a count whose masks are all drawn by exp(bet * the count's share). By log(1 + x) <= x the product of the
-    expectations is exp(bet * score) at most; draws without replacement are negatively associated (Joag-Dev & Proschan
-    1983), so that the expectation of the product is no more.
-
-    Args:
-        scores: float64 [R, K], N times the mean log-likelihood of the hidden tokens in each draw, or differences.
-        bet: [bets], such that no draw can make the wealth negative: at most 1 / (`largest_share` * the worst score).
+    The wealth of a score that is 0 or less passes 1/a with probability a at most, at any number of draws and whatever
+    their distribution (Waudby-Smith & Ramdas 2024). Each draw multiplies it by 1 + bet * its share of the estimate, a
+    count whose masks are all drawn by exp(bet * the count's share). By log(1 + x) <= x the product of the expectations
+    is exp(bet * score) at most; draws without replacement are negatively associated (Joag-Dev & Proschan 1983), so that
+    the expectation of the product is no more. No draw may make it negative: bet * `largest_share` * worst score <= 1.
     """
     stratum = draws.stratum[:scores.shape[1]]
     size = np.bincount(stratum, minlength=len(draws.population))
@@ -136,10 +124,10 @@ def largest_share(draws: Draws, num_draws: int) -> float:
 
 
 def log_evidence(leader: np.ndarray, rivals: np.ndarray, draws: Draws, rival_draws: Draws, worst: float) -> np.ndarray:
-    """Return the log of the mean wealth of bets that the leader's score is above each rival's, float64 [R].
+    """Return the log of the mean wealth of bets that the leader's score [K] is above each rival's [R, K'], [R].
 
     Of equal lengths the differences of the same draws are bet on; otherwise the leader's score is bet to be above a
-    centre, and the rival's below it. `leader` [K] and `rivals` [R, K'] are as in `estimate`, `worst` is as in `race`.
+    centre, and the rival's below it.
     """
     length, rival_length = draws.hidden.shape[1], rival_draws.hidden.shape[1]
     share, rival_share = largest_share(draws, len(leader)), largest_share(rival_draws, rivals.shape[1])
@@ -177,43 +165,21 @@ def race(
         stop_confidence: float | None = None,
         worst: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draws until the best of some candidates is certain, or all draws are made.
+    """Draw until the best of some candidates is certain, or all draws are made: score, error, draws, [R] each.
 
     With `stop_confidence` a look after 4, 8, 16, ... draws of each mask count drops the candidates that are behind the
     leader for certain, and drawing stops when only the leader is left. The best one, by the scores that all masks would
     give, is dropped with a probability of 1 - stop_confidence at most, which looks and rivals share. For differences of
     any shape, normal or not, and any number of candidates this follows if no draw loses more than `worst` nats a token
     (a uniform guess's loss). Once a draw has lost more, the worst of any candidate so far takes its place: then the
-    promise rests on the races below, and no test can know of a loss that is worse still and was never seen.
+    promise rests on races of known populations (`python -m benchmarks.early_stop`, none of which dropped the best one).
 
-    The price is draws: a winner by few nats needs nearly all. Draws per candidate (most and fewest of 2, 3, 5 and 16
-    candidates of 9 tokens, 487 draws in all, 500 races each) by confidence; the best one was dropped in none of the
-    races (`python -m benchmarks.early_stop`, which has the populations):
-
-        losses of a draw             nats behind      0.9          0.99         0.999
-        normal                            1          419-460      457-478      475-485
-                                          6          120-200      186-218      214-254
-                                         12          65-114       111-115      115-133
-        8 nats in 4 % of masks            1          415-448      441-462      456-470
-                                          6          166-232      218-272      255-310
-                                         12          83-122       117-139      133-174
-        the same, not the best one        1          430-455      452-466      468-473
-                                          6          123-198      191-226      212-281
-                                         12          64-113       111-113      113-151
-        lognormal                         1          425-474      451-480      465-483
-                                          6          251-420      322-452      374-470
-                                         12          119-283      171-341      214-383
-
-    The score of a candidate that dropped out is as rough as its standard error says.
+    The price is draws: of 487 a winner by 12 nats takes 65 to 283 at confidence 0.9, by 1 nat 415 to 474. The score of
+    a candidate that dropped out is as rough as its standard error says.
 
     Args:
         read: (rows [r], masks [k, N]) -> mean log-likelihood of the hidden tokens, [r, k]; rows have one length.
-        lengths: N of each candidate, [R]; with 0 it gets 0 and takes no part.
-        draws: by N.
-        worst: nats a token, see above.
-
-    Returns:
-        score, standard error, and number of draws, [R] each.
+        lengths: N of each candidate, [R]; with 0 it gets 0 and takes no part. `draws` are by N.
     """
     values = np.zeros((len(lengths), max((len(d.stratum) for d in draws.values()), default=0)))
     used = np.zeros(len(lengths), dtype=int)
@@ -267,10 +233,10 @@ def monte_carlo(
         stop_confidence: float | None = None,
         max_tokens: int = 4096,
 ) -> Likelihood:
-    """The bound of Eq. 8 for the candidate captions of one image, estimated with common random masks.
+    """Estimate the bound of Eq. 8 for the candidate captions of one image, with common random masks.
 
-    Unbiased for every number of draws. Candidates of equal length share their masks, so that their difference is more
-    certain than either score. The masks depend on (seed, length) alone; errors are thus not independent over images.
+    Unbiased for every number of draws. The masks depend on (seed, length) alone: the difference of candidates of equal
+    length is more certain than either score, and errors are not independent over images.
 
     With `interval`, only mask counts between t_min * N and t_max * N are drawn, those the model was trained on, and
     their mean stands for the mean over all counts: the training objective per caption rather than Eq. 8. It is a bound

@@ -24,7 +24,6 @@ from .monte_carlo import Draws, estimate, systematic_sample
 
 class Noise(NamedTuple):
     """K draws of t and x_t for all captions of one length."""
-
     step: np.ndarray  # long [K] in 1..T, ascending
     masked: np.ndarray  # bool [K, N]
     replaced: np.ndarray  # bool [K, N]
@@ -52,9 +51,7 @@ def draw_noise(num_tokens: int, num_samples: int, seed: int, schedule: Schedule)
 
 def bound_of_draws(network: Network, text: Tensor, noise: Noise, schedule: Schedule,
                    max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return T times the bound's term of captions of one length, long [R, N + 1]: of each draw, summed over tokens,
-    float64 [R, K]; of each token, the draws' weighted mean, float64 [R, N].
-    """
+    """Return T times the bound's term of captions [R, N + 1], by draw [R, K] and, a weighted mean, by token [R, N]."""
     (rows, length), num_draws = text.shape, len(noise.step)
     last = len(schedule.mask) - 1
     predicted = np.pad(noise.masked if schedule.absorbing else np.ones_like(noise.masked), ((0, 0), (1, 0)))
@@ -87,12 +84,7 @@ def bound(
 ) -> Likelihood:
     """Return an unbiased estimate of each caption's bound, with its standard error.
 
-    Args:
-        network: bidirectional; conditioned on the step.
-        text: long [R, L]; without scored tokens a row gets 0.
-        schedule: of the vocabulary's size and a device, `Objective.schedule`.
-        num_samples: K, draws per caption; T or more for every t, twice as many for an exact standard error.
-        max_tokens: tokens per decoder call.
+    Arguments as of `monte_carlo`; `num_samples` is T or more for every t, twice as many for an exact standard error.
     """
     process, on_cpu = schedule(vocab_size, text.device), schedule(vocab_size, torch.device("cpu"))
     prior, steps = prior_kl(on_cpu), len(on_cpu.mask) - 1

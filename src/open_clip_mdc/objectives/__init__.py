@@ -1,9 +1,7 @@
-"""Everything that is mathematics of the forward process and the loss: an objective a function, a file a family.
+"""Mathematics of the forward process and the loss: an objective is a function, a file is a family.
 
     mdc    each token is masked with probability t, t in (t_min, t_max]; weight 1/t (Eq. 5) or 1 (Table 4)
-    BERT   mdc with t_min = t_max: Eq. 1 but for its normaliser. Eq. 1 divides by the number of masked tokens of a
-           caption or batch, which is random. Here the divisor is the number of target tokens, and the weight 1/t makes
-           up for it on average only
+    BERT   mdc with t_min = t_max: Eq. 1, whose divisor, the random number of masked tokens, 1/t replaces on average
     parallel decoding      mdc with t_min = t_max = 1
     arc    nothing is masked, the decoder is causal, every token has weight 1 (the negative of Eq. 7)
     cappa  CapPa's mix: 75 % of the samples in parallel, 25 % autoregressive (Tschannen et al. 2023, Sec. 3)
@@ -12,9 +10,6 @@
            learnt once a step; two-views is its control, the same two rates with independent masks
 
 The continuous-time bound and its weight are those of MDLM (Sahoo et al. 2024) and MD4 (Shi et al. 2024).
-
-Valid tokens are SOT to EOT, target tokens those after SOT, asked tokens those whose logits are wanted now. SOT is
-given. EOT is a token like any other. Padding is nowhere.
 """
 from . import autoregressive, masked, replace  # noqa: F401  each registers its rows
 from .base import CaptionCfg

@@ -1,4 +1,4 @@
-"""What all objectives share: the part of a model config that chooses one, and how times are drawn.
+"""The part of a model config that chooses an objective, and how times are drawn.
 
 Dimensions: B captions of one process, P patches.
 """
@@ -15,18 +15,15 @@ GOLDEN_RATIO = (5 ** 0.5 - 1) / 2
 def stratified_uniform(batch_size: int, u0: float, rank: int = 0, world_size: int = 1) -> Tensor:
     """Draw uniform numbers, one in each of the global batch's equal strata: float64 [B] in (0, 1], also after rounding.
 
-    Sample i of rank r takes stratum i * world_size + r, so every rank alone covers the interval too. The one random
-    number `u0` in [0, 1) is equal on all ranks.
+    Every rank alone covers the interval too. The one random number `u0` in [0, 1) is equal on all ranks.
     """
     stratum = torch.arange(batch_size, dtype=torch.float64) * world_size + rank
     return (stratum + (1 - u0)) / (batch_size * world_size)
 
 
 def golden_ratio_points(first: int, batch_size: int) -> Tensor:
-    """Return fixed numbers that cover (0, 1] evenly, for indices `first`, `first` + 1, ... of a data set: float64 [B].
-
-    Any run of the golden ratio's multiples modulo 1 is even, so they do not depend on how the data set is batched.
-    """
+    """Return fixed numbers that cover (0, 1] evenly, for samples `first`, `first` + 1, ...: float64 [B]."""
+    # Any run of the golden ratio's multiples modulo 1 is even, however the data set is batched.
     index = torch.arange(first, first + batch_size, dtype=torch.float64)
     return 1 - (0.5 + index * GOLDEN_RATIO) % 1
 
@@ -45,10 +42,7 @@ def mask_condition(shape: tuple[int, int], drop: float, rate: float, generator: 
 
 @dataclass
 class CaptionCfg:
-    """The part of a model config that makes a captioner: its objective. BERT is t_min == t_max, parallel decoding 1, 1.
-
-    Raises ValueError if a value is out of range or does not go with the objective.
-    """
+    """The part of a model config that makes a captioner. BERT is t_min == t_max, parallel decoding 1, 1."""
 
     objective: str = "mdc"  # a key of OBJECTIVES
     t_min: float = 0.5
@@ -82,5 +76,5 @@ class CaptionCfg:
 
     @property
     def default_uncond(self) -> str:
-        """The unconditional branch of guidance by default: the one that the model was trained for."""
+        """Return the unconditional branch of guidance by default: the one that the model was trained for."""
         return "masked" if self.condition_drop else "blind"

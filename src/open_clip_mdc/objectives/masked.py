@@ -14,7 +14,7 @@ from .registry import register_objective
 
 
 def alpha(t: Tensor) -> Tensor:
-    """Linear schedule: the probability that a token is still visible at time t (Sec. 3.2)."""
+    """Return the probability that a token is still visible at time t, the linear schedule (Sec. 3.2)."""
     return 1 - t
 
 
@@ -37,12 +37,7 @@ def forward_process(
 ) -> tuple[Tensor, Tensor]:
     """Hide each maskable token with probability 1 - alpha_t: q(x_t | x_0) (Eq. 2 from r = 0, Algorithm 1).
 
-    Args:
-        text, maskable: [B, L].
-        t: float [B].
-
-    Returns:
-        the text with mask_id where hidden, long [B, L], and where that is, bool [B, L].
+    Returns the text with mask_id where hidden, long [B, L], and where that is, bool [B, L].
     """
     u = torch.rand(text.shape, device=text.device, generator=generator)
     masked = maskable & (u < (1 - alpha(t))[:, None])
@@ -71,7 +66,7 @@ def two_views(complementary: bool) -> Callable:
     """Mask at rates t and 1 - t, rows 2b and 2b + 1 of image b, each weighted as in Algorithm 1.
 
     The second view hides just what the first shows (`complementary`), or draws for itself. Both are unbiased for their
-    own t. The decoder costs twice as much a step: compare at half the batch.
+    own t.
     """
     def corrupt(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
                 generator: torch.Generator | None = None) -> NoisedCaptions:

@@ -4,9 +4,7 @@ An objective is a row of OBJECTIVES: how it corrupts a caption, what a predicted
 reads, and which scores fit it. Whoever needs to know asks the row. Nobody asks for an objective's name.
 
     @register_objective("mine", corrupt_full_interval=whole_interval)
-    def mine(text, vocab_size, cfg, u, generator=None): ...     # -> NoisedCaptions
-
-docs: CONTRIBUTING.md, "To add an objective"; tests/plugin_example holds one that lies outside the package.
+    def mine(text, vocab_size, cfg, u, generator=None): ...     # -> NoisedCaptions; see tests/plugin_example
 
 Dimensions: B captions of one process, L positions, M predicted tokens, V vocabulary.
 """
@@ -18,7 +16,6 @@ from .loss import cross_entropy
 
 class Objective(NamedTuple):
     """A way to train, and what follows from it for decoding and scoring."""
-
     # (text [B, L], V, cfg, u [B], generator) -> NoisedCaptions of B rows, or of as many for each caption, one after
     # another. u is uniform on (0, 1] over a global batch.
     corrupt: Callable

@@ -19,17 +19,12 @@ def step_of(t: Tensor) -> Tensor:
     return (STEPS * t).round().long()
 
 
-def auxiliary_factor(step: Tensor) -> Tensor:
-    """Return the factor of aux_weight at a step: 2 - (t - 1)/T, as in VQ-Diffusion's release."""
-    return 2 - (step - 1) / STEPS
-
-
 def mask_and_replace(name: str, preset: str) -> None:
     """Register mask-and-replace diffusion: T times the bound at every token that has one.
 
     Where nothing is ever replaced those are the masked tokens, and this is "mdc" with t on the grid 1/T, ..., 1. The
-    loss lacks the prior's KL (`prior_kl`), a constant that validation and scoring add. In training
-    aux_weight * (2 - (t - 1)/T) * -log p(x_0 | x_t) may join the bound's term (D3PM, Eq. 5).
+    loss lacks the prior's KL (`prior_kl`), a constant. aux_weight * (2 - (t - 1)/T) * -log p(x_0 | x_t) may join it
+    (D3PM, Eq. 5; VQ-Diffusion's release).
     """
     def schedule(vocab_size: int, device: torch.device) -> Schedule:
         return make_schedule(vocab_size, STEPS, preset, device)
@@ -53,7 +48,8 @@ def mask_and_replace(name: str, preset: str) -> None:
         loss = bound_terms(log_p, predicted.token, predicted.read, step, schedule(logits.shape[1], logits.device))
         if not aux_weight:
             return loss
-        return loss - aux_weight * auxiliary_factor(step) * log_p.gather(1, predicted.token[:, None]).squeeze(1)
+        factor = 2 - (step - 1) / STEPS
+        return loss - aux_weight * factor * log_p.gather(1, predicted.token[:, None]).squeeze(1)
 
     register_objective(name, corrupt_full_interval=corrupt_full_interval, token_loss=token_loss,
                        scorers=("bound", "heuristic", "monte_carlo"), schedule=schedule)(corrupt)

@@ -52,10 +52,7 @@ class Schedule(NamedTuple):
 @lru_cache
 def make_schedule(vocab_size: int, steps: int = 100, preset: str = "absorbing",
                   device: torch.device | str = "cpu") -> Schedule:
-    """Make the schedule "absorbing" (mask_t = t/T, MDC's linear one in T steps), "code" or "replace" (`PRESETS`).
-
-    Raises ValueError for another name, or fewer than 2 steps.
-    """
+    """Make the schedule "absorbing" (mask_t = t/T, MDC's linear one in T steps), "code" or "replace" (`PRESETS`)."""
     if steps < 2 or preset not in ("absorbing", *PRESETS):
         raise ValueError(f"a schedule needs at least 2 steps and one of absorbing, {', '.join(PRESETS)}; "
                          f"not {steps}, {preset!r}")
@@ -71,15 +68,10 @@ def make_schedule(vocab_size: int, steps: int = 100, preset: str = "absorbing",
 
 def noise(text: Tensor, noised: Tensor, t: Tensor, schedule: Schedule,
           generator: torch.Generator | None = None) -> Tensor:
-    """Draw q(x_t | x_0): one uniform number per token says whether it is masked, replaced (by which id) or kept.
+    """Draw q(x_t | x_0) of clean ids [R, L] where `noised`, bool [R, L], at t, long [R] in 1..T: long [R, L].
 
-    Args:
-        text: clean ids, long [R, L].
-        noised: bool [R, L], where noise may fall.
-        t: long [R] in 1..T.
-
-    Returns:
-        long [R, L]. A replaced token can be any id, EOT too: take lengths from the clean text.
+    One uniform number per token says whether it is masked, replaced or kept. A replaced token can be any id, EOT too:
+    take lengths from the clean text.
     """
     _, mask, replace = (x[:, None] for x in schedule.at(t))
     u = torch.rand(text.shape, dtype=torch.float64, device=text.device, generator=generator)
@@ -118,13 +110,8 @@ def log_posterior(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Sc
     A masked token stays so with mask_s / mask_t and otherwise is drawn from p(x_0), noised to time s. A visible token
     that may have been replaced is judged anew (`log_x_s`). Where nothing is ever replaced it is the true one.
 
-    Args:
-        log_p: log p(x_0 | x_t), float [M, V].
-        x_t: ids, [MASK] included, long [M].
-        s, t: long [M], 0 <= s < t.
-
-    Returns:
-        [M, V + 1], the last column is [MASK].
+    Args: log_p is log p(x_0 | x_t), [M, V]; x_t has [MASK], long [M]; 0 <= s < t, long [M].
+    Returns [M, V + 1], the last column is [MASK].
     """
     (_, mask_s, _), (_, mask, replace) = schedule.at(s), schedule.at(t)
     is_masked = x_t == schedule.vocab_size

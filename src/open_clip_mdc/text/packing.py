@@ -1,7 +1,6 @@
-"""Captions without their padding: the real tokens of a batch one after another, and which of them are asked.
+"""Captions without their padding: the real tokens of a batch one after another, and which of them are predicted.
 
-Training packs on the CPU, before the batch goes to the device, so that every size is known there and nothing on the
-training path waits for the device. Upstream's loop takes `Captions` for its batch of texts.
+Training packs on the CPU, before the batch goes to the device, so that nothing on the training path waits for it.
 
 Dimensions: R captions (rows) of B images, P patches, L positions, N valid tokens of all rows, M asked tokens, W width.
 """
@@ -19,7 +18,6 @@ LENGTH_MULTIPLE = 16  # of L in training: attention kernels need no copy of thei
 
 class NoisedCaptions(NamedTuple):
     """Captions with noise, still padded: what the decoder reads and what it predicts."""
-
     text: Tensor  # long [R, L], mask_id where a token is hidden
     loss_mask: Tensor  # bool [R, L], the tokens that the loss is a sum over
     weight: Tensor  # float [R, L], their weight in it, 0 elsewhere
@@ -29,8 +27,7 @@ class NoisedCaptions(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """What the decoder reads. Its linear layers run on the N tokens, attention on [R, L]."""
-
+    """Input of the decoder. Its linear layers run on the N tokens, attention on [R, L]."""
     token: Tensor  # long [N], mask_id where a token is hidden
     position: Tensor  # long [N], in its caption
     place: Tensor | None  # long [N] into R*L; None when nothing is packed, so that the decoder pads by views
@@ -41,7 +38,6 @@ class Packed(NamedTuple):
 
 class Predicted(NamedTuple):
     """The tokens that a loss is about."""
-
     index: Tensor  # long [M], the packed token that predicts it
     row: Tensor  # long [M], the caption that it belongs to
     token: Tensor  # long [M], what it is
@@ -52,7 +48,6 @@ class Predicted(NamedTuple):
 
 class Captions(NamedTuple):
     """A batch of captions, noised and packed. OpenCLIP's loop moves it like a tensor."""
-
     packed: Packed
     predicted: Predicted
     num_target: Tensor  # float [R], what the loss is divided by, summed over the batch
@@ -74,7 +69,6 @@ class Captions(NamedTuple):
 
 
 def each_tensor(x, function: Callable[[Tensor], Tensor]):
-    """Apply a function to every tensor in a tuple of tuples."""
     if isinstance(x, tuple):
         return type(x)(*(each_tensor(field, function) for field in x))
     return function(x) if isinstance(x, Tensor) else x
@@ -97,10 +91,7 @@ def pack_tokens(text: Tensor, valid: Tensor, causal: bool | Tensor, length_multi
 
 
 def predictor_index(predicted: Tensor, valid: Tensor, causal: bool | Tensor) -> Tensor:
-    """Return which packed token predicts each True one of `predicted` [R, L]: long [M], row by row.
-
-    That is the token itself, or the one before where a caption is read left to right (`causal`, bool or bool [R]).
-    """
+    """Return which packed token predicts each True one of `predicted` [R, L] (causal: the one before): long [M]."""
     row, position = predicted.nonzero().unbind(1)
     lengths = valid.sum(1)
     back = causal[row].long() if isinstance(causal, Tensor) else int(causal)
@@ -108,10 +99,8 @@ def predictor_index(predicted: Tensor, valid: Tensor, causal: bool | Tensor) -> 
 
 
 def partition_indices(mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return where a mask [...] is True and where not: long [count] and the rest, into the flattened mask, ascending.
-
-    `nonzero` would wait for the device to count.
-    """
+    """Return where a mask [...] is True and where not: long [count] and the rest, into the flattened mask."""
+    # `nonzero` would wait for the device to count.
     places = mask.flatten().int().argsort(descending=True, stable=True)
     return places[:count], places[count:]
 

@@ -15,17 +15,17 @@ PAD_ID = 0
 
 
 def sot_id(vocab_size: int) -> int:
-    """The id that opens every caption; it is given to the model, never masked and never scored."""
+    """Return the id that opens every caption; it is given to the model, never masked and never scored."""
     return vocab_size - 2
 
 
 def eot_id(vocab_size: int) -> int:
-    """The id that ends every caption; it is learnt like any other token."""
+    """Return the id that ends every caption; it is learnt like any other token."""
     return vocab_size - 1
 
 
 def mask_id(vocab_size: int) -> int:
-    """The absorbing state [MASK] of the forward process: a row of the input embedding, absent from the output."""
+    """Return the absorbing state [MASK] of the forward process: a row of the input embedding, not of the output."""
     return vocab_size
 
 
@@ -75,11 +75,8 @@ def decode_captions(text: Tensor, tokenizer: Callable) -> list[str]:
 
 
 def decode_tokens(ids: Sequence[int], tokenizer: Callable) -> list[str]:
-    """Return what each token (no special ids) adds to the caption. A token that ends a word ends in a space.
-
-    Joined and stripped they are the caption. A letter whose bytes are spread over tokens comes with the last.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    """Return what each token (no special ids) adds to the caption. A token that ends a word ends in a space."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # of a letter's bytes in several tokens
     return [decoder.decode(bytes(tokenizer.byte_decoder[c] for c in tokenizer.decoder[i])).replace("</w>", " ")
             for i in ids]
 

@@ -1,13 +1,9 @@
-"""The part of CLIP's BPE that some words need: the vocabulary of a small model on a small data set.
+"""The part of CLIP's BPE that some words need: logits of all 49,408 ids would be most of a small model's cost.
 
-Of CLIP's 49,408 ids a small data set uses some hundreds or thousands, and output logits for the others would be most of
-a small model's cost. The packaged files are made by
+The packaged files are made by
 
-    python -c "from open_clip_mdc.text import vocabulary as bpe
-    from open_clip_mdc.scenes import plain as plain_world
-    from open_clip_mdc.scenes import rich as rich_world
-    bpe.write('scenes_bpe.txt.gz', plain_world.caption_words())
-    bpe.write('rich_bpe.txt.gz', rich_world.caption_words())"
+    python -c "from open_clip_mdc.text.vocabulary import write; from open_clip_mdc.scenes import plain, rich
+    write('scenes_bpe.txt.gz', plain.caption_words()); write('rich_bpe.txt.gz', rich.caption_words())"
     python -m experiments.flickr8k bpe --shards 'flickr8k/train/{00000..00005}.tar' --out flickr8k_bpe.txt.gz
 """
 import gzip
@@ -18,13 +14,9 @@ from open_clip.tokenizer import SimpleTokenizer
 
 
 def clip_merges(words: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the merges of CLIP's BPE that make these words, where each is one token, in CLIP's order.
-
-    No two merges make the same piece, so a word's merges are the tree below it. Other words still have ids, of shorter
-    pieces.
-    """
+    """Return the merges of CLIP's BPE that make these words, where each is one token, in CLIP's order."""
     ranks = SimpleTokenizer().bpe_ranks
-    made_by = {"".join(merge): merge for merge in ranks}
+    made_by = {"".join(merge): merge for merge in ranks}  # no two merges make the same piece
     pieces, used = [f"{word}</w>" for word in words], set()
     while pieces:
         merge = made_by.get(pieces.pop())
