@@ -27,7 +27,7 @@ setup(
         "pycocoevalcap",
         "matplotlib",
         "pandas",
-        "pyarrow",
+        "pyarrow>=14.0.1",  # earlier ones unpickle what a parquet file names
         "pillow",
         "safetensors",
         "scikit-learn",

@@ -21,6 +21,7 @@ from open_clip_mdc.data.paths import is_hidden, is_image
 from open_clip_mdc.errors import close_names
 
 FOLDER = "folder"
+VALIDATION = ("val", "validation", "valid")
 FOLDER_LAYOUT = "DIR/train/CLASS/*, DIR/test/CLASS/*"
 _CLASSES = "ROOT/CLASS/*.JPEG, a folder for each of ImageNet's classes"
 _KARPATHY = "ROOT/{0}_SPLIT_karpathy.txt (or --annotation_file) and ROOT/*.jpg"
@@ -121,15 +122,14 @@ def read_json(name: str) -> dict:
 
 def class_folders(root: str, split: str, transform, language: str = "en", classnames: str | None = None,
                   templates: str | None = None) -> ClassFolders:
-    """Return own images in class folders; where there is no test split, val is it.
+    """Return own images in class folders; where there is no test split, val (validation, valid) is it.
 
     `classnames` and `templates` are clip_benchmark's custom files, with the key "folder". By default a class is called
     as its folder, with spaces for "_", and the templates are ImageNet's. Raises FileNotFoundError.
     """
-    folder = Path(root, split)
-    if split == "test" and not folder.is_dir():
-        folder = Path(root, "val")
-    if not folder.is_dir():
+    names = (split, *(VALIDATION if split in ("test", "val") else ()))
+    folder = next((path for name in names if (path := Path(root, name)).is_dir()), None)
+    if folder is None:
         raise FileNotFoundError(f"no folder {split} in {root}: --dataset folder reads {FOLDER_LAYOUT}")
     dataset = ClassFolders(str(folder), transform, is_valid_file=lambda path: (
         not is_hidden(os.path.relpath(path, folder)) and is_image(path)))

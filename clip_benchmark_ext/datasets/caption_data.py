@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from open_clip_mdc.data.images import decode_image, without_image
+from open_clip_mdc.data.paths import to_shards
 from open_clip_mdc.data.shards import image_member, read_metadata
 
 DECODED = "jpg"  # where clip_benchmark looks, too
@@ -59,7 +60,8 @@ def read_batch(number: int, batch: Sequence, dataloader: DataLoader) -> tuple[li
     texts = []
     for i, captions in zip(ids, references, strict=True):
         if not isinstance(captions, (list, tuple)) or not any(str(caption).strip() for caption in captions):
-            raise ValueError(f"image {i} has no captions to compare with: this is no data set for --task captioning")
+            raise ValueError(f"image {i} has no captions to compare with: this is no data set for --task captioning. "
+                             f"One is made of images with captions by {to_shards('DIR', 'test')}")
         texts.append([caption.strip() for caption in captions if caption.strip()])
     return ids, images, texts
 

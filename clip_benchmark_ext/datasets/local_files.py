@@ -4,7 +4,7 @@ Nothing is downloaded. File names in a data file are not to be trusted.
 """
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 
 from open_clip_mdc.data.files import parse_json
 
@@ -54,15 +54,6 @@ def need_images(source: Source, name: str, folder: Path, cases: list) -> None:
 
 def how_to_get(source: Source) -> str:
     return f"Fetch {source.fetch}. The folder given by --dataset_root (ROOT) should then hold: {source.layout}"
-
-
-def inside(folder: Path, name: str, path: Path, row: str | int) -> Path:
-    """Return `folder`/`name`. Raises ValueError if that could lead out of the folder."""
-    parts = PurePosixPath(name).parts
-    if (not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name
-            or PureWindowsPath(name).drive):
-        raise ValueError(f"{path}, row {row}: refused the file name {name!r}, which leads out of {folder}")
-    return folder / name
 
 
 def read_json(path: Path, kind: type) -> dict | list:

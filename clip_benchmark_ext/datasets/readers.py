@@ -8,9 +8,10 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from open_clip_mdc.data.paths import inside
 from open_clip_mdc.data.text import read_text
 
-from .local_files import Source, find, image_folder, inside, need_images, read_json, texts, value
+from .local_files import Source, find, image_folder, need_images, read_json, texts, value
 from .perturb import Tagger, frozen_options
 
 VALSE_PIECES = ("existence", "plurals", "counting-hard", "counting-small-quant", "counting-adversarial", "relations",

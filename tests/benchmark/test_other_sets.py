@@ -116,8 +116,15 @@ def test_class_folders_are_probed_and_classified(photos, runs):
                for name, more in (("folder", ()), ("imagefolder", ("--custom_classname_file", "names.json")))]
     assert [result["classnames"] for result in results] == [["big cat", "dog", "owl"], ["star", "square", "circle"]]
     assert all(result["metrics"]["acc1"] * 12 % 1 == pytest.approx(0) for result in results)  # of 12 images of val
-    assert "is the test split" in evaluate(runs, "--dataset", "folder", "--dataset_root", photos, *PROBE, "--val_split",
-                                           "val")
+    for old, name in (("val", "validation"), ("validation", "valid"), ("valid", "val")):  # as others call it
+        (photos / old).rename(photos / name)
+        again = evaluate(runs, "--dataset", "folder", "--dataset_root", photos, *PROBE)
+        assert again["metrics"]["lp_acc1"] == probed["metrics"]["lp_acc1"]
+        assert "is the test split" in evaluate(runs, "--dataset", "folder", "--dataset_root", photos, *PROBE,
+                                               "--val_split", "val")
+    assert "no captions to compare with" in (said := evaluate(runs, "--dataset", "folder", "--dataset_root", photos,
+                                                              "--task", "captioning"))
+    assert "open_clip_mdc prepare shards --test DIR --out DIR-wds" in said
     for flags, words in ((("--dataset_root", "nowhere"), "no folder test in nowhere"),
                          (("--dataset_root", photos, "--split", "tset"), "no folder tset")):
         complaint = evaluate(runs, "--dataset", "folder", *flags)

@@ -263,7 +263,7 @@ def test_bad_input_is_named_in_one_line(place, tmp_path):
         (("--pairs", tmp_path / "x.csv"), "no columns image,caption or filepath,title, only"),
         (("--pairs", tmp_path / "empty.csv"), "has no row"),
         (("--pairs", tmp_path / "none.csv"), "none.csv"),
-        (("--pairs", place / "images"), "a folder of images has no captions"),
+        (("--pairs", place / "images"), "holds no shard: if its images have captions, make some by open_clip_mdc"),
         (("--pairs", shard, "--top", "0.3"), "--top and --out-shards go together"),
         (("--images", place / "images", "--captions", tmp_path / "c.txt", "--top", "0.3"), "are for --pairs"),
     ]:
@@ -324,15 +324,7 @@ def test_what_is_no_pairs_is_named_with_what_to_make_of_it(place, tmp_path):
                      ("embed", tmp_path / name, "--out", tmp_path / "e")):
             complaint = complaint_of(argv[0], "--pretrained", place / "run", "--device", "cpu", *argv[1:])
             assert f"{name} is a" in complaint and "no image and no shard" in complaint, complaint
-        complaint = complaint_of("prepare", "shards", "--test", tmp_path / name, "--out", tmp_path / "p")
-        assert f"{name} is a" in complaint and "no image and no shard" in complaint, complaint
     assert not (tmp_path / "y.jsonl").exists()
-    for beside, words in (("0.txt", "tar --sort=name"), ("metadata.csv", "metadata.csv"),
-                          ("captions_val2017.json", "captions_val2017.json")):
-        folder = tmp_path / beside.partition(".")[0]
-        folder.mkdir()
-        (folder / "0.jpg").write_bytes(png(0))
-        (folder / beside).write_text("a star")
-        complaint = score(place, "--pairs", folder, "--out", tmp_path / "s")
-        assert "a folder of images has no captions" in complaint and words in complaint, complaint
+    complaint = complaint_of("prepare", "shards", "--test", tmp_path / "x.zip", "--out", tmp_path / "p")
+    assert "x.zip is a zip archive, no image and no shard" in complaint
     assert "an image has no caption" in score(place, "--pairs", place / "images/0.png", "--out", tmp_path / "s")

@@ -17,7 +17,7 @@ from .shared import load_plugins
 TOOLS = {
     "scenes": "render the built-in synthetic data set",
     "fetch": "download the data sets of the paper, or say how to get them",
-    "prepare": "write shards of COCO, Flickr30k, Flickr8k, CUB-200, Recap-DataComp to train and test on",
+    "prepare": "write shards of your images and captions, COCO, Flickr, CUB-200, Recap-DataComp to train and test on",
     "lengths": "count the tokenised caption lengths of webdatasets (Fig. 3)",
     "caption": "caption images and write JSONL (optionally an HTML page), or caption shards into Parquet",
     "score": "log-likelihoods of captions for images; filter pairs by them",

@@ -53,9 +53,14 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         karpathy.add_argument("--images", required=True, help="folder of the images")
         karpathy.add_argument("--annotations", required=True, metavar="JSON", help=f"dataset_{source}.json")
         _add_output(karpathy)
-    shards = sources.add_parser("shards", help="webdataset shards whose KEY.json holds several captions")
+    shards = sources.add_parser("shards", help="images with captions as you have them: shards, a folder with a .txt "
+                                "or .json beside each image, metadata.csv or .jsonl, parquet tables, COCO's captions, "
+                                "LLaVA's JSON, a CSV file")
     for split in ("train", "val", "test"):
-        shards.add_argument(f"--{split}", metavar="SHARDS", help="such as 'DIR/{00000..00005}.tar'")
+        shards.add_argument(f"--{split}", metavar="DATA", help="a folder, a file, or a pattern such as "
+                            "'DIR/{00000..00005}.tar' or 'DIR/train-*.parquet'")
+    shards.add_argument("--images", metavar="DIR", help="folder of the images that a JSON or CSV file names (default: "
+                        "its own)")
     _add_captions_key(shards)
     _add_output(shards)
     cub = sources.add_parser("cub", help="CUB-200-2011 with the ten captions of Reed et al. (2016)")
@@ -86,8 +91,8 @@ def fetch(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_captions_key(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--captions-key", default="captions", help="their name in KEY.json (default: %(default)s, or "
-                        "else caption, or else the lines of KEY.txt)")
+    parser.add_argument("--captions-key", default="captions", help="their name in a JSON file, or as a column "
+                        "(default: captions, or else caption, the lines of a .txt, or text)")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:

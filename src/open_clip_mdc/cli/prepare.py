@@ -2,6 +2,8 @@
 
     open_clip_mdc prepare coco --images coco/ --annotations dataset_coco.json --out coco-wds       (flickr30k, flickr8k)
     open_clip_mdc prepare shards --train 'flickr8k/train/{00000..00005}.tar' --test flickr8k/test/00000.tar --out f8k
+    open_clip_mdc prepare shards --train photos/ --val 'data/val-*.parquet' --out photos-wds      (prepare_layouts.py)
+    open_clip_mdc prepare shards --test captions_val2017.json --images val2017 --out coco-wds
     open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split official --out cub       (cub.py)
     open_clip_mdc prepare folds --shards 'flickr8k/train/{00000..00005}.tar' --k 5 --out folds
     open_clip_mdc prepare recap --shards 'recap/{00000..99999}.tar' --pairs 10000000 --out recap-wds        (recap.py)
@@ -21,7 +23,7 @@ is what --join writes on purpose.
 import argparse
 import hashlib
 import json
-import re
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -29,35 +31,26 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from ..data.files import new_folder, parse_json, write_json
-from ..data.images import stored, without_image
+from ..data.images import stored
 from ..data.shards import (
     CAPTION_SEPARATOR,
+    LARGEST,
+    LARGEST_TEXT,
     find_shards,
-    image_member,
     is_text,
-    members,
-    read_metadata,
-    read_samples,
     shard_pattern,
     tar_writer,
 )
 from ..progress import progress_bar
 from . import prepare_cub as cub
+from . import prepare_layouts as layouts
 from . import prepare_recap as recap
 from .fetch import KARPATHY
+from .prepare_layouts import Sample, read_file, read_shards
 
 SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}  # Karpathy's -> ours
 SHARD_SIZE = 1000
 MAX_SHOWN = 20  # images named on the terminal when they cannot be used
-
-
-class Sample(NamedTuple):
-    """An image and its captions as the source has them."""
-
-    name: str  # of the image, kept in KEY.json
-    image: bytes
-    captions: object  # a list of texts, or what stood in its place
-    seen: str = ""  # where else there may be captions
 
 
 class LeftOut(NamedTuple):
@@ -68,12 +61,12 @@ class LeftOut(NamedTuple):
         return f"{self.name!r}: {self.why}"  # quoted: names come from the data
 
 
-def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list[tuple[Path, list]]]:
-    """Read {split: [(image file, its captions)]} of one of Karpathy's files.
+def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list[Sample]]:
+    """Read the samples of each split of one of Karpathy's files.
 
     An image is looked for in its folder (`filepath`: COCO's train2014, val2014) and beside the others.
     """
-    rows: dict[str, list] = {}
+    rows: dict[str, list[Sample]] = {}
     what = f"{annotations} is not Karpathy's dataset_{dataset}.json"
     try:
         content = parse_json(Path(annotations).read_bytes())
@@ -87,7 +80,8 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
             if place.is_absolute() or ".." in place.parts:
                 raise ValueError(f"{annotations} names an image outside {images}: {str(place)!r}")
             path = Path(images, place) if Path(images, place).exists() else Path(images, place.name)
-            rows.setdefault(SPLITS[row["split"]], []).append((path, [s["raw"] for s in row["sentences"]]))
+            rows.setdefault(SPLITS[row["split"]], []).append(
+                Sample(path.name, path, [s["raw"] for s in row["sentences"]]))
     except (KeyError, TypeError, AttributeError) as problem:
         why = f"it has no {problem}" if isinstance(problem, KeyError) else str(problem)
         if isinstance(content, dict) and "annotations" in content:
@@ -96,53 +90,26 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
     return rows
 
 
-def read_files(rows: list[tuple[Path, list]], left_out: list[LeftOut]) -> Iterator[Sample]:
-    """Read the images one after the other. What cannot be read goes to `left_out`."""
-    for path, captions in progress_bar(rows, "prepare"):
-        try:
-            image = path.read_bytes()
-        except (OSError, ValueError) as problem:  # ValueError: no file can have this name
-            left_out.append(LeftOut(path.name, getattr(problem, "strerror", None) or str(problem)))
-        else:
-            yield Sample(path.name, image, captions)
-
-
-def read_shards(shards: list[str], captions_key: str) -> Iterator[Sample]:
-    """Stream shards of KEY.jpg and KEY.json, whose `captions_key` holds the captions.
-
-    Where it is left at "captions" and is not there, they are under "caption", as img2dataset writes it, or else the
-    lines of KEY.txt.
-    """
-    for shard in progress_bar(shards, "prepare", "shard"):
-        for sample in read_samples(shard):
-            suffix, metadata = image_member(sample), read_metadata(sample)
-            name = str(metadata.get("filename", f"{sample['__key__']}.{suffix}" if suffix else without_image(sample)))
-            captions = metadata.get(captions_key)
-            if captions is None and captions_key == "captions":
-                text = sample.get("txt", b"").decode("utf-8-sig", errors="replace")
-                captions = metadata.get("caption") or re.split(f"[\n{CAPTION_SEPARATOR}]", text)
-            seen = f"; its members: {', '.join(members(sample))}" + (
-                f", keys of its JSON: {', '.join(metadata)}; see --captions-key" if metadata else "")
-            yield Sample(name, sample.get(suffix, b""), captions, seen)
-
-
 def usable(samples: Iterable[Sample], left_out: list[LeftOut]) -> Iterator[tuple[str, Sample]]:
     """Yield (suffix, sample) of each readable image with captions. The others go to `left_out`.
 
     White space in captions becomes a space, so that none contains a line end or U+001E.
     """
-    for name, image, captions, seen in samples:
+    for name, image, captions, seen in progress_bar(samples, "prepare") if isinstance(samples, list) else samples:
         texts = captions if isinstance(captions, list) else [captions]
         texts = [" ".join(text.split()) for text in texts if is_text(text)]
         try:
             if not texts:
                 raise ValueError(f"no captions{seen}")
-            if not image:
-                raise ValueError("no image")
+            if 12 * sum(map(len, texts)) > LARGEST_TEXT:  # so many bytes may a letter become in KEY.json
+                raise ValueError(f"captions of {sum(map(len, texts)):,} letters")
+            image = read_file(image, LARGEST) if isinstance(image, Path) else image
+            if not 0 < len(image) <= LARGEST:
+                raise ValueError(f"an image of {len(image):,} bytes" if image else "no image")
             suffix, image = stored(image, name)
             yield suffix, Sample(name, image, texts)
-        except ValueError as problem:
-            left_out.append(LeftOut(name, str(problem)))
+        except (OSError, ValueError) as problem:  # ValueError: also where no file can have this name
+            left_out.append(LeftOut(name, getattr(problem, "strerror", None) or str(problem)))
 
 
 def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str, separator: str) -> dict[str, int]:
@@ -250,6 +217,15 @@ def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bo
     print("\n".join(hints))
 
 
+def check_there(splits: dict[str, Iterable[Sample]]) -> None:
+    """Raise FileNotFoundError for image files that are missing: at once, not after an hour of copying."""
+    paths = [sample.image for split in splits.values() if isinstance(split, list) for sample in split
+             if isinstance(sample.image, Path)]
+    if missing := [path for path in paths if not os.path.exists(path)]:
+        raise FileNotFoundError(f"{len(missing)} of {len(paths)} images are missing, the first is {missing[0]}: check "
+                                f"--images, or leave them out by --skip-broken")
+
+
 def run(args: argparse.Namespace) -> None:
     """Write the shards of one data set, or of its folds, to --out."""
     if args.source == "recap":
@@ -262,19 +238,16 @@ def run(args: argparse.Namespace) -> None:
         patterns = {split: getattr(args, split) for split in ("train", "val", "test") if getattr(args, split)}
         if not patterns:
             raise ValueError("name at least one of --train, --val and --test")
-        splits = {split: read_shards(find_shards(pattern), args.captions_key) for split, pattern in patterns.items()}
+        splits = {split: layouts.read(pattern, args.images, args.captions_key) for split, pattern in patterns.items()}
     elif args.source == "cub":
         rows, problems = cub.read(args.images, args.captions, args.split, args.classes)
         left_out += [LeftOut(*problem) for problem in problems]
         if left_out and not args.skip_broken:
             refuse(left_out)
-        splits = {split: read_files(rows[split], left_out) for split in rows}
+        splits = {split: [Sample(path.name, path, captions) for path, captions in rows[split]] for split in rows}
     else:
         rows = read_karpathy(args.annotations, args.source, args.images)
-        missing = [path for split in rows.values() for path, _ in split if not path.exists()]
-        if missing and not args.skip_broken:  # said at once, not after an hour of copying
-            total = sum(map(len, rows.values()))
-            raise FileNotFoundError(f"{len(missing)} of {total} images are missing in {args.images}, the first is "
-                                    f"{missing[0]}: check --images, or leave them out by --skip-broken")
-        splits = {split: read_files(rows[split], left_out) for split in ("train", "val", "test") if split in rows}
+        splits = {split: rows[split] for split in ("train", "val", "test") if split in rows}
+    if not args.skip_broken:
+        check_there(splits)
     write(args.out, splits, left_out, args.join, args.skip_broken)

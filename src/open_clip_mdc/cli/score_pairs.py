@@ -12,29 +12,15 @@ kept captions keeps them all. With --plain, or of fewer than 32 images, blind an
 Place in the paper: Eq. 7 and the heuristic of Sec. 4.2. Dimensions: B images, C captions, L positions.
 """
 import argparse
-from itertools import islice
 from pathlib import Path
 
 from ..data.csv_pairs import TABLES, split_csv
 from ..data.outputs import is_folder
-from ..data.paths import IMAGE_FILES, SHARDS, check_kind
+from ..data.paths import SHARDS, check_kind, to_shards
 from ..errors import complain
 from .shared import check_engine
 
 GIVE = "give shards (KEY.jpg and KEY.txt in a .tar), or a table with the columns image,caption"
-
-
-def captions_beside(folder: Path) -> str:
-    """Say how what lies in a folder of images as its captions can become pairs; "" where nothing does."""
-    for file in islice(folder.rglob("*"), 10_000):
-        if file.name in ("metadata.csv", "metadata.jsonl", "metadata.parquet"):
-            return f" that are read here (not by {file.name}: write its file_name and text as image and caption)"
-        if file.suffix == ".txt" and any(file.with_suffix(suffix).exists() for suffix in IMAGE_FILES):
-            return (f" that are read here ({file.name} lies beside its image, as in a shard: tar --sort=name -cf "
-                    f"00000.tar -C {folder} .)")
-        if file.suffix == ".json" and "caption" in file.name:
-            return f" that are read here (not by {file.name}: write its captions to a table)"
-    return ""
 
 
 def check(args: argparse.Namespace) -> None:
@@ -70,8 +56,8 @@ def run(args: argparse.Namespace) -> None:
         units += split_csv(Path(path)) if path.lower().endswith(TABLES) else find_units([path])
     folders = [unit for unit in units if isinstance(unit, Path) and unit.is_dir()]
     if folders:
-        raise ValueError(f"--pairs {folders[0]}: a folder of images has no captions{captions_beside(folders[0])}; "
-                         f"{GIVE}")
+        raise ValueError(f"--pairs {folders[0]} holds no shard: if its images have captions, make some by "
+                         f"{to_shards(folders[0])}")
     tables, skipped, count = write_all(units, args)
     if args.top is not None:
         from .filter_pairs import write_kept  # imports torch

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import BinaryIO, NamedTuple
 
+from .paths import to_shards
 from .text import HEAD, check_head, decode_text, find_mark, no_text
 
 TABLES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
@@ -131,8 +132,10 @@ def find_forms(lines: Lines, columns: Sequence[tuple[str, str]], separators: Ite
                                                                                   '"' not in header)
                 return [Form(separator, each, len(found), tuple(map(found.index, names))) for each in quotes]
     names = max(cells.values(), key=len)
+    what = (f"make shards of it by {to_shards(lines.path)}" if "file_name" in names else
+            "its first line should name them")
     raise ValueError(f"{lines.path} has no columns {' or '.join(','.join(pair) for pair in columns)}, only {names}: "
-                     f"its first line should name them")
+                     f"{what}")
 
 
 def read_forms(path: Path, columns: Sequence[tuple[str, str]], separators: Iterable[str],

@@ -2,7 +2,8 @@
 import glob
 import os
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from shlex import quote
 
 from braceexpand import braceexpand
 from PIL import Image, UnidentifiedImageError
@@ -20,6 +21,8 @@ OTHERS = {".parquet": "a parquet table", ".arrow": "an Arrow table", ".json": "a
           ".jsonl": "a JSON Lines file", ".csv": "a table", ".tsv": "a table", ".txt": "a text",
           ".zip": "a zip archive", ".npy": "a NumPy array",
           ".h5": "an HDF5 file", ".lmdb": "a database", ".html": "a page", ".pdf": "a PDF", ".mp4": "a video"}
+
+TO_SHARDS = (".parquet", ".json", ".jsonl", ".csv", ".tsv")  # of them what `prepare shards` reads
 
 
 @cache
@@ -47,12 +50,29 @@ def is_image(path: str | Path) -> bool:
         return True
 
 
+def inside(folder: Path, name: str, path: Path, row: str | int) -> Path:
+    """Return `folder`/`name` of a row of a file `path`. Raises ValueError if that could lead out of the folder."""
+    parts = PurePosixPath(name).parts
+    if (not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name
+            or PureWindowsPath(name).drive):
+        raise ValueError(f"{path}, row {row}: refused the file name {name!r}, which leads out of {folder}")
+    return folder / name
+
+
+def to_shards(path: str | Path, split: str = "train") -> str:
+    """Return the command that makes shards of images with captions in another layout."""
+    out = Path(os.path.abspath(path)).name.partition(".")[0] + "-wds"
+    return f"open_clip_mdc prepare shards --{split} {quote(str(path))} --out {quote(out)}"
+
+
 def check_kind(path: str | Path) -> None:
     """Raise ValueError for a file that is no image and no shard. Says what it is, and what to make of it."""
-    kind = OTHERS.get(Path(path).suffix.lower())
+    suffix = Path(path).suffix.lower()
+    kind = OTHERS.get(suffix)
     if kind and not is_image(path):
-        raise ValueError(f"{path} is {kind}, no image and no shard: write its images to files, or with their captions "
-                         f"to shards (KEY.jpg and KEY.txt in a .tar)")
+        what = (f"make shards of it by {to_shards(path)}" if suffix in TO_SHARDS else
+                "write its images to files, or with their captions to shards (KEY.jpg and KEY.txt in a .tar)")
+        raise ValueError(f"{path} is {kind}, no image and no shard: {what}")
 
 
 def expand(pattern: str) -> list[str]:
@@ -84,7 +104,9 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
                         p.is_file() or p.is_symlink() and not p.exists()) and (
                         p.suffix.lower() in kinds or ".jpg" in kinds and is_image(p)))
                 if not files:
-                    raise FileNotFoundError(f"no image in {match} ({', '.join(kinds)})")
+                    other = next((path.name for path in match.rglob("*") if path.suffix.lower() in TO_SHARDS), None)
+                    raise FileNotFoundError(f"no image in {match} ({', '.join(kinds)})" + (
+                        f": make shards of {other} and the like by {to_shards(match)}" if other else ""))
                 found += files
     return found
 

@@ -5,6 +5,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from .paths import to_shards
+
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 HEAD = 2 ** 20  # bytes that tell what a file is
 
@@ -22,8 +24,8 @@ def no_text(path: str | Path, line: int, problem: UnicodeDecodeError) -> ValueEr
 def check_head(path: str | Path, head: bytes) -> None:
     """Raise ValueError for a file that is no text at all. Names the kinds that users have."""
     if head.startswith(b"PAR1"):
-        raise ValueError(f"{path} is a parquet table, no text: write its captions to a CSV file, or its images and "
-                         f"captions to shards")
+        raise ValueError(f"{path} is a parquet table, no text: if it holds images, make shards of it by "
+                         f"{to_shards(path)}")
     if 8 * head.count(0) > len(head) and len(find_mark(head)) != 2:  # a caption may hold one, UTF-16 has every other
         raise ValueError(f"{path} is full of zero bytes, as no UTF-8 text is: save the file as UTF-8")
 

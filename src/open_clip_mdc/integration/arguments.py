@@ -13,6 +13,7 @@ import torch
 from ..data import weights
 from ..data.csv_pairs import read_table
 from ..data.files import new_file
+from ..data.paths import to_shards
 from ..data.shards import find_shards, warn_of_lines
 from ..errors import close_names, read_flags
 from ..models.vq import VQCfg, convolutions
@@ -219,8 +220,13 @@ def find_data_problem(args) -> str | None:
     for flag, path in (("--train-data", args.train_data), ("--val-data", args.val_data)):
         if not path:
             continue
+        split = flag.removeprefix("--").removesuffix("-data")
         if os.path.isdir(path):
-            problem = f"{path} is a folder: give its shards, {path.rstrip('/')}/{{00000..00007}}.tar, or a csv file"
+            shards = f"its shards, {path.rstrip('/')}/{{00000..00007}}.tar"
+            there = any(name.endswith(".tar") for name in os.listdir(path))
+            problem = f"{path} is a folder: give {shards if there else 'shards, made by ' + to_shards(path, split)}"
+        elif path.lower().endswith((".parquet", ".json", ".jsonl")):
+            problem = f"{path} is no shard: {to_shards(path, split)}"
         elif is_csv(path, args):
             problem = find_csv_problem(path, args, flag == "--train-data")
         elif args.dataset_type == "auto" and not path.endswith(".tar"):

@@ -1,0 +1,368 @@
+"""Claims about images with captions in the layouts that people have.    pytest tests/tools/test_layouts.py"""
+import csv
+import io
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import complaint_of, run
+from shard_files import make_image, members, texts, tool, write_tar
+
+from open_clip_mdc import train
+from open_clip_mdc.data.shards import CAPTION_SEPARATOR
+
+N = 8
+ONE = [texts(i)[:1] for i in range(N)]
+FIVE = [texts(i) for i in range(N)]
+
+
+def put(path: Path, content: bytes | str | list | dict) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else
+                     (content if isinstance(content, str) else json.dumps(content)).encode())
+    return path
+
+
+def put_images(folder: Path, name: str = "{}.jpg") -> list[str]:
+    names = [name.format(i) for i in range(N)]
+    for i in range(N):
+        put(folder / names[i], make_image(i))
+    return names
+
+
+def put_table(path: Path, columns: dict, schema: pa.Schema | None = None) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns, schema=schema), path, row_group_size=3)
+    return path
+
+
+def kohya(folder: Path) -> tuple:
+    names = put_images(folder, "sub/{}.jpg")
+    for i in range(N):
+        put(folder / f"sub/{i}.txt", ("\n".join(texts(i)) + "\r\n").encode(("utf-8", "utf-8-sig", "utf-16")[i % 3]))
+    put(folder / ".thumbnails/0.jpg", make_image(1))
+    return (folder,), names, FIVE
+
+
+def json_beside(folder: Path) -> tuple:
+    names = put_images(folder)
+    for i in range(N):
+        put(folder / f"{i}.json", [{"captions": texts(i)}, {"caption": texts(i)}, {"text": texts(i)}][i % 3])
+    return (folder,), names, FIVE
+
+
+# As img2dataset's writer.py: what it knows of an image, those that could not be fetched among them.
+ABOUT = pa.schema([("url", pa.string()), ("caption", pa.string()), ("key", pa.string()), ("status", pa.string()),
+                   ("error_message", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("exif", pa.string()),
+                   ("sha256", pa.string())])
+
+
+def img2dataset_rows() -> list[dict]:
+    return [{"url": f"https://x/{i}.jpg", "caption": texts(i)[0], "key": f"{i:09d}", "status": "success",
+             "error_message": None, "width": 40 + i, "height": 40, "exif": "{}", "sha256": f"{i:064x}"}
+            for i in range(N)]
+
+
+def img2dataset_files(folder: Path) -> tuple:
+    rows = img2dataset_rows()
+    for i, row in enumerate(rows):
+        put(folder / f"00000/{i:09d}.jpg", make_image(i))
+        put(folder / f"00000/{i:09d}.txt", row["caption"])
+        put(folder / f"00000/{i:09d}.json", row)
+    put_table(folder / "00000.parquet", {name: [row[name] for row in rows] for name in ABOUT.names}, ABOUT)
+    put(folder / "00000_stats.json", {"count": N, "successes": N})
+    return (folder,), [f"00000/{i:09d}.jpg" for i in range(N)], ONE
+
+
+def img2dataset_shards(folder: Path) -> tuple:
+    rows = img2dataset_rows()
+    write_tar(folder / "00000.tar", {f"{i:09d}.{suffix}": content for i, row in enumerate(rows) for suffix, content in (
+        ("jpg", make_image(i)), ("txt", row["caption"].encode()), ("json", json.dumps(row).encode()))})
+    put_table(folder / "00000.parquet", {name: [row[name] for row in rows] for name in ABOUT.names}, ABOUT)
+    put(folder / "00000_stats.json", {"count": N, "successes": N})
+    return (folder,), [f"{i:09d}.jpg" for i in range(N)], ONE
+
+
+def img2dataset_parquet(folder: Path) -> tuple:
+    rows = img2dataset_rows()
+    put_table(folder / "00000.parquet", {name: [row[name] for row in rows] for name in ABOUT.names} | {
+        "jpg": [make_image(i) for i in range(N)]}, ABOUT.append(pa.field("jpg", pa.binary())))
+    put(folder / "00000_stats.json", {"count": N, "successes": N})
+    return (folder,), [f"{i:09d}" for i in range(N)], ONE
+
+
+def imagefolder_csv(folder: Path) -> tuple:
+    stream = io.StringIO()
+    csv.writer(stream).writerows([("file_name", "label", "text"), *(
+        (name, 1, text) for name, captions in zip(put_images(folder, "images/{}.jpg"), FIVE, strict=True)
+        for text in captions)])
+    put(folder / "metadata.csv", stream.getvalue())
+    return (folder,), [f"images/{i}.jpg" for i in range(N)], FIVE
+
+
+def imagefolder_jsonl(folder: Path) -> tuple:
+    names = []
+    for split, numbers in (("a", range(5)), ("b", range(5, N))):
+        rows = []
+        for i in numbers:
+            put(folder / split / f"{i}.jpg", make_image(i))
+            rows.append(json.dumps({"file_name": f"{i}.jpg", "caption": texts(i)[0]}))
+            names.append(f"{split}/{i}.jpg")
+        put(folder / split / "metadata.jsonl", "\n".join(rows) + "\n")
+    return (folder,), names, ONE
+
+
+STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def hub_parquet(folder: Path) -> tuple:
+    """As Dataset.push_to_hub writes it: two files of a split, and another split."""
+    schema = pa.schema([("image", STRUCT), ("caption", pa.list_(pa.string()))])
+    for place, numbers in enumerate((range(5), range(5, N))):
+        put_table(folder / f"data/train-0000{place}-of-00002.parquet", {
+            "image": [{"bytes": make_image(i), "path": f"{i}.jpg"} for i in numbers],
+            "caption": [texts(i) for i in numbers]}, schema)
+    put_table(folder / "data/test-00000-of-00001.parquet", {"image": [], "caption": []}, schema)
+    return (f"{folder}/data/train-*.parquet",), [f"{i}.jpg" for i in range(N)], FIVE
+
+
+def plain_parquet(folder: Path) -> tuple:
+    path = put_table(folder / "t.parquet", {"text": [texts(i)[0] for i in range(N)],
+                                            "picture": pa.array(map(make_image, range(N)), pa.large_binary())})
+    return (path,), [f"t.parquet#{i}" for i in range(N)], ONE
+
+
+def coco(folder: Path) -> tuple:
+    names = put_images(folder / "val2017", "{:012d}.jpg")
+    rows = [{"image_id": 7 * i, "id": 100 * i + j, "caption": f"{text}\n"} for i in range(N)
+            for j, text in enumerate(texts(i))]
+    path = put(folder / "annotations/captions_val2017.json", {
+        "info": {}, "licenses": [], "annotations": rows[::2] + rows[1::2],
+        "images": [{"id": 7 * i, "file_name": name, "coco_url": "http://x"} for i, name in enumerate(names)]})
+    return (path, "--images", folder / "val2017"), names, [
+        [text for place in (0, 1) for j, text in enumerate(captions) if (5 * i + j) % 2 == place]
+        for i, captions in enumerate(FIVE)]
+
+
+def llava(folder: Path) -> tuple:
+    names = put_images(folder, "images/part-0/{}.jpg")
+    path = put(folder / "chat.json", [{
+        "id": f"x{i}", "image": f"part-0/{i}.jpg", "conversations": [
+            {"from": "human", "value": "<image>\nDescribe it."}, {"from": "gpt", "value": texts(i)[0]},
+            {"from": "human", "value": "Is it large?"}, {"from": "gpt", "value": "No."}]} for i in range(N)])
+    return (path, "--images", folder / "images"), [name.removeprefix("images/") for name in names], ONE
+
+
+def rows_of_images(folder: Path) -> tuple:
+    path = put(folder / "train.json", [{"image": name, "caption": text} for name, captions in zip(
+        put_images(folder), FIVE, strict=True) for text in captions])
+    return (path,), [f"{i}.jpg" for i in range(N)], FIVE
+
+
+def own_csv(folder: Path) -> tuple:
+    names = [str(folder / name) for name in put_images(folder)]
+    path = put(folder / "pairs.tsv", "filepath\ttitle\n" + "".join(
+        f"{name}\t{captions[0]}\n" for name, captions in zip(names, ONE, strict=True)))
+    return (path,), names, ONE
+
+
+LAYOUTS = (kohya, json_beside, img2dataset_files, img2dataset_shards, img2dataset_parquet, imagefolder_csv,
+           imagefolder_jsonl, hub_parquet, plain_parquet, coco, llava, rows_of_images, own_csv)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_every_row_of_a_layout_is_there_byte_for_byte_with_its_own_captions(layout, tmp_path):
+    source, names, captions = layout(tmp_path / "in")
+    tool("shards", "--train", *source, "--out", tmp_path / "out")
+    content = members(tmp_path / "out/train/00000.tar")
+    assert len(content) == 3 * N
+    for i in range(N):
+        assert content[f"{i:08d}.jpg"] == make_image(i)
+        assert content[f"{i:08d}.txt"].decode() == CAPTION_SEPARATOR.join(captions[i])
+        assert json.loads(content[f"{i:08d}.json"]) == {"filename": names[i], "captions": captions[i]}
+
+
+def test_a_chosen_key_alone_is_read(tmp_path):
+    put_images(tmp_path / "a")
+    for i in range(N):
+        put(tmp_path / f"a/{i}.json", {"caption": "wrong", "alt": texts(i)})
+    put_table(tmp_path / "b.parquet", {"image": list(map(make_image, range(N))), "caption": ["wrong"] * N, "alt": FIVE})
+    for source in ("a", "b.parquet"):
+        tool("shards", "--test", tmp_path / source, "--captions-key", "alt", "--out", tmp_path / "out" / source[0])
+        found = members(tmp_path / "out" / source[0] / "test/0.tar")
+        assert [found[f"{i:08d}.txt"].decode().split("\n") for i in range(N)] == FIVE
+
+
+def complaint(*argv) -> str:
+    found = complaint_of("prepare", "shards", *argv)
+    assert isinstance(found, str) and "\n" not in found, found
+    return found
+
+
+def test_what_cannot_be_used_stops_it_by_name_or_is_left_out_and_listed(tmp_path, capsys):
+    kohya(tmp_path / "in")
+    (tmp_path / "in/sub/1.txt").unlink()
+    put(tmp_path / "in/sub/2.txt", b"caf\xe9")
+    (tmp_path / "in/sub/3.jpg").unlink()
+    (tmp_path / "in/sub/3.jpg").symlink_to("/dev/zero")
+    with (tmp_path / "in/sub/4.jpg").open("wb") as file:
+        file.truncate(2 ** 28 + 1)
+    os.mkfifo(tmp_path / "in/sub/8.jpg")
+    put(tmp_path / "in/sub/8.txt", "a pipe")
+    put(tmp_path / "in/sub/5.txt", "long " * 10 ** 6)
+    argv = ("--train", tmp_path / "in", "--out", tmp_path / "out")
+    assert "6 images cannot be used" in complaint(*argv) and not (tmp_path / "out").exists()
+    said = capsys.readouterr().err
+    for words in ("'sub/1.jpg': no captions", "2.txt, line 1 is no UTF-8 text", "3.jpg is no file",
+                  "4.jpg has 268,435,457 bytes", "'sub/5.jpg': captions of 4,999,999 letters", "8.jpg is no file"):
+        assert words in said, (words, said)
+    assert complaint_of("prepare", "shards", *argv, "--skip-broken") is None
+    assert len((tmp_path / "out/left_out.txt").read_text().splitlines()) == 6
+    assert [name for name in members(tmp_path / "out/train/00000.tar") if name.endswith("jpg")] == [
+        f"{i:08d}.jpg" for i in range(N - 5)]
+
+
+def test_rows_without_an_image_or_captions_are_named_with_the_keys_that_are_there(tmp_path, capsys):
+    table = put_table(tmp_path / "t.parquet", {
+        "image": pa.array([None, {"bytes": None, "path": "1.jpg"}, {"bytes": make_image(0), "path": "2.jpg"}], STRUCT),
+        "alt_text": ["x", "y", "z"]})
+    said = complaint("--train", table, "--out", tmp_path / "out")
+    assert "'t.parquet#0': no captions; its columns: image, alt_text; see --captions-key" in said
+    assert "2 images cannot be used" in complaint("--train", table, "--captions-key", "alt_text", "--out",
+                                                    tmp_path / "o")
+    assert "'t.parquet#0': no image\n'1.jpg': no image\n" == capsys.readouterr().err
+    chat = put(tmp_path / "c.json", [{"id": "t", "conversations": [{"from": "gpt", "value": "x"}]},
+                                     {"image": ["a.jpg", "b.jpg"], "conversations": [{"from": "gpt", "value": "x"}]}])
+    assert "'row 1': no image" in complaint("--train", chat, "--out", tmp_path / "out")
+
+
+HOSTILE = {
+    "metadata.jsonl": '{"file_name": "../secret.jpg", "text": "x"}', "a.jsonl": '{"image": "/etc/passwd", "text": "x"}',
+    "b.json": '[{"image": "a/../../secret.jpg", "caption": "x"}]',
+    "c.json": '[{"image": "a\\u0000.jpg", "caption": "x"}]',
+    "d.json": json.dumps({"images": [{"id": 1, "file_name": "../secret.jpg"}], "annotations": []}),
+    "metadata.csv": "file_name,text\n../secret.jpg,x\n"}
+WRONG = {
+    "e.json": ("{", "is no JSON"), "f.json": ("[" * 10 ** 5, "is no JSON"), "g.json": ("[1]", "row 1 is int"),
+    "h.json": ("{}", "no captions_*.json of COCO"), "i.json": ("[]", "has no row"),
+    "j.jsonl": ("{}\n{", "line 2 is no JSON"),
+    "k.json": ('{"images": [], "annotations": [{"image_id": [], "caption": ""}]}', "no captions_*.json of COCO"),
+    "l.json": ('{"images": [{"filename": "x", "sentences": []}]}', "prepare coco"),
+    "m.parquet": ("PAR1", "m.parquet is no whole parquet table"), "n.parquet": ("", "no whole parquet table"),
+    "o.csv": ("file_name,label\na.jpg,1\n", "no columns file_name,captions or"), "p.json": ("\x00" * 9, "is no JSON")}
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, *WRONG])
+def test_hostile_and_wrong_files_are_one_line(name, tmp_path):
+    put(tmp_path / "secret.jpg", make_image(0))
+    content, words = WRONG.get(name) or (HOSTILE[name], "refused the file name")
+    path = put(tmp_path / "in" / name, content)
+    found = complaint("--train", path, "--out", tmp_path / "out", "--skip-broken")
+    assert words in found and str(path) in found, found
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_without_captions_and_tables_without_images_say_what_is_missing(tmp_path):
+    put_images(tmp_path / "bare")
+    (tmp_path / "empty").mkdir()
+    put_table(tmp_path / "about.parquet", {"url": ["x"], "caption": ["y"]})
+    imagefolder_csv(tmp_path / "two")
+    put(tmp_path / "two/metadata.jsonl", '{"file_name": "images/0.jpg", "text": "x"}')
+    coco(tmp_path / "coco")
+    for source, words in (("bare", "none of its 8 images has a .txt or .json beside it"), ("two", "remove one"),
+                          ("empty", "holds no image, no shard (.tar) and no table (.parquet)"),
+                          ("about.parquet", "has no column of image bytes, only url, caption"),
+                          ("nowhere", "no such shard"), ("no-*.parquet", "no such shard"),
+                          ("coco/annotations/captions_val2017.json", "8 of 8 images are missing, the first is")):
+        assert words in (found := complaint("--train", tmp_path / source, "--out", tmp_path / "out")), found
+
+
+def test_a_damaged_table_is_never_read_in_part(tmp_path):
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"image": list(map(make_image, range(N))), "caption": [t[0] for t in FIVE]}), path,
+                   compression="none", write_page_checksum=True)
+    whole = path.read_bytes()
+    place = whole.index(make_image(3)) + 300
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1:])
+    assert "is no whole parquet table" in complaint("--train", path, "--out", tmp_path / "out", "--skip-broken")
+    path.write_bytes(whole[:len(whole) // 2])
+    assert "is no whole parquet table" in complaint("--train", path, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# ---- the way in
+
+
+def printed_command(text: str) -> list[str]:
+    """The arguments of `open_clip_mdc` in a message."""
+    argv = shlex.split(text[text.index("open_clip_mdc prepare shards"):])[1:7]
+    assert argv[:2] == ["prepare", "shards"] and argv[4] == "--out", argv
+    return argv
+
+
+def asked(layout, folder: Path) -> Path:
+    """What a user would name: the file, or its folder."""
+    source, *_ = layout(folder)
+    return folder / "data/train-00000-of-00002.parquet" if layout is hub_parquet else Path(source[0])
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout not in (img2dataset_shards, own_csv)],
+                         ids=lambda layout: layout.__name__)
+def test_each_command_prints_the_line_that_makes_shards_of_a_layout(layout, tmp_path, runs, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = asked(layout, tmp_path / "my photos")
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--model", "MDC-ViT-Ti-8", "--val-data", str(path)])
+    argv = printed_command(stop.value.code)
+    assert argv[2:4] == ["--val", str(path)] and "\n" not in stop.value.code
+    said = [complaint_of("score", "--pretrained", runs / "mdc", "--pairs", path, "--out", "s")]
+    if path.is_file():
+        said += [complaint_of(name, "--pretrained", runs / "mdc", path, "--out", out) for name, out in (
+            ("caption", "c.jsonl"), ("embed", "e"))]
+    assert all(printed_command(line)[2:4] == ["--train", str(path)] for line in said), said
+    images = {coco: ("--images", "my photos/val2017"), llava: ("--images", "my photos/images")}
+    assert complaint_of(*argv, *images.get(layout, ())) is None
+    assert (tmp_path / argv[5] / "val/00000.tar").exists()
+
+
+def test_captions_of_a_table_in_a_folder_of_metadata_are_trained_on_by_the_line_that_is_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    imagefolder_csv(tmp_path / "in")
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--model", "MDC-ViT-Ti-8", "--train-data", "in/metadata.csv"])
+    assert complaint_of(*printed_command(stop.value.code)) is None
+
+
+@pytest.mark.parametrize("layout", [hub_parquet, coco, kohya], ids=lambda layout: layout.__name__)
+def test_a_layout_is_prepared_trained_on_captioned_scored_embedded_and_tested_on(layout, tmp_path):
+    """The real commands, as a user would give them."""
+    source, names, captions = layout(tmp_path / "in")
+    data, model = tmp_path / "data", ("--pretrained", str(tmp_path / "run"), "--device", "cpu")
+
+    def tools(*argv, module: str = "open_clip_mdc") -> str:
+        return run("python", "-m", module, *map(str, argv), fork=True).stdout
+
+    said = tools("prepare", "shards", "--train", *source, "--test", source[0], "--out", data)
+    flags = [shlex.split(line.partition(": ")[2]) for line in said.splitlines()]
+    tools("--model", "MDC-ViT-Ti-8", *flags[0], "--dataset-type", "webdataset", "--epochs", 1, "--batch-size", 4,
+          "--workers", 1, "--precision", "fp32", "--device", "cpu", "--logs", tmp_path, "--name", "run",
+          module="open_clip_mdc.train")
+    shard = data / "train/00000.tar"
+    tools("caption", *model, shard, "--out", tmp_path / "c.jsonl", "--length", 5)
+    lines = [json.loads(line) for line in (tmp_path / "c.jsonl").read_text().splitlines()]
+    assert [line["image"] for line in lines] == [f"{shard}::{i:08d}" for i in range(N)]
+    tools("score", *model, "--pairs", shard, "--plain", "--out", tmp_path / "s")
+    rows = pq.read_table(tmp_path / "s/00000.parquet").to_pylist()
+    assert [(row["key"], row["caption"]) for row in rows] == [
+        (f"{i:08d}", caption) for i in range(N) for caption in captions[i]]
+    assert all(row["score"] < 0 for row in rows)
+    tools("embed", *model, shard, "--out", tmp_path / "e")
+    assert pq.read_table(tmp_path / "e/00000.parquet")["key"].to_pylist() == [f"{i:08d}" for i in range(N)]
+    tools("eval", "--model", "mdc", *model[:2], *flags[1], "--caption_length", 5, "--output", tmp_path / "r.json",
+          "--no_amp", module="clip_benchmark_ext.cli")
+    saved = json.loads(next((tmp_path / "captions").glob("*.json")).read_text())
+    assert list(saved["references"].values()) == captions and list(saved["filenames"].values()) == names
