@@ -67,18 +67,17 @@ def check_options(function: str, given: Iterable[str], known: Iterable[str]) -> 
 
 def check_numbers(given: Mapping) -> None:
     """Raise TypeError for an option that is no number, ValueError for one out of range. None is not given."""
-    for name, lowest in WHOLE.items():
+    for name in (*WHOLE, *NUMBERS):
         value = given.get(name)
-        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
-            raise TypeError(f"{name} is {value!r}; it must be a whole number")
-        if value is not None and value < lowest:
-            raise ValueError(f"{name} is {value}; it must be {lowest} or more")
-    for name in NUMBERS:
-        value = given.get(name)
-        if value is not None and (not isinstance(value, Real) or isinstance(value, bool)):
-            raise TypeError(f"{name} is {value!r}; it must be a number")
-        if value is not None and not math.isfinite(value):
+        kind, what = (Integral, "a whole number") if name in WHOLE else (Real, "a number")
+        if value is None:
+            continue
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r}; it must be {what}")
+        if not math.isfinite(value):
             raise ValueError(f"{name} is {value}; nothing can be computed with that")
+        if value < WHOLE.get(name, -math.inf):
+            raise ValueError(f"{name} is {value}; it must be {WHOLE[name]} or more")
 
 
 def plural(count: int, noun: str) -> str:

@@ -4,10 +4,7 @@
     open_clip_mdc attention --pretrained RUN cat.jpg --text 'a [MASK] cat on a [MASK]'
 
 A word has the decoder's cross-attention over the image at the step that revealed it, the mean over layers and heads. A
-second image shows the patch features, the encoder's output, as colours: their first three principal components over all
-images of the page, so that one colour means one thing.
-
-Place in the paper: the decoder of Fig. 2, decoded by Eq. 6. Dimensions: B images, T tokens, P patches.
+second image shows the patch features as colours: their first three principal components over all images of the page.
 """
 import argparse
 
@@ -36,26 +33,21 @@ def png(pixels: np.ndarray) -> str:
 
 
 def overlay(weights: torch.Tensor) -> str:
-    """Draw black that hides what got little of the attention [rows, columns]; the patch that got most is clear."""
+    # Black hides what got little of the attention [rows, columns]. The patch that got most is clear.
     alpha = 0.9 * (1 - weights / weights.max())
     pixels = np.zeros((*alpha.shape, 2), np.uint8)
     pixels[..., 1] = (255 * alpha).round().byte().cpu().numpy()
     return png(pixels)
 
 
-def feature_colours(components: torch.Tensor) -> str:
-    return png((255 * (components / (2 * COLOUR_RANGE) + 0.5).clamp(0, 1)).round().byte().cpu().numpy())
-
-
 def card(name: str, row: dict, image: str, colours: str, overlays: list[str]) -> str:
-    """Return HTML of one image. All images are data: URLs, with an overlay for each token that was not given."""
-    overlays = iter(overlays)
+    overlays = iter(overlays)  # one for each token that was not given
     maps = [(token, None if token["step"] is None else next(overlays)) for token in row["tokens"]]
     return CARDS.maps(name, row["caption"], image, is_small(image), colours, maps)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write --out. Raises ValueError where flags make no sense, or images had to be skipped (it is written by then)."""
+    """Write --out. Raises ValueError where flags make no sense, or images had to be skipped (after it is written)."""
     check_length(args)
     paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     loaded = load_captioner(args)
@@ -81,7 +73,8 @@ def run(args: argparse.Namespace) -> None:
                   for maps in word_maps(model, image, decoded)]
         tokens.append(loaded.encode_image_tokens(image))
     if names:
-        colours = [feature_colours(x.view(*shape, 3)) for x in principal_components(torch.cat(tokens))]
+        components = principal_components(torch.cat(tokens)) / (2 * COLOUR_RANGE) + 0.5
+        colours = [png((255 * x.view(*shape, 3).clamp(0, 1)).round().byte().cpu().numpy()) for x in components]
         cards = list(map(card, [shown(name, args.out) for name in names], rows, images, colours, overlays))
         model_name = find(args.pretrained, args.model).model_name
         write_page(args.out, f"Where the words come from: {model_name}",

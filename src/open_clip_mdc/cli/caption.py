@@ -6,14 +6,10 @@
     open_clip_mdc caption --pretrained RUN photos/ --clip ViT-B-32:clip.pt --clip-scale 1 --out guided.jsonl \\
         --html both.html --compare captions.jsonl
 
-A line is {"image": path or shard::key, "caption": text, "tokens": [{"token", "step", "log_prob"}, ...]}, tokens in
-reading order. A token that ends a word ends in a space; step is the one that revealed it, from 0, and log_prob what the
-model gave it then (nats); both are null for a token of --text. Where the model itself chose to end the caption, the
-last token is "<end>". With --clip a line says by "clip_texts" how many captions CLIP read for this one. Unreadable
-images are skipped, the first are named at the end, and make the exit status 1. A table OUT/SHARD.parquet has the
-columns key, caption and tokens.
-
-Place in the paper: decoding, Eq. 6 and Sec. 3.2. Dimensions: B images, L positions.
+A line is {"image": path or shard::key, "caption": text, "tokens": [{"token", "step", "log_prob"}, ...]}, with --clip
+also "clip_texts", how many captions CLIP read for this one; `pretrained.describe_captions` says what tokens are. A
+table OUT/SHARD.parquet has the columns key, caption and tokens. Unreadable images are skipped, the first are named at
+the end, and make the exit status 1.
 """
 import argparse
 import hashlib
@@ -63,7 +59,6 @@ def given_options(args: argparse.Namespace) -> dict:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise ValueError or FileNotFoundError for flags that cannot work, whatever the model."""
     if args.min_length and isinstance(args.length, int) and args.min_length > args.length:
         raise ValueError(f"--min-length {args.min_length} is more than --length {args.length}")
     Sampling(args.temperature, args.top_k, args.top_p).check()
@@ -77,10 +72,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, paths: list) -> tuple[dict, str | None]:
-    """Return options of `generate.generate`, and what their mean image is of. Sets args.length to the model's default.
-
-    Raises ValueError for a flag that does not fit the model.
-    """
+    """Return options of `generate.generate`, and what their mean image is of. Sets args.length to the default."""
     model = loaded.model
     decoding.check_kind(given_options(args), model.causal, flag)
     if args.text is None and args.length is None:
@@ -100,7 +92,7 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
 
 
 def sampling_of(args: argparse.Namespace, names: list[str], device: str) -> Sampling:
-    """Draws for a batch that depend on --seed and its images, not on what was captioned before."""
+    # Draws depend on --seed and the images of the batch, not on what was captioned before.
     digest = hashlib.sha256(json.dumps([args.seed, names]).encode()).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     return Sampling(args.temperature, args.top_k, args.top_p, generator)
@@ -117,7 +109,6 @@ def settings(args: argparse.Namespace, loaded: PretrainedCaptioner, blind: str |
 
 
 def worker(args: argparse.Namespace, units: list, number: int):
-    """Return the function of a worker, which captions one unit (bulk/engine.py)."""
     import pyarrow as pa
 
     from ..bulk.units import files_of
@@ -149,10 +140,7 @@ def checked(token: dict) -> dict:
 
 
 def read_captions(path: str, name: str | None = None) -> dict[str, dict]:
-    """Read lines by image of a file that this tool wrote, with `name` (default: `path`) as "image", to say whose.
-
-    Raises ValueError for another file.
-    """
+    """Read lines by image of a file that this tool wrote, with `name` (default: `path`) as "image", to say whose."""
     try:
         rows = [parse_json(line) for line in read_lines(path)]
         return {row["image"]: {"image": name or path, "caption": "" + row["caption"],
@@ -206,10 +194,7 @@ def lines_of(batch: Batch, loaded: PretrainedCaptioner, clip: Clip | None, optio
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write --out and --html when every image was looked at. Interrupted, the same command resumes.
-
-    Raises ValueError where flags make no sense, or images had to be skipped (all else is written by then).
-    """
+    """Write --out and --html when every image was looked at. Interrupted, the same command resumes."""
     check(args)
     if is_folder(args.out):
         from ..bulk import units

@@ -5,9 +5,7 @@
 
 OUT/SHARD.parquet (OUT/FOLDER.parquet of a folder of images) has the columns key and feature: [D] numbers, of patches
 [P, D]; float32, or float16 under --precision bf16 and fp16. gap is the mean of the patch tokens, which the paper probes
-(Sec. 4.2), cls the class token, which the decoder does not see and which therefore nobody trained; after the last norm.
-
-Dimensions: B images, P patches, D width.
+(Sec. 4.2), cls the class token, which the decoder does not see; after the last norm.
 """
 import argparse
 from functools import partial
@@ -32,7 +30,6 @@ def feature_columns(loaded: PretrainedCaptioner, kind: str, batch: Batch) -> dic
 
 
 def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
-    """Return the function of a worker, which embeds one unit (bulk/engine.py)."""
     loaded = load_captioner(args, number)
     settings = {"tool": "embed", "model": fingerprint(loaded.model), "precision": loaded.precision,
                 "feature": args.feature}

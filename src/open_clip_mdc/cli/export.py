@@ -8,8 +8,7 @@
     transformers   clip_vision_model/: the image tower as CLIPVisionModel, for LLaVA and the like
     torch          encode_image.pt2: images -> features and patch tokens, a torch.export program
 
-The feature is `encode_image`, the mean of the patch tokens; every destination is compared with it before the folder
-appears. Only --push uses the network.
+Every destination's features are compared with `encode_image` before the folder appears. Only --push uses the network.
 """
 import argparse
 import json
@@ -120,13 +119,7 @@ def compare(model: Captioner, tokens: Callable[[Tensor], Tensor],
 
 
 def write_all(loaded: PretrainedCaptioner, model_name: str, asked: list[str] | None, folder: Path) -> list[str]:
-    """Fill the folder, and return the destinations that are in it.
-
-    Args:
-        asked: names of destinations, None for all that this model fits. The others are printed, with the reason.
-
-    Raises ValueError where one that was asked for does not fit, or needs a library that is not installed.
-    """
+    """Fill the folder with what was asked, or all that this model fits, and return the destinations that are in it."""
     done = []
     for name in asked or DESTINATIONS:
         try:

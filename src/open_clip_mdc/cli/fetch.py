@@ -4,8 +4,7 @@
     open_clip_mdc fetch recap --out data/recap --print       # only says what there is and what to run
 
 A download that breaks off resumes, also in a later run, as long as the server's file is the same; it appears under its
-name when it is whole and has the right checksum, where one is published. Checksums: COCO's of LAVIS, Flickr8k's of
-mlverse, CUB's of CaltechDATA, SugarCrepe's of the commit in its address.
+name when it is whole and has the right checksum, where one is published (COCO's by LAVIS, Flickr8k's by mlverse).
 """
 import argparse
 import hashlib
@@ -17,7 +16,7 @@ from typing import NamedTuple
 
 import requests
 
-from ..data.files import open_own
+from ..data.files import hash_file, open_own
 from ..progress import progress_bar
 
 TRIES = 5  # without a new byte
@@ -122,7 +121,6 @@ def ask(url: str, **headers: str) -> requests.Response:
 
 
 def open_rest(url: str, part: Path) -> requests.Response:
-    """Ask for what comes after the bytes that are there, or for all where the server cannot."""
     start = part.stat().st_size if part.exists() else 0
     answer = ask(url, **({"Range": f"bytes={start}-"} if start else {}))
     if answer.status_code == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
@@ -149,11 +147,7 @@ def append(answer: requests.Response, part: Path, bar) -> None:
 
 
 def download(file: File, folder: Path) -> Path:
-    """Download the file unless it is there.
-
-    Raises OSError where the server breaks off again and again (what came is kept), and ValueError for another checksum
-    or size (it is removed).
-    """
+    """Download the file unless it is there. Raises OSError: the server breaks off; ValueError: another checksum."""
     target, tries, size = folder / file.name, 0, -1
     if target.exists():
         return target
@@ -189,11 +183,7 @@ def find_problem(file: File, part: Path, length: str | None) -> str | None:
         return f"has {part.stat().st_size} bytes, not {length}"
     if file.checksum:
         algorithm, _, wanted = file.checksum.partition(":")
-        state = hashlib.new(algorithm)
-        with part.open("rb") as stream:
-            while block := stream.read(2 ** 20):
-                state.update(block)
-        if (found := state.hexdigest()) != wanted:
+        if (found := hash_file(part, algorithm)) != wanted:
             return f"has the {algorithm} {found}, not {wanted}"
     return None
 

@@ -58,7 +58,6 @@ def images_of(unit: Unit, kept: dict):
 
 
 def keeper(least: float, number: int):
-    """Return the function of a worker (bulk/engine.py)."""
     return partial(keep, least)
 
 

@@ -1,18 +1,15 @@
 """Mean and noise of the encoder's gradient at every t, and what they say of an interval of t (beside Table 5).
 
 At time t an image gives the random gradient g_t = weight(t) * d nll / d encoder, where nll is the sum over the
-caption's masked tokens; image and mask are what is random. All that follows needs of it only the inner products of the
-means, m_t . m_s with m_t = E g_t, and the noise tr Cov(g_t): `measure` collects sums, `moments` turns them into
-unbiased estimates, `interval_scores` turns those into the criterion.
+caption's masked tokens; image and mask are what is random. `measure` collects sums, `moments` turns them into unbiased
+estimates of m_t . m_s with m_t = E g_t and of tr Cov(g_t), `interval_scores` turns those into the criterion.
 
 The weight 1/t makes the noise of (0, 1] infinite: for small t a caption of n tokens has one masked token with
-probability n * t and else none, so E|g_t|^2 ~ n * t * (|d| / t)^2 = n * |d|^2 / t for the gradient d of one token's
-nll, and the integral of 1/t diverges at 0. It does so slowly (like a logarithm); here t starts at T_FLOOR.
+probability n * t and else none, so E|g_t|^2 ~ n * |d|^2 / t for the gradient d of one token's nll, and the integral of
+1/t diverges at 0. It does so slowly (like a logarithm); here t starts at T_FLOOR.
 
-That the noise of a masked diffusion objective depends on the interval of t, and that the data can choose it, is the
-clipped-schedule search of BD3-LM (Arriola et al. 2025), which takes the interval of least variance of the NELBO; MDLM
-(Sahoo et al. 2024) and MD4 (Shi et al. 2024) study that variance and draw t systematically against it. New here: the
-noise is that of the encoder's gradient, and an interval pays for the bias that it brings (`interval_scores`).
+BD3-LM's clipped-schedule search (Arriola et al. 2025) takes the interval of least variance of the NELBO. Here the noise
+is that of the encoder's gradient, and an interval pays for the bias that it brings.
 
 Dimensions: T values of t, G groups of K micro-batches each, B images of a micro-batch, D coordinates of the gradient.
 """
@@ -43,7 +40,6 @@ MAX_COORDINATES = 2 ** 20
 
 class Measurement(NamedTuple):
     """Sums over micro-batches, of gradients without the weight."""
-
     cross: np.ndarray  # [G, G, T, T]: inner products of the groups' summed gradients
     products: np.ndarray  # [G, T, T]: the sums of inner products within a micro-batch
     num_batches: int  # K
@@ -55,7 +51,6 @@ class Measurement(NamedTuple):
 
 class Moments(NamedTuple):
     """Estimates for the gradient of one image at each t."""
-
     products: np.ndarray  # [T, T]: m_t . m_s
     noise: np.ndarray  # [T]: tr Cov(g_t)
 
@@ -68,9 +63,8 @@ def measure(model: Captioner, data: Iterable[tuple[Tensor, Tensor]], num_batches
             times: np.ndarray = MIDDLES) -> Measurement:
     """Measure gradients of GROUPS * num_batches micro-batches at each of the times.
 
-    Images and random numbers are the same at all times: what they share drops out of the comparison. Of an encoder with
-    more than MAX_COORDINATES parameters that many are drawn, which scales all inner products by one factor. `data`
-    yields image [B, 3, height, width] on the model's device and text [B, L] on the CPU, of one B throughout.
+    Images and random numbers are the same at all times: what they share drops out of the comparison. `data` yields
+    image [B, 3, height, width] on the model's device and text [B, L] on the CPU, of one B throughout.
     """
     model.eval()
     encoder = [p for p in model.visual.parameters() if p.requires_grad]
@@ -78,7 +72,7 @@ def measure(model: Captioner, data: Iterable[tuple[Tensor, Tensor]], num_batches
     generator, total = torch.Generator(), GROUPS * num_batches
     whole = CaptionCfg(t_min=0.0, t_max=1.0, loss_weight="none")
     coordinates = slice(None)
-    if size > MAX_COORDINATES:
+    if size > MAX_COORDINATES:  # some of them scale all inner products by one factor
         coordinates = torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:MAX_COORDINATES].to(device)
     sums = torch.zeros(GROUPS, len(times), min(size, MAX_COORDINATES), device=device)
     products = np.zeros((GROUPS, len(times), len(times)))
@@ -110,13 +104,9 @@ def moments(measured: Measurement, leave_out: int | None = None) -> Moments:
     """Return unbiased estimates from all groups, or from all but one.
 
     Let x_k be the gradient of micro-batch k of n at time t, y_k at time s, each a mean over B independent images. For
-    k != l they are independent, so E[x_k . y_l] = m_t . m_s, and the mean over all such pairs is unbiased:
+    k != l E[x_k . y_l] = m_t . m_s, and E|x_k|^2 = |m_t|^2 + tr Cov(g_t) / B, so that both are unbiased:
 
         products = (sum_k x_k . sum_l y_l - sum_k x_k . y_k) / (n (n - 1))
-
-    (|mean of x_k|^2 instead would be too large by tr Cov / (nB), which here is no small part of it.) Further
-    E|x_k|^2 = |m_t|^2 + tr Cov(g_t) / B, so that the following is unbiased too:
-
         noise = B * (sum_k |x_k|^2 / n - products[t, t])
     """
     kept = [group for group in range(len(measured.products)) if group != leave_out]
@@ -142,8 +132,7 @@ def weigh(unweighted: Moments, kind: str) -> Moments:
 def interval_scores(unweighted: Moments) -> pd.DataFrame:
     """Return what one image is worth when t is uniform on an interval, for each interval of whole bins and each weight.
 
-    Columns: weight, t_min, t_max, snr (of one image), cosine (to the aim), progress. Raises ValueError where the
-    estimate of |m|^2 is not positive, so that nothing can be said.
+    Columns: weight, t_min, t_max, snr (of one image), cosine (to the aim), progress.
 
     The aim is the NELBO of Eq. 5, t in (0, 1] with weight 1/t, whose gradient has mean m. Training on an interval I
     follows gradients g with mean m_I instead: biased, but perhaps less noisy. A step -h * g changes the aim by
@@ -186,10 +175,7 @@ def interval_scores(unweighted: Moments) -> pd.DataFrame:
 
 
 def log_ratio_error(left_out: np.ndarray, reference: int) -> np.ndarray:
-    """Return delete-one jackknife standard errors [N] of log(score / score of the reference).
-
-    `left_out` [G, N] has the N scores with each group left out. Infinity where a score is 0 without some group.
-    """
+    """Return jackknife standard errors [N] of log(score / reference) from scores with a group left out, [G, N]."""
     positive = (left_out > 0).all(0) & (left_out[:, reference] > 0).all()
     ratio = np.log(np.where(positive, left_out, 1) / np.where(positive, left_out[:, [reference]], 1))
     return np.where(positive, np.sqrt((len(ratio) - 1) * ratio.var(axis=0)), np.inf)

@@ -4,10 +4,9 @@
     open_clip_mdc judge --captions MDC-10=mdc10.json MDC-15=mdc15.json ARC=arc.json --images photos/ --out judge.jsonl
 
 Any OpenAI-compatible chat endpoint sees the image, the paper's question and the captions as "A. ...", "B. ...", in an
-order drawn from the seed and the image's id alone. Captions that are equal are shown once, and a vote for them is
-shared equally by their systems; where all are equal nobody is asked. The answer to every image goes into --out as it
-comes, and the same command resumes where it was stopped. The rates, over the answers that name one caption, go beside
-it as .json. An answer that does not is malformed: counted, never guessed, and not asked again (temperature 0).
+order drawn from the seed and the image's id alone. Captions that are equal are shown once, and share a vote. The answer
+to every image goes into --out as it comes, and the same command resumes where it was stopped. The rates, over the
+answers that name one caption, go beside it as .json. Other answers are counted, never guessed, and not asked again.
 """
 import argparse
 import hashlib
@@ -45,7 +44,6 @@ RETRIES = 7  # waits of 0, 1, 2, 4, ... 32 seconds where the server does not say
 
 class Place(NamedTuple):
     """A file, or a stretch of a tar file, with an image's bytes."""
-
     path: Path
     offset: int = 0
     size: int = -1
@@ -108,17 +106,14 @@ def _shard_images(shard: Path) -> dict[str, Place]:
 
 
 def find_places(source: str, ids: set[str]) -> dict[str, Place]:
-    """Return {id: place} for ids that are names in a folder, or keys or else numbers (from 0) in webdataset shards.
-
-    A key that comes again in a later shard is KEY#NUMBER there, as in what clip_benchmark's captioning writes. Raises
-    ValueError for an id without an image or with several.
-    """
+    """Return {id: place} for ids that are names in a folder, or keys or else numbers (from 0) in webdataset shards."""
     found: list[tuple[str, Place]] = []
     keys: set[str] = set()
     for path in find_images([source]):
         shard = path.suffix.lower() in SHARDS
         images = _shard_images(path) if shard else {path.stem: Place(path)}
         for key, place in images.items():
+            # As clip_benchmark's captioning calls a key that comes again in a later shard.
             found.append((f"{key}#{len(found)}" if shard and key in keys else key, place))
         keys |= images.keys()
     if shard and not ids <= dict(found).keys() and ids == {str(i) for i in range(len(ids))}:
@@ -132,10 +127,7 @@ def find_places(source: str, ids: set[str]) -> dict[str, Place]:
 
 
 def read_url(place: Place) -> str:
-    """Return the file's own bytes as a data URL, or a PNG if the image is not upright or of a format of few servers.
-
-    Raises ValueError for what is no image.
-    """
+    """Return the file's own bytes as a data URL, or a PNG if the image is not upright or of a format of few servers."""
     with place.path.open("rb") as file:
         file.seek(place.offset)
         content = file.read(place.size)
@@ -167,10 +159,7 @@ def open_session(workers: int) -> requests.Session:
 
 
 def read_answer(response: requests.Response) -> bytes:
-    """Read the body a few bytes at a time: what is sent slowly or without an end does not hold up the others for ever.
-
-    Raises ValueError for an answer that is too long or takes too long.
-    """
+    # What is sent slowly or without an end does not hold up the others for ever.
     content, deadline = bytearray(), time.monotonic() + ANSWER_SECONDS
     for part in response.iter_content(16):  # it waits for all 16; one at a time, a long answer is slow itself
         content += part
@@ -187,11 +176,7 @@ def _excerpt(response: requests.Response, content: bytes) -> str:
 
 
 def ask(session: requests.Session, url: str, model: str, prompt: str, image: str) -> str:
-    """Return the model's answer to a prompt and an image (a data URL).
-
-    Raises ValueError where the server refuses, still fails after the retries or does not speak the protocol, and
-    OSError where it cannot be reached.
-    """
+    """Return the answer to a prompt and an image (a data URL). Raises ValueError: no answer; OSError: no server."""
     content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": prompt}]
     body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": content}]}
     try:

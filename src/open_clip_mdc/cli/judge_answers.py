@@ -1,7 +1,4 @@
-"""The ballot of one image and the count of all: letters to captions, an answer to a letter, votes to selection rates.
-
-Place in the paper: the column LLM of Table 3. judge.py asks the questions.
-"""
+"""The ballot of one image and the count of all: letters, answers, selection rates (Table 3). judge.py asks."""
 import math
 import random
 import re
@@ -23,10 +20,7 @@ _LETTER_CONTINUES = re.compile(r"\s+(?![a-z])|\s+(?:is|was|has|does|and|or|best|
 
 
 def assign_letters(captions: dict[str, str], seed: int, id: str) -> list[tuple[str, list[str]]]:
-    """Return distinct captions of {system: caption} in the order of their letters, each with its systems.
-
-    The order depends on the seed, the id and the captions alone, not on the order of the systems.
-    """
+    """Return distinct captions of {system: caption} in the order of their letters, each with its systems."""
     systems: dict[str, list[str]] = {}
     for name, caption in sorted(captions.items()):
         systems.setdefault(caption, []).append(name)
@@ -72,7 +66,7 @@ def parse_letter(answer: str, captions: list[str]) -> str | None:
 def summarise(votes: list[dict], names: list[str]) -> dict:
     """Return selection rates over well-formed answers with binomial standard errors (too large where votes are shared).
 
-    `letters` counts the answers by letter, which shows a judge that likes a place in the list.
+    `letters` counts the answers by letter: a judge may prefer a place in the list.
     """
     judged = [vote for vote in votes if vote["chosen"]]
     rates, errors = {}, {}

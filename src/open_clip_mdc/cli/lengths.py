@@ -2,8 +2,7 @@
 
     open_clip_mdc lengths 'cc12m/{00000..01242}.tar' 'recap/{000..099}.tar' --names CC12M Recap --out lengths.png
 
-Lengths are in tokens with SOT and EOT, before truncation. They decide what training costs (the decoder works on real
-tokens) and how much of a caption a context of 77 tokens sees. Only the KEY.txt members are read, no image is decoded.
+Lengths are in tokens with SOT and EOT, before truncation. Only the KEY.txt members are read, no image is decoded.
 """
 import argparse
 import os

@@ -26,10 +26,7 @@ URL = r"[A-Za-z][A-Za-z0-9+.-]*://"
 
 
 def place_name(value: str, folders: int = 0) -> str:
-    """Return the name of a file of this machine or the network, after so many of its folders, and other values whole.
-
-    A URL's user, password, query and fragment, and a home folder, are left out.
-    """
+    """Return a file's name after so many of its folders, without a URL's password or a home; other values whole."""
     prefix = re.match(rf"{URL}|file:|local-dir:", value)
     if prefix:
         value = re.sub("^[^/]*@", "", re.split("[?#]", value[prefix.end():])[0])
@@ -45,7 +42,7 @@ def shard_names(pattern: str) -> list[str]:
 
 
 def fetched_names(command: str) -> list[str]:
-    """Return the shards that a "pipe:" reads, or else its first URL. Keys and options may be any word: none is told."""
+    # The shards that a "pipe:" reads, or else its first URL. Keys and options may be any word: none is told.
     words = [re.search(rf"{URL}.*|[^=]*$", word)[0] for word in re.split(r"::|[\s'\"`;|&<>()]+", command)]
     shards = [word for word in words if re.search(r"\.(tar|tgz|tar\.\w+)$", re.split("[?#]", word)[0])]
     found = shards or [word for word in words if re.match(URL, word)][:1]

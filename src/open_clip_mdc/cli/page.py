@@ -26,10 +26,7 @@ def printable(text: str) -> str:
 
 
 def shown(name: str, page: str | Path) -> str:
-    """Return how a page names a file, an image of a shard or a checkpoint: without the folders of this machine.
-
-    What lies beside or under the page is named from there; else the last part stands alone, of a checkpoint the run.
-    """
+    """Return how a page names a file, an image of a shard or a checkpoint: without the folders of this machine."""
     source, colon, place = name.rpartition("local-dir:")
     place, separator, key = place.partition("::")
     path = Path(place)
@@ -96,31 +93,19 @@ def is_small(image: str) -> bool:
 
 
 def card(row: dict, image: str, other: dict | None = None) -> str:
-    """Return HTML of an image with its caption and its grid.
-
-    Args:
-        row: a line of the JSONL file.
-        image: `thumbnail(...)`.
-        other: a line for the same image by another command, to stand on the right; its "image" says whose.
-    """
+    """Return HTML of an image with its caption and its grid, of a JSONL file's row, beside that of `other`."""
     return CARDS.grids(row, image, is_small(image), other)
 
 
 def legend() -> str:
-    """Return HTML that says how to read `card`."""
     return CARDS.legend(LEGEND)
 
 
 def write_page(path: str | Path, title: str, facts: dict[str, str], explanation: str, cards: list[str],
                skipped: list[str], style: str = "") -> None:
-    """Write the page at once.
+    """Write the page at once: facts at its head, HTML of the explanation and the cards, lines on what was skipped.
 
-    Args:
-        facts: what its head says: name, value.
-        explanation: HTML, how to read the cards.
-        cards: HTML, of `card` or its like.
-        skipped: lines on images that could not be read.
-        style: a template of CSS that the cards need beyond page.css.jinja.
+    `style` is a template of CSS that the cards need beyond page.css.jinja.
     """
     html = ENVIRONMENT.get_template("page.html.jinja").render(
         title=title, facts=facts, explanation=explanation, cards=cards, skipped=skipped, style=style)

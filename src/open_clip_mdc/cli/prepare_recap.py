@@ -5,9 +5,7 @@
 Reads shards as img2dataset writes them: with --save_additional_columns '["re_caption"]' the text is in KEY.json; with
 --caption_col re_caption, which the data set's own README has, KEY.txt is the text, and no KEY.json knows a re_caption.
 A seed orders the shards at random; they are written in that order as OUT/00000.tar, 00001.tar, ... until there are as
-many pairs as asked for, to the end of the shard. So 5 million pairs are the first shards of 10 million in the same
-folder: the paper's 5, 10, 20 and 30 million are nested, and asking for more adds shards to what is there. Whatever is
-there is not written again; an interrupted run resumes, and several share a folder (engine.py).
+many pairs as asked for. So the paper's 5, 10, 20 and 30 million are nested: asking for more adds shards to the folder.
 """
 import argparse
 import random
@@ -16,61 +14,43 @@ from itertools import accumulate
 from pathlib import Path
 
 from ..bulk.engine import make_each
+from ..data import shards as tars
 from ..data.files import write_json
-from ..data.shards import (
-    find_shards,
-    image_member,
-    is_text,
-    open_tar,
-    read_metadata,
-    read_samples,
-    read_stats,
-    shard_pattern,
-    stats_file,
-    write_sizes,
-)
 from ..errors import plural
 from ..progress import progress_bar
 
 
 def re_caption(sample: dict, in_json: bool) -> str:
-    text = read_metadata(sample).get("re_caption") if in_json else sample.get("txt", b"").decode("utf-8", "replace")
-    return " ".join(text.split()) if is_text(text) else ""
+    text = tars.read_metadata(sample).get("re_caption") if in_json else \
+        sample.get("txt", b"").decode("utf-8", "replace")
+    return " ".join(text.split()) if tars.is_text(text) else ""
 
 
 def recaption(job: tuple[str, Path], part: Path) -> None:
-    """Write a shard for `job` (source, target's name) to `part`, and what is in it to TARGET_stats.json."""
+    """Write a shard for `job` (source, target) to `part`, and what is in it to TARGET_stats.json."""
     source, target = job
-    in_json = any("re_caption" in read_metadata(sample) for sample in read_samples(source, ("json",)))
+    in_json = any("re_caption" in tars.read_metadata(sample) for sample in tars.read_samples(source, ("json",)))
     stats = {"source": source, "text": "json" if in_json else "txt", "pairs": 0, "without_caption": 0,
              "without_image": 0}
-    with open_tar(part) as writer:
-        for sample in read_samples(source):
-            suffix, text = image_member(sample), re_caption(sample, in_json)
+    with tars.open_tar(part) as writer:
+        for sample in tars.read_samples(source):
+            suffix, text = tars.image_member(sample), re_caption(sample, in_json)
             if not suffix or not text:
                 stats["without_caption" if suffix else "without_image"] += 1
                 continue
             key = f"{target.stem}{stats['pairs']:06d}"  # our own; the source's is in its json
             writer.write({"__key__": key, suffix: sample[suffix], "txt": text, "json": sample.get("json", b"{}")})
             stats["pairs"] += 1
-    write_json(stats_file(target), stats, follow=False)  # before the shard appears
+    write_json(tars.stats_file(target), stats, follow=False)  # before the shard appears
 
 
 def worker(number: int) -> Callable:
     return recaption
 
 
-def stats_of(source: str, target: Path) -> dict:
-    stats = read_stats(target)
-    if stats["source"] != source:
-        raise ValueError(f"{target} was made from {stats['source']}, not from {source}: other --shards or another "
-                         f"--seed need another --out")
-    return stats
-
-
 def run(args: argparse.Namespace) -> None:
     """Write shards of at least --pairs recaptioned pairs to --out, from shards drawn at random."""
-    sources, out = find_shards(args.shards), Path(args.out).absolute()
+    sources, out = tars.find_shards(args.shards), Path(args.out).absolute()
     sources = random.Random(args.seed).sample(sources, len(sources))
     targets = [out / f"{number:05d}.tar" for number in range(len(sources))]
     done: list[dict] = []
@@ -81,9 +61,12 @@ def run(args: argparse.Namespace) -> None:
             work = [((source, target), target) for source, target in zip(sources[some], targets[some], strict=True)]
             list(make_each(worker, work, args))
             for (source, target), _ in work:
-                done.append(stats_of(source, target))
+                done.append(tars.read_stats(target))
+                if done[-1]["source"] != source:
+                    raise ValueError(f"{target} was made from {done[-1]['source']}, not from {source}: other --shards "
+                                     f"or another --seed need another --out")
                 bar.update(done[-1]["pairs"])
-    write_sizes(out)
+    tars.write_sizes(out)
     totals = list(accumulate(stats["pairs"] for stats in done))
     if totals[-1] < args.pairs:
         raise ValueError(f"all {len(sources)} shards hold {totals[-1]} pairs with a re_caption, fewer than --pairs "
@@ -96,4 +79,4 @@ def run(args: argparse.Namespace) -> None:
         dropped = sum(stats[what] for stats in done[:count])
         if dropped:
             print(f"{plural(dropped, 'sample')} left out: {why}")
-    print(f"{plural(totals[count - 1], 'pair')}: --train-data '{shard_pattern(args.out, count)}'")
+    print(f"{plural(totals[count - 1], 'pair')}: --train-data '{tars.shard_pattern(args.out, count)}'")

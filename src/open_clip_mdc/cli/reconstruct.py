@@ -2,11 +2,8 @@
 
     open_clip_mdc reconstruct --pretrained logs/RUN --data 'scenes/val/00000.tar' --out sheet.png
 
-The loss is the NELBO of validation.py, of the trained network and of an untrained one: the one that a run from scratch
-with --seed 0 began with. A reconstruction hides every token of the caption but its length and reveals the most
-confident one at a time (Eq. 6).
-
-Dimensions: B images, L positions.
+The loss is the NELBO of validation.py, of the trained network and of the one that a run from scratch with --seed 0
+began with. A reconstruction hides every token but the length and reveals the most confident one at a time (Eq. 6).
 """
 import argparse
 from functools import partial

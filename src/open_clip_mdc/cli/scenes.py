@@ -6,10 +6,8 @@
     open_clip_mdc scenes --out fewshot --without "yellow star"     # and 1, 4, 16, 64, 256 scenes that have one
     open_clip_mdc scenes --out rich --world rich --noise 0.1       # many captions are true of a scene, some of none
 
-What is drawn and said: scenes/plain.py (a row or a column of objects, one true caption) and scenes/rich.py.
-
 A draw depends only on (seed, stream, index): the same seed writes the same bytes, a larger set begins with the scenes
-of a smaller one, and no split shares a stream with another.
+of a smaller one, and no split shares a stream with another. scenes/plain.py and scenes/rich.py are the worlds.
 """
 import argparse
 import json
@@ -44,15 +42,12 @@ def train_shards(world: World, count: int) -> int:
 
 def _write_shard(root: Path, split: str, world: World, shard: str, indices: range, concept: bool | None = None,
                  distinct: int | None = None) -> Iterator[None]:
-    """Write a shard of SPLIT and of SPLIT-long: the same images with short and with long captions.
-
-    `distinct` scenes, the first of those that have the concept, are repeated.
-    """
+    # SPLIT and SPLIT-long have the same images with short and with long captions.
     drawing = drawing_of(world)
     draw = drawing.draw_scene if concept is None else partial(drawing.draw_scene, concept=concept)
     with tar_writer(root / split / shard) as short, tar_writer(root / f"{split}-long" / shard) as long:
         for index in indices:
-            rng = world.rng("shots", index % distinct) if distinct else world.rng(split, index)
+            rng = world.rng("shots", index % distinct) if distinct else world.rng(split, index)  # so many, repeated
             scene = draw(world, rng)
             texts = drawing.captions(scene, rng)
             sample = {

@@ -4,11 +4,8 @@
     open_clip_mdc schedule-search --pretrained logs/RUN --train-data ...     (measures a trained model)
 
 The paper chose [0.5, 1] by training on four intervals and probing each (Table 5), as the loss over (0, 1] was "very
-unstable" where captions are short. Here one short training over (0, 1] is followed by a measurement; the criterion is
-stated at gradient_noise.interval_scores. No labels are needed. The idea is BD3-LM's clipped-schedule search (Arriola et
-al. 2025), there by the variance of the loss.
-
-Only the position of the interval is found: its width is --min-width, as the criterion favours narrow intervals.
+unstable" where captions are short. Here one short training over (0, 1] is followed by a measurement, without labels
+(gradient_noise.interval_scores). Only the position of the interval is found: its width is --min-width.
 """
 import argparse
 import json
@@ -71,11 +68,7 @@ def stream(shards: str, transform, tokenizer) -> Iterator[Sample]:
 
 
 def different(samples: Iterator[Sample]) -> Iterator[Sample]:
-    """Yield the same samples and raise ValueError where an image comes again.
-
-    Its gradients are not independent of those before: the noise of a mean over repeated images looks as if it fell
-    faster than it does.
-    """
+    """Yield the same samples and raise ValueError where an image comes again: its gradients are not independent."""
     first = next(samples)
     yield first
     for count, sample in enumerate(samples, 1):
@@ -114,10 +107,8 @@ def train(model: Captioner, data: Iterator[tuple[Tensor, Tensor]], steps: int, l
 
 
 def per_t(measured: Measurement) -> pd.DataFrame:
-    """Return a row per t: nats per masked token, then, with the weight 1/t ("inverse_t") and without ("none"), mean and
-    variance over images of the loss, and of its gradient |mean|^2 and trace of the covariance.
-
-    The loss of an image is that of a training batch: nats of its masked tokens over the mean number of tokens.
+    """Return a row per t: nats per masked token and, with the weight 1/t ("inverse_t") and without ("none"), mean and
+    variance over images of the loss, |mean|^2 and trace of the covariance of its gradient.
     """
     noise, tokens = moments(measured), measured.mean_tokens
     table = {"t": MIDDLES, "token_nll": measured.nll.sum(1) / measured.masked.sum(1).clip(1),
@@ -136,9 +127,8 @@ def per_t(measured: Measurement) -> pd.DataFrame:
 def search(measured: Measurement, min_width: float) -> pd.DataFrame:
     """Return `interval_scores` of the whole measurement, best progress first, with further columns.
 
-    gain (progress over that of (0, 1] with weight 1/t) and gain_error (one standard error), proposed (the best interval
-    with weight 1/t and at least the least width), tied (as wide, with weight 1/t, and within two standard errors of
-    it), best_of_any_width (with weight 1/t).
+    gain (progress over that of (0, 1] with weight 1/t) and gain_error (one standard error); of weight 1/t proposed (the
+    best of at least the least width), tied (as wide, and within two standard errors of it), best_of_any_width.
     """
     scores = interval_scores(moments(measured))
     left_out = np.array([interval_scores(moments(measured, leave_out=g)).progress for g in range(GROUPS)])

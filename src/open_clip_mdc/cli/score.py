@@ -9,8 +9,7 @@ blind = log p(c), debiased = score - alpha * blind, and tokens: the per-token lo
 step at which the heuristic revealed each. The blind score sees the mean of many images: --blind-images, or all given.
 With --plain, or of fewer than 32 images, blind and debiased are left out.
 
-Place in the paper: Eq. 7 and the heuristic of Sec. 4.2. Dimensions: B images, C captions, L positions, P patches,
-D image width.
+Dimensions: B images, C captions, L positions.
 """
 import argparse
 import csv
@@ -53,11 +52,7 @@ def read_captions(path: str) -> list[str]:
 
 def score_rows(model: Captioner, image: torch.Tensor, captions: list[str], text: torch.Tensor, tokenizer,
                prior: list[float] | None, alpha: float) -> list[list[dict]]:
-    """Return columns for each of B images [B, 3, H, W] and each of C captions, whose ids are `text` [C, L].
-
-    Args:
-        prior: the captions' blind scores, None to leave them out.
-    """
+    """Return columns for each of B images and each of C captions, whose ids are `text` [C, L]; `prior` may be None."""
     scores = log_likelihood(model, image, text.expand(len(image), -1, -1), return_details=True)
     target = target_tokens(text, model.vocab_size)
     rows = []
@@ -109,7 +104,6 @@ def score_columns(loaded: PretrainedCaptioner, blind: torch.Tensor | None, alpha
 
 
 def worker(args: argparse.Namespace, units: list, number: int):
-    """Return the function of a worker, which scores one unit (bulk/engine.py)."""
     import pyarrow as pa
 
     from .shard_table import check_out, write_shard
@@ -127,10 +121,7 @@ def worker(args: argparse.Namespace, units: list, number: int):
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write --out in one go at the end, of pairs shard by shard.
-
-    Raises ValueError where flags make no sense, or images had to be skipped (all else is written by then).
-    """
+    """Write --out in one go at the end, of pairs shard by shard."""
     if args.pairs:
         return score_pairs.run(args)
     score_pairs.check(args)

@@ -5,11 +5,9 @@
 
 OUT/SHARD.parquet (of a CSV file OUT/NAME-00000.parquet, ... for every 10,000 rows) has a row per caption: key, caption,
 score = log p(c | i), blind = log p(c), debiased = score - alpha * blind, in nats, and num_tokens, the tokens that these
-are sums over. A caption that the tokenizer would cut, being longer than the context, has no score. --top keeps that
-share of the scored captions, those with the highest debiased score, and writes shards of them; an image with several
-kept captions keeps them all. With --plain, or of fewer than 32 images, blind and debiased are null.
-
-Place in the paper: Eq. 7 and the heuristic of Sec. 4.2. Dimensions: B images, C captions, L positions.
+are sums over. A caption that the tokenizer would cut has no score. --top keeps that share of the scored captions, those
+with the highest debiased score, and writes shards of them. With --plain, or of fewer than 32 images, blind and debiased
+are null.
 """
 import argparse
 from pathlib import Path
@@ -24,7 +22,6 @@ GIVE = "give shards (KEY.jpg and KEY.txt in a .tar), or a table with the columns
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise ValueError for flags that do not go together."""
     if bool(args.pairs) == bool(args.images or args.captions) or bool(args.images) != bool(args.captions):
         raise ValueError("give --images and --captions, which are scored each with each, or --pairs, scored each with "
                          "its own")
@@ -40,10 +37,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write a table of scores for each shard, and the shards of what --top keeps.
-
-    Raises ValueError where flags make no sense, or images had to be skipped (all else is written by then).
-    """
+    """Write a table of scores for each shard, and the shards of what --top keeps."""
     from ..bulk.units import find_units, write_all
     check(args)
     if (args.top is None) != (args.out_shards is None):

@@ -24,11 +24,8 @@ def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argpa
                 settings: dict, columns: Callable[[Batch], dict]) -> dict:
     """Write the table of one unit, and return numbers of images, rows, broken images and those without a row.
 
-    Args:
-        columns: of a batch, by the schema's names, equally long; with `key` only where rows are not the batch's images.
-        settings: what the rows depend on, plain values.
-
-    Raises ValueError where the shard breaks off.
+    `columns` of a batch are by the schema's names, with `key` only where rows are not the batch's images. `settings`
+    are what rows depend on.
     """
     stats, source, skipped = {"images": 0, "rows": 0, "broken": 0}, source_of(shard), []
     with write_table(out, schema) as table:

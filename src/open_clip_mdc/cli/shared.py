@@ -1,4 +1,4 @@
-"""Flags that several tools share, and what these ask for. Imports no torch: `--help` is quick."""
+"""Flags that several tools share, and the model and mean image that they name. Imports no torch."""
 import argparse
 import hashlib
 import os
@@ -96,10 +96,7 @@ def null_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namesp
                 limit: int | None = None) -> tuple["torch.Tensor", str]:
     """Average --blind-images, or else the first `limit` readable images of `paths`, to stand for no image.
 
-    Returns:
-        [P, D], and what a resumed run compares: the number of images and a hash of their pixels.
-
-    Raises ValueError for too few images, or where one of --blind-images cannot be read.
+    Returns [P, D], and what a resumed run compares: the number of images and a hash of their pixels.
     """
     from ..data.images import Images
     from ..data.paths import IMAGE_FILES, SHARDS, count_images, find_images
@@ -135,10 +132,7 @@ def null_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namesp
 
 def prior_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace, limit: int | None = None,
                 say: bool = True) -> tuple["torch.Tensor | None", str | None]:
-    """Return `null_image`, or None twice where --plain or too few images leave blind and debiased scores out.
-
-    Raises ValueError where --blind-images are too few, or --top needs debiased scores.
-    """
+    """Return `null_image`, or None twice where --plain or too few images leave blind and debiased scores out."""
     if args.plain:
         return None, None
     try:

@@ -40,10 +40,7 @@ def read_tensors(path: str) -> dict[str, Tensor]:
 
 
 def kept_codes(path: str, used: str | None, count: int, kept: int) -> Tensor:
-    """Return which of `count` codes are kept, in which order: long [K].
-
-    `used` is a file as VQ-Diffusion's taming_vqvae_2887.pt: the class of each code, 0 for those that are never used.
-    """
+    """Return which of `count` codes are kept, in which order: long [K]. `used` has their classes, 0 for no use."""
     classes = torch.arange(count) + 1 if used is None else read_tensors(used).get("", torch.empty(0))
     if classes.shape != (count,) or classes.is_floating_point():
         raise ValueError(f"--used {used} is no tensor of the classes of {count} codes")
@@ -68,10 +65,7 @@ def quantizer(path: str, source: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def convert(path: str, used: str | None, own: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a checkpoint's weights by our names, as `own` has them with tensors of the shapes that are needed.
-
-    Raises ValueError for another architecture or another kind of file.
-    """
+    """Return a checkpoint's weights by our names, as `own` has them with tensors of the shapes that are needed."""
     source = read_tensors(path)
     quantised = quantizer(path, source)
     theirs = {name: their_name(name) for name in own if name.startswith(CONVOLUTIONS)}

@@ -7,9 +7,8 @@
 Fitting (van den Oord et al. 2017, arXiv 1711.00937): a fifth of the steps trains a plain autoencoder; k-means of its
 latents is the first codebook, as one that starts at random is hardly used; then latents are rounded to the nearest
 vector, straight-through for the gradient. The loss is the squared error of the image, of the vectors to the latents and
-a quarter of the latents to the vectors. Vectors that no latent has chosen for 100 steps are put where latents are.
-
-The decoder is thrown away: a captioner needs the codes only.
+a quarter of the latents to the vectors. Vectors that no latent has chosen for 100 steps are put where latents are. The
+decoder is thrown away.
 
 Dimensions: B images, P codes of each, K codes, C latent width.
 """

@@ -174,10 +174,18 @@ def new_file(path: str | Path, follow: bool = True) -> Iterator[Path]:
             _write_into(path, partial)
 
 
-@cache
-def _digest(path: str, *state: int) -> str:
+def hash_file(path: str | Path, algorithm: str) -> str:
+    """Return the hexadecimal digest of a file's content."""
+    digest = hashlib.new(algorithm)
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(2 ** 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@cache
+def _sha256(path: str, *state: int) -> str:
+    return hash_file(path, "sha256")
 
 
 def file_state(path: str | Path) -> tuple[int, ...]:
@@ -189,7 +197,7 @@ def file_state(path: str | Path) -> tuple[int, ...]:
 
 def sha256(path: str | Path) -> str:
     """Return the SHA-256 of a file's content. A process reads it once, and again when it has changed."""
-    return _digest(os.fspath(path), *file_state(path))
+    return _sha256(os.fspath(path), *file_state(path))
 
 
 def files_below(folder: str | Path) -> list[str]:

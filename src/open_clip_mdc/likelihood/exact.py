@@ -27,6 +27,13 @@ class Likelihood(NamedTuple):
     draws: Tensor | None = None  # long [B, C], the draws behind the score; of monte_carlo and bound
 
 
+def estimated(device: torch.device, score: np.ndarray, error: np.ndarray, draws: np.ndarray,
+              per_token: np.ndarray | None = None) -> Likelihood:
+    tensors = (None if x is None else torch.as_tensor(x, dtype=torch.float32).to(device)
+               for x in (score, per_token, None, error))
+    return Likelihood(*tensors, torch.as_tensor(draws, dtype=torch.long).to(device))
+
+
 def token_log_prob(logits: Tensor, target: Tensor) -> Tensor:
     return logits.gather(1, target[:, None]).squeeze(1) - logits.logsumexp(1)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..models.interface import Network
 from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
-from .exact import Likelihood, decoder_calls, token_log_prob
+from .exact import Likelihood, decoder_calls, estimated, token_log_prob
 
 FIRST_ROUND = 4  # draws per mask count before early stopping looks for the first time; doubled from look to look
 MAX_ENUMERATED = 16  # masks are drawn without replacement where there are at most this many times the draws
@@ -258,9 +258,4 @@ def monte_carlo(
         captions = text[torch.from_numpy(rows).to(text.device), :hidden.shape[1] + 1]
         return _hidden_log_likelihood(network, captions, hidden, vocab_size, max_tokens)
 
-    score, error, used = race(read, lengths, draws, stop_confidence, math.log(vocab_size))
-
-    def to_tensor(x, dtype=torch.float32):
-        return torch.as_tensor(x, dtype=dtype).to(text.device)
-
-    return Likelihood(to_tensor(score), standard_error=to_tensor(error), draws=to_tensor(used, torch.long))
+    return estimated(text.device, *race(read, lengths, draws, stop_confidence, math.log(vocab_size)))

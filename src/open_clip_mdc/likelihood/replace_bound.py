@@ -18,7 +18,7 @@ from ..models.interface import Network
 from ..objectives.replace_process import Schedule, bound_terms, prior_kl
 from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
-from .exact import Likelihood, decoder_calls
+from .exact import Likelihood, decoder_calls, estimated
 from .monte_carlo import Draws, estimate, systematic_sample
 
 
@@ -98,9 +98,4 @@ def bound(
         draws = Draws(noise.masked, noise.step - 1, np.arange(num_samples), np.full(steps, np.inf))
         score[rows], error[rows] = estimate(-values / n - prior, draws)
         per_token[rows, 1:n + 1] = -tokens - prior
-
-    def to_tensor(x: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.as_tensor(x, dtype=dtype).to(text.device)
-
-    return Likelihood(to_tensor(score), to_tensor(per_token), standard_error=to_tensor(error),
-                      draws=to_tensor(num_samples * (lengths > 0), torch.long))
+    return estimated(text.device, score, error, num_samples * (lengths > 0), per_token)

@@ -2,12 +2,10 @@
 
 A caption names the objects in one canonical order, left to right or top to bottom ("a red circle left of a blue
 square"). With a free order two captions are true of an image, and a small captioner learns the bag of words instead of
-the binding that the paper measures (Table 2, swapped attributes and objects). All captions of as many objects have the
-same number of tokens: a masked diffusion model is given the length, and would read the relation from it instead of from
-the image if one took more words than the other. In a world of 1 to 3 objects the length is that of the one true
-caption, and a model that chooses it must count.
+the binding that the paper measures (Table 2). All captions of as many objects have the same number of tokens: a masked
+diffusion model is given the length, and would read the relation from it.
 
-Every word is one token of CLIP's BPE; model_configs/scenes_bpe.txt.gz is the part of it that these words need (bpe.py).
+Every word is one token of CLIP's BPE; model_configs/scenes_bpe.txt.gz is the part of it that these words need.
 Published numbers are about these scenes: the same seed draws the same ones for ever.
 """
 import random
@@ -93,7 +91,7 @@ def check(world: World) -> None:
 def draw_scene(world: World, rng: random.Random, count: int | None = None, concept: bool | None = None) -> Scene:
     """Draw a scene of `count` objects (default: the world's), all different, that lie in cells along one axis.
 
-    The object `world.without` is among them by `concept`, or as it comes for None.
+    `world.without` is among them by `concept`, or as it comes for None.
     """
     count = count or (rng.randint(world.fewest, world.objects) if world.fewest else world.objects)
     relation = rng.choice(list(RELATIONS))
@@ -159,9 +157,8 @@ def captions(scene: Scene, rng: random.Random) -> dict[str, str]:
 def negative_captions(scene: Scene, i: int, j: int) -> dict[str, str] | None:
     """Return false captions by SugarCrepe's names, or None where objects `i` and `j` cannot swap colours.
 
-    They cannot where the swap would name an object that is there: the colours or the shapes are equal, so that swapping
-    attributes is nothing or the same as swapping objects; or a third object is named twice, as no true caption does.
-    The relation gives way to the other one that captions use: no false caption is visible as such without the image.
+    They cannot where the swap would name an object that is there. The relation gives way to the other one that captions
+    use: no false caption is visible as such without the image.
     """
     a, b = scene.objects[i], scene.objects[j]
     named = {(item.colour, item.shape) for item in scene.objects}

@@ -7,11 +7,9 @@ order, as in plain.py and for its reason. Everything said is true, and no two ob
 and shape in common: a false caption is false of every object.
 
 The wording is kept to one or two bits, as a small masked diffusion model learns wording before it learns what depends
-on the image. With free order, fourteen templates and two words for most things ViT-Ti-8 at 48 px told places and shapes
-no better than chance after 160,000 images (colours at 100 %).
+on the image: with fourteen templates ViT-Ti-8 told places and shapes no better than chance after 160,000 images.
 
-Captions have 7 to 40 tokens with SOT and EOT. Every word is one token of CLIP's BPE; model_configs/rich_bpe.txt.gz is
-the part of it that these words need (bpe.py).
+Captions have 7 to 40 tokens with SOT and EOT; model_configs/rich_bpe.txt.gz is the part of CLIP's BPE that they need.
 """
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -147,14 +145,11 @@ def captions(scene: Scene, rng: random.Random) -> dict[str, str | list[str]]:
 
 
 def noise(world: World, index: int) -> tuple[str, str] | None:
-    """Return what training sample `index` says instead of its captions, short and long, or None for most samples.
-
-    It describes another scene or is made of words of alt texts. Scenes are the same with and without noise.
-    """
+    """Return what training sample `index` says instead of its captions, short and long, or None for most samples."""
     rng = world.rng("noise", index)
     if rng.random() >= world.noise:
         return None
-    if rng.random() < 0.5:
+    if rng.random() < 0.5:  # another scene's captions; else words of alt texts
         other = draw_scene(world, rng)
         return caption(other, rng), long_caption(other, rng)
     return tuple(" ".join(rng.sample(ALT_WORDS, rng.randint(*length))) for length in (SHORT_NOISE, LONG_NOISE))
@@ -163,9 +158,8 @@ def noise(world: World, index: int) -> tuple[str, str] | None:
 def draw_pair(world: World, rng: random.Random) -> tuple[Scene, str, dict[str, str]]:
     """Draw a scene of two objects, a true caption, and false ones by SugarCrepe's names.
 
-    Only the image tells which of the two captions is true. Objects are exchangeable, and the false relation
-    is that of another such scene: (true, false) is as frequent as (false, true). Of more than two objects the first two
-    are mostly side by side, which a reader of captions knows.
+    Only the image tells which caption is true: objects are exchangeable, and the false relation is another such
+    scene's, so that (true, false) is as frequent as (false, true).
     """
     while True:
         scene, other = draw_scene(world, rng, 2), draw_scene(world, rng, 2)
