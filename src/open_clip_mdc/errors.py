@@ -74,7 +74,7 @@ def check_numbers(given: Mapping) -> None:
             continue
         if not isinstance(value, kind) or isinstance(value, bool):
             raise TypeError(f"{name} is {value!r}; it must be {what}")
-        if not math.isfinite(value):
+        if name in NUMBERS and not math.isfinite(value):
             raise ValueError(f"{name} is {value}; nothing can be computed with that")
         if value < WHOLE.get(name, -math.inf):
             raise ValueError(f"{name} is {value}; it must be {WHOLE[name]} or more")

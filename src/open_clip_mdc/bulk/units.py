@@ -13,9 +13,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
 
 from ..data.csv_pairs import CsvRows, read_csv
 from ..data.files import file_state, sha256
@@ -29,14 +29,8 @@ Unit = Path | CsvRows
 READ = multiprocessing.get_context("fork").Value("q")  # images that this process and its workers have done
 
 
-class Make(NamedTuple):
-    """Makes the function of a worker (engine.py), whose module is imported where it is called."""
-
-    args: argparse.Namespace
-    units: list[Unit]
-
-    def __call__(self, number: int) -> Callable:
-        return import_module(self.args.worker).worker(self.args, self.units, number)
+def make_worker(args: argparse.Namespace, units: list[Unit], number: int) -> Callable:
+    return import_module(args.worker).worker(args, units, number)  # imported where it is called: units needs no torch
 
 
 def find_units(paths: list[str]) -> list[Unit]:
@@ -113,11 +107,6 @@ def check_settings(settings: dict, tables: Iterable[Path]) -> None:
                                  f"otherwise needs another --out")
 
 
-def absolute(path: str) -> str:
-    """Return a path that means the same in another folder. An id stays what it is."""
-    return os.path.abspath(path) if os.path.exists(path) else path
-
-
 def size_of(unit: Unit) -> int | None:
     """Return how many images a unit has, of a shard by the sizes.json beside it, or None where nothing says it."""
     if isinstance(unit, CsvRows):
@@ -169,7 +158,9 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], 
 
     Returns their paths, in the order of `units`; what could not be read, the first of each table by name; and how many.
     """
-    shown, args.out, args.pretrained = args.out, str(Path(args.out).absolute()), absolute(args.pretrained)
+    shown, args.out = args.out, str(Path(args.out).absolute())
+    if os.path.exists(args.pretrained):  # else an id
+        args.pretrained = os.path.abspath(args.pretrained)
     twice = [name for name, count in Counter(map(unit_name, units)).items() if count > 1]
     if twice:
         raise ValueError(f"{twice[0]} is there twice, and both would be {twice[0]}.parquet: give them an --out each")
@@ -178,7 +169,7 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], 
     try:
         with images_bar(units, args.tool) as say:
             units_of, there = {target: unit for unit, target in work}, {made for _, made in work if made.exists()}
-            for target in make_each(Make(args, units), work, args):
+            for target in make_each(partial(make_worker, args, units), work, args):
                 about = read_about(target)
                 check_source(units_of[target], about.get("source"), target)
                 first = first or about["settings"]

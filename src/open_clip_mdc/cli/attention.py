@@ -20,7 +20,7 @@ from ..errors import complain, plural
 from ..integration.pretrained import describe_captions
 from ..integration.runs import find
 from ..models.encoder import grid
-from .page import CARDS, is_small, printable, shown, shown_lines, thumbnail, write_page
+from .page import CARDS, printable, shown, shown_lines, thumbnail, write_page
 from .shared import check_length, load_captioner
 
 BATCH = 8
@@ -43,7 +43,7 @@ def overlay(weights: torch.Tensor) -> str:
 def card(name: str, row: dict, image: str, colours: str, overlays: list[str]) -> str:
     overlays = iter(overlays)  # one for each token that was not given
     maps = [(token, None if token["step"] is None else next(overlays)) for token in row["tokens"]]
-    return CARDS.maps(name, row["caption"], image, is_small(image), colours, maps)
+    return CARDS.maps(name, row["caption"], image, colours, maps)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 One file without script and without anything from elsewhere; its Content-Security-Policy forbids both. Names and
 captions come from other people: all is escaped, and what a terminal or page would act on, not show, is written out.
 """
+from functools import partial
 from html import escape
 from io import BytesIO
 from math import exp
@@ -86,19 +87,7 @@ ENVIRONMENT = Environment(loader=PackageLoader("open_clip_mdc.cli", ""), autoesc
 ENVIRONMENT.filters.update(text=lambda text: Markup(escape(printable(text))), percent=percent)
 ENVIRONMENT.globals.update(word_classes=word_classes, describe_steps=describe_steps, last_step=last_step)
 CARDS = ENVIRONMENT.get_template("cards.html.jinja").module
-
-
-def is_small(image: str) -> bool:
-    return image.startswith("data:image/png")
-
-
-def card(row: dict, image: str, other: dict | None = None) -> str:
-    """Return HTML of an image with its caption and its grid, of a JSONL file's row, beside that of `other`."""
-    return CARDS.grids(row, image, is_small(image), other)
-
-
-def legend() -> str:
-    return CARDS.legend(LEGEND)
+card, legend = CARDS.grids, partial(CARDS.legend, LEGEND)
 
 
 def write_page(path: str | Path, title: str, facts: dict[str, str], explanation: str, cards: list[str],
