@@ -15,7 +15,6 @@ import argparse
 import hashlib
 import json
 import sys
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -112,20 +111,18 @@ def worker(args: argparse.Namespace, units: list, number: int):
     import pyarrow as pa
 
     from ..bulk.units import files_of
-    from .shard_table import check_out, write_shard
+    from .shard_table import table_worker
     token = pa.struct([("token", pa.string()), ("step", pa.int32()), ("log_prob", pa.float32())])
     schema = pa.schema([("key", pa.string()), ("caption", pa.string()), ("tokens", pa.list_(token))])
     check(args)  # Ray's driver cannot: it imports no torch
     loaded = load_captioner(args, number)
     options, blind = decoding_options(args, loaded, [file for unit in units for file in files_of(unit)])
-    about = {"tool": "caption", **settings(args, loaded, blind)}
-    check_out(args.out, about)
 
     def columns(batch: Batch) -> dict:
         rows = loaded.decode(batch.image, sampling=sampling_of(args, batch.names, loaded.device), **options)
         return {name: [row[name] for row in rows] for name in ("caption", "tokens")}
 
-    return partial(write_shard, loaded=loaded, args=args, schema=schema, settings=about, columns=columns)
+    return table_worker(args, loaded, schema, columns, **settings(args, loaded, blind))
 
 
 # ---- one file, and a page

@@ -15,10 +15,9 @@ import torch
 
 from ..bulk import units as bulk
 from ..data.images import Batch
-from ..integration.checkpoints import fingerprint
 from ..integration.pretrained import PretrainedCaptioner
 from ..models import encoder
-from .shard_table import check_out, write_shard
+from .shard_table import table_worker
 from .shared import load_captioner
 
 
@@ -31,17 +30,13 @@ def feature_columns(loaded: PretrainedCaptioner, kind: str, batch: Batch) -> dic
 
 def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
     loaded = load_captioner(args, number)
-    settings = {"tool": "embed", "model": fingerprint(loaded.model), "precision": loaded.precision,
-                "feature": args.feature}
-    check_out(args.out, settings)
     size = loaded.model.visual.image_size
     image = torch.zeros(1, 3, *(size if isinstance(size, (tuple, list)) else (size, size)), device=loaded.device)
     with torch.inference_mode():
         shape = encoder.features(loaded.model.visual, image, args.feature).shape[1:]
     number = pa.float32() if loaded.precision == "fp32" else pa.float16()
     schema = pa.schema([("key", pa.string()), ("feature", pa.fixed_shape_tensor(number, shape))])
-    return partial(write_shard, loaded=loaded, args=args, schema=schema, settings=settings,
-                   columns=partial(feature_columns, loaded, args.feature))
+    return table_worker(args, loaded, schema, partial(feature_columns, loaded, args.feature), feature=args.feature)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -27,7 +27,6 @@ from ..data.shards import CAPTION_SEPARATOR, warn_of_lines
 from ..data.text import read_lines
 from ..decoding.options import NULL_IMAGES
 from ..errors import complain, plural
-from ..integration.checkpoints import fingerprint
 from ..integration.pretrained import PretrainedCaptioner
 from ..likelihood.log_likelihood import log_likelihood
 from ..models.captioner import Captioner
@@ -106,18 +105,15 @@ def score_columns(loaded: PretrainedCaptioner, blind: torch.Tensor | None, alpha
 def worker(args: argparse.Namespace, units: list, number: int):
     import pyarrow as pa
 
-    from .shard_table import check_out, write_shard
+    from .shard_table import table_worker
     loaded = load_captioner(args, number)
     if number == 0:
         for warning in warn_of_lines([str(unit) for unit in units if isinstance(unit, Path)]):
             print(f"warning: {warning}", file=sys.stderr)
     blind, images = prior_image(loaded, units, args, NULL_IMAGES, say=number == 0)
-    settings = {"tool": "score", "model": fingerprint(loaded.model), "precision": loaded.precision,
-                "alpha": args.alpha, "blind": images}
-    check_out(args.out, settings)
     kinds = (pa.string(), pa.string(), pa.float32(), pa.float32(), pa.float32(), pa.int32())
-    return partial(write_shard, loaded=loaded, args=args, schema=pa.schema(zip(COLUMNS, kinds, strict=True)),
-                   settings=settings, columns=partial(score_columns, loaded, blind, args.alpha))
+    return table_worker(args, loaded, pa.schema(zip(COLUMNS, kinds, strict=True)),
+                        partial(score_columns, loaded, blind, args.alpha), alpha=args.alpha, blind=images)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,9 +1,7 @@
-"""Write the table of one shard: what the workers of caption, score and embed share (bulk/units.py sends them shards).
-
-Dimensions: B images.
-"""
+"""Writer of a shard's table: what the workers of caption, score and embed share (bulk/units.py sends them shards)."""
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,21 +10,21 @@ from ..bulk.tables import key_of, write_table
 from ..bulk.units import READ, Unit, check_settings, files_of, source_of
 from ..data.images import Batch, Images
 from ..errors import MAX_SHOWN
+from ..integration.checkpoints import fingerprint
 from ..integration.pretrained import PretrainedCaptioner
 
 
-def check_out(out: str, settings: dict) -> None:
-    """Raise ValueError where a folder has a table of rows of other settings: one stands for all."""
-    check_settings(settings, list(Path(out).glob("*.parquet"))[:1])
+def table_worker(args: argparse.Namespace, loaded: PretrainedCaptioner, schema: pa.Schema,
+                 columns: Callable[[Batch], dict], **settings) -> Callable:
+    """Return the function that writes a unit's table to --out, in whose rows `settings` are the same."""
+    settings = {"tool": args.tool, "model": fingerprint(loaded.model), "precision": loaded.precision, **settings}
+    check_settings(settings, list(Path(args.out).glob("*.parquet"))[:1])  # one stands for all
+    return partial(write_shard, loaded=loaded, args=args, schema=schema, settings=settings, columns=columns)
 
 
 def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argparse.Namespace, schema: pa.Schema,
-                settings: dict, columns: Callable[[Batch], dict]) -> dict:
-    """Write the table of one unit, and return numbers of images, rows, broken images and those without a row.
-
-    `columns` of a batch are by the schema's names, with `key` only where rows are not the batch's images. `settings`
-    are what rows depend on.
-    """
+                settings: dict, columns: Callable[[Batch], dict]) -> None:
+    # `columns` of a batch are by the schema's names, with `key` only where rows are not the batch's images.
     stats, source, skipped = {"images": 0, "rows": 0, "broken": 0}, source_of(shard), []
     with write_table(out, schema) as table:
         for batch in Images(files_of(shard), loaded.to_bytes, args.batch_size).loader(args.workers):
@@ -48,4 +46,3 @@ def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argpa
                     stats["without_caption"] = stats.get("without_caption", 0) + len(lacking)
                 skipped += [f"{name}: no caption" for name in lacking[:MAX_SHOWN - len(skipped)]]
         table.about.update(settings=settings, source=source, stats=stats, skipped=list(map(key_of, skipped)))
-    return stats
