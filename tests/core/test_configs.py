@@ -44,23 +44,24 @@ def test_configs_are_the_rows_of_the_paper():
     assert listed["MDC-ViT-B-32-unweighted"]["caption_cfg"]["loss_weight"] == "none"  # Table 4
 
 
-def test_every_base_of_openclip_is_a_captioner_or_is_refused_in_one_line():
-    """Refused are the convolutional towers, and nothing else."""
-    convolutional = ("RN", "convnext", "swin", "MobileCLIP-S", "MobileCLIP2-S")
+def test_every_base_of_openclip_is_a_captioner():
     for base in open_clip.list_models():
         if "caption_cfg" in open_clip.get_model_config(base):
             continue
         for prefix in PREFIXES:
-            if base.startswith(convolutional):
-                with pytest.raises(ValueError, match=f"{base} is no ViT") as error:
-                    open_clip.get_model_config(prefix + base)
-                assert "\n" not in str(error.value)
-            else:
-                config = open_clip.get_model_config(prefix + base)
-                assert open_clip_mdc.is_captioner(prefix + base)
-                assert config["vision_cfg"] == open_clip.get_model_config(base)["vision_cfg"]
-                text = config["text_cfg"]
-                assert text["vocab_size"] == 49408 or "bpe_path" in text["tokenizer_kwargs"]
+            config = open_clip.get_model_config(prefix + base)
+            assert open_clip_mdc.is_captioner(prefix + base)
+            assert config["vision_cfg"] == open_clip.get_model_config(base)["vision_cfg"]
+            text = config["text_cfg"]
+            assert text["vocab_size"] == 49408 or "bpe_path" in text["tokenizer_kwargs"]
+
+
+def test_a_base_of_timm_is_any_encoder_of_timm_at_its_own_size():
+    config = open_clip.get_model_config("ARC-timm-tf_efficientnet_lite0")
+    assert config["vision_cfg"] == {"timm_model_name": "tf_efficientnet_lite0", "image_size": 224}
+    assert config["text_cfg"] == configs.PAPER_DECODER and open_clip_mdc.is_captioner("ARC-timm-tf_efficientnet_lite0")
+    assert open_clip.get_model_config("MDC-timm-vit_small_patch14_dinov2")["vision_cfg"]["image_size"] == 518
+    assert open_clip.get_model_config("MDC-timm-nosuch") is None
 
 
 @pytest.mark.parametrize("base", ["ViT-B-16-plus-240", "ViT-S-32-alt", "ViT-B-16-SigLIP", "ViT-H-14-CLIPA", "coca_base",
@@ -109,13 +110,17 @@ def test_a_name_that_is_not_listed_is_trained_saved_and_found_again(scenes, tmp_
 
 
 @pytest.mark.parametrize("command", [
-    ("open_clip_mdc.train", "--model", "MDC-RN50", "--dataset-type", "synthetic"),
-    ("clip_benchmark_ext.cli", "eval", "--model", "MDC-RN50", "--pretrained", "x.pt", "--dataset", "wds/cifar10"),
+    ("open_clip_mdc.train", "--model", "MDC-timm-crossvit_9_240", "--dataset-type", "synthetic",
+     "--train-num-samples", "8", "--batch-size", "4"),
+    ("clip_benchmark_ext.cli", "eval", "--model", "MDC-timm-crossvit_9_240", "--pretrained", "x.pt", "--dataset",
+     "wds/cifar10"),
 ])
-def test_a_base_without_a_vit_ends_a_command_in_one_line(command):
+def test_a_base_without_tokens_ends_a_command_in_one_line(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": {"x": torch.zeros(1)}}, "x.pt")
     result = run("python", "-m", *command, check=False, fork=True)
     assert result.returncode != 0 and "Traceback" not in result.stderr
-    assert "the image tower of RN50 is no ViT" in result.stderr.strip().splitlines()[-1]
+    assert "timm's crossvit_9_240 cannot be made without pooling" in result.stderr.strip().splitlines()[-1]
 
 
 def test_slashes_in_a_name_are_read_as_openclip_reads_them():

@@ -1,11 +1,16 @@
 """Claims about image towers.    pytest tests/core/test_encoder.py"""
+import json
+import re
+
 import open_clip
 import pytest
 import torch
 from conftest import VOCAB, captions, images
+from open_clip.model import CLIPVisionCfg
 
 import open_clip_mdc
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.models import encoder
 from open_clip_mdc.objectives.loss import CaptionLoss
 
 NATIVE = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2)
@@ -56,12 +61,83 @@ def test_patch_tokens_are_contiguous():
     assert model.encode_image_tokens(images(2)).is_contiguous()
 
 
-@pytest.mark.parametrize("vision_cfg, said", [
-    (dict(timm_model_name="resnet18", image_size=32), "resnet18"),
-    (dict(layers=[1, 1, 1, 1], width=16, image_size=32), "ResNet")])
-def test_a_tower_without_patch_tokens_is_refused(vision_cfg, said):
-    with pytest.raises(ValueError, match=said) as error:
-        Captioner(None, vision_cfg, DECODER, dict(objective="mdc"))
+RESNET = dict(layers=[1, 1, 1, 1], width=8, head_width=64, image_size=64)
+
+
+def timm_tower(name: str, size: int) -> dict:
+    return dict(timm_model_name=name, image_size=size)
+
+
+@pytest.mark.parametrize("vision_cfg, feature_map", [
+    (RESNET, lambda v, x: v.layer4(v.layer3(v.layer2(v.layer1(v.stem(x)))))),
+    (timm_tower("test_resnet", 64), lambda v, x: v.trunk.forward_intermediates(x, intermediates_only=True)[-1]),
+    (timm_tower("test_convnext", 64), lambda v, x: v.trunk.forward_intermediates(x, intermediates_only=True)[-1]),
+    (timm_tower("test_efficientnet", 64), lambda v, x: v.trunk.bn2(v.trunk.conv_head(
+        v.trunk.forward_intermediates(x, intermediates_only=True)[-1])))],
+    ids=["CLIP's ResNet", "ResNet", "ConvNeXt", "EfficientNet"])
+def test_the_last_map_of_a_convolutional_tower_is_its_tokens(vision_cfg, feature_map):
+    """Each place of the map, row by row, with mean 0 and variance 1. The map is taken by the library's own way."""
+    torch.manual_seed(0)
+    model = Captioner(None, vision_cfg, DECODER, dict(objective="mdc", length_head=True)).eval()
+    image = images(2, 64)
+    found = feature_map(model.visual, image).permute(0, 2, 3, 1).flatten(1, 2)
+    mean, variance = found.mean(-1, keepdim=True), found.var(-1, unbiased=False, keepdim=True)
+    tokens = model.encode_image_tokens(image)
+    torch.testing.assert_close(tokens, (found - mean) / (variance + 1e-5).sqrt(), atol=1e-4, rtol=1e-4)
+    assert tokens.shape[1] == 4 == encoder.num_patches(model.visual) and encoder.grid(model.visual) == (2, 2)
+    assert torch.equal(encoder.features(model.visual, image, "patches"), tokens)
+    assert not encoder.has_class_token(model.visual) and encoder.num_layers(model.visual) == 1
+    assert_trains_whole(model.train(), image)
+
+
+def test_maps_with_channels_last_are_read_row_by_row():
+    """Swin's, which ends in a norm of its own."""
+    model = Captioner(None, timm_tower("swin_tiny_patch4_window7_224", 224), DECODER, dict(objective="mdc")).eval()
+    image = images(1, 224)
+    expected = model.visual.trunk.forward_features(image)
+    assert torch.equal(model.encode_image_tokens(image)[0, 7 + 3], expected[0, 1, 3])
+
+
+def test_every_image_tower_of_openclip_gives_tokens_and_has_no_parameter_too_much():
+    """On tensors without data. A tower of timm is looked at once, whatever the size of its images."""
+    open_clip_mdc.register()
+    towers = {}
+    for base in open_clip.list_models():
+        config = open_clip.get_model_config("MDC-" + base)
+        if config is not None:
+            vision_cfg = config["vision_cfg"]
+            name = vision_cfg.get("timm_model_name") or json.dumps(vision_cfg, sort_keys=True)
+            towers.setdefault(re.sub(r"_\d+$", "", name), vision_cfg)
+    kinds = set()
+    for name, vision_cfg in towers.items():
+        with torch.device("meta"):
+            visual = encoder.build(CLIPVisionCfg(**vision_cfg))  # which ends where a tower gives no tokens
+        kind = type(getattr(visual, "trunk", visual))
+        if kind in kinds:
+            continue
+        kinds.add(kind)
+        size = visual.image_size if isinstance(visual.image_size, tuple) else (visual.image_size,) * 2
+        tokens = encoder.patch_tokens(visual, torch.empty(1, 3, *size, device="meta"))
+        assert tokens.shape == (1, encoder.num_patches(visual), encoder.width(visual)), name
+        tokens.sum().backward()
+        assert not [n for n, p in visual.named_parameters() if p.grad is None], name
+    assert len(towers) > 60 and len(kinds) > 7
+
+
+@pytest.mark.parametrize("name, size, grid", [
+    ("vit_small_patch14_dinov2", 112, (8, 8)), ("test_vit", 64, (4, 4)), ("test_efficientnet", 96, (3, 3))])
+def test_timm_is_told_the_size_of_images(name, size, grid):
+    model = Captioner(None, timm_tower(name, size), DECODER, dict(objective="mdc"))
+    assert model.encode_image_tokens(images(1, size)).shape[1] == grid[0] * grid[1]
+    assert encoder.grid(model.visual) == grid
+
+
+@pytest.mark.parametrize("name, size, said", [
+    ("mixer_s16_224", 112, "112 x 112"),
+    ("crossvit_9_240", 240, "without pooling"), ("volo_d1_224", 224, "lie in no grid")])
+def test_a_size_that_timm_does_not_take_and_a_network_without_tokens_are_refused(name, size, said):
+    with pytest.raises(ValueError, match=f"{name}.*{said}") as error:
+        Captioner(None, timm_tower(name, size), DECODER, dict(objective="mdc"))
     assert "\n" not in str(error.value)
 
 

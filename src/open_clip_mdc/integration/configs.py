@@ -1,4 +1,4 @@
-"""Model configs by name: a prefix such as MDC- before any OpenCLIP config with a ViT image tower is a captioner.
+"""Model configs by name: a prefix such as MDC- before any OpenCLIP config is a captioner.
 
 `model_configs/objectives.json` is a table of rows: a name pattern, in which * stands for the base config, and the
 `caption_cfg` that it adds. Any other interval of t is a name after the same pattern (MDC-*-t0.25-0.75), as is any BERT
@@ -22,8 +22,6 @@ CLIP_VOCABULARY = 49408
 PAPER_DECODER = {"context_length": 77, "vocab_size": CLIP_VOCABULARY, "width": 512, "heads": 8, "layers": 12}
 DECODER_KEYS = (*PAPER_DECODER, "mlp_ratio", "norm_kwargs", "tokenizer_kwargs")
 NUMBER = r"[0-9]*\.?[0-9]+"  # in names of intervals and ratios
-# timm's names of towers that give patch tokens; convnext, swin, fastvit and the like give feature maps.
-TIMM_VITS = ("vit_", "vitamin_", "eva", "deit", "beit")
 
 
 def add_rows(rows: Mapping[str, Mapping]) -> None:
@@ -86,12 +84,12 @@ def interval_name(name: str, t_min: float, t_max: float, base_config: Callable[[
 def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
     """Return the config of a captioner's name, such as MDC-ViT-B-32, or None where no row and base make it.
 
-    `base_config` returns a new copy of a base's config, None if it is not known. "/" is read as "-", as OpenCLIP does.
-    Raises ValueError where the base has no ViT image tower, or there is no such interval or ratio.
+    `base_config` returns a new copy of a base's config, None if it is not known. The base timm-NAME is the image
+    encoder NAME of timm. "/" is read as "-", as OpenCLIP does. Raises ValueError for no such interval or ratio.
     """
     name = name.replace("/", "-")
     for base, caption_cfg in readings(name):
-        config = with_codes(base, base_config) if base in VQ_ROWS else base_config(base)
+        config = with_codes(base, base_config) if base in VQ_ROWS else base_config(base) or timm_base(base)
         if config is None or "caption_cfg" in config:
             continue
         low, high = caption_cfg.get("t_min", 0), caption_cfg.get("t_max", 1)
@@ -99,12 +97,10 @@ def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | No
             raise ValueError(f"{name} cannot be made: an interval of t lies within 0 and 1, the lower end first, as in "
                              f"MDC-{base}-t0.25-0.75; a ratio is above 0 and at most 100 %, as in BERT-{base}-r50")
         vision, text = config["vision_cfg"], config["text_cfg"]
-        if not is_vit(vision):
-            raise ValueError(f"{name} cannot be made: the image tower of {base} is no ViT, and a captioner's decoder "
-                             "attends to a ViT's patch tokens; take e.g. MDC-ViT-B-32")
         return {
-            # The features are not projected, so this is the tower's width; timm knows its own.
-            "embed_dim": None if "timm_model_name" in vision else vision.get("width", 768),
+            # The features are not projected, so this is the tower's width; timm and ResNets know their own.
+            "embed_dim": None if "timm_model_name" in vision or isinstance(vision.get("layers"), list)
+            else vision.get("width", 768),
             "custom_text": True,
             "vision_cfg": vision,
             "text_cfg": {k: text[k] for k in DECODER_KEYS if k in text} if fits(text) else dict(PAPER_DECODER),
@@ -126,11 +122,18 @@ def with_codes(name: str, base_config: Callable[[str], dict | None]) -> dict:
     }
 
 
-def is_vit(vision_cfg: dict) -> bool:
-    """Return whether the tower gives patch tokens: OpenCLIP's own ViT, or a timm model named as one."""
-    if vision_cfg.get("timm_model_name"):
-        return vision_cfg["timm_model_name"].startswith(TIMM_VITS)
-    return not isinstance(vision_cfg.get("layers"), list)  # a list is a ResNet's
+def timm_base(name: str) -> dict | None:
+    """Return the config of timm-NAME, with the size of image that timm's encoder NAME is for; None if there is none."""
+    if not name.startswith("timm-"):
+        return None
+    timm = import_module("timm")
+    known = timm.get_pretrained_cfg(name.removeprefix("timm-"))
+    if known is None or not timm.is_model(name.removeprefix("timm-")):
+        return None
+    height, width = known.input_size[1:]
+    return {"vision_cfg": {"timm_model_name": name.removeprefix("timm-"),
+                           "image_size": height if height == width else [height, width]},
+            "text_cfg": dict(PAPER_DECODER)}
 
 
 def fits(text_cfg: dict) -> bool:

@@ -22,7 +22,7 @@ class Replacement(NamedTuple):
     reason: str
 
 
-ANY_BASE = "a row's prefix, such as MDC-, before the name of any config with a ViT image tower is a captioner"
+ANY_BASE = "a row's prefix, such as MDC-, before the name of any config is a captioner"
 NO_SIGLIP = "OpenCLIP gives SigLIP's tokenizer to every name that contains it; a captioner's words are CLIP's BPE"
 
 OPEN_CLIP = (

@@ -55,6 +55,8 @@ def timm_model(visual: nn.Module) -> nn.Module:
     from timm.models.vision_transformer import checkpoint_filter_fn
     options = {"num_classes": 0, "global_pool": "avg"}
     if isinstance(visual, TimmModel):
+        if not visual.has_last_norm:
+            raise ValueError("its tokens are the places of a feature map, normalised, and timm's are not normalised")
         architecture = visual.trunk.pretrained_cfg["architecture"]
         known = signature(type(visual.trunk)).parameters
         options |= {name: False for name in ("fc_norm", "use_fc_norm") if name in known}

@@ -1,7 +1,8 @@
 """Image towers: an image becomes normalised patch tokens, what the decoder attends to (Sec. 3.2, Fig. 2).
 
-Everything that depends on the kind of tower stands here. `visual` is OpenCLIP's VisionTransformer, its TimmModel, a
-VQTower, or a RegionTower around one of the first two, as `build` makes it; a checkpoint holds it under that name.
+Everything that depends on the kind of tower stands here. `visual` is OpenCLIP's VisionTransformer, its ModifiedResNet,
+its TimmModel, a VQTower, or a RegionTower around one of the first three, as `build` makes it; a checkpoint holds it
+under that name.
 
 Dimensions: B images, P patches, D width.
 """
@@ -10,9 +11,11 @@ from dataclasses import replace
 
 import torch
 from open_clip.model import CLIPVisionCfg, _build_vision_tower
+from open_clip.modified_resnet import ModifiedResNet
 from open_clip.timm_model import TimmModel
 from torch import Tensor, nn
 
+from . import trunk
 from .regions import RegionTower
 from .vq import PREFIX, VQCfg, VQTower
 
@@ -27,7 +30,7 @@ def build(vision_cfg: CLIPVisionCfg, quick_gelu: bool = False, cast_dtype: torch
         vq_cfg: makes it a VQTower, with `vision_cfg`'s sizes of images and patches and width.
         regions: g of a RegionTower, whose tiles have `vision_cfg.image_size`; 1 is the tower itself.
 
-    Raises ValueError if the tower is no ViT, sizes do not fit, or there is no such grid.
+    Raises ValueError if the tower gives no tokens, sizes do not fit, or there is no such grid.
     """
     if vq_cfg is not None:
         if regions != 1:
@@ -35,12 +38,17 @@ def build(vision_cfg: CLIPVisionCfg, quick_gelu: bool = False, cast_dtype: torch
         return VQTower(VQCfg(**vq_cfg), vision_cfg.image_size, vision_cfg.patch_size, vision_cfg.width)
     tokens = dict(output_tokens=True, pool_type="avg", attentional_pool=False, final_ln_after_pool=False,
                   timm_pool="", timm_proj="none")
-    visual = _build_vision_tower(vision_cfg.width, replace(vision_cfg, **tokens), quick_gelu, cast_dtype)
+    try:
+        visual = _build_vision_tower(vision_cfg.width, replace(vision_cfg, **tokens), quick_gelu, cast_dtype)
+    except (ValueError, TypeError, AssertionError, NotImplementedError) as problem:
+        if not vision_cfg.timm_model_name:
+            raise
+        raise ValueError(f"timm's {vision_cfg.timm_model_name} cannot be made without pooling, which tokens need: "
+                         f"{problem}") from problem
     if isinstance(visual, TimmModel):
-        if not hasattr(visual.trunk, "num_prefix_tokens"):
-            raise ValueError(f"timm_model_name {vision_cfg.timm_model_name!r} is no ViT: it has no patch tokens")
-    elif not hasattr(visual, "ln_post"):
-        raise ValueError(f"vision_cfg.layers is {vision_cfg.layers}, a ResNet, which has no patch tokens: give a ViT's")
+        trunk.settle(visual, vision_cfg.timm_model_name)
+    elif isinstance(visual, ModifiedResNet):
+        trunk.settle_resnet(visual)
     else:
         visual.proj = None  # an unused parameter stops DDP at the second step
     return visual if regions == 1 else RegionTower(visual, regions, width(visual))
@@ -62,6 +70,8 @@ def width(visual: nn.Module) -> int:
     """Return D of the patch tokens."""
     if isinstance(visual, RegionTower):
         return width(visual.tower)
+    if isinstance(visual, ModifiedResNet):
+        return visual.width
     return visual.trunk.num_features if isinstance(visual, TimmModel) else visual.ln_post.normalized_shape[0]
 
 
@@ -86,8 +96,8 @@ def patch_tokens(visual: nn.Module, image: Tensor, masked: Tensor | None = None)
         return visual.join(patch_tokens(visual.tower, visual.split(image)))
     if has_mask(visual):
         return visual(image, masked)[1]
-    if isinstance(visual, TimmModel):
-        return visual.trunk.forward_features(image)[:, visual.trunk.num_prefix_tokens:].contiguous()
+    if isinstance(visual, (TimmModel, ModifiedResNet)):
+        return trunk.tokens(visual, image)
     return visual(image)[1].contiguous()  # else every layer of the decoder copies it
 
 
@@ -95,21 +105,25 @@ def grid(visual: nn.Module) -> tuple[int, int]:
     """Return rows and columns of the patch tokens. Raises ValueError if they are of several regions."""
     if isinstance(visual, RegionTower):
         raise ValueError("this image tower sees an image in regions, whose tokens lie in no one grid")
-    return tuple(visual.trunk.patch_embed.grid_size if isinstance(visual, TimmModel) else visual.grid_size)
+    return tuple(visual.grid_size)
 
 
 def num_layers(visual: nn.Module) -> int:
     if isinstance(visual, RegionTower):
         return num_layers(visual.tower)
-    if isinstance(visual, VQTower):
+    if isinstance(visual, (VQTower, ModifiedResNet)) or isinstance(visual, TimmModel) and not _has_blocks(visual):
         return 1
     return len(visual.trunk.blocks if isinstance(visual, TimmModel) else visual.transformer.resblocks)
 
 
+def _has_blocks(visual: TimmModel) -> bool:  # of a ViT, whose norm applies to each of them
+    return hasattr(visual.trunk, "num_prefix_tokens") and hasattr(visual.trunk, "blocks")
+
+
 def has_class_token(visual: nn.Module) -> bool:
     if isinstance(visual, TimmModel):
-        return getattr(visual.trunk, "has_class_token", visual.trunk.num_prefix_tokens == 1)
-    return not isinstance(visual, (VQTower, RegionTower))
+        return getattr(visual.trunk, "has_class_token", visual.num_prefix == 1)
+    return not isinstance(visual, (VQTower, RegionTower, ModifiedResNet))
 
 
 def features(visual: nn.Module, image: Tensor, kind: str = "gap", layer: int = -1) -> Tensor:
@@ -150,7 +164,9 @@ def lock(visual: nn.Module, unlocked_groups: int = 0, freeze_bn_stats: bool = Fa
     """LiT: freeze the tower but for its last groups, as OpenCLIP counts them. Region embeddings are still learnt."""
     if isinstance(visual, RegionTower):
         return lock(visual.tower, unlocked_groups, freeze_bn_stats)
-    native = not isinstance(visual, (TimmModel, VQTower))
+    if isinstance(visual, ModifiedResNet) and unlocked_groups:
+        raise ValueError("--lock-image-unlocked-groups: a ResNet of OpenCLIP is locked whole or not at all")
+    native = not isinstance(visual, (TimmModel, VQTower, ModifiedResNet))
     if native:
         visual.proj = nn.Parameter(torch.empty(0))  # upstream's last group; a captioner has none
     visual.lock(unlocked_groups=unlocked_groups + (native and unlocked_groups > 0), freeze_bn_stats=freeze_bn_stats)
@@ -162,5 +178,5 @@ def no_weight_decay(visual: nn.Module) -> set[str]:
     if isinstance(visual, RegionTower):
         return {"region_embedding", *(f"tower.{name}" for name in no_weight_decay(visual.tower))}
     if isinstance(visual, TimmModel):
-        return {"trunk." + name for name in visual.trunk.no_weight_decay()}
-    return set(visual.no_weight_decay())
+        return {"trunk." + name for name in getattr(visual.trunk, "no_weight_decay", set)()}
+    return set() if isinstance(visual, ModifiedResNet) else set(visual.no_weight_decay())

@@ -1,0 +1,100 @@
+"""Encoders that were made to classify: timm's of any kind, and CLIP's ResNets. What their tokens are, at which size.
+
+A ViT gives patch tokens after prefix tokens (class, registers). A network of feature maps gives its last map, a token
+a place. Where no LayerNorm stands at its end, each token is normalised here, without parameters.
+
+Dimensions: B images, P patches, D width.
+"""
+import math
+
+import torch
+import torch.nn.functional as F
+from open_clip.modified_resnet import ModifiedResNet
+from open_clip.timm_model import TimmModel
+from torch import Tensor, nn
+
+
+class _Features(nn.Module):
+    def __init__(self, trunk: nn.Module):
+        super().__init__()
+        self.trunk = trunk
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.trunk.forward_features(image)
+
+
+def settle(visual: TimmModel, name: str) -> None:
+    """Bring timm's encoder to `visual.image_size`, note the grid of its tokens, and drop what does not make them.
+
+    A parameter without a gradient stops DDP at the second step. Which have none, and the shape of the tokens, are seen
+    in a pass over tensors without data. Raises ValueError if the encoder has no such size, or gives no tokens.
+    """
+    trunk = visual.trunk
+    try:
+        if hasattr(trunk, "set_input_size") and visual.image_size != _made_for(trunk):
+            trunk.set_input_size(img_size=visual.image_size)
+        tokens, unused = _trial(trunk, visual.image_size)
+    except Exception as problem:  # of anybody's network
+        height, width = visual.image_size
+        raise ValueError(f"timm's {name} does not take images of {height} x {width} (image_size), or is no image "
+                         f"encoder: {(str(problem).splitlines() or [type(problem).__name__])[0][:200]}") from problem
+    visual.num_prefix = getattr(trunk, "num_prefix_tokens", 0) if tokens.ndim == 3 else 0
+    visual.channels_first = tokens.ndim == 4 and getattr(trunk, "output_fmt", "NCHW") == "NCHW"
+    if tokens.ndim == 4:
+        visual.grid_size = tuple(tokens.shape[2:] if visual.channels_first else tokens.shape[1:3])
+    else:
+        visual.grid_size = _grid(trunk, tokens.shape[1] - visual.num_prefix)
+    if visual.grid_size is None:
+        raise ValueError(f"timm's {name} gives {tokens.shape[1]} tokens, which lie in no grid")
+    is_vit = hasattr(trunk, "num_prefix_tokens")
+    visual.has_last_norm = is_vit or isinstance(getattr(trunk, "norm", None), nn.LayerNorm)
+    for parameter in unused:
+        owner, _, own = parameter.rpartition(".")
+        setattr(trunk.get_submodule(owner), own, None)
+
+
+def _made_for(trunk: nn.Module) -> tuple[int, int]:
+    size = getattr(getattr(trunk, "patch_embed", None), "img_size", None)
+    return tuple(size or trunk.pretrained_cfg["input_size"][1:])
+
+
+def _trial(trunk: nn.Module, size: tuple[int, int]) -> tuple[Tensor, list[str]]:
+    """Return the tokens of an image without data, and the names of parameters that have no part in them."""
+    features, training = _Features(trunk), trunk.training
+    state = {name: torch.empty_like(x, device="meta").requires_grad_(isinstance(x, nn.Parameter))
+             for name, x in (*features.named_parameters(), *features.named_buffers())}
+    try:
+        tokens = torch.func.functional_call(features.eval(), state, torch.empty(1, 3, *size, device="meta"))
+    finally:
+        trunk.train(training)
+    if not isinstance(tokens, Tensor) or tokens.ndim not in (3, 4):
+        raise ValueError("it gives no tokens and no feature map")
+    tokens.sum().backward()
+    return tokens, [name.removeprefix("trunk.") for name, _ in features.named_parameters() if state[name].grad is None]
+
+
+def _grid(trunk: nn.Module, count: int) -> tuple[int, int] | None:
+    grid = tuple(getattr(getattr(trunk, "patch_embed", None), "grid_size", None) or ())
+    side = math.isqrt(count)
+    return grid if len(grid) == 2 and math.prod(grid) == count else (side, side) if side * side == count else None
+
+
+def settle_resnet(visual: ModifiedResNet) -> None:
+    """Leave out the attention that pools CLIP's ResNet, so that it gives its last map."""
+    side = visual.image_size // 32
+    visual.width, visual.grid_size = visual.attnpool.c_proj.in_features, (side, side)
+    visual.attnpool = nn.Identity()
+
+
+def tokens(visual: nn.Module, image: Tensor) -> Tensor:
+    """Return normalised tokens [B, P, D], without class and register tokens, of a tower that was settled."""
+    if isinstance(visual, ModifiedResNet):
+        x, channels_first, normalised = visual(image), True, False
+    else:
+        x = visual.trunk.forward_features(image)
+        channels_first, normalised = visual.channels_first, visual.has_last_norm
+    if x.ndim == 4:
+        x = x.flatten(2).mT if channels_first else x.flatten(1, 2)
+    else:
+        x = x[:, visual.num_prefix:]
+    return x.contiguous() if normalised else F.layer_norm(x, x.shape[-1:])
