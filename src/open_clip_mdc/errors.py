@@ -1,4 +1,4 @@
-"""What a command says about bad input: one line with the flag to blame and the names that were perhaps meant."""
+"""Messages about bad input: one line with the flag to blame and the names that were perhaps meant."""
 import argparse
 import difflib
 import errno

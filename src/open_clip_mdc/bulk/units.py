@@ -85,10 +85,7 @@ def check_source(unit: Unit, source: dict | None, made: Path) -> None:
     """Raise ValueError where a file was made of another unit, or of this one before its content changed."""
     old = source or {"path": "nothing that it names"}
     now = {name: value for name, value in place_of(unit).items() if old.get(name) != value}
-    if not now and "sha256" not in old:  # of an older version
-        if os.stat(old["path"]).st_mtime_ns == old.get("modified") or old.get("images") == len(files_of(unit)):
-            return
-    elif not now and (hash_files(unit, file_state) == old["state"] or hash_files(unit, sha256) == old["sha256"]):
+    if not now and (hash_files(unit, file_state) == old.get("state") or hash_files(unit, sha256) == old.get("sha256")):
         return
     here = place_of(unit)["path"]
     changed = "it or an image in it changed" if isinstance(unit, CsvRows) or unit.is_dir() else "that changed"
@@ -165,7 +162,7 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], 
     if twice:
         raise ValueError(f"{twice[0]} is there twice, and both would be {twice[0]}.parquet: give them an --out each")
     work = [(unit, Path(args.out) / f"{unit_name(unit)}.parquet") for unit in units]
-    totals, done, skipped, first = Counter(), [], {}, None
+    totals, skipped, first = Counter(), {}, None  # skipped: of each table that is done
     try:
         with images_bar(units, args.tool) as say:
             units_of, there = {target: unit for unit, target in work}, {made for _, made in work if made.exists()}
@@ -176,15 +173,14 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], 
                 if about["settings"] != first:
                     check_settings(first, [target])
                 totals.update(about["stats"])
-                done.append(target)
                 skipped[target] = about.get("skipped", [])
                 say(units_of[target], about["stats"]["images"], target in there)
     finally:
-        if done:
+        if skipped:
             more = "".join(f", {count} {name.replace('_', ' ')}" for name, count in totals.items()
                            if name not in ("rows", "images") and count)
             print(f"{plural(totals['rows'], 'row')} of {plural(totals['images'], 'image')}{more}: {shown}, "
-                  f"{plural(len(done), 'table')}")
+                  f"{plural(len(skipped), 'table')}")
     return [target for _, target in work], [name for _, target in work for name in skipped[target]], (
         totals["broken"] + totals["without_caption"])
 

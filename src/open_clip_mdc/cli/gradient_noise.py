@@ -40,6 +40,7 @@ MAX_COORDINATES = 2 ** 20
 
 class Measurement(NamedTuple):
     """Sums over micro-batches, of gradients without the weight."""
+
     cross: np.ndarray  # [G, G, T, T]: inner products of the groups' summed gradients
     products: np.ndarray  # [G, T, T]: the sums of inner products within a micro-batch
     num_batches: int  # K
@@ -51,6 +52,7 @@ class Measurement(NamedTuple):
 
 class Moments(NamedTuple):
     """Estimates for the gradient of one image at each t."""
+
     products: np.ndarray  # [T, T]: m_t . m_s
     noise: np.ndarray  # [T]: tr Cov(g_t)
 

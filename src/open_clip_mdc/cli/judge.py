@@ -44,6 +44,7 @@ RETRIES = 7  # waits of 0, 1, 2, 4, ... 32 seconds where the server does not say
 
 class Place(NamedTuple):
     """A file, or a stretch of a tar file, with an image's bytes."""
+
     path: Path
     offset: int = 0
     size: int = -1

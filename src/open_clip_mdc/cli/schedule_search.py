@@ -1,4 +1,4 @@
-"""Which interval of t suits this data? Measures the encoder's gradient noise at every t and proposes [t_min, t_max].
+"""Measure the encoder's gradient noise at every t, and propose the interval [t_min, t_max] that suits the data.
 
     open_clip_mdc schedule-search --model MDC-ViT-Ti-8-t0.0-1.0 --train-data 'scenes/train/{00000..00007}.tar'
     open_clip_mdc schedule-search --pretrained logs/RUN --train-data ...     (measures a trained model)

@@ -42,6 +42,7 @@ class Row(NamedTuple):
 
 class CsvRows(NamedTuple):
     """A part of a table."""
+
     path: Path
     number: int
     start: int  # byte of its first row

@@ -26,11 +26,10 @@ MAX_ASPECT = 100  # resized to a model's height, what is narrower fills the memo
 
 
 class Lacking(ValueError):
-    """Says how many samples of a shard have no image. The others are read."""
+    """Samples of a shard have no image. The others are read."""
 
 
 class Source(NamedTuple):
-    """An image before it is opened."""
     name: str
     source: Path | BytesIO | ValueError  # what `open_image` takes
     text: str | None = None  # of its sample
@@ -131,6 +130,7 @@ def open_image(source: Path | BytesIO | ValueError | Image.Image, name: str | No
 
 class Batch(NamedTuple):
     """Decoded images, and what could not be read."""
+
     names: list[str]  # of the images that can be read
     image: Tensor | None  # [B, 3, H, W], of those whose names are in `new`; None where there are none
     other: Tensor | None  # the same images by another model's transform, where there is one

@@ -1,4 +1,4 @@
-"""Where commands write: what each output is called, and whether it can be made, before anything is loaded."""
+"""Outputs of commands: which suffixes they have, and a trial of each place before anything is loaded."""
 import argparse
 import os
 import sys

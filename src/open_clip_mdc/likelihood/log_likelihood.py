@@ -91,15 +91,14 @@ def log_likelihood(
                                        model.vocab_size)
     images_per_call, captions_per_call, max_tokens = _chunk_sizes(model, image_embs, captions, memory_mib,
                                                                   4 if method == "bound" else 2)
-    estimator = autoregressive if method == "autoregressive" else heuristic
-    if method == "monte_carlo":
-        images_per_call, captions_per_call = 1, captions.shape[1]  # it cuts its draws into calls itself
-        estimator = partial(monte_carlo, num_samples=num_samples, seed=seed, interval=interval and tuple(interval),
-                            stop_confidence=stop_confidence, max_tokens=max_tokens)
-    if method == "bound":
+    draws = {"num_samples": num_samples, "seed": seed, "max_tokens": max_tokens}
+    estimator = {
+        "autoregressive": autoregressive, "heuristic": heuristic,
+        "monte_carlo": partial(monte_carlo, interval=interval and tuple(interval), stop_confidence=stop_confidence,
+                               **draws),
+        "bound": partial(bound, schedule=model.objective.schedule, **draws)}[method]
+    if method in ("monte_carlo", "bound"):  # they cut their draws into calls themselves
         images_per_call, captions_per_call = 1, captions.shape[1]
-        estimator = partial(bound, schedule=model.objective.schedule, num_samples=num_samples, seed=seed,
-                            max_tokens=max_tokens)
 
     groups = []
     for rows, embs in zip(captions.split(images_per_call), image_embs.split(images_per_call), strict=True):

@@ -24,6 +24,7 @@ from .monte_carlo import Draws, estimate, systematic_sample
 
 class Noise(NamedTuple):
     """K draws of t and x_t for all captions of one length."""
+
     step: np.ndarray  # long [K] in 1..T, ascending
     masked: np.ndarray  # bool [K, N]
     replaced: np.ndarray  # bool [K, N]

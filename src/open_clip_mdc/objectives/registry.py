@@ -16,6 +16,7 @@ from .loss import cross_entropy
 
 class Objective(NamedTuple):
     """A way to train, and what follows from it for decoding and scoring."""
+
     # (text [B, L], V, cfg, u [B], generator) -> NoisedCaptions of B rows, or of as many for each caption, one after
     # another. u is uniform on (0, 1] over a global batch.
     corrupt: Callable

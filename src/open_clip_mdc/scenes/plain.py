@@ -50,11 +50,9 @@ TEMPLATES = ("a {c}", "a picture of a {c}")
 
 @dataclass(frozen=True)
 class World:
-    """What is drawn: image side in pixels, objects per scene, whether nouns carry "small" or "large", random seed."""
-
-    pixels: int = 32
-    objects: int = 2
-    sizes: bool = False
+    pixels: int = 32  # side of an image
+    objects: int = 2  # per scene
+    sizes: bool = False  # nouns carry "small" or "large"
     seed: int = 0
     fewest: int | None = None  # of objects per scene, where that is drawn: `objects` is then the most
     without: str | None = None  # of CLASS_NAMES: left out of train/ and val/, and in splits of its own

@@ -50,11 +50,9 @@ REFERENCES = 5  # captions of a scene to compare with
 
 @dataclass(frozen=True)
 class World:
-    """What is drawn: image side in pixels, random seed, share of training captions that are of something else."""
-
-    pixels: int = 32
+    pixels: int = 32  # side of an image
     seed: int = 0
-    noise: float = 0.0
+    noise: float = 0.0  # share of training captions that are of something else
 
     def rng(self, stream: str, index: int) -> random.Random:
         return random.Random(f"{self.seed}/{stream}/{index}")

@@ -18,6 +18,7 @@ LENGTH_MULTIPLE = 16  # of L in training: attention kernels need no copy of thei
 
 class NoisedCaptions(NamedTuple):
     """Captions with noise, still padded: what the decoder reads and what it predicts."""
+
     text: Tensor  # long [R, L], mask_id where a token is hidden
     loss_mask: Tensor  # bool [R, L], the tokens that the loss is a sum over
     weight: Tensor  # float [R, L], their weight in it, 0 elsewhere
@@ -28,6 +29,7 @@ class NoisedCaptions(NamedTuple):
 
 class Packed(NamedTuple):
     """Input of the decoder. Its linear layers run on the N tokens, attention on [R, L]."""
+
     token: Tensor  # long [N], mask_id where a token is hidden
     position: Tensor  # long [N], in its caption
     place: Tensor | None  # long [N] into R*L; None when nothing is packed, so that the decoder pads by views
@@ -38,6 +40,7 @@ class Packed(NamedTuple):
 
 class Predicted(NamedTuple):
     """The tokens that a loss is about."""
+
     index: Tensor  # long [M], the packed token that predicts it
     row: Tensor  # long [M], the caption that it belongs to
     token: Tensor  # long [M], what it is
@@ -48,6 +51,7 @@ class Predicted(NamedTuple):
 
 class Captions(NamedTuple):
     """A batch of captions, noised and packed. OpenCLIP's loop moves it like a tensor."""
+
     packed: Packed
     predicted: Predicted
     num_target: Tensor  # float [R], what the loss is divided by, summed over the batch
