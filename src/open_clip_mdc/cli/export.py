@@ -38,24 +38,19 @@ CLIP_FOLDER = "clip_vision_model"
 PROGRAM = "encode_image.pt2"
 
 
-def run_config(model: Captioner, model_name: str) -> dict:
-    config = deepcopy(open_clip.get_model_config(model_name))
+def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
+    model, config = loaded.model, deepcopy(open_clip.get_model_config(model_name))
     config["vision_cfg"]["image_size"] = list(encoder.region_tower(model.visual).image_size)
     config["text_cfg"]["context_length"] = model.context_length
     config["quick_gelu"] = isinstance(model.text.blocks[0].mlp.gelu, QuickGELU)
-    return config
-
-
-def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
-    config = run_config(loaded.model, model_name)
     if "bpe_path" in config["text_cfg"].get("tokenizer_kwargs", {}):
         name = Path(config["text_cfg"]["tokenizer_kwargs"]["bpe_path"]).name
         config["text_cfg"]["tokenizer_kwargs"]["bpe_path"] = name
         write_merges(folder / name, loaded.tokenizer.bpe_ranks)
-    preprocess = {k: loaded.model.visual.preprocess_cfg[k] for k in ("mean", "std", "interpolation", "resize_mode")}
+    preprocess = {k: model.visual.preprocess_cfg[k] for k in ("mean", "std", "interpolation", "resize_mode")}
     (folder / "open_clip_config.json").write_text(
         json.dumps({"model_cfg": config, "preprocess_cfg": preprocess}, indent=2))
-    weights.save(loaded.model.state_dict(), folder / "open_clip_model.safetensors")
+    weights.save(model.state_dict(), folder / "open_clip_model.safetensors")
 
 
 def interpolation(preprocess_cfg: dict) -> str:

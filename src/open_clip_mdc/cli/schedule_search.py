@@ -11,7 +11,6 @@ import argparse
 import json
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 import open_clip
@@ -51,19 +50,16 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"--min-width {args.min_width}: an interval of t is 0 to 1 wide")
 
 
-class Sample(NamedTuple):
-    number: int  # in the shards
-    image: Tensor  # [3, height, width]
-    text: Tensor  # long [L]
+Sample = tuple[int, Tensor, Tensor]  # number in the shards, image [3, height, width], text [L]
 
 
 def stream(shards: str, transform, tokenizer) -> Iterator[Sample]:
     """Yield images and captions in the order of the shards, over and over."""
     while True:
-        sample = None
+        number = None
         for number, pair in enumerate(read_pairs(find_shards(shards), transform, tokenizer)):
-            yield (sample := Sample(number, *pair))
-        if sample is None:
+            yield number, *pair
+        if number is None:
             raise ValueError(f"{shards}: no image (KEY.jpg) with a caption (KEY.txt)")
 
 
@@ -72,7 +68,7 @@ def different(samples: Iterator[Sample]) -> Iterator[Sample]:
     first = next(samples)
     yield first
     for count, sample in enumerate(samples, 1):
-        if sample.number == first.number:
+        if sample[0] == first[0]:
             raise ValueError(f"--train-data holds {count} images, and none is measured twice; lower --num-samples")
         yield sample
 

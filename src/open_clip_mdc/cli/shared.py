@@ -21,11 +21,6 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def add_plugin(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plugin", action="append", metavar="MODULE",
-                        help="module or file.py that registers the model's objective; may be given several times")
-
-
 def load_plugins(args: argparse.Namespace) -> None:
     from ..integration.plugins import load_plugin
     for plugin in getattr(args, "plugin", None) or ():
@@ -34,7 +29,8 @@ def load_plugins(args: argparse.Namespace) -> None:
 
 def add_model(parser: argparse.ArgumentParser, required: bool = True, device: bool = True) -> None:
     """Add the flags of a model. With `required` false --model may stand alone, for a network not trained yet."""
-    add_plugin(parser)
+    parser.add_argument("--plugin", action="append", metavar="MODULE",
+                        help="module or file.py that registers the model's objective; may be given several times")
     parser.add_argument("--pretrained", required=required, help="checkpoint, run folder, local-dir: or hf-hub: id")
     parser.add_argument("--model", help="architecture, for a checkpoint outside a run folder" +
                         (", or alone for an untrained network") * (not required))

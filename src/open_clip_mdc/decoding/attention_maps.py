@@ -5,15 +5,12 @@ A decoded caption is replayed (Eq. 6). The paper shows no such maps; they are re
 Dimensions: B images, T tokens that the model chose, L positions, K layers, H heads, P patches, D image width, W decoder
 width, V vocabulary.
 """
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..models.captioner import Captioner
-from ..models.decoder import TextDecoder
 from ..text.special_tokens import caption_lengths, mask_id
 from .sampling import Decoded
 
@@ -23,32 +20,10 @@ class WordMaps(NamedTuple):
     attention: Tensor  # float32 [T, K, H, P], what the patches get; sums to one over P
 
 
-@contextmanager
-def recorded_queries(decoder: TextDecoder) -> Iterator[list[Tensor]]:
-    """Yield a list that gets each layer's cross-attention queries [N, W] within the block."""
-    queries: list[Tensor] = []
-    hooks = [block.cross_q.register_forward_hook(lambda module, args, output: queries.append(output))
-             for block in decoder.blocks]
-    try:
-        yield queries
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 def attention_weights(query: Tensor, key: Tensor) -> Tensor:
     """Return softmax(Q K^T / sqrt(W / H)), [T, H, P], from queries [T, W] and keys [H, P, W / H]."""
     query = query.unflatten(-1, (len(key), -1))
     return (torch.einsum("thw,hpw->thp", query, key) * key.shape[-1] ** -0.5).softmax(-1)
-
-
-def replay(text: Tensor, step: Tensor, vocab_size: int, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return the positions [T] that the decoder chose and the caption, text [L], as it read it then, long [T, L]."""
-    position = (step >= 0).nonzero().squeeze(1)
-    texts = text.expand(len(position), -1)
-    if not causal:  # what comes later in a causal caption is not seen anyway
-        texts = texts.masked_fill(step >= step[position, None], mask_id(vocab_size))
-    return position, texts
 
 
 @torch.inference_mode()
@@ -60,12 +35,20 @@ def word_maps(model: Captioner, image: Tensor, decoded: Decoded) -> list[WordMap
 
 
 def _maps_of_one(model: Captioner, image_embs: Tensor, text: Tensor, step: Tensor) -> WordMaps:
-    position, texts = replay(text, step, model.vocab_size, model.causal)
+    position = (step >= 0).nonzero().squeeze(1)  # that the decoder chose, with the caption as it read it then, [T, L]
+    texts = text.expand(len(position), -1)
+    if not model.causal:  # what comes later in a causal caption is not seen anyway
+        texts = texts.masked_fill(step >= step[position, None], mask_id(model.vocab_size))
     rows, length = texts.shape
     place = torch.arange(rows, device=text.device) * length + position
-    image_kv = model.text.project_image(image_embs)
-    with recorded_queries(model.text) as queries:
+    image_kv, queries = model.text.project_image(image_embs), []  # of each layer [N, W]
+    hooks = [block.cross_q.register_forward_hook(lambda module, args, output: queries.append(output))
+             for block in model.text.blocks]
+    try:
         model.token_logits(image_kv, [length] * rows)(texts, place)
+    finally:
+        for hook in hooks:
+            hook.remove()
     return WordMaps(position, torch.stack([
         attention_weights(q[place - int(model.causal)], key[0])
         for q, (key, _) in zip(queries, image_kv, strict=True)], 1))

@@ -206,13 +206,6 @@ def search_images(
         beam_search(*args, num_beams, image.device, min_length)
 
 
-def best_of_samples(decoded: Decoded, value: Tensor) -> Decoded:
-    """Choose each image's caption of the highest value [B, R/B], the first of equals: [B, L] of [R, L]."""
-    per_image = value.shape[1]
-    best = value.argmax(1) + per_image * torch.arange(len(value), device=value.device)
-    return Decoded(*(part[best] for part in decoded))
-
-
 @torch.no_grad()
 def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide: Guide | None = None,
              rerank: bool = False, **options) -> Tensor | Decoded:
@@ -244,7 +237,9 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
         decoded = search_images(model, image, **options) if model.causal else \
             unmask_images(model, image, guide=guide, **options)
         if rerank:
-            decoded = best_of_samples(decoded, guide.similarity(decoded.text).view(len(image), samples))
+            best = guide.similarity(decoded.text).view(-1, samples).argmax(1)  # the first of equals
+            rows = best + samples * torch.arange(len(best), device=best.device)
+            decoded = Decoded(*(part[rows] for part in decoded))
     finally:
         model.train(was_training)
     return cut(decoded, model.vocab_size, return_trace)

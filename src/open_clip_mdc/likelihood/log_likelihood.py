@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.captioner import Captioner
-from ..models.interface import Network
 from ..text.special_tokens import PAD_ID, eot_id, sot_id, valid_tokens
 from .exact import Likelihood, autoregressive, heuristic
 from .monte_carlo import monte_carlo
@@ -103,7 +102,9 @@ def log_likelihood(
     groups = []
     for rows, embs in zip(captions.split(images_per_call), image_embs.split(images_per_call), strict=True):
         network = partial(model.token_logits, model.text.project_image(embs))
-        parts = [_score(estimator, network, part, model.vocab_size) for part in rows.split(captions_per_call, 1)]
+        parts = [_each(lambda x, shape=part.shape[:2]: x.unflatten(0, shape),
+                       estimator(network, part.flatten(0, 1), model.vocab_size))
+                 for part in rows.split(captions_per_call, 1)]
         groups.append(_each(lambda *x: torch.cat(x, 1), *parts))
     result = _each(lambda *x: torch.cat(x), *groups)
 
@@ -179,7 +180,3 @@ def _each(function: Callable[..., Tensor], *parts: Likelihood) -> Likelihood:
     return Likelihood(*(None if fields[0] is None else function(*fields) for fields in zip(*parts, strict=True)))
 
 
-def _score(estimator: Callable[..., Likelihood], network: Network, captions: Tensor,
-           vocab_size: int) -> Likelihood:
-    return _each(lambda x: x.unflatten(0, captions.shape[:2]),
-                 estimator(network, captions.flatten(0, 1), vocab_size))
