@@ -16,6 +16,7 @@ from pathlib import Path
 from ..bulk.engine import make_each
 from ..data import shards as tars
 from ..data.files import write_json
+from ..data.shards import find_shards
 from ..errors import plural
 from ..progress import progress_bar
 
@@ -50,7 +51,7 @@ def worker(number: int) -> Callable:
 
 def run(args: argparse.Namespace) -> None:
     """Write shards of at least --pairs recaptioned pairs to --out, from shards drawn at random."""
-    sources, out = tars.find_shards(args.shards), Path(args.out).absolute()
+    sources, out = find_shards(args.shards), Path(args.out).absolute()
     sources = random.Random(args.seed).sample(sources, len(sources))
     targets = [out / f"{number:05d}.tar" for number in range(len(sources))]
     done: list[dict] = []
