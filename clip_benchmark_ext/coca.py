@@ -3,6 +3,8 @@
 Its own `generate` needs the beam search classes that transformers 5 has dropped. OpenCLIP's groups of diverse beams are
 not imitated. Dimensions: B images, R rows (R/B consecutive ones per image), n tokens so far, V vocabulary.
 """
+from inspect import signature
+
 import torch
 from open_clip.coca_model import CoCa
 from torch import Tensor
@@ -16,11 +18,13 @@ from open_clip_mdc.models.interface import StepLogits
 def step_logits(model: CoCa, image: Tensor) -> StepLogits:
     """Return the function to the next token's logits; the images [B, 3, height, width] are encoded once."""
     latent, embedded = model._encode_image(image)
+    # OpenCLIP 3.3 cuts the last logit unless told not to, 4.x never does.
+    whole = {"output_labels": False} if "output_labels" in signature(CoCa.forward).parameters else {}
 
     def logits(text: Tensor, parent: Tensor) -> Tensor:
         rows = len(text) // len(image)
         return model(None, text, latent.repeat_interleave(rows, 0), embedded.repeat_interleave(rows, 0),
-                     output_labels=False)["logits"][:, -1]
+                     **whole)["logits"][:, -1]
 
     return logits
 

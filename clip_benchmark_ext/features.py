@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
+from importlib import metadata
 
 import torch
 from open_clip.transformer import VisionTransformer
@@ -91,8 +92,8 @@ def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, d
 def cache_key(fingerprint: str, dataloader: Iterable, split: str, kind: str, normalize: bool,
               device: str | torch.device, amp: bool) -> dict:
     """Return all that the features of one split depend on; `fingerprint` is the model's (checkpoints.py)."""
-    return {"model": fingerprint, "split": split, "feature": kind, "normalize": bool(normalize),
-            "precision": precision(device, amp), "data": describe_data(dataloader)}
+    return {"model": fingerprint, "open_clip": metadata.version("open_clip_torch"), "split": split, "feature": kind,
+            "normalize": bool(normalize), "precision": precision(device, amp), "data": describe_data(dataloader)}
 
 
 def describe_data(dataloader: Iterable) -> dict:

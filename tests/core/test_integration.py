@@ -10,11 +10,14 @@ import pytest
 import torch
 from conftest import REPO, png, run, tiny_captioner
 from syntax import internals, upstream_writes
+from torchvision.transforms.functional import pil_to_tensor
 
 import open_clip_mdc
 from open_clip_mdc.integration import patches as integration
 from open_clip_mdc.integration import training as hooks
+from open_clip_mdc.integration.data import pair
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.integration.upstream import MAJOR
 
 # What is imported and is no public interface: "module:name", what it is needed for. A new upstream version is tried
 # against this list and the tables of patches.py.
@@ -25,6 +28,7 @@ IMPORTED = {
     "open_clip.model:CLIPTextCfg": "the text_cfg of a captioner",
     "open_clip.model:CLIPVisionCfg": "the vision_cfg of a captioner",
     "open_clip.model:_build_vision_tower": "the image encoder is OpenCLIP's",
+    **({"open_clip.task:ImageTextTask": "model and loss as the loop of 4.x trains them"} if MAJOR > 3 else {}),
     "open_clip.timm_model:TimmModel": "tells a timm encoder from a native one",
     "open_clip.tokenizer:SimpleTokenizer": "byte_decoder and bpe_ranks, from which smaller vocabularies are cut",
     "open_clip.transformer:LayerNorm": "the decoder's layers are those of OpenCLIP's text tower",
@@ -158,21 +162,28 @@ def test_replaced_functions_take_arguments_with_no_more_attributes_than_upstream
     args = import_module("open_clip_train.params").parse_args([])
     vars(args).update(train_data=str(tmp_path / "0.tar"), train_num_samples=3, dataset_resampled=True, workers=0,
                       world_size=1, batch_size=1)
-    info = data.get_wds_dataset(args, lambda image: image, is_train=True, tokenizer=lambda text: [text])
-    assert [text for _, [text] in info.dataloader] == ["a red circle"] * 3
+    info = data.get_wds_dataset(args, pil_to_tensor, is_train=True, tokenizer=lambda text: [text])
+    assert [text for _, [text] in map(pair, info.dataloader)] == ["a red circle"] * 3
 
     few = Namespace(rank=0, device="cpu", precision="fp32", distill=False, accum_freq=1, log_every_n_steps=9,
                     skip_scheduler=True, grad_clip_norm=None, horovod=False, batch_size=1, world_size=1, wandb=False,
                     save_logs=False, zeroshot_frequency=0, epochs=1)
     model = open_clip.create_model("ViT-S-32-alt", force_image_size=32, output_dict=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = torch.utils.data.DataLoader([(torch.rand(3, 32, 32), torch.full((77,), i)) for i in (1, 2)], 2)
+    rows = [{"image": torch.rand(3, 32, 32), "text": torch.full((77,), i)} for i in (1, 2)]
+    loader = torch.utils.data.DataLoader(rows if MAJOR > 3 else [tuple(row.values()) for row in rows], 2)
     loader.num_batches, loader.num_samples = 1, 2
     before = model.visual.proj.clone()
-    main.train_one_epoch(model, {"train": data.DataInfo(loader)}, open_clip.ClipLoss(), 0, optimizer, None, None, None,
-                         few)
+    if MAJOR > 3:
+        from open_clip.task import CLIPTask
+        task = CLIPTask(model)
+        main.train_one_epoch(main.TrainState(task, optimizer, None, None, 0), {"train": data.DataInfo(loader)}, few)
+    else:
+        task = model
+        main.train_one_epoch(model, {"train": data.DataInfo(loader)}, open_clip.ClipLoss(), 0, optimizer, None, None,
+                             None, few)
     assert not torch.equal(model.visual.proj, before)
-    assert main.evaluate(model, {}, 1, few) == {}
+    assert main.evaluate(task, {}, 1, few) == {}
 
 
 @pytest.mark.parametrize("distribution", sorted(integration.SUPPORTED))

@@ -88,7 +88,8 @@ def order(data, seed=0, rank=0, epochs=(0,)) -> list[list[tuple[int, str]]]:
     read = []
     for epoch in epochs:
         info.set_epoch(epoch)
-        read.append([(int(c.split()[4]), c.split()[1]) for _, captions in info.dataloader for c in captions])
+        texts = [c.split() for _, captions in map(loading.pair, info.dataloader) for c in captions]
+        read.append([(int(words[4]), words[1]) for words in texts])
     return read
 
 
@@ -172,9 +173,9 @@ from open_clip_mdc.integration.data import seed_noise
 from open_clip_train import main
 open_clip.add_model_config({str(tmp_path / "Tiny-ViT.json")!r})
 train_one_epoch = main.train_one_epoch
-def seeded(model, data, loss, epoch, *args, **kwargs):
-    seed_noise(0, epoch, 0)
-    train_one_epoch(model, data, loss, epoch, *args, **kwargs)
+def seeded(model, *args, **kwargs):
+    seed_noise(0, model.epoch if hasattr(model, "epoch") else args[2], 0)  # 4.x: a state
+    train_one_epoch(model, *args, **kwargs)
 main.train_one_epoch = seeded
 main.main({alone!r})
 main.train_one_epoch = train_one_epoch
@@ -243,7 +244,7 @@ def test_shards_without_a_batch_that_can_be_read_end_training_in_one_line(data, 
         info = open_clip_train.data.get_wds_dataset(args_of(tmp_path / "0.tar", batch_size=size, workers=workers),
                                                     to_tensor, True, tokenizer=tokenize)
         if passes:
-            assert len(next(iter(info.dataloader))[0]) == 3
+            assert len(loading.pair(next(iter(info.dataloader)))[0]) == 3
             continue
         with pytest.raises(ValueError, match="0.tar: the shards of data worker 0 hold fewer pairs that can be read "
                                              "than --batch-size "):

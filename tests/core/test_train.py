@@ -89,15 +89,8 @@ def test_a_killed_and_resumed_csv_run_equals_an_unbroken_one_bit_for_bit(csv, tm
     kill_after_epoch_1 = """
 import os, sys
 import open_clip_mdc.integration.training as hooks
-make = hooks.train_one_epoch
-def train_one_epoch(upstream):
-    train = make(upstream)
-    def killed(model, data, loss, epoch, *args, **kwargs):
-        if epoch == 1:
-            os._exit(9)
-        return train(model, data, loss, epoch, *args, **kwargs)
-    return killed
-hooks.train_one_epoch = train_one_epoch
+seed_noise = hooks.seed_noise
+hooks.seed_noise = lambda seed, epoch, rank: os._exit(9) if epoch == 1 else seed_noise(seed, epoch, rank)
 from open_clip_mdc.train import main
 main(sys.argv[1:])
 """
@@ -116,17 +109,15 @@ main(sys.argv[1:])
 # Each rank saves what it holds at the end of an epoch. Inductor is left out: a test above runs it, and it compiles for
 # minutes on a busy machine. Runs follow one another in two processes: to start these takes longer than to train.
 DUMP = """
-import functools, json, sys, torch
+import functools, json, os, sys, torch
 import open_clip_mdc.integration.training as hooks
-make = hooks.train_one_epoch
-def train_one_epoch(upstream):
-    train = make(upstream)
-    def dumped(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, **kwargs):
-        train(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, **kwargs)
-        torch.save(hooks.unwrap(model).state_dict(), f"{args.logs}/{args.name}-rank{args.rank}.pt")
-    return dumped
-hooks.train_one_epoch = train_one_epoch
-torch.compile = functools.partial(torch.compile, backend="aot_eager")
+check_weights, compile = hooks.check_weights, torch.compile
+def dumped(model, epoch):
+    check_weights(model, epoch)
+    place = f"{argv[argv.index('--logs') + 1]}/{argv[argv.index('--name') + 1]}"
+    torch.save(model.state_dict(), f"{place}-rank{torch.distributed.get_rank()}.pt")
+hooks.check_weights = dumped
+torch.compile = lambda *args, backend=None, **kwargs: compile(*args, backend="aot_eager", **kwargs)
 from open_clip_mdc.train import main
 for argv in json.loads(sys.argv[1]):
     assert not main(argv)
@@ -220,30 +211,30 @@ def test_photographs_train_for_thirty_steps_with_falling_loss(tmp_path):
 
 
 def test_masks_differ_between_epochs_and_after_a_resume():
-    """The hook makes all noise a function of seed, rank and epoch."""
+    """`repeatable` makes all noise a function of seed, rank and epoch."""
     from types import SimpleNamespace
 
     from open_clip_train.data import DataInfo
 
     from open_clip_mdc.integration.data import PrefetchLoader
-    from open_clip_mdc.integration.training import train_one_epoch
+    from open_clip_mdc.integration.training import repeatable
     open_clip_mdc.register()
     model, _, _ = open_clip_mdc.create_model_and_transforms("MDC-ViT-Ti-8")
     text = open_clip_mdc.get_tokenizer("MDC-ViT-Ti-8")(["a red circle above a blue square"] * 8)
     drawn, data = {}, {"train": DataInfo(PrefetchLoader([(images(8), text)], "cpu", None))}
 
-    def upstream(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=None):
-        (_, drawn[epoch, args.rank]), = data["train"].dataloader
+    def draw(epoch, rank):
+        args = SimpleNamespace(model="MDC-ViT-Ti-8", seed=0, rank=rank, torchcompile=False)
+        with repeatable(model, data, None, epoch, args):
+            (_, drawn[epoch, rank]), = data["train"].dataloader
 
     for epoch in (0, 1):
         for rank in (0, 1):
-            args = SimpleNamespace(model="MDC-ViT-Ti-8", seed=0, rank=rank, torchcompile=False)
-            train_one_epoch(upstream)(model, data, None, epoch, None, None, None, None, args)
+            draw(epoch, rank)
     weights_of = [c.packed.token for c in drawn.values()]
     assert all((a != b).any() for i, a in enumerate(weights_of) for b in weights_of[:i])
     first = drawn[0, 0].packed.token
-    train_one_epoch(upstream)(model, data, None, 0, None, None, None, None,
-                              SimpleNamespace(model="MDC-ViT-Ti-8", seed=0, rank=0, torchcompile=False))
+    draw(0, 0)
     assert torch.equal(drawn[0, 0].packed.token, first)
 
 

@@ -58,6 +58,10 @@ NOT_FOR_CAPTIONERS = {
     "imagenet_val": "use clip_benchmark (linear probe, or zero-shot by likelihood) on the checkpoint",
     "imagenet_v2": "use clip_benchmark (linear probe, or zero-shot by likelihood) on the checkpoint",
     "use_bnb_linear": "its layers would replace the length head, too; leave it out",
+    "use_naflex": "its decoder attends to images of one size; leave it out",
+    "force_naflex_vision": "its decoder attends to images of one size; leave it out",
+    "audio_zeroshot_dataset": "a captioner has no audio; leave it out",
+    "pretrained_audio": "a captioner has no audio; leave it out",
 }
 # What changes nothing in a captioner: flag, value that says nothing, why.
 WITHOUT_EFFECT = [
@@ -71,6 +75,8 @@ WITHOUT_EFFECT = [
     ("lock_image_freeze_bn_stats", False, "a ViT has no BatchNorm"),
     ("use_bn_sync", False, "a ViT has no BatchNorm"),
     ("force_custom_text", False, "a captioner has a text decoder of its own"),
+    ("length_bucketing", False, "its captions are packed without padding"),
+    ("text_pad_multiple", None, "its captions are packed without padding"),
     ("zeroshot_frequency", 2, "there is no zero-shot classification by ImageNet"),
 ]
 GREATEST, ABOVE_0 = sys.float_info.max, sys.float_info.min
@@ -240,7 +246,7 @@ def find_data_problem(args) -> str | None:
 
 def find_captioner_problem(args) -> str | None:
     for flag, instead in NOT_FOR_CAPTIONERS.items():
-        if getattr(args, flag) and is_captioner(args.model):
+        if getattr(args, flag, None) and is_captioner(args.model):
             return f"--{flag.replace('_', '-')} is not supported for the captioner {args.model}: {instead}"
     return None
 
@@ -286,7 +292,7 @@ def find_warnings(args) -> Iterator[str]:
     """Yield warnings for settings that run but are probably a mistake."""
     on_cuda = args.device.startswith("cuda") and torch.cuda.is_available()
     if args.precision == "amp" and not on_cuda:
-        yield "--precision amp (the default) is float16, some 50 times slower than --precision fp32 on a CPU"
+        yield "--precision amp is float16, some 50 times slower than --precision fp32 on a CPU"
     if args.lock_image_unlocked_groups and not args.lock_image:
         yield "--lock-image-unlocked-groups has no effect without --lock-image"
     if args.train_data and is_csv(args.train_data, args):
@@ -294,10 +300,10 @@ def find_warnings(args) -> Iterator[str]:
             if getattr(args, flag):
                 yield f"--{flag.replace('_', '-')} has no effect on a CSV file"
     for flag, silent, why in WITHOUT_EFFECT if is_captioner(args.model) else ():
-        if getattr(args, flag) != silent:
+        if getattr(args, flag, silent) != silent:
             yield f"--{flag.replace('_', '-')} has no effect on a captioner: {why}"
     if args.precision == "amp" and on_cuda and is_captioner(args.model):
-        yield ("--precision amp (the default) is float16, whose gradient scaler waits for the GPU at every step: "
+        yield ("--precision amp is float16, whose gradient scaler waits for the GPU at every step: "
                "--precision amp_bf16 --torchcompile is faster")
     if is_captioner(args.model) and "vit" not in args.model.lower() and args.beta2 == 0.999:
         yield f"no 'vit' in {args.model}, so OpenCLIP set Adam's beta2 to 0.999; the paper's is 0.98"

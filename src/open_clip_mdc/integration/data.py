@@ -30,6 +30,7 @@ from ..data.csv_pairs import read_table
 from ..data.images import decode_image, image_pairs
 from ..data.shards import CAPTION_SEPARATOR, Bounded, as_file, check_size, regroup
 from .hook import hook
+from .upstream import MAJOR
 
 
 def seed_noise(*keys: int) -> None:
@@ -75,14 +76,21 @@ def seed_webdataset(info: DataInfo, seed: int, rank: int) -> None:
     stages.insert(places[0], SeedEachPass(seed, rank, info.shared_epoch))
 
 
+# The stages by which OpenCLIP selects and decodes, and which of them stay: in 4.x captions are tokenized in between.
+SELECTION = (["_select", "_rename", "_select", "_map_dict", "_map_dict", "_map_dict"], (3, 5)) if MAJOR > 3 else (
+    ["_select", "_decode", "_rename"], ())
+
+
 def read_alike(info: DataInfo) -> None:
     """Make a webdataset group and decode samples as the tools do: `regroup`, `image_pairs`."""
     stages = info.dataloader.pipeline[0].dataset.pipeline
     names = [getattr(getattr(stage, "f", stage), "__name__", "") for stage in stages]
-    if names.count("_select") != 1 or names[(first := names.index("_select")):first + 3] != [
-            "_select", "_decode", "_rename"]:
+    expected, kept = SELECTION
+    first = names.index("_select") if "_select" in names else 0
+    end = first + len(expected)
+    if names[first:end] != expected or "_select" in names[end:]:
         raise RuntimeError(f"the webdataset pipeline selects and decodes otherwise: {names}")
-    stages[first:first + 3] = [image_pairs]
+    stages[first:end] = [image_pairs, *(stages[first + i] for i in kept)]
     reader = max(place for place, name in enumerate(names) if name in ("tarfile_to_samples_nothrow", "tarfile_samples"))
     stages.insert(reader + 1, regroup)
 
@@ -105,14 +113,16 @@ def _not_in_vain(batches: Iterable, shards: str) -> Iterator:
 class CsvImages(CsvDataset):
     """OpenCLIP's data set of a CSV file, rows and images read as the tools read them. A bad image is named."""
 
-    def __init__(self, input_filename, transforms, img_key, caption_key, sep="\t", tokenizer=None):
+    def __init__(self, input_filename, transforms, img_key, caption_key, sep="\t", tokenizer=None, variable_text=False):
         rows = read_table(input_filename, img_key, caption_key, sep)
         self.images, self.captions = [row.image for row in rows], [row.caption for row in rows]
-        self.transforms, self.tokenize = transforms, tokenizer
+        self.transforms, self.tokenize = transforms, partial(tokenizer, pad=False) if variable_text else tokenizer
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor] | dict[str, Tensor]:
         image = decode_image(Path(str(self.images[index])))
-        return self.transforms(image), self.tokenize([str(self.captions[index])])[0]
+        image = image if self.transforms is None else self.transforms(image)
+        text = self.tokenize([str(self.captions[index])])[0]
+        return {"image": image, "text": text} if MAJOR > 3 else (image, text)
 
 
 def to_bytes(image: Image.Image) -> Tensor:
@@ -131,6 +141,11 @@ def split_normalization(transform: Callable) -> tuple[Callable, Normalize | None
     return transform, None
 
 
+def pair(batch: tuple[Tensor, Tensor] | dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return image and text of a batch, which has names in OpenCLIP 4.x."""
+    return (batch["image"], batch["text"]) if isinstance(batch, dict) else batch
+
+
 def one_ahead(items: Iterable, start: Callable) -> Iterator:
     """Yield start(item) of each item, started before the one before it is taken."""
     ahead = []
@@ -144,8 +159,8 @@ def one_ahead(items: Iterable, start: Callable) -> Iterator:
 class PrefetchLoader:
     """Training loader whose batches are on the device, normalised and prepared, one ahead of the step."""
 
-    def __init__(self, loader: Iterable, device: str, normalize: Normalize | None):
-        self.loader, self.device = loader, torch.device(device)
+    def __init__(self, loader: Iterable, device: str, normalize: Normalize | None, named: bool = False):
+        self.loader, self.device, self.named = loader, torch.device(device), named
         self.prepare: Callable = lambda text: text  # a captioner's is `Captioner.prepare`, on the CPU
         self.mean, self.std = None, None
         if normalize is not None:
@@ -155,12 +170,11 @@ class PrefetchLoader:
     def __getattr__(self, name: str):
         return getattr(self.loader, name)  # num_batches, num_samples
 
-    def __iter__(self) -> Iterator[tuple]:
-        if self.device.type == "cuda":
-            yield from map(self.finish, one_ahead(self.loader, self.start))
-            return
-        for image, text in self.loader:
-            yield self.normalized(image.to(self.device)), self.prepare(text).to(self.device)
+    def __iter__(self) -> Iterator[tuple | dict]:
+        pairs = map(pair, self.loader)
+        made = map(self.finish, one_ahead(pairs, self.start)) if self.device.type == "cuda" else (
+            (self.normalized(image.to(self.device)), self.prepare(text).to(self.device)) for image, text in pairs)
+        return ({"image": image, "text": text} for image, text in made) if self.named else made
 
     def start(self, batch: tuple) -> tuple:
         image, text = batch
@@ -189,17 +203,31 @@ class PrefetchLoader:
         return image.float().div_(255).sub_(self.mean).div_(self.std)
 
 
+OWN_KEYS = {"json_text_key": None, "text_key": "txt", "image_key": "jpg;png;jpeg;webp"} if MAJOR > 3 else {}
+
+
+def has_other_batches(args) -> bool:
+    """Return whether batches are more than images and texts of one size: OpenCLIP 4.x's own, which are left to it."""
+    return any(getattr(args, name, False) for name in ("use_naflex", "variable_text")) or "audio" in getattr(
+        args, "dataset_type", "")
+
+
 @hook
-def get_wds_dataset(original, args, preprocess_img, is_train, epoch=0, floor=False, tokenizer=None):
+def get_wds_dataset(original, args, preprocess_img, is_train, epoch=0, floor=False, tokenizer=None, **rest):
     """Wrap `open_clip_train.data.get_wds_dataset`: repeatable by --seed, images read as the tools read them.
 
-    Of several captions in a KEY.txt training draws one at each reading, validation takes the first.
+    Of several captions in a KEY.txt training draws one at each reading, validation takes the first. Where a flag of 4.x
+    names other members of a sample, OpenCLIP reads them.
     """
+    if has_other_batches(args):
+        return original(args, preprocess_img, is_train, epoch=epoch, floor=floor, tokenizer=tokenizer, **rest)
+
     def tokenize(text: str):
         captions = text.split(CAPTION_SEPARATOR)
         return tokenizer(random.choice(captions) if is_train and len(captions) > 1 else captions[0])
-    info = original(args, preprocess_img, is_train, epoch=epoch, floor=floor, tokenizer=tokenize)
-    read_alike(info)
+    info = original(args, preprocess_img, is_train, epoch=epoch, floor=floor, tokenizer=tokenize, **rest)
+    if not any(getattr(args, flag, usual) != usual for flag, usual in OWN_KEYS.items()):
+        read_alike(info)
     info.dataloader.pipeline[0].pin_memory = str(getattr(args, "device", "cpu")).startswith("cuda")
     if is_train:
         seed_webdataset(info, getattr(args, "seed", 0), getattr(args, "rank", 0))
@@ -239,11 +267,13 @@ def csv_dataset(original):
 
 
 @hook
-def get_data(original, args, preprocess_fns, epoch=0, tokenizer=None):
+def get_data(original, args, preprocess_fns, epoch=0, tokenizer=None, **rest):
     """Wrap `open_clip_train.main.get_data`: training images reach the device as bytes, one batch ahead."""
+    if has_other_batches(args):
+        return original(args, preprocess_fns, epoch=epoch, tokenizer=tokenizer, **rest)
     train, normalize = split_normalization(preprocess_fns[0])
-    data = original(args, (train, preprocess_fns[1]), epoch=epoch, tokenizer=tokenizer)
+    data = original(args, (train, preprocess_fns[1]), epoch=epoch, tokenizer=tokenizer, **rest)
     if "train" in data:
         device = getattr(args, "device", "cpu")
-        data["train"].dataloader = PrefetchLoader(data["train"].dataloader, device, normalize)
+        data["train"].dataloader = PrefetchLoader(data["train"].dataloader, device, normalize, MAJOR > 3)
     return data

@@ -18,20 +18,27 @@ class WatchedLoss:
     scaler.
     """
 
-    def __init__(self, loss: Callable[..., dict[str, Tensor]], epoch: int, args):
-        self.loss, self.epoch, self.args = loss, epoch, args
-        self.micro_batches = 0
+    def __init__(self, loss: Callable[..., dict[str, Tensor]], args):
+        self.loss, self.args = loss, args
+        self.start(0)
+
+    def start(self, epoch: int) -> None:
+        self.epoch, self.micro_batches = epoch, 0
         self.first_bad: Tensor | None = None  # step, int64 []
 
     def __call__(self, *args, **outputs) -> dict[str, Tensor]:
         losses = self.loss(*args, **outputs)
+        self.note(losses)
+        return losses
+
+    @torch.compiler.disable
+    def note(self, losses: dict[str, Tensor]) -> None:
         step, rest = divmod(self.micro_batches, self.args.accum_freq)
         self.micro_batches += 1
         bad = torch.where(sum(losses.values()).detach().isfinite(), NEVER, step + 1)
         self.first_bad = bad if self.first_bad is None else torch.minimum(self.first_bad, bad)
         if rest == self.args.accum_freq - 1 and step % self.args.log_every_n_steps == 0:
             self.check()
-        return losses
 
     def check(self) -> None:
         if self.first_bad is None:
@@ -46,8 +53,11 @@ class WatchedLoss:
 def check_weights(model: nn.Module, epoch: int) -> None:
     """Raise FloatingPointError if a weight that a checkpoint would hold is not finite."""
     weights = {name: x for name, x in model.state_dict().items() if x.is_floating_point()}
-    finite = torch.stack([x.isfinite().all() for x in weights.values()]).tolist()
-    bad = [name for name, good in zip(weights, finite, strict=True) if not good]
+    local = (x.to_local() if hasattr(x, "to_local") else x for x in weights.values())  # a shard, by FSDP2
+    finite = torch.stack([x.isfinite().all() for x in local]).int()
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(finite, dist.ReduceOp.MIN)
+    bad = [name for name, good in zip(weights, finite.tolist(), strict=True) if not good]
     if bad:
         raise FloatingPointError(f"{len(bad)} weights ({bad[0]}, ...) are not finite after the last step of epoch "
                                  f"{epoch}: {WHAT_TO_DO}")

@@ -12,6 +12,7 @@ from importlib import import_module, metadata
 from typing import NamedTuple
 
 from . import configs, plugins
+from .upstream import MAJOR
 
 
 class Replacement(NamedTuple):
@@ -43,8 +44,6 @@ OPEN_CLIP = (
                 "resume, of CLIP too: OpenCLIP goes by names, where an old epoch_latest.pt comes last"),
     Replacement("open_clip_train.main:parse_args", ".arguments:parse_args",
                 "--plugin and --allow-nonfinite-loss, which OpenCLIP does not know"),
-    Replacement("open_clip_train.main:create_loss", ".training:create_loss",
-                "the loss of a captioner is CaptionLoss"),
     Replacement("open_clip_train.data:get_wds_dataset", ".data:get_wds_dataset",
                 "seeds, of CLIP too: the sample shuffle is seeded by process id and clock; both read the same images "
                 "(EXIF orientation, 16 bit) and draw one of several captions"),
@@ -56,16 +55,9 @@ OPEN_CLIP = (
                 "a member of any size is read to memory, 3 GB of a tar.gz of 14 MB"),
     Replacement("open_clip_train.data:CsvDataset", ".data:csv_dataset",
                 "it drops, joins and renames rows of tables with quotes; both models read the same pairs"),
-    Replacement("open_clip_train.main:pt_load", ".saving:pt_load",
-                "resume, of CLIP too: a damaged file is read in silence, and torchrun's does not fit one process"),
-    Replacement("open_clip_train.main:train_one_epoch", ".training:train_one_epoch",
-                "seeds and resume, of CLIP too: OpenCLIP seeds once a process, so a resumed run would repeat the first "
-                "epoch's noise; it saves NaN"),
     Replacement("open_clip_train.main:evaluate", ".training:evaluate",
                 "validation needs encode_text, and a failure there loses the epoch's checkpoint; resume, of CLIP too: "
                 "results of epochs that were not saved are forgotten"),
-    Replacement("open_clip_train.train:zero_shot_eval", ".training:validation_metrics",
-                "the place whose metrics OpenCLIP logs; resume, of CLIP too: a row names its epoch"),
     Replacement("torch:save", ".saving:save",
                 "resume, of CLIP too: a run that is killed while it saves leaves half a checkpoint"),
     Replacement("torch.nn.utils:clip_grad_norm_", ".training:clip_grad_norm",
@@ -74,8 +66,25 @@ OPEN_CLIP = (
                 "no cheaper options for a captioner; of CLIP too: device_ids, which DDP refuses on the CPU, and resume "
                 "from a run of one process"),
 )
+# What has another name or other arguments in 4.x.
+LOSS = "the loss of a captioner is CaptionLoss"
+WHOLE = "resume, of CLIP too: a damaged file is read in silence, and torchrun's does not fit one process"
+SEEDS = ("seeds and resume, of CLIP too: OpenCLIP seeds once a process, so a resumed run would repeat the first "
+         "epoch's noise; it saves NaN")
+LOGGED = "the place whose metrics OpenCLIP logs; resume, of CLIP too: a row names its epoch"
+OPEN_CLIP += (
+    Replacement("open_clip_train.main:create_task", ".openclip4:create_task", LOSS),
+    Replacement("open_clip_train.file_utils:pt_load", ".saving:pt_load", WHOLE),
+    Replacement("open_clip_train.main:train_one_epoch", ".openclip4:train_one_epoch", SEEDS),
+    Replacement("open_clip_train.train:zero_shot_eval_all", ".training:validation_metrics", LOGGED),
+) if MAJOR > 3 else (
+    Replacement("open_clip_train.main:create_loss", ".openclip3:create_loss", LOSS),
+    Replacement("open_clip_train.main:pt_load", ".saving:pt_load", WHOLE),
+    Replacement("open_clip_train.main:train_one_epoch", ".openclip3:train_one_epoch", SEEDS),
+    Replacement("open_clip_train.train:zero_shot_eval", ".training:validation_metrics", LOGGED),
+)
 
-SUPPORTED = {"open_clip_torch": r"3\.3\.", "clip_benchmark": r"1\.6\."}
+SUPPORTED = {"open_clip_torch": r"(3\.3|4)\.", "clip_benchmark": r"1\.6\."}
 
 _replaced: dict[str, object] = {}  # target -> original
 _added_configs: list[str] = []

@@ -6,6 +6,7 @@ from ..data import weights
 from ..data.files import new_file
 from .hook import hook
 from .runs import latest_checkpoint
+from .upstream import MAJOR
 
 
 @hook
@@ -43,6 +44,9 @@ def pt_load(original, file_path, map_location=None):
     weights.check_finite(content, path)
     bare = weights.state_dict(content, path)
     if isinstance(content.get("epoch"), int) and {"state_dict", "optimizer"} <= content.keys():
+        if ("global_step" in content) != (MAJOR > 3):  # which 4.x counts; its optimizer has other parameter groups
+            raise ValueError(f"{file_path} was trained with OpenCLIP {'3' if MAJOR > 3 else '4'}.x, this is {MAJOR}.x: "
+                             "resume it there, or give its weights by --pretrained")
         return {**content, "state_dict": bare}
     if "epoch" in content or "state_dict" in content:
         raise ValueError(f"{file_path} holds weights, but no epoch and optimizer to resume from: give it by "

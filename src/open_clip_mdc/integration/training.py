@@ -1,7 +1,7 @@
-"""OpenCLIP's training with captioners in it: loss, epoch, validation, gradient clipping and DDP (patches.py)."""
+"""OpenCLIP's training with captioners in it: epoch, validation, gradient clipping and DDP (patches.py)."""
 import json
 import logging
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from inspect import signature
 from pathlib import Path
 
@@ -19,40 +19,41 @@ from .hook import hook
 from .validation import nelbo
 
 
-@hook
-def create_loss(original, args):
-    return CaptionLoss() if of_captioner(args) else original(args)
+def caption_loss(args):
+    """Return the loss of a captioner, which is `watched` unless --allow-nonfinite-loss says otherwise."""
+    return CaptionLoss() if getattr(args, "allow_nonfinite_loss", False) else WatchedLoss(CaptionLoss(), args)
 
 
 def unwrap(model):
-    """Return the model inside torch.compile and DDP."""
-    model = getattr(model, "_orig_mod", model)
-    return getattr(model, "module", model)
+    """Return the model inside a task, DDP and torch.compile."""
+    for wrapper in ("trainable_module", "_orig_mod", "module", "_orig_mod"):
+        model = getattr(model, wrapper, model)
+    return model
 
 
-@hook
-def train_one_epoch(original, model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=None):
-    """Wrap `open_clip_train.main.train_one_epoch`: all noise is a function of --seed, rank and epoch.
+@contextmanager
+def repeatable(model, data, loss, epoch, args):
+    """Make an epoch's noise a function of --seed, rank and epoch.
 
     A captioner's texts are prepared before they go to the device, once for both passes of --accum-freq. Raises
     FloatingPointError on all ranks if its loss or weights are not finite, as OpenCLIP saves after an epoch.
     """
-    captioner, seed = of_captioner(args), getattr(args, "seed", 0)
+    model, captioner, seed = unwrap(model), of_captioner(args), getattr(args, "seed", 0)
     if captioner:
-        unwrap(model).seed_t(np.random.SeedSequence([seed, epoch]))
-        data["train"].dataloader.prepare = unwrap(model).prepare
+        model.seed_t(np.random.SeedSequence([seed, epoch]))
+        data["train"].dataloader.prepare = model.prepare
     seed_noise(seed, epoch, getattr(args, "rank", 0))
-    watched = captioner and not getattr(args, "allow_nonfinite_loss", False)
+    watched = isinstance(loss, WatchedLoss)
     if watched:
-        loss = WatchedLoss(loss, epoch, args)
+        loss.start(epoch)
     # Captions change in length. Where DDP splits a compiled graph, each part is compiled for several of them; older
     # PyTorch fails at it.
     whole_graphs = captioner and getattr(args, "torchcompile", False)
     with torch._dynamo.config.patch(optimize_ddp=False) if whole_graphs else nullcontext():
-        original(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=tb_writer)
+        yield
     if watched:
         loss.check()
-        check_weights(unwrap(model), epoch)
+        check_weights(model, epoch)
 
 
 def forget_from(epoch: int, path: Path) -> None:
@@ -76,16 +77,16 @@ def forget_from(epoch: int, path: Path) -> None:
 
 
 @hook
-def evaluate(original, model, data, epoch, args, tb_writer=None, tokenizer=None):
+def evaluate(original, model, data, epoch, args, **rest):
     """Wrap `open_clip_train.main.evaluate`: captioners are validated by `validation_metrics`, logged by OpenCLIP."""
     if getattr(args, "save_logs", False) and getattr(args, "train_data", None):
         forget_from(epoch, Path(args.checkpoint_path) / "results.jsonl")
     if not of_captioner(args):
-        return original(model, data, epoch, args, tb_writer=tb_writer, tokenizer=tokenizer)
+        return original(model, data, epoch, args, **rest)
     # OpenCLIP's contrastive validation runs where it finds "val".
     data = {"captions" if name == "val" else name: info for name, info in data.items()}
     try:
-        return original(model, data, epoch, args, tb_writer=tb_writer, tokenizer=tokenizer)
+        return original(model, data, epoch, args, **rest)
     except Exception:
         if "train" not in data:
             raise
@@ -95,9 +96,10 @@ def evaluate(original, model, data, epoch, args, tb_writer=None, tokenizer=None)
 
 @hook
 def validation_metrics(original, model, data, epoch, args, tokenizer=None):
-    """Wrap `open_clip_train.train.zero_shot_eval`, which OpenCLIP logs first: the NELBO of held-out captions.
+    """Wrap `open_clip_train.train.zero_shot_eval` (4.x: `zero_shot_eval_all`): the NELBO of held-out captions.
 
-    A row of any model names its epoch, by which `forget_from` knows it.
+    OpenCLIP logs its result first. A row of any model names its epoch, by which `forget_from` knows it. Under --fsdp
+    all ranks call it, and each takes all captions, as a forward is the work of all ranks.
     """
     if not of_captioner(args):
         metrics = original(model, data, epoch, args, tokenizer=tokenizer)
@@ -105,7 +107,8 @@ def validation_metrics(original, model, data, epoch, args, tokenizer=None):
     due = args.val_frequency and (epoch % args.val_frequency == 0 or epoch == args.epochs)
     if "captions" not in data or not due:
         return {}
-    metrics = nelbo(unwrap(model), data["captions"].dataloader, args.device, args.precision)
+    precision = "fp32" if getattr(args, "fsdp", False) else args.precision  # FSDP2 casts by itself
+    metrics = nelbo(unwrap(model), data["captions"].dataloader, args.device, precision)
     return {**metrics, "epoch": epoch}
 
 
@@ -127,7 +130,7 @@ def distributed_data_parallel(original):
             module = call.arguments["module"]
             if "device_ids" in call.arguments and next(module.parameters()).device.type == "cpu":
                 call.arguments["device_ids"] = None
-            if isinstance(module, Captioner):  # its buffers are constants, its gradients need no second copy
+            if isinstance(unwrap(module), Captioner):  # its buffers are constants, its gradients need no second copy
                 if not {"broadcast_buffers", "forward_sync_buffers"} & set(call.arguments):
                     call.arguments[sync_buffers] = False
                 call.arguments.setdefault("gradient_as_bucket_view", True)

@@ -16,6 +16,7 @@ from ..models.captioner import Captioner
 from ..objectives.base import golden_ratio_points
 from ..objectives.replace_process import prior_kl
 from ..text.packing import pack
+from .data import pair
 
 NOISE_SEED = 0
 
@@ -33,7 +34,7 @@ def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32") ->
     generator = torch.Generator().manual_seed(NOISE_SEED)
     total, num_tokens, num_samples = 0.0, 0.0, 0
     model.eval()
-    for i, (image, text) in enumerate(dataloader):
+    for i, (image, text) in enumerate(map(pair, dataloader)):
         image = image.to(device=device, dtype=get_input_dtype(precision), non_blocking=True)
         u = golden_ratio_points(num_samples, len(text))
         corrupted = model.objective.corrupt_full_interval(text, model.vocab_size, u, generator)

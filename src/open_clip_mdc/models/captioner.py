@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 from open_clip.transformer import LayerNorm, LayerNormFp32, QuickGELU
 from torch import Tensor, nn
+from torch.distributed._composable import checkpoint as composable_checkpoint
 from torch.utils.checkpoint import checkpoint
 
 from ..data.weights import misfit
@@ -113,9 +114,19 @@ class Captioner(nn.Module):
     def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
         encoder.lock(self.visual, unlocked_groups, freeze_bn_stats)
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
+    def set_grad_checkpointing(self, enable: bool = True, impl: str = "inline") -> None:
+        if impl == "composable":  # OpenCLIP 4.x's under --fsdp
+            for _, block in self.fsdp_shard_modules():
+                composable_checkpoint(block)
+            return
         self.visual.set_grad_checkpointing(enable)
         self.text.set_grad_checkpointing(enable)
+
+    def fsdp_shard_modules(self) -> list[tuple[str, nn.Module]]:
+        """Return name and module of the blocks of both towers, which OpenCLIP 4.x shards one by one under --fsdp."""
+        return [(f"{name}.{i}", block) for name, blocks in self.named_modules()
+                if name.endswith("blocks") and isinstance(blocks, (nn.ModuleList, nn.Sequential))
+                for i, block in enumerate(blocks)]
 
     def no_weight_decay(self) -> set[str]:
         towers = {"visual": encoder.no_weight_decay(self.visual), "text": self.text.no_weight_decay()}

@@ -1,0 +1,53 @@
+"""What OpenCLIP 4.x alone asks for: a task, which holds model and loss, and its sharding by FSDP2 (patches.py)."""
+from dataclasses import replace
+
+from open_clip.task import ImageTextTask
+from torch.distributed.fsdp import register_fsdp_forward_method
+
+from .factory import of_captioner
+from .hook import hook
+from .training import caption_loss, repeatable, unwrap
+
+
+class CaptionTask(ImageTextTask):
+    """A captioner and its loss, as OpenCLIP's loop trains them."""
+
+    def __init__(self, model, loss, **kwargs):
+        super().__init__(model, **kwargs)
+        self.loss = loss
+
+    def training_forward(self, batch):
+        """Return the terms of the loss and their sum, and what the log shows."""
+        output = self.trainable_module(**batch)
+        losses = self.loss(**output, output_dict=True)
+        return {**losses, "loss": sum(losses.values())}, self._report(output)
+
+    def prepare_fsdp(self, mp_policy=None, **kwargs):
+        """Shard as OpenCLIP does, but cast the image alone: 16 bit would round weights and counts of the loss."""
+        model = unwrap(self)
+        unclipped = [name for name, p in model.named_parameters() if getattr(p, "unclipped", False)]
+        if mp_policy is not None:
+            mp_policy = replace(mp_policy, cast_forward_inputs=False)
+        super().prepare_fsdp(mp_policy=mp_policy, **kwargs)
+        for name in unclipped:  # FSDP2 puts parameters of its own in their place
+            model.get_parameter(name).unclipped = True
+        for block in model.text.blocks:  # their weights are gathered for this call, too
+            register_fsdp_forward_method(block, "project_image")
+        if mp_policy is not None and mp_policy.param_dtype is not None:
+            def cast(_, args, kwargs):
+                image = kwargs.pop("image") if "image" in kwargs else args[0]
+                return (image.to(mp_policy.param_dtype), *args[1:]), kwargs
+            model.register_forward_pre_hook(cast, with_kwargs=True)
+        return self
+
+
+@hook
+def create_task(original, args, model, **rest):
+    return CaptionTask(model, caption_loss(args)) if of_captioner(args) else original(args, model, **rest)
+
+
+@hook
+def train_one_epoch(original, state, data, args, tb_writer=None):
+    """Wrap `open_clip_train.main.train_one_epoch`: an epoch that is `repeatable`."""
+    with repeatable(state.task, data, getattr(state.task, "loss", None), state.epoch, args):
+        original(state, data, args, tb_writer=tb_writer)
