@@ -8,6 +8,12 @@ SCENES := $(DEMO)/scenes
 SUBSETS := swap_att swap_obj replace_rel
 CAPTIONS ?= $(wildcard ../shared/data/flickr8k/captions_test.json)
 
+OPENCLIP_WHEEL ?= ../shared/vendor/open_clip_torch-4.2.0.dev0-py3-none-any.whl
+# The tests that meet OpenCLIP's internals.
+TESTS4 ?= $(addprefix tests/core/test_,integration.py train.py loading.py checkpoints.py encoder.py configs.py \
+    pretrained.py model.py versions.py) tests/tools/test_export.py tests/tools/test_model_card.py \
+    tests/benchmark/test_features.py tests/benchmark/test_coca.py
+
 # OpenMP threads that spin while they wait steal the core that a data worker, or anything else, needs: 15 times slower
 # on two shared cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -19,6 +25,7 @@ export OMP_WAIT_POLICY := PASSIVE
 help:
 	@echo "make demo                  install into .venv, render scenes, train on them, show what was learnt"
 	@echo "make test                  install into .venv, run the tests"
+	@echo "make test OPENCLIP=4       those that meet OpenCLIP's internals, with its next version in .venv4 (OPENCLIP_WHEEL=FILE)"
 	@echo "make faults                kills, full disks, hostile captions, broken files, on purpose: tests/FAULTS.md (half an hour)"
 	@echo "make bench [CAPTIONS=FILE]  speed and memory against Algorithm 1, CLIP, CoCa and plain loops: benchmarks/RESULTS.md"
 	@echo "make bench-gpu             the same of a GPU, MDC and CLIP on one card: benchmarks/GPU.md"
@@ -75,7 +82,25 @@ demo: | $(SCENES)
 	@$(BIN)/python -m clip_benchmark_ext.table $(RESULTS)/*.json
 
 test: .venv/installed
+ifeq ($(OPENCLIP),4)
+ifeq ($(wildcard $(OPENCLIP_WHEEL)),)
+	@echo "OpenCLIP 4 is not tested: there is no $(OPENCLIP_WHEEL); give OPENCLIP_WHEEL=FILE"
+else
+	$(MAKE) .venv4/installed
+	OMP_NUM_THREADS=1 .venv4/bin/python -m pytest -n 2 --dist loadfile $(TESTS4)
+endif
+else
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+endif
+
+# Its next version in a second environment, before all else that .venv has.
+.venv4/installed: .venv/installed $(OPENCLIP_WHEEL)
+	rm -rf .venv4
+	$(BIN)/python -m venv --without-pip .venv4
+	$(BIN)/python -m zipfile -e $(OPENCLIP_WHEEL) .venv4/lib/python*/site-packages
+	echo "import site; site.addsitedir('$$(echo $(CURDIR)/.venv/lib/python*/site-packages)')" \
+	    > $$(echo .venv4/lib/python*/site-packages)/released.pth
+	touch $@
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -120,4 +145,4 @@ bench-gpu: .venv/installed
 
 # Not build/SCALE: those are hours of training.
 clean:
-	rm -rf .venv build/lib build/bdist.* build/demo *.egg-info .pytest_cache .ruff_cache demo
+	rm -rf .venv .venv4 build/lib build/bdist.* build/demo *.egg-info .pytest_cache .ruff_cache demo

@@ -13,7 +13,7 @@ setup(
                   "open_clip_mdc.cli": ["*.jinja"], "clip_benchmark_ext": ["*.json"]},
     python_requires=">=3.10",
     install_requires=[
-        "open_clip_torch[training]==3.3.*",  # the plug-in replaces internals: integration/patches.py
+        "open_clip_torch[training]>=3.3,<5",  # the plug-in replaces internals: integration/patches.py
         "clip_benchmark==1.6.*",
         "torch>=2.6",
         "timm",

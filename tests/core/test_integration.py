@@ -167,7 +167,7 @@ def test_replaced_functions_take_arguments_with_no_more_attributes_than_upstream
 
     few = Namespace(rank=0, device="cpu", precision="fp32", distill=False, accum_freq=1, log_every_n_steps=9,
                     skip_scheduler=True, grad_clip_norm=None, horovod=False, batch_size=1, world_size=1, wandb=False,
-                    save_logs=False, zeroshot_frequency=0, epochs=1)
+                    save_logs=False, zeroshot_frequency=0, epochs=1, distributed=False)
     model = open_clip.create_model("ViT-S-32-alt", force_image_size=32, output_dict=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     rows = [{"image": torch.rand(3, 32, 32), "text": torch.full((77,), i)} for i in (1, 2)]

@@ -17,6 +17,7 @@ import open_clip_mdc
 from open_clip_mdc.data.shards import CAPTION_SEPARATOR, tar_writer
 from open_clip_mdc.integration import data as loading
 from open_clip_mdc.integration import training as hooks
+from open_clip_mdc.integration.upstream import MAJOR
 
 SHARDS, PER_SHARD = 4, 12
 
@@ -302,6 +303,9 @@ def test_zero_shot_results_of_clip_are_kept_and_said_once_an_epoch(tmp_path, mon
     args = SimpleNamespace(model="ViT-Ti-8", device="cpu", precision="fp32", rank=0, distributed=False, horovod=False,
                            batch_size=2, epochs=3, val_frequency=1, zeroshot_frequency=1, save_logs=True, wandb=False,
                            train_data="0.tar", checkpoint_path=str(tmp_path))
+    if MAJOR > 3:
+        from open_clip.task import CLIPTask
+        model = CLIPTask(model)
     for epoch in (1, 2, 2, 3):
         main.evaluate(model, data, epoch, args, tokenizer=open_clip.get_tokenizer("ViT-Ti-8"))
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]

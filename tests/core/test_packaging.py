@@ -20,7 +20,7 @@ from open_clip_mdc.integration import configs
 def wheel(tmp_path_factory) -> Path:
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     shutil.copytree(REPO, source, dirs_exist_ok=True, ignore=shutil.ignore_patterns(
-        ".venv", ".git", "build", "*.egg-info", "demo", "__pycache__"))
+        ".venv*", ".git", "build", "*.egg-info", "demo", "__pycache__"))
     run("python", "-m", "pip", "wheel", str(source), "--no-deps", "--no-build-isolation", "-w", str(out))
     return next(out.glob("*.whl"))
 

@@ -2,7 +2,6 @@
 from dataclasses import replace
 
 from open_clip.task import ImageTextTask
-from torch.distributed.fsdp import register_fsdp_forward_method
 
 from .factory import of_captioner
 from .hook import hook
@@ -31,8 +30,6 @@ class CaptionTask(ImageTextTask):
         super().prepare_fsdp(mp_policy=mp_policy, **kwargs)
         for name in unclipped:  # FSDP2 puts parameters of its own in their place
             model.get_parameter(name).unclipped = True
-        for block in model.text.blocks:  # their weights are gathered for this call, too
-            register_fsdp_forward_method(block, "project_image")
         if mp_policy is not None and mp_policy.param_dtype is not None:
             def cast(_, args, kwargs):
                 image = kwargs.pop("image") if "image" in kwargs else args[0]

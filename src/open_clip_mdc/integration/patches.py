@@ -6,7 +6,6 @@ A plain CLIP run gives the same bits, but for seeds, resume and rotated images, 
 (tests/core/test_loading.py).
 Targets and hooks are strings, so this file imports none of them.
 """
-import re
 from copy import deepcopy
 from importlib import import_module, metadata
 from typing import NamedTuple
@@ -84,7 +83,7 @@ OPEN_CLIP += (
     Replacement("open_clip_train.train:zero_shot_eval", ".training:validation_metrics", LOGGED),
 )
 
-SUPPORTED = {"open_clip_torch": r"(3\.3|4)\.", "clip_benchmark": r"1\.6\."}
+SUPPORTED = {"open_clip_torch": ("3.3.", "4."), "clip_benchmark": ("1.6.",)}
 
 _replaced: dict[str, object] = {}  # target -> original
 _added_configs: list[str] = []
@@ -98,10 +97,10 @@ def _resolve(address: str) -> tuple[object, str]:
 def check_version(distribution: str) -> None:
     """Raise ImportError for a version whose internals the table was not tried on."""
     installed = metadata.version(distribution)
-    if not re.match(SUPPORTED[distribution], installed):
-        wanted = SUPPORTED[distribution].replace("\\", "") + "*"
-        raise ImportError(f"open_clip_mdc works with {distribution} {wanted}, but {installed} is installed: "
-                          f"pip install '{distribution}=={wanted}'")
+    known = SUPPORTED[distribution]
+    if not installed.startswith(known):
+        raise ImportError(f"open_clip_mdc works with {distribution} {' and '.join(f'{v}*' for v in known)}, but "
+                          f"{installed} is installed: pip install '{distribution}=={known[0]}*'")
 
 
 def packaged_configs() -> dict[str, dict]:

@@ -6,6 +6,7 @@ CPU; encode the image, run the decoder on the valid tokens, take the objective's
 Dimensions: B captions and images, R rows, P patches, L positions, N valid tokens, M asked tokens, D image width, W
 decoder width, V vocabulary.
 """
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -123,10 +124,12 @@ class Captioner(nn.Module):
         self.text.set_grad_checkpointing(enable)
 
     def fsdp_shard_modules(self) -> list[tuple[str, nn.Module]]:
-        """Return name and module of the blocks of both towers, which OpenCLIP 4.x shards one by one under --fsdp."""
-        return [(f"{name}.{i}", block) for name, blocks in self.named_modules()
-                if name.endswith("blocks") and isinstance(blocks, (nn.ModuleList, nn.Sequential))
-                for i, block in enumerate(blocks)]
+        """Return name and module of what OpenCLIP 4.x shards one by one under --fsdp, inner ones first.
+
+        They are the blocks of both towers, and of the decoder's what `project_image` calls before them.
+        """
+        return [(name, module) for name, module in self.named_modules()
+                if re.search(r"blocks\.\d+(\.cross_kv)?$", name)][::-1]
 
     def no_weight_decay(self) -> set[str]:
         towers = {"visual": encoder.no_weight_decay(self.visual), "text": self.text.no_weight_decay()}
