@@ -14,11 +14,8 @@ Annotations are Karpathy's split files (dataset_coco.json, ...); COCO's restval 
     OUT/test/{0..}.tar                                clip_benchmark's captioning format, a caption a line
 
 `folds` writes OUT/fold0 ... OUT/fold4, each with train/ and test/ as above; test sets are disjoint. An image's fold
-follows from its name, however the shards are cut.
-
-Of several captions `open_clip_train` draws one each time it reads the image, and validates on the first. A
-text without U+001E is what it always was. To plain OpenCLIP U+001E is white space: it would read one long text, which
-is what --join writes on purpose.
+follows from its name, however the shards are cut. To plain OpenCLIP U+001E is white space: it would read one long text,
+which is what --join writes on purpose.
 """
 import argparse
 import hashlib
@@ -28,19 +25,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
+from ..data import shards as tars
 from ..data.files import new_folder, parse_json, write_json
 from ..data.images import stored
-from ..data.shards import (
-    CAPTION_SEPARATOR,
-    LARGEST,
-    LARGEST_TEXT,
-    find_shards,
-    is_text,
-    shard_pattern,
-    tar_writer,
-)
+from ..data.shards import CAPTION_SEPARATOR, find_shards, shard_pattern
 from ..progress import progress_bar
 from . import prepare_cub as cub
 from . import prepare_layouts as layouts
@@ -53,19 +43,8 @@ SHARD_SIZE = 1000
 MAX_SHOWN = 20  # images named on the terminal when they cannot be used
 
 
-class LeftOut(NamedTuple):
-    name: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.name!r}: {self.why}"  # quoted: names come from the data
-
-
 def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list[Sample]]:
-    """Read the samples of each split of one of Karpathy's files.
-
-    An image is looked for in its folder (`filepath`: COCO's train2014, val2014) and beside the others.
-    """
+    """Read the samples of each split of one of Karpathy's files."""
     rows: dict[str, list[Sample]] = {}
     what = f"{annotations} is not Karpathy's dataset_{dataset}.json"
     try:
@@ -79,6 +58,7 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
             place = Path(row.get("filepath", ""), row["filename"])
             if place.is_absolute() or ".." in place.parts:
                 raise ValueError(f"{annotations} names an image outside {images}: {str(place)!r}")
+            # In its folder (COCO's train2014, val2014), or beside the others.
             path = Path(images, place) if Path(images, place).exists() else Path(images, place.name)
             rows.setdefault(SPLITS[row["split"]], []).append(
                 Sample(path.name, path, [s["raw"] for s in row["sentences"]]))
@@ -90,26 +70,24 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
     return rows
 
 
-def usable(samples: Iterable[Sample], left_out: list[LeftOut]) -> Iterator[tuple[str, Sample]]:
-    """Yield (suffix, sample) of each readable image with captions. The others go to `left_out`.
-
-    White space in captions becomes a space, so that none contains a line end or U+001E.
-    """
+def usable(samples: Iterable[Sample], left_out: list[str]) -> Iterator[tuple[str, Sample]]:
+    """Yield (suffix, sample) of each readable image with captions. The others go to `left_out`, with the reason."""
     for name, image, captions, seen in progress_bar(samples, "prepare") if isinstance(samples, list) else samples:
         texts = captions if isinstance(captions, list) else [captions]
-        texts = [" ".join(text.split()) for text in texts if is_text(text)]
+        texts = [" ".join(text.split()) for text in texts if tars.is_text(text)]  # no line end, no U+001E
         try:
             if not texts:
                 raise ValueError(f"no captions{seen}")
-            if 12 * sum(map(len, texts)) > LARGEST_TEXT:  # so many bytes may a letter become in KEY.json
+            if 12 * sum(map(len, texts)) > tars.LARGEST_TEXT:  # so many bytes may a letter become in KEY.json
                 raise ValueError(f"captions of {sum(map(len, texts)):,} letters")
-            image = read_file(image, LARGEST) if isinstance(image, Path) else image
-            if not 0 < len(image) <= LARGEST:
+            image = read_file(image, tars.LARGEST) if isinstance(image, Path) else image
+            if not 0 < len(image) <= tars.LARGEST:
                 raise ValueError(f"an image of {len(image):,} bytes" if image else "no image")
             suffix, image = stored(image, name)
             yield suffix, Sample(name, image, texts)
         except (OSError, ValueError) as problem:  # ValueError: also where no file can have this name
-            left_out.append(LeftOut(name, getattr(problem, "strerror", None) or str(problem)))
+            # The name comes from the data: quoted, it is one line.
+            left_out.append(f"{name!r}: {getattr(problem, 'strerror', None) or problem}")
 
 
 def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str, separator: str) -> dict[str, int]:
@@ -117,7 +95,7 @@ def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str,
     sizes = {}
     for number, group in groupby(enumerate(samples), lambda item: item[0] // SHARD_SIZE):
         name = shard.format(number)
-        with tar_writer(folder / name) as writer:
+        with tars.tar_writer(folder / name) as writer:
             for index, (suffix, sample) in group:
                 writer.write({
                     "__key__": f"{index:08d}",
@@ -129,7 +107,7 @@ def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str,
     return sizes
 
 
-def refuse(left_out: list[LeftOut]) -> NoReturn:
+def refuse(left_out: list[str]) -> NoReturn:
     print(*left_out[:MAX_SHOWN], sep="\n", file=sys.stderr)
     raise ValueError(f"{len(left_out)} images cannot be used, the first are named above: get them, or leave them out "
                      f"by --skip-broken")
@@ -144,7 +122,7 @@ def write_test(folder: Path, samples: Iterable[tuple[str, Sample]]) -> dict[str,
     return sizes
 
 
-def report(left_out: list[LeftOut], skip: bool, folder: Path, out: str) -> list[str]:
+def report(left_out: list[str], skip: bool, folder: Path, out: str) -> list[str]:
     if left_out and not skip:
         refuse(left_out)
     if left_out:
@@ -152,11 +130,10 @@ def report(left_out: list[LeftOut], skip: bool, folder: Path, out: str) -> list[
     return [f"{len(left_out)} images left out: {out}/left_out.txt"] if left_out else []
 
 
-def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[LeftOut], join: bool, skip: bool) -> None:
+def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[str], join: bool, skip: bool) -> None:
     """Write train/, val/ and test/ under `out`, which appears only when it is complete, and print how to use them.
 
-    `left_out`, the images that cannot be used, grows while samples are read. They are listed in OUT/left_out.txt with
-    `skip`, and are an error without.
+    `left_out` grows while samples are read. They are listed in OUT/left_out.txt with `skip`, and an error without.
     """
     hints = []
     with new_folder(out) as folder:
@@ -188,7 +165,7 @@ def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bo
     """
     if k < 2:
         raise ValueError("--k 1 leaves nothing to train on: give 2 or more")
-    left_out: list[LeftOut] = []
+    left_out: list[str] = []
     with new_folder(out) as folder:
         parts = []
         for fold in range(k):
@@ -233,15 +210,14 @@ def run(args: argparse.Namespace) -> None:
     if args.source == "folds":
         shards = find_shards(args.shards)
         return write_folds(args.out, shards, args.captions_key, args.k, args.join, args.skip_broken)
-    left_out: list[LeftOut] = []
+    left_out: list[str] = []
     if args.source == "shards":
         patterns = {split: getattr(args, split) for split in ("train", "val", "test") if getattr(args, split)}
         if not patterns:
             raise ValueError("name at least one of --train, --val and --test")
         splits = {split: layouts.read(pattern, args.images, args.captions_key) for split, pattern in patterns.items()}
     elif args.source == "cub":
-        rows, problems = cub.read(args.images, args.captions, args.split, args.classes)
-        left_out += [LeftOut(*problem) for problem in problems]
+        rows, left_out = cub.read(args.images, args.captions, args.split, args.classes)
         if left_out and not args.skip_broken:
             refuse(left_out)
         splits = {split: [Sample(path.name, path, captions) for path, captions in rows[split]] for split in rows}

@@ -63,11 +63,8 @@ def official_split(images: str) -> dict[Key, str]:
             for number, place in places.items()}
 
 
-def read(images: str, captions: str, split: str, classes: list[str] | None) -> tuple[dict[str, Rows], list[tuple]]:
-    """Return image files with their captions for train and test, and what cannot be used, each with the reason.
-
-    Training images come in a fixed random order: neighbours in the folder are of one class.
-    """
+def read(images: str, captions: str, split: str, classes: list[str] | None) -> tuple[dict[str, Rows], list[str]]:
+    """Return image files with their captions for train and test, and what cannot be used, each with the reason."""
     if (split == "reed") != (classes is not None):
         raise ValueError("--split reed needs --classes TRAIN TEST, and --split official none")
     files, texts = find(images, ".jpg"), find(captions, ".txt")
@@ -82,7 +79,7 @@ def read(images: str, captions: str, split: str, classes: list[str] | None) -> t
                 raise ValueError(f"no {missing}")
             rows[half].append((files[key], read_captions(texts[key])))
         except ValueError as problem:
-            problems.append((name, str(problem)))
-    random.Random(0).shuffle(rows["train"])
+            problems.append(f"{name!r}: {problem}")
+    random.Random(0).shuffle(rows["train"])  # neighbours in the folder are of one class
     print(f"{split} split: {len(rows['train'])} images to train on, {len(rows['test'])} to test on")
     return rows, problems
