@@ -19,7 +19,9 @@ from functools import lru_cache
 import numpy as np
 
 from open_clip_mdc.data.markdown import markdown_table
-from open_clip_mdc.likelihood.monte_carlo import draw_masks, race
+from open_clip_mdc.likelihood.draws import draw_masks
+from open_clip_mdc.likelihood.race import race
+from open_clip_mdc.likelihood.race import run as run_races
 
 VOCABULARY = 49408  # CLIP's: a uniform guess loses 10.8 nats
 POPULATIONS = ("normal", "rare", "lone", "skewed")
@@ -53,10 +55,11 @@ def run(kind: str, candidates: int, confidence: float, behind: float, num_tokens
     values = population(kind, candidates, num_tokens, behind, rng)
     draws = draw_masks(num_tokens, 1024, seed)
 
-    def read(rows: np.ndarray, hidden: np.ndarray) -> np.ndarray:
-        return values[rows][:, hidden @ 2 ** np.arange(num_tokens)]
+    def read(requests: list) -> list[np.ndarray]:
+        return [values[rows][:, draws.hidden[new] @ 2 ** np.arange(num_tokens)] for _, _, rows, new in requests]
 
-    score, _, used = race(read, np.full(candidates, num_tokens), {num_tokens: draws}, confidence, math.log(VOCABULARY))
+    own = race(np.full(candidates, num_tokens), {num_tokens: draws}, confidence, math.log(VOCABULARY))
+    ((score, _, used),) = run_races([own], read)
     best = (values @ masks_of_count(num_tokens)).argmax()
     return bool(used[best] < len(draws.stratum) and score.argmax() != best), float(used.mean())
 

@@ -2,13 +2,16 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerator import Accelerator, is_there, mark
 from conftest import VOCAB, captions, images, tiny_captioner
+from open_clip import get_tokenizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from open_clip_mdc.decoding.ancestral import denoise
 from open_clip_mdc.decoding.confidence import fully_masked, unmask_by_confidence
 from open_clip_mdc.decoding.sampling import Sampling, sample_tokens
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.integration.pretrained import describe_captions
 from open_clip_mdc.likelihood import log_likelihood as scoring
 from open_clip_mdc.likelihood.exact import autoregressive, heuristic
 from open_clip_mdc.likelihood.monte_carlo import monte_carlo
@@ -185,6 +188,86 @@ def test_mask_and_replace_is_drawn_and_scored_without_a_question(objective):
                    image[:1], captions([5, 9, 12, 12]))
 
 
+def waits(model, function):
+    """How often the host waits for the device while a function of four images runs."""
+    device, image = Accelerator(model), images(4)
+    mark(image)
+    with device, torch.no_grad():
+        function(image)
+    return len(device.waits)
+
+
+@pytest.fixture(scope="module")
+def that_knows_lengths():
+    model = tiny_captioner()
+    torch.nn.init.normal_(model.length_head.weight, std=0.1)
+    return model
+
+
+@pytest.mark.parametrize("options, number", [
+    ({"length": 6}, 1), ({"length": 6, "tokens_per_step": 3}, 1), ({"length": 9}, 1),
+    ({"length": 6, "sampling": Sampling(1.0)}, 1), ({"length": "sample"}, 3), ({"length": "auto"}, 4),
+    ({"text": fully_masked(torch.tensor([3]), VOCAB)}, 1), ({"length": 6, "sampler": "ancestral"}, 2)])
+def test_captions_ask_the_device_so_often_whatever_their_steps_and_lengths(that_knows_lengths, options, number):
+    assert waits(that_knows_lengths, lambda image: that_knows_lengths.generate(image, **options)) == number
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])
+def test_a_search_asks_the_device_once_a_step_whether_it_may_end(sampling):
+    model, steps = tiny_captioner("arc"), []
+    step = model.text.step
+    model.text.step = lambda *args: steps.append(0) or step(*args)
+    assert waits(model, lambda image: model.generate(image, length=6, sampling=sampling)) == len(steps) + 1 > 3
+
+
+def test_captions_are_described_by_one_question():
+    model = tiny_captioner()
+    decoded = model.generate(images(4), length=6, return_trace=True)
+    mark(*decoded)
+    assert waits(model, lambda image: describe_captions(decoded, get_tokenizer("ViT-B-32"))) == 1
+
+
+@pytest.mark.parametrize("memory_mib", [1, 512])
+@pytest.mark.parametrize("objective, method, number", [
+    ("mdc", "heuristic", 0), ("arc", "autoregressive", 0), ("mdc", "monte_carlo", 1), ("mcd-replace", "bound", 1)])
+def test_scores_ask_the_device_once_at_most_whatever_the_images_and_lengths(objective, method, number, memory_mib,
+                                                                            monkeypatch):
+    """All in one call, or in many of what the budget holds."""
+    model, text = tiny_captioner(objective), captions([5, 9, 12, 12] * 2).view(4, 2, -1)
+    calls, network = [], model.token_logits
+    monkeypatch.setattr(scoring, "MIB", 2 ** 18)
+    monkeypatch.setattr(model, "token_logits", lambda *args: calls.append(len(args[0][0][0])) or network(*args))
+    options = {"num_samples": 12} if number else {}
+    found = waits(model, lambda image: model.log_likelihood(image, text, method, memory_mib=memory_mib, **options))
+    assert found == number * (1 if memory_mib == 512 else 4)
+    assert set(calls) >= ({4} if memory_mib == 512 else {1})
+
+
+def test_a_race_asks_the_device_once_a_look():
+    model, text = tiny_captioner(), captions([9] * 16).view(4, 4, -1)
+    options = dict(method="monte_carlo", num_samples=128, stop_confidence=0.9, memory_mib=512)
+    looks = 3  # after 4, 8 and all of 16 draws
+    assert waits(model, lambda image: model.log_likelihood(image, text, **options)) == looks
+
+
+def test_the_device_sees_who_waits_and_who_mixes_devices():
+    there = torch.arange(3.0)
+    mark(there)
+    with Accelerator() as device:
+        for wait in (lambda: there.sum().item(), lambda: bool(there.any()), there.cpu, there.tolist, there.nonzero,
+                     lambda: there[there > 1], lambda: there[:there.argmax()], lambda: there[[0, 1]],
+                     lambda: torch.ones(2).to(there.device), lambda: torch.tensor([1], device=there.device)):
+            before = len(device.waits)
+            wait()
+            assert len(device.waits) == before + 1
+        assert is_there(torch.ones(3).to(there.device, non_blocking=True) + there) and not is_there(there.cpu())
+        before = len(device.waits)
+        assert is_there(there[1:] * 2) and is_there(torch.zeros(2, device=there.device)) and not is_there(torch.ones(2))
+        assert len(device.waits) == before
+        with pytest.raises(AssertionError, match="two devices"):
+            there + torch.ones(3)
+
+
 def test_the_watch_sees_who_waits():
     with Watch() as watch:
         mask = torch.tensor([True, False])
@@ -204,4 +287,6 @@ def test_scoring_takes_a_quarter_of_the_free_memory_of_a_cuda_device(monkeypatch
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 ** 30, 2 ** 33))
     assert scoring._chunk_sizes(model, Embeddings, text, None) == scoring._chunk_sizes(model, Embeddings, text, 256)
     Embeddings.device = torch.device("cpu")
+    assert scoring._chunk_sizes(model, Embeddings, text, None)[2] == 4096
+    monkeypatch.setattr(scoring, "CPU_TOKENS", 10 ** 9)
     assert scoring._chunk_sizes(model, Embeddings, text, None) == scoring._chunk_sizes(model, Embeddings, text, 512)

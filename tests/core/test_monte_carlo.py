@@ -9,8 +9,10 @@ from conftest import images
 from likelihoods import EOT, MASK, SOT, V, caption, log_probs, random_captions, read
 from scipy.special import stdtrit
 
+from open_clip_mdc.likelihood import draws as drawing
 from open_clip_mdc.likelihood import log_likelihood as scoring
 from open_clip_mdc.likelihood import monte_carlo
+from open_clip_mdc.likelihood import race as racing
 
 
 def mask_values(model, image, text):
@@ -46,9 +48,9 @@ def estimates(values, num_samples, seeds, interval=None):
     """Score and standard error for many seeds, [seeds, 2], from the values of all masks."""
     found = []
     for seed in range(seeds):
-        draws = monte_carlo.draw_masks(max(map(len, values)), num_samples, seed, interval)
+        draws = drawing.draw_masks(max(map(len, values)), num_samples, seed, interval)
         drawn = np.array([[values[tuple(hidden.nonzero()[0] + 1)] for hidden in draws.hidden]])
-        found.append(np.concatenate(monte_carlo.estimate(drawn, draws)))
+        found.append(np.concatenate(drawing.estimate(drawn, draws)))
     return np.array(found)
 
 
@@ -76,11 +78,11 @@ def test_the_standard_error_is_honest(six_tokens, num_samples):
 def test_the_standard_error_is_honest_where_masks_are_too_many_to_run_out():
     score, covered = [], []
     for seed in range(500):
-        draws = monte_carlo.draw_masks(40, 160, seed)
+        draws = drawing.draw_masks(40, 160, seed)
         noise = np.random.default_rng([seed, 1]).normal(scale=5, size=len(draws.stratum))
         noise[np.isfinite(draws.population[draws.stratum])] = 0  # they would need noise that is the mask's own
         trend = draws.hidden.sum(1)
-        found, error = monte_carlo.estimate((trend + noise)[None], draws)
+        found, error = drawing.estimate((trend + noise)[None], draws)
         score.append(found[0])
         covered.append(abs(found[0] - 40 * 20.5) < stdtrit(len(trend) - 40, 0.975) * error[0])
     assert np.mean(score) == pytest.approx(40 * 20.5, abs=4 * np.std(score) / math.sqrt(500))
@@ -94,14 +96,14 @@ def test_a_single_draw_does_not_claim_to_know_its_error(mdc):
 
 @pytest.mark.parametrize("size, draws", [(8, 16), (24, 16), (40, 16), (12, 8), (10, 16), (77, 16), (3, 7), (14, 1024)])
 def test_every_mask_count_is_expected_equally_often(size, draws):
-    samples = [np.bincount(monte_carlo.systematic_sample(size, draws, k), minlength=size) for k in range(size)]
+    samples = [np.bincount(drawing.systematic_sample(size, draws, k), minlength=size) for k in range(size)]
     assert (sum(samples) == draws).all()
     assert all(sample.max() - sample.min() <= 1 for sample in samples)
 
 
 @pytest.mark.parametrize("num_tokens, num_samples", [(7, 1024), (12, 1024), (20, 1024), (20, 50), (77, 64)])
 def test_draws_are_within_budget_and_prefixes_of_them_are_balanced(num_tokens, num_samples):
-    draws = monte_carlo.draw_masks(num_tokens, num_samples)
+    draws = drawing.draw_masks(num_tokens, num_samples)
     counts = draws.hidden.sum(1)
     assert len(counts) <= num_samples and (draws.stratum == counts - 1).all()
     for repeat in range(draws.repeat[-1]):
@@ -132,13 +134,13 @@ def test_candidates_of_equal_length_share_their_masks(mdc):
 
     with torch.no_grad():
         monte_carlo.monte_carlo(record, random_captions(3, [6]), V, num_samples=20, seed=5)
-    first, second, third = torch.cat(seen).split(len(monte_carlo.draw_masks(7, 20, 5).hidden))
+    first, second, third = torch.cat(seen).split(len(drawing.draw_masks(7, 20, 5).hidden))
     assert (first == second).all() and (first == third).all()
-    assert not np.array_equal(monte_carlo.draw_masks(7, 20, 5).hidden, monte_carlo.draw_masks(7, 20, 6).hidden)
+    assert not np.array_equal(drawing.draw_masks(7, 20, 5).hidden, drawing.draw_masks(7, 20, 6).hidden)
 
 
 def test_masks_of_different_lengths_are_independent():
-    counts = [[monte_carlo.draw_masks(n, 1, seed).hidden.sum() for n in (40, 41)] for seed in range(300)]
+    counts = [[drawing.draw_masks(n, 1, seed).hidden.sum() for n in (40, 41)] for seed in range(300)]
     assert abs(np.corrcoef(np.array(counts).T)[0, 1]) < 4 / math.sqrt(300)
 
 
@@ -166,7 +168,7 @@ def test_early_stopping_of_equal_captions_never_claims_a_winner(mdc):
     text = random_captions(1, [6]).repeat(2, 1)[None]
     found = scoring.log_likelihood(mdc, images(1), text, "monte_carlo", 64, stop_confidence=0.9, return_details=True)
     assert found.log_likelihood[0, 0] == found.log_likelihood[0, 1]
-    assert (found.draws == len(monte_carlo.draw_masks(7, 64).hidden)).all()
+    assert (found.draws == len(drawing.draw_masks(7, 64).hidden)).all()
 
 
 @pytest.mark.parametrize("lengths", [(8, 8, 8), (8, 8, 8, 8, 8), (8, 8, 6, 7)])
@@ -226,7 +228,7 @@ def test_certainty_is_wrong_no_more_often_than_promised(kind):
         found = monte_carlo.monte_carlo(lambda lengths: token_logits, text, V, 512, seed, stop_confidence=0.999,
                                         max_tokens=10 ** 6)
         truth = sum((share * values)[:, num_hidden == n][:, n == 1:].mean(1) for n in range(1, 10))
-        num_draws = len(monte_carlo.draw_masks(9, 512, seed).hidden)
+        num_draws = len(drawing.draw_masks(9, 512, seed).hidden)
         wrong += int(found.draws[truth.argmax()] < num_draws and found.log_likelihood.argmax() != truth.argmax())
         early[behind].append(found.draws.double().mean() / num_draws)
     assert wrong == 0  # of 64
@@ -246,55 +248,60 @@ def test_the_mean_wealth_of_bets_on_a_level_race_is_no_more_than_1(lengths):
     of_mask = [v + (target - n * mean) / n for v, n, mean in zip(of_mask, lengths, means, strict=True)]
     wealth = []
     for seed in range(400):
-        draws = [monte_carlo.draw_masks(n, 20 * n, seed) for n in lengths]
+        draws = [drawing.draw_masks(n, 20 * n, seed) for n in lengths]
         values = [v[d.hidden @ 2 ** np.arange(n)][:8 * n] for v, d, n in zip(of_mask, draws, lengths, strict=True)]
-        wealth.append(np.exp(monte_carlo.log_evidence(values[0], values[1][None], *draws, worst=9.0)[0]))
+        wealth.append(np.exp(racing.log_evidence(values[0], values[1][None], *draws, worst=9.0)[0]))
     assert np.mean(wealth) < 1 + 4 * np.std(wealth) / 20 + 1e-6
     better = [of_mask[0] + 12 / lengths[0], of_mask[1]]
     values = [v[d.hidden @ 2 ** np.arange(n)] for v, d, n in zip(better, draws, lengths, strict=True)]
-    assert monte_carlo.log_evidence(values[0], values[1][None], *draws, worst=9.0)[0] > math.log(1000)
+    assert racing.log_evidence(values[0], values[1][None], *draws, worst=9.0)[0] > math.log(1000)
 
 
 def test_wealth_is_the_bet_times_the_score_where_all_masks_are_drawn_and_a_product_over_draws_elsewhere():
     values, bet = np.random.default_rng(0).normal(size=(2, 400)), np.array([0.3, 0.1])
-    draws = monte_carlo.draw_masks(5, 400)
-    score = monte_carlo.estimate(values[:, :31], draws)[0]
-    assert monte_carlo.log_wealth(5 * values[:, :31], draws, bet) == pytest.approx(bet[:, None] * score)
-    draws = monte_carlo.draw_masks(20, 400)
+    draws = drawing.draw_masks(5, 400)
+    score = drawing.estimate(values[:, :31], draws)[0]
+    assert racing.log_wealth(5 * values[:, :31], draws, bet) == pytest.approx(bet[:, None] * score)
+    draws = drawing.draw_masks(20, 400)
     known = np.isin(draws.hidden.sum(1), (1, 19, 20))  # 20, 20 and 1 masks: all are drawn
     share = 20 * values[:, :len(known)] / 20 / np.bincount(draws.stratum)[draws.stratum]
     expected = [[math.prod(1 + b * x for x in row[~known]) * math.exp(b * row[known].sum()) for row in share]
                 for b in bet]
-    assert monte_carlo.log_wealth(20 * values[:, :len(known)], draws, bet) == pytest.approx(np.log(expected))
+    assert racing.log_wealth(20 * values[:, :len(known)], draws, bet) == pytest.approx(np.log(expected))
+
+
+def race_alone(read, lengths, draws, *args):
+    """One race, that reads (rows, masks) -> values."""
+    return racing.run([racing.race(lengths, draws, *args)], lambda requests: [
+        read(rows, draws[n].hidden[new]) for _, n, rows, new in requests])[0]
 
 
 @pytest.mark.parametrize("factor, dropped", [(0.99, 0), (1.01, 4)])
 def test_looks_and_rivals_share_the_error_probability(monkeypatch, factor, dropped):
-    draws = monte_carlo.draw_masks(20, 400)  # 20 of most counts: looks after 4, 8 and 16, and the last, which decides
+    draws = drawing.draw_masks(20, 400)  # 20 of most counts: looks after 4, 8 and 16, and the last, which decides
     assert draws.repeat[-1] + 1 == 20
-    monkeypatch.setattr(monte_carlo, "log_evidence",
+    monkeypatch.setattr(racing, "log_evidence",
                         lambda leader, rivals, *args: np.where((rivals == leader).all(1), 0.0, bar))
     bar = math.log(factor * 4 * 3 / 0.01)
     values = -np.arange(5.0)[:, None]
-    _, _, used = monte_carlo.race(lambda rows, hidden: values[rows].repeat(len(hidden), 1), np.full(5, 20), {20: draws},
-                                  stop_confidence=0.99)
+    _, _, used = race_alone(lambda rows, hidden: values[rows].repeat(len(hidden), 1), np.full(5, 20), {20: draws}, 0.99)
     assert (used < len(draws.stratum)).sum() == (5 if dropped else 0)
 
 
 @pytest.mark.parametrize("guess, worst", [(2.0, 4.0), (9.0, 9.0)])
 def test_no_draw_is_taken_to_lose_less_than_a_uniform_guess_or_the_worst_seen(monkeypatch, guess, worst):
     given = []
-    monkeypatch.setattr(monte_carlo, "log_evidence",
+    monkeypatch.setattr(racing, "log_evidence",
                         lambda leader, rivals, *args: given.append(args[-1]) or np.zeros(len(rivals)))
     values = -np.arange(5.0)[:, None]
-    monte_carlo.race(lambda rows, hidden: values[rows].repeat(len(hidden), 1), np.full(5, 20),
-                     {20: monte_carlo.draw_masks(20, 400)}, 0.99, guess)
+    race_alone(lambda rows, hidden: values[rows].repeat(len(hidden), 1), np.full(5, 20),
+               {20: drawing.draw_masks(20, 400)}, 0.99, guess)
     assert set(given) == {worst}
 
 
 def test_a_models_draw_is_taken_to_lose_a_uniform_guess_at_most(monkeypatch):
     given = []
-    monkeypatch.setattr(monte_carlo, "log_evidence",
+    monkeypatch.setattr(racing, "log_evidence",
                         lambda leader, rivals, *args: given.append(args[-1]) or np.zeros(len(rivals)))
     logits = torch.zeros(V).index_fill(0, torch.tensor([1, 2, EOT]), 3.0)  # no token of the captions loses as much
     text = torch.tensor([caption(*[1] * 7), caption(*[2] * 7)])
@@ -319,14 +326,14 @@ def raced(monkeypatch, values, dropped, draws):
             remaining.remove(lost)
         return found
 
-    monkeypatch.setattr(monte_carlo, "log_evidence", evidence)
-    return monte_carlo.race(read, np.full(len(values), 20), {20: draws}, 0.99)
+    monkeypatch.setattr(racing, "log_evidence", evidence)
+    return race_alone(read, np.full(len(values), 20), {20: draws}, 0.99)
 
 
 @pytest.mark.parametrize("rival", [-2.0, -1.0])
 def test_who_dropped_out_stays_as_far_behind_the_leader_as_it_was_however_that_one_goes_on(monkeypatch, rival):
     """The leader loses 1 nat a token in the first 4 draws of each mask count, then 9; one rival drops out before."""
-    draws = monte_carlo.draw_masks(20, 400)
+    draws = drawing.draw_masks(20, 400)
     early = draws.repeat < 4
     values = np.array([np.where(early, -1.0, -9.0), np.full(len(early), rival), np.where(early, -3.0, -9.5)])
     values = values + np.random.default_rng(0).normal(0, 0.1, len(early))  # of a mask, the same for all
@@ -339,7 +346,7 @@ def test_who_dropped_out_stays_as_far_behind_the_leader_as_it_was_however_that_o
 
 def test_who_fell_behind_a_leader_that_drops_out_itself_is_behind_both(monkeypatch):
     """Row 0 leads and drops row 2, then falls behind row 1, which goes on with row 3. Of 20 masks there is one draw."""
-    draws = monte_carlo.draw_masks(20, 400)
+    draws = drawing.draw_masks(20, 400)
     first, second = draws.repeat < 4, draws.repeat < 8
     values = np.array([np.where(first, -1.0, -5.0), np.where(second, -2.0, -9.0), np.full(len(first), -2.5),
                        np.where(second, -4.0, -9.5)])
@@ -352,6 +359,6 @@ def test_who_fell_behind_a_leader_that_drops_out_itself_is_behind_both(monkeypat
 
 def test_the_largest_share_of_a_draw_is_of_the_count_with_the_fewest_draws_that_leaves_masks_undrawn():
     stratum, repeat = np.array([0, 1, 2, 0, 1, 0]), np.array([0, 0, 0, 1, 1, 2])
-    draws = monte_carlo.Draws(np.zeros((6, 3), dtype=bool), stratum, repeat, np.array([math.inf, math.inf, 1.0]))
-    assert [monte_carlo.largest_share(draws, n) for n in (6, 4, 3, 2)] == [1 / 3 / 2, 1 / 3, 1 / 3, math.inf]
-    assert monte_carlo.largest_share(draws._replace(population=np.array([3.0, 2.0, 1.0])), 6) == 0
+    draws = drawing.Draws(np.zeros((6, 3), dtype=bool), stratum, repeat, np.array([math.inf, math.inf, 1.0]))
+    assert [racing.largest_share(draws, n) for n in (6, 4, 3, 2)] == [1 / 3 / 2, 1 / 3, 1 / 3, math.inf]
+    assert racing.largest_share(draws._replace(population=np.array([3.0, 2.0, 1.0])), 6) == 0

@@ -6,13 +6,16 @@ import torch
 from open_clip_mdc.text.special_tokens import (
     caption_lengths,
     decode_captions,
+    decode_tokens,
     eot_id,
     mask_id,
     not_whole,
     sot_id,
     target_tokens,
+    token_bytes,
     tokenize_whole,
     valid_tokens,
+    whole_words,
 )
 
 TOKENIZER = open_clip.SimpleTokenizer()
@@ -64,3 +67,15 @@ def test_a_caption_that_would_be_cut_is_not_scored():
     for name in ("<end_of_text>", "<start_of_text>", "<End_of_Text>"):
         with pytest.raises(ValueError, match="caption 2 holds <start_of_text> or <end_of_text>"):
             tokenize_whole(["a dog", f"a dog{name} and all that it does not say"], TOKENIZER, 77)
+
+
+def test_tokens_looked_up_are_tokens_decoded():
+    """Random ids, many of which hold parts of letters: the pieces are those of one decoder that reads byte by byte."""
+    for ids in torch.randint(0, 49406, (300, 12), generator=torch.Generator().manual_seed(0)).tolist():
+        stream = b"".join(token_bytes(i, TOKENIZER) for i in ids)
+        pieces = decode_tokens(ids, TOKENIZER)
+        joined = "".join(pieces)
+        assert joined == stream.decode(errors="replace").replace("</w>", " ")[:len(joined)] and len(pieces) == 12
+        whole = [i for i in ids if i in whole_words(TOKENIZER)]
+        assert "".join(decode_tokens(whole, TOKENIZER)) == TOKENIZER.decode(whole)
+    assert 48_000 < len(whole_words(TOKENIZER)) < 49406

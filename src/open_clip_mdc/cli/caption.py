@@ -79,7 +79,7 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
     blind, options = None, {name: value for name in ("length", "min_length", "tokens_per_step", "steps")
                             if (value := getattr(args, name)) is not None}
     if args.text:
-        options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length).to(loaded.device)
+        options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length)
     if args.sampler == "ancestral":
         options["sampler"] = args.sampler
     if decoding.guides(vars(args)):

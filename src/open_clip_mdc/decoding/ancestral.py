@@ -36,6 +36,7 @@ def denoise(
         steps: int | None = None,
         forbidden: Sequence[int] = (),
         sampling: Sampling = GREEDY,
+        device: torch.device | str | None = None,
 ) -> Decoded:
     """Draw every [MASK] of the text. What is given stays as it is.
 
@@ -48,16 +49,19 @@ def denoise(
         text, valid: ids, mask_id where a token is to be found, long [R, L], and what is no padding, bool [R, L].
         steps: the schedule's T if None.
         forbidden: ids that p(x_0 | x_t) is taken without, not renormalised.
+        device: the network's, the text's if None.
 
     Returns:
         the captions; `step` is the one since which a token stands, `log_prob` its log p(x_0 | x_t) then.
     """
     size, generator = schedule.vocab_size, sampling.generator
     grid = times(len(schedule.mask) - 1 if steps is None else steps, len(schedule.mask) - 1)
+    text, valid, forbidden, at = (x.to(device or text.device, non_blocking=True) for x in (
+        text, valid, torch.tensor(forbidden, dtype=torch.long), torch.tensor(grid)))
     free = text == mask_id(size)
     u = torch.rand(text.shape, dtype=torch.float64, device=text.device, generator=generator)
     # Masked at t is where u < mask_t; counted at all times at once, the only wait for the device.
-    masked = free & (u < schedule.mask[grid].view(-1, 1, 1))  # [steps + 1, R, L]
+    masked = free & (u < schedule.mask[at].view(-1, 1, 1))  # [steps + 1, R, L]
     counts = torch.cat((valid.sum(1), masked.sum((1, 2)), torch.stack((free.sum(), (free & ~valid).sum())))).tolist()
     lengths, num_masked, (num_free, misplaced) = counts[:len(text)], counts[len(text):-2], counts[-2:]
     if misplaced:
@@ -69,7 +73,6 @@ def denoise(
     if not schedule.absorbing:
         text = torch.where(free & ~masked[0], torch.randint(size, text.shape, device=text.device,
                                                             generator=generator), text)
-    forbidden = torch.tensor(forbidden, dtype=torch.long, device=text.device)
     since, log_prob, number = torch.full_like(text, -1), torch.zeros(text.shape, device=text.device), 0
     for i, (t, s) in enumerate(zip(grid, grid[1:], strict=False)):
         if schedule.absorbing:

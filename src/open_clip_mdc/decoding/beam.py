@@ -76,14 +76,15 @@ def beam_search(
         ends = token == eot
 
         ended, which = score.masked_fill(~ends, -torch.inf).max(1)
-        better = ended > best_score
-        best_score = torch.where(better, ended, best_score)
-        last = row[image, which][better]
-        best_text[better, :length], best_text[better, length] = text[last], eot
-        best_log_prob[better, :length], best_log_prob[better, length] = log_prob[last], log_probs[last, eot]
+        better = (ended > best_score)[:, None]
+        best_score = torch.maximum(best_score, ended)
+        last = row[image, which]
+        ended_log_prob = torch.cat((log_prob[last], log_probs[last, eot, None]), 1)
+        best_text[:, :length + 1] = F.pad(text[last], (0, 1), value=eot).where(better, best_text[:, :length + 1])
+        best_log_prob[:, :length + 1] = ended_log_prob.where(better, best_log_prob[:, :length + 1])
 
         live = score.masked_fill(ends, -torch.inf)  # a beam that an ended caption displaced could not overtake it
-        if (best_score >= live.amax(1)).all():
+        if (best_score >= live.amax(1)).all():  # the step's only question to the device
             break
         parent, newest = row.flatten(), token.flatten()
         text = torch.cat((text[parent], newest[:, None]), dim=1)

@@ -29,6 +29,7 @@ def unmask_by_confidence(
         sampling: Sampling = GREEDY,
         guide: Callable[[Tensor, Tensor], Tensor] | None = None,
         top_k: int = 5,
+        device: torch.device | str | None = None,
 ) -> Decoded:
     """Replace every [MASK], the most confident first. What is revealed stays (Eq. 6).
 
@@ -47,6 +48,7 @@ def unmask_by_confidence(
         forbidden: ids that may not be chosen, without renormalising the others.
         guide: re-weighs the `top_k` most probable tokens of each revealed position (`reweigh`); the order of positions
             and `log_prob` stay the network's.
+        device: the network's, the text's if None. A text on the CPU is read without a wait for the device.
     """
     by_probability = isinstance(tokens_per_step, float)
     if not tokens_per_step >= (0 if by_probability else 1):
@@ -58,9 +60,10 @@ def unmask_by_confidence(
         raise ValueError("a [MASK] stands in the padding, after the caption's end")
 
     token_logits = network(lengths.tolist())
+    text, masked, forbidden = (x.to(device or text.device, non_blocking=True) for x in (
+        text, masked, torch.tensor(forbidden, dtype=torch.long)))
     text, padding = text.tensor_split([int(lengths.max())], dim=1)
     remaining, _ = partition_indices(masked[:, :text.shape[1]], int(left.sum()))
-    forbidden = torch.tensor(forbidden, dtype=torch.long, device=text.device)
     step = torch.full_like(text, -1)
     log_prob = torch.zeros(text.shape, device=text.device)
     unknown, nowhere = torch.full_like(log_prob, -torch.inf), torch.zeros_like(text, dtype=torch.bool)
@@ -111,13 +114,16 @@ def reweigh(log_prob: Tensor, filled: Tensor, places: Tensor, guide: Callable[[T
 
 
 def fully_masked(lengths: Tensor, vocab_size: int, longest: int | None = None) -> Tensor:
-    """Return SOT, `lengths` [B] masks, EOT, padding: long [B, L]. `longest` is L - 2, by default that of `lengths`."""
+    """Return SOT, `lengths` [B] masks, EOT, padding: long [B, L]. `longest` is L - 2, by default that of `lengths`.
+
+    A length of -1 is a lone EOT: nothing to find, at the cost of one token.
+    """
     position = torch.arange((int(lengths.max()) if longest is None else longest) + 2, device=lengths.device)
     end = lengths[:, None] + 1
     text = torch.full((len(lengths), len(position)), PAD_ID, device=lengths.device)
-    text = text.masked_fill(position < end, mask_id(vocab_size)).masked_fill(position == end, eot_id(vocab_size))
+    text = text.masked_fill(position < end, mask_id(vocab_size))
     text[:, 0] = sot_id(vocab_size)
-    return text
+    return text.masked_fill(position == end, eot_id(vocab_size))
 
 
 def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context_length: int | None = None) -> Tensor:

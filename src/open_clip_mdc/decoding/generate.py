@@ -33,17 +33,18 @@ def best_of_lengths(decode: Callable[[Tensor], Decoded], log_prob: Tensor) -> De
     """Choose each image's length N by log p(N | image) + LENGTH_NORM * the mean of the tokens' log-probabilities.
 
     That is p(N | image) times the probability of the caption as if it had LENGTH_NORM tokens, which unlike its
-    probability compares over N. The most probable lengths are tried, in that order, until none left can win for any
-    image: no caption adds above 0. `decode` makes captions [R, L] of lengths, long [R]; `log_prob` [R, S] is theirs.
+    probability compares over N. The most probable lengths are tried, in that order, but for those that cannot win over
+    the first: no caption adds above 0. `decode` makes captions [R, L] of lengths, long [R] on the CPU, -1 for none;
+    `log_prob` [R, S] is theirs. The device is asked twice, whatever the number of lengths.
     """
     log_prob, lengths = log_prob.topk(min(MAX_LENGTHS, log_prob.shape[1]))
-    best = decode(lengths[:, 0])
+    on_cpu = lengths.cpu()
+    best = decode(on_cpu[:, 0])
     value = log_prob[:, 0] + LENGTH_NORM * best.log_prob.sum(1) / lengths[:, 0]
-    for prior, length in zip(log_prob.T[1:], lengths.T[1:], strict=True):
-        if (prior <= value).all():
-            break
-        found = decode(length)
-        found_value = prior + LENGTH_NORM * found.log_prob.sum(1) / length
+    can_win = (log_prob > value[:, None]).cpu()
+    for rank in range(1, 1 + int(can_win[:, 1:].any(0).sum())):
+        found = decode(on_cpu[:, rank].where(can_win[:, rank], -1))
+        found_value = log_prob[:, rank] + LENGTH_NORM * found.log_prob.sum(1) / lengths[:, rank]
         better = found_value > value
         best = Decoded(*(torch.where(better[:, None], *parts) for parts in zip(found, best, strict=True)))
         value = torch.where(better, found_value, value)
@@ -98,6 +99,7 @@ def unmask_images(
             model's choice for each image (`best_of_lengths`), "sample" a draw from p(N | image); None is
             `default_length`.
         text: captions to fill in instead, long [B, L] or [1, L] (`tokenize_with_masks`); `length` is then not used.
+            On the CPU nothing waits for the device.
         tokens_per_step: see `unmask_by_confidence`.
         sampler: "confidence" (Eq. 6, `unmask_by_confidence`), or "ancestral" (`denoise`), which draws.
         steps: of "ancestral"; None is as many as the model was trained on, 100.
@@ -111,7 +113,7 @@ def unmask_images(
         guide: re-weighs the most probable tokens of each step of "confidence" (`reweigh`) unless its scale is 0.
     """
     vocab_size, longest = model.vocab_size, model.context_length - 2
-    length = default_length(model) if length is None else length
+    length = default_length(model) if length is None and text is None else length
     if text is None and length not in CHOSEN and not (isinstance(length, int) and 1 <= length <= longest):
         raise ValueError(f"length is {length!r}; it must be 'auto', 'sample' or a number of tokens from 1 to {longest}")
     if text is None and length in CHOSEN and model.length_head is None:
@@ -146,11 +148,12 @@ def unmask_images(
         guides = (lambda captions, row: guide(captions, row // samples)), guide.top_k
 
     def decode(text: Tensor) -> Decoded:
-        valid = valid_tokens(text, vocab_size)
+        valid, device = valid_tokens(text, vocab_size), image.device
         if sampler == "confidence":
-            return unmask_by_confidence(network, text, valid, vocab_size, tokens_per_step, forbidden, sampling, *guides)
+            return unmask_by_confidence(network, text, valid, vocab_size, tokens_per_step, forbidden, sampling, *guides,
+                                        device=device)
         make = model.objective.schedule or make_schedule  # continuous time: by the linear schedule in as many steps
-        return denoise(network, text, valid, make(vocab_size, device=image.device), steps, forbidden, sampling)
+        return denoise(network, text, valid, make(vocab_size, device=device), steps, forbidden, sampling, device)
 
     if text is not None:
         return decode(text.expand(len(image), -1).repeat_interleave(samples, 0))
@@ -158,9 +161,9 @@ def unmask_images(
         log_prob = model.length_head.log_prob(image_embs).repeat_interleave(samples, 0)
         if length == "auto":
             return best_of_lengths(lambda lengths: decode(fully_masked(lengths, vocab_size, longest)), log_prob)
-        lengths = sample_tokens(log_prob, Sampling(1.0, generator=sampling.generator))
+        lengths = sample_tokens(log_prob, Sampling(1.0, generator=sampling.generator)).cpu()
     else:
-        lengths = torch.full((samples * len(image),), length, device=image.device)
+        lengths = torch.full((samples * len(image),), length)
     return decode(fully_masked(lengths, vocab_size))
 
 
@@ -246,6 +249,6 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
 
 
 def cut(decoded: Decoded, vocab_size: int, return_trace: bool) -> Tensor | Decoded:
-    longest = caption_lengths(decoded.text, vocab_size).max()
+    longest = int(caption_lengths(decoded.text, vocab_size).max())
     decoded = Decoded(*(part[:, :longest] for part in decoded))
     return decoded if return_trace else decoded.text

@@ -29,7 +29,7 @@ from ..errors import check_numbers, check_options
 from ..likelihood import log_likelihood as scoring
 from ..models import encoder
 from ..models.captioner import Captioner
-from ..text.special_tokens import caption_lengths, decode_captions, decode_tokens, tokenize_whole
+from ..text.special_tokens import caption_lengths, decode_captions, decode_tokens, tokenize_whole, whole_words
 from . import checkpoints
 from .data import PrefetchLoader, split_normalization
 from .inputs import Images, as_captions, as_list
@@ -162,7 +162,7 @@ class PretrainedCaptioner:
         decoding.check(asked, str)
         images = as_list(images)
         if text is not None:
-            options["text"] = tokenize_with_masks(self.tokenizer, text, self.model.context_length).to(self.device)
+            options["text"] = tokenize_with_masks(self.tokenizer, text, self.model.context_length)
         if decoding.needs_null_image(options, self.model) and options.get("blind") is None:
             options["blind"] = self._blind(blind_images, images[:decoding.NULL_IMAGES], batch_size)
         elif blind_images is not None:
@@ -210,7 +210,7 @@ class PretrainedCaptioner:
         images, each = as_list(images), as_captions(captions)
         if len(each) not in (1, len(images)):
             raise ValueError(f"there are {len(images)} images, but captions of {len(each)}")
-        text = torch.stack([tokenize_whole(c, self.tokenizer, self.model.context_length) for c in each]).to(self.device)
+        text = torch.stack([tokenize_whole(c, self.tokenizer, self.model.context_length) for c in each])
         blind, plain = 0.0, []
         if kind != "plain":
             mean = self._blind(blind_images, images, batch_size)
@@ -232,17 +232,18 @@ def describe_captions(decoded: Decoded, tokenizer) -> list[dict]:
 
     A token that ends a word ends in a space. `step` is the one that revealed it, from 0, and `log_prob` what the model
     gave it then (nats); both are None for a token that was given. Where the model itself chose to end the caption, the
-    last token is "<end>".
+    last token is "<end>". The device is waited for once.
     """
-    rows = []
-    captions = decode_captions(decoded.text, tokenizer)
-    lengths = caption_lengths(decoded.text, tokenizer.vocab_size).tolist()
-    for caption, n, *columns in zip(captions, lengths, *map(torch.Tensor.tolist, decoded), strict=True):
-        ids, steps, log_probs = (column[1:n] for column in columns)  # without SOT
-        words = [*decode_tokens(ids[:-1], tokenizer), "<end>"]
+    text, step, bits = torch.stack((*decoded[:2], decoded.log_prob.view(torch.int32).long())).cpu()
+    columns = text.tolist(), step.tolist(), bits.int().view(torch.float32).tolist()
+    whole, rows = whole_words(tokenizer).keys(), []
+    for i, n in enumerate(caption_lengths(text, tokenizer.vocab_size).tolist()):
+        ids, steps, log_probs = (column[i][1:n] for column in columns)  # without SOT
+        words = decode_tokens(ids[:-1], tokenizer)
+        caption = "".join(words).strip() if whole >= {*ids[:-1]} else decode_captions(text[i:i + 1], tokenizer)[0]
         tokens = [{"token": word, "step": None, "log_prob": None} if step < 0 else
                   {"token": word, "step": step, "log_prob": log_prob}
-                  for word, step, log_prob in zip(words, steps, log_probs, strict=True)]
+                  for word, step, log_prob in zip((*words, "<end>"), steps, log_probs, strict=True)]
         rows.append({"caption": caption, "tokens": tokens if steps[-1] >= 0 else tokens[:-1]})
     return rows
 

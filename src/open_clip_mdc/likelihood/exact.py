@@ -29,28 +29,48 @@ class Likelihood(NamedTuple):
 
 def estimated(device: torch.device, score: np.ndarray, error: np.ndarray, draws: np.ndarray,
               per_token: np.ndarray | None = None) -> Likelihood:
-    tensors = (None if x is None else torch.as_tensor(x, dtype=torch.float32).to(device)
+    tensors = (None if x is None else torch.as_tensor(x, dtype=torch.float32).to(device, non_blocking=True)
                for x in (score, per_token, None, error))
-    return Likelihood(*tensors, torch.as_tensor(draws, dtype=torch.long).to(device))
+    return Likelihood(*tensors, torch.as_tensor(draws, dtype=torch.long).to(device, non_blocking=True))
 
 
 def token_log_prob(logits: Tensor, target: Tensor) -> Tensor:
     return logits.gather(1, target[:, None]).squeeze(1) - logits.logsumexp(1)
 
 
-def decoder_calls(network: Network, rows: int, length: int,
+def decoder_calls(network: Network, image: np.ndarray, length: np.ndarray, num_images: int,
                   max_tokens: int) -> Iterator[tuple[np.ndarray, TokenLogits]]:
-    """Yield the rows of each decoder call, and its function of them, which only another number of rows makes anew."""
-    token_logits, packed_rows, step = None, 0, max(1, max_tokens // length)
-    for index in np.split(np.arange(rows), range(step, rows, step)):
-        if len(index) != packed_rows:
-            token_logits, packed_rows = network([length] * len(index)), len(index)
-        yield index, token_logits
+    """Cut rows into decoder calls of several images, or else of a part of one image's rows.
+
+    Args:
+        network: of `num_images` images; see `interface.Network`.
+        image, length: of each row, long [J]; images ascend.
+        max_tokens: per call, with padding.
+
+    Yields the rows of a call, long [R], -1 for a lone token that fills up an image with fewer rows than the others, and
+    the call's function of texts [R, longest].
+    """
+    rows_per_call = max(1, max_tokens // int(length.max()))
+    names, first, count = np.unique(image, return_index=True, return_counts=True)
+    start = 0
+    while start < len(names):
+        stop = start + 1
+        while stop < len(names) and (stop + 1 - start) * count[start:stop + 1].max() <= rows_per_call:
+            stop += 1
+        number = np.arange(count[start:stop].max())
+        rows = np.where(number < count[start:stop, None], first[start:stop, None] + number, -1)
+        step = max(1, rows_per_call // len(rows))
+        images = () if stop - start == num_images else (names[start:stop],)
+        for part in np.split(rows, range(step, rows.shape[1], step), axis=1):
+            yield part.ravel(), network(np.where(part >= 0, length[part], 1).ravel(), *images)
+        start = stop
 
 
-def autoregressive(network: Network, text: Tensor, vocab_size: int) -> Likelihood:
+def autoregressive(network: Network, text: Tensor, vocab_size: int,
+                   device: torch.device | str | None = None) -> Likelihood:
     """Score by Eq. 7: the sum over i of log p(c_i | c_<i, image), from the first token after SOT to EOT."""
     lengths = caption_lengths(text, vocab_size).tolist()
+    text = text.to(device or text.device, non_blocking=True)
     captions = text[:, :max(lengths)]
     predicted, _ = partition_indices(target_tokens(captions, vocab_size), sum(lengths) - len(lengths))
     per_token = torch.zeros(captions.shape, device=text.device)
@@ -60,15 +80,18 @@ def autoregressive(network: Network, text: Tensor, vocab_size: int) -> Likelihoo
     return Likelihood(per_token.sum(1), F.pad(per_token, (0, text.shape[1] - captions.shape[1])))
 
 
-def heuristic(network: Network, text: Tensor, vocab_size: int) -> Likelihood:
+def heuristic(network: Network, text: Tensor, vocab_size: int, device: torch.device | str | None = None) -> Likelihood:
     """Reveal a caption in order of confidence and add up what its tokens got when revealed: the paper's heuristic.
 
     Confidence is the highest probability in the vocabulary, whatever the true token's is; of equal ones the first
     position wins. As the next position depends on the revealed tokens alone, this is a chain rule: given the length,
     the probabilities of all captions add up to 1, and the score is the exact log-probability that decoding in order of
     confidence samples the caption. It is a likelihood of its own, which Eq. 8 does not bound.
+
+    A text [R, L] on the CPU is read without a wait for the device, which is the network's, the text's if None.
     """
     lengths = caption_lengths(text, vocab_size).cpu().numpy()
+    text = text.to(device or text.device, non_blocking=True)
     captions = text[:, :int(lengths.max())]
     left = lengths - 1  # masked tokens of each row
     masked = target_tokens(captions, vocab_size)

@@ -11,20 +11,24 @@ An image is encoded once, and its keys and values are projected once.
 Dimensions: B images, C candidates of an image, L positions, N scored tokens of a caption, P patches, D width.
 """
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.captioner import Captioner
+from ..models.interface import ImageKV, Network, TokenLogits
 from ..text.special_tokens import PAD_ID, eot_id, sot_id, valid_tokens
 from .exact import Likelihood, autoregressive, heuristic
 from .monte_carlo import monte_carlo
+from .race import FIRST_ROUND
 from .replace_bound import bound
 
 MIB = 2 ** 20
+CPU_TOKENS = 4096  # of a call, at most, unless memory_mib says more: the work of larger ones leaves the CPU's caches
 
 
 def mean_image(model: Captioner, images: Iterable[Tensor]) -> Tensor:
@@ -65,14 +69,14 @@ def log_likelihood(
     Args:
         model: a Captioner; it stays in the mode it is in (use `model.eval()`).
         image: [B, 3, height, width]; ignored, and may be None, with `blind`.
-        text: long [B, L] or [B, C, L] as the tokenizer makes it: SOT, tokens, EOT, anything.
+        text: long [B, L] or [B, C, L] as the tokenizer makes it: SOT, tokens, EOT, anything; best on the CPU.
         method: "autoregressive" for causal models (Eq. 7), "heuristic" or "monte_carlo" (Eq. 8) for the others,
             "bound" for mask-and-replace diffusion, which the other two take for one that replaces nothing; None
             is the first that fits the model's objective.
         num_samples, seed: see `monte_carlo` and `bound`. interval, stop_confidence: see `monte_carlo`.
         blind: `mean_image(...)`, [P, D], stands for all images: the text prior, for log p(c | i) - alpha * log p(c).
         memory_mib: what decoding may take beyond the weights, the encoder's share and the result; less is slower.
-            None is 512, on CUDA a quarter of what is free.
+            None is 512 or what 4,096 tokens take, on CUDA a quarter of what is free.
         return_details: return the whole `Likelihood`, not just its first field.
 
     Returns float32 [B] or [B, C], or a Likelihood of such tensors. Raises ValueError if the method or an option does
@@ -86,24 +90,25 @@ def log_likelihood(
     image_embs = model.encode_image_tokens(image) if blind is None else blind.expand(len(text), -1, -1)
     if len(image_embs) != len(text):
         raise ValueError(f"text holds the captions of {len(text)} images, but there are {len(image_embs)}")
-    captions, first = _unique_captions((text if text.ndim == 3 else text[:, None]).to(image_embs.device),
-                                       model.vocab_size)
-    images_per_call, captions_per_call, max_tokens = _chunk_sizes(model, image_embs, captions, memory_mib,
-                                                                  4 if method == "bound" else 2)
+    captions, first = _unique_captions((text if text.ndim == 3 else text[:, None]).cpu(), model.vocab_size)
+    first = first.to(image_embs.device, non_blocking=True)
+    drawn = method in ("monte_carlo", "bound")
+    at_once = num_samples if stop_confidence is None else min(num_samples, FIRST_ROUND * captions.shape[2])
+    images_per_call, captions_per_call, max_tokens = _chunk_sizes(
+        model, image_embs, captions, memory_mib, 4 if method == "bound" else 2, at_once if drawn else None)
     draws = {"num_samples": num_samples, "seed": seed, "max_tokens": max_tokens}
     estimator = {
         "autoregressive": autoregressive, "heuristic": heuristic,
         "monte_carlo": partial(monte_carlo, interval=interval and tuple(interval), stop_confidence=stop_confidence,
                                **draws),
         "bound": partial(bound, schedule=model.objective.schedule, **draws)}[method]
-    if method in ("monte_carlo", "bound"):  # they cut their draws into calls themselves
-        images_per_call, captions_per_call = 1, captions.shape[1]
 
     groups = []
     for rows, embs in zip(captions.split(images_per_call), image_embs.split(images_per_call), strict=True):
-        network = partial(model.token_logits, model.text.project_image(embs))
+        network = _network(model, model.text.project_image(embs))
+        each = partial(estimator, device=embs.device, **({"num_images": len(rows)} if drawn else {}))
         parts = [_each(lambda x, shape=part.shape[:2]: x.unflatten(0, shape),
-                       estimator(network, part.flatten(0, 1), model.vocab_size))
+                       each(network, part.flatten(0, 1), model.vocab_size))
                  for part in rows.split(captions_per_call, 1)]
         groups.append(_each(lambda *x: torch.cat(x, 1), *parts))
     result = _each(lambda *x: torch.cat(x), *groups)
@@ -146,34 +151,50 @@ def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     valid = valid_tokens(text, vocab_size)
     text = text.masked_fill(~valid, PAD_ID)[..., :int(valid.sum(-1).max())]
     first = []
-    for captions in text.cpu().numpy():
+    for captions in text.numpy():
         seen: dict[bytes, int] = {}
         first.append([seen.setdefault(caption.tobytes(), c) for c, caption in enumerate(captions)])
-    first = torch.tensor(first, device=text.device)
-    repeats = first != torch.arange(text.shape[1], device=text.device)
+    first = torch.tensor(first)
+    repeats = first != torch.arange(text.shape[1])
     return text.masked_fill(repeats[..., None], eot), first  # a lone EOT has no scored token and costs next to nothing
 
 
 def _chunk_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_mib: int | None,
-                 copies: int = 2) -> tuple[int, int, int]:
-    # Images and captions per image of a decoder call, and tokens per call for one image. Counted are, per token, its
-    # float32 logits, `copies` of them and some 16 vectors of the decoder's width (the MLP's hidden layer is 4 wide).
-    # Per image these are keys and values of all layers.
+                 copies: int = 2, draws: int | None = None) -> tuple[int, int, int]:
+    # Images and captions per image of a decoder call, and tokens per call. Counted are, per token, its float32 logits,
+    # `copies` of them and some 16 vectors of the decoder's width (the MLP's hidden layer is 4 wide). Per image these
+    # are keys and values of all layers. An estimator that reads so many `draws` of a caption at once cuts them into
+    # calls itself, and copies keys and values for calls that leave images out.
     vocab_size, width = model.text.output.weight.shape
     element = model.text.output.weight.element_size()
     token_bytes = vocab_size * 4 * (1 + copies) + 16 * width * element
-    image_bytes = 2 * len(model.text.blocks) * image_embs.shape[1] * width * element
-    if memory_mib is None:
-        on_cuda = image_embs.device.type == "cuda"
-        memory_mib = torch.cuda.mem_get_info(image_embs.device)[0] // 4 // MIB if on_cuda else 512
-    budget = memory_mib * MIB
+    image_bytes = (2 if draws is None else 4) * len(model.text.blocks) * image_embs.shape[1] * width * element
+    if memory_mib is not None:
+        budget = memory_mib * MIB
+    elif image_embs.device.type == "cuda":
+        budget = torch.cuda.mem_get_info(image_embs.device)[0] // 4
+    else:
+        budget = min(512 * MIB, image_bytes + CPU_TOKENS * token_bytes)
     candidates, length = captions.shape[1:]
     max_tokens = (budget - image_bytes) // token_bytes
     if max_tokens < length:
         needed = math.ceil((image_bytes + length * token_bytes) / MIB)
-        raise ValueError(f"memory_mib={memory_mib} is too little: a caption of {length} tokens takes {needed} MiB")
-    images = max(1, budget // (image_bytes + candidates * length * token_bytes))
-    return images, min(candidates, max_tokens // length), max_tokens
+        raise ValueError(f"memory_mib={budget // MIB} is too little: a caption of {length} tokens takes {needed} MiB")
+    images = max(1, budget // (image_bytes + candidates * (draws or 1) * length * token_bytes))
+    if draws is None:
+        return images, min(candidates, max_tokens // length), max_tokens
+    images = min(images, len(captions))
+    return images, candidates, (budget - images * image_bytes) // token_bytes
+
+
+def _network(model: Captioner, image_kv: ImageKV) -> Network:
+    def network(lengths: Sequence[int], images: np.ndarray | None = None) -> TokenLogits:
+        if images is None:
+            return model.token_logits(image_kv, lengths)
+        index = torch.from_numpy(images).to(image_kv[0][0].device, non_blocking=True)
+        return model.token_logits([(k.index_select(0, index), v.index_select(0, index)) for k, v in image_kv], lengths)
+
+    return network
 
 
 def _each(function: Callable[..., Tensor], *parts: Likelihood) -> Likelihood:

@@ -5,9 +5,9 @@
 estimated as T times the mean over t, every t equally often, with noise that depends on (seed, length) alone: candidates
 of equal length are noised alike. Each token's part is known, and they add up to the score.
 
-Dimensions: R captions (rows), L positions, N scored tokens of a caption, K draws, T steps, V vocabulary.
+Dimensions: I images, R captions (rows), L positions, N scored tokens of a caption, K draws, T steps, V vocabulary.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +18,8 @@ from ..models.interface import Network
 from ..objectives.replace_process import Schedule, bound_terms, prior_kl
 from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
+from .draws import Draws, estimate, systematic_sample
 from .exact import Likelihood, decoder_calls, estimated
-from .monte_carlo import Draws, estimate, systematic_sample
 
 
 class Noise(NamedTuple):
@@ -31,11 +31,10 @@ class Noise(NamedTuple):
     other: np.ndarray  # long [K, N], what stands for a replaced token
     weight: np.ndarray  # float [K], adds up to 1, and to 1 / T for each t if all are drawn
 
-    def apply(self, text: Tensor, draw: np.ndarray, vocab_size: int) -> Tensor:
-        """Return x_t, long [n, N + 1], of captions [n, N + 1] by one draw each, [n]."""
-        masked, replaced, other = (torch.from_numpy(np.pad(x[draw], ((0, 0), (1, 0)))).to(text.device)
-                                   for x in (self.masked, self.replaced, self.other))
-        return torch.where(replaced, other, text).masked_fill(masked, mask_id(vocab_size))
+    def apply(self, tokens: np.ndarray, draw: np.ndarray, vocab_size: int) -> np.ndarray:
+        """Return x_t of tokens, long [n, N], by one draw each, [n]."""
+        replaced = np.where(self.replaced[draw], self.other[draw], tokens)
+        return np.where(self.masked[draw], mask_id(vocab_size), replaced)
 
 
 def draw_noise(num_tokens: int, num_samples: int, seed: int, schedule: Schedule) -> Noise:
@@ -50,28 +49,45 @@ def draw_noise(num_tokens: int, num_samples: int, seed: int, schedule: Schedule)
                  rng.integers(schedule.vocab_size, size=u.shape), 1 / count / len(np.unique(step)))
 
 
-def bound_of_draws(network: Network, text: Tensor, noise: Noise, schedule: Schedule,
-                   max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return T times the bound's term of captions [R, N + 1], by draw [R, K] and, a weighted mean, by token [R, N]."""
-    (rows, length), num_draws = text.shape, len(noise.step)
-    last = len(schedule.mask) - 1
-    predicted = np.pad(noise.masked if schedule.absorbing else np.ones_like(noise.masked), ((0, 0), (1, 0)))
-    weight = torch.from_numpy(noise.weight).to(text.device)
-    step = torch.from_numpy(noise.step).to(text.device)
-    tokens = torch.zeros(rows, length, dtype=torch.float64, device=text.device)
-    values = []
-    for index, token_logits in decoder_calls(network, rows * num_draws, length, max_tokens):
-        row, draw = (torch.from_numpy(x).to(text.device) for x in divmod(index, num_draws))
-        truth = text.index_select(0, row)
-        x_t = noise.apply(truth, index % num_draws, schedule.vocab_size)
-        places = torch.from_numpy(predicted[index % num_draws].ravel().nonzero()[0]).to(text.device)
-        time = step.index_select(0, draw)
-        log_p = token_logits(x_t, places, time).log_softmax(1)
-        kl = bound_terms(log_p, truth.take(places), x_t.take(places), time[places // length], schedule)
-        kl = last * scatter_flat(torch.zeros_like(truth, dtype=torch.float64), places, kl.double())
-        values.append(kl.sum(1))
-        tokens = tokens.index_add(0, row, kl * weight.index_select(0, draw)[:, None])
-    return torch.cat(values).cpu().numpy().reshape(rows, -1), tokens[:, 1:].cpu().numpy()
+def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], schedule: Schedule, max_tokens: int,
+                   num_images: int = 1, device: torch.device | str = "cpu") -> tuple[np.ndarray, np.ndarray]:
+    """Return T times the bound's term of captions [R, L], by draw [R, K] and, a weighted mean, by token [R, L].
+
+    Args: `text` is on the CPU, `noise` is by N. The device is waited for once.
+    """
+    def there(x: np.ndarray) -> Tensor:
+        return torch.from_numpy(x).to(device, non_blocking=True)
+
+    lengths, text = target_tokens(text, schedule.vocab_size).sum(1).numpy(), text.numpy()
+    num_draws, last = len(next(iter(noise.values())).step), len(schedule.mask) - 1
+    row = (lengths > 0).nonzero()[0].repeat(num_draws)
+    draw = np.tile(np.arange(num_draws), len(row) // num_draws)
+    tokens, values, order = torch.zeros(text.shape, dtype=torch.float64, device=device), [], []
+    for index, token_logits in decoder_calls(network, row * num_images // len(text), lengths[row] + 1, num_images,
+                                             max_tokens):
+        real = index >= 0
+        number = np.where(real, lengths[row[index]], 0)
+        truth = text[row[index], :number.max() + 1]
+        x_t, asked = truth.copy(), np.zeros(truth.shape, dtype=bool)
+        step, weight = np.ones_like(index), np.zeros(len(index))
+        for n in np.unique(number[real]).tolist():
+            own, of, at = number == n, noise[n], draw[index[number == n]]
+            x_t[own, 1:n + 1] = of.apply(truth[own, 1:n + 1], at, schedule.vocab_size)
+            asked[own, 1:n + 1] = of.masked[at] if schedule.absorbing else True
+            step[own], weight[own] = of.step[at], of.weight[at]
+        places, truth = asked.ravel().nonzero()[0], truth.ravel()
+        log_p = token_logits(there(x_t), there(places), there(step)).log_softmax(1)
+        kl = last * bound_terms(log_p, there(truth[places]), there(x_t.flat[places]),
+                                there(step[places // x_t.shape[1]]), schedule).double()
+        of_token = scatter_flat(torch.zeros(x_t.shape, dtype=torch.float64, device=device), there(places), kl)
+        values.append(of_token.sum(1))
+        order.append(index)
+        tokens[:, :x_t.shape[1]].index_add_(0, there(row[index]), of_token * there(weight)[:, None])
+    order, found = np.concatenate(order), np.zeros((len(text), num_draws))
+    both = torch.cat((*values, tokens.flatten())).cpu().numpy()
+    of_draw, real = both[:len(order)], order >= 0
+    found[row[order[real]], draw[order[real]]] = of_draw[real]
+    return found, both[len(order):].reshape(text.shape)
 
 
 def bound(
@@ -82,21 +98,25 @@ def bound(
         num_samples: int = 1024,
         seed: int = 0,
         max_tokens: int = 4096,
+        num_images: int = 1,
+        device: torch.device | str | None = None,
 ) -> Likelihood:
     """Return an unbiased estimate of each caption's bound, with its standard error.
 
     Arguments as of `monte_carlo`; `num_samples` is T or more for every t, twice as many for an exact standard error.
     """
-    process, on_cpu = schedule(vocab_size, text.device), schedule(vocab_size, torch.device("cpu"))
+    device = text.device if device is None else device
+    text = text.cpu()
+    process, on_cpu = schedule(vocab_size, device), schedule(vocab_size, torch.device("cpu"))
     prior, steps = prior_kl(on_cpu), len(on_cpu.mask) - 1
-    lengths = target_tokens(text, vocab_size).sum(1).cpu().numpy()
-    score, error = np.zeros(len(text)), np.zeros(len(text))
-    per_token = np.zeros(text.shape)
-    for n in np.unique(lengths[lengths > 0]).tolist():
-        rows, noise = (lengths == n).nonzero()[0], draw_noise(n, num_samples, seed, on_cpu)
-        captions = text[torch.from_numpy(rows).to(text.device), :n + 1]
-        values, tokens = bound_of_draws(network, captions, noise, process, max_tokens)
-        draws = Draws(noise.masked, noise.step - 1, np.arange(num_samples), np.full(steps, np.inf))
-        score[rows], error[rows] = estimate(-values / n - prior, draws)
-        per_token[rows, 1:n + 1] = -tokens - prior
-    return estimated(text.device, score, error, num_samples * (lengths > 0), per_token)
+    lengths = target_tokens(text, vocab_size).sum(1).numpy()
+    noise = {n: draw_noise(n, num_samples, seed, on_cpu) for n in np.unique(lengths[lengths > 0]).tolist()}
+    score, error, per_token = np.zeros(len(text)), np.zeros(len(text)), np.zeros(text.shape)
+    values, tokens = bound_of_draws(network, text, noise, process, max_tokens, num_images, device) if noise else (
+        None, per_token)
+    for n, of in noise.items():
+        rows = (lengths == n).nonzero()[0]
+        draws = Draws(of.masked, of.step - 1, np.arange(num_samples), np.full(steps, np.inf))
+        score[rows], error[rows] = estimate(-values[rows] / n - prior, draws)
+        per_token[rows, 1:n + 1] = -tokens[rows, 1:n + 1] - prior
+    return estimated(device, score, error, num_samples * (lengths > 0), per_token)

@@ -6,7 +6,7 @@ logits and can be run on a table written by hand. The drivers (generate.py, log_
 Dimensions: B or I images, R captions (rows), L positions, M asked tokens, n tokens so far, P patches, D width, H heads,
 V vocabulary.
 """
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -18,8 +18,9 @@ TokenLogits = Callable[..., Tensor]
 
 # The numbers of tokens of R captions, the longest of which is L -> their `TokenLogits`; as `Captioner.token_logits`
 # with the keys and values of I images, of which each has R/I consecutive rows. The lengths are on the CPU, and so is
-# the number M of asked tokens, so that no step of an algorithm waits for the device.
-Network = Callable[[Sequence[int]], TokenLogits]
+# the number M of asked tokens, so that no step of an algorithm waits for the device. A second argument, long [I], says
+# of which images the rows are, where they are not of all.
+Network = Callable[..., TokenLogits]
 
 # (text [R, n], parent [R]) -> [R, V]; row r continues row parent[r] of the call before, so that a cache can follow.
 StepLogits = Callable[[Tensor, Tensor], Tensor]

@@ -8,6 +8,8 @@ Dimensions: B captions, L positions, V vocabulary.
 """
 import codecs
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -74,11 +76,26 @@ def decode_captions(text: Tensor, tokenizer: Callable) -> list[str]:
     return captions
 
 
+def token_bytes(token: int, tokenizer: Callable) -> bytes:
+    return bytes(tokenizer.byte_decoder[c] for c in tokenizer.decoder[token])
+
+
+@lru_cache(maxsize=4)
+def whole_words(tokenizer: Callable) -> dict[int, str]:
+    """Return what each token adds to a caption, but for special ids and tokens that hold a part of a letter."""
+    words = {}
+    for token in range(sot_id(tokenizer.vocab_size)):
+        with suppress(UnicodeDecodeError):
+            words[token] = token_bytes(token, tokenizer).decode().replace("</w>", " ")
+    return words
+
+
 def decode_tokens(ids: Sequence[int], tokenizer: Callable) -> list[str]:
     """Return what each token (no special ids) adds to the caption. A token that ends a word ends in a space."""
+    with suppress(KeyError):
+        return list(map(whole_words(tokenizer).__getitem__, ids))
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # of a letter's bytes in several tokens
-    return [decoder.decode(bytes(tokenizer.byte_decoder[c] for c in tokenizer.decoder[i])).replace("</w>", " ")
-            for i in ids]
+    return [decoder.decode(token_bytes(i, tokenizer)).replace("</w>", " ") for i in ids]
 
 
 def caption_lengths(text: Tensor, vocab_size: int) -> Tensor:

@@ -1,0 +1,90 @@
+"""Random masks and what is estimated from their values: Eq. 8 with its standard error.
+
+Exact mask counts, every count equally often; masks that depend on (seed, length) alone, so that all candidates of equal
+length share them.
+
+Dimensions: R captions (rows), N scored tokens of a caption, K draws, S mask counts.
+"""
+import math
+from functools import lru_cache
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+MAX_ENUMERATED = 16  # masks are drawn without replacement where there are at most this many times the draws
+
+
+class Draws(NamedTuple):
+    """Random masks for all captions of one length. Each prefix of whole repeats is such a set of draws, too."""
+
+    hidden: np.ndarray  # bool [K, N]
+    stratum: np.ndarray  # long [K] in [0, S), which of the S mask counts a draw has
+    repeat: np.ndarray  # long [K], ascending: how many draws of this count came before
+    population: np.ndarray  # float [S], how many masks of a count they are drawn from; inf: with replacement
+
+
+def mask_counts(num_tokens: int, interval: tuple[float, float] | None = None) -> range:
+    """Return the mask counts n with t_min * N <= n <= t_max * N, at least one, at most 1..N."""
+    t_min, t_max = interval or (0.0, 1.0)
+    low = max(1, math.ceil(t_min * num_tokens - 1e-9))
+    return range(low, max(low, math.floor(t_max * num_tokens + 1e-9)) + 1)
+
+
+def systematic_sample(size: int, draws: int, start: int) -> np.ndarray:
+    """Return integers spread evenly over [0, size), long [draws]; over all starts each one is equally frequent."""
+    # Rounding an evenly spaced real grid instead is biased for many sizes and numbers of draws.
+    return (start + np.arange(draws) * size // draws) % size
+
+
+@lru_cache(maxsize=256)
+def draw_masks(num_tokens: int, num_samples: int, seed: int = 0, interval: tuple[float, float] | None = None) -> Draws:
+    """Draw at most `num_samples` random masks, equally often of each mask count.
+
+    The counts are a systematic sample from a random start: every count has the same expected number of draws. Of a
+    count that has few masks each is drawn at most once, so that short captions need fewer draws than asked for.
+    Depends on nothing but its arguments: all candidates of equal length, in any batch, get the same masks.
+    """
+    counts = mask_counts(num_tokens, interval)
+    rng = np.random.default_rng([seed, num_tokens])
+    sample = systematic_sample(len(counts), num_samples, rng.integers(len(counts)))
+    hidden, stratum, repeat, population = [], [], [], []
+    for s, (n, size) in enumerate(zip(counts, np.bincount(sample, minlength=len(counts)), strict=True)):
+        num_masks = math.comb(num_tokens, n)
+        if num_masks <= MAX_ENUMERATED * size:
+            positions = rng.permutation(np.array(list(combinations(range(num_tokens), n))))[:size]
+            population.append(float(num_masks))
+        else:
+            positions = rng.random((size, num_tokens)).argsort(axis=1)[:, :n]
+            population.append(math.inf)
+        masks = np.zeros((len(positions), num_tokens), dtype=bool)
+        np.put_along_axis(masks, positions, True, axis=1)
+        hidden.append(masks)
+        stratum.append(np.full(len(masks), s))
+        repeat.append(np.arange(len(masks)))
+    ascending = np.concatenate(repeat).argsort(kind="stable")
+    return Draws(np.concatenate(hidden)[ascending], np.concatenate(stratum)[ascending],
+                 np.concatenate(repeat)[ascending], np.array(population))
+
+
+def estimate(values: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+    """Return Eq. 8 and its standard error, float64 [R] each, from values [R, K] of the first draws.
+
+    The estimate is N times the mean over mask counts of the mean over a count's draws. The standard error is that of a
+    stratified sample with the finite population correction. With a single draw of some count the spread between the
+    counts stands in for that within, too large by the trend over n; from a single count it is inf.
+    """
+    member = np.eye(len(draws.population))[draws.stratum[:values.shape[1]]]  # [K, S]
+    size = member.sum(0)
+    drawn = size > 0
+    member, size, population = member[:, drawn], size[drawn], draws.population[drawn]
+    mean = values @ member / size  # [R, S]
+    if drawn.all() and ((size > 1) | (size >= population)).all():
+        spread = (values - mean @ member.T) ** 2 @ member / np.maximum(size - 1, 1)
+        total = (spread / size * (1 - size / population) / len(size) ** 2).sum(1)
+    elif len(size) > 1:
+        total = mean.var(axis=1, ddof=1) / len(size)
+    else:
+        total = np.full(len(mean), math.inf)
+    num_tokens = draws.hidden.shape[1]
+    return num_tokens * mean.mean(1), num_tokens * np.sqrt(total)
