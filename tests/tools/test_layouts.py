@@ -1,9 +1,11 @@
 """Claims about images with captions in the layouts that people have.    pytest tests/tools/test_layouts.py"""
 import csv
+import gc
 import io
 import json
 import os
 import shlex
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +15,7 @@ from conftest import complaint_of, run
 from shard_files import make_image, members, texts, tool, write_tar
 
 from open_clip_mdc import train
+from open_clip_mdc.cli.prepare_layouts import read_parquet
 from open_clip_mdc.data.shards import CAPTION_SEPARATOR
 
 N = 8
@@ -271,13 +274,15 @@ def test_folders_without_captions_and_tables_without_images_say_what_is_missing(
     (tmp_path / "empty").mkdir()
     put_table(tmp_path / "about.parquet", {"url": ["x"], "caption": ["y"]})
     imagefolder_csv(tmp_path / "two")
+    (tmp_path / "empty/metadata.csv").symlink_to("/dev/zero")
     put(tmp_path / "two/metadata.jsonl", '{"file_name": "images/0.jpg", "text": "x"}')
-    coco(tmp_path / "coco")
+    coco(tmp_path / "coco")[0][0].rename(tmp_path / "coco/captions_val2017.json")
+    (tmp_path / "coco/val2017").rename(tmp_path / "coco/elsewhere")
     for source, words in (("bare", "none of its 8 images has a .txt or .json beside it"), ("two", "remove one"),
                           ("empty", "holds no image, no shard (.tar) and no table (.parquet)"),
                           ("about.parquet", "has no column of image bytes, only url, caption"),
                           ("nowhere", "no such shard"), ("no-*.parquet", "no such shard"),
-                          ("coco/annotations/captions_val2017.json", "8 of 8 images are missing, the first is")):
+                          ("coco/captions_val2017.json", "8 of 8 images are missing, the first is")):
         assert words in (found := complaint("--train", tmp_path / source, "--out", tmp_path / "out")), found
 
 
@@ -289,9 +294,24 @@ def test_a_damaged_table_is_never_read_in_part(tmp_path):
     place = whole.index(make_image(3)) + 300
     path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1:])
     assert "is no whole parquet table" in complaint("--train", path, "--out", tmp_path / "out", "--skip-broken")
+    pq.write_table(pa.table({"image": list(map(make_image, range(N))), "caption": pa.array([b"caf\xe9"] * N).cast(
+        pa.string(), safe=False)}), path)
+    assert "is no whole parquet table" in complaint("--train", path, "--out", tmp_path / "out")
     path.write_bytes(whole[:len(whole) // 2])
     assert "is no whole parquet table" in complaint("--train", path, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_small_table_that_says_a_large_image_again_and_again_does_not_fill_the_memory(tmp_path):
+    """Of 10,000 rows with one image of 10 MB, which are 4 kB on the disk."""
+    big = pa.DictionaryArray.from_arrays(pa.array([0] * 10_000, pa.int32()), pa.array([bytes(10 ** 7)]))
+    pq.write_table(pa.table({"image": big, "caption": ["x"] * 10_000}), tmp_path / "t.parquet", compression="zstd",
+                   store_schema=False)
+    assert (tmp_path / "t.parquet").stat().st_size < 10_000
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    for sample in islice(read_parquet([str(tmp_path / "t.parquet")], "captions"), 20):
+        assert len(sample.image) == 10 ** 7 and pa.total_allocated_bytes() - before < 10 ** 8
 
 
 # ---- the way in
@@ -324,8 +344,7 @@ def test_each_command_prints_the_line_that_makes_shards_of_a_layout(layout, tmp_
         said += [complaint_of(name, "--pretrained", runs / "mdc", path, "--out", out) for name, out in (
             ("caption", "c.jsonl"), ("embed", "e"))]
     assert all(printed_command(line)[2:4] == ["--train", str(path)] for line in said), said
-    images = {coco: ("--images", "my photos/val2017"), llava: ("--images", "my photos/images")}
-    assert complaint_of(*argv, *images.get(layout, ())) is None
+    assert complaint_of(*argv, *(("--images", "my photos/images") if layout is llava else ())) is None
     assert (tmp_path / argv[5] / "val/00000.tar").exists()
 
 
@@ -344,7 +363,7 @@ def test_a_layout_is_prepared_trained_on_captioned_scored_embedded_and_tested_on
     data, model = tmp_path / "data", ("--pretrained", str(tmp_path / "run"), "--device", "cpu")
 
     def tools(*argv, module: str = "open_clip_mdc") -> str:
-        return run("python", "-m", module, *map(str, argv), fork=True).stdout
+        return run("python", "-m", module, *map(str, argv), fork=True, PATH=str(tmp_path)).stdout  # METEOR needs 30 s
 
     said = tools("prepare", "shards", "--train", *source, "--test", source[0], "--out", data)
     flags = [shlex.split(line.partition(": ")[2]) for line in said.splitlines()]

@@ -41,7 +41,6 @@ CAPTIONS = ("captions", "caption", "text")  # where captions are looked for; the
 IMAGES = ("file_name", "image")  # names of a row's image
 NAMES = ("filename", "file_name", "key", "id")  # of the image, beside its bytes
 CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
-ROWS = 16  # of a parquet table in memory, at most LARGEST each
 
 
 class Sample(NamedTuple):
@@ -158,13 +157,16 @@ def read_json(path: Path, images: str | None, key: str) -> list[Sample]:
             rows = parse_json(path.read_bytes())
         except ValueError as problem:
             raise ValueError(f"{path} is no JSON: {problem}") from problem
+    folder = path.parent
     if isinstance(rows, dict):
+        year = path.stem.removeprefix("captions_")  # COCO's annotations/captions_val2017.json is of val2017/
+        folder = next((there for above in (folder, folder.parent) if (there := above / year).is_dir()), folder)
         try:
             rows = coco_rows(rows, key)
         except (KeyError, TypeError) as problem:
             raise ValueError(f"{path} is no captions_*.json of COCO, nor a list of images with captions (it has no "
                              f"{problem}); Karpathy's dataset_coco.json is for: prepare coco") from problem
-    return from_rows(rows, path, Path(images) if images else path.parent, key)
+    return from_rows(rows, path, Path(images) if images else folder, key)
 
 
 def read_csv(path: Path, images: str | None, key: str) -> list[Sample]:
@@ -201,15 +203,15 @@ def read_parquet(paths: list[str], key: str) -> Iterator[Sample]:
                 names = file.schema_arrow.names
                 image, whole = find_columns(file.schema_arrow, path)
                 wanted = [name for name in names if name in (image, *NAMES, *CAPTIONS, key)]
-                seen, number = f"; its columns: {', '.join(names)}; see --captions-key", 0
-                for batch in file.iter_batches(ROWS, columns=wanted):
-                    for row in batch.to_pylist():
-                        data, name = row.pop(image), caption_of(row, CAPTIONS[0], NAMES)
-                        if whole and data:
-                            name, data = data.get("path") or name, data["bytes"]
-                        yield Sample(str(name or f"{path.name}#{number}"), data or b"", caption_of(row, key), seen)
-                        number += 1
-        except (pa.ArrowException, OSError) as problem:
+                seen = f"; its columns: {', '.join(names)}; see --captions-key"
+                # One row at a time: 16 of a file of 4 kB that says one large image again and again are gigabytes.
+                for number, batch in enumerate(file.iter_batches(1, columns=wanted)):
+                    [row] = batch.to_pylist()
+                    data, name = row.pop(image), caption_of(row, CAPTIONS[0], NAMES)
+                    if whole and data:
+                        name, data = data.get("path") or name, data["bytes"]
+                    yield Sample(str(name or f"{path.name}#{number}"), data or b"", caption_of(row, key), seen)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
             raise ValueError(f"{path} is no whole parquet table; fetch or write it again ({problem})") from problem
 
 
@@ -217,18 +219,19 @@ def read_folder(folder: Path, images: str | None, key: str) -> Iterable[Sample]:
     """Return what a folder holds: images by its metadata, shards, images with captions beside them, or tables."""
     below = [Path(name) for name in files_below(folder)]
     below = [path for path in below if not is_hidden(str(path.relative_to(folder)))]
-    tables = [path for path in below if path.name in ("metadata.csv", "metadata.jsonl")]
+    files = [path for path in below if path.is_file()]  # no link to /dev/zero
+    tables = [path for path in files if path.name in ("metadata.csv", "metadata.jsonl")]
     if tables:
         if len({path.parent for path in tables}) < len(tables):
             raise ValueError(f"{tables[0].parent} has metadata.csv and metadata.jsonl: remove one")
         found = [[sample._replace(name=str(table.parent.relative_to(folder) / sample.name)) for sample in
                   (read_csv if table.suffix == ".csv" else read_json)(table, images, key)] for table in tables]
         return [sample for samples in found for sample in samples]
-    if shards := [str(path) for path in below if path.suffix.lower() == ".tar"]:
+    if shards := [str(path) for path in files if path.suffix.lower() == ".tar"]:
         return read_shards(shards, key)
     if pictures := [path for path in below if path.suffix.lower() in IMAGE_FILES]:
         return read_beside(folder, pictures, key)
-    if found := [str(path) for path in below if path.suffix.lower() == ".parquet"]:
+    if found := [str(path) for path in files if path.suffix.lower() == ".parquet"]:
         return read_parquet(found, key)
     raise FileNotFoundError(f"{folder} holds no image, no shard (.tar) and no table (.parquet)")
 

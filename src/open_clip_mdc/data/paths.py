@@ -1,6 +1,7 @@
 """The files that a command line names: paths, folders, patterns. Imports no torch, for bulk/units.py."""
 import glob
 import os
+import re
 from functools import cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from shlex import quote
@@ -61,8 +62,8 @@ def inside(folder: Path, name: str, path: Path, row: str | int) -> Path:
 
 def to_shards(path: str | Path, split: str = "train") -> str:
     """Return the command that makes shards of images with captions in another layout."""
-    out = Path(os.path.abspath(path)).name.partition(".")[0] + "-wds"
-    return f"open_clip_mdc prepare shards --{split} {quote(str(path))} --out {quote(out)}"
+    out = re.sub(r"\W+", "-", Path(os.path.abspath(path)).name.partition(".")[0]).strip("-") or split
+    return f"open_clip_mdc prepare shards --{split} {quote(str(path))} --out {out}-wds"
 
 
 def check_kind(path: str | Path) -> None:
