@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -96,11 +96,8 @@ def process_pool(jobs: int, killed: str, start: Callable | None = None, *args) -
 def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
     """Yield `map` over processes, or over this one if there is one job. Raises ValueError where one is killed."""
     if jobs == 1:
-        worker = Worker()
-        try:
+        with closing(Worker()) as worker:
             yield lambda items: (worker.do(make, *item) for item in items)
-        finally:
-            worker.close()
         return
     number = multiprocessing.get_context("fork").Value("i", 0)
     with process_pool(jobs, "a worker process was killed (for its memory?); the same command resumes", _start, make,

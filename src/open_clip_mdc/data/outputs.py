@@ -2,6 +2,7 @@
 import argparse
 import os
 import sys
+from itertools import count
 from pathlib import Path
 
 from .files import is_written_to, try_output
@@ -59,10 +60,7 @@ def check_suffix(flag: str, value: str, suffixes: tuple[str, ...], tables: bool 
 def beside(path: str) -> str:
     """Return the first of NAME-2, NAME-3, ... that is not there."""
     stem, suffix = os.path.splitext(path)
-    number = 2
-    while os.path.lexists(f"{stem}-{number}{suffix}"):
-        number += 1
-    return f"{stem}-{number}{suffix}"
+    return next(name for number in count(2) if not os.path.lexists(name := f"{stem}-{number}{suffix}"))
 
 
 def ready(args: argparse.Namespace) -> None:
