@@ -5,7 +5,6 @@ from pathlib import Path
 
 
 def processor(info: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the name of the processor, or its architecture where /proc/cpuinfo has none."""
     lines = info.read_text().splitlines() if info.exists() else []
     names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())

@@ -39,7 +39,6 @@ def number_from(lowest: int) -> Callable[[str], int]:
 
 
 def finite(value: str) -> float:
-    """Parse the value of a flag that takes any number but infinity and NaN."""
     if not math.isfinite(float(value)):
         raise argparse.ArgumentTypeError(f"{value} is no number to compute with")
     return float(value)
@@ -81,7 +80,6 @@ def check_numbers(given: Mapping) -> None:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return "1 caption", "2 captions"."""
     return f"{count} {noun}" + "s" * (count != 1)
 
 

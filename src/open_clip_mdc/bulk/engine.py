@@ -94,7 +94,6 @@ def process_pool(jobs: int, killed: str, start: Callable | None = None, *args) -
 
 @contextmanager
 def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
-    """Yield `map` over processes, or over this one if there is one job. Raises ValueError where one is killed."""
     if jobs == 1:
         with closing(Worker()) as worker:
             yield lambda items: (worker.do(make, *item) for item in items)
@@ -107,7 +106,6 @@ def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
 
 @contextmanager
 def ray_workers(make: Make, jobs: int | None) -> Iterator[Callable]:
-    """Yield `map` over Ray's actors, so many, or one per GPU. Raises ValueError: no Ray, or more jobs than GPUs."""
     try:
         import ray
     except ModuleNotFoundError as problem:

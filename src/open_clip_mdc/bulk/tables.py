@@ -26,13 +26,11 @@ class Table:
         self.writer, self.about, self.waiting = writer, {}, []
 
     def add(self, columns: dict) -> None:
-        """Add rows, as lists or arrays of B values by column."""
         self.waiting.append(pa.table(columns, schema=self.writer.schema))
         if sum(t.num_rows for t in self.waiting) >= GROUP_ROWS or sum(t.nbytes for t in self.waiting) >= GROUP_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits as a row group."""
         if self.waiting:
             self.writer.write_table(pa.concat_tables(self.waiting))
             self.waiting = []

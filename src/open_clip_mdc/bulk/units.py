@@ -58,7 +58,6 @@ def unit_name(unit: Unit) -> str:
 
 
 def files_of(unit: Unit) -> list[Unit]:
-    """Return what `Images` reads."""
     return find_images([str(unit)]) if isinstance(unit, Path) and unit.is_dir() else [unit]
 
 
@@ -94,7 +93,6 @@ def check_source(unit: Unit, source: dict | None, made: Path) -> None:
 
 
 def check_settings(settings: dict, tables: Iterable[Path]) -> None:
-    """Raise ValueError where rows of other settings are among the tables."""
     settings = json.loads(json.dumps(settings))
     for path in tables:
         old = read_about(path)["settings"]

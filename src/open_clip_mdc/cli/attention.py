@@ -47,7 +47,6 @@ def card(name: str, row: dict, image: str, colours: str, overlays: list[str]) ->
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write --out. Raises ValueError where flags make no sense, or images had to be skipped (after it is written)."""
     check_length(args)
     paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     loaded = load_captioner(args)

@@ -139,7 +139,6 @@ def push(folder: Path, repo: str) -> str:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write --out, whole or not at all, then upload it where --push asks for that."""
     if args.push and args.push.count("/") != 1:
         raise ValueError(f"--push {args.push} should be ORG/NAME")
     logging.getLogger("timm").setLevel(logging.ERROR)

@@ -189,7 +189,6 @@ def find_problem(file: File, part: Path, length: str | None) -> str | None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Download what has an address to --out and print what is left to do by hand. With --print only print."""
     source, folder = SOURCES[args.source], Path(args.out)
     commands = [command.replace("OUT", args.out) for command in source.commands]
     print(f"licence: {source.licence}")

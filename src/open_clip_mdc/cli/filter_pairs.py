@@ -18,7 +18,6 @@ from ..errors import plural
 
 
 def threshold(tables: list[Path], top: float) -> float:
-    """Return the least debiased score of the best share `top`. Raises ValueError where no caption has a score."""
     scores = np.concatenate([read_rows(path, ["debiased"])["debiased"].drop_null().to_numpy() for path in tables])
     if not len(scores):
         raise ValueError("no caption has a score: nothing can be kept")
@@ -45,7 +44,6 @@ def keep(least: float, job: tuple, out: Path) -> None:
 
 
 def images_of(unit: Unit, kept: dict):
-    """Yield key, suffix, bytes and KEY.json of the images of a unit that are kept."""
     if isinstance(unit, CsvRows):
         for key, path, _ in read_csv(unit):
             if key in kept:
@@ -62,7 +60,6 @@ def keeper(least: float, number: int):
 
 
 def write_kept(units: list[Unit], tables: list[Path], args: argparse.Namespace) -> None:
-    """Write the shards of --out-shards. Raises ValueError where others are there."""
     least, folder = threshold(tables, args.top), Path(args.out_shards).absolute()
     targets = [folder / f"{table.stem}.tar" for table in tables]
     work = [((unit, table, target), target) for unit, table, target in zip(units, tables, targets, strict=True)]

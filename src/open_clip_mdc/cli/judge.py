@@ -142,7 +142,6 @@ def read_url(place: Place) -> str:
 
 
 def open_session(workers: int) -> requests.Session:
-    """Open a session that retries, with the key of the environment if there is one."""
     session = requests.Session()
     retry = Retry(RETRIES, status_forcelist=(429, *range(500, 600)), allowed_methods=None, backoff_factor=0.5,
                   raise_on_status=False)
@@ -177,7 +176,6 @@ def _excerpt(response: requests.Response, content: bytes) -> str:
 
 
 def ask(session: requests.Session, url: str, model: str, prompt: str, image: str) -> str:
-    """Return the answer to a prompt and an image (a data URL). Raises ValueError: no answer; OSError: no server."""
     content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": prompt}]
     body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": content}]}
     try:
@@ -195,7 +193,6 @@ def ask(session: requests.Session, url: str, model: str, prompt: str, image: str
 
 
 def run(args: argparse.Namespace) -> None:
-    """Ask about every image that --out does not hold yet, and write and print the rates."""
     out = Path(args.out)
     for value, flag, variable in ((args.url, "--url", "OPENAI_BASE_URL"), (args.model, "--model", "OPENAI_MODEL")):
         if not value:

@@ -81,7 +81,6 @@ def summarise(votes: list[dict], names: list[str]) -> dict:
 
 
 def report(path: Path, settings: dict, summary: dict) -> None:
-    """Write the summary as JSON and print it as a table. Raises ValueError, after that, if no answer is well-formed."""
     write_json(path, {**settings, **summary}, indent=4)
     if not summary["judged"]:
         raise ValueError(f"{path}: none of {summary['images']} answers names one caption")

@@ -48,7 +48,6 @@ def length_table(names: Sequence[str], lengths: Sequence[np.ndarray], context: i
 
 
 def draw_histogram(path: str | Path, names: Sequence[str], lengths: Sequence[np.ndarray], context: int = 77) -> None:
-    """Draw the share of captions of each length, one area per data set. The longest 0.1 % are cut off."""
     top = max(int(np.percentile(values, 99.9)) for values in lengths) + 2
     width = max(1, top // 100)
     figure = Figure(figsize=(7, 3.5), layout="constrained")
@@ -68,7 +67,6 @@ def draw_histogram(path: str | Path, names: Sequence[str], lengths: Sequence[np.
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the table of caption lengths and write their histogram to --out."""
     sets = [find_shards(pattern) for pattern in args.shards]
     names = args.names or [os.path.dirname(shards[0]) or shards[0] for shards in sets]
     if len(names) != len(sets):

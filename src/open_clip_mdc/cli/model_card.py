@@ -69,7 +69,6 @@ def training_flags(weights: str | None) -> dict[str, str]:
 
 
 def result_rows(paths: list[str]) -> list[list[str]]:
-    """Return data set, task, metric and value of each number in result files. Raises ValueError for other files."""
     rows = []
     for path in paths:
         try:
@@ -83,7 +82,6 @@ def result_rows(paths: list[str]) -> list[list[str]]:
 
 
 def model_card(model: Captioner, args: argparse.Namespace, destinations: list[str]) -> str:
-    """Return Markdown with the hub's front matter; `destinations` are what the folder holds."""
     name, weights, _ = find(args.pretrained, args.model)
     flags, rows = training_flags(weights), result_rows(args.results)
     rows_of_patches, columns = grid(region_tower(model.visual))

@@ -44,7 +44,6 @@ MAX_SHOWN = 20  # images named on the terminal when they cannot be used
 
 
 def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list[Sample]]:
-    """Read the samples of each split of one of Karpathy's files."""
     rows: dict[str, list[Sample]] = {}
     what = f"{annotations} is not Karpathy's dataset_{dataset}.json"
     try:
@@ -204,7 +203,6 @@ def check_there(splits: dict[str, Iterable[Sample]]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the shards of one data set, or of its folds, to --out."""
     if args.source == "recap":
         return recap.run(args)
     if args.source == "folds":

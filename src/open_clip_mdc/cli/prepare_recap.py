@@ -50,7 +50,6 @@ def worker(number: int) -> Callable:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write shards of at least --pairs recaptioned pairs to --out, from shards drawn at random."""
     sources, out = find_shards(args.shards), Path(args.out).absolute()
     sources = random.Random(args.seed).sample(sources, len(sources))
     targets = [out / f"{number:05d}.tar" for number in range(len(sources))]

@@ -53,7 +53,6 @@ def contact_sheet(images: list, captions: list[str], predictions: list[str], pat
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the loss before and after training and the reconstructions, and write the contact sheet."""
     shards = find_shards(args.data)
     loaded = load_captioner(args)
     model, transform, tokenizer, device = loaded.model, loaded.transform, loaded.tokenizer, loaded.device

@@ -169,7 +169,6 @@ def world_of(args: argparse.Namespace) -> World:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the data set to --out and print the flags that train on it."""
     world = world_of(args)
     build(args.out, world, args.num_train, args.num_val, args.num_probe, args.num_pairs, args.jobs)
     last = train_shards(world, args.num_train) - 1

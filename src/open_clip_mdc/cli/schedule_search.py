@@ -54,7 +54,6 @@ Sample = tuple[int, Tensor, Tensor]  # number in the shards, image [3, height, w
 
 
 def stream(shards: str, transform, tokenizer) -> Iterator[Sample]:
-    """Yield images and captions in the order of the shards, over and over."""
     while True:
         number = None
         for number, pair in enumerate(read_pairs(find_shards(shards), transform, tokenizer)):
@@ -182,7 +181,6 @@ This holds while noise limits a step: for batches below about {1 / best.snr:.0f}
 
 
 def draw(path: str, table: pd.DataFrame, scores: pd.DataFrame) -> None:
-    """Draw the loss, the two variances with and without 1/t, and the intervals at the height of their gain."""
     figure = Figure(figsize=(10, 7), layout="constrained")
     axes = figure.subplots(2, 2)
     axes[0, 0].plot(table.t, table.token_nll, "o-", color="black", label="nats per masked token")
@@ -207,7 +205,6 @@ def draw(path: str, table: pd.DataFrame, scores: pd.DataFrame) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train or load a model, measure it, print the tables and write --out and --plot."""
     register()
     check(args)
     device = default_device(args.device)

@@ -42,7 +42,6 @@ COLUMNS = ("key", "caption", "score", "blind", "debiased", "num_tokens")  # of a
 
 
 def read_captions(path: str) -> list[str]:
-    """Read the lines that are not empty. Raises ValueError where there is none."""
     captions = read_lines(path)
     if not captions:
         raise ValueError(f"{path} has no caption")
@@ -117,7 +116,6 @@ def worker(args: argparse.Namespace, units: list, number: int):
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write --out in one go at the end, of pairs shard by shard."""
     if args.pairs:
         return score_pairs.run(args)
     score_pairs.check(args)

@@ -37,7 +37,6 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write a table of scores for each shard, and the shards of what --top keeps."""
     from ..bulk.units import find_units, write_all
     check(args)
     if (args.top is None) != (args.out_shards is None):

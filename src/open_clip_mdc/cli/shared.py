@@ -52,7 +52,6 @@ def add_images(parser: argparse.ArgumentParser, blind: bool = True) -> None:
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of tools that work shard by shard (bulk/engine.py)."""
     parser.add_argument("--engine", choices=("local", "ray"), default="local",
                         help="processes here, or actors of the Ray cluster at $RAY_ADDRESS (default: %(default)s)")
     parser.add_argument("--jobs", type=positive,

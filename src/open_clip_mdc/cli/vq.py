@@ -42,7 +42,6 @@ LATENTS_PER_CODE = 64  # for k-means
 
 
 def tower(name: str) -> tuple[VQTower, object, object]:
-    """Return the image tower of a model, its transforms of training and of evaluation."""
     register()
     if not (open_clip.get_model_config(name) or {}).get("vq_cfg"):
         raise ValueError(f"--model {name} is no model with a VQ-VAE known here; e.g. MCD-VQ-ViT-Ti-8")
@@ -197,7 +196,6 @@ def run_fit(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write --out, a VQ-VAE that is trained (fit) or converted (import)."""
     if args.action == "fit":
         return run_fit(args)
     visual, _, _ = tower(args.model)

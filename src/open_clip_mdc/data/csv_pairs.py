@@ -41,8 +41,6 @@ class Row(NamedTuple):
 
 
 class CsvRows(NamedTuple):
-    """A part of a table."""
-
     path: Path
     number: int
     start: int  # byte of its first row
@@ -95,7 +93,6 @@ def looks_merged(row: list[str], form: Form) -> bool:
 
 
 def read_rows(lines: Lines, form: Form) -> Iterator[Row]:
-    """Yield rows of any length. Raises ValueError where one does not fit the form."""
     csv.field_size_limit(sys.maxsize)  # of the process; by default a caption of 131,072 letters is refused
     if form.quotes == "none":
         rows = (line.rstrip("\r\n").split(form.separator) for line in lines)

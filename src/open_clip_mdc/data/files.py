@@ -175,7 +175,6 @@ def new_file(path: str | Path, follow: bool = True) -> Iterator[Path]:
 
 
 def hash_file(path: str | Path, algorithm: str) -> str:
-    """Return the hexadecimal digest of a file's content."""
     digest = hashlib.new(algorithm)
     with open(path, "rb") as file:
         while block := file.read(2 ** 20):

@@ -12,7 +12,6 @@ HEAD = 2 ** 20  # bytes that tell what a file is
 
 
 def find_mark(head: bytes) -> bytes:
-    """Return the byte order mark that a file begins with, or nothing."""
     return next((mark for mark in MARKS if head.startswith(mark)), b"")
 
 

@@ -141,7 +141,6 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
 
 def state_dict(content: object, path: Path) -> dict[str, Tensor]:
-    """Return the weights in the content of a file, as `tensors`."""
     while isinstance(content, Mapping) and (inner := next(
             (content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)) is not None:
         content = inner
@@ -169,7 +168,6 @@ def bare_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_finite(content: object, path: Path, name: str = "") -> None:
-    """Raise ValueError if a tensor anywhere in the content of a file holds NaN or infinity."""
     if isinstance(content, Tensor):
         if content.is_floating_point() and not content.isfinite().all():
             raise ValueError(f"{path} holds NaN or infinity ({name}): nothing can be computed with it")
@@ -185,7 +183,6 @@ def save(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] 
 
 
 def add_checksum(path: Path) -> None:
-    """Write a safetensors file anew, with its checksum in the header."""
     save(load_file(path), path, _open_safetensors(path))
 
 
@@ -205,7 +202,6 @@ def hash_tensor(digest, tensor: Tensor) -> None:
 
 
 def kind(names: Mapping[str, Tensor]) -> str:
-    """Return what kind of network has weights of these names."""
     for what, never, *patterns in KINDS:
         if all(any(re.search(p, name) for name in names) for p in patterns) and not (
                 never and any(re.search(never, name) for name in names)):

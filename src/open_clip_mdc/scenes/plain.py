@@ -192,7 +192,6 @@ PROBES = {"probe": Probe(CLASS_NAMES, TEMPLATES, _draw_labelled)}
 
 
 def words_of(tables: Iterable[Iterable[str]]) -> list[str]:
-    """Return every word and punctuation mark of tables of templates, sorted."""
     return sorted(set(words(re.sub(r"{.*?}", " ", " ".join(text for table in tables for text in table)))))
 
 

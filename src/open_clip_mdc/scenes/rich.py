@@ -84,7 +84,6 @@ def offset(a: SceneObject, b: SceneObject) -> tuple[int, int]:
 
 def draw_object(rng: random.Random, kind: tuple[str, str], size: str | None = None,
                 place: tuple[str, str] | None = None) -> SceneObject:
-    """Draw an object anywhere within a cell of the grid, a key of PLACES."""
     size = size or rng.choice(tuple(RADII))
     row, column = place or rng.choice(tuple(PLACES))
     radius = rng.uniform(*RADII[size])
@@ -212,7 +211,6 @@ PROBES = {
 
 
 def caption_words() -> list[str]:
-    """Return every word and punctuation mark that captions, templates and class names can contain, sorted."""
     templates = (ONE, TWO, MORE, OPENING, OPENING_ONE, PLACED, RELATION, SAME, SIZES.values(), *RELATIONS.values(),
                  tuple(COLOURS), tuple(OUTLINES), tuple(COUNTS.values()), tuple(BACKGROUNDS), tuple(PLACES.values()),
                  ALT_WORDS, ("a", "an"), *((*probe.templates, *probe.classes) for probe in PROBES.values()))
