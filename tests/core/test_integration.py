@@ -28,6 +28,7 @@ IMPORTED = {
     "open_clip.model:CLIPTextCfg": "the text_cfg of a captioner",
     "open_clip.model:CLIPVisionCfg": "the vision_cfg of a captioner",
     "open_clip.model:_build_vision_tower": "the image encoder is OpenCLIP's",
+    "open_clip.modified_resnet:ModifiedResNet": "the image tower of CLIP's ResNets, whose last map gives the tokens",
     **({"open_clip.task:ImageTextTask": "model and loss as the loop of 4.x trains them"} if MAJOR > 3 else {}),
     "open_clip.timm_model:TimmModel": "tells a timm encoder from a native one",
     "open_clip.tokenizer:SimpleTokenizer": "byte_decoder and bpe_ranks, from which smaller vocabularies are cut",

@@ -30,6 +30,7 @@ LARGEST, LARGEST_TEXT = 2 ** 28, 2 ** 24  # bytes of a member that are read to m
 EXTENSIONS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
               tarfile.GNUTYPE_LONGLINK)  # members whose content tarfile itself reads to memory
 SCHEMES = ("file", "http", "https", "ftps", "sftp", "scp", "gs", "hf")  # that tools read; "pipe" and "ais" run commands
+META = r"__[^/]*__($|/)"  # names that webdataset takes for its own
 INCOMPLETE = "not a complete tar file; fetch or write it again"
 SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # by Pillow's format; some JPEGs are an MPO
 
@@ -122,13 +123,35 @@ def read_members(stream: BinaryIO, wanted: Callable[[str], bool]) -> Iterator[di
     """Yield fname and data (None unless `wanted`) of a tar's files. webdataset's own reader hides a broken end."""
     with tarfile.open(fileobj=stream, mode="r|*", tarinfo=Header) as archive:
         for member in archive:
-            if member.isreg() and not re.match(r"__[^/]*__($|/)", member.name):
+            if member.isreg() and not re.match(META, member.name):
                 data = None
                 if wanted(member.name):
                     check_size(member)
                     data = archive.extractfile(member).read()
                 yield {"fname": member.name, "data": data}
             archive.members.clear()  # they would add up
+
+
+def training_members(stream: BinaryIO, skip: str | None, handler: Callable[[Exception], bool],
+                     select: Callable[[str], bool] | None, rename: Callable[[str], str] | None) -> Iterator[dict]:
+    """Yield fname and data of a tar's files by the rules of webdataset's reader, and `check_size` of each.
+
+    `handler` says whether to read on behind a file that cannot be read.
+    """
+    archive = tarfile.open(fileobj=stream, mode="r|*", tarinfo=Bounded)
+    for member in archive:
+        try:
+            if not member.isreg() or skip is not None and re.match(skip, member.name):
+                continue
+            name = rename(member.name) if rename else member.name
+            if select is None or select(name):
+                check_size(member)
+                yield {"fname": name, "data": archive.extractfile(member).read()}
+                archive.members = []
+        except Exception as problem:
+            problem.args = (f"{problem} @ {stream}",)
+            if not handler(problem):
+                break
 
 
 def split_name(name: str) -> tuple[str | None, str]:

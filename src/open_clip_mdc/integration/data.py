@@ -9,8 +9,6 @@ Images are transferred as uint8 from pinned memory, one batch ahead, and normali
 Dimensions: B images.
 """
 import random
-import re
-import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,7 +26,7 @@ from webdataset.handlers import reraise_exception
 
 from ..data.csv_pairs import read_table
 from ..data.images import decode_image, image_pairs
-from ..data.shards import CAPTION_SEPARATOR, Bounded, as_file, check_size, regroup
+from ..data.shards import CAPTION_SEPARATOR, META, as_file, regroup, training_members
 from .hook import hook
 from .upstream import MAJOR
 
@@ -242,24 +240,10 @@ def gopen(original, url, mode="rb", *args, **kwargs):
 
 
 @hook
-def tar_file_iterator(original, fileobj, skip_meta=r"__[^/]*__($|/)", handler=reraise_exception, select_files=None,
+def tar_file_iterator(original, fileobj, skip_meta=META, handler=reraise_exception, select_files=None,
                       rename_files=None):
-    """Replace `webdataset.tariterators.tar_file_iterator`: `check_size` before a member is read."""
-    archive = tarfile.open(fileobj=fileobj, mode="r|*", tarinfo=Bounded)
-    for member in archive:
-        name = member.name
-        try:
-            if not member.isreg() or skip_meta is not None and re.match(skip_meta, name):
-                continue
-            name = rename_files(name) if rename_files else name
-            if select_files is None or select_files(name):
-                check_size(member)
-                yield {"fname": name, "data": archive.extractfile(member).read()}
-                archive.members = []
-        except Exception as problem:
-            problem.args = (f"{problem} @ {fileobj}",)
-            if not handler(problem):
-                break
+    """Replace `webdataset.tariterators.tar_file_iterator`: a member's size is looked at before it is read."""
+    return training_members(fileobj, skip_meta, handler, select_files, rename_files)
 
 
 def csv_dataset(original):

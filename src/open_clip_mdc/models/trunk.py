@@ -50,7 +50,7 @@ def settle(visual: TimmModel, name: str) -> None:
     visual.has_last_norm = is_vit or isinstance(getattr(trunk, "norm", None), nn.LayerNorm)
     for parameter in unused:
         owner, _, own = parameter.rpartition(".")
-        setattr(trunk.get_submodule(owner), own, None)
+        trunk.get_submodule(owner).register_parameter(own, None)
 
 
 def _made_for(trunk: nn.Module) -> tuple[int, int]:
