@@ -154,16 +154,15 @@ def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: in
         facts["Length"] = "the model's choice"
     else:
         facts["Length"] = f"at most {args.length} tokens" if causal else f"{args.length} tokens"
+    drawn = f", drawn at temperature {args.temperature}" if args.temperature else ""
     if causal:
-        facts["Order"] = "autoregressive, " + (
-            f"drawn at temperature {args.temperature}" if args.temperature else "by beam search")
+        facts["Order"] = "autoregressive" + (drawn or ", by beam search")
     elif args.sampler == "ancestral":
         facts["Order"] = f"drawn in {args.steps or STEPS} steps (ancestral), tokens at temperature {args.temperature}"
     else:
-        count = 1 if args.tokens_per_step is None else args.tokens_per_step
-        facts["Order"] = "the most confident first, " + (
-            f"all tokens at least {count} probable at once" if isinstance(count, float) else f"{count} at a time") + (
-            f", drawn at temperature {args.temperature}" if args.temperature else "")
+        k = 1 if args.tokens_per_step is None else args.tokens_per_step
+        at_once = f"all tokens at least {k} probable at once" if isinstance(k, float) else f"{k} at a time"
+        facts["Order"] = f"the most confident first, {at_once}{drawn}"
     if "guidance_scale" in options:
         weak = {"masked": "the image with masked features"}.get(
             options["guidance_weak"], "the mean image" if "blind" in options else "no image")

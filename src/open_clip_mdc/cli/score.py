@@ -53,21 +53,19 @@ def score_rows(model: Captioner, image: torch.Tensor, captions: list[str], text:
     """Return columns for each of B images and each of C captions, whose ids are `text` [C, L]; `prior` may be None."""
     scores = log_likelihood(model, image, text.expand(len(image), -1, -1), return_details=True)
     target = target_tokens(text, model.vocab_size)
-    rows = []
-    for i in range(len(image)):
-        rows.append([])
-        for c, caption in enumerate(captions):
-            places = target[c].nonzero().flatten().tolist()
-            likelihoods = scores.token_log_likelihood[i, c].tolist()
-            order = scores.order[i, c].tolist() if scores.order is not None else range(-1, len(likelihoods))
-            words = decode_captions(text[c, places][:, None], tokenizer)
-            score = float(scores.log_likelihood[i, c])
-            rows[-1].append({
-                "caption": caption, "score": score,
+
+    def columns(i: int, c: int) -> dict:
+        places = target[c].nonzero().flatten().tolist()
+        likelihoods = scores.token_log_likelihood[i, c].tolist()
+        order = scores.order[i, c].tolist() if scores.order is not None else range(-1, len(likelihoods))
+        words = decode_captions(text[c, places][:, None], tokenizer)
+        score = float(scores.log_likelihood[i, c])
+        return {"caption": captions[c], "score": score,
                 **({} if prior is None else {"blind": prior[c], "debiased": score - alpha * prior[c]}),
                 "tokens": [{"token": word or "<end>", "log_likelihood": likelihoods[p], "step": order[p]}
-                           for p, word in zip(places, words, strict=True)]})
-    return rows
+                           for p, word in zip(places, words, strict=True)]}
+
+    return [[columns(i, c) for c in range(len(captions))] for i in range(len(image))]
 
 
 # ---- tables of each image with its own captions
