@@ -120,7 +120,9 @@ def find_model_problem(args) -> str | None:
                 weights.check(Path(path))
             except ValueError as problem:
                 return f"--{flag}: {problem}"
-    if args.resume and args.resume != "latest" and "://" not in args.resume and not os.path.isfile(args.resume):
+    sharded = args.resume and getattr(args, "fsdp", False) and os.path.isfile(os.path.join(args.resume, ".metadata"))
+    if args.resume and args.resume != "latest" and "://" not in args.resume and not os.path.isfile(
+            args.resume) and not sharded:
         return f"--resume {args.resume} is no file: give a checkpoint or 'latest'"
     return None
 
@@ -272,6 +274,8 @@ def find_vq_problem(args) -> str | None:
         return None
     if args.precision not in ("fp32", "amp", "amp_bf16", "amp_bfloat16"):
         return f"--precision {args.precision}: a VQ-VAE in 16 bit gives other codes; use fp32, amp or amp_bf16"
+    if getattr(args, "fsdp", False):
+        return f"--fsdp is not supported for {args.model}, whose VQ-VAE is frozen: it is small, leave the flag out"
     if not args.pretrained and not (has_latest(args) if args.resume == "latest" else args.resume):
         return (f"{args.model}: its VQ-VAE is untrained: make one by open_clip_mdc vq fit --model {args.model} ... "
                 f"--out vq.pt and give it by --pretrained vq.pt")

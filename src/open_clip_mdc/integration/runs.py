@@ -35,6 +35,10 @@ def latest_checkpoint(folder: Path) -> Path:
     passed over, a line says so.
     """
     found = sorted(filter(Path.is_file, folder.glob("epoch_*.pt")))
+    sharded = sorted(path.parent for path in folder.glob("epoch_*/.metadata"))
+    if sharded and not found:
+        raise FileNotFoundError(f"{sharded[-1]} is a sharded checkpoint: make it one file by python -m torch."
+                                f"distributed.checkpoint.format_utils dcp_to_torch {sharded[-1]} {sharded[-1]}.pt")
     if not found:
         raise FileNotFoundError(f"{folder} has no epoch_*.pt: give a checkpoint file or a run of open_clip_train")
     return _latest(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in found))
