@@ -9,10 +9,12 @@ SUBSETS := swap_att swap_obj replace_rel
 CAPTIONS ?= $(wildcard ../shared/data/flickr8k/captions_test.json)
 
 OPENCLIP_WHEEL ?= ../shared/vendor/open_clip_torch-4.2.0.dev0-py3-none-any.whl
-# The tests that meet OpenCLIP's internals.
+# The tests that meet OpenCLIP's internals, or with SHORT=1 some minutes' worth of them.
 TESTS4 ?= $(addprefix tests/core/test_,integration.py train.py loading.py checkpoints.py encoder.py configs.py \
     pretrained.py model.py versions.py) tests/tools/test_export.py tests/tools/test_model_card.py \
     tests/benchmark/test_features.py tests/benchmark/test_coca.py
+SHORT4 := tests/core/test_versions.py tests/core/test_integration.py -k \
+    'weights_of_both or resuming or gloo or attributes or listed or replaced'
 
 # OpenMP threads that spin while they wait steal the core that a data worker, or anything else, needs: 15 times slower
 # on two shared cores.
@@ -87,7 +89,7 @@ ifeq ($(wildcard $(OPENCLIP_WHEEL)),)
 	@echo "OpenCLIP 4 is not tested: there is no $(OPENCLIP_WHEEL); give OPENCLIP_WHEEL=FILE"
 else
 	$(MAKE) .venv4/installed
-	OMP_NUM_THREADS=1 .venv4/bin/python -m pytest -n 2 --dist loadfile $(TESTS4)
+	OMP_NUM_THREADS=1 .venv4/bin/python -m pytest -n 2 --dist loadfile $(if $(SHORT),$(SHORT4),$(TESTS4))
 endif
 else
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile

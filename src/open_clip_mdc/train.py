@@ -44,6 +44,11 @@ def main(argv: list[str] | None = None) -> int | None:
         sys.exit(1)
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {complaint(problem, args, argv).strip().splitlines()[-1]}")
+    except KeyError as problem:  # FSDP2 asks the optimizer's state by names of parameters
+        if not (args.resume and getattr(args, "fsdp", False) and "state." in str(problem)):
+            raise
+        sys.exit(f"error: --resume {args.resume} was trained without --fsdp: go on without it, or give its weights by "
+                 "--pretrained")
     except RuntimeError as problem:
         if not is_of_weights(problem):
             raise

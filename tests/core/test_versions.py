@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 from conftest import REPO, make_image, run
-from training import TORCHRUN, equal, losses, open_clip_train_each, train_flags, weights
+from training import MAIN, TORCHRUN, equal, losses, train_flags, weights
 
 from open_clip_mdc import train
 from open_clip_mdc.integration.checkpoints import load
@@ -33,12 +33,10 @@ def flags(csv, logs, name, *more):
 
 @pytest.fixture(scope="module")
 def logs(csv, tmp_path_factory):
-    """Runs `old` by 3.3, `new` and `compiled-STRATEGY` by 4.x."""
+    """Runs `old` by 3.3 and `new` by 4.x."""
     folder = tmp_path_factory.mktemp("logs")
     run(str(RELEASED), "-m", "open_clip_mdc.train", *flags(csv, folder, "old"))
-    open_clip_train_each(flags(csv, folder, "new"), *[
-        flags(csv, folder, f"compiled-{strategy}", "--torchcompile", "--torchcompile-backend", "aot_eager",
-              "--torchcompile-strategy", strategy) for strategy in ("model", "task", "step")])
+    run(*MAIN, *flags(csv, folder, "new"), fork=True)
     return folder
 
 
@@ -74,9 +72,11 @@ def test_the_same_data_noise_and_first_losses_in_both_versions(logs):
 
 
 @pytest.mark.parametrize("strategy", ["model", "task", "step"])
-def test_every_compile_strategy_trains_to_the_weights_of_the_eager_run(logs, strategy):
-    compiled = weights(logs, 2, f"compiled-{strategy}")
-    for name, weight in weights(logs, 2, "new").items():
+def test_every_compile_strategy_trains_to_the_weights_of_the_eager_run(csv, logs, strategy):
+    run(*MAIN, *flags(csv, logs, strategy, "--torchcompile", "--torchcompile-backend", "aot_eager",
+                      "--torchcompile-strategy", strategy, "--epochs", "1"), fork=True)
+    compiled = weights(logs, 1, strategy)
+    for name, weight in weights(logs, 1, "new").items():
         torch.testing.assert_close(compiled[name], weight, atol=1e-5, rtol=1e-4)
 
 
@@ -170,6 +170,10 @@ def test_fsdp_trains_validates_and_resumes_as_ddp_by_the_real_command(csv, tmp_p
             for name in ("ddp", "fsdp")]
     assert rows[0] == pytest.approx(rows[1], rel=1e-5)
     assert all(x.isfinite().all() for x in weights(tmp_path, 1, "bf16").values())
+    ended = run(*TORCHRUN, "-m", "open_clip_mdc.train", "--", *flags(
+        csv, tmp_path, "later", "--fsdp", "--resume", tmp_path / "ddp" / "checkpoints" / "epoch_1.pt"), check=False)
+    assert ended.returncode and "epoch_1.pt was trained without --fsdp: go on without it" in ended.stderr
+    assert "KeyError" not in ended.stderr
 
     sharded = tmp_path / "sharded" / "checkpoints" / "epoch_1"
     with pytest.raises(FileNotFoundError, match=f"{sharded} is a sharded checkpoint: make it one file by ") as error:

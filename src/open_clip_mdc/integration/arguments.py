@@ -21,6 +21,7 @@ from . import plugins
 from .configs import is_captioner
 from .hook import hook
 from .runs import check_folder, latest_checkpoint
+from .upstream import MAJOR
 
 
 @hook
@@ -79,6 +80,7 @@ WITHOUT_EFFECT = [
     ("text_pad_multiple", None, "its captions are packed without padding"),
     ("zeroshot_frequency", 2, "there is no zero-shot classification by ImageNet"),
 ]
+NEW_LOGGERS, NEW_OPTIMIZERS = (["trackio"], ["nadamw"]) if MAJOR > 3 else ([], [])
 GREATEST, ABOVE_0 = sys.float_info.max, sys.float_info.min
 # What flags that take numbers may be: in words, the least, the greatest.
 NUMBERS = [
@@ -144,7 +146,7 @@ def find_value_problem(args) -> str | None:
     for logger in ("wandb", "tensorboard"):
         if (logger in args.report_to or "all" in args.report_to) and find_spec(logger) is None:
             return f"--report-to {args.report_to} needs {logger}: pip install {logger}"
-    if unknown := set(filter(None, args.report_to.split(","))) - {"wandb", "tensorboard", "all"}:
+    if unknown := set(filter(None, args.report_to.split(","))) - {"wandb", "tensorboard", "all", *NEW_LOGGERS}:
         return f"--report-to {', '.join(sorted(unknown))} is not known: wandb, tensorboard or wandb,tensorboard"
     try:
         device = torch.device(args.device)
@@ -154,8 +156,8 @@ def find_value_problem(args) -> str | None:
         return f"--device {args.device} is not known: cuda, cuda:1, cpu or mps"
     if device.type == "cuda" and torch.cuda.is_available() and (device.index or 0) >= torch.cuda.device_count():
         return f"--device {args.device}: there are {torch.cuda.device_count()} GPUs, counted from 0"
-    if args.opt.lower() != "adamw" and not args.opt.lower().startswith("timm/"):
-        return f"--opt {args.opt} is not known: adamw or timm/NAME"
+    if args.opt.lower() not in ("adamw", *NEW_OPTIMIZERS) and not args.opt.lower().startswith("timm/"):
+        return f"--opt {args.opt} is not known: {', '.join(('adamw', *NEW_OPTIMIZERS))} or timm/NAME"
     if args.lr_scheduler not in ("cosine", "const", "const-cooldown"):
         return f"--lr-scheduler {args.lr_scheduler} is not known: cosine, const or const-cooldown"
     if args.lr_scheduler == "const-cooldown" and args.epochs_cooldown is None:
