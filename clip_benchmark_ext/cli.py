@@ -22,7 +22,6 @@ from .patches import BENCHMARK
 
 
 def parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace, Flags]:
-    """Return clip_benchmark's parser, its flags and ours."""
     from clip_benchmark import cli as upstream
     flags, rest = read_flags(argv)
     sys.argv = [sys.argv[0], *rest]
@@ -35,7 +34,6 @@ def parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace,
 
 
 def check(args: argparse.Namespace, argv: list[str]) -> None:
-    """Raise ValueError for flags of clip_benchmark's that cannot work, before the data and the model are asked for."""
     if not any(arg.partition("=")[0] in ("--model", "--pretrained_model") for arg in argv):
         raise ValueError("--model is missing: mdc, arc or another captioner with --pretrained RUN, or a model of "
                          f"OpenCLIP with a tag (clip_benchmark's default: {args.model[0]}, {args.pretrained[0]})")

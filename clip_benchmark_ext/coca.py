@@ -39,10 +39,7 @@ class CoCaCaptioner:
     @torch.no_grad()
     def generate(self, image: Tensor, length: int | str = "auto", num_beams: int = 6, min_length: int = 0,
                  return_trace: bool = False) -> Tensor | Decoded:
-        """Decode as `open_clip_mdc.decoding.generate.generate`.
-
-        `length` is the most tokens between SOT and EOT; "auto" is what the context holds. `min_length` is the fewest.
-        """
+        """Decode as decoding/generate.py. `length`: most tokens between SOT and EOT, "auto" for all of the context."""
         longest = self.model.text.context_length - 2
         self.model.eval()
         decoded = beam_search(step_logits(self.model, image), len(image), self.vocab_size,

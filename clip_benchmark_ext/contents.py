@@ -22,13 +22,11 @@ from open_clip_mdc.data.weights import hash_tensor
 PASSED_OVER = ("transform", "transforms", "target_transform", "loader", "pipeline")
 
 
-def text_of(value: object) -> str:
-    """Return an object as Python prints it, without memory addresses, which differ from run to run."""
+def text_of(value: object) -> str:  # without memory addresses, which differ from run to run
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def shards_of(dataset: Dataset) -> list[str]:
-    """Return the shards of a webdataset, in order; none of another data set."""
     return [url for stage in getattr(dataset, "pipeline", []) for url in getattr(stage, "urls", [])]
 
 
@@ -108,10 +106,7 @@ class Contents:
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Return the SHA-256 of all that a data set holds, whatever its transform (of shards on the web, of the addresses).
-
-    Where its attributes do not lead to all of its images, every file below its `root` counts.
-    """
+    """Return the SHA-256 of all that a data set holds but its transform; of shards on the web, of the addresses."""
     inner = dataset
     while isinstance(inner, Subset):
         inner = inner.dataset
@@ -120,6 +115,7 @@ def fingerprint(dataset: Dataset) -> str:
     found.add(dataset)
     for shard in shards_of(inner):
         found.add(shard)
+    # Where its attributes do not lead to all of its images, every file below its root counts.
     if root and not isinstance(inner, IterableDataset) and found.images < len(inner) and os.path.isdir(root):
         for path in files_below(root):
             found.add_text("name", os.path.relpath(path, root))

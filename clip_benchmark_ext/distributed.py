@@ -23,7 +23,6 @@ def start(device_type: str) -> None:
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Return this process and their number; (0, 1) if there is one."""
     started = dist.is_available() and dist.is_initialized()
     return (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
 
@@ -58,5 +57,4 @@ def merge(numbered: list[tuple[int, object]]) -> list:
 
 
 def everywhere(condition: bool) -> bool:
-    """Return True if the condition holds on all processes."""
     return all(merge([(rank_and_size()[0], condition)]))

@@ -90,8 +90,7 @@ def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, d
 
 
 def cache_key(fingerprint: str, dataloader: Iterable, split: str, kind: str, normalize: bool,
-              device: str | torch.device, amp: bool) -> dict:
-    """Return all that the features of one split depend on; `fingerprint` is the model's (checkpoints.py)."""
+              device: str | torch.device, amp: bool) -> dict:  # `fingerprint` is the model's
     return {"model": fingerprint, "open_clip": metadata.version("open_clip_torch"), "split": split, "feature": kind,
             "normalize": bool(normalize), "precision": precision(device, amp), "data": describe_data(dataloader)}
 
@@ -123,11 +122,7 @@ def describe_data(dataloader: Iterable) -> dict:
 
 def cached_features(folder: str, key: dict, extract: Callable[[], tuple[Tensor, Tensor]],
                     note: str = "") -> tuple[Tensor, Tensor]:
-    """Return the features [N, D] and targets [N] of a key from its file, or extract them and write it.
-
-    Two runs may share the folder. A file that is damaged is written anew, with a warning. `note` is for whoever reads
-    the file's metadata.
-    """
+    """Return the features [N, D] and targets [N] of a key from its file, or extract them and write it."""
     os.makedirs(folder, exist_ok=True)  # before the long work, so that a folder that cannot be written fails early
     path = feature_path(folder, key)
     found = None
@@ -149,13 +144,12 @@ def feature_path(folder: str, key: dict) -> str:
 
 
 def save_features(path: str, key: dict, features: Tensor, targets: Tensor, note: str = "") -> None:
-    """Write features [N, D] and targets [N] with key and checksum: the format would not notice a flipped bit."""
+    # With a checksum: the format would not notice a flipped bit.
     tensors = {"features": features.contiguous(), "targets": targets.contiguous()}
     save_tensors(path, tensors, {"key": _json(key), "checksum": hash_values(features, targets), "note": note})
 
 
 def load_features(path: str, key: dict) -> tuple[Tensor, Tensor]:
-    """Read features [N, D] and targets [N]. Raises ValueError if the file is damaged or is of another key."""
     # Read in one go: safe_open opens the file twice, and in between another run may have put a new one in its place.
     with open(path, "rb") as file:
         data = file.read()

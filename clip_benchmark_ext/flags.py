@@ -16,7 +16,6 @@ DECODING = tuple("caption_length" if name == "length" else name for name in deco
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of our flags alone; None is the default of those that the model decides."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     group = parser.add_argument_group("captioners", "--model takes the name of a config, such as MDC-ViT-B-32, or an "
                                       f"objective alone ({', '.join(OBJECTIVES)}), whose architecture is that of the "
@@ -61,17 +60,11 @@ Flags = namedtuple("Flags", DEFAULTS, defaults=DEFAULTS.values())  # read-only
 
 
 def read_flags(argv: Sequence[str]) -> tuple[Flags, list[str]]:
-    """Return our flags, and the arguments that are not ours."""
     parsed, rest = make_parser().parse_known_args(argv)
     return Flags(**vars(parsed)), rest
 
 
 def scoring_options(flags: Flags, scorers: Sequence[str], interval: tuple[float, float]) -> dict:
-    """Return the estimator that the flags ask for, as arguments of `log_likelihood`.
-
-    `scorers` are those that fit the model, its default first; `interval` is that of t that it was trained on. Raises
-    ValueError if the estimator does not fit the model, or an option does not fit the estimator.
-    """
     method = flags.scorer or scorers[0]
     if method not in scorers:
         raise ValueError(f"--scorer {method} does not fit this model: choose {' or '.join(scorers)}")
@@ -84,7 +77,6 @@ def scoring_options(flags: Flags, scorers: Sequence[str], interval: tuple[float,
 
 
 def check_samples(flags: Flags, drawn: bool) -> None:
-    """Raise ValueError for flags on samples that do not go together; `drawn` says whether captions differ."""
     if (flags.samples or 2) < 2 or flags.samples and not drawn:
         raise ValueError("--samples needs a temperature, and to be 2 or more")
     if flags.samples and flags.clip_rerank:

@@ -106,7 +106,6 @@ class Job(NamedTuple):
         return DataLoader(dataset, args.batch_size, num_workers=args.num_workers, collate_fn=collate)
 
     def load_test(self, transform: Callable | None = None) -> DataLoader:
-        """Return the batches that the task is about, corrupted if that is asked for."""
         transform = transform or self.transform
         if self.flags.corruption is not None:
             from .datasets import corruptions

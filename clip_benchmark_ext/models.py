@@ -17,10 +17,7 @@ DEFAULT_PRETRAINED = "laion400m_e32"  # clip_benchmark's
 
 
 def resolve(model: str, pretrained: str) -> tuple[str, str]:
-    """Return the architecture and the checkpoint file (or schema id) that --model and --pretrained mean.
-
-    Raises FileNotFoundError or ValueError where there is no checkpoint, or it is no such captioner.
-    """
+    """Return the architecture and the checkpoint file (or schema id) that --model and --pretrained mean."""
     alias = model.lower() if model.lower() in OBJECTIVES else None
     if not alias and not is_captioner(model):
         is_run = (Path(pretrained) / "checkpoints").is_dir()
@@ -36,7 +33,6 @@ def resolve(model: str, pretrained: str) -> tuple[str, str]:
 
 
 def load_model(args: Namespace) -> tuple[torch.nn.Module, Callable, Callable]:
-    """Load model, transform and tokenizer. Raises FileNotFoundError or ValueError where there is no such model."""
     if args.skip_load:
         raise ValueError("--skip_load finds no features here, which are kept by the model's content: leave it out")
     if is_captioner(args.model):

@@ -44,12 +44,10 @@ FETCHES = ("subprocess.Popen", "os.system", "os.posix_spawn", "socket.connect", 
 
 
 def covers(name: str) -> bool:
-    """Return True for a data set of this module, False for one of selection_datasets.py or none."""
     return name == FOLDER or name in UPSTREAM or name.startswith(PREFIXES)
 
 
 def known_name(name: str) -> str:
-    """Return the name of a data set, with "folder" for "imagefolder". Raises ValueError if there is no such."""
     name = FOLDER if name == "imagefolder" else name
     if covers(name):
         return name
@@ -84,10 +82,7 @@ _watch = cache(lambda: sys.addaudithook(_hook))  # for ever: Python takes none a
 
 @contextmanager
 def reading_only(name: str, root: str) -> Iterator[None]:
-    """Let nothing within be fetched, started, or written below `root`.
-
-    Raises FileNotFoundError if that was tried, so something is missing; says which layout is wanted.
-    """
+    """Let nothing within be fetched, started, or written below `root`: that something is missing is said instead."""
     _watch()
     _reading.append(os.path.abspath(root))
     try:
@@ -141,11 +136,7 @@ def class_folders(root: str, split: str, transform, language: str = "en", classn
 
 
 def build(name: str, root: str, transform, split: str, **options) -> Dataset:
-    """Return a data set of clip_benchmark's, or class folders; its images are upright.
-
-    `options` are those of clip_benchmark's `build_dataset`. Raises FileNotFoundError if it is not there, ValueError if
-    a package is missing, and what clip_benchmark raises.
-    """
+    """Return a data set of clip_benchmark's, by its `options`, or class folders; its images are upright."""
     if transform is not None and not name.startswith("wds/"):  # flat: imagenet-w looks into it
         transform = Compose([upright, *getattr(transform, "transforms", [transform])])
     if name == FOLDER:
@@ -182,7 +173,6 @@ def check_classes(splits: Mapping[str, Dataset]) -> None:
 
 
 def check_names(dataset: Dataset) -> None:
-    """Raise ValueError where the class names are not as many as the class folders."""
     folders = len(set(getattr(dataset, "class_to_idx", {}).values()))
     names = getattr(dataset, "classes", None) or []
     if folders and names and folders != len(names):

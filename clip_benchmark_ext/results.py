@@ -30,7 +30,6 @@ def precision(device: str, amp: bool) -> str:
 
 
 def file_name(template: str, args: Namespace) -> str:
-    """Fill in a template such as --output."""
     names = dict(
         model=args.model, pretrained=args.pretrained, pretrained_full_path=args.pretrained, task=args.task,
         dataset=args.dataset.removeprefix("wds/"), language=args.language)
@@ -95,7 +94,6 @@ def _refuse(constant: str) -> None:
 
 
 def is_there(path: Path, about: dict) -> bool:
-    """Return True if the file holds a result with the same settings; warn if the settings differ."""
     try:
         # Refuses a byte order mark, as others do, and NaN.
         saved = parse_json(path.read_text(encoding="utf-8"), parse_constant=_refuse)
@@ -119,7 +117,6 @@ def unlike(saved: object, about: Mapping) -> str:
 
 
 def without_nan(values: Mapping[str, object]) -> dict:
-    """Return the same with None for numbers that JSON has not, and the reason as NAME_missing."""
     clean = {}
     for name, value in values.items():
         missing = isinstance(value, float) and not math.isfinite(value)
@@ -141,6 +138,6 @@ def write_items(path: Path, items: Mapping[str, object]) -> None:
 
 
 def write(path: Path, about: dict, metrics: Mapping[str, object], **more: object) -> None:
-    """Write a result file, whole or not at all. Raises ValueError if a value is not finite, or no JSON."""
+    """Write a result file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {**about, "metrics": without_nan(metrics), **more}, allow_nan=False)

@@ -26,7 +26,6 @@ from .tasks import TASKS
 
 
 def run(upstream):
-    """`clip_benchmark.cli.run`."""
     @wraps(upstream)
     def run_one(args):
         return evaluate(args, getattr(args, "flags", Flags()))
@@ -34,7 +33,6 @@ def run(upstream):
 
 
 def choose_task(args: Namespace) -> str:
-    """Return the name of the task that --task means. Raises ValueError where it does not fit the data set."""
     selects = not other_sets.covers(args.dataset)
     task = args.task
     if task == "auto":
@@ -47,10 +45,7 @@ def choose_task(args: Namespace) -> str:
 
 
 def evaluate(args: Namespace, flags: Flags) -> int:
-    """Write one result file, unless it is there and may be kept; returns 0.
-
-    Raises ValueError where the task does not fit the data set, or as the model, the data set and the task do.
-    """
+    """Write one result file, unless it is there and may be kept."""
     args = copy(args)
     args.device = "cuda" if torch.cuda.is_available() else "cpu"
     args.verbose = args.verbose and rank_and_size()[0] == 0

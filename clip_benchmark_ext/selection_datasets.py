@@ -27,8 +27,6 @@ from .metrics.selection_metrics import Metric
 
 
 class Row(NamedTuple):
-    """A data set: how its files are read, and what its official number is."""
-
     read: Callable[..., Read]  # (name, root, perturbations=, tagger=)
     metric: Metric
 
@@ -47,10 +45,7 @@ ROWS = {
 
 
 def find_row(name: str) -> Row | None:
-    """Return a data set's row; of VALSE any piece has one, as the file may be the user's own; None for other data sets.
-
-    Raises ValueError if the name begins as one of these data sets', but there is no such part.
-    """
+    """Return a data set's row, None for other data sets. Any piece of VALSE has one: the file may be your own."""
     family, _, part = name.partition("/")
     if name not in ROWS and family == "valse" and re.fullmatch(r"[\w-]+", part):
         return Row(readers.valse, PAIRS)
@@ -61,8 +56,6 @@ def find_row(name: str) -> Row | None:
 
 @dataclass(eq=False, repr=False)
 class SelectionDataset(Dataset):
-    """Map-style data set over cases; see the head of this file for what an item is."""
-
     name: str
     cases: list[Case]
     metric: Metric

@@ -35,10 +35,7 @@ def checked(name: str, value: object) -> object:
 
 
 def read_results(paths: list[str]) -> list[dict]:
-    """Return the contents of result files, and SugarCrepe's averages, of each model and settings, of complete groups.
-
-    Raises ValueError for a file that `clip_benchmark eval` did not write.
-    """
+    """Return results as they are in files, and SugarCrepe's averages of complete groups for each model and settings."""
     results = []
     for path in paths:
         try:

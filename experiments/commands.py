@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 from .tables.cells import Cell, Evaluation, Run
 from .tables.paper_tables import systems
-from .tables.scales import Captioning, Made, Scale
+from .tables.scale import Captioning, Made, Scale
 
 JUDGE = "Qwen/Qwen2.5-VL-72B-Instruct"  # the paper's
 
 
 class Place(NamedTuple):
-    """Where things are and how they are started."""
-
     data: Path
     out: Path
     bin: str  # folder of open_clip_train and its siblings with a slash, or nothing
@@ -41,7 +39,6 @@ def start(command: Iterable[str], place: Place) -> list[str]:
 
 
 def to_make(scale: Scale, names: Iterable[str], place: Place) -> Iterator[Made]:
-    """Yield the data that these tables need, that is made here, and that is not there yet."""
     for made in scale.prepare:
         if (not made.tables or set(made.tables) & set(names)) and not Path(fill(made.folder, place)).exists():
             yield made
@@ -64,10 +61,6 @@ def checkpoint(scale: Scale, run: Run, seed: int, place: Place) -> Path:
 
 
 def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
-    """Return `open_clip_train` with the paper's hyperparameters (Tables 6 to 8) or a small scale's.
-
-    Raises ValueError if the global batch cannot be shared by so many processes.
-    """
     backbone = next(backbone for name, backbone in scale.backbones.items() if name in run.model)
     data = scale.data[run.data]
     lr, decay, batch, epochs = scale.tuning if run.start else (
@@ -110,17 +103,13 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
 
 
 def recipe(scale: Scale, run: Run, seed: int) -> str:
-    """Return a run's command on one GPU, whatever the machine, after that of the run it starts from.
-
-    It is kept beside the run, in command.txt, and compared before the run is used (`changed`).
-    """
+    """Return the content of command.txt beside a run: its command on one GPU, after that of the run it starts from."""
     here = Place(Path("{data}"), Path("{out}"), "", 1)
     first = recipe(scale, run.start, seed) if isinstance(run.start, Run) else ""
     return first + shlex.join(train(scale, run, seed, here)) + "\n"
 
 
 def changed(scale: Scale, run: Run, seed: int, place: Place) -> str | None:
-    """Say what is different in the recipe that a run was trained by; None if nothing is, or there is no such run."""
     path = folder(run, seed, place) / "command.txt"
     if not path.parent.exists():
         return None
@@ -132,7 +121,6 @@ def changed(scale: Scale, run: Run, seed: int, place: Place) -> str | None:
 
 
 def check_recipes(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place: Place) -> None:
-    """Raise ValueError if a run was trained by another recipe: hyperparameters never mix in a table."""
     unlike = [(run.name(seed), why) for run in runs for seed in seeds if (why := changed(scale, run, seed, place))]
     if unlike:
         name, why = unlike[0]
@@ -141,7 +129,6 @@ def check_recipes(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place
 
 
 def variant(evaluation: Evaluation) -> str:
-    """Return the folder of an evaluation's results, by which they are recognised: task and flags."""
     flags = (re.sub(r"[^\w.-]+", "_", flag.removeprefix("--")) for flag in evaluation.flags)
     return "-".join([evaluation.task, *flags, *(["clipscore"] if evaluation.judge else [])])
 
@@ -172,7 +159,7 @@ def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[tuple[Run, int
 
 
 def evaluations(cells: Iterable[Cell]) -> list[tuple[Evaluation, list[Run]]]:
-    """Group cells by command: data sets that lie in one folder and are scored alike, and the runs."""
+    # Data sets that lie in one folder and are scored alike share a command.
     runs: dict[Evaluation, dict[Run, None]] = {}
     datasets: dict[Evaluation, dict[str, None]] = {}
     for cell in cells:
@@ -184,14 +171,12 @@ def evaluations(cells: Iterable[Cell]) -> list[tuple[Evaluation, list[Run]]]:
 
 
 def helpers(cells: list[Cell]) -> list[tuple[Run, int]]:
-    """Return the CLIP models, with their seeds, that evaluations need beside the runs that are evaluated."""
     needed = [evaluation for evaluation, _ in evaluations(cells)]
     return list(dict.fromkeys([*((one.guide, 0) for one in needed if one.guide),
                                *((one.judge, 1) for one in needed if one.judge)]))
 
 
 def caption_file(scale: Scale, captioning: Captioning, system: str, seed: int, place: Place) -> Path:
-    """Return the file in which clip_benchmark leaves a system's captions."""
     run, flags = systems(scale, captioning)[system]
     name = f"{captioning.dataset.removeprefix('wds/')}-{checkpoint(scale, run, seed, place)}.json".replace("/", "_")
     return place.out / "results" / variant(Evaluation("captioning", "", (), "", flags)) / "captions" / name
@@ -202,7 +187,6 @@ def judge_file(captioning: Captioning, seed: int, place: Place) -> Path:
 
 
 def judge(scale: Scale, captioning: Captioning, seed: int, place: Place, url: str) -> list[str]:
-    """Return `open_clip_mdc judge` of Table 3's captions."""
     tests = Path(fill(captioning.root, place)) / "test"
     shards = max(1, len(list(tests.glob("*.tar"))))
     return [f"{place.bin}open_clip_mdc", "judge", "--captions",
@@ -214,7 +198,6 @@ def judge(scale: Scale, captioning: Captioning, seed: int, place: Place, url: st
 
 
 def lengths(scale: Scale, place: Place) -> list[str]:
-    """Return the command of Figure 3."""
     data = [scale.data[name] for name in dict.fromkeys((scale.search, scale.alt, scale.long))]
     return [f"{place.bin}open_clip_mdc", "lengths", *(d.pattern(place.data, place.out) for d in data),
             "--names", *(d.label for d in data), "--tokenizer", f"MDC-{scale.backbone}",
@@ -222,6 +205,5 @@ def lengths(scale: Scale, place: Place) -> list[str]:
 
 
 def collect(scale: Scale, names: Iterable[str], place: Place) -> list[str]:
-    """Return the command that makes the tables of what is there."""
     return [f"{place.bin}python", "-m", "experiments.report.collect", *names, "--scale", scale.name,
             "--data", str(place.data), "--out", str(place.out)]

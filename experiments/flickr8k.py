@@ -45,7 +45,6 @@ def swap(caption: str, words: list[str]) -> str | None:
 
 
 def replace(caption: str, words: list[str], described: str, rng: random.Random) -> str | None:
-    """Replace one of these words by another that no caption of the image mentions."""
     text = caption.split()
     places = [i for i, word in enumerate(text) if word in words]
     if not places:
@@ -55,17 +54,12 @@ def replace(caption: str, words: list[str], described: str, rng: random.Random) 
 
 
 def replace_relation(caption: str) -> str | None:
-    """Turn the first preposition of RELATIONS into the opposite."""
     pattern = r"\b(" + "|".join(sorted(RELATIONS, key=len, reverse=True)) + r")\b"
     false = re.sub(pattern, lambda match: RELATIONS[match[1]], caption, count=1)
     return false if false != caption else None
 
 
 def negatives(caption: str, described: str, rng: random.Random) -> dict[str, str]:
-    """Return false captions by SugarCrepe's names, those that there are.
-
-    The caption is lower case, with words and punctuation set apart by spaces; `described` is all of the image's.
-    """
     made = {
         "swap_obj": swap(caption, NOUNS), "swap_att": swap(caption, COLOURS),
         "replace_obj": replace(caption, NOUNS, described, rng),
@@ -76,7 +70,6 @@ def negatives(caption: str, described: str, rng: random.Random) -> dict[str, str
 
 
 def write_pairs(shards: list[str], out: Path) -> None:
-    """Write KIND.json and val2017/ (clip_benchmark's layout) below `out`, which appears when it is complete."""
     rows: dict[str, dict] = {}
     with new_folder(out) as folder:
         (folder / "val2017").mkdir()

@@ -30,7 +30,6 @@ def to_fetch(scale: Scale, path: str, place: Place) -> str | None:
 
 def training_data(scale: Scale, names: list[str], runs: Iterable[Run], seeds: list[int], place: Place,
                   ) -> Iterator[Missing]:
-    """Yield data of runs that are still to be trained, where the experiment does not make it itself."""
     for name in dict.fromkeys(run.data for run in runs
                               if not all(commands.checkpoint(scale, run, seed, place).exists() for seed in seeds)):
         folder = Path(commands.fill(scale.data[name].folder, place))
@@ -65,7 +64,6 @@ def test_data(scale: Scale, evaluation: Evaluation, place: Place) -> Iterator[Mi
 
 
 def models(runs: Iterable[Run], evaluations: Iterable[Evaluation], place: Place) -> Iterator[Missing]:
-    """Yield weights that runs start from, and the tagger of ARO's negatives unless these are frozen already."""
     for run in runs:
         if isinstance(run.start, str):
             import open_clip
@@ -118,7 +116,6 @@ def missing(scale: Scale, names: list[str], cells: list[Cell], seeds: list[int],
 
 
 def check(scale: Scale, names: list[str], cells: list[Cell], seeds: list[int], place: Place) -> None:
-    """Print what is missing. Raises ValueError if the tables cannot be made without it."""
     found = missing(scale, names, cells, seeds, place)
     for need in sorted(found, key=lambda need: not need.fatal):
         print(f"{'missing' if need.fatal else 'not there'}: {need.what}\n    {need.fetch}", file=sys.stderr)

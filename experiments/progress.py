@@ -31,7 +31,6 @@ class Step(NamedTuple):
 
 
 def fraction(step: Step, logs: Path) -> float | None:
-    """Return how much of a training is done, by its log; None before it says so, and of what is no training."""
     log = logs / f"{step.label}.log"
     if "--epochs" not in step.command or not log.exists():
         return None
@@ -77,7 +76,6 @@ def describe(step: Step, threads: str) -> None:
 
 
 def run_step(step: Step, logs: Path, threads: int, lock: int, under_way: list[subprocess.Popen]) -> None:
-    """Run a command to its end; `under_way` has its process meanwhile. Raises RuntimeError in one line if it fails."""
     log = logs / f"{step.label}.log"
     variables = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     if step.folder:
@@ -93,10 +91,6 @@ def run_step(step: Step, logs: Path, threads: int, lock: int, under_way: list[su
 
 
 def run_steps(title: str, steps: list[Step], logs: Path, jobs: int) -> None:
-    """Run some at a time, with a bar of all.
-
-    Raises RuntimeError for the first that fails; those under way are waited for, the others not begun.
-    """
     from tqdm import tqdm
 
     from open_clip_mdc.data.files import end_when_terminated

@@ -26,7 +26,6 @@ from .tables.scales import CUB, SCALES, Scale
 
 
 def cells_of(scale: Scale, names: list[str]) -> list[Cell]:
-    """Return the cells of these tables. Raises ValueError if a table is not of this scale."""
     if scale is CUB and (others := [name for name in names if name not in (*mcdiffusion.TABLES, "mcdiffusion")]):
         raise ValueError(f"{others[0]} is no table of CUB-200; {', '.join(mcdiffusion.TABLES)} are")
     # Figure 6 shows the captions of Table 3. A ledger takes what is there.
@@ -42,15 +41,13 @@ def runs_of(cells: list[Cell]) -> list[list[Run]]:
 
 
 def unfinished(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -> set[tuple[Run, int]]:
-    """Return runs, with their seeds, that lack a result. The judge's answers depend on no checkpoint."""
-    results = read_results(place.out)
+    results = read_results(place.out)  # the judge's answers depend on no checkpoint
     return {(cell.run._replace(at=None), seed) for cell in cells if cell.evaluation.task != "judge"
             for found in [parts(results, scale, cell)] for seed in seeds if any(seed not in part for part in found)}
 
 
 def trainings(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tuple[Run, int]],
               place: Place) -> Iterator[list[Step]]:
-    """Yield the runs that are missing: needed ones, those that they are fine-tuned from, and CLIP models that help."""
     def trained(run: Run, seed: int) -> bool:
         return commands.checkpoint(scale, run, seed, place).exists()
 
@@ -65,7 +62,6 @@ def trainings(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tup
 
 
 def plan(scale: Scale, names: list[str], seeds: list[int], place: Place) -> Iterator[tuple[str, list[Step]]]:
-    """Yield stages in order; the steps of a stage do not depend on one another."""
     for made in commands.to_make(scale, names, place):  # one after the other: some are made of what others made
         yield "data", [Step(Path(made.folder).name, commands.start(made.command, place))]
     cells = cells_of(scale, names)

@@ -66,8 +66,7 @@ def read_batch(number: int, batch: Sequence, dataloader: DataLoader) -> tuple[li
     return ids, images, texts
 
 
-def unique_ids(ids: Sequence[str]) -> list[str]:
-    """Return ids with the place in the data set added where one comes again (keys that start anew in every shard)."""
+def unique_ids(ids: Sequence[str]) -> list[str]:  # keys may start anew in every shard
     seen, unique = set(), []
     for place, i in enumerate(ids):
         unique.append(f"{i}#{place}" if i in seen else i)

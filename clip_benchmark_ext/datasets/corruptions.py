@@ -39,8 +39,6 @@ APPLY = {"gaussian_noise": noise, "gaussian_blur": blur, "jpeg": F.jpeg, "bright
 
 
 class Corruption(NamedTuple):
-    """A transform of RGB images."""
-
     name: str
     severity: int  # 0 to 5; 0 changes nothing
 
@@ -52,7 +50,6 @@ class Corruption(NamedTuple):
 
 
 def parse(spec: str) -> Corruption:
-    """Return the corruption of NAME:SEVERITY. Raises ValueError if there is no such."""
     name, _, severity = spec.partition(":")
     if name not in LEVELS or severity not in tuple("012345"):
         raise ValueError(f"--corruption {spec} is not NAME:SEVERITY, {', '.join(LEVELS)} and 0 to 5")

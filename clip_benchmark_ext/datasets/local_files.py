@@ -24,7 +24,6 @@ class Source:
 
 
 def find(source: Source, name: str, root: Path) -> Path:
-    """Return the annotation file in the first folder below `root` that has it, or raise FileNotFoundError."""
     for folder in source.folders:
         if (path := root / folder / source.file).is_file():
             return path
@@ -32,7 +31,6 @@ def find(source: Source, name: str, root: Path) -> Path:
 
 
 def image_folder(source: Source, name: str, path: Path) -> Path:
-    """Return the first folder for images that exists beside the annotation file, or raise FileNotFoundError."""
     for folder in source.images:
         if (candidate := path.parent / folder).is_dir():
             return candidate
@@ -57,7 +55,6 @@ def how_to_get(source: Source) -> str:
 
 
 def read_json(path: Path, kind: type) -> dict | list:
-    """Return the content of a JSON file. Raises ValueError if its outermost value is not of `kind`."""
     try:
         content = parse_json(path.read_bytes())
     except ValueError as error:
@@ -68,7 +65,6 @@ def read_json(path: Path, kind: type) -> dict | list:
 
 
 def value(row: dict, key: str, kind: type | tuple[type, ...], path: Path, number: str | int):
-    """Return row[key]. Raises ValueError if it is missing, or of another kind."""
     value = row.get(key) if isinstance(row, dict) else None
     if not isinstance(value, kind):
         raise ValueError(f"{path}, row {number}: {key!r} is missing or of a wrong kind ({value!r})")

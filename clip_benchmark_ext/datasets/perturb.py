@@ -30,7 +30,6 @@ Tokenizer = Callable[[str], list[str]]
 
 
 def pre_caption(text: str, max_words: int = MAX_WORDS) -> str:
-    """Return lower case, . ! " ( ) * # : ; ~ as spaces, single spaces, and only the first `max_words` words."""
     return " ".join(re.sub(r'[.!"()*#:;~]', " ", text.lower()).split()[:max_words])
 
 
@@ -55,7 +54,6 @@ def _permute(tokens: list[str], slots: list[int], rng: random.Random) -> None:
 
 
 def shuffle_nouns_and_adj(tagged: list[tuple[str, str]], rng: random.Random) -> str:
-    """Permute the nouns among the places of nouns, and the adjectives among those of adjectives."""
     tokens = [token for token, _ in tagged]
     for tags in (NOUN_TAGS, ADJECTIVE_TAGS):
         _permute(tokens, [i for i, (_, tag) in enumerate(tagged) if tag in tags], rng)
@@ -63,7 +61,6 @@ def shuffle_nouns_and_adj(tagged: list[tuple[str, str]], rng: random.Random) -> 
 
 
 def shuffle_allbut_nouns_and_adj(tagged: list[tuple[str, str]], rng: random.Random) -> str:
-    """Permute all tokens that are neither nouns nor adjectives among their places."""
     tokens = [token for token, _ in tagged]
     _permute(tokens, [i for i, (_, tag) in enumerate(tagged) if tag not in NOUN_TAGS | ADJECTIVE_TAGS], rng)
     return " ".join(tokens)
@@ -74,7 +71,6 @@ def trigrams(tokens: list[str]) -> list[list[str]]:
 
 
 def shuffle_within_trigrams(tokens: list[str], rng: random.Random) -> str:
-    """Permute the tokens inside every chunk of three; the chunks stay where they are."""
     chunks = trigrams(tokens)
     for chunk in chunks:
         rng.shuffle(chunk)
@@ -97,7 +93,6 @@ def perturb(caption: str, tagger: Tagger, tokenizer: Tokenizer, rng: random.Rand
 
 
 def spacy_tagger() -> Tagger:
-    """Return spaCy's `en_core_web_sm`, as in the official code."""
     import spacy  # optional: only this function needs it
     nlp = spacy.load("en_core_web_sm", disable=["parser", "ner", "lemmatizer"])  # none of them changes a tag
 

@@ -119,10 +119,7 @@ def check(candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequ
 
 
 def check_idf(references: Sequence[Sequence[str]]) -> None:
-    """Warn of images that get 0 by CIDEr whatever their captions are, as it weighs words by how few images have them.
-
-    Raises ValueError if all images are of that kind, as is one alone.
-    """
+    # CIDEr weighs words by how few images have them: an image whose words all images have gets 0, whatever its caption.
     words = [{word for text in texts for word in ngrams(text.split())} for texts in references]
     images = Counter(word for of_image in words for word in of_image)
     silent = sum(all(images[word] == len(words) for word in of_image) for of_image in words)
@@ -155,8 +152,7 @@ def split_words(captions: Sequence[str]) -> tuple[list[str], str]:
         return [plain_words(caption) for caption in captions], "plain"
 
 
-def ptb_words(captions: Sequence[str]) -> list[str]:
-    """Return words as the COCO evaluation: Stanford's PTB tokenizer, lower case, without punctuation."""
+def ptb_words(captions: Sequence[str]) -> list[str]:  # as the COCO evaluation
     lines = run_java("-cp", PTB_JAR, "edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase",
                      text="".join(f"{one_line(caption)}\n" for caption in captions),
                      seconds=patience(len(captions))).split("\n")[:-1]
@@ -165,8 +161,7 @@ def ptb_words(captions: Sequence[str]) -> list[str]:
     return [without_punctuation(line.split()) for line in lines]
 
 
-def plain_words(caption: str) -> str:
-    """Return the words that the PTB tokenizer makes of nearly every caption, without Java."""
+def plain_words(caption: str) -> str:  # without Java, the same of nearly every caption
     text = re.sub(r"\bcannot\b", "can not", caption.lower().replace("’", "'").replace('"', " "))
     text = re.sub(r"(?<=\w)(n't|'(?:s|re|ve|ll|d|m))\b", r" \1", text)
     return without_punctuation([PTB_BRACKETS.get(word, word) for word in PLAIN_WORD.findall(text)])
@@ -195,7 +190,6 @@ def patience(captions: int) -> float:
 
 
 def run_java(*arguments: str | Path, text: str = "", seconds: float = START_SECONDS) -> str:
-    """Return what a Java program prints that is sent a text. Raises OSError, ValueError or TimeoutExpired."""
     done = subprocess.run([java(), *map(str, arguments)], input=text.encode(errors="replace"), capture_output=True,
                           timeout=seconds)
     if done.returncode:

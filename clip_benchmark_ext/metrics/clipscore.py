@@ -20,7 +20,6 @@ PREFIX = "A photo depicts "  # before candidates and references
 
 
 def load(name: str | None, pretrained: str | None, device: str) -> Clip:
-    """Load the CLIP of the two flags. Raises ValueError if one of them is missing, or there is no such model."""
     if name is None:
         raise ValueError(f"--clipscore_pretrained {pretrained} needs --clipscore_model, the architecture")
     if pretrained is None and ":" not in name:  # local-dir:, hf-hub:
@@ -56,10 +55,7 @@ def encode_texts(clip: Clip, texts: Sequence[str], device: str) -> Tensor:
 @torch.no_grad()
 def evaluate(clip: Clip, dataloader: Iterable, captions: Mapping[str, str], references: Mapping[str, Sequence[str]],
              device: str) -> dict[str, list[float]]:
-    """Return CLIPScore and RefCLIPScore of each image, in the loader's order.
-
-    The loader has the images by the model's own transform; captions go by the ids that `read_batch` gives them.
-    """
+    """Return CLIPScore and RefCLIPScore of each image, in the loader's order; captions go by `read_batch`'s ids."""
     encoded = []
     for i, batch in own_batches(dataloader, "CLIPScore, images"):
         ids, images, _ = read_batch(i, batch, dataloader)

@@ -32,10 +32,7 @@ def m_bleu(samples: Mapping[str, Sequence[str]]) -> float:
 
 
 def read_train_captions(path: str) -> set[str]:
-    """Return the captions of training shards, all those of KEY.txt, or of a text file, one a line.
-
-    Raises FileNotFoundError or ValueError if it is not there, is damaged, or holds no caption.
-    """
+    """Return the captions of training shards, all those of KEY.txt, or of a text file, one a line."""
     if not path.endswith(".tar"):
         texts = read_lines(path)
     else:

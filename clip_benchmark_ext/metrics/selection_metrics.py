@@ -83,10 +83,7 @@ def debiased_score(conditional: np.ndarray, blind: np.ndarray, alpha: float = 1.
 
 
 def symmetric_relations() -> frozenset[str]:
-    """Return the 157 relations that ARO's notebook leaves out of the VG-Relation average and calls `symmetric`.
-
-    Source: github.com/mertyg/vision-language-models-are-bows, notebooks/"Replicate ARO! VG-Relation, VG-Attribution".
-    """
+    # The 157 that ARO's notebook leaves out: github.com/mertyg/vision-language-models-are-bows, "Replicate ARO! ...".
     path = Path(__file__).parents[1] / "aro_symmetric_relations.json"
     return frozenset(json.loads(path.read_text(encoding="utf-8")))
 

@@ -4,8 +4,6 @@ A task's code is imported when it is asked for: a linear probe needs none that w
 """
 from argparse import Namespace
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from torch.utils.data import DataLoader
@@ -13,7 +11,7 @@ from torch.utils.data import DataLoader
 from open_clip_mdc.objectives.base import CaptionCfg
 from open_clip_mdc.objectives.registry import OBJECTIVES
 
-from .. import other_sets, results
+from .. import other_sets
 from ..flags import DECODING, Flags, decoding_options, scoring_options
 from ..job import Job
 
@@ -27,13 +25,7 @@ def select_captions(job: Job, batches: DataLoader) -> dict:
 
 def classify(job: Job, batches: DataLoader) -> dict:
     from . import zeroshot
-    args, dataset = job.args, batches.dataset
-    other_sets.check_names(dataset)
-    if not getattr(dataset, "classes", None) or not getattr(dataset, "templates", None):
-        raise ValueError(f"{args.dataset} has no class names or no templates, which zero-shot classification needs")
-    return zeroshot.evaluate(job.model, batches, job.tokenizer, dataset.classes, dataset.templates, **job.common,
-                             verbose=args.verbose, options=job.options, save_clf=args.save_clf,
-                             load_clfs=args.load_clfs)
+    return zeroshot.evaluate(job, batches)
 
 
 def probe(job: Job, batches: DataLoader) -> dict:
@@ -60,22 +52,8 @@ def retrieve(job: Job, batches: DataLoader) -> dict:
 
 
 def caption(job: Job, batches: DataLoader) -> dict:
-    from open_clip.coca_model import CoCa
-
-    from ..coca import CoCaCaptioner
     from . import captioning
-    args, flags = job.args, job.flags
-    model = CoCaCaptioner(job.model) if isinstance(job.model, CoCa) else job.model
-    if not hasattr(model, "generate"):
-        raise ValueError(f"{args.model} writes no captions: give another --task")
-    # In a folder of their own: `clip_benchmark build *.json` takes every file for a result.
-    file = Path(results.file_name(flags.save_captions, args)) if flags.save_captions else \
-        job.output.parent / "captions" / job.output.name
-    about = {name: getattr(args, name) for name in ("dataset", "split", "model", "pretrained")}
-    return captioning.evaluate(
-        model, batches, job.tokenizer, file, about, job.options, job.load_test, partial(job.load, args.split),
-        **job.common, clipscore=(flags.clipscore_model, flags.clipscore_pretrained), phrase=flags.phrase,
-        train_captions=flags.train_captions, verbose=args.verbose)
+    return captioning.evaluate(job, batches)
 
 
 def scoring(args: Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:

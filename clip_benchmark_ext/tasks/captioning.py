@@ -15,7 +15,7 @@ import glob
 import json
 import logging
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -23,6 +23,7 @@ from statistics import fmean
 
 import numpy as np
 import torch
+from open_clip.coca_model import CoCa
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -35,13 +36,15 @@ from open_clip_mdc.integration import clip as clip_models
 from open_clip_mdc.integration.checkpoints import fingerprint
 from open_clip_mdc.text.special_tokens import caption_lengths, decode_captions
 
+from ..coca import CoCaCaptioner
 from ..datasets.caption_data import read_batch, unique_ids
 from ..distributed import merge, own_batches, rank_and_size
 from ..features import describe_data
+from ..job import Job
 from ..metrics import clipscore as clipscore_module
 from ..metrics import diversity, named_words
 from ..metrics.caption_metrics import score_captions
-from ..results import precision
+from ..results import file_name, precision
 from .selection import null_image
 
 CLIP_OPTIONS = ("clip", "clip_scale", "clip_top_k", "clip_rerank")
@@ -67,25 +70,24 @@ def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mappi
                           **{name: value for name, value in given.items() if value is not None})
 
 
-def decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool, options: dict,
-           key: dict, file: Path, clip: Clip | None, clip_images: DataLoader | None) -> dict[str, dict]:
-    """Note every batch in this process's journal beside `file`; what all processes noted before is not done again.
+def decode(job: Job, batches: DataLoader, key: dict, file: Path, clip: Clip | None) -> dict[str, dict]:
+    """Return on every process captions, tokens, steps, references and so on, each by image.
 
-    `clip_images` are the same batches by the transform of `clip`, which helps. Returns on every process, each by image,
-    captions, their numbers of tokens (without SOT and EOT) and of steps, references, samples, numbers of texts that
-    CLIP read and the mean KL of guidance in the image's batch.
+    Every batch is noted in this process's journal beside `file`; what any process noted before is not done again.
     """
+    model, tokenizer, options, device = job.model, job.tokenizer, job.options, job.args.device
+    clip_images = clip and job.load_test(clip.transform)
     done = ChainMap(*(Rows(part, key, "batch") for part in journals(file)))
     if done and rank_and_size()[0] == 0:
         logging.warning("a decoding that was stopped resumes: %d batches are done", len(done))
-    rows, autocast = [], partial(torch.autocast, torch.device(device).type, enabled=amp)
+    rows, autocast = [], partial(torch.autocast, torch.device(device).type, enabled=job.args.amp)
     guided = guides(options)
     with autocast():
-        blind = null_image(model, dataloader, device) if needs_null_image(options, model) else None
+        blind = null_image(model, batches, device) if needs_null_image(options, model) else None
     with Journal(file.with_name(f"{file.name}.part{rank_and_size()[0]}"), key, "batch") as journal:
         seen_by_clip = own_batches(clip_images, "images for CLIP") if clip else repeat((0, None))
-        for (i, batch), (_, other) in zip(own_batches(dataloader, "captions"), seen_by_clip, strict=clip is not None):
-            ids, images, references = read_batch(i, batch, dataloader)
+        for (i, batch), (_, other) in zip(own_batches(batches, "captions"), seen_by_clip, strict=clip is not None):
+            ids, images, references = read_batch(i, batch, batches)
             row = done.get(i)
             if row is None or row["ids"] != ids:
                 with autocast():
@@ -127,19 +129,18 @@ def read_captions(file: Path, key: dict) -> dict | None:
         return None
 
 
-def load_or_decode(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool,
-                   options: dict, file: Path, facts: Mapping[str, str], clip: Clip | None,
-                   clip_images: DataLoader | None) -> dict:
-    key = {"model": fingerprint(getattr(model, "model", model)), "data": describe_data(dataloader), "decoding": options,
-           "precision": precision(device, amp), **({"clip": fingerprint(clip.model)} if clip else {})}
+def load_or_decode(job: Job, batches: DataLoader, file: Path, clip: Clip | None) -> dict:
+    key = {"model": fingerprint(getattr(job.model, "model", job.model)), "data": describe_data(batches),
+           "decoding": job.options, "precision": precision(**job.common),
+           **({"clip": fingerprint(clip.model)} if clip else {})}
     first = rank_and_size()[0] == 0
     saved = merge([(0, read_captions(file, key))] if first else [])[0]
     if saved is not None:
         logging.warning("captions are those of %s: same weights, data and settings", file)
         return saved
     file.parent.mkdir(parents=True, exist_ok=True)  # before the long work, so that it fails early
-    saved = {**decode(model, dataloader, tokenizer, device, amp, options, key, file, clip, clip_images),
-             "decoding": options, **facts, "key": key}
+    facts = {name: getattr(job.args, name) for name in ("dataset", "split", "model", "pretrained")}
+    saved = {**decode(job, batches, key, file, clip), "decoding": job.options, **facts, "key": key}
     if first:
         write_json(file, saved)
         for part in journals(file):
@@ -178,37 +179,33 @@ def measure(saved: Mapping, phrase: str | None, train_captions: set[str] | None,
     }
 
 
-def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, file: Path,
-             facts: Mapping[str, str], options: dict, load: Callable[[Callable], DataLoader],
-             load_clean: Callable[[Callable], DataLoader], device: str, amp: bool = True,
-             clipscore: tuple[str | None, str | None] = (None, None), phrase: str | None = None,
-             train_captions: str | None = None, verbose: bool = False) -> dict:
+def evaluate(job: Job, batches: DataLoader) -> dict:
     """Decode, save and score captions; on all but the first of several processes the result is not complete.
 
-    Args:
-        file: of the captions; `facts` is what it should say about the run.
-        options: see `flags.decoding_options`.
-        load: the same batches with another transform.
-        load_clean: the same, of images that are not corrupted.
-        clipscore: model and weights for CLIPScore.
-
-    Returns:
-        the metrics, `NAME_missing` with the reason for one that could not be computed; the share of captions that have
-        as many tokens as one of their references (length_match); mean lengths; and how the captions were made.
+    Returns the metrics, `NAME_missing` with the reason for one that could not be computed; the share of captions that
+    have as many tokens as one of their references (length_match); mean lengths; and how the captions were made.
     """
-    clip, scoring = load_clips(options, clipscore, device)  # before the long work: fails early
-    known = diversity.read_train_captions(train_captions) if train_captions else None
-    saved = load_or_decode(model, dataloader, tokenizer, device, amp, options, file, facts, clip,
-                           clip and load(clip.transform))
+    args, flags, options = job.args, job.flags, job.options
+    if isinstance(job.model, CoCa):
+        job = job._replace(model=CoCaCaptioner(job.model))
+    if not hasattr(job.model, "generate"):
+        raise ValueError(f"{args.model} writes no captions: give another --task")
+    clipscore = flags.clipscore_model, flags.clipscore_pretrained
+    clip, scoring = load_clips(options, clipscore, args.device)  # before the long work: fails early
+    known = diversity.read_train_captions(flags.train_captions) if flags.train_captions else None
+    # In a folder of their own: `clip_benchmark build *.json` takes every file for a result.
+    file = Path(file_name(flags.save_captions, args)) if flags.save_captions else \
+        job.output.parent / "captions" / job.output.name
+    saved = load_or_decode(job, batches, file, clip)
     references, of_clip = saved["references"], {}
     if scoring is not None:
-        of_clip = clipscore_module.evaluate(scoring, load_clean(scoring.transform), saved["captions"], references,
-                                            device)
+        of_clip = clipscore_module.evaluate(scoring, job.load(args.split, scoring.transform), saved["captions"],
+                                            references, args.device)
     if rank_and_size()[0] > 0:
         return {}
-    counts = {i: [len(tokenizer.encode(text)) for text in texts] for i, texts in references.items()}
+    counts = {i: [len(job.tokenizer.encode(text)) for text in texts] for i, texts in references.items()}
     metrics = {
-        **measure(saved, phrase, known, of_clip),
+        **measure(saved, flags.phrase, known, of_clip),
         "mean_tokens": fmean(saved["tokens"].values()), "mean_steps": fmean(saved["steps"].values()),
         "reference_mean_tokens": fmean(count for of_image in counts.values() for count in of_image),
         "length_match": fmean(saved["tokens"][i] in of_image for i, of_image in counts.items()),
@@ -217,7 +214,7 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
         **({"clip_texts_per_caption": fmean(saved["clip_texts"].values())} if clip else {}),
         **{f"caption_{name}" if name == "length" else name: value for name, value in options.items()},
     }
-    if verbose:
+    if args.verbose:
         print(f"Captions: {file}")
         print("\n".join(f"{name}: {value:.3f}" for name, value in metrics.items() if isinstance(value, float)))
     return metrics

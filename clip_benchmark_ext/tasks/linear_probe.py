@@ -135,10 +135,7 @@ def _load_splits(model: torch.nn.Module, loaders: dict[str, DataLoader], kind: s
 
 
 def choose_rows(targets: Tensor, fewshot_k: int) -> Tensor:
-    """Draw row numbers from torch's global generator: a random order of all, or the first k of each class in it.
-
-    Raises ValueError if a class has fewer than fewshot_k rows.
-    """
+    """Draw row numbers from torch's global generator: a random order of all, or the first k of each class in it."""
     order = torch.randperm(len(targets))
     if fewshot_k < 0:
         return order
@@ -185,7 +182,6 @@ def train(features: Tensor, targets: Tensor, num_classes: int, weight_decay: flo
 @torch.no_grad()
 def predict(probe: torch.nn.Linear, features: Tensor, batch_size: int, amp: bool,
             device: str | torch.device) -> Tensor:
-    """Return the logits [N, C], float32 on the CPU, of features [N, D]."""
     device = torch.device(device)
     with torch.autocast(device.type, enabled=amp):
         return torch.cat([probe(rows.to(device, torch.float32)).float().cpu() for rows in features.split(batch_size)])

@@ -18,6 +18,8 @@ from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.text.special_tokens import caption_lengths, tokenize_whole
 
 from ..distributed import merge, own_batches
+from ..job import Job
+from ..other_sets import check_names
 from .linear_probe import top_k_accuracy
 
 MANY_CALLS = 10_000  # of the decoder for an image
@@ -59,22 +61,21 @@ def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Calla
     return logits, targets
 
 
-def cosine_logits(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, classnames: Sequence[str],
-                  templates: Sequence[str] | dict, device: str, amp: bool, save_clf: str | None,
-                  load_clfs: Sequence[str]) -> tuple[Tensor, Tensor]:
-    if load_clfs:
-        parts = [read_classifier(path, len(classnames)) for path in load_clfs]
-        classifier = sum(part / len(parts) for part in parts).to(device)
+def cosine_logits(job: Job, batches: DataLoader) -> tuple[Tensor, Tensor]:
+    args, dataset = job.args, batches.dataset
+    if args.load_clfs:
+        parts = [read_classifier(path, len(dataset.classes)) for path in args.load_clfs]
+        classifier = sum(part / len(parts) for part in parts).to(args.device)
     else:
-        classifier = upstream.zero_shot_classifier(model, tokenizer, classnames, templates, device, amp=amp)
-    if save_clf is not None:
-        torch.save(classifier, save_clf)
-    return upstream.run_classification(model, classifier, dataloader, device, amp=amp)
+        classifier = upstream.zero_shot_classifier(job.model, job.tokenizer, dataset.classes, dataset.templates,
+                                                   args.device, amp=args.amp)
+    if args.save_clf is not None:
+        torch.save(classifier, args.save_clf)
+    return upstream.run_classification(job.model, classifier, batches, args.device, amp=args.amp)
 
 
 def read_classifier(path: str, classes: int) -> Tensor:
-    """Return the [D, K] that --save_clf wrote. Raises ValueError if the file holds anything else."""
-    content = weights.read(Path(path))
+    content = weights.read(Path(path))  # [D, K]
     if not isinstance(content, Tensor) or content.ndim != 2 or content.shape[1] != classes:
         raise ValueError(f"--load_clfs {path} holds no classifier of {classes} classes, as --save_clf writes it")
     weights.check_finite(content, Path(path))
@@ -82,7 +83,6 @@ def read_classifier(path: str, classes: int) -> Tensor:
 
 
 def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = False) -> dict:
-    """Return clip_benchmark's metrics of logits [N, K] and class ids [N], or labels [N, K]."""
     if targets.ndim == 2:
         return {"mean_average_precision": upstream.average_precision_per_class(logits, targets).mean().item()}
     predicted, classes = logits.argmax(1).numpy(), logits.shape[1]
@@ -94,14 +94,15 @@ def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = Fals
             "mean_per_class_recall": float(balanced_accuracy_score(targets.numpy(), predicted))}
 
 
-def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, classnames: Sequence[str],
-             templates: Sequence[str] | dict, device: str, amp: bool = True, verbose: bool = False,
-             options: dict | None = None, save_clf: str | None = None, load_clfs: Sequence[str] = ()) -> dict:
-    """Measure which class fits the image. `options`: of `log_likelihood`; save_clf, load_clfs: of a CLIP model."""
-    if not isinstance(model, Captioner):
-        return classification_metrics(*cosine_logits(model, dataloader, tokenizer, classnames, templates, device, amp,
-                                                     save_clf, load_clfs), verbose)
-    with torch.autocast(torch.device(device).type, enabled=amp):
-        logits, targets = likelihood_logits(model, dataloader, tokenizer, class_captions(classnames, templates), device,
-                                            options)
-    return {**classification_metrics(logits, targets, verbose), "scorer": options["method"]}
+def evaluate(job: Job, batches: DataLoader) -> dict:
+    """Measure which class fits the image."""
+    args, dataset = job.args, batches.dataset
+    check_names(dataset)
+    if not getattr(dataset, "classes", None) or not getattr(dataset, "templates", None):
+        raise ValueError(f"{args.dataset} has no class names or no templates, which zero-shot classification needs")
+    if not isinstance(job.model, Captioner):
+        return classification_metrics(*cosine_logits(job, batches), args.verbose)
+    with torch.autocast(torch.device(args.device).type, enabled=args.amp):
+        logits, targets = likelihood_logits(job.model, batches, job.tokenizer, class_captions(
+            dataset.classes, dataset.templates), args.device, job.options)
+    return {**classification_metrics(logits, targets, args.verbose), "scorer": job.options["method"]}

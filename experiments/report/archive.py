@@ -41,10 +41,7 @@ def members(out: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def pack(out: Path, archive: Path) -> int:
-    """Write the archive, whole or not at all, and return the number of files. The same files give the same bytes.
-
-    Raises ValueError if there is no result.
-    """
+    """Write the archive, whole or not at all: the same files give the same bytes. Returns the number of files."""
     from open_clip_mdc.data.files import new_file
     found = list(members(out))
     if not any(name.startswith("results/") for name, _ in found):
@@ -59,10 +56,7 @@ def pack(out: Path, archive: Path) -> int:
 
 
 def unpack(archive: Path, out: Path) -> int:
-    """Put the archive's files below `out`, which may hold data, and return their number.
-
-    Raises ValueError, and writes nothing, if `out` has results already or the file is no such archive or damaged.
-    """
+    """Put the archive's files below `out`, which may hold data, all or none. Returns their number."""
     for folder in FOLDERS:
         if (out / folder).exists():
             raise ValueError(f"{out / folder} is there already: give another folder")
@@ -83,7 +77,6 @@ def unpack(archive: Path, out: Path) -> int:
 
 
 def metrics(experiment: Path) -> dict[tuple, dict]:
-    """Return the metrics of all results in a folder or an archive, by what they are of and by seed."""
     if experiment.is_file():
         with TemporaryDirectory() as folder:
             unpack(experiment, Path(folder))
@@ -93,10 +86,6 @@ def metrics(experiment: Path) -> dict[tuple, dict]:
 
 
 def compare(first: Path, second: Path) -> str:
-    """Say how many results are in both and equal to the last bit, and name each other one.
-
-    Raises ValueError if they have none in common.
-    """
     ours, theirs = metrics(first), metrics(second)
     both = [key for key in ours if key in theirs]
     if not both:

@@ -36,7 +36,7 @@ class Claim(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """Return the paper's, and the rows that are compared where they are of other lengths than it names."""
+        # With the rows that are compared, where they are of other lengths than the paper's sentence names.
         rows = [cells[0].row.rpartition(", ")[2] for cells in (self.left, self.right) if cells]
         others = set(re.findall(r"MDC-\d+", self.text)) - set(rows)
         return self.text + (CLAIM_SEPARATOR + " / ".join(rows) if others and len(rows) == 2 else "")
@@ -63,7 +63,6 @@ def claims_of(sentences: Iterable[tuple], scale: Scale) -> list[Claim]:
 
 
 def claims(scale: Scale) -> list[Claim]:
-    """Return the paper's claims, one for each row of the ledger."""
     return claims_of(sentences(scale), scale)
 
 

@@ -45,7 +45,6 @@ PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.
 
 
 def cells_by_table(scale: Scale, names: Iterable[str]) -> dict[str, list[Cell]]:
-    """Return the cells of the names that are tables. Raises ValueError if none of the tables has rows at this scale."""
     def cells(name: str, scale: Scale) -> list[Cell]:
         return list(TABLES[name](scale)) if scale.name != "cub" or name in mcdiffusion.TABLES else []
 
@@ -58,7 +57,6 @@ def cells_by_table(scale: Scale, names: Iterable[str]) -> dict[str, list[Cell]]:
 
 
 def environments(cells: list[Cell], numbers: list[dict[int, float]], place: Place) -> str:
-    """Say in what the runs of a table were trained, with their number where it was not the same for all."""
     runs = {(cell.run._replace(at=None), seed)
             for cell, by_seed in zip(cells, numbers, strict=True) for seed in by_seed}
     files = (commands.folder(run, seed, place) / "environment.txt" for run, seed in runs)
@@ -75,7 +73,7 @@ def write(path: Path, text: str) -> None:
 
 
 def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str]:
-    """Make tables/NAME.md, .csv and figures of results/, both in `place.out`, and return the Markdown by name."""
+    """Make tables/NAME.md, .csv and figures of results/, both in `place.out`. Returns the Markdown by name."""
     tables = cells_by_table(scale, names)
     folder = place.out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +118,6 @@ def numbers_of(name: str, page: str) -> dict[tuple[str, str], str]:
 
 
 def check_kept(name: str, old: str, new: str, where: str) -> None:
-    """Raise ValueError if a number of the old page is not in the new one, as where an experiment's folder is empty."""
     new_numbers = numbers_of(name, new)
     lost = [f"{row}, {column} ({cell})" for (row, column), cell in numbers_of(name, old).items()
             if (row, column) not in new_numbers]

@@ -17,8 +17,6 @@ IMAGES = 4  # of Figure 6
 
 
 class Summary(NamedTuple):
-    """A cell's number over its seeds."""
-
     mean: float
     std: float | None  # of one seed
     seeds: int
@@ -108,10 +106,6 @@ def plot(name: str, cells: list[Cell], summaries: list[Summary | None], path: Pa
 
 
 def captions(scale: Scale, captioning: Captioning, place: Place) -> list[dict]:
-    """Return captions of the same images by each system of Table 3, those of seed 0.
-
-    A row has the image's "image" (its key), a "reference" and a caption by system.
-    """
     rows: dict[str, dict] = {}
     for system in systems(scale, captioning):
         path = commands.caption_file(scale, captioning, system, 0, place)
@@ -123,7 +117,6 @@ def captions(scale: Scale, captioning: Captioning, place: Place) -> list[dict]:
 
 
 def figure6(scale: Scale, place: Place, path: Path) -> str:
-    """Write a contact sheet, and return the same captions as Markdown."""
     from io import BytesIO
 
     from matplotlib.figure import Figure

@@ -79,14 +79,12 @@ def read_results(out: Path) -> Results:
 
 
 def parts(results: Results, scale: Scale, cell: Cell) -> list[dict[int, Result]]:
-    """Return the results of each of a cell's data sets, by seed."""
     name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_{commands.checkpoint_epoch(scale, cell.run)}"
     return [results.get((variant(cell.evaluation), dataset, "" if cell.evaluation.task == "judge" else name), {})
             for dataset in cell.evaluation.datasets]
 
 
 def shares(evaluation: Evaluation, seed_results: list[Result]) -> list[float]:
-    """Return the weight of each data set in the mean over them; the sum is 1."""
     counts = [result.metrics[evaluation.weight] if evaluation.weight else 1 for result in seed_results]
     return [count / sum(counts) for count in counts]
 

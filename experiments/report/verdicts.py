@@ -85,7 +85,6 @@ def test_variance(left: Side, right: Side) -> tuple[float, float, str] | None:
 
 
 def seed_samples(left: Side, right: Side) -> tuple[list[list[float]], str]:
-    """Return the numbers of seeds whose means' errors add up to that of the difference, and their name."""
     if left.trainings is not None and left.trainings == right.trainings:
         both = [left.numbers[seed] - right.numbers[seed] for seed in left.numbers if seed in right.numbers]
         return [both], f"{len(both)} seed{'s' * (len(both) != 1)} of the same trainings"
@@ -94,7 +93,6 @@ def seed_samples(left: Side, right: Side) -> tuple[list[list[float]], str]:
 
 
 def compare(left: Side | None, right: Side | None, margin: float | None = None) -> Finding:
-    """Return difference, 95 % interval and two-sided p of one claim, not yet corrected."""
     if left is None or right is None:
         return Finding()
     difference = left.mean - right.mean
@@ -143,7 +141,6 @@ def holm(values: list[float]) -> list[float]:
 
 
 def decide(findings: Iterable[Finding]) -> list[Verdict]:
-    """Return the verdicts of a ledger; claims that cannot be tested take no part in the correction."""
     findings = list(findings)
     corrected = iter(holm([finding.p for finding in findings if finding.p is not None]))
     verdicts = []

@@ -16,7 +16,7 @@ has seen the concept; the CLIP that gives CLIPScore is that of seed 1.
 from collections.abc import Iterator
 from pathlib import Path
 
-from .cells import Cell, Run, captioner, captioning, clip, length_flags
+from .cells import Cell, Run, caption_cells, captioner, captioning, clip, length_flags
 from .scales import CONCEPT, FOLDS, SHOTS, Scale
 
 BETTER = ("CIDEr", "exact match", "colours", "nouns", "relations", "CLIPScore")  # more is
@@ -32,7 +32,6 @@ SYSTEMS = (("MDC", "MDC", ()), ("MDC with CLIP", "MDC", ("--clip_scale", "1")), 
 
 
 def guided(scale: Scale) -> Iterator[Cell]:
-    """Rows of CLIP guidance and of its controls: no guidance, drawn captions, the best of them."""
     drawn = ("--temperature", "1")
     ways = {"unguided": ((), False), **{f"CLIP {s}": (("--clip_scale", s), True) for s in CLIP_SCALES},
             "drawn": (drawn, False), f"best of {SAMPLES}": ((*drawn, "--clip_rerank", SAMPLES), True)}
@@ -40,38 +39,32 @@ def guided(scale: Scale) -> Iterator[Cell]:
         for way, (flags, helped) in ways.items():
             if objective == "ARC" and way.startswith("CLIP"):
                 continue
-            for column in COLUMNS if helped else COLUMNS[:-1]:
-                evaluation = captioning(scale, column, (*length_flags(scale, objective), *flags),
-                                        guide=clip(scale) if helped else None, judge=clip(scale))
-                yield Cell(f"{objective}, {way}", column, captioner(scale, objective), evaluation, block="CLIP",
-                           competes=column in BETTER)
+            yield from caption_cells(scale, f"{objective}, {way}", captioner(scale, objective),
+                                     COLUMNS if helped else COLUMNS[:-1], (*length_flags(scale, objective), *flags),
+                                     "CLIP", BETTER, guide=clip(scale) if helped else None, judge=clip(scale))
 
 
 def regions(scale: Scale) -> Iterator[Cell]:
-    """Scenes of three objects of two sizes: in tiles, and whole at the sizes of a tile and of all."""
+    # Scenes of three objects of two sizes: in tiles, and whole at the sizes of a tile and of all.
     if "big" in scale.data:
         model = f"MDC-{scale.backbone}"
         rows = {"whole, 32 px": Run(model, "big"), "whole, 64 px": Run(model, "big", size=64),
                 "2 x 2 regions": Run(f"{model}-regions2", "big")}
         where = "{out}/data/captions-big", "wds/captions-big"
         for row, run in rows.items():
-            for column in BETTER[:5]:
-                yield Cell(row, column, run, captioning(scale, column, ("--caption_length", "16"), where),
-                           block="regions")
+            yield from caption_cells(scale, row, run, BETTER[:5], ("--caption_length", "16"), "regions", where=where)
 
 
 def folds(scale: Scale) -> Iterator[Cell]:
     for fold in (name for name in scale.data if name.startswith("fold")):
         where = f"{{out}}/data/folds/{fold}", f"wds/{fold}"
         for way, flags in (("unguided", ()), ("CLIP 1", ("--clip_scale", "1"))):
-            guide = Run(scale.backbone, fold) if flags else None
-            for column in ("CIDEr", "exact match"):
-                yield Cell(f"{fold}, {way}", column, Run(f"MDC-{scale.backbone}", fold), captioning(
-                    scale, column, (*length_flags(scale, "MDC"), *flags), where, guide), block=fold)
+            yield from caption_cells(scale, f"{fold}, {way}", Run(f"MDC-{scale.backbone}", fold),
+                                     ("CIDEr", "exact match"), (*length_flags(scale, "MDC"), *flags), fold,
+                                     where=where, guide=Run(scale.backbone, fold) if flags else None)
 
 
 def table7(scale: Scale) -> Iterator[Cell]:
-    """CLIP guidance; region features; folds."""
     if scale.article:
         yield from guided(scale)
         yield from regions(scale)
@@ -79,7 +72,6 @@ def table7(scale: Scale) -> Iterator[Cell]:
 
 
 def figure8(scale: Scale) -> Iterator[Cell]:
-    """Recall of a concept after a few images of it, and captions of the others."""
     if "fewshot" not in scale.data:
         return
     for shots in (0, *SHOTS):
@@ -95,7 +87,6 @@ def figure8(scale: Scale) -> Iterator[Cell]:
 
 
 def figure9(scale: Scale) -> Iterator[Cell]:
-    """Captions of corrupted images."""
     if not scale.article:
         return
     rows = {"clean": (), **{f"{name} {severity}": ("--corruption", f"{name}:{severity}") for name in CORRUPTIONS
@@ -109,7 +100,6 @@ def figure9(scale: Scale) -> Iterator[Cell]:
 
 
 def figure10(scale: Scale) -> Iterator[Cell]:
-    """Five drawn captions of an image: how much they differ, and how good the first is."""
     if not scale.article:
         return
     data = scale.data[scale.alt]
@@ -118,22 +108,20 @@ def figure10(scale: Scale) -> Iterator[Cell]:
         for top_p in TOP_P:
             flags = (*length_flags(scale, objective), "--temperature", "1", "--top_p", top_p, "--samples", SAMPLES,
                      "--train_captions", train)
-            for column in ("CIDEr", "Div-1", "Div-2", "mBLEU-4", "distinct", "novel", "repeats"):
-                yield Cell(f"{objective}, top-p {top_p}", column, captioner(scale, objective),
-                           captioning(scale, column, flags), block=objective, competes=False)
+            yield from caption_cells(scale, f"{objective}, top-p {top_p}", captioner(scale, objective),
+                                     ("CIDEr", "Div-1", "Div-2", "mBLEU-4", "distinct", "novel", "repeats"), flags,
+                                     objective, best=())
 
 
 def figure11(scale: Scale) -> Iterator[Cell]:
-    """How many features are masked in how many training images (P_mask in P_cond); whole images are captioned."""
     if not scale.article:
         return
     run = captioner(scale, "MDC")
     runs = {"none": run} | {f"{mask} % in {drop} %": run._replace(model=f"{run.model}-context{mask}of{drop}")
                             for mask, drop in CONTEXT}
     for row, run in runs.items():
-        for column in ("CIDEr", "exact match", "hallucinating"):
-            yield Cell(row, column, run, captioning(scale, column, length_flags(scale, "MDC")),
-                       competes=column in BETTER)
+        yield from caption_cells(scale, row, run, ("CIDEr", "exact match", "hallucinating"),
+                                 length_flags(scale, "MDC"), best=BETTER)
 
 
 TABLES = {"table7": table7, "figure8": figure8, "figure9": figure9, "figure10": figure10, "figure11": figure11}

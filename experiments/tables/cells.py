@@ -1,4 +1,5 @@
 """A cell of a table: which run, by which evaluation, fills which place. No cell knows a seed."""
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from .scale import Scale
@@ -17,7 +18,6 @@ class Run(NamedTuple):
     at: int | None = None  # the checkpoint that is evaluated, that of this epoch; None: the last. Not of the training
 
     def name(self, seed: int) -> str:
-        """Return the name of the run folder, by which results are recognised."""
         longer = (f"-x{self.batches}" if self.batches > 1 else "") + (f"-e{self.epochs}" if self.epochs > 1 else "")
         start = f"-from-{self.start.data if isinstance(self.start, Run) else self.start}" if self.start else ""
         size = (f"-{self.size}px" if self.size else "") + ("-locked" if self.locked else "")
@@ -25,11 +25,7 @@ class Run(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """One or several data sets of `clip_benchmark eval`, and the metric that is shown: the mean over them.
-
-    Two tasks are not clip_benchmark's: "judge" (`open_clip_mdc judge`; the metric is the system's name) and "log" (what
-    the training wrote).
-    """
+    """Data sets of `clip_benchmark eval`. Task "judge" is `open_clip_mdc judge`, "log" what the training wrote."""
 
     task: str
     root: str  # {data} is the data folder
@@ -87,6 +83,14 @@ def captioning(scale: Scale, column: str, flags: tuple[str, ...], where: tuple[s
     return Evaluation("captioning", root, (dataset,), metric, flags, factor, guide=guide, judge=judge)
 
 
+def caption_cells(scale: Scale, row: str, run: Run, columns: Collection[str], flags: tuple[str, ...], block: str = "",
+                  best: Collection[str] | None = None, **where) -> Iterator[Cell]:
+    """Yield the columns of a row of captioning; those in `best` compete, by default all. See `captioning`."""
+    for column in columns:
+        yield Cell(row, column, run, captioning(scale, column, flags, **where), block=block,
+                   competes=column in (columns if best is None else best))
+
+
 def probes(scale: Scale) -> dict[str, Evaluation]:
     """Return linear probes by column; the last is the average, if there are several."""
     def probe(*chosen) -> Evaluation:
@@ -97,6 +101,6 @@ def probes(scale: Scale) -> dict[str, Evaluation]:
 
 
 def probe(scale: Scale) -> Evaluation:
-    """Return the probe of the ablations: ImageNet, or what a small scale has, the average of several."""
+    """Return the probe of the ablations: ImageNet, or the average of a small scale's."""
     found = list(probes(scale).values())
     return found[0] if "ImageNet" in scale.probes else found[-1]

@@ -10,39 +10,36 @@ too.
 from collections.abc import Iterator
 from pathlib import Path
 
-from .cells import KL, Cell, Evaluation, Run, captioner, captioning, clip, length_flags
+from .cells import KL, Cell, Evaluation, Run, caption_cells, captioner, clip, length_flags
 from .scales import Scale
 
 COLUMNS = ("CIDEr", "B@4", "METEOR", "exact match", "colours", "nouns", "relations", "CLIPScore")
 SWEEP = ("0", "0.5", "1", "1.5", "2", "3", "5", "7")
 FEW = ("1", "3", "7")
+MEASURED = ("CIDEr", "B@4", "METEOR", "CLIPScore")  # by strength
 
 
 def models(scale: Scale) -> dict[str, Run]:
     """Return the rows of Table 6; on CUB-200 those of MC-Diffusion, which reads codes only."""
     if scale.name == "cub":
-        rows = (("ARC", "ARC-VQ", ""), ("MDC", "MDC-VQ", ""), ("MCD-VQ codes", "MCD-VQ", ""),
-                ("MCD-VQ codes, CFG", "MCD-VQ", "-cfg"), ("MCD-VQ codes, MCS", "MCD-VQ", "-mcs"))
-        return {row: captioner(scale, objective, suffix) for row, objective, suffix in rows}
-    rows = (("ARC", "ARC", ""), ("MDC", "MDC", ""), ("MCD absorbing", "MCD", "-absorbing"), ("MCD code", "MCD", ""),
-            ("MCD replace", "MCD", "-replace"), ("MCD-VQ codes", "MCD-VQ", ""), ("MCD-VQ latents", "MCD-VQ", "-latent"))
-    return {row: captioner(scale, objective, suffix) for row, objective, suffix in rows} | {
-        "MCD, frozen random ViT": captioner(scale, "MCD")._replace(locked=True)}
+        rows = {"ARC": ("ARC-VQ",), "MDC": ("MDC-VQ",), "MCD-VQ codes": ("MCD-VQ",),
+                "MCD-VQ codes, CFG": ("MCD-VQ", "-cfg"), "MCD-VQ codes, MCS": ("MCD-VQ", "-mcs")}
+    else:
+        rows = {"ARC": ("ARC",), "MDC": ("MDC",), "MCD absorbing": ("MCD", "-absorbing"), "MCD code": ("MCD",),
+                "MCD replace": ("MCD", "-replace"), "MCD-VQ codes": ("MCD-VQ",),
+                "MCD-VQ latents": ("MCD-VQ", "-latent"), "MCD, frozen random ViT": ("MCD",)}
+    return {row: captioner(scale, *name)._replace(locked="frozen" in row) for row, name in rows.items()}
 
 
-def clipscore_run(scale: Scale) -> Run | None:
-    """Return the CLIP model of CLIPScore, one that is trained on the same data; CUB-200 is too small for one."""
-    return None if scale.name == "cub" else clip(scale)
+def judge_of(scale: Scale) -> Run | None:
+    return None if scale.name == "cub" else clip(scale)  # CUB-200 is too small to train one
 
 
 def table6(scale: Scale) -> Iterator[Cell]:
-    """Forward processes and image encoders; the bound is of another tightness for each process."""
     if not scale.val:
         return
     for row, run in models(scale).items():
-        for column in COLUMNS:
-            yield Cell(row, column, run, captioning(scale, column, length_flags(scale, row),
-                                                    judge=clipscore_run(scale)), block="all")
+        yield from caption_cells(scale, row, run, COLUMNS, length_flags(scale, row), "all", judge=judge_of(scale))
         yield Cell(row, "bound, nats per caption", run, Evaluation("log", "", ("",), "nelbo_per_caption", scale=1.0),
                    block="all", competes=False)
 
@@ -59,9 +56,8 @@ def figure7(scale: Scale) -> Iterator[Cell]:
     rows += [(f"{name}, ancestral", run, w, w, ancestral) for name, run in (("CFG", cfg), ("MCS", mcs)) for w in FEW]
     for name, run, w, guidance, sampler in rows:
         flags = ("--caption_length", scale.captioning[0].lengths[0], *sampler, "--guidance_scale", guidance)
-        for column in ("CIDEr", "B@4", "METEOR", "CLIPScore", KL):
-            yield Cell(f"{name}, w = {w}", column, run, captioning(scale, column, flags, judge=clipscore_run(scale)),
-                       block=name, competes=column != KL)
+        yield from caption_cells(scale, f"{name}, w = {w}", run, (*MEASURED, KL), flags, name, MEASURED,
+                                 judge=judge_of(scale))
 
 
 TABLES = {"table6": table6, "figure7": figure7}

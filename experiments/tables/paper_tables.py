@@ -6,7 +6,7 @@ paper's number stands only in a cell of the same training data, network and test
 from collections.abc import Iterable, Iterator
 
 from . import article, curves, mcdiffusion, paper, views
-from .cells import Cell, Evaluation, Run, captioner, captioning, probe, probes
+from .cells import Cell, Evaluation, Run, caption_cells, captioner, captioning, probe, probes
 from .scales import Captioning, Scale, Selection
 
 
@@ -42,7 +42,6 @@ def averages(selection: Selection) -> dict[str, tuple[str, str | None]]:
 
 
 def scorers(scale: Scale) -> dict[str, tuple[Run, tuple[str, ...]]]:
-    """Rows of Table 2."""
     mdc = captioner(scale, "MDC")
     return {
         "CLIP": (captioner(scale, ""), ()),
@@ -97,7 +96,6 @@ def table3(scale: Scale) -> Iterator[Cell]:
 
 
 def table4(scale: Scale) -> Iterator[Cell]:
-    """With and without the weight 1/t."""
     for method, suffix in (("MDC (w/o t)", "-unweighted"), ("MDC", "")):
         for data, captions in ((scale.alt, "CC12M"), (scale.long, "Recap-10M")):
             yield Cell(method, scale.data[data].label, Run(f"MDC-{scale.backbone}{suffix}", data), probe(scale),
@@ -112,7 +110,6 @@ def intervals(scale: Scale) -> dict[str, Run]:
 
 
 def table5(scale: Scale) -> Iterator[Cell]:
-    """Intervals of t."""
     for label, run in intervals(scale).items():
         yield Cell(label, scale.data[scale.search].label, run, probe(scale),
                    paper.TABLE5[label] if "ImageNet" in scale.probes else None)
@@ -135,20 +132,17 @@ def figure4(scale: Scale) -> Iterator[Cell]:
 
 
 def figure5(scale: Scale) -> Iterator[Cell]:
-    """Amount of data, equal numbers of epochs."""
     for data in scale.amounts:
         yield Cell(f"{scale.data[data].samples:,} pairs", "MDC", Run(f"MDC-{scale.backbone}", data), probe(scale))
 
 
 def decodings(scale: Scale, flag: str, values: Iterable, others: tuple[str, ...] = ()) -> Iterator[Cell]:
-    """Captions by MDC at several values of one flag."""
     for test in scale.captioning:
         run, _ = systems(scale, test)["MDC-" + test.lengths[0]]
         for value in map(str, values):
-            for column in ("CIDEr", "METEOR", "words", "steps"):
-                evaluation = captioning(scale, column, (*others, flag, value), (test.root, test.dataset))
-                yield Cell(f"{test.label}, {value}", column, run, evaluation, None, test.label,
-                           column in ("CIDEr", "METEOR"))
+            yield from caption_cells(scale, f"{test.label}, {value}", run, ("CIDEr", "METEOR", "words", "steps"),
+                                     (*others, flag, value), test.label, ("CIDEr", "METEOR"),
+                                     where=(test.root, test.dataset))
 
 
 def lengths(scale: Scale) -> Iterator[Cell]:

@@ -1,4 +1,5 @@
-"""What a scale is made of: where its data is, how its models are trained, what they are evaluated on."""
+"""A scale: where its data is, how its models are trained, what they are evaluated on."""
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,19 +33,20 @@ class Backbone(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """A data set of images and classes, in clip_benchmark's layout."""
-
     dataset: str  # wds/NAME
     images: int  # of its test split
 
 
 class Selection(NamedTuple):
-    """Right captions against wrong ones."""
-
     root: str
     subsets: tuple[str, ...]
     label: str
     cases: int = 0  # of a subset, where results do not say it
+
+
+def pairs(root: str, subsets: str, cases: int = 0) -> tuple[Selection, ...]:
+    """Return data sets in SugarCrepe's format, a column each."""
+    return tuple(Selection(root, (f"sugar_crepe/{subset}",), subset, cases) for subset in subsets.split())
 
 
 class Captioning(NamedTuple):
@@ -68,11 +70,15 @@ class Tuning(NamedTuple):
 
 
 class Made(NamedTuple):
-    """Data that an experiment makes itself."""
-
     folder: str
     command: tuple[str, ...]
     tables: tuple[str, ...] = ()  # that need it; all if there is none
+
+
+def made(name: str, command: str, *tables: str) -> Made:
+    """Return data in the experiment's folder, and the command that makes it but for --out."""
+    folder = f"{{out}}/data/{name}"
+    return Made(folder, (*shlex.split(command), "--out", folder), tables)
 
 
 class Scale(NamedTuple):
@@ -108,6 +114,9 @@ class Scale(NamedTuple):
     fetch: tuple[tuple[str, str], ...] = ()  # folders and files of {data}, and what to run for each
 
     @property
-    def backbone(self) -> str:
-        """The one of the ablations."""
+    def backbone(self) -> str:  # the one of the ablations
         return next(iter(self.backbones))
+
+
+CPU = dict(batch=32, workers=1, draws=64, train_flags=("--precision", "fp32"),
+           eval_flags=("--no_amp", "--num_workers", "0", "--quiet"))

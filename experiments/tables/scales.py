@@ -5,7 +5,7 @@ Standard library only: `make -n table1 SCALE=paper` prints its commands where no
 from clip_benchmark_ext.datasets.sugar_crepe import GROUPS as SUGAR_CREPE_GROUPS
 
 from .rich_scales import GPU, RICH
-from .scale import Backbone, Captioning, Data, Made, Probe, Scale, Selection, Tuning
+from .scale import CPU, Backbone, Captioning, Data, Probe, Scale, Selection, Tuning, made, pairs
 
 SHOTS = (1, 4, 16, 64, 256)  # images of a concept, of `open_clip_mdc scenes --without`
 CONCEPT = "yellow star"
@@ -53,11 +53,11 @@ PAPER = Scale(
     fetch=tuple(("{data}/" + name, KARPATHY.format(name)) for name in ("coco", "flickr30k")),
 )
 
-# Of scenes, whose captions are one each.
-TEST_SHARDS = ("open_clip_mdc", "prepare", "shards", "--captions-key", "caption", "--test")
+SCENE_SHARDS = "{out}/data/scenes/train/{{00000..0000%d}}.tar"
+TEST_SHARDS = "open_clip_mdc prepare shards --captions-key caption --test"  # of scenes, whose captions are one each
 
 SCENES = Scale(
-    name="scenes",
+    **CPU, name="scenes",
     data={
         "short": Data("{out}/data/scenes/train", "short captions", 8, 20000),
         "long": Data("{out}/data/scenes/train-long", "long captions", 8, 20000),
@@ -67,72 +67,52 @@ SCENES = Scale(
         **{f"shots-{n}": Data(f"{{out}}/data/fewshot/shots-{n}", f"{n} of {CONCEPT}", 1, 3200) for n in SHOTS},
         **{f"fold{i}": Data(f"{{out}}/data/folds/fold{i}/train", f"fold {i}", 4, 16000) for i in range(FOLDS)},
     },
-    backbones={"ViT-Ti-8": Backbone(5e-4, 0.1)},
-    batch=32, warmup=50, epochs=1, workers=1, train_flags=("--precision", "fp32"),
-    eval_flags=("--no_amp", "--num_workers", "0", "--quiet"),
+    backbones={"ViT-Ti-8": Backbone(5e-4, 0.1)}, warmup=50, epochs=1,
     alt="short", long="long", search="short", amounts=("short-1of8", "short-2of8", "short-4of8", "short"),
     ratios=("short",),
     probes={"16 classes": Probe("wds/probe", 1600)}, probe_root="{out}/data/scenes/probe",
-    selection=tuple(Selection("{out}/data/scenes/sugarcrepe", (f"sugar_crepe/{s}",), s, 400)
-                    for s in ("swap_att", "swap_obj", "replace_rel")),
-    draws=64,
+    selection=pairs("{out}/data/scenes/sugarcrepe", "swap_att swap_obj replace_rel", 400),
     captioning=(Captioning("{out}/data/captions", "wds/captions", "scenes", None, ("8", "10", "auto")),),
     prepare=(
-        Made("{out}/data/scenes", ("open_clip_mdc", "scenes", "--out", "{out}/data/scenes", "--num-pairs", "400")),
-        Made("{out}/data/captions", (*TEST_SHARDS, "{out}/data/scenes/val/00000.tar", "--out", "{out}/data/captions")),
-        Made("{out}/data/big", ("open_clip_mdc", "scenes", "--out", "{out}/data/big", "--size", "64", "--objects", "3",
-                                "--sizes", "--num-probe", "1", "--num-pairs", "1"), ("table7",)),
-        Made("{out}/data/captions-big", (*TEST_SHARDS, "{out}/data/big/val/00000.tar", "--out",
-                                         "{out}/data/captions-big"), ("table7",)),
-        Made("{out}/data/vq.pt", ("open_clip_mdc", "vq", "fit", "--model", "MCD-VQ-ViT-Ti-8", "--train-data",
-                                  "{out}/data/scenes/train/{{00000..00007}}.tar", "--out", "{out}/data/vq.pt"),
-             ("table6",)),
-        Made("{out}/data/folds", ("open_clip_mdc", "prepare", "folds", "--shards",
-                                  "{out}/data/scenes/train/{{00000..00001}}.tar", "--captions-key", "caption", "--k",
-                                  str(FOLDS), "--out", "{out}/data/folds"), ("table7",)),
-        Made("{out}/data/fewshot", ("open_clip_mdc", "scenes", "--out", "{out}/data/fewshot", "--without", CONCEPT,
-                                    "--num-val", "500", "--num-probe", "1", "--num-pairs", "1"), ("figure8",)),
-        *(Made(f"{{out}}/data/{name}", (*TEST_SHARDS, f"{{out}}/data/fewshot/{split}/00000.tar", "--out",
-                                        f"{{out}}/data/{name}"), ("figure8",))
-          for name, split in (("concept", "concept"), ("without", "val"))),
+        made("scenes", "open_clip_mdc scenes --num-pairs 400"),
+        made("captions", f"{TEST_SHARDS} {{out}}/data/scenes/val/00000.tar"),
+        made("big", "open_clip_mdc scenes --size 64 --objects 3 --sizes --num-probe 1 --num-pairs 1", "table7"),
+        made("captions-big", f"{TEST_SHARDS} {{out}}/data/big/val/00000.tar", "table7"),
+        made("vq.pt", f"open_clip_mdc vq fit --model MCD-VQ-ViT-Ti-8 --train-data {SCENE_SHARDS % 7}", "table6"),
+        made("folds", f"open_clip_mdc prepare folds --shards {SCENE_SHARDS % 1} --captions-key caption --k {FOLDS}",
+             "table7"),
+        made("fewshot", f"open_clip_mdc scenes --without '{CONCEPT}' --num-val 500 --num-probe 1 --num-pairs 1",
+             "figure8"),
+        made("concept", f"{TEST_SHARDS} {{out}}/data/fewshot/concept/00000.tar", "figure8"),
+        made("without", f"{TEST_SHARDS} {{out}}/data/fewshot/val/00000.tar", "figure8"),
     ),
     tuning=Tuning(lr=3e-4, batch=32, epochs=1),
     article=True, caption_epochs=4, val="{out}/data/scenes/val/00000.tar",
 )
 
+PHOTOGRAPHS = "{data}/flickr8k/train/{{00000..00005}}.tar"
+
 FLICKR8K = Scale(
-    name="flickr8k",
+    **CPU | dict(train_flags=("--precision", "fp32", "--force-image-size", "64")), name="flickr8k",
     data={
         "captions": Data("{out}/data/captions/train", "five captions", 6, 30000),
         "joined": Data("{out}/data/joined/train", "five captions joined", 6, 30000),
         **{f"captions-{n}of6": Data("{out}/data/captions/train", f"{n},000", n, n * 5000, first=True)
            for n in (1, 2, 4)},
     },
-    backbones={"ViT-Ti-16": Backbone(1e-3, 0.1)},
     # 64 px for the config's 96, three fifths of the time, buy epochs: after one of them captions are not yet language.
-    batch=32, warmup=10_000, epochs=4, workers=1, train_flags=("--precision", "fp32", "--force-image-size", "64"),
-    eval_flags=("--no_amp", "--num_workers", "0", "--quiet"),
+    backbones={"ViT-Ti-16": Backbone(1e-3, 0.1)}, warmup=10_000, epochs=4,
     alt="captions", long="joined", search="captions",
     amounts=("captions-1of6", "captions-2of6", "captions-4of6", "captions"), ratios=("captions",),
     probes={"CIFAR-10": Probe("wds/cifar10", 2000)}, probe_root="{data}/probe/cifar10",
-    selection=tuple(Selection("{out}/data/pairs", (f"sugar_crepe/{s}",), s)
-                    for s in ("swap_att", "swap_obj", "replace_att", "replace_obj", "replace_rel")),
-    draws=64,
+    selection=pairs("{out}/data/pairs", "swap_att swap_obj replace_att replace_obj replace_rel"),
     captioning=(Captioning("{out}/data/captions", "wds/captions", "Flickr8k", None, ("10", "15", "20", "auto")),),
     prepare=(
-        Made("{out}/data/val", ("open_clip_mdc", "prepare", "shards", "--val", "{data}/flickr8k/val/*.tar", "--out",
-                                "{out}/data/val")),
-        Made("{out}/data/vq.pt", ("open_clip_mdc", "vq", "fit", "--model", "MCD-VQ-ViT-Ti-16", "--train-data",
-                                  "{data}/flickr8k/train/{{00000..00005}}.tar", "--out", "{out}/data/vq.pt"),
-             ("table6",)),
-        Made("{out}/data/captions", ("open_clip_mdc", "prepare", "shards", "--train",
-                                     "{data}/flickr8k/train/{{00000..00005}}.tar", "--test",
-                                     "{data}/flickr8k/test/*.tar", "--out", "{out}/data/captions")),
-        Made("{out}/data/joined", ("open_clip_mdc", "prepare", "shards", "--train",
-                                   "{data}/flickr8k/train/{{00000..00005}}.tar", "--join", "--out",
-                                   "{out}/data/joined")),
-        Made("{out}/data/pairs", ("python", "-m", "experiments.flickr8k", "pairs", "--shards",
-                                  "{data}/flickr8k/test/*.tar", "--out", "{out}/data/pairs")),
+        made("val", "open_clip_mdc prepare shards --val {data}/flickr8k/val/*.tar"),
+        made("vq.pt", f"open_clip_mdc vq fit --model MCD-VQ-ViT-Ti-16 --train-data {PHOTOGRAPHS}", "table6"),
+        made("captions", f"open_clip_mdc prepare shards --train {PHOTOGRAPHS} --test {{data}}/flickr8k/test/*.tar"),
+        made("joined", f"open_clip_mdc prepare shards --train {PHOTOGRAPHS} --join"),
+        made("pairs", "python -m experiments.flickr8k pairs --shards {data}/flickr8k/test/*.tar"),
     ),
     article=True, val="{out}/data/val/val/00000.tar",
     fetch=(("{data}/flickr8k", "open_clip_mdc fetch flickr8k --out RAW; open_clip_mdc prepare flickr8k --images "
@@ -150,9 +130,8 @@ CUB = Scale(
     train_flags=("--precision", "amp_bf16", "--beta1", "0.9", "--beta2", "0.96"), eval_flags=(),
     alt="cub", long="cub", search="cub", amounts=(), ratios=(), probes={}, probe_root="", selection=(), draws=0,
     captioning=(Captioning("{data}/cub", "wds/cub", "CUB-200", None, ("auto",)),),
-    prepare=(Made("{out}/data/vq.pt", ("open_clip_mdc", "vq", "import", "--model", "MCD-VQ-ViT-f8-mcs", "--from",
-                                       "{data}/vqgan_gumbel_f8/last.ckpt", "--used", "{data}/taming_vqvae_2887.pt",
-                                       "--out", "{out}/data/vq.pt"), ("table6", "figure7")),),
+    prepare=(made("vq.pt", "open_clip_mdc vq import --model MCD-VQ-ViT-f8-mcs --from {data}/vqgan_gumbel_f8/last.ckpt "
+                           "--used {data}/taming_vqvae_2887.pt", "table6", "figure7"),),
     val="{data}/cub/test/0.tar",
     fetch=(("{data}/cub", CUB_SHARDS),
            ("{data}/vqgan_gumbel_f8/last.ckpt", "curl --create-dirs -Lo {data}/vqgan_gumbel_f8/last.ckpt "

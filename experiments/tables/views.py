@@ -9,7 +9,7 @@ is that of complementary ones. A scale whose captioners' epochs have no half has
 """
 from collections.abc import Iterator
 
-from .cells import Cell, captioner, captioning, length_flags, probe
+from .cells import Cell, caption_cells, captioner, length_flags, probe
 from .scales import Scale
 
 VIEWS = 2
@@ -17,7 +17,6 @@ ROWS = {"MDC": "MDC", "two views, independent masks": "TwoViews", "two views, co
 
 
 def table8(scale: Scale) -> Iterator[Cell]:
-    """Linear probe and captions."""
     if not scale.article or scale.caption_epochs % VIEWS:
         return
     for row, objective in ROWS.items():
@@ -25,8 +24,7 @@ def table8(scale: Scale) -> Iterator[Cell]:
         if objective != "MDC":
             run = run._replace(epochs=scale.caption_epochs // VIEWS)
         yield Cell(row, next(iter(scale.probes)), run, probe(scale))
-        for column in ("CIDEr", "exact match"):
-            yield Cell(row, column, run, captioning(scale, column, length_flags(scale, objective)))
+        yield from caption_cells(scale, row, run, ("CIDEr", "exact match"), length_flags(scale, objective))
 
 
 TABLES = {"table8": table8}
