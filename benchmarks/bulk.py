@@ -45,14 +45,12 @@ class Cost(NamedTuple):
 
 
 def own_cost(function: Callable[[], object]) -> Cost:
-    """Measure a call, with the processes that it started and waited for."""
     start, before = time.perf_counter(), sum(os.times()[:4])
     function()
     return Cost(time.perf_counter() - start, sum(os.times()[:4]) - before)
 
 
 def command_cost(*command: object) -> Cost:
-    """Measure a Python command. Raises RuntimeError with what it said if it fails."""
     def run() -> None:
         done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
         if done.returncode:
@@ -121,7 +119,6 @@ def resuming(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
 
 
 def engines(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
-    """Measure two jobs on two shards by each engine, and Ray's start."""
     def by(engine: str) -> Cost:
         shutil.rmtree(out / engine, ignore_errors=True)
         return command_cost("-m", "open_clip_mdc", *caption(

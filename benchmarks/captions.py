@@ -23,13 +23,11 @@ def lengths(number: int, mean: float = MEAN, seed: int = 0) -> np.ndarray:
 
 
 def rendered_captions(number: int = 5000, seed: int = 0) -> list[str]:
-    """Return captions of words of one token each, as long as Flickr8k's."""
     rng = np.random.default_rng(seed)
     return [" ".join(rng.choice(WORDS, length - 2)) for length in lengths(number, seed=seed)]
 
 
 def random_text(number: int, vocab_size: int, mean: float = MEAN, seed: int = 0) -> Tensor:
-    """Return captions of random ids from SOT to EOT, then padding, long [number, 77]."""
     rng = np.random.default_rng(seed)
     text = torch.zeros(number, 77, dtype=torch.long)
     for row, length in zip(text, lengths(number, mean, seed), strict=True):
@@ -39,7 +37,6 @@ def random_text(number: int, vocab_size: int, mean: float = MEAN, seed: int = 0)
 
 
 def read_captions(path: str | None) -> list[str]:
-    """Read captions of a text file (one a line) or of a COCO captions json; render some if there is no path."""
     if not path:
         return rendered_captions()
     text = Path(path).read_text(encoding="utf-8")

@@ -23,12 +23,10 @@ class Contestant(NamedTuple):
     model: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]  # of image [B, 3, height, width] and text [B, L] or `prepare`'s
 
-    def prepare(self, text: Tensor) -> Tensor | Captions:
-        """Return what the training loop hands to the model: captioners' batches are corrupted and packed on the CPU."""
+    def prepare(self, text: Tensor) -> Tensor | Captions:  # as the training loop corrupts and packs on the CPU
         return self.model.prepare(text) if isinstance(self.model, Captioner) else text
 
     def step(self, image: Tensor, text: Tensor) -> None:
-        """Forward and backward; gradients are left out of the next step's way."""
         self.model.zero_grad(set_to_none=True)
         self.loss(image, text).backward()
 
@@ -56,10 +54,7 @@ def own_loss(model: nn.Module, loss: nn.Module, image: Tensor, text: Tensor) -> 
 
 
 def contestant(name: str, size: str, device: str = "cpu", compile_with: str | None = None) -> Contestant:
-    """Return a model of this name ("MDC", "ARC", "Algorithm 1", "CLIP" or "CoCa") and size, in training mode.
-
-    `compile_with` is a backend of torch.compile.
-    """
+    """Return a model of this name and size in training mode, compiled by a backend of torch.compile if one is given."""
     open_clip_mdc.register()
     torch.manual_seed(0)
     config = {"Algorithm 1": f"MDC-{size}", "CLIP": size, "CoCa": f"coca_{size}"}.get(name, f"{name}-{size}")
@@ -73,7 +68,6 @@ def contestant(name: str, size: str, device: str = "cpu", compile_with: str | No
 
 
 def tokenize(name: str, size: str, captions: list[str]) -> Tensor:
-    """Return captions as the contestant's tokenizer makes them, long [B, L]."""
     open_clip_mdc.register()
     return open_clip.get_tokenizer({"CoCa": f"coca_{size}"}.get(name, f"MDC-{size}"))(captions)
 

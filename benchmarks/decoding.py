@@ -32,7 +32,6 @@ GUIDED_IMAGES = 4
 
 
 def uncached_step_logits(model: Captioner, image_kv: list) -> StepLogits:
-    """Return what `generate.cached_step_logits` gives, but decode the whole text at each step."""
     def step_logits(text: Tensor, parent: Tensor) -> Tensor:
         text = F.pad(text, (0, 1))  # the token to predict; a causal model does not look at it
         rows, length = text.shape

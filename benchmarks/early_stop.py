@@ -29,10 +29,7 @@ CANDIDATES, CONFIDENCES = (2, 3, 5, 16), (0.9, 0.99, 0.999)
 
 
 def population(kind: str, candidates: int, num_tokens: int, behind: float, rng: np.random.Generator) -> np.ndarray:
-    """Return the log-likelihood of each candidate under each mask, the mask as a binary number: float64 [C, 2 ** N].
-
-    The first candidate's score is better than the others' by `behind` nats, on average.
-    """
+    """Return log-likelihoods under each mask, a binary number: float64 [C, 2 ** N]. The first leads by `behind`."""
     shape = (candidates, 2 ** num_tokens)
     values = {"normal": lambda: -3 + rng.normal(0, 0.5, shape), "skewed": lambda: -rng.lognormal(0, 1, shape)}.get(
         kind, lambda: -0.2 - 8 * (rng.random(shape) < 0.04))()
@@ -44,13 +41,11 @@ def population(kind: str, candidates: int, num_tokens: int, behind: float, rng: 
 
 @lru_cache
 def masks_of_count(num_tokens: int) -> np.ndarray:
-    """Return the weight of each mask in Eq. 8, float64 [2 ** N]."""
     count = np.array([code.bit_count() for code in range(2 ** num_tokens)])
     return np.where(count > 0, 1 / np.bincount(count)[count], 0)
 
 
 def run(kind: str, candidates: int, confidence: float, behind: float, num_tokens: int, seed: int) -> tuple[bool, float]:
-    """Return whether a race was stopped wrongly, and the mean number of draws."""
     rng = np.random.default_rng([seed, candidates])
     values = population(kind, candidates, num_tokens, behind, rng)
     draws = draw_masks(num_tokens, 1024, seed)

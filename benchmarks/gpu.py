@@ -43,21 +43,18 @@ STEPS = ("Training steps are forward, backward and AdamW, amp_bf16, with caption
 
 
 def show(value: object) -> str | None:
-    """Three digits of a number, the rest as it is."""
     if not isinstance(value, float):
         return value
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def table(rows: Iterable[dict]) -> str:
-    """All keys of the rows, but for lists, as columns."""
     rows = list(rows)
     columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list)))
     return markdown_table(columns, [[show(row.get(column)) for column in columns] for row in rows])
 
 
 def goals(parts: dict[str, list[dict]]) -> str:
-    """The aims of the project on a GPU, and whether the rows of the parts meet them."""
     def find(part: str, value: str, **case: object) -> float:
         rows = (row for row in parts.get(part, ()) if all(row.get(key) == wanted for key, wanted in case.items()))
         return next(rows, {}).get(value, float("nan"))
@@ -81,7 +78,6 @@ def goals(parts: dict[str, list[dict]]) -> str:
 
 
 def report(results: dict) -> str:
-    """The section "Measured" of GPU.md."""
     parts = results.get("parts", {})
     text = [f"Measured on {results['chip']}, torch {results['torch']}, open_clip {results['open_clip']}, "
             f"{results['date']}." if parts else "**No GPU has run any of this yet.**", "### Goals", goals(parts), STEPS]
@@ -109,12 +105,7 @@ def machine(device: str) -> dict[str, str]:
 
 
 def measure(part: str, bench: Bench, seconds: float, known: list[dict], save) -> None:
-    """Run a part until its time is over. Each new row replaces an older one of the same case.
-
-    Args:
-        known: the part's rows, changed in place.
-        save: called after each row.
-    """
+    """Run a part until its time is over; each new row replaces the older one of its case in `known`."""
     start = time.monotonic()
     rows = PARTS[part](bench)
     while time.monotonic() - start < seconds:

@@ -21,8 +21,6 @@ Row = dict[str, object]
 
 
 class Bench(NamedTuple):
-    """The device and the sizes that are measured."""
-
     device: str  # "cuda" | "cpu"
     small: bool  # seconds on a CPU: to see that everything runs
     sizes: tuple[str, ...] = ("ViT-B-16",)
@@ -33,7 +31,6 @@ class Bench(NamedTuple):
         return 1e3 * median(take_turns({"": function}, rounds, warm_up)[""])
 
     def peak_gb(self, function: Callable[[], object]) -> float | None:
-        """Return the GB that a call takes beyond what is held before; None on a CPU."""
         if self.device != "cuda":
             return None
         torch.cuda.empty_cache()
@@ -48,7 +45,6 @@ class Bench(NamedTuple):
 
 
 def refusable(row: Row, measure: Callable[[], Row]) -> Row:
-    """Return the row with what `measure` gives, or with the first line of why this card or PyTorch cannot do it."""
     try:
         return row | measure()
     except (RuntimeError, ImportError, NotImplementedError) as problem:  # out of memory is a RuntimeError
@@ -56,7 +52,6 @@ def refusable(row: Row, measure: Callable[[], Row]) -> Row:
 
 
 def ceiling(bench: Bench) -> float:
-    """Return the TFLOP/s of a large bfloat16 product, of which shares are shares."""
     n = 128 if bench.small else 8192
     x, y = (torch.randn(n, n, device=bench.device, dtype=torch.bfloat16) for _ in "xy")
     return 2 * n ** 3 / bench.milliseconds(lambda: x @ y) / 1e9
@@ -69,7 +64,6 @@ def ceilings(bench: Bench) -> Iterator[Row]:
 
 
 def copies(bench: Bench) -> Iterator[Row]:
-    """One batch of images to the device."""
     image = torch.randn(4 if bench.small else 1024, 3, 224, 224)
     for kind, x in (("float32", image), ("uint8", image.to(torch.uint8))):
         for memory in ("pageable", "pinned") if bench.device == "cuda" else ("pageable",):

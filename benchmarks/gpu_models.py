@@ -18,7 +18,6 @@ TEXTS = 6  # batches of other lengths that take turns, as in training
 
 
 def batches(bench: Bench, side: Contestant, batch: int) -> Callable[[], tuple]:
-    """Return a function that gives the next batch on the device, corrupted and packed as in the training loop."""
     texts = [side.prepare(random_text(batch, vocab_size(side.model), seed=i)).to(bench.device) for i in range(TEXTS)]
     image = torch.randn(batch, 3, *side.model.visual.image_size, device=bench.device)
     turns = itertools.cycle(texts)
@@ -26,7 +25,6 @@ def batches(bench: Bench, side: Contestant, batch: int) -> Callable[[], tuple]:
 
 
 def heaviest(bench: Bench, step: Callable[[], None], number: int = 10) -> tuple[float, list[tuple[str, float, int]]]:
-    """Return the milliseconds of all kernels of a step; and name, milliseconds and number of the heaviest."""
     cuda = bench.device == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
         step()
@@ -39,7 +37,6 @@ def heaviest(bench: Bench, step: Callable[[], None], number: int = 10) -> tuple[
 
 
 def train_step(bench: Bench, name: str, size: str, batch: int, compiled: bool, peak: float) -> Row:
-    """Measure forward, backward and AdamW under amp_bf16; the share is of `peak` TFLOP/s."""
     from torch._dynamo.utils import counters
     torch._dynamo.reset()
     counters.clear()

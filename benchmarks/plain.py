@@ -20,7 +20,6 @@ def encode(model: Captioner, image: Tensor) -> ImageKV:
 
 
 def log_probs(model: Captioner, image_kv: ImageKV, text: Tensor, valid: Tensor) -> Tensor:
-    """[R, L, V] for captions [R, L] of one image, or of one image each."""
     image_kv = [(k.expand(len(text), -1, -1, -1), v.expand(len(text), -1, -1, -1)) for k, v in image_kv]
     position = torch.arange(text.shape[1], device=text.device).repeat(len(text))
     hidden = model.text(Packed(text.flatten(), position, None, valid, True, model.causal), image_kv)

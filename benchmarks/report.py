@@ -20,14 +20,12 @@ ones. Sides take turns within a run; ratios are medians over the rounds. What a 
 
 
 def machine() -> str:
-    """Describe in one line what the numbers below it were taken on, and what else ran there."""
     return (f"{date.today()}: {os.cpu_count()} cores, {environment(torch.get_num_threads())}, float32; load of the "
             f"machine before: {os.getloadavg()[0]:.1f}.")
 
 
 def section_parser(description: str, rounds: int = 5, model: bool = True,
                    captions: bool = True) -> argparse.ArgumentParser:
-    """Return a parser with the flags that scripts share."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if captions:
         parser.add_argument("--captions",

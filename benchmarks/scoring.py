@@ -39,7 +39,6 @@ def ours(model: Captioner, image: Tensor, text: Tensor, method: str, **options) 
 
 
 def speed(size: str, captions: list[str], rounds: int) -> list[tuple]:
-    """Compare both estimators on two images with two candidate captions each, and check that the scores agree."""
     model = contestant("MDC", size).model.eval()
     text = tokenize("MDC", size, spread(captions, 4)).view(2, 2, -1)
     image = random_images(2, model.visual.image_size[0])
@@ -62,7 +61,6 @@ def speed(size: str, captions: list[str], rounds: int) -> list[tuple]:
 
 
 def peak_memory(method: str, size: str, candidates: int, captions: list[str]) -> float:
-    """Return the MiB that scoring `candidates` captions takes; runs in a process of its own."""
     model = contestant("MDC", size).model.eval()
     text = tokenize("MDC", size, captions)[None]
     image = random_images(1, model.visual.image_size[0])

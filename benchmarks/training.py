@@ -38,7 +38,6 @@ def make(args: argparse.Namespace, name: str, long: bool) -> tuple[Contestant, t
 
 
 def peak_memory(args: argparse.Namespace, name: str, long: bool) -> float:
-    """Return the MiB of one step above weights and gradients; Linux."""
     (model, loss), *batch = make(args, name, long)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -52,7 +51,6 @@ def memory_of(name: str, long: bool) -> float:
 
 
 def compare(args: argparse.Namespace, long: bool) -> list[tuple]:
-    """Return rows (captions, tokens, against, its multiplications and its time in units of MDC's, excess, memory)."""
     sides = {name: make(args, name, long) for name in names(args.size)}
     mdc, _, text = sides["MDC"]
     tokens = valid_tokens(text, mdc.model.vocab_size).sum(1).float().mean()

@@ -13,7 +13,6 @@ CLEAR_PEAK = Path("/proc/self/clear_refs")  # Linux only
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Return the duration of one call, the device's work included."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -36,7 +35,6 @@ def take_turns(sides: Mapping[str, Callable[[], object]], rounds: int, warm_up: 
 
 
 def ratio(above: list[float], below: list[float]) -> float:
-    """Return the median over the rounds of above / below."""
     return median(a / b for a, b in zip(above, below, strict=True))
 
 

@@ -28,10 +28,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def own_batches(dataloader: Iterable, description: str) -> Iterator[tuple[int, tuple]]:
-    """Yield this process's batches with their numbers, behind a progress bar.
-
-    Only they are decoded where the data set can be indexed; a stream is read through by every process.
-    """
+    """Yield this process's batches with their numbers, behind a progress bar; a stream is read whole by each."""
     rank, size = rank_and_size()
     indexed = isinstance(dataloader, DataLoader) and not isinstance(dataloader.dataset, IterableDataset)
     if indexed and size > 1:

@@ -96,11 +96,7 @@ def cache_key(fingerprint: str, dataloader: Iterable, split: str, kind: str, nor
 
 
 def describe_data(dataloader: Iterable) -> dict:
-    """Return what tells a loader's images from others: their content, how many, their transform, a sample's hash.
-
-    Nothing but the loader is asked, so that it works for every data set of clip_benchmark. The sample (the first image
-    of a stream; first, middle and last image otherwise, all transformed) catches what a printed transform leaves out.
-    """
+    """Return what tells a loader's images from others: content, number, transform, a hash of samples."""
     dataset = getattr(dataloader, "dataset", dataloader)
     about = {"content": contents.fingerprint(dataset)}
     if isinstance(dataset, IterableDataset):
@@ -109,6 +105,7 @@ def describe_data(dataloader: Iterable) -> dict:
             samples = [[part[0] for part in batch] for batch in samples]
     else:
         about["images"] = len(dataset)
+        # They catch what a printed transform leaves out.
         samples = [dataset[i] for i in sorted({0, len(dataset) // 2, len(dataset) - 1})] if len(dataset) else []
     while isinstance(dataset, Subset):  # a random part, such as --val_proportion makes
         dataset = dataset.dataset

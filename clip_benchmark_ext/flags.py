@@ -86,11 +86,7 @@ def check_samples(flags: Flags, drawn: bool) -> None:
 
 
 def decoding_options(flags: Flags, cfg: CaptionCfg | None, seed: int, batch_size: int) -> dict:
-    """Return what the flags ask of `generate`, with the fields of `Sampling` beside them, as plain values.
-
-    Where something is drawn, the seed and the batch size are among them: they decide what. `cfg` None is an
-    autoregressive model of others. Raises ValueError for a flag of the other kind of model, or of another sampler.
-    """
+    """Return arguments of `generate` and the fields of `Sampling`. `cfg` is None for others' autoregressive models."""
     causal = cfg is None or OBJECTIVES[cfg.objective].order == "causal"
     ancestral = flags.sampler == "ancestral"
     asked = {name.removeprefix("caption_"): value for name in DECODING if (value := getattr(flags, name)) is not None}

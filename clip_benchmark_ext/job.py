@@ -21,10 +21,7 @@ from .flags import Flags
 
 
 def read_shards(shards: Iterable[dict], read_urls: Callable[[Iterable[dict]], Iterator[dict]]) -> Iterator[dict]:
-    """Yield the samples of shards; local ones are read as everywhere, so that damage is an error.
-
-    `read_urls` is webdataset's stage for shards on the web, which keeps them in --wds_cache_dir.
-    """
+    """Yield the samples of shards: local ones read strictly, those on the web by webdataset."""
     for shard in shards:
         yield from read_samples(shard["url"]) if os.path.exists(shard["url"]) else regroup(read_urls([shard]))
 
@@ -67,10 +64,7 @@ class Job(NamedTuple):
         return {"device": self.args.device, "amp": self.args.amp}
 
     def build(self, split: str, transform: Callable | None = None):
-        """Return the data set; images by the model's transform unless another is given.
-
-        Raises FileNotFoundError or ValueError where it is missing, damaged or does not fit the task.
-        """
+        """Return the data set; images by the model's transform unless another is given."""
         args, transform, name = self.args, transform or self.transform, self.args.dataset.removeprefix("wds/")
         root = args.dataset_root.format(dataset=name, dataset_cleaned=name.replace("/", "-"))
         if not other_sets.covers(args.dataset):

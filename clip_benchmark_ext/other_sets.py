@@ -156,10 +156,6 @@ def build(name: str, root: str, transform, split: str, **options) -> Dataset:
 
 
 def check_classes(splits: Mapping[str, Dataset]) -> None:
-    """Raise ValueError where a label would not mean the same in all splits, or val is the test split, too.
-
-    Labels are the places of the class folders in the alphabet.
-    """
     if "val" in splits and isinstance(splits["val"], ClassFolders) and splits["val"].root == splits["test"].root:
         raise ValueError(f"{splits['val'].root} is the test split, as there is no other: leave out --val_split")
     numbers = {split: dataset.class_to_idx for split, dataset in splits.items() if hasattr(dataset, "class_to_idx")}

@@ -39,10 +39,6 @@ def file_name(template: str, args: Namespace) -> str:
 
 
 def output_file(args: Namespace, flags: Flags, names: tuple[str, ...], captioner: bool) -> Path:
-    """Return the result file; by default its name tells apart two runs' epoch_32.pt and the flags that were given.
-
-    `names` are our flags that this task knows.
-    """
     template = args.output
     if template == DEFAULT_OUTPUT:
         template = template.removesuffix(".json")

@@ -35,7 +35,7 @@ def checked(name: str, value: object) -> object:
 
 
 def read_results(paths: list[str]) -> list[dict]:
-    """Return results as they are in files, and SugarCrepe's averages of complete groups for each model and settings."""
+    """Return results as files have them, and SugarCrepe's averages of complete groups by model and settings."""
     results = []
     for path in paths:
         try:

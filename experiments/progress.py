@@ -45,10 +45,7 @@ def fraction(step: Step, logs: Path) -> float | None:
 
 @contextmanager
 def alone(logs: Path) -> Iterator[int]:
-    """Wait for what an earlier call started here and left behind when it was killed; yield the lock's descriptor.
-
-    Every step inherits the lock, which ends with the last process that has it.
-    """
+    """Wait for what an earlier call left running here: every step inherits the lock, whose descriptor this yields."""
     logs.mkdir(parents=True, exist_ok=True)
     from open_clip_mdc.data.files import open_own
     with open_own(logs / ".lock", "ab") as file:

@@ -20,11 +20,7 @@ NAME = "__name__"  # of the image as its owner calls it: "filename" of KEY.json
 
 
 def decode_images(samples: Iterable[dict]) -> Iterator[dict]:
-    """Yield each sample of a webdataset with its image, upright RGB, under DECODED, and the labels or captions.
-
-    Of other members webdataset would decode all that it knows, KEY.pyd by pickle. Raises ValueError that names the
-    shard and the key of a sample without an image that can be read.
-    """
+    """Yield each sample of a webdataset with its upright RGB image under DECODED, and its labels or captions alone."""
     for sample in samples:
         suffix = image_member(sample)
         if suffix is None:

@@ -54,11 +54,7 @@ class CaptionScores(NamedTuple):
 
 def score_captions(candidates: Mapping[Hashable, str],
                    references: Mapping[Hashable, Sequence[str]]) -> CaptionScores:
-    """Return Bleu_1 to Bleu_4, METEOR, ROUGE_L, CIDEr and SPICE, those that can be computed here; warn of the others.
-
-    There is one candidate per image, and one reference or more. Raises ValueError if the images are not the same, or
-    there are none, or something is no caption.
-    """
+    """Return Bleu_1 to Bleu_4, METEOR, ROUGE_L, CIDEr and SPICE, as far as they can be computed here."""
     check(candidates, references)
     counts = [len(references[i]) for i in candidates]
     words, word_tokenizer = split_words([*candidates.values(), *(r for i in candidates for r in references[i])])

@@ -33,10 +33,7 @@ def clip_scores(image_embs: Tensor, caption_embs: Tensor) -> Tensor:
 
 
 def ref_clip_scores(image_embs: Tensor, caption_embs: Tensor, reference_embs: Sequence[Tensor]) -> Tensor:
-    """Return RefCLIP-S, the harmonic mean of CLIP-S and max(max over references of cos(caption, reference), 0), [N].
-
-    `reference_embs` are N times [R, D]; all texts have the prefix.
-    """
+    """Return RefCLIP-S, the harmonic mean of CLIP-S and the nearest of N times [R, D] references, [N]."""
     with_image = clip_scores(image_embs, caption_embs)
     with_text = torch.stack([F.cosine_similarity(caption[None], texts, dim=-1).max()
                              for caption, texts in zip(caption_embs, reference_embs, strict=True)]).clamp(min=0)

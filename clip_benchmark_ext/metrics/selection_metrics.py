@@ -72,7 +72,7 @@ Outcomes = np.ndarray  # int [N]: 1 right, 0 a tie at the top, -1 wrong
 class Metric(NamedTuple):
     """A data set's official number."""
 
-    accuracies: Callable[[Outcomes, Outcomes, Sequence[Case]], dict]  # of outcomes by caption and by image, and cases
+    shares: dict[str, Callable[[Outcomes, Outcomes], np.ndarray]]  # by name which cases count, by caption and by image
     ties_count_as: str = "wrong"
     groups: Callable[[Mapping[str, int]], set[str]] | None = None  # of the numbers of cases: those that the mean keeps
 
@@ -123,8 +123,10 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
         text = np.array([_outcome(array) for array in arrays], dtype=int)
         image = np.array([_outcome(array.T) if array.ndim == 2 else 1 for array in arrays], dtype=int)
         right[suffix] = (text >= least).astype(int).tolist()
-        for name, number in metric.accuracies(text, image, cases).items():
-            metrics[name if name in OF_ALL_ROWS else f"{name}{suffix}"] = number
+        numbers = {name: _mean(share(text, image)) for name, share in metric.shares.items()}
+        if metric.groups:
+            numbers |= _grouped(metric.groups, text == 1, cases)
+        metrics |= {name if name in OF_ALL_ROWS else f"{name}{suffix}": number for name, number in numbers.items()}
         if same_words.any():
             metrics[f"same_words_acc{suffix}"] = _mean(text[same_words] == 1)
         metrics |= {f"same_{name}_acc{suffix}": _mean(text[~marks] == 1) for name, marks in differs.items()
@@ -174,44 +176,26 @@ def clip_benchmarks_metrics(scores: Sequence[np.ndarray]) -> dict[str, float]:
 # ---- what the official numbers are
 
 
-def _pairs(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
-    return {"text_acc": _mean(text == 1)}
+RIGHT = {"text_acc": lambda text, image: text == 1}
+PAIRS = Metric(RIGHT)
+WINOGROUND = Metric({**RIGHT, "image_acc": lambda text, image: image == 1,
+                     "acc": lambda text, image: (text == 1) & (image == 1)})
+ORDERS = Metric({"text_acc": lambda text, image: text >= 0, "text_acc_strict": RIGHT["text_acc"]}, "right")
+RELATIONS = Metric({}, groups=lambda sizes: set(sizes) - symmetric_relations())
+ATTRIBUTES = Metric({}, groups=lambda sizes: {group for group, count in sizes.items() if count >= MIN_PAIR_CASES})
 
 
-def _orders(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
-    return {"text_acc": _mean(text >= 0), "text_acc_strict": _mean(text == 1)}
-
-
-def _winoground(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
-    return {"text_acc": _mean(text == 1), "image_acc": _mean(image == 1), "acc": _mean((text == 1) & (image == 1))}
-
-
-def _relations(sizes: Mapping[str, int]) -> set[str]:
-    return set(sizes) - symmetric_relations()
-
-
-def _attributes(sizes: Mapping[str, int]) -> set[str]:
-    return {group for group, count in sizes.items() if count >= MIN_PAIR_CASES}
-
-
-def _grouped(groups: Callable[[Mapping[str, int]], set[str]]) -> Metric:
-    def accuracies(text: Outcomes, image: Outcomes, cases: Sequence[Case]) -> dict:
-        found = group_accuracies(text == 1, cases)
-        kept = groups({group: count for group, (_, count) in found.items()})
-        means, counts = zip(*(found[group] for group in found if group in kept), strict=True) if kept else ((), ())
-        metrics = {"groups": len(means), "cases_in_groups": sum(counts)}
-        if not kept:
-            reason = f"the official average keeps none of these {len(cases)} cases"
-            logging.warning("text_acc is missing: %s", reason)
-            return {"text_acc": None, "text_acc_macro": None, "text_acc_micro": None, "text_acc_missing": reason,
-                    **metrics}
-        macro, micro = _mean(means), float(np.average(means, weights=counts))
-        return {"text_acc": macro, "text_acc_macro": macro, "text_acc_micro": micro, **metrics}
-    return Metric(accuracies, groups=groups)
-
-
-PAIRS, WINOGROUND = Metric(_pairs), Metric(_winoground)
-RELATIONS, ATTRIBUTES, ORDERS = _grouped(_relations), _grouped(_attributes), Metric(_orders, ties_count_as="right")
+def _grouped(groups: Callable, correct: np.ndarray, cases: Sequence[Case]) -> dict:
+    found = group_accuracies(correct, cases)
+    kept = groups({group: count for group, (_, count) in found.items()})
+    means, counts = zip(*(found[group] for group in found if group in kept), strict=True) if kept else ((), ())
+    sizes = {"groups": len(means), "cases_in_groups": sum(counts)}
+    if not kept:
+        reason = f"the official average keeps none of these {len(cases)} cases"
+        logging.warning("text_acc is missing: %s", reason)
+        return {**dict.fromkeys(("text_acc", "text_acc_macro", "text_acc_micro")), "text_acc_missing": reason, **sizes}
+    macro, micro = _mean(means), float(np.average(means, weights=counts))
+    return {"text_acc": macro, "text_acc_macro": macro, "text_acc_micro": micro, **sizes}
 
 
 def group_accuracies(correct: Sequence[bool], cases: Sequence[Case]) -> dict[str, tuple[float, int]]:

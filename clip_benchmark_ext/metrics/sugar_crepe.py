@@ -11,13 +11,7 @@ from ..datasets.sugar_crepe import GROUPS
 
 
 def group_averages(results: Iterable[dict]) -> dict[str, dict]:
-    """Return SugarCrepe's averages add, replace and swap from the subsets' result files, complete groups only.
-
-    `results` are contents of clip_benchmark's result files of one model and scorer; other data sets are passed over.
-    Returns {"sugar_crepe/add": {"text_acc_macro": mean over subsets, "text_acc_micro": mean over cases, the same with
-    the suffixes of other rows, "cases": ..., "ties": ...}, ...}; there is no mean over cases where a file does not say
-    how many there are. Raises ValueError if a subset comes twice, or a group's do not have the same rows of scores.
-    """
+    """Return by group SugarCrepe's macro (over subsets) and micro (over cases) averages of one model's result files."""
     subsets = {}
     for result in results:
         family, _, subset = result["dataset"].partition("/")

@@ -52,10 +52,7 @@ CLIP_OPTIONS = ("clip", "clip_scale", "clip_top_k", "clip_rerank")
 
 def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mapping, blind: Tensor | None,
              guide: Guide | None = None, guidance_kl: list[Tensor] | None = None) -> Decoded:
-    """Decode the captions of a batch; what is drawn depends on the seed and the batch's number alone.
-
-    `options` are those of `flags.decoding_options`; `guidance_kl` gets the strength of guidance, of each step.
-    """
+    """Decode the captions of a batch; what is drawn depends on the seed and the batch's number alone."""
     if guide is not None and options.get("clip_rerank"):
         options = {**options, "samples": options["clip_rerank"], "rerank": True}
     options = {name: value for name, value in options.items() if name not in ("batch_size", *CLIP_OPTIONS)}
@@ -179,7 +176,7 @@ def measure(saved: Mapping, phrase: str | None, train_captions: set[str] | None,
     }
 
 
-def evaluate(job: Job, batches: DataLoader) -> dict:
+def run(job: Job, batches: DataLoader) -> dict:
     """Decode, save and score captions; on all but the first of several processes the result is not complete.
 
     Returns the metrics, `NAME_missing` with the reason for one that could not be computed; the share of captions that

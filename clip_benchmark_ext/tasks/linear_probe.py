@@ -24,6 +24,8 @@ from open_clip_mdc.integration.checkpoints import fingerprint
 from open_clip_mdc.progress import progress_bar
 
 from ..features import cache_key, cached_features, default_feature, extract_features, feature_fn, save_tensors
+from ..job import Job
+from ..other_sets import check_classes
 
 
 def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: str | None, feature_root: str,
@@ -188,11 +190,7 @@ def predict(probe: torch.nn.Linear, features: Tensor, batch_size: int, amp: bool
 
 
 def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
-    """Return the best of 97 weight decays from 1e-6 to 1e2, evenly spaced in the logarithm, by a narrowing search.
-
-    First every 16th; then the best one's neighbours at distance 8, 4, 2, 1. Of equals the smaller wins.
-    (clip_benchmark's `find_peak`; the test split plays no part.)
-    """
+    """Return the best of 97 weight decays from 1e-6 to 1e2 by clip_benchmark's `find_peak`; of equals the smaller."""
     candidates = np.logspace(-6, 2, num=97).tolist()
     accuracy: dict[int, float] = {}
 
@@ -212,3 +210,15 @@ def top_k_accuracy(logits: Tensor, targets: Tensor, ks: tuple[int, ...]) -> list
     """Return for each k, at most C, the share of rows of logits [N, C] whose target is among the k largest."""
     hits = logits.topk(max(ks), dim=1).indices == targets[:, None]  # [N, max k]
     return [hits[:, :k].sum().item() / len(targets) for k in ks]
+
+
+def run(job: Job, batches: DataLoader) -> dict:
+    args, splits = job.args, {"train": job.load(job.args.train_split)}
+    if args.val_split is not None:
+        splits["val"] = job.load(args.val_split)
+    splits["test"] = batches
+    check_classes({split: loader.dataset for split, loader in splits.items()})
+    return evaluate(job.model, splits, job.flags.feature, args.feature_root, args.fewshot_k, args.batch_size,
+                    args.fewshot_lr, args.fewshot_epochs, args.seed, **job.common, normalize=args.normalize,
+                    val_proportion=args.val_proportion, verbose=args.verbose, save_probe=job.flags.save_probe,
+                    note=f"{args.model} {args.pretrained} {args.dataset}")

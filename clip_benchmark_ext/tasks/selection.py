@@ -18,6 +18,7 @@ from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.text.special_tokens import not_whole
 
 from ..distributed import merge, own_batches
+from ..job import Job
 from ..metrics.selection_metrics import SURFACES, clip_benchmarks_metrics, debiased_score, selection_metrics
 from ..selection_datasets import SelectionDataset
 
@@ -101,11 +102,7 @@ def per_case(scores: dict[str, Tensor | np.ndarray], cases: int, num_images: int
 
 def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool = True,
              options: dict | None = None, alpha: float = 1.0) -> dict:
-    """Measure which caption fits the image: plain, and of a captioner blind and debiased, with `options` and `alpha`.
-
-    Returns the metrics of selection_metrics.py, the facts of the loader's SelectionDataset, and how scores were made.
-    Raises ValueError for `stop_confidence` where each caption has several images.
-    """
+    """Measure which caption fits the image: plain, and of a captioner blind and debiased by `alpha`."""
     dataset: SelectionDataset = dataloader.dataset
     facts = dict(dataset.facts)
     with torch.autocast(torch.device(device).type, enabled=amp):
@@ -134,3 +131,8 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
     if "debiased" not in rows:
         metrics["debiased_missing"] = "--stop_confidence is about the plain score"
     return metrics
+
+
+def run(job: Job, batches: DataLoader) -> dict:
+    options = dict(job.options)
+    return evaluate(job.model, batches, job.tokenizer, **job.common, alpha=options.pop("alpha", 1.0), options=options)

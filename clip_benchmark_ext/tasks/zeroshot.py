@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from clip_benchmark.metrics import zeroshot_classification as upstream
+from clip_benchmark.metrics import zeroshot_retrieval
 from sklearn.metrics import balanced_accuracy_score, classification_report
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -94,8 +95,7 @@ def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = Fals
             "mean_per_class_recall": float(balanced_accuracy_score(targets.numpy(), predicted))}
 
 
-def evaluate(job: Job, batches: DataLoader) -> dict:
-    """Measure which class fits the image."""
+def classify(job: Job, batches: DataLoader) -> dict:
     args, dataset = job.args, batches.dataset
     check_names(dataset)
     if not getattr(dataset, "classes", None) or not getattr(dataset, "templates", None):
@@ -106,3 +106,10 @@ def evaluate(job: Job, batches: DataLoader) -> dict:
         logits, targets = likelihood_logits(job.model, batches, job.tokenizer, class_captions(
             dataset.classes, dataset.templates), args.device, job.options)
     return {**classification_metrics(logits, targets, args.verbose), "scorer": job.options["method"]}
+
+
+def retrieve(job: Job, batches: DataLoader) -> dict:
+    if not hasattr(job.model, "encode_text"):
+        raise ValueError(f"{job.args.model} embeds no texts, which retrieval compares: give another --task")
+    return zeroshot_retrieval.evaluate(job.model, batches, job.tokenizer, recall_k_list=job.args.recall_k,
+                                       **job.common)

@@ -6,6 +6,7 @@ A row compares two sides. Each is the mean over some cells of a table (tables/),
 a number measured on a test set. The claim is "left is above right" or "left is level with right, within a margin".
 verdicts.py decides what a difference comes to.
 """
+import csv
 import json
 import re
 import statistics
@@ -48,8 +49,8 @@ class Claim(NamedTuple):
 def claims_of(sentences: Iterable[tuple], scale: Scale) -> list[Claim]:
     """Return claims from sentences: (table, text, label of the left row, of the right row, columns, numbers, margin).
 
-    Columns may be a pair, of the left and of the right side. The paper's ledger and those of article.py, mcdiffusion.py
-    and views.py are apart: a correction over all would weaken the paper's.
+    Columns may be a pair, of the left and of the right side. Ledgers are apart: a correction over all would weaken the
+    paper's.
     """
     cells = {name: {(c.row, c.column): c for c in table(scale)} for name, table in TABLES.items()}
     rows = []
@@ -60,6 +61,18 @@ def claims_of(sentences: Iterable[tuple], scale: Scale) -> list[Claim]:
         title = {"stability": "Section 4.3"}.get(table, table.replace("table", "Table ").replace("figure", "Figure "))
         rows.append(Claim(title, text, *found, *known))
     return rows
+
+
+def read_sentences() -> dict[str, list[tuple]]:
+    """Return by ledger the sentences beside the paper's, for `claims_of`."""
+    ledgers: dict[str, list[tuple]] = {}
+    with Path(__file__).parents[1].joinpath("tables", "sentences.csv").open(newline="", encoding="utf-8") as file:
+        for ledger, table, text, left, right, column, other in list(csv.reader(file))[1:]:
+            ledgers.setdefault(ledger, []).append((table, text, left, right, ([column], [other or column])))
+    return ledgers
+
+
+SENTENCES = read_sentences()
 
 
 def claims(scale: Scale) -> list[Claim]:
@@ -143,10 +156,7 @@ def trainings(cells: tuple[Cell, ...]) -> frozenset:
 
 
 def of_results(results: dict, scale: Scale, cells: tuple[Cell, ...], other: tuple[Cell, ...] = ()) -> Side | None:
-    """Return a side: numbers by seed, and the influence of single images where their results are kept.
-
-    If the cells that it is compared with, `other`, are of the same trainings, it has only the seeds that both have.
-    """
+    """Return a side; if `other` is of the same trainings, of the seeds that both have."""
     numbers = [values_of(results, scale, cell) for cell in cells]
     needed = numbers + [values_of(results, scale, cell) for cell in other if trainings(other) == trainings(cells)]
     seeds = sorted(set.intersection(*map(set, needed))) if cells else []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .. import commands
 from ..commands import Place
-from ..tables import article, curves, mcdiffusion, views
+from ..tables import article, curves, mcdiffusion
 from ..tables.cells import Cell
 from ..tables.paper_tables import TABLES
 from ..tables.scales import SCALES, Scale
@@ -39,8 +39,8 @@ TITLES = {
     "mcdiffusion": "What this shows of MC-Diffusion's claims", "views": "What this shows of two views",
     "curves": "Learning curves",
 }
-LEDGERS = {"claims": claims.claims, **{name: partial(claims.claims_of, sentences) for name, sentences in (
-    ("article", article.SENTENCES), ("mcdiffusion", mcdiffusion.SENTENCES), ("views", views.SENTENCES))}}
+LEDGERS = {"claims": claims.claims, **{name: partial(claims.claims_of, sentences)
+                                       for name, sentences in claims.SENTENCES.items()}}
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
 
 

@@ -45,10 +45,7 @@ def loss_variation(log: str) -> float:
 
 
 def read_results(out: Path) -> Results:
-    """Read all results below an experiment's folder: clip_benchmark's, the judge's, and what trainings logged.
-
-    Raises ValueError for a file that is none of these, and for two results of the same run, data set and settings.
-    """
+    """Read all results below an experiment's folder: clip_benchmark's, the judge's, and what trainings logged."""
     results: Results = {}
 
     def add(key: tuple[str, str, str], seed: str, metrics: dict, path: Path) -> None:

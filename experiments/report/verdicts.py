@@ -127,10 +127,7 @@ def compare(left: Side | None, right: Side | None, margin: float | None = None) 
 
 
 def holm(values: list[float]) -> list[float]:
-    """Correct p-values: the k-th smallest of m times m - k + 1, never below that of a smaller one (Holm 1979).
-
-    Raises ValueError if one is no number: it would have no rank.
-    """
+    """Correct p-values: the k-th smallest of m times m - k + 1, never below that of a smaller one (Holm 1979)."""
     if not all(map(math.isfinite, values)):
         raise ValueError(f"p-values that are no numbers: {', '.join(str(p) for p in values if not math.isfinite(p))}")
     corrected, largest = [0.0] * len(values), 0.0

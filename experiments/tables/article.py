@@ -2,7 +2,7 @@
 
 The article says that captions guided by CLIP, from features of regions, are more faithful, more precise, more diverse
 and more robust to noise, and learn new concepts from few examples. Each claim has rows with a control here, and a line
-in the ledger (`SENTENCES`):
+in the ledger (sentences.csv):
 
     table7    CLIP guidance and reranking; regions; the same gain over folds
     figure8   a concept that training lacks, learnt from few images
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .cells import Cell, Run, caption_cells, captioner, captioning, clip, length_flags
-from .scales import CONCEPT, FOLDS, SHOTS, Scale
+from .scales import CONCEPT, SHOTS, Scale
 
 BETTER = ("CIDEr", "exact match", "colours", "nouns", "relations", "CLIPScore")  # more is
 COLUMNS = (*BETTER[:5], "hallucinating", "repeats", "CLIPScore", "CLIP texts")
@@ -125,39 +125,6 @@ def figure11(scale: Scale) -> Iterator[Cell]:
 
 
 TABLES = {"table7": table7, "figure8": figure8, "figure9": figure9, "figure10": figure10, "figure11": figure11}
-
-# (table, sentence, row that is said to be above, row, columns, margin)
-SENTENCES = (
-    ("table7", "article: CLIP guidance, captions are more faithful (CIDEr)", "MDC, CLIP 1", "MDC, unguided", ["CIDEr"]),
-    ("table7", "article: CLIP guidance, captions are more faithful (exact match)", "MDC, CLIP 1", "MDC, unguided",
-     ["exact match"]),
-    ("table7", "article: CLIP guidance, captions fit better (CLIPScore by another CLIP)", "MDC, CLIP 1",
-     "MDC, unguided", ["CLIPScore"]),
-    ("table7", "article: CLIP guidance, fewer hallucinations", "MDC, unguided", "MDC, CLIP 1", ["hallucinating"]),
-    ("table7", "control: guidance of each step above reranking", "MDC, CLIP 1", f"MDC, best of {SAMPLES}", ["CIDEr"]),
-    ("table7", "article: MDC with CLIP above cross-entropy only (ARC)", "MDC, CLIP 1", "ARC, unguided", ["CIDEr"]),
-    *(("table7", f"article: regions name {what} more precisely", "2 x 2 regions", "whole, 32 px", [what])
-      for what in ("colours", "nouns", "relations")),
-    ("table7", "article: regions, captions are more precise (CIDEr)", "2 x 2 regions", "whole, 32 px", ["CIDEr"]),
-    ("table7", "control: regions above the whole image at full size", "2 x 2 regions", "whole, 64 px", ["CIDEr"]),
-    *(("table7", f"article: the gain of guidance holds in fold {fold}", f"fold{fold}, CLIP 1", f"fold{fold}, unguided",
-       ["CIDEr"]) for fold in range(FOLDS)),
-    ("figure8", "article: CLIP guidance, a new concept without any example", "0 images", "0 images",
-     (["MDC with CLIP"], ["MDC"])),
-    ("figure8", "article: CLIP guidance, a new concept from 16 examples", "16 images", "16 images",
-     (["MDC with CLIP"], ["MDC"])),
-    ("figure8", "article: without CLIP a new concept needs more (ARC, 16)", "16 images", "16 images",
-     (["MDC with CLIP"], ["ARC"])),
-    *(("figure9", f"article: robust to {name}, MDC with CLIP above ARC", f"{name} 3", f"{name} 3",
-       (["MDC with CLIP"], ["ARC"])) for name in CORRUPTIONS),
-    *(("figure9", f"article: {name}, fewer hallucinations than ARC", f"{name} 3", f"{name} 3",
-       (["ARC, hallucinating"], ["MDC with CLIP, hallucinating"])) for name in CORRUPTIONS),
-    ("figure10", "article: more diverse than ARC (Div-2, whole distribution)", "MDC, top-p 1", "ARC, top-p 1",
-     ["Div-2"]),
-    ("figure10", "control: and of as high a CIDEr", "MDC, top-p 1", "ARC, top-p 1", ["CIDEr"]),
-    ("figure11", "article: visual context, too little is masked", "50 % in 50 %", "none", ["CIDEr"]),
-    ("figure11", "article: visual context, too much is masked", "50 % in 50 %", "100 % in 50 %", ["CIDEr"]),
-)
 
 
 def panels(name: str, cells: list[Cell], points: dict[tuple[str, str], float]) -> list[tuple[str, str, dict]]:

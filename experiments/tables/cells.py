@@ -50,15 +50,13 @@ class Cell(NamedTuple):
 
 
 KL = "KL, 1/1000 nats"  # of guided from plain predictions, a token
-# Metric in clip_benchmark's results, and its factor, by column. Other columns have a metric's name, and are percent.
-METRICS = {
-    "B@4": ("Bleu_4", 100.0), "ROUGE-L": ("ROUGE_L", 100.0), "exact match": ("exact_match", 100.0),
-    "colours": ("recall_colours", 100.0), "nouns": ("recall_nouns", 100.0), "relations": ("recall_relations", 100.0),
-    "hallucinating": ("hallucinating_captions", 100.0), "repeats": ("repeated_words", 100.0),
-    "Div-1": ("div_1", 100.0), "Div-2": ("div_2", 100.0), "mBLEU-4": ("mBLEU_4", 100.0),
-    "distinct": ("distinct_captions", 100.0), "novel": ("novel_captions", 100.0),
-    "CLIP texts": ("clip_texts_per_caption", 1.0), "words": ("mean_length", 1.0), "steps": ("mean_steps", 1.0),
-    KL: ("guidance_kl", 1000.0)}
+METRICS = {  # of clip_benchmark's results, by column, where it is called otherwise
+    "B@4": "Bleu_4", "ROUGE-L": "ROUGE_L", "exact match": "exact_match", "colours": "recall_colours",
+    "nouns": "recall_nouns", "relations": "recall_relations", "hallucinating": "hallucinating_captions",
+    "repeats": "repeated_words", "Div-1": "div_1", "Div-2": "div_2", "mBLEU-4": "mBLEU_4",
+    "distinct": "distinct_captions", "novel": "novel_captions", "CLIP texts": "clip_texts_per_caption",
+    "words": "mean_length", "steps": "mean_steps", KL: "guidance_kl"}
+FACTORS = {"CLIP texts": 1.0, "words": 1.0, "steps": 1.0, KL: 1000.0}  # others are percent
 
 
 def captioner(scale: Scale, objective: str, suffix: str = "") -> Run:
@@ -79,8 +77,8 @@ def captioning(scale: Scale, column: str, flags: tuple[str, ...], where: tuple[s
                guide: Run | None = None, judge: Run | None = None) -> Evaluation:
     """Return captioning of the scale's test set, or of another (root, data set), by the metric of a column."""
     root, dataset = where or (scale.captioning[0].root, scale.captioning[0].dataset)
-    metric, factor = METRICS.get(column, (column, 100.0))
-    return Evaluation("captioning", root, (dataset,), metric, flags, factor, guide=guide, judge=judge)
+    return Evaluation("captioning", root, (dataset,), METRICS.get(column, column), flags, FACTORS.get(column, 100.0),
+                      guide=guide, judge=judge)
 
 
 def caption_cells(scale: Scale, row: str, run: Run, columns: Collection[str], flags: tuple[str, ...], block: str = "",

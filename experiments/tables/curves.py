@@ -39,10 +39,7 @@ def curves(scale: Scale) -> Iterator[Cell]:
 
 
 def images_until(scale: Scale, cells: Iterable[Cell], numbers: Iterable[dict[int, float]]) -> dict[str, str]:
-    """Return by objective the images seen at the first checkpoint with `ENOUGH` % on swapped attributes.
-
-    It is a range over seeds; `numbers` are those of each cell by seed.
-    """
+    """Return by objective the images seen at the first checkpoint with `ENOUGH` % on `BOUND`, a range over seeds."""
     points: dict[str, list[tuple[int, dict[int, float]]]] = {}
     for cell, by_seed in zip(cells, numbers, strict=True):
         objective, _, share = cell.row.partition(", ")

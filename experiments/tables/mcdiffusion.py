@@ -62,27 +62,6 @@ def figure7(scale: Scale) -> Iterator[Cell]:
 
 TABLES = {"table6": table6, "figure7": figure7}
 
-# (table, sentence, row that is said to be above, row, columns)
-SENTENCES = (
-    *(("table6", f"MC-Diffusion above an autoregressive model ({metric})", "MCD-VQ codes", "ARC", [metric])
-      for metric in ("B@4", "METEOR", "CIDEr")),
-    ("table6", "MC-Diffusion: discrete codes above latents before quantisation", "MCD-VQ codes", "MCD-VQ latents",
-     ["CIDEr"]),
-    ("table6", "control: codes above a frozen random ViT", "MCD-VQ codes", "MCD, frozen random ViT", ["CIDEr"]),
-    ("table6", "control: codes above a ViT that learns", "MCD-VQ codes", "MCD code", ["CIDEr"]),
-    ("table6", "VQ-Diffusion: replacing as well as masking helps", "MCD replace", "MCD absorbing", ["CIDEr"]),
-    ("table6", "control: diffusion in 100 steps above continuous time (MDC)", "MCD absorbing", "MDC", ["CIDEr"]),
-    *(("figure7", f"MC-Diffusion: {name} up to w = 3 raises {metric}", f"{name}, w = 3", f"{name}, w = 1", [metric])
-      for name in ("CFG", "MCS") for metric in ("CIDEr", "METEOR")),
-    *(("figure7", f"MC-Diffusion: {name} up to w = 3 lowers CLIPScore", f"{name}, w = 1", f"{name}, w = 3",
-       ["CLIPScore"]) for name in ("CFG", "MCS")),
-    *(("figure7", f"MC-Diffusion: {name} beyond w = 3 lowers {metric}", f"{name}, w = 3", f"{name}, w = 7", [metric])
-      for name in ("CFG", "MCS") for metric in ("CIDEr", "CLIPScore")),
-    ("figure7", "MC-Diffusion: MCS declines less than CFG (CLIPScore at w = 7)", "MCS, w = 7", "CFG, w = 7",
-     ["CLIPScore"]),
-    ("figure7", "MC-Diffusion: MCS declines less than CFG (CIDEr at w = 7)", "MCS, w = 7", "CFG, w = 7", ["CIDEr"]),
-)
-
 
 def plot(name: str, cells: list[Cell], summaries: list, path: Path) -> None:
     """Figure 7: CLIPScore against reference metrics, as in the paper's, and CIDEr against the KL."""

@@ -32,10 +32,7 @@ BACKBONES = ("ViT-B-32", "ViT-B-16", "ViT-L-14")
 
 
 def averages(selection: Selection) -> dict[str, tuple[str, str | None]]:
-    """Return columns of a group of cases: (suffix of the metric, weight of subsets) by suffix of the label.
-
-    The first is the data set's own average: macro over relations or attributes in ARO, micro over cases in SugarCrepe.
-    """
+    """Return columns of a group of cases: (metric's suffix, subsets' weight) by label, the official first."""
     if selection.subsets[0].startswith("aro/vg_"):
         return {", macro": ("_macro", None), ", micro": ("_micro", None)}
     return {", micro": ("", "cases"), ", macro": ("", None)} if len(selection.subsets) > 1 else {"": ("", None)}

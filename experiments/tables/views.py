@@ -28,11 +28,3 @@ def table8(scale: Scale) -> Iterator[Cell]:
 
 
 TABLES = {"table8": table8}
-
-# (table, sentence, row that is said to be above, row, columns)
-SENTENCES = (
-    ("table8", "LaViDa: two complementary views above one at equal cost", "two views, complementary masks", "MDC",
-     ["CIDEr"]),
-    ("table8", "control: complementary masks above independent ones", "two views, complementary masks",
-     "two views, independent masks", ["CIDEr"]),
-)

@@ -14,7 +14,7 @@ from experiments import commands
 from experiments.report import claims
 from experiments.report.results import read_results
 from experiments.report.verdicts import LEVEL, Side, compare, decide, holm
-from experiments.tables import article, scales, views
+from experiments.tables import scales
 from experiments.tables.paper_tables import TABLES
 
 LEDGERS, ROWS, SEEDS, IMAGES = 240, 30, 5, 100
@@ -425,14 +425,14 @@ def test_results_page_begins_with_the_claims_that_a_ledger_of_it_resolves():
 
 
 def test_the_sentence_on_two_views_and_its_control_are_about_cells_that_there_are():
-    for claim in claims.claims_of(views.SENTENCES, scales.SCENES):
+    for claim in claims.claims_of(claims.SENTENCES["views"], scales.SCENES):
         assert len(claim.left) == len(claim.right) == 1 and claim.left != claim.right
 
 
 @pytest.mark.parametrize("scale", [scales.SCENES, scales.FLICKR8K])
 def test_the_articles_sentences_are_about_cells_that_there_are(scale):
     """On the scenes all of them; on photographs those that need no scenes."""
-    rows = claims.claims_of(article.SENTENCES, scale)
+    rows = claims.claims_of(claims.SENTENCES["article"], scale)
     there = [claim for claim in rows if claim.left and claim.right]
     assert len(there) == len(rows) if scale is scales.SCENES else 10 < len(there) < len(rows)
     assert all(claim.left != claim.right for claim in there) and len({claim.text for claim in rows}) == len(rows)
@@ -451,7 +451,7 @@ def test_an_articles_claim_is_judged_by_its_images(tmp_path):
             (path.parent / "items").mkdir(exist_ok=True)
             (path.parent / "items" / path.name).write_text(json.dumps({
                 "images": list(range(60)), "values": {"hallucinating_captions": values}, "weights": {}}))
-    page = claims.ledger(claims.claims_of(article.SENTENCES, scales.SCENES), read_results(tmp_path),
+    page = claims.ledger(claims.claims_of(claims.SENTENCES["article"], scales.SCENES), read_results(tmp_path),
                          scales.SCENES)
     (line,) = [line for line in page.splitlines() if "fewer hallucinations |" in line]
     assert "*shows*" in line and "60 images, paired" in line
