@@ -21,16 +21,13 @@ import torch
 from open_clip_mdc.data.files import write_json
 from open_clip_mdc.data.markdown import markdown_table
 
-from . import gpu_kernels, gpu_models
-from .gpu_kernels import Bench
+from . import gpu_parts
+from .gpu_parts import Bench
 from .report import write_section
 
 FOLDER = Path(__file__).parent
-PARTS = {
-    "ceilings": gpu_kernels.ceilings, "copies": gpu_kernels.copies, "losses": gpu_kernels.losses,
-    "attentions": gpu_kernels.attentions, "syncs": gpu_models.syncs, "decoding": gpu_models.decoding,
-    "scoring": gpu_models.scoring, "steps": gpu_models.steps,
-}
+PARTS = {name: getattr(gpu_parts, name) for name in (
+    "ceilings", "copies", "losses", "attentions", "syncs", "decoding", "scoring", "steps")}
 IDENTITY = ("model", "size", "batch", "mode", "what", "tokens", "precision", "tokens a step")
 HEAD = """# Speed and memory on a GPU
 

@@ -1,9 +1,7 @@
 """Decoding and scoring as one would first write them: the baseline of decoding.py and scoring.py.
 
-The image is encoded, and its keys and values are projected, once. Every step and every draw then decodes all 77
-positions and computes log-probabilities over the vocabulary at each.
-
-Dimensions: C candidates, R captions (rows), L = 77 positions, V vocabulary.
+The image is encoded and projected once. Every step and every draw then decodes all 77 positions and computes
+log-probabilities over the vocabulary at each. Dimensions: C candidates, R captions, L = 77 positions, V vocabulary.
 """
 import torch
 from torch import Tensor

@@ -1,10 +1,9 @@
 """Speed and memory of caption likelihoods against the plain loop, and what early stopping saves.
 
-    python -m benchmarks.scoring --captions captions_test.json                         2 to 3 minutes on 2 CPU cores
     python -m benchmarks.scoring --captions captions_test.json --scenes demo/scenes --pretrained demo/mdc
 
-The first table checks that both sides agree. The third needs a captioner trained on the scenes (`open_clip_mdc
-scenes`), as it is about real differences between captions.
+2 to 3 minutes on 2 CPU cores. The first table checks that both sides agree. The third is about real differences between
+captions and needs a captioner trained on the scenes (`open_clip_mdc scenes`).
 """
 import argparse
 import json

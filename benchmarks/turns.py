@@ -1,25 +1,20 @@
 """Times of sides that take turns: only ratios taken in one run, round by round, mean anything. Peaks of memory."""
 import re
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-import torch
+from torch.utils.benchmark import timer
 
 Measured = TypeVar("Measured")
 CLEAR_PEAK = Path("/proc/self/clear_refs")  # Linux only
 
 
 def seconds(function: Callable[[], object]) -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    start = time.perf_counter()
+    start = timer()  # waits for the device
     function()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return timer() - start
 
 
 def take_turns(sides: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1,

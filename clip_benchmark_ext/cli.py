@@ -14,11 +14,16 @@ import torch
 
 from open_clip_mdc import errors as messages
 from open_clip_mdc.data.files import end_when_terminated
-from open_clip_mdc.integration.patches import register
+from open_clip_mdc.integration.patches import Replacement, register
 from open_clip_mdc.integration.plugins import load_plugin
 
 from .flags import Flags, make_parser, read_flags
-from .patches import BENCHMARK
+
+BENCHMARK = (
+    Replacement("clip_benchmark.cli:run", "clip_benchmark_ext.run:run",
+                "one model on one data set, done anew: captioners, ARO and VALSE, official metrics, probes of features "
+                "kept by content, captions saved before they are scored, result files that say what they are of"),
+)
 
 
 def parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace, Flags]:
@@ -43,7 +48,6 @@ def check(args: argparse.Namespace, argv: list[str]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int | None:
-    """Run the command; exits with one line on bad input."""
     end_when_terminated()
     register()
     register(BENCHMARK)

@@ -30,8 +30,6 @@ def step_logits(model: CoCa, image: Tensor) -> StepLogits:
 
 
 class CoCaCaptioner:
-    """CoCa with the interface that the captioning task asks of a model."""
-
     def __init__(self, model: CoCa):
         self.model = model
         self.vocab_size = model.text.vocab_size

@@ -1,7 +1,7 @@
 """Fingerprints of data sets: for the settings of results and for the keys of what is kept between runs.
 
-Every file that a data set names is read (SHA-256, 1 to 2 GB a second) and counts with its content, wherever it lies and
-whenever it was written. Everything else that it holds counts as it is: captions, labels, class names, templates.
+Every file that a data set names counts with its content (SHA-256), wherever it lies and whenever it was written.
+Captions, labels, class names and templates count as they are.
 """
 import dataclasses
 import hashlib

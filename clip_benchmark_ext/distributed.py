@@ -1,7 +1,6 @@
 """One data set over many processes: each takes every n-th batch, and the results are put back in order.
 
-Each batch is computed by one process exactly as a single process would compute it, so the result is the same to the
-digit (`torchrun --nproc_per_node 8 -m clip_benchmark_ext.cli eval --distributed ...`).
+A batch is computed as a single process would: the result is the same to the digit.
 """
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
@@ -15,7 +14,6 @@ from open_clip_mdc.progress import progress_bar
 
 
 def start(device_type: str) -> None:
-    """Join the process group that torchrun's environment describes."""
     # The first process scores captions alone, by programs that take their time, while the others wait.
     dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=timedelta(days=1))
     if device_type == "cuda":

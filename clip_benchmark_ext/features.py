@@ -1,9 +1,7 @@
 """Image features for the linear probe (the paper's section 4.1), and the files that keep them between runs.
 
-Files are named by what the features were computed from: the weights, the images and their transform, the kind of
-feature and the precision. clip_benchmark names them by the checkpoint's path, which may hold new weights.
-
-Dimensions: B images of a batch, N images, P patches, D width.
+Files are named by content: weights, images and their transform, kind of feature, precision. clip_benchmark names them
+by the checkpoint's path, which may hold new weights. Dimensions: B images of a batch, N images, P patches, D width.
 """
 import hashlib
 import itertools
@@ -68,10 +66,9 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[Tensor], Tensor]:
 @torch.no_grad()
 def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, device: str | torch.device, amp: bool,
                      desc: str = "features") -> tuple[Tensor, Tensor]:
-    """Encode the (images, targets) batches of a data loader, each on one process where there are several.
+    """Encode the (images, targets) batches of a loader: features [N, D] and targets [N], on the CPU.
 
-    Returns the features [N, D], in the precision in which they came, and the targets [N], both on the CPU. Raises
-    ValueError if the loader is empty, or a feature is not finite.
+    Each batch is encoded by one process. Raises ValueError if the loader is empty, or a feature is not finite.
     """
     device = torch.device(device)
     encoded = []

@@ -64,16 +64,27 @@ def read_flags(argv: Sequence[str]) -> tuple[Flags, list[str]]:
     return Flags(**vars(parsed)), rest
 
 
-def scoring_options(flags: Flags, scorers: Sequence[str], interval: tuple[float, float]) -> dict:
+# Of a task: clip_benchmark's arguments, our flags and the model's caption_cfg (None of a model that is no captioner of
+# ours) -> arguments of the method that it calls.
+
+
+def scoring_options(args: argparse.Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
+    if cfg is None:
+        return {}
+    scorers = OBJECTIVES[cfg.objective].scorers  # the default first
     method = flags.scorer or scorers[0]
     if method not in scorers:
         raise ValueError(f"--scorer {method} does not fit this model: choose {' or '.join(scorers)}")
     if method == "monte_carlo":
         return dict(method=method, num_samples=flags.num_samples, stop_confidence=flags.stop_confidence,
-                    interval=tuple(interval) if flags.trained_interval else None)
+                    interval=(cfg.t_min, cfg.t_max) if flags.trained_interval else None)
     if flags.stop_confidence is not None or flags.trained_interval:
         raise ValueError(f"--stop_confidence and --trained_interval are options of --scorer monte_carlo, not {method}")
     return dict(method=method, num_samples=flags.num_samples) if method == "bound" else dict(method=method)
+
+
+def selection_options(args: argparse.Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
+    return {} if cfg is None else scoring_options(args, flags, cfg) | {"alpha": flags.alpha}
 
 
 def check_samples(flags: Flags, drawn: bool) -> None:
@@ -85,8 +96,10 @@ def check_samples(flags: Flags, drawn: bool) -> None:
         raise ValueError("--train_captions is of --samples, whose diversity it is compared with")
 
 
-def decoding_options(flags: Flags, cfg: CaptionCfg | None, seed: int, batch_size: int) -> dict:
-    """Return arguments of `generate` and the fields of `Sampling`. `cfg` is None for others' autoregressive models."""
+def decoding_options(args: argparse.Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
+    """Return arguments of `generate` and the fields of `Sampling`."""
+    if cfg is None and flags.clip:
+        raise ValueError(f"--clip helps captioners, such as MDC- and ARC-; {args.model} is none")
     causal = cfg is None or OBJECTIVES[cfg.objective].order == "causal"
     ancestral = flags.sampler == "ancestral"
     asked = {name.removeprefix("caption_"): value for name in DECODING if (value := getattr(flags, name)) is not None}
@@ -101,4 +114,4 @@ def decoding_options(flags: Flags, cfg: CaptionCfg | None, seed: int, batch_size
     drawn = options.get("temperature") or options["length"] == "sample" or ancestral \
         or options.get("guidance_weak") == "masked"
     check_samples(flags, bool(drawn))
-    return options | ({"seed": seed, "batch_size": batch_size} if drawn else {})
+    return options | ({"seed": args.seed, "batch_size": args.batch_size} if drawn else {})

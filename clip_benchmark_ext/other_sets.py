@@ -1,7 +1,7 @@
-"""clip_benchmark's own data sets, of which none is fetched, and own class folders.
+"""clip_benchmark's own data sets, of which none is fetched, and your own class folders.
 
-clip_benchmark's builders fetch what is not there, by wget, gdown, kaggle, requests or torchvision, and write it to the
-user's folder. Here they may read only; a message says which files they want.
+Its builders fetch what is not there and write it to your folder. Here they may read only, and a message says which
+files they want.
 """
 import json
 import os

@@ -67,10 +67,8 @@ def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, 
              data: Mapping[str, str]) -> dict:
     """Return what a result is of, as plain JSON values.
 
-    Args:
-        arguments: names of clip_benchmark's arguments that decide this task's numbers.
-        options: what our flags ask for.
-        data: by split its `contents.fingerprint`.
+    That is clip_benchmark's `arguments` which decide this task's numbers, our `options`, and by split the fingerprint
+    of the data.
     """
     settings = {name: getattr(args, name) for name in (*OF_EVERY_TASK, *arguments)} | dict(options)
     settings |= {f"{name}_sha256": [sha256(path) for path in files] for name, value in settings.items()
@@ -125,8 +123,7 @@ def without_nan(values: Mapping[str, object]) -> dict:
 def write_items(path: Path, items: Mapping[str, object]) -> None:
     """Write what single images gave into items/ beside the result: comparisons of models are paired by it.
 
-    `items` are "images", the image of each case; "values", by metric the value of each; "weights", by metric the weight
-    of each in the metric, where they do not all count alike; of selections "same_words" and "..._differs".
+    "images" of each case; by metric "values" and, where not all count alike, "weights"; of selections "..._differs".
     """
     folder = path.parent / "items"  # `clip_benchmark build *.json` takes every file for a result
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,6 @@
 """`clip_benchmark eval` of one model on one data set: load, build the data, do the task, write the result file.
 
-`run` stands in for clip_benchmark's function of that name (patches.py). Models and data sets that are not ours are
-loaded, read and, where the task is not ours, evaluated by clip_benchmark's functions.
+`run` stands in for clip_benchmark's function of that name (cli.py), whose functions do what is not ours.
 """
 from argparse import Namespace
 from copy import copy
@@ -45,7 +44,6 @@ def choose_task(args: Namespace) -> str:
 
 
 def evaluate(args: Namespace, flags: Flags) -> int:
-    """Write one result file, unless it is there and may be kept."""
     args = copy(args)
     args.device = "cuda" if torch.cuda.is_available() else "cpu"
     args.verbose = args.verbose and rank_and_size()[0] == 0

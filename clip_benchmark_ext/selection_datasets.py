@@ -81,13 +81,9 @@ def build_dataset(name: str, root: str | Path, transform: Callable[[Image.Image]
                   **options) -> SelectionDataset:
     """Read a data set, one of `ROWS`, from the folder that was fetched (clip_benchmark's --dataset_root).
 
-    Args:
-        transform: from an RGB image to [3, H, W]; None leaves images as they are.
-        options: of ARO Order: `perturbations`, the file of frozen negatives (perturb.py), by default beside the
-            captions'; `tagger`, of parts of speech, for making them at first use.
-
-    Raises FileNotFoundError if something is missing, and says what to fetch and the layout; ValueError for an unknown
-    name, or data that are not in the format they should have.
+    `transform` is from an RGB image to [3, H, W]; None leaves images as they are. `options` are ARO Order's: the file
+    of frozen negatives, by default beside the captions', and the `tagger` to make them with. Raises FileNotFoundError,
+    which says what to fetch and the layout, or ValueError.
     """
     row = find_row(name)
     if row is None:

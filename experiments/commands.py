@@ -77,26 +77,20 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
                 "--batch-size", str(batch // processes // accumulate), "--workers", str(workers),
                 "--lr", str(lr), "--wd", str(decay), "--epochs", str(epochs),
                 "--warmup", str(min(scale.warmup, data.samples // batch * epochs // 10))]
-    if accumulate > 1:
-        command += ["--accum-freq", str(accumulate)]
-    if run.size:
-        command += ["--force-image-size", str(run.size)]
-    if run.start:
-        command += ["--pretrained", str(checkpoint(scale, run.start, seed, place)
-                                        if isinstance(run.start, Run) else run.start)]
-    if run.locked:
-        command += ["--lock-image"]
-    if "-VQ-" in run.model:
-        command += ["--pretrained", fill("{out}/data/vq.pt", place)]
-    # Where bounds are compared; else it only costs time.
-    if scale.val and (run.epochs == scale.caption_epochs or "-VQ-" in run.model):
-        command += ["--val-data", fill(scale.val, place)]
-    if run.model.startswith("coca_"):  # a captioner like the others
-        command += ["--coca-contrastive-loss-weight", "0", "--coca-caption-loss-weight", "1"]
-    if run.model == "ARC-ViT-L-14" and run.data == "cc12m":
-        command += ["--grad-clip-norm", "1.0"]  # Table 8
-    if place.gpus == 0:
-        command += ["--device", "cpu", "--log-every-n-steps", "10"]  # Section 4.3 is read from these few losses
+    first = checkpoint(scale, run.start, seed, place) if isinstance(run.start, Run) else run.start
+    for wanted, *flags in (
+            (accumulate > 1, "--accum-freq", accumulate), (run.size, "--force-image-size", run.size),
+            (first, "--pretrained", first), (run.locked, "--lock-image"),
+            ("-VQ-" in run.model, "--pretrained", fill("{out}/data/vq.pt", place)),
+            # Where bounds are compared; else it only costs time.
+            (scale.val and (run.epochs == scale.caption_epochs or "-VQ-" in run.model),
+             "--val-data", fill(scale.val or "", place)),
+            # A captioner like the others.
+            (run.model.startswith("coca_"), "--coca-contrastive-loss-weight", 0, "--coca-caption-loss-weight", 1),
+            (run.model == "ARC-ViT-L-14" and run.data == "cc12m", "--grad-clip-norm", "1.0"),  # Table 8
+            # Section 4.3 is read from these few losses.
+            (place.gpus == 0, "--device", "cpu", "--log-every-n-steps", 10)):
+        command += map(str, flags if wanted else ())
     return command + [*scale.train_flags, "--seed", str(seed), "--logs", str(place.out / "runs"),
                       "--name", run.name(seed), "--resume", "latest",
                       *(() if scale.curve else ("--delete-previous-checkpoint",))]
@@ -141,7 +135,6 @@ def evaluated(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place: Pl
 
 
 def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[tuple[Run, int]], place: Place) -> list[str]:
-    """Return one `clip_benchmark eval` for all runs, with their seeds; it skips what has a result already."""
     models = [f"{run.model},{checkpoint(scale, run, seed, place)}" for run, seed in runs]
     command = place.launch("clip_benchmark_ext.cli", "clip_benchmark") + ["eval"]
     command += ["--distributed"] if place.gpus > 1 else []

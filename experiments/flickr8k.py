@@ -3,9 +3,8 @@
     python -m experiments.flickr8k bpe --shards 'flickr8k/train/{00000..00005}.tar' --out flickr8k_bpe.txt.gz
     python -m experiments.flickr8k pairs --shards flickr8k/test/00000.tar --out pairs
 
-A pair is a test caption and the same caption made false by rule: two nouns or two colours swapped, or a noun, a colour
-or a preposition replaced. The files are SugarCrepe's format and names; the rules are cruder than its writers (an
-unnatural caption here and there, and some that stay nearly true), so that these are no SugarCrepe scores.
+A pair is a test caption and the same made false by rule: two nouns or colours swapped, or a noun, a colour or a
+preposition replaced. The format is SugarCrepe's; the rules are cruder than its writers, so these are no such scores.
 """
 import argparse
 import json

@@ -1,8 +1,7 @@
-"""What an experiment needs and does not find: folders, images, programs, models, GPUs, the judge. All of it at once.
+"""A list of all that an experiment needs and does not find: folders, images, programs, models, GPUs, the judge.
 
-Days of training should not end at a missing file. Missing data, models or GPUs end the command; what only leaves a
-column of a table empty (Java, SPICE's models, no judge) is named and the rest is done. Each comes with the command that
-fetches it.
+Missing data, models or GPUs end the command; what only leaves a column of a table empty (Java, SPICE's models, no
+judge) is named and the rest is done. Each comes with the command that fetches it.
 """
 import os
 import shutil

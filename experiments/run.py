@@ -3,10 +3,9 @@
     make table5 SCALE=scenes                     # or: python -m experiments.run --tables table5 --scale scenes
     make -n table1 SCALE=paper DATA=/data        # only prints the commands
 
-It begins with a list of all that is missing on the machine (preflight.py). Interrupted, it resumes: finished runs are
-kept, half-trained ones continue from their last epoch, and what has a result is not evaluated again. A run that has all
-of its results needs no checkpoint any more (archive.py). A run that was trained by another recipe than today's is never
-used: it is named, and nothing is done. Everything is written below --out: runs/, logs/, results/, tables/.
+It begins with a list of all that is missing on the machine (preflight.py). Interrupted, it resumes: finished runs and
+results are kept, half-trained ones continue from their last epoch, and a run with all of its results needs no
+checkpoint. One that was trained by another recipe than today's is named, and nothing is done.
 """
 import argparse
 import os

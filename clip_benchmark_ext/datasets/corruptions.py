@@ -1,9 +1,7 @@
-"""Images made worse before a model sees them: noise, blur, JPEG, brightness, in five severities.
+"""Images made worse before a model sees them, as in ImageNet-C (Hendrycks & Dietterich 2019); brightness is multiplied.
 
-As in ImageNet-C (Hendrycks & Dietterich 2019), whose severities of noise, blur and JPEG these are; brightness is
-multiplied. The stored image is corrupted, before any model's own transform: whatever their sizes, all models see the
-same, the CLIP that guides too. Training images of a probe, references, and the CLIP that scores captions have clean
-ones.
+The stored image is corrupted, before any model's own transform: whatever their sizes, all models see the same, the CLIP
+that guides too. Training images of a probe, references, and the CLIP that scores captions have clean ones.
 """
 import hashlib
 from typing import NamedTuple

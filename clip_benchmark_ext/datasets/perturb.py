@@ -1,12 +1,9 @@
 """The four word-order perturbations of ARO's COCO-Order and Flickr30k-Order (Table 2), made once and read from a file.
 
 Source: github.com/mertyg/vision-language-models-are-bows, `dataset_zoo/perturbations.py` and `retrieval.py` (commit
-42dbb5e). The official code draws new negatives in every run, and they depend on the versions of spaCy and nltk. Here
-`frozen_options` makes them at first use with a fixed seed and writes them to a JSON file that carries the SHA-256 of
-its own content; later runs refuse a changed one. The hash belongs beside every number made from it.
-
-Tags come from spaCy's `en_core_web_sm`, as officially (extra `[aro]`, then `python -m spacy download en_core_web_sm`),
-or from any `tagger` from a text to (token, Penn tag) pairs. Words are those of nltk's `word_tokenize`.
+42dbb5e), which draws new negatives in every run, by whichever versions of spaCy and nltk. Here they are made at first
+use with a fixed seed, by spaCy's `en_core_web_sm` and nltk's `word_tokenize` (extra `[aro]`), and frozen with the
+SHA-256 of their file, which belongs beside every number made from them.
 """
 import hashlib
 import json
@@ -78,7 +75,6 @@ def shuffle_within_trigrams(tokens: list[str], rng: random.Random) -> str:
 
 
 def shuffle_trigrams(tokens: list[str], rng: random.Random) -> str:
-    """Permute the chunks of three; the order inside a chunk stays."""
     chunks = trigrams(tokens)
     rng.shuffle(chunks)
     return " ".join(token for chunk in chunks for token in chunk)
@@ -107,13 +103,8 @@ def frozen_options(path: str | Path, dataset: str, captions: Iterable[str],
                    tagger: Tagger | None = None) -> tuple[list[list[str]], str]:
     """Return N lists of five options, the right one first, and the SHA-256 of the frozen file; it is made at first use.
 
-    Args:
-        dataset: e.g. "aro/coco_order"; a file made for another data set is refused.
-        captions: raw captions, in the order of the data set.
-        tagger: used only where the file must be made; default `spacy_tagger()`.
-
-    Raises FileNotFoundError if there is no file, and no tagger or nowhere to make it with, ValueError if the file was
-    changed after it was made, or belongs to other captions.
+    `captions` are raw, in the order of the data set; `tagger` (default `spacy_tagger()`) makes the file. Raises
+    FileNotFoundError where it cannot, ValueError if the file was changed or belongs to other captions.
     """
     path, captions = Path(path), list(captions)
     if not path.is_file():

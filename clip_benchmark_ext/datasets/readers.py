@@ -1,8 +1,4 @@
-"""Readers of the official files of Table 2's data sets, SugarCrepe and ARO, and of Winoground and VALSE beside them.
-
-A reader takes a data set's name and the folder that the user fetched, and returns its cases, with facts for the result
-file. Nothing is downloaded; a missing file says where to get it. The table of data sets is selection_datasets.py.
-"""
+"""Readers of the official files of SugarCrepe, ARO, Winoground and VALSE: a name and a folder -> cases, and facts."""
 import json
 import logging
 from dataclasses import dataclass, replace

@@ -1,8 +1,7 @@
 """Caption metrics by pycocoevalcap, as in the COCO evaluation: BLEU, METEOR, ROUGE-L, CIDEr and SPICE (Table 3).
 
-The tokenizer, METEOR and SPICE are Java programs that pycocoevalcap brings along. They are started from here: its
-wrappers write into site-packages, fetch models unasked, lose count of the captions at Unicode's line ends, can wait for
-METEOR for ever, and lose all scores with one. What cannot run is named with its cure.
+The tokenizer, METEOR and SPICE are its Java programs, started from here: its wrappers write into site-packages, fetch
+models unasked, lose count of captions at Unicode's line ends, may wait for ever, and lose all scores with one.
 """
 import contextlib
 import importlib.util
@@ -42,8 +41,6 @@ START_SECONDS, CAPTION_SECONDS = 600, 2
 
 
 class CaptionScores(NamedTuple):
-    """Metrics, and what they must be read with."""
-
     scores: dict[str, float]  # by pycocoevalcap's names
     missing: dict[str, str]  # metric -> why, and what to do about it
     word_tokenizer: str  # "PTB", the COCO evaluation's; "plain" where Java is missing

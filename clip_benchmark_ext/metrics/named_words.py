@@ -77,11 +77,7 @@ def metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]
 
 
 def phrase_metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]], phrase: str) -> Measured:
-    """Return how often captions contain a phrase, where it is true and where it is not.
-
-    `phrase_recall`, of the images whose references have the phrase the share whose caption has it, and
-    `phrase_false_alarms`, the share of the others. Shares of nothing are left out.
-    """
+    """Return how often captions say a phrase: `phrase_recall` where a reference does, else `phrase_false_alarms`."""
     pattern = re.compile(rf"\b{re.escape(phrase.lower())}\b")
     found = [float(bool(pattern.search(caption.lower()))) for caption in captions.values()]
     true = [float(any(pattern.search(text.lower()) for text in references[image])) for image in captions]

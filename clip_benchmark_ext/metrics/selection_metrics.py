@@ -1,46 +1,37 @@
-"""The official metrics of the compositionality data sets, from scores alone: no model, no images.
-
-Place in the paper: every column of Table 2, for captioners and CLIP models alike. The caller scores each case's
-candidates and hands over
+"""The official metrics of the compositionality data sets (Table 2), from scores alone: no model, no images.
 
     scores = {"plain": [...], "blind": [...], "debiased": [...]}       # any rows, one array per case, dataset order
     metrics, items = selection_metrics(dataset.metric, scores, dataset.cases) # {"text_acc": ..., ...}
 
 An array is [C], the score of each candidate (the right one first), or for Winoground [I, C] = [2, 2], the score of
-image i with caption c. Higher is better. Row "plain" has no suffix in the metrics' names, any other row has its own.
+image i with caption c. Higher is better. Row "plain" has no suffix in the metrics' names, any other row has its own:
 
-Per row the metrics are (SUFFIX as above):
-
-    text_accSUFFIX      the official number of the data set:
+    text_acc            the official number of the data set:
                           SugarCrepe, VALSE   share of cases whose right caption scores strictly higher
                           ARO VG-Relation     mean over relations, but for the 157 that the official notebook leaves out
                           ARO VG-Attribution  mean over ordered pairs of attributes with at least 25 cases
                           ARO *-Order         share of cases whose right caption is no worse than any other
                           Winoground          share of cases whose two images both prefer their own caption
-    text_acc_macroSUFFIX, text_acc_microSUFFIX    ARO VG-*: mean over groups (= text_acc), mean over their cases
-    text_acc_strictSUFFIX                         ARO *-Order: ties counted as wrong
-    image_accSUFFIX, accSUFFIX                    Winoground's image and group score
-    tiesSUFFIX          cases that a tie decides: no wrong candidate scores higher, and one scores exactly as high
-    tied_casesSUFFIX    the keys of the first ten of them
-    image_tiesSUFFIX    the same for Winoground's image score (all of them in a blind row: it cannot tell images apart)
-    same_words_accSUFFIX   share of the `same_words` cases whose right caption scores strictly higher
-    same_full_stop_accSUFFIX, same_capital_accSUFFIX, same_length_accSUFFIX
-                        the same of the cases that `full_stop_differs`, `capital_differs` and `length_differs` do not
-                        count, where some are counted and some are not
+    text_acc_macro, text_acc_micro    ARO VG-*: mean over groups (= text_acc), mean over their cases
+    text_acc_strict     ARO *-Order: ties counted as wrong
+    image_acc, acc      Winoground's image and group score
+    ties, tied_cases    cases that a tie at the top decides, and the keys of the first ten of them
+    image_ties          the same for Winoground's image score (all of them in a blind row: it cannot tell images apart)
+    same_words_acc      share of the `same_words` cases whose right caption scores strictly higher
+    same_full_stop_acc, same_capital_acc, same_length_acc
+                        the same of the cases that `full_stop_differs` and so on do not count
 
-and for all rows together `cases`, `ties_count_as`, for ARO VG-* `groups` and `cases_in_groups` that the official mean
-keeps, and the numbers of cases in which a text alone may decide:
+For all rows together there are `cases`, `ties_count_as`, for ARO VG-* `groups` and `cases_in_groups` that the official
+mean keeps, and the numbers of cases in which a text alone may decide:
 
     duplicates          a wrong candidate is the same text as the right one: they can only tie
     same_words          a wrong candidate is the right one's words in another order: no bag of words tells them apart
-                        (164 of SugarCrepe's swap_obj, 408 of swap_att)
-    full_stop_differs   some but not all captions end in a full stop (12 to 22 % of SugarCrepe's, by subset, and there
-                        it is always a wrong one, whose likelihood pays for a token more)
+    full_stop_differs   some but not all captions end in a full stop (12 to 22 % of SugarCrepe's, always a wrong one,
+                        whose likelihood pays for a token more)
     capital_differs     some but not all begin with a capital
     length_differs      of captioners: a wrong caption has more or fewer tokens
 
 Equal texts within a case get equal scores here, whatever noise the scorer added: an estimator must not win by chance.
-
 Dimensions: N cases, I images of a case, C captions of a case.
 """
 
@@ -96,15 +87,10 @@ def has_same_words(case: Case) -> bool:
 
 def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Sequence[Case],
                       surfaces: Mapping[str, Callable[[str], object]] = SURFACES) -> tuple[dict, dict]:
-    """Return the metrics of one data set; names and rules are at the head of this file.
+    """Return the metrics of one data set, as the head of this file has them, and items for `results.write_items`.
 
-    Args:
-        metric: of the data set's row in selection_datasets.py.
-        scores: per row ("plain", "blind", "debiased", ...) one array [C] or [I, C] per case, in the order of `cases`.
-        surfaces: by name what of a caption is compared.
-
-    Returns the metrics, numbers and texts only, and what each case adds to the accuracies by caption, as
-    `results.write_items` takes it. Raises ValueError for arrays of other numbers or shapes, or NaN.
+    `scores` are per row ("plain", "blind", "debiased", ...) one array [C] or [I, C] per case, in the order of `cases`;
+    `surfaces` by name what of a caption is compared. Raises ValueError for arrays of other numbers or shapes, or NaN.
     """
     same_words = np.array([has_same_words(case) for case in cases])
     differs = {name: np.array([len(set(map(surface, case.captions))) > 1 for case in cases])

@@ -1,7 +1,4 @@
-"""SugarCrepe's groups of subsets and their averages (Table 2).
-
-SugarCrepe's paper averages over cases (issue 3 of its repository). Where a paper does not say, give both.
-"""
+"""SugarCrepe's groups of subsets and their averages (Table 2): over cases, as its authors do, and over subsets."""
 import logging
 from collections.abc import Iterable
 

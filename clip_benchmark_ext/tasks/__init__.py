@@ -10,24 +10,9 @@ from typing import NamedTuple
 from torch.utils.data import DataLoader
 
 from open_clip_mdc.objectives.base import CaptionCfg
-from open_clip_mdc.objectives.registry import OBJECTIVES
 
-from ..flags import DECODING, Flags, decoding_options, scoring_options
+from ..flags import DECODING, Flags, decoding_options, scoring_options, selection_options
 from ..job import Job
-
-
-def scoring(args: Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
-    return {} if cfg is None else scoring_options(flags, OBJECTIVES[cfg.objective].scorers, (cfg.t_min, cfg.t_max))
-
-
-def debiased_scoring(args: Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
-    return {} if cfg is None else scoring(args, flags, cfg) | {"alpha": flags.alpha}
-
-
-def decoding(args: Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
-    if cfg is None and flags.clip:
-        raise ValueError(f"--clip helps captioners, such as MDC- and ARC-; {args.model} is none")
-    return decoding_options(flags, cfg, args.seed, args.batch_size)
 
 
 class Task(NamedTuple):
@@ -37,8 +22,6 @@ class Task(NamedTuple):
     arguments: tuple[str, ...] = ()  # of clip_benchmark's, those that decide this task's numbers
     flags: tuple[str, ...] = ()  # of ours, for any model
     captioner_flags: tuple[str, ...] = ()  # of ours, for captioners
-    # clip_benchmark's arguments, our flags and the model's caption_cfg (None of a model that is no captioner of ours)
-    # -> arguments of the method that the task calls.
     options: Callable[[Namespace, Flags, CaptionCfg | None], dict] = lambda *_: {}
 
     def evaluate(self, job: Job, batches: DataLoader) -> dict:
@@ -49,14 +32,15 @@ class Task(NamedTuple):
 SCORER = ("scorer", "num_samples", "stop_confidence", "trained_interval")
 TASKS = {
     "image_caption_selection": Task(
-        ".selection:run", (), ("perturbations",), (*SCORER, "alpha"), debiased_scoring),
+        ".selection:run", (), ("perturbations",), (*SCORER, "alpha"), selection_options),
     "zeroshot_classification": Task(
-        ".zeroshot:classify", ("custom_classname_file", "custom_template_file", "load_clfs"), (), SCORER, scoring),
+        ".zeroshot:classify", ("custom_classname_file", "custom_template_file", "load_clfs"), (), SCORER,
+        scoring_options),
     "zeroshot_retrieval": Task(".zeroshot:retrieve", ("annotation_file", "recall_k")),
     "linear_probe": Task(".linear_probe:run", (
         "train_split", "val_split", "val_proportion", "fewshot_k", "fewshot_lr", "fewshot_epochs", "batch_size",
         "seed", "normalize"), ("feature",)),
     "captioning": Task(
         ".captioning:run", ("annotation_file",),
-        (*DECODING, "phrase", "train_captions", "clipscore_model", "clipscore_pretrained"), (), decoding),
+        (*DECODING, "phrase", "train_captions", "clipscore_model", "clipscore_pretrained"), (), decoding_options),
 }

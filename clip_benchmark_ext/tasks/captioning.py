@@ -1,8 +1,5 @@
 """The captioning task: every image's caption is decoded, saved, and compared with its references (Table 3).
 
-    clip_benchmark eval --model mdc --pretrained RUN --dataset wds/flickr8k --dataset_root DIR --task captioning \\
-        --caption_length 10|15|20|auto|sample
-
 Captions are saved before they are scored, beside the result in captions/:
 
     {"captions": {id: caption}, "filenames": {id: that of KEY.json, where it has one}, "tokens": {id: number},

@@ -1,11 +1,9 @@
 """Linear probe of image features (Sec. 4.1 and Table 1), on CPU and GPU.
 
-On the same features the accuracy is clip_benchmark's to the last digit. The paper's protocol is clip_benchmark's
-default: AdamW, learning rate 0.1, batch 64, 10 epochs, cosine schedule, no weight decay. With a validation split the
-weight decay is searched for, as clip_benchmark does after CLIP (arXiv 2103.00020, A.3). Unlike its code, this draws the
-same few-shot subset whether the features were already there or not, and refuses too few images of a class.
-
-Dimensions: N images, D width, C classes.
+On the same features the accuracy is clip_benchmark's to the last digit. Its defaults are the paper's protocol: AdamW,
+learning rate 0.1, batch 64, 10 epochs, cosine schedule, no weight decay, or with a validation split the one that CLIP's
+search finds (arXiv 2103.00020, A.3). Unlike its code, this draws the same few-shot subset whether the features were
+already there or not, and refuses too few images of a class. Dimensions: N images, D width, C classes.
 """
 import itertools
 import json
@@ -38,17 +36,11 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
         loaders: images and class ids of "train", "test" and, to choose the weight decay by, "val" if at all.
         feature: a kind of `feature_fn`; None is `default_feature`.
         fewshot_k: training images per class, drawn at random; -1 for all.
-        normalize: scale features to length 1.
-        val_proportion: instead of a "val" loader, the share of the training rows to set aside: those that
-            clip_benchmark would. Works for a stream (WebDataset) too, which clip_benchmark cannot split.
+        val_proportion: instead of a "val" loader, the share of training rows to set aside, of a stream too.
         save_probe: a safetensors file to write, with `weight` [C, D] and `bias` [C] of the logits.
-        note: names the run in the metadata of the files.
 
-    Returns:
-        lp_acc1, lp_acc5 (None, with the reason, for five or fewer classes), lp_mean_per_class_recall and the settings;
-        items: for each test image whether its class was found.
-
-    Raises ValueError if a class has fewer than fewshot_k images, or targets are not one class id per image.
+    Returns lp_acc1, lp_acc5 (None, with the reason, for five or fewer classes), lp_mean_per_class_recall, the settings,
+    and items: for each test image whether its class was found.
     """
     if fewshot_k == 0 or epochs < 1:
         raise ValueError(f"fewshot_k is {fewshot_k} and epochs is {epochs}: give -1 or at least 1, and at least 1")

@@ -1,6 +1,5 @@
 """The caption that fits the image (Table 2): captioners choose by likelihood, CLIP models by cosine.
 
-A captioner's rows of scores are "plain", "blind" and "debiased", a CLIP model's "plain" alone (selection_metrics.py).
 Dimensions: B cases, I images of a case, C captions of a case, P patches, D width.
 """
 import logging
@@ -41,10 +40,9 @@ def null_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor:
 
 def likelihood_scorer(model: Captioner, tokenizer: Callable, device: str, blind: Tensor, options: dict,
                       alpha: float) -> Scorer:
-    """Return the scorer of plain, blind and debiased scores, and the draws that were spent.
+    """Return the scorer of plain, blind and debiased scores, and the draws spent; `blind` is `null_image(...)`.
 
-    With `stop_confidence` in the options there is no debiased score: the race is about the plain one, and what dropped
-    out of it is rough. `blind` is `null_image(...)`.
+    With `stop_confidence` in the options there is no debiased score: what dropped out of the race is rough.
     """
     stops = options.get("stop_confidence") is not None
 

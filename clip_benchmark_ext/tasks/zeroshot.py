@@ -1,4 +1,4 @@
-"""Zero-shot classification: captioners by the likelihood of the classes' captions, CLIP models as clip_benchmark does.
+"""Zero-shot classification, of captioners by the likelihood of the classes' captions, and retrieval.
 
 Dimensions: B images, N all images, K classes, T templates, L tokens.
 """
@@ -36,12 +36,8 @@ def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Calla
                       device: str, options: dict) -> tuple[Tensor, Tensor]:
     """Return the mean log-likelihood of each class's captions, [N, K], and the targets [N].
 
-    The image is encoded once, but every caption is decoded for every image: with K classes, T templates and captions
-    of N tokens an image costs K * T * N decoder passes of the heuristic, K * T of an autoregressive model. 1,000
-    classes with CLIP's 80 templates are out of reach; one template is the thing to use.
-
-    Raises ValueError for `stop_confidence`, which makes the scores of all but the best caption rough, and for a caption
-    that is not read as a whole.
+    Every caption is decoded for every image: with K classes, T templates and captions of n tokens an image costs K * T
+    * n decoder passes of the heuristic, K * T of an autoregressive model. One template is the thing to use.
     """
     if options.get("stop_confidence") is not None:
         raise ValueError("--stop_confidence finds the best of some captions, and a class's score is a mean over "

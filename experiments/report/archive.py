@@ -2,13 +2,11 @@
 
     python -m experiments.report.archive pack build/rich experiments/results/rich.tar.xz
     python -m experiments.report.archive unpack experiments/results/rich.tar.xz build/rich
-    python -m experiments.report.collect curves claims --scale rich --out build/rich
     python -m experiments.report.archive compare experiments/results/rich.tar.xz build/rich
 
-From it collect.py makes tables and ledgers again, to the digit and without a model, but for Figures 3 and 6. Unpacked
-into a folder of the same name, which is in the names of results, it can be gone on with: run.py trains and evaluates
-what has no result yet. Checkpoints, features, captions and data are not in it. `compare` says which results of one
-experiment (a folder or an archive) another one repeats to the digit.
+From an archive collect.py makes tables and ledgers again, to the digit and without a model, but for Figures 3 and 6.
+Unpacked into a folder of the same name it can be continued: run.py trains and evaluates what has no result yet.
+`compare` names the results of one experiment (a folder or an archive) that another one does not repeat to the digit.
 """
 import argparse
 import io

@@ -1,10 +1,7 @@
 """The ledger: every claim of the paper that can be tested by numbers, and what our results say of it.
 
-    python -m experiments.report.collect claims --scale scenes --out build/scenes
-
-A row compares two sides. Each is the mean over some cells of a table (tables/), and each cell the mean over seeds of
-a number measured on a test set. The claim is "left is above right" or "left is level with right, within a margin".
-verdicts.py decides what a difference comes to.
+A row compares two sides, "left is above right" or "left is level with right, within a margin". A side is the mean over
+some cells of a table (tables/), each the mean over seeds. verdicts.py decides what a difference comes to.
 """
 import csv
 import json
@@ -49,8 +46,7 @@ class Claim(NamedTuple):
 def claims_of(sentences: Iterable[tuple], scale: Scale) -> list[Claim]:
     """Return claims from sentences: (table, text, label of the left row, of the right row, columns, numbers, margin).
 
-    Columns may be a pair, of the left and of the right side. Ledgers are apart: a correction over all would weaken the
-    paper's.
+    Columns may be a pair, of both sides. Ledgers are apart: a correction over all would weaken the paper's.
     """
     cells = {name: {(c.row, c.column): c for c in table(scale)} for name, table in TABLES.items()}
     rows = []
@@ -211,7 +207,6 @@ def binomial_variance(accuracy: float, size: int) -> float:
 
 
 def read_items(path: Path, evaluation: Evaluation) -> list[tuple[str, float, float]] | None:
-    """Return image, weight in the mean, and value of each item of a result; None if they were not kept."""
     if evaluation.task == "judge":
         votes = path.with_suffix(".jsonl")
         if not votes.exists():
@@ -232,7 +227,6 @@ def read_items(path: Path, evaluation: Evaluation) -> list[tuple[str, float, flo
 
 
 def ledger(rows: list[Claim], results: dict, scale: Scale) -> str:
-    """Return the ledger of some claims as Markdown, from the results of a scale (results.read_results)."""
     from open_clip_mdc.data.markdown import markdown_table
     verdicts = decide(compare(of_results(results, scale, claim.left, claim.right),
                              of_results(results, scale, claim.right, claim.left), claim.margin) for claim in rows)

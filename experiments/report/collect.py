@@ -127,10 +127,9 @@ def check_kept(name: str, old: str, new: str, where: str) -> None:
 
 
 def insert(pages: dict[str, str], scale: str, path: Path) -> None:
-    """Renew the tables of a page, each between <!-- SCALE NAME --> and <!-- end -->; the words around them stay.
-
-    Between <!-- resolved --> and <!-- end --> the claims with a verdict are put together from the page's ledgers.
-    Raises ValueError if the page has no place for a table, or a number that a new one lacks.
+    """Renew the tables of a page between <!-- SCALE NAME --> and <!-- end -->, and between <!-- resolved --> and <!--
+    end --> the claims with a verdict. Raises ValueError if it has no place for a table, or a number that a new one
+    lacks.
     """
     text = path.read_text(encoding="utf-8")
     for name, page in pages.items():

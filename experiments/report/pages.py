@@ -80,7 +80,6 @@ def csv(cells: list[Cell], summaries: list[Summary | None]) -> str:
 
 
 def plot(name: str, cells: list[Cell], summaries: list[Summary | None], path: Path) -> None:
-    """Figure 4 (ratios, MDC as a line across) or Figure 5 (amounts of data)."""
     from matplotlib.figure import Figure
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     axes = figure.add_subplot(ylabel="linear probe, %")

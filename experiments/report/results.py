@@ -87,7 +87,6 @@ def shares(evaluation: Evaluation, seed_results: list[Result]) -> list[float]:
 
 
 def values(results: Results, scale: Scale, cell: Cell) -> dict[int, float]:
-    """Return a cell's number by seed, for the seeds that have all of its data sets."""
     found, evaluation, numbers = parts(results, scale, cell), cell.evaluation, {}
     for seed in sorted(set.intersection(*(set(seeds) for seeds in found))):
         of_seed = [seeds[seed] for seeds in found]

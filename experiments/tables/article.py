@@ -1,9 +1,5 @@
 """The cells of a summary article's claims on masked diffusion captioning, which are not the paper's.
 
-The article says that captions guided by CLIP, from features of regions, are more faithful, more precise, more diverse
-and more robust to noise, and learn new concepts from few examples. Each claim has rows with a control here, and a line
-in the ledger (sentences.csv):
-
     table7    CLIP guidance and reranking; regions; the same gain over folds
     figure8   a concept that training lacks, learnt from few images
     figure9   corrupted images
@@ -156,7 +152,6 @@ def panels(name: str, cells: list[Cell], points: dict[tuple[str, str], float]) -
 
 
 def plot(name: str, cells: list[Cell], summaries: list, path: Path) -> None:
-    """Figures 8 to 11; what is missing is left out."""
     from matplotlib.figure import Figure
     shown = panels(name, cells, {(c.row, c.column): s.mean for c, s in zip(cells, summaries, strict=True) if s})
     figure = Figure(figsize={"figure8": (8, 3.2), "figure9": (10, 3)}.get(name, (5, 3.2)), layout="constrained")

@@ -90,7 +90,6 @@ def caption_cells(scale: Scale, row: str, run: Run, columns: Collection[str], fl
 
 
 def probes(scale: Scale) -> dict[str, Evaluation]:
-    """Return linear probes by column; the last is the average, if there are several."""
     def probe(*chosen) -> Evaluation:
         return Evaluation("linear_probe", scale.probe_root, tuple(p.dataset for p in chosen), "lp_acc1",
                           sizes=tuple(p.images for p in chosen))

@@ -2,9 +2,8 @@
 
     make curves SCALE=rich
 
-The paper compares trained models; at one early point an objective that learns later only looks worse. Rows are the
-checkpoints of the runs of Tables 1 and 2 on short captions, with CapPa and MC-Diffusion beside them. Below the table
-stands after how many images swapped attributes are told apart. No claim of a ledger: compare them at the end.
+Rows are the checkpoints of the runs of Tables 1 and 2 on short captions, with CapPa and MC-Diffusion beside them. An
+objective that learns later looks worse at one early point, so this is no claim of a ledger.
 """
 import math
 from collections.abc import Iterable, Iterator
@@ -70,7 +69,6 @@ def note(scale: Scale, cells: list[Cell], numbers: list[dict[int, float]]) -> st
 
 
 def plot(scale: Scale, cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None:
-    """A panel for each of five metrics, over images seen: means over seeds, from the lowest to the highest of them."""
     from matplotlib.figure import Figure
     columns = [PROBE, *(s.label for s in scale.selection), "CIDEr"]
     images = scale.data[scale.alt].samples * scale.epochs

@@ -1,11 +1,10 @@
-"""The cells of MC-Diffusion's claims (Image Captioning via Masked Conditional Diffusion), beside MDC and ARC.
+"""The cells of MC-Diffusion's claims (Image Captioning via Masked Conditional Diffusion), on the same data throughout.
 
     table6    the same data and loop by every forward process and image encoder, with controls
     figure7   the strength of guidance: away from no image (CFG), from a masked one (MCS), and as MCS is printed
 
-MC-Diffusion's own tables compare with LSTMs that were trained on other data; here all rows see the same. Guidance of
-the same scale is weaker where the weak branch sees more, so that figure7 shows the KL of guided from plain predictions
-too.
+Guidance of the same scale is weaker where the weak branch sees more: figure7 shows the KL of guided from plain
+predictions too.
 """
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,7 +63,6 @@ TABLES = {"table6": table6, "figure7": figure7}
 
 
 def plot(name: str, cells: list[Cell], summaries: list, path: Path) -> None:
-    """Figure 7: CLIPScore against reference metrics, as in the paper's, and CIDEr against the KL."""
     from matplotlib.figure import Figure
     points = {(c.row, c.column): s.mean for c, s in zip(cells, summaries, strict=True) if s}
     figure = Figure(figsize=(13, 3.2), layout="constrained")

@@ -32,7 +32,6 @@ TABLE1 = {
 
 
 def average(captions: str, network: str, method: str) -> float:
-    """Return the average of a row of Table 1 in %, to one decimal."""
     return round(fmean(TABLE1[captions, network, method]), 1)
 
 

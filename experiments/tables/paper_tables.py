@@ -49,9 +49,8 @@ def scorers(scale: Scale) -> dict[str, tuple[Run, tuple[str, ...]]]:
 
 
 def table2(scale: Scale) -> Iterator[Cell]:
-    """Compositionality: plain accuracy, and for captioners blind (no image) and debiased.
-
-    The paper does not say which average of a group it shows; its number stands beside the data set's own.
+    """Plain accuracy, and of captioners blind and debiased. The paper's number stands beside the data set's own
+    average.
     """
     for method, (run, flags) in scorers(scale).items():
         known = dict(zip(paper.SELECTIONS, paper.TABLE2[method], strict=True))
@@ -120,7 +119,6 @@ def stability(scale: Scale) -> Iterator[Cell]:
 
 
 def figure4(scale: Scale) -> Iterator[Cell]:
-    """BERT at fixed masking ratios, all masked (parallel decoding), and MDC."""
     models = {f"BERT {ratio} %": f"BERT-{scale.backbone}-r{ratio}" for ratio in (15, 30, 45, 60, 75, 90)}
     models |= {"Parallel 100 %": f"Parallel-{scale.backbone}", "MDC": f"MDC-{scale.backbone}"}
     for data in scale.ratios:

@@ -45,7 +45,6 @@ class Selection(NamedTuple):
 
 
 def pairs(root: str, subsets: str, cases: int = 0) -> tuple[Selection, ...]:
-    """Return data sets in SugarCrepe's format, a column each."""
     return tuple(Selection(root, (f"sugar_crepe/{subset}",), subset, cases) for subset in subsets.split())
 
 

@@ -1,11 +1,8 @@
-"""The cells of one question beside the paper: two views of a caption with complementary masks, at equal cost.
+"""Table 8, beside the paper: two views of a caption with complementary masks, at equal cost (LaViDa, arXiv 2505.16839).
 
-    table8    MDC, two views with independent masks, two with complementary ones
-
-What one view hides the other shows, so that every token is learnt once a step (LaViDa, arXiv 2505.16839). Two views
-are two captions to the decoder: they have half of MDC's epochs, so that each row's decoder sees as many images.
-MDC's encoder then does twice the work, and its optimiser twice the steps. Independent masks are the control: their cost
-is that of complementary ones. A scale whose captioners' epochs have no half has no such table.
+What one view hides the other shows, so that every token is learnt once a step. Two views are two captions to the
+decoder: they have half of MDC's epochs. MDC's encoder then does twice the work, and its optimiser twice the steps.
+Independent masks are the control, at the same cost.
 """
 from collections.abc import Iterator
 

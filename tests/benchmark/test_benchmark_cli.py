@@ -221,7 +221,7 @@ def test_help_is_upstreams_then_ours_with_the_names_of_models(capsys, monkeypatc
 def test_registering_the_benchmark_twice_is_once():
     from importlib import import_module
 
-    from clip_benchmark_ext.patches import BENCHMARK
+    from clip_benchmark_ext.cli import BENCHMARK
     from open_clip_mdc.integration.patches import register
     before = {r.target: getattr(import_module(r.target.split(":")[0]), r.target.split(":")[1]) for r in BENCHMARK}
     register(BENCHMARK)

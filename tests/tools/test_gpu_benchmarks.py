@@ -13,7 +13,7 @@ from open_clip_mdc.text.packing import Predicted
 
 sys.path.insert(0, str(REPO))
 from benchmarks import gpu  # noqa: E402
-from benchmarks.gpu_kernels import Bench, refusable  # noqa: E402
+from benchmarks.gpu_parts import Bench, refusable  # noqa: E402
 
 
 class Bytes(TorchDispatchMode):
