@@ -58,7 +58,7 @@ def alone(logs: Path) -> Iterator[int]:
 
 
 def describe(step: Step, threads: str) -> None:
-    """Write a training's command.txt, and on the CPU environment.txt: a line for each that it went on in."""
+    """Write a training's command.txt, and on the CPU environment.txt: a line for each that it resumed in."""
     from open_clip_mdc.data.files import new_file  # here: `make -n` runs where nothing is installed
     from open_clip_mdc.environment import environment
     step.folder.mkdir(parents=True, exist_ok=True)
