@@ -14,7 +14,8 @@ from random import Random
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from images import alike, caption_lines, rows_of, saved
+from images import alike, caption_lines, rows_of
+from odd_images import saved
 from PIL import Image, features
 from world import CLIP_BENCHMARK, Cases, World, check_json, each, first, png, write_csv
 

@@ -9,7 +9,8 @@ from random import Random
 
 import numpy as np
 import pyarrow.parquet as pq
-from images import MODES, READ, caption_lines, decoded, saved
+from images import caption_lines
+from odd_images import MODES, READ, decoded, saved
 from people import array, benchmark, for_training, noise
 from tars import make, member
 from world import MDC, Cases, World, check_json, each, first
