@@ -60,7 +60,9 @@ def score_captions(candidates: Mapping[Hashable, str],
     gts, res = dict(enumerate(targets)), {i: [caption] for i, caption in enumerate(hypotheses)}
     of_images: dict[str, list[float]] = {}
 
-    def mean_of(name: str, scorer) -> float:
+    def mean_of(name: str, scorer: Rouge | Cider) -> float:
+        if name == "CIDEr":
+            check_idf(targets)
         mean, values = scorer.compute_score(gts, res)
         of_images[name] = [float(value) for value in values]
         return mean
@@ -73,13 +75,10 @@ def score_captions(candidates: Mapping[Hashable, str],
             raise ValueError(f"no caption has {n} words in a row to be found in a reference: the longest has {longest}")
         return all_bleu()[n - 1]
 
-    def cider() -> float:
-        check_idf(targets)
-        return mean_of("CIDEr", Cider())
-
     metrics: dict[str, Callable[[], float]] = {
         **{f"Bleu_{n}": partial(bleu, n) for n in range(1, 5)}, "METEOR": partial(meteor, hypotheses, targets),
-        "ROUGE_L": lambda: mean_of("ROUGE_L", Rouge()), "CIDEr": cider, "SPICE": partial(spice, hypotheses, targets)}
+        "ROUGE_L": lambda: mean_of("ROUGE_L", Rouge()), "CIDEr": lambda: mean_of("CIDEr", Cider()),
+        "SPICE": partial(spice, hypotheses, targets)}
     scores, missing = {}, {}
     for name, compute in metrics.items():
         try:

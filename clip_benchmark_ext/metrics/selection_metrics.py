@@ -127,19 +127,16 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
 
 
 def _items(metric: Metric, right: Mapping[str, list[int]], cases: Sequence[Case]) -> dict:
-    items: dict = {"values": {}, "weights": {}}
-    sizes = Counter(case.group for case in cases)
-    kept = metric.groups(sizes) if metric.groups else None
-    averages = {"": None} if kept is None else {
-        "": [(case.group in kept) / sizes[case.group] for case in cases],
-        "_micro": [float(case.group in kept) for case in cases]}
-    averages |= {"_macro": averages[""]} if kept is not None else {}
-    for suffix, values in right.items():
-        for average, weights in averages.items():
-            items["values"][f"text_acc{average}{suffix}"] = values
-            if weights is not None:
-                items["weights"][f"text_acc{average}{suffix}"] = weights
-    return items
+    averages: dict[str, list[float] | None] = {"": None}  # the weight of each case in each average
+    if metric.groups:
+        sizes = Counter(case.group for case in cases)
+        kept = metric.groups(sizes)
+        macro = [(case.group in kept) / sizes[case.group] for case in cases]
+        averages = {"": macro, "_micro": [float(case.group in kept) for case in cases], "_macro": macro}
+    columns = [(f"text_acc{average}{suffix}", values, weights) for suffix, values in right.items()
+               for average, weights in averages.items()]
+    return {"values": {name: values for name, values, _ in columns},
+            "weights": {name: weights for name, _, weights in columns if weights is not None}}
 
 
 def clip_benchmarks_metrics(scores: Sequence[np.ndarray]) -> dict[str, float]:

@@ -1,10 +1,9 @@
-"""The sizes at which every table runs: the paper's, and small ones (rich_scales.py has two more).
+"""The sizes at which every table runs: the paper's, and small ones.
 
 Standard library only: `make -n table1 SCALE=paper` prints its commands where nothing is installed.
 """
 from clip_benchmark_ext.datasets.sugar_crepe import GROUPS as SUGAR_CREPE_GROUPS
 
-from .rich_scales import GPU, RICH
 from .scale import CPU, Backbone, Captioning, Data, Probe, Scale, Selection, Tuning, made, pairs
 
 SHOTS = (1, 4, 16, 64, 256)  # images of a concept, of `open_clip_mdc scenes --without`
@@ -53,6 +52,7 @@ PAPER = Scale(
     fetch=tuple(("{data}/" + name, KARPATHY.format(name)) for name in ("coco", "flickr30k")),
 )
 
+SWAPS = "swap_att swap_obj replace_rel"
 SCENE_SHARDS = "{out}/data/scenes/train/{{00000..0000%d}}.tar"
 TEST_SHARDS = "open_clip_mdc prepare shards --captions-key caption --test"  # of scenes, whose captions are one each
 
@@ -71,7 +71,7 @@ SCENES = Scale(
     alt="short", long="long", search="short", amounts=("short-1of8", "short-2of8", "short-4of8", "short"),
     ratios=("short",),
     probes={"16 classes": Probe("wds/probe", 1600)}, probe_root="{out}/data/scenes/probe",
-    selection=pairs("{out}/data/scenes/sugarcrepe", "swap_att swap_obj replace_rel", 400),
+    selection=pairs("{out}/data/scenes/sugarcrepe", SWAPS, 400),
     captioning=(Captioning("{out}/data/captions", "wds/captions", "scenes", None, ("8", "10", "auto")),),
     prepare=(
         made("scenes", "open_clip_mdc scenes --num-pairs 400"),
@@ -118,6 +118,47 @@ FLICKR8K = Scale(
     fetch=(("{data}/flickr8k", "open_clip_mdc fetch flickr8k --out RAW; open_clip_mdc prepare flickr8k --images "
                                "RAW/Flicker8k_Dataset --annotations RAW/dataset_flickr8k.json --out {data}/flickr8k"),
            ("{data}/probe/cifar10", PROBES.format("vtab-cifar10", "{data}/probe/cifar10"))),
+)
+
+# The rich world: hours of two CPU cores, or of a GPU. A run is eight epochs with one cosine schedule, each of half of
+# the scenes, drawn anew. The checkpoints are kept, for learning curves (curves.py). Warm-up is a tenth of a run.
+RICH_FOLDER = "{out}/data/rich"
+RICH_SCENES = "open_clip_mdc scenes --world rich --noise 0.1 --num-val 500"
+RICH_CAPTIONS = made("captions", "open_clip_mdc prepare shards --captions-key captions --test "
+                                 f"{RICH_FOLDER}/val/00000.tar")
+
+
+def rich_data(shards: int, samples: int) -> dict[str, Data]:
+    return {"short": Data(f"{RICH_FOLDER}/train", "short captions", shards, samples),
+            "long": Data(f"{RICH_FOLDER}/train-long", "long captions", shards, samples)}
+
+
+def rich_probes(images: int) -> dict[str, Probe]:
+    return {name: Probe(f"wds/probe-{name}", images)
+            for name in ("colour", "shape", "size", "count", "position", "relation")}
+
+
+RICH = Scale(
+    **CPU, name="rich",
+    data=rich_data(8, 20_000),
+    backbones={"ViT-Ti-8-rich": Backbone(5e-4, 0.1)}, warmup=10_000, epochs=8,
+    alt="short", long="long", search="short", amounts=(), ratios=("short",),
+    probes=rich_probes(1000), probe_root=f"{RICH_FOLDER}/{{{{dataset_cleaned}}}}",
+    selection=pairs(f"{RICH_FOLDER}/sugarcrepe", SWAPS, 400),
+    captioning=(Captioning("{out}/data/captions", "wds/captions", "rich scenes", None, ("10", "15", "auto")),),
+    prepare=(made("rich", f"{RICH_SCENES} --num-train 40000 --num-probe 1000 --num-pairs 400 --jobs 2"), RICH_CAPTIONS),
+    curve=(1, 2, 4, 8),
+)
+
+GPU = RICH._replace(
+    name="gpu",
+    data=rich_data(100, 500_000),
+    backbones={"ViT-S-16-128": Backbone(1e-3, 0.1)},
+    batch=1024, workers=16, gpus=1, seeds=(0,),
+    train_flags=("--precision", "amp_bf16"), eval_flags=("--quiet",),
+    probes=rich_probes(5000), selection=pairs(f"{RICH_FOLDER}/sugarcrepe", SWAPS, 2000),
+    prepare=(made("rich", f"{RICH_SCENES} --size 128 --num-train 1000000 --num-probe 5000 --num-pairs 2000 --jobs 16"),
+             RICH_CAPTIONS),
 )
 
 CUB_SHARDS = ("open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split reed --classes "
