@@ -1,4 +1,4 @@
-"""What bulk captioning costs beside the model: decoding images, resuming, Ray.
+"""The cost of bulk captioning beside the model: decoding images, resuming, Ray.
 
     OMP_WAIT_POLICY=PASSIVE python -m benchmarks.bulk --scenes demo/scenes --pretrained demo/mdc      5 minutes, 2 cores
 

@@ -1,4 +1,4 @@
-"""What is compared: MDC, the paper's Algorithm 1 to the letter, OpenCLIP's CLIP and its CoCa, each with its own loss.
+"""Models to compare, each with its own loss: MDC, Algorithm 1 to the letter, OpenCLIP's CLIP and its CoCa.
 
 Dimensions: B images and captions, L = 77 positions, V vocabulary, M masked tokens.
 """

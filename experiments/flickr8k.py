@@ -1,4 +1,4 @@
-"""What SCALE=flickr8k needs beside `open_clip_mdc prepare shards`: its vocabulary, and pairs of captions.
+"""The vocabulary and the pairs of captions of SCALE=flickr8k, beside `open_clip_mdc prepare shards`.
 
     python -m experiments.flickr8k bpe --shards 'flickr8k/train/{00000..00005}.tar' --out flickr8k_bpe.txt.gz
     python -m experiments.flickr8k pairs --shards flickr8k/test/00000.tar --out pairs

@@ -1,1 +1,1 @@
-"""What came of it: results, claims, verdicts, pages, archives."""
+"""Results, claims, verdicts, pages, archives."""

@@ -1,4 +1,4 @@
-"""What an experiment measured, in one small file: results, those of single images, losses, recipes, environments.
+"""An experiment in one small file: results, those of single images, losses, recipes, environments.
 
     python -m experiments.report.archive pack build/rich experiments/results/rich.tar.xz
     python -m experiments.report.archive unpack experiments/results/rich.tar.xz build/rich

@@ -1,1 +1,1 @@
-"""What is run: cells, scales, and the tables made of them."""
+"""Cells, scales, and the tables made of them."""
