@@ -1,39 +1,30 @@
 """The verdict on a difference of two rows: its interval, its p, and Holm's correction over a ledger (claims.py).
 
-**The unit.** A claim is about the method, not about one training nor about the images of one test set. Both are
-samples: seeds s of all trainings, images i of all images. With a result y[s, i] the sides are means over both, and so
-their difference D errs by seeds and by images. Seeds of different trainings are independent; images are shared by all
+**The unit.** A claim is about a method, so seeds s of all trainings and images i of all images are samples, and the
+difference D of the sides' means errs by both. Seeds of different trainings are independent. Images are shared by all
 seeds and by both sides, so that no number of seeds averages their error away.
 
-**Seeds.** Of different trainings var[s] of a side's mean is std^2 / n over its n seeds (Welch: the two sides need not
-vary alike), with n - 1 degrees of freedom, and var[seeds] is the sum of the two. Where both sides are of the same
-trainings (two scorers or two lengths of one model, with guidance and without, the judge's shares of the same answers)
-their seeds vary together, in one direction or in opposite ones, and are compared seed by seed: with d[s] = left[s] -
-right[s] of the n seeds that both have, var[seeds] = sum((d[s] - D)^2) / (n - 1) / n, with n - 1 degrees of freedom. One
-seed says nothing of it: such a claim is not resolved, whatever the difference.
+**Seeds.** Of different trainings a side's mean over n seeds has the variance std^2 / n with n - 1 degrees of freedom
+(Welch), and var[seeds] is the sum of the two. Of the same trainings (two scorers or lengths of one model, with guidance
+and without, the judge's shares of the same answers) seeds vary together and are compared one by one: d[s] = left[s] -
+right[s], var[seeds] = sum((d[s] - D)^2) / (n - 1) / n, with n - 1 degrees of freedom. One seed resolves nothing.
 
 **Images.** Where the results of single images are kept (items/ beside a result), each image has an influence on D: its
 weighted deviation from the mean on the left, averaged over seeds, minus that on the right. The sum of their squares,
-times C / (C - 1), is the variance of D (images are clusters: all the cases of an image, in whichever subset, stand or
-fall together), with C - 1 degrees of freedom; C is the number of images. What both sides find hard cancels: this is the
-paired test. Where only accuracies are kept, the sides are taken as independent binomials of n cases, (k + 1) of (n + 2)
-right (Agresti and Caffo 2000: with k of n the error of 100 % would be zero). As images that are hard for one model are
-hard for another, that is too large rather than too small, unless an image has many cases. Without items, the error of a
-metric that is no plain share of cases (CIDEr, a macro average) is unknown: not resolved. A quantity that is measured on
-no test set (the loss of training) has none.
+times C / (C - 1) of C images, is the variance of D with C - 1 degrees of freedom. All cases of an image stand or fall
+together, and what both sides find hard cancels: this is the paired test. Where only accuracies are kept, the sides are
+taken as independent binomials, (k + 1) of (n + 2) right (Agresti and Caffo 2000): too large rather than too small,
+unless an image has many cases. Without items the error of a metric that is no plain share of cases (CIDEr, a macro
+average) is unknown, and nothing is resolved. The loss of training is measured on no test set and has none.
 
-**Together.** var[D] = var[seeds] + var[images]. What is left of a seed and an image when both main effects are taken
-out is counted with the seeds and with the images, so that the sum is too large rather than too small. D / sqrt(var[D])
-is compared with Student's t of Satterthwaite's degrees of freedom, var[D]^2 / sum(var[k]^2 / df[k]). Averages over
-cells of which only deviations are known take them as perfectly correlated, the largest they can be. What is assumed:
-means over seeds are normal; five seeds cannot test that.
+**Together.** var[D] = var[seeds] + var[images], in both of which their interaction counts. D / sqrt(var[D]) is
+compared with Student's t of Satterthwaite's degrees of freedom, var[D]^2 / sum(var[k]^2 / df[k]). Averages over cells
+of which only deviations are known take them as perfectly correlated. Means over seeds are assumed to be normal.
 
-**Verdicts.** "Above": p is two-sided for D = 0; *shows* if D > 0, *contradicts* if D < 0. "Level", margin m: *shows* if
--m < D < m is beyond doubt (two one-sided tests), *contradicts* if |D| > m is; each p is doubled, so that the two
-decisions together err as often as one two-sided test. Holm's correction then holds the chance that a ledger contains
-one false verdict or more at 5 %. *not resolved*: p > 5 %, or there is none, as of a run that diverged. *not run*: a
-side has no result. Absence of a verdict is no evidence of equality. The interval printed is the claim's own 95 %; the
-verdict follows the corrected p.
+**Verdicts.** "Above": p is two-sided for D = 0, *shows* if D > 0, *contradicts* if D < 0. "Level", margin m: *shows* if
+-m < D < m is beyond doubt (two one-sided tests), *contradicts* if |D| > m is, each p doubled. Holm's correction holds
+the chance that a ledger contains a false verdict at 5 %. *not resolved*: p > 5 %, or there is none, as of a run that
+diverged. *not run*: a side has no result. The interval is the claim's own 95 %, the verdict follows the corrected p.
 """
 import math
 import statistics
