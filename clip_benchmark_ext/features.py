@@ -15,7 +15,7 @@ from importlib import metadata
 import torch
 from open_clip.transformer import VisionTransformer
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
@@ -162,9 +162,9 @@ def load_features(path: str, key: dict) -> tuple[Tensor, Tensor]:
 
 def save_tensors(path: str, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     with new_file(path) as partial:
-        try:
-            save_file(tensors, partial, metadata=metadata)
-        except SafetensorError as problem:
+        try:  # safetensors' save_file would put another file in its place, one without new_file's lock
+            partial.write_bytes(save(tensors, metadata))
+        except OSError as problem:
             raise OSError(f"{path} cannot be written: {problem}") from problem
 
 

@@ -323,6 +323,20 @@ else:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_finished_file_is_not_swept_away_by_another_that_begins_to_write_it(tmp_path, monkeypatch):
+    """As two processes of `--distributed` do, between the first one's writing and its naming."""
+    path, key, replace = str(tmp_path / "x.safetensors"), {"split": "x"}, os.replace
+
+    def begin_another(*names):
+        monkeypatch.setattr(os, "replace", replace)
+        save_features(path, key, torch.ones(2), torch.ones(2))
+        replace(*names)
+
+    monkeypatch.setattr(os, "replace", begin_another)
+    save_features(path, key, torch.zeros(2), torch.ones(2))
+    assert load_features(path, key)[0].tolist() == [0, 0] and os.listdir(tmp_path) == ["x.safetensors"]
+
+
 def test_two_runs_that_write_the_same_file_never_show_half_of_it(tmp_path):
     key, stop = {"split": "train", "anything": 1}, tmp_path / "stop"
     path = feature_path(str(tmp_path), key)
