@@ -29,6 +29,7 @@ import files  # noqa: E402
 import images  # noqa: E402
 import judge  # noqa: E402
 import kill  # noqa: E402
+import layouts  # noqa: E402
 import people  # noqa: E402
 import places  # noqa: E402
 import rot  # noqa: E402
@@ -42,7 +43,8 @@ from open_clip_mdc.data.markdown import markdown_table  # noqa: E402
 # A module of parts, and the counts that decide its cases.
 MODULES = {kill: ("kills",), disk: (), places: ("kills",), captions: ("captions",), images: ("images",),
            tars: ("tars",), files: ("broken",), judge: ("broken", "captions"), rot: ("rot", "broken"),
-           people: ("people", "broken"), samples: ("people", "broken")}
+           people: ("people", "broken"), samples: ("people", "broken"),
+           layouts: ("people",)}
 PARTS = {name: part for module in MODULES for name, part in module.PARTS.items()}
 COUNTED = {name: counts for module, counts in MODULES.items() for name in module.PARTS}
 SHOWN = 20  # failures of a part in the report
@@ -121,7 +123,8 @@ def main() -> int:
     parser.add_argument("--tars", type=int, default=20, help="broken ones (default: %(default)s)")
     parser.add_argument("--broken", type=int, default=20, help="of each kind of other files (default: %(default)s)")
     parser.add_argument("--rot", type=int, default=300, help="rotten weights, giant members (default: %(default)s)")
-    parser.add_argument("--people", type=int, default=300, help="photographs, tables, shards (default: %(default)s)")
+    parser.add_argument("--people", type=int, default=300,
+                        help="photographs, tables, shards, layouts (default: %(default)s)")
     args = parser.parse_args()
     beginnings = tuple(name for name in args.only or [""] if name not in PARTS)
     names = [name for name in PARTS if name.startswith(beginnings) or name in (args.only or ())]

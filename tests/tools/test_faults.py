@@ -13,12 +13,12 @@ def test_a_campaign_counts_cases_and_failures_and_keeps_the_parts_that_are_finis
     out = tmp_path / "faults.md"
     command = [sys.executable, str(REPO / "tests" / "faults" / "campaign.py"), "--out", str(out), "--work",
                str(tmp_path / "work"), *COUNTS, "--only", "kill prepare-recap", "captions: prepare", "images: prepare",
-               "files: parquet", "judge: lies", "rot: members", "people: tables", "samples: shards"]
+               "files: parquet", "judge: lies", "rot: members", "people: tables", "samples: shards", "layouts"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     page, parts = out.read_text(), sorted((tmp_path / "work" / "parts").iterdir())
     found = [json.loads(path.read_text()) for path in parts]
-    assert len(found) == 8 and not any(part["failures"] or not part["cases"] for part in found)
+    assert len(found) == 9 and not any(part["failures"] or not part["cases"] for part in found)
     for part in found:
         assert f"| {part['part']} | {part['cases']} | 0 |" in page
     assert f"| all | {sum(part['cases'] for part in found)} | 0 |" in page and "--kills 1 --captions 12" in page

@@ -1,7 +1,5 @@
 """Claims about images with captions in the layouts that people have.    pytest tests/tools/test_layouts.py"""
-import csv
 import gc
-import io
 import json
 import os
 import shlex
@@ -12,169 +10,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import complaint_of, run
-from shard_files import make_image, members, texts, tool, write_tar
+from layout_files import (
+    FIVE,
+    LAYOUTS,
+    STRUCT,
+    N,
+    coco,
+    hub_parquet,
+    imagefolder_csv,
+    img2dataset_shards,
+    kohya,
+    llava,
+    own_csv,
+    put,
+    put_images,
+    put_table,
+)
+from shard_files import make_image, members, texts, tool
 
 from open_clip_mdc import train
 from open_clip_mdc.cli.prepare_layouts import read_parquet
 from open_clip_mdc.data.shards import CAPTION_SEPARATOR
-
-N = 8
-ONE = [texts(i)[:1] for i in range(N)]
-FIVE = [texts(i) for i in range(N)]
-
-
-def put(path: Path, content: bytes | str | list | dict) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else
-                     (content if isinstance(content, str) else json.dumps(content)).encode())
-    return path
-
-
-def put_images(folder: Path, name: str = "{}.jpg") -> list[str]:
-    names = [name.format(i) for i in range(N)]
-    for i in range(N):
-        put(folder / names[i], make_image(i))
-    return names
-
-
-def put_table(path: Path, columns: dict, schema: pa.Schema | None = None) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns, schema=schema), path, row_group_size=3)
-    return path
-
-
-def kohya(folder: Path) -> tuple:
-    names = put_images(folder, "sub/{}.jpg")
-    for i in range(N):
-        put(folder / f"sub/{i}.txt", ("\n".join(texts(i)) + "\r\n").encode(("utf-8", "utf-8-sig", "utf-16")[i % 3]))
-    put(folder / ".thumbnails/0.jpg", make_image(1))
-    return (folder,), names, FIVE
-
-
-def json_beside(folder: Path) -> tuple:
-    names = put_images(folder)
-    for i in range(N):
-        put(folder / f"{i}.json", [{"captions": texts(i)}, {"caption": texts(i)}, {"text": texts(i)}][i % 3])
-    return (folder,), names, FIVE
-
-
-# As img2dataset's writer.py: what it knows of an image, those that could not be fetched among them.
-ABOUT = pa.schema([("url", pa.string()), ("caption", pa.string()), ("key", pa.string()), ("status", pa.string()),
-                   ("error_message", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("exif", pa.string()),
-                   ("sha256", pa.string())])
-
-
-def img2dataset_rows() -> list[dict]:
-    return [{"url": f"https://x/{i}.jpg", "caption": texts(i)[0], "key": f"{i:09d}", "status": "success",
-             "error_message": None, "width": 40 + i, "height": 40, "exif": "{}", "sha256": f"{i:064x}"}
-            for i in range(N)]
-
-
-def img2dataset_files(folder: Path) -> tuple:
-    rows = img2dataset_rows()
-    for i, row in enumerate(rows):
-        put(folder / f"00000/{i:09d}.jpg", make_image(i))
-        put(folder / f"00000/{i:09d}.txt", row["caption"])
-        put(folder / f"00000/{i:09d}.json", row)
-    put_table(folder / "00000.parquet", {name: [row[name] for row in rows] for name in ABOUT.names}, ABOUT)
-    put(folder / "00000_stats.json", {"count": N, "successes": N})
-    return (folder,), [f"00000/{i:09d}.jpg" for i in range(N)], ONE
-
-
-def img2dataset_shards(folder: Path) -> tuple:
-    rows = img2dataset_rows()
-    write_tar(folder / "00000.tar", {f"{i:09d}.{suffix}": content for i, row in enumerate(rows) for suffix, content in (
-        ("jpg", make_image(i)), ("txt", row["caption"].encode()), ("json", json.dumps(row).encode()))})
-    put_table(folder / "00000.parquet", {name: [row[name] for row in rows] for name in ABOUT.names}, ABOUT)
-    put(folder / "00000_stats.json", {"count": N, "successes": N})
-    return (folder,), [f"{i:09d}.jpg" for i in range(N)], ONE
-
-
-def img2dataset_parquet(folder: Path) -> tuple:
-    rows = img2dataset_rows()
-    put_table(folder / "00000.parquet", {name: [row[name] for row in rows] for name in ABOUT.names} | {
-        "jpg": [make_image(i) for i in range(N)]}, ABOUT.append(pa.field("jpg", pa.binary())))
-    put(folder / "00000_stats.json", {"count": N, "successes": N})
-    return (folder,), [f"{i:09d}" for i in range(N)], ONE
-
-
-def imagefolder_csv(folder: Path) -> tuple:
-    stream = io.StringIO()
-    csv.writer(stream).writerows([("file_name", "label", "text"), *(
-        (name, 1, text) for name, captions in zip(put_images(folder, "images/{}.jpg"), FIVE, strict=True)
-        for text in captions)])
-    put(folder / "metadata.csv", stream.getvalue())
-    return (folder,), [f"images/{i}.jpg" for i in range(N)], FIVE
-
-
-def imagefolder_jsonl(folder: Path) -> tuple:
-    names = []
-    for split, numbers in (("a", range(5)), ("b", range(5, N))):
-        rows = []
-        for i in numbers:
-            put(folder / split / f"{i}.jpg", make_image(i))
-            rows.append(json.dumps({"file_name": f"{i}.jpg", "caption": texts(i)[0]}))
-            names.append(f"{split}/{i}.jpg")
-        put(folder / split / "metadata.jsonl", "\n".join(rows) + "\n")
-    return (folder,), names, ONE
-
-
-STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-
-
-def hub_parquet(folder: Path) -> tuple:
-    """As Dataset.push_to_hub writes it: two files of a split, and another split."""
-    schema = pa.schema([("image", STRUCT), ("caption", pa.list_(pa.string()))])
-    for place, numbers in enumerate((range(5), range(5, N))):
-        put_table(folder / f"data/train-0000{place}-of-00002.parquet", {
-            "image": [{"bytes": make_image(i), "path": f"{i}.jpg"} for i in numbers],
-            "caption": [texts(i) for i in numbers]}, schema)
-    put_table(folder / "data/test-00000-of-00001.parquet", {"image": [], "caption": []}, schema)
-    return (f"{folder}/data/train-*.parquet",), [f"{i}.jpg" for i in range(N)], FIVE
-
-
-def plain_parquet(folder: Path) -> tuple:
-    path = put_table(folder / "t.parquet", {"text": [texts(i)[0] for i in range(N)],
-                                            "picture": pa.array(map(make_image, range(N)), pa.large_binary())})
-    return (path,), [f"t.parquet#{i}" for i in range(N)], ONE
-
-
-def coco(folder: Path) -> tuple:
-    names = put_images(folder / "val2017", "{:012d}.jpg")
-    rows = [{"image_id": 7 * i, "id": 100 * i + j, "caption": f"{text}\n"} for i in range(N)
-            for j, text in enumerate(texts(i))]
-    path = put(folder / "annotations/captions_val2017.json", {
-        "info": {}, "licenses": [], "annotations": rows[::2] + rows[1::2],
-        "images": [{"id": 7 * i, "file_name": name, "coco_url": "http://x"} for i, name in enumerate(names)]})
-    return (path, "--images", folder / "val2017"), names, [
-        [text for place in (0, 1) for j, text in enumerate(captions) if (5 * i + j) % 2 == place]
-        for i, captions in enumerate(FIVE)]
-
-
-def llava(folder: Path) -> tuple:
-    names = put_images(folder, "images/part-0/{}.jpg")
-    path = put(folder / "chat.json", [{
-        "id": f"x{i}", "image": f"part-0/{i}.jpg", "conversations": [
-            {"from": "human", "value": "<image>\nDescribe it."}, {"from": "gpt", "value": texts(i)[0]},
-            {"from": "human", "value": "Is it large?"}, {"from": "gpt", "value": "No."}]} for i in range(N)])
-    return (path, "--images", folder / "images"), [name.removeprefix("images/") for name in names], ONE
-
-
-def rows_of_images(folder: Path) -> tuple:
-    path = put(folder / "train.json", [{"image": name, "caption": text} for name, captions in zip(
-        put_images(folder), FIVE, strict=True) for text in captions])
-    return (path,), [f"{i}.jpg" for i in range(N)], FIVE
-
-
-def own_csv(folder: Path) -> tuple:
-    names = [str(folder / name) for name in put_images(folder)]
-    path = put(folder / "pairs.tsv", "filepath\ttitle\n" + "".join(
-        f"{name}\t{captions[0]}\n" for name, captions in zip(names, ONE, strict=True)))
-    return (path,), names, ONE
-
-
-LAYOUTS = (kohya, json_beside, img2dataset_files, img2dataset_shards, img2dataset_parquet, imagefolder_csv,
-           imagefolder_jsonl, hub_parquet, plain_parquet, coco, llava, rows_of_images, own_csv)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)

@@ -212,7 +212,8 @@ def read_parquet(paths: list[str], key: str) -> Iterator[Sample]:
                         name, data = data.get("path") or name, data["bytes"]
                     yield Sample(str(name or f"{path.name}#{number}"), data or b"", caption_of(row, key), seen)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
-            raise ValueError(f"{path} is no whole parquet table; fetch or write it again ({problem})") from problem
+            why = " ".join(str(problem).split())
+            raise ValueError(f"{path} is no whole parquet table; fetch or write it again ({why})") from problem
 
 
 def read_folder(folder: Path, images: str | None, key: str) -> Iterable[Sample]:
