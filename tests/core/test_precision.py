@@ -1,14 +1,17 @@
-"""Claims about autocast: it decides neither the order in which tokens are revealed nor what a caption's score is."""
+"""Claims about autocast: the decoder's blocks follow it, the logits do not; captions and scores stay what they are."""
+import copy
+
 import pytest
 import torch
 from conftest import VOCAB, captions, images, tiny_captioner
 
 from open_clip_mdc.decoding.attention_maps import word_maps
 from open_clip_mdc.likelihood import log_likelihood as scoring
+from open_clip_mdc.models.precision import with_cast_blocks
 from open_clip_mdc.text.packing import pack_tokens
-from open_clip_mdc.text.special_tokens import valid_tokens
+from open_clip_mdc.text.special_tokens import target_tokens, valid_tokens
 
-PRECISIONS = [(torch.bfloat16, 0.05), (torch.float16, 0.01)]  # nats by which the hidden states' rounding moves a score
+PRECISIONS = [(torch.bfloat16, 0.02), (torch.float16, 0.003)]  # nats a token by which rounding may move a score
 
 
 def captioner(objective):
@@ -35,10 +38,11 @@ def test_scores_under_autocast_are_those_of_float32(objective, method, dtype, to
     with torch.autocast("cpu", dtype):
         found = scoring.log_likelihood(model, image, text, method, num_samples=64, return_details=True)
     assert found.log_likelihood.dtype == torch.float32
-    assert (found.log_likelihood - expected.log_likelihood).abs().max() < tolerance
+    tokens = target_tokens(text, VOCAB).sum(-1)
+    assert ((found.log_likelihood - expected.log_likelihood) / tokens).abs().max() < tolerance
     assert not torch.equal(found.log_likelihood, expected.log_likelihood)  # autocast was on
     if method == "heuristic":
-        assert (found.order != expected.order).any(-1).sum() <= 1  # of 40 captions
+        assert (found.order != expected.order).any(-1).sum() <= (8 if dtype == torch.bfloat16 else 1)  # of 40 captions
 
 
 @pytest.mark.parametrize("dtype, tolerance", PRECISIONS)
@@ -47,9 +51,9 @@ def test_unmasking_under_autocast_reveals_the_same_tokens_at_the_same_steps(dtyp
     expected = model.generate(image, length=8, return_trace=True)
     with torch.autocast("cpu", dtype):
         found = model.generate(image, length=8, return_trace=True)
-    assert torch.equal(found.text, expected.text)
-    assert (found.step != expected.step).any(1).sum() <= 1  # of 16 captions
-    assert (found.log_prob - expected.log_prob).sum(1).abs().max() < tolerance
+    same = (found.text == expected.text).all(1)
+    assert same.sum() >= 15 and (found.step != expected.step)[same].any(1).sum() <= 1  # of 16 captions
+    assert (found.log_prob - expected.log_prob)[same].sum(1).abs().max() < 8 * tolerance
 
 
 @pytest.mark.parametrize("dtype, tolerance", PRECISIONS)
@@ -59,27 +63,68 @@ def test_beam_search_under_autocast_finds_the_same_captions(dtype, tolerance):
     with torch.autocast("cpu", dtype):
         found = model.generate(image, length=8, return_trace=True)
     assert torch.equal(found.text, expected.text)
-    assert (found.log_prob - expected.log_prob).sum(1).abs().max() < tolerance
+    assert (found.log_prob - expected.log_prob).sum(1).abs().max() < 8 * tolerance
 
 
-def test_only_training_steps_run_the_decoder_in_low_precision():
+def test_outside_training_the_blocks_follow_autocast_and_the_logits_do_not():
     model, image, text = tiny_captioner(), images(2), captions([4, 5])
+    packed = pack_tokens(text, valid_tokens(text, VOCAB), False)
+    image_embs = model.encode_image_tokens(image)
+
+    def decode():
+        image_kv = model.text.project_image(image_embs)
+        hidden = model.text(packed, image_kv)
+        return image_kv[0][0], hidden, model.text.output(hidden)
+
     with torch.autocast("cpu", torch.bfloat16):
-        image_embs = model.encode_image_tokens(image)
-        found = model.generate(image, length=3, return_trace=True)
-        maps = word_maps(model, image, found)
-
-        def decode():
-            image_kv = model.text.project_image(image_embs)
-            hidden = model.text(pack_tokens(text, valid_tokens(text, VOCAB), False), image_kv)
-            return image_embs, image_kv[0][0], model.text.blocks[0].self_out(hidden), model.text.output(hidden)
-
-        assert [x.dtype for x in decode()] == [torch.bfloat16, torch.float32, torch.bfloat16, torch.float32]
+        with torch.no_grad():
+            assert [x.dtype for x in decode()] == [torch.bfloat16, torch.float32, torch.float32]
+        assert {x.dtype for x in decode()} == {torch.float32}  # copies would keep the gradients for themselves
         model.train()
         for grad in (True, False):  # --accum-freq runs a step without gradients first
             with torch.set_grad_enabled(grad):
-                assert {x.dtype for x in decode()} == {torch.bfloat16}
+                image_kv, hidden, logits = decode()
+                assert image_kv.dtype == logits.dtype == torch.bfloat16
         with torch.inference_mode():  # scoring leaves the model in its mode
             assert model.text.output(torch.randn(3, 32)).dtype == torch.float32
-        for a, b in zip(maps, word_maps(model, image, found), strict=True):  # and so do maps
-            assert torch.equal(a.attention, b.attention)
+
+
+def test_maps_of_attention_are_float32_whatever_autocast_says():
+    model, image = tiny_captioner(), images(2)
+    found = model.generate(image, length=3, return_trace=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = word_maps(model, image, found)
+    for a, b in zip(low, word_maps(model, image, found), strict=True):
+        assert a.attention.dtype == torch.float32
+        torch.testing.assert_close(a.attention, b.attention, atol=0.01, rtol=0.05)  # the image was encoded in 8 bits
+
+
+@torch.no_grad()
+def test_blocks_are_cast_once_and_again_when_their_weights_have_changed():
+    model, image = tiny_captioner(), images(2)
+
+    def blocks():
+        with torch.autocast("cpu", torch.bfloat16):
+            model.generate(image, length=3)
+            return with_cast_blocks(model.text, torch.bfloat16).blocks
+
+    first, names = blocks(), list(model.state_dict())
+    assert blocks() is first and first[0].self_qkv.weight.dtype == torch.bfloat16
+    model.text.blocks[1].self_qkv.weight.mul_(2)
+    second = blocks()
+    assert second is not first and torch.equal(second[1].self_qkv.weight, 2 * first[1].self_qkv.weight)
+    model.load_state_dict(tiny_captioner(seed=1).state_dict())
+    assert not torch.equal(blocks()[0].self_qkv.weight, second[0].self_qkv.weight)
+    assert list(model.state_dict()) == names and all(p.dtype == torch.float32 for p in model.parameters())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(copy.deepcopy(model).generate(image, length=3), model.generate(image, length=3))
+
+
+def test_float32_products_may_be_tf32_where_autocast_is_on_and_there_alone(monkeypatch):
+    model, seen = tiny_captioner(), []
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda *args, linear=torch.nn.functional.linear: seen.append(
+        torch.backends.cuda.matmul.allow_tf32) or linear(*args))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model.text.output(torch.randn(3, 32))
+    model.text.output(torch.randn(3, 32))
+    assert seen == [True, False] and not torch.backends.cuda.matmul.allow_tf32

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..models.captioner import Captioner
+from ..models.precision import without_autocast
 from ..text.special_tokens import caption_lengths, mask_id
 from .sampling import Decoded
 
@@ -30,8 +31,10 @@ def attention_weights(query: Tensor, key: Tensor) -> Tensor:
 def word_maps(model: Captioner, image: Tensor, decoded: Decoded) -> list[WordMaps]:
     """Return each image's maps; `decoded` is `model.generate(image [B, 3, height, width], return_trace=True)`."""
     lengths = caption_lengths(decoded.text, model.vocab_size).tolist()
-    return [_maps_of_one(model, embs, text[:n], step[:n]) for embs, text, step, n in zip(
-        model.encode_image_tokens(image).split(1), decoded.text, decoded.step, lengths, strict=True)]
+    image_embs = model.encode_image_tokens(image)
+    with without_autocast(image.device.type):  # whose blocks are copies without hooks
+        return [_maps_of_one(model, embs, text[:n], step[:n]) for embs, text, step, n in zip(
+            image_embs.split(1), decoded.text, decoded.step, lengths, strict=True)]
 
 
 def _maps_of_one(model: Captioner, image_embs: Tensor, text: Tensor, step: Tensor) -> WordMaps:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..text.packing import Packed
 from .interface import ImageKV
-from .precision import autocast_dtype, in_float32, in_training_step
+from .precision import autocast_dtype, in_chosen_precision, in_float32, in_training_step
 
 TextKV = list[tuple[Tensor, Tensor]]  # per layer: keys and values of the caption so far, [R, H, L, D] each
 
@@ -161,14 +161,18 @@ class TextDecoder(nn.Module):
     def no_weight_decay(self) -> set[str]:
         return {"positional_embedding"}
 
-    @in_float32
+    @property
+    def body_dtype(self) -> torch.dtype:
+        return self.blocks[0].self_qkv.weight.dtype
+
+    @in_chosen_precision
     def project_image(self, image_embs: Tensor) -> ImageKV:
         """Return what the decoder needs of an image, once for all captions, draws and denoising steps."""
         if autocast_dtype(image_embs.device.type) is None:
-            image_embs = image_embs.to(self.output.weight.dtype)  # from an encoder under autocast
+            image_embs = image_embs.to(self.body_dtype)
         return [block.project_image(image_embs) for block in self.blocks]
 
-    @in_float32
+    @in_chosen_precision
     def forward(self, packed: Packed, image_kv: ImageKV, time: Tensor | None = None) -> Tensor:
         """Return hidden states after the last norm, [N, W]. `output` turns predicted ones into logits.
 
@@ -180,15 +184,15 @@ class TextDecoder(nn.Module):
         x = self.token_embedding(packed.token) + self.positional_embedding[packed.position]
         if self.time_embedding is not None:
             x = x + self.time_embedding(unpad(time[:, None].expand(packed.valid.shape), packed))
-        x = x.to(self.output.weight.dtype)  # parameters that are no nn.Linear stay float32 under --precision bf16
+        x = x.to(self.body_dtype)  # parameters that are no nn.Linear stay float32 under --precision bf16
         mask, is_causal = attention_mask(packed, autocast_dtype(x.device.type) or x.dtype)
         for block, (image_k, image_v) in zip(self.blocks, image_kv, strict=True):
             args = (x, packed, image_k, image_v, mask, is_causal)
             x = checkpoint(block, *args, use_reentrant=False) if self.grad_checkpointing and self.training \
                 else block(*args)
-        return self.ln_final(x)
+        return self.ln_final(x.to(self.output.weight.dtype))
 
-    @in_float32
+    @in_chosen_precision
     def step(self, token: Tensor, image_kv: ImageKV, past: TextKV | None = None) -> tuple[Tensor, TextKV]:
         """Return the hidden state of one more token per row: the last column of a causal `forward`.
 
@@ -200,9 +204,9 @@ class TextDecoder(nn.Module):
             [R, W], and the keys and values of all tokens so far.
         """
         position = 0 if past is None else past[0][0].shape[2]
-        x = (self.token_embedding(token) + self.positional_embedding[position]).to(self.output.weight.dtype)
+        x = (self.token_embedding(token) + self.positional_embedding[position]).to(self.body_dtype)
         present = []
         for i, (block, (image_k, image_v)) in enumerate(zip(self.blocks, image_kv, strict=True)):
             x, kv = block.step(x, image_k, image_v, None if past is None else past[i])
             present.append(kv)
-        return self.ln_final(x), present
+        return self.ln_final(x.to(self.output.weight.dtype)), present
