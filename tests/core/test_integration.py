@@ -30,6 +30,8 @@ IMPORTED = {
     "open_clip.model:_build_vision_tower": "the image encoder is OpenCLIP's",
     "open_clip.modified_resnet:ModifiedResNet": "the image tower of CLIP's ResNets, whose last map gives the tokens",
     **({"open_clip.task:ImageTextTask": "model and loss as the loop of 4.x trains them"} if MAJOR > 3 else {}),
+    "open_clip.model:resize_pos_embed": "a tower's position embedding is resized as OpenCLIP does it",
+    "open_clip.modified_resnet:ModifiedResNet": "tells CLIP's ResNets, whose last map gives the tokens",
     "open_clip.timm_model:TimmModel": "tells a timm encoder from a native one",
     "open_clip.tokenizer:SimpleTokenizer": "byte_decoder and bpe_ranks, from which smaller vocabularies are cut",
     "open_clip.transformer:LayerNorm": "the decoder's layers are those of OpenCLIP's text tower",

@@ -40,6 +40,7 @@ KINDS = (  # what a network is, and patterns of names that it has
     ("an image tower of timm", None, r"^(trunk\.)?(patch_embed|blocks|stem|stages)\."),
 )
 
+WITH_A_TOWER = [what for what, *_ in KINDS if what.startswith(("a CLIP", "a CoCa", "an image tower"))]
 UNKNOWN = "an unknown network"
 
 
@@ -220,6 +221,8 @@ def misfit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Misfit:
     if what != wanted:
         advice = f"give the checkpoint of {wanted}" if what != UNKNOWN else \
             f"its names begin with {_some(given)}, those of {wanted} here with {_some(own)}"
+        if wanted == "a captioner" and what in WITH_A_TOWER:
+            advice += ", or start its image tower from this one by open_clip_train --pretrained-image"
         return Misfit(f"it is of {what}: {advice}")
     for name, x in own.items():
         if name in given and given[name].shape != x.shape:

@@ -17,7 +17,7 @@ from ..data.paths import to_shards
 from ..data.shards import find_shards, warn_of_lines
 from ..errors import close_names, read_flags
 from ..models.vq import VQCfg, convolutions
-from . import plugins
+from . import image_source, plugins
 from .configs import is_captioner
 from .hook import hook
 from .runs import check_folder, latest_checkpoint
@@ -32,6 +32,9 @@ def parse_args(original, argv):
                      help="Module or file.py that registers an objective (plugins.py); may be given several times.")
     own.add_argument("--allow-nonfinite-loss", action="store_true",
                      help="Train on, and save, when a captioner's loss or weights are not finite.")
+    own.add_argument("--pretrained-image", nargs="?", const=True, metavar="SOURCE",
+                     help="Start a captioner's image tower from weights of OpenCLIP, timm or transformers (a file or a "
+                     "folder), a run, an export, or timm:NAME, which may be downloaded.")
     flags, rest = own.parse_known_args(argv)
     try:
         args = original(rest)
@@ -40,6 +43,11 @@ def parse_args(original, argv):
             own.print_help()
         raise
     vars(args).update({name: given for name, given in vars(flags).items() if given})  # params.txt is as OpenCLIP's
+    if args.pretrained_image and is_captioner(args.model):
+        args.pretrained_image = image_source.of(args.pretrained_image, args.model)
+        of_images = image_source.normalization(args.pretrained_image, args.model)  # which the run has to remember
+        args.image_mean = args.image_mean or of_images.get("mean")
+        args.image_std = args.image_std or of_images.get("std")
     for plugin in flags.plugin or ():
         plugins.load_plugin(plugin)
     if flags.plugin:
@@ -136,6 +144,16 @@ def find_number_problem(args) -> str | None:
             for number in value if isinstance(value, list) else [] if value is None else [value]:
                 if not least <= number <= most:
                     return f"--{flag.replace('_', '-')} {number} should be {words}"
+    return None
+
+
+def find_image_problem(args) -> str | None:
+    if isinstance(args.pretrained_image, str) and args.pretrained:
+        return f"--pretrained {args.pretrained} has an image tower already: leave out --pretrained-image"
+    if isinstance(args.pretrained_image, str) and is_captioner(args.model):
+        size = args.force_image_size
+        image_source.check(args.pretrained_image, args.model, args.force_quick_gelu,
+                           size[0] if isinstance(size, list) and len(size) == 1 else size)
     return None
 
 
@@ -289,7 +307,8 @@ def find_problem(args) -> str | None:
     """Return the first thing in the flags that cannot work, in one line that says what to do, or None."""
     try:
         return (find_model_problem(args) or find_captioner_problem(args) or find_vq_problem(args)
-                or find_number_problem(args) or find_value_problem(args) or find_data_problem(args))
+                or find_number_problem(args) or find_value_problem(args) or find_data_problem(args)
+                or find_image_problem(args))
     except (ValueError, OSError) as problem:  # a name of a model that cannot be; a file that cannot be read
         return str(problem)
 

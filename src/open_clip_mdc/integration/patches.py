@@ -30,6 +30,9 @@ OPEN_CLIP = (
     Replacement("open_clip:get_model_config", ".factory:get_model_config", ANY_BASE),
     Replacement("open_clip:get_tokenizer", ".factory:get_tokenizer", NO_SIGLIP),
     Replacement("open_clip_train.main:get_tokenizer", ".factory:get_tokenizer", NO_SIGLIP),
+    Replacement("open_clip.factory:create_model", ".image_source:create_model",
+                "pretrained_image names where a captioner's image tower starts from; OpenCLIP loads a tower in part"),
+    Replacement("open_clip:create_model", ".image_source:create_model", "the same by its public name"),
     Replacement("open_clip.factory:CustomTextCLIP", ".factory:model_class",
                 "create_model picks the class by config key and knows no caption_cfg"),
     Replacement("open_clip.factory:SimpleTokenizer", ".factory:tokenizer_class",
@@ -42,7 +45,7 @@ OPEN_CLIP = (
     Replacement("open_clip_train.main:get_latest_checkpoint", ".saving:get_latest_checkpoint",
                 "resume, of CLIP too: OpenCLIP goes by names, where an old epoch_latest.pt comes last"),
     Replacement("open_clip_train.main:parse_args", ".arguments:parse_args",
-                "--plugin and --allow-nonfinite-loss, which OpenCLIP does not know"),
+                "--plugin, --allow-nonfinite-loss and a SOURCE of --pretrained-image, which OpenCLIP does not know"),
     Replacement("open_clip_train.data:get_wds_dataset", ".data:get_wds_dataset",
                 "seeds, of CLIP too: the sample shuffle is seeded by process id and clock; both read the same images "
                 "(EXIF orientation, 16 bit) and draw one of several captions"),

@@ -5,7 +5,6 @@ OpenCLIP's ViT is the one that CLIP's weights are converted from everywhere; wha
 
 Dimensions: B images, P patches, D width.
 """
-import re
 from inspect import signature
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from open_clip.timm_model import TimmModel
 from open_clip.transformer import QuickGELU, ResidualAttentionBlock, VisionTransformer
 from torch import Tensor, nn
 
-from . import encoder
+from . import encoder, names
 from .captioner import Captioner
 
 if TYPE_CHECKING:
@@ -24,13 +23,6 @@ CLIP_IN_TIMM = "vit_base_patch32_clip_224"  # the architecture that all sizes ar
 OF_ARCHITECTURE = ("architecture", "input_size", "fixed_input_size", "num_classes", "first_conv", "classifier")
 TIMM_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
 TIMM_NORMS = {1e-5: {}, 1e-6: {"norm_layer": "layernorm"}}  # the architecture's own, and timm's LayerNorm
-CLIP_NAMES = (  # of parameters: OpenCLIP's, transformers'
-    (r"^class_embedding", "embeddings.class_embedding"), (r"^conv1\.", "embeddings.patch_embedding."),
-    (r"^positional_embedding", "embeddings.position_embedding.weight"), (r"^ln_pre\.", "pre_layrnorm."),
-    (r"^ln_post\.", "post_layernorm."), (r"^transformer\.resblocks\.", "encoder.layers."),
-    (r"\.ln_(\d)\.", r".layer_norm\1."), (r"\.attn\.", ".self_attn."), (r"\.c_fc\.", ".fc1."),
-    (r"\.c_proj\.", ".fc2."),
-)
 
 
 def activation(visual: nn.Module) -> str:
@@ -52,7 +44,6 @@ def timm_model(visual: nn.Module) -> nn.Module:
     Raises ValueError if timm has no such model with the mean of the patch tokens as its feature.
     """
     import timm
-    from timm.models.vision_transformer import checkpoint_filter_fn
     options = {"num_classes": 0, "global_pool": "avg"}
     if isinstance(visual, TimmModel):
         if not visual.has_last_norm:
@@ -77,13 +68,11 @@ def timm_model(visual: nn.Module) -> nn.Module:
             "pre_norm": pre_norm, "act_layer": act_layer, **TIMM_NORMS[visual.ln_post.eps],
             **({} if scale is None else {"init_values": 1.0}),
         }
-        weights = {f"visual.{name}".replace(".ls_", ".ls"): x for name, x in visual.state_dict().items()}
+        weights = names.to_timm(visual.state_dict())
+        if not pre_norm:  # timm's patch embedding has a bias then
+            weights["patch_embed.proj.bias"] = torch.zeros(encoder.width(visual))
     try:
         model = timm.create_model(architecture, **options)
-        if not isinstance(visual, TimmModel):
-            weights = checkpoint_filter_fn(weights, model)
-            if not pre_norm:  # timm's patch embedding has a bias then
-                weights["patch_embed.proj.bias"] = torch.zeros(encoder.width(visual))
         model.load_state_dict(weights)
     except (RuntimeError, TypeError) as problem:
         raise ValueError(f"timm's {architecture} with the mean of its patch tokens as feature is another network: "
@@ -109,15 +98,10 @@ def clip_vision_model(visual: nn.Module) -> "CLIPVisionModel":
         hidden_size=encoder.width(visual), intermediate_size=block.mlp.c_fc.out_features,
         num_hidden_layers=len(visual.transformer.resblocks), num_attention_heads=block.attn.num_heads,
         image_size=height, patch_size=visual.patch_size[0], hidden_act=act, layer_norm_eps=visual.ln_post.eps))
-    weights = {}
-    for name, x in visual.state_dict().items():
-        for pattern, theirs in CLIP_NAMES:
-            name = re.sub(pattern, theirs, name)
-        if "in_proj_" in name:
-            for part, rows in zip("qkv", x.chunk(3), strict=True):
-                weights[name.replace("in_proj_", f"{part}_proj.")] = rows
-        else:
-            weights[name] = x
+    weights = names.renamed(names.split(names.to_timm(visual.state_dict())), names.CLIP, back=True)
+    for name in ("embeddings.class_embedding", "embeddings.position_embedding.weight"):
+        weights[name] = weights[name].squeeze(0)
+    weights["embeddings.class_embedding"] = weights["embeddings.class_embedding"].flatten()
     model = model.eval()
     missing, unexpected = getattr(model, "vision_model", model).load_state_dict(weights, strict=False)
     if unexpected or set(missing) - {"embeddings.position_ids"}:

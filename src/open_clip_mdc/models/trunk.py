@@ -63,13 +63,14 @@ def _trial(trunk: nn.Module, size: tuple[int, int]) -> tuple[Tensor, list[str]]:
     features, training = _Features(trunk), trunk.training
     state = {name: torch.empty_like(x, device="meta").requires_grad_(isinstance(x, nn.Parameter))
              for name, x in (*features.named_parameters(), *features.named_buffers())}
-    try:
-        tokens = torch.func.functional_call(features.eval(), state, torch.empty(1, 3, *size, device="meta"))
-    finally:
-        trunk.train(training)
-    if not isinstance(tokens, Tensor) or tokens.ndim not in (3, 4):
-        raise ValueError("it gives no tokens and no feature map")
-    tokens.sum().backward()
+    with torch.inference_mode(False), torch.enable_grad():
+        try:
+            tokens = torch.func.functional_call(features.eval(), state, torch.empty(1, 3, *size, device="meta"))
+        finally:
+            trunk.train(training)
+        if not isinstance(tokens, Tensor) or tokens.ndim not in (3, 4):
+            raise ValueError("it gives no tokens and no feature map")
+        tokens.sum().backward()
     return tokens, [name.removeprefix("trunk.") for name, _ in features.named_parameters() if state[name].grad is None]
 
 

@@ -1,0 +1,252 @@
+"""`--pretrained-image SOURCE`: where a captioner's image tower starts from.
+
+SOURCE is a file of weights of OpenCLIP, timm or transformers, a folder with one, a run, an export, or timm:NAME.
+"""
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from open_clip.model import CLIPVisionCfg
+from torch import Tensor
+
+from ..data import weights
+from ..errors import close_names
+from ..models import encoder, names, tower_weights
+from . import configs
+from .configs import is_captioner
+from .hook import hook
+from .runs import WEIGHTS_FILES, find, params_file
+
+NOTES = ("config.json", "open_clip_config.json", "preprocessor_config.json")  # what lies beside weights
+DINOV2 = [f"timm-vit_{size}_patch14{registers}_dinov2" for size in ("small", "base", "large", "giant")
+          for registers in ("", "_reg4")]
+
+
+class Source(NamedTuple):
+    """Where an image tower starts from (`locate`)."""
+
+    name: str
+    read: Callable[[], dict[str, Tensor]]
+    normalization: dict[str, list[float]]  # mean and std, where they are known
+    base: str | None  # the config that it would fit by what is told of it
+    traits: dict[str, object]  # tower_weights.traits, as far as known
+
+
+def locate(source: str) -> Source:
+    """Return where weights are and what is told beside them. Raises ValueError if there are none."""
+    if source.startswith("timm:"):
+        return _of_timm(source)
+    path = Path(source.removeprefix("local-dir:"))
+    if not path.exists():
+        raise ValueError(f"--pretrained-image {source}: no such file or folder; give weights, a run, a folder of an "
+                         "export, or timm:NAME, which may be downloaded")
+    try:
+        if (path / "checkpoints").is_dir() or path.is_file() and params_file(path).exists():
+            name, file, args = find(str(path))
+            path, noted = Path(file), {"mean": args.get("image_mean"), "std": args.get("image_std")}
+            base, found = name, _traits_of_config(_config(name), bool(args.get("force_quick_gelu")))
+        else:
+            folder = path if path.is_dir() else path.parent
+            if path.is_dir():
+                path = next((path / name for name in WEIGHTS_FILES if (path / name).is_file()), None)
+            if path is None:
+                raise ValueError(f"{folder} has no weights ({', '.join(WEIGHTS_FILES[:1] + WEIGHTS_FILES[4:6])})")
+            noted, base, found = _notes(folder, path.name)
+    except (ValueError, FileNotFoundError) as problem:
+        raise ValueError(f"--pretrained-image {source}: {problem}") from problem
+    told = {key: noted[key] for key in ("mean", "std") if noted.get(key)}
+    for key, x in told.items():
+        if not (isinstance(x, (list, tuple)) and len(x) == 3 and all(type(number) in (int, float) for number in x)):
+            raise ValueError(f"--pretrained-image {source}: its {key} of images is {str(x)[:80]}, not three numbers")
+    return Source(source, lambda: weights.tensors(path), {key: list(value) for key, value in told.items()}, base, found)
+
+
+def _of_timm(source: str) -> Source:
+    import timm
+    name = source.removeprefix("timm:")
+    known = timm.get_pretrained_cfg(name)
+    if known is None or not timm.is_model(name):
+        close = close_names(name, timm.list_models())
+        raise ValueError(f"--pretrained-image {source}: timm has no such encoder{close}")
+
+    def read() -> dict[str, Tensor]:
+        print(f"{source}: timm takes the weights from its cache, or downloads them", file=sys.stderr)
+        try:
+            return timm.create_model(name, pretrained=True).state_dict()
+        except (RuntimeError, OSError, ValueError) as problem:
+            raise ValueError(f"--pretrained-image {source}: timm cannot give the weights "
+                             f"({str(problem).splitlines()[0][:200]})") from problem
+    return Source(source, read, {"mean": list(known.mean), "std": list(known.std)}, f"timm-{name}",
+                  _traits_of_timm(name))
+
+
+def _traits_of_timm(name: str, options: Mapping | None = None) -> dict[str, object]:
+    import timm
+    with torch.device("meta"):
+        return tower_weights.traits(timm.create_model(name, **(options or {}) | {"num_classes": 0}))
+
+
+def _config(name: str) -> dict:
+    import open_clip
+    config = open_clip.get_model_config(name)
+    if config is None:
+        raise ValueError(f"it is of {name}, which is no model known here")
+    return config
+
+
+def _traits_of_config(config: dict, quick_gelu: bool = False) -> dict[str, object]:
+    if "vq_cfg" in config:
+        return {}
+    return tower_weights.traits(tower_weights.network_of(_without_data(config, quick_gelu)))
+
+
+def _without_data(config: dict, quick_gelu: bool = False, image_size=None) -> torch.nn.Module:
+    vision_cfg = config["vision_cfg"] | ({"image_size": image_size} if image_size else {})
+    with torch.device("meta"):
+        return encoder.build(CLIPVisionCfg(**vision_cfg), quick_gelu or config.get("quick_gelu", False),
+                             vq_cfg=config.get("vq_cfg"), regions=config.get("caption_cfg", {}).get("regions", 1))
+
+
+def _notes(folder: Path, file: str) -> tuple[dict, str | None, dict]:
+    """Return mean and std, the base and the traits that files beside weights tell."""
+    found = {}
+    for name in NOTES:
+        if (folder / name).is_file():
+            try:
+                found[name] = json.loads((folder / name).read_text(encoding="utf-8"))
+                if not isinstance(found[name], dict):
+                    raise ValueError("it is no object")
+            except (ValueError, RecursionError) as problem:
+                raise ValueError(f"{folder / name} is damaged ({problem})") from problem
+    config = found.get("config.json", {})
+    try:
+        if "open_clip_config.json" in found and file.startswith("open_clip") or not config and len(found) == 1:
+            return found["open_clip_config.json"].get("preprocess_cfg", {}), None, _traits_of_config(
+                _config(f"local-dir:{folder}"))
+        if isinstance(config.get("architecture"), str):
+            import timm
+            of_images, name = config.get("pretrained_cfg", {}), config["architecture"]
+            known = timm.is_model(name)
+            return ({key: of_images.get(key) for key in ("mean", "std")}, f"timm-{name}" if known else None,
+                    _traits_of_timm(name, config.get("model_args")) if known else {})
+        images = found.get("preprocessor_config.json", {})
+        config = config.get("vision_config") or config
+        return ({"mean": images.get("image_mean"), "std": images.get("image_std")}, None,
+                {"heads": config.get("num_attention_heads"), "activation": config.get("hidden_act"),
+                 "eps of LayerNorm": config.get("layer_norm_eps")})
+    except (KeyError, TypeError, AttributeError, RuntimeError, AssertionError) as problem:
+        raise ValueError(f"what lies beside {folder / file} describes no encoder "
+                         f"({type(problem).__name__}: {problem})") from problem
+
+
+def of(source: str | bool, model_name: str) -> str:
+    """Return the SOURCE of a captioner: of True, as a bare flag gives it, timm's own weights of its tower."""
+    if source is True:
+        name = _config(model_name)["vision_cfg"].get("timm_model_name")
+        if name is None:
+            raise ValueError("--pretrained-image needs a SOURCE: a file of weights, a run, a folder of an export, or "
+                             "timm:NAME")
+        return f"timm:{name}"
+    return str(source)
+
+
+def normalization(source: str, model_name: str) -> dict[str, list[float]]:
+    """Return mean and std of images: as told beside the weights, else those that timm has for the tower, else {}."""
+    told = locate(source).normalization
+    name = _config(model_name)["vision_cfg"].get("timm_model_name")
+    if told or name is None:
+        return told
+    import timm
+    known = timm.get_pretrained_cfg(name)
+    return {"mean": list(known.mean), "std": list(known.std)}
+
+
+def load(visual: torch.nn.Module, source: str, model_name: str) -> None:
+    """Start a captioner's image tower from SOURCE. Raises ValueError, which says what would fit."""
+    located = locate(source)
+    given = located.read()
+    try:
+        tower_weights.check_traits(visual, located.traits)
+        tower_weights.load(visual, given)
+    except weights.Misfit as problem:
+        raise ValueError(f"--pretrained-image {source} does not fit the image tower of {model_name}: {problem}; "
+                         f"{_advice(located, given)}") from problem
+
+
+def check(source: str, model_name: str, quick_gelu: bool = False, image_size=None) -> None:
+    """Raise ValueError as `load` would, before anything is made."""
+    load(_without_data(_config(model_name), quick_gelu, image_size), source, model_name)
+
+
+def _advice(source: Source, given: dict[str, Tensor]) -> str:
+    for base in _candidates(source, given):
+        config = configs.captioner(f"MDC-{base}", _base_config)
+        if config is None:
+            continue
+        try:
+            visual = _without_data(config)
+            tower_weights.check_traits(visual, source.traits)
+            tower_weights.converted(visual, given)
+            return f"--model MDC-{base} would fit"
+        except (weights.Misfit, ValueError):
+            continue
+    return "give the weights of the same encoder"
+
+
+def _base_config(name: str) -> dict | None:
+    import open_clip
+    return open_clip.get_model_config(name)
+
+
+def _candidates(source: Source, given: dict[str, Tensor]) -> list[str]:
+    """Return bases whose tower may fit, those of the same size of images first."""
+    import open_clip
+    import timm
+    part = names.to_timm(tower_weights.image_part(given))
+    found = [source.base.removeprefix("MDC-")] if source.base else []
+    patches = part.get("patch_embed.proj.weight")
+    if patches is None:  # no ViT: by the name of its file or folder
+        path = Path(source.name)
+        return found + [f"timm-{name}" for word in (path.stem, path.parent.name) for name in
+                        timm.list_models(f"*{word}*")[:4]]
+    width, side = patches.shape[0], patches.shape[-1]
+    depth = len({name.split(".")[1] for name in part if name.startswith("blocks.")})
+    positions = part["pos_embed"].shape[1] if "pos_embed" in part else 0
+    bases = []
+    for base in open_clip.list_models():
+        config = open_clip.get_model_config(base)
+        cfg = {"width": 768, "patch_size": 16, "layers": 12, "image_size": 224} | config["vision_cfg"]
+        name = cfg.get("timm_model_name")
+        if "caption_cfg" not in config and (f"patch{side}_" in name if name else
+                                            (cfg["width"], cfg["patch_size"], cfg["layers"]) == (width, side, depth)):
+            same = cfg["image_size"] in [side * math.isqrt(max(positions - prefix, 0)) for prefix in (0, 1)]
+            bases.append((not same, len(base), base))
+    return found + [base for *_, base in sorted(bases)] + (DINOV2 if side == 14 else [])
+
+
+@hook
+def create_model(original, model_name, pretrained=None, *args, pretrained_image=False, pretrained_image_path=None,
+                 force_preprocess_cfg=None, **kwargs):
+    """Wrap `open_clip.create_model`: a captioner's image tower starts from `pretrained_image`, a SOURCE.
+
+    OpenCLIP's own `pretrained_image_path` is one, too, which it would load in part, and in silence.
+    """
+    source = pretrained_image_path or pretrained_image
+    if not source or not is_captioner(model_name):
+        if isinstance(pretrained_image, (str, Path)):
+            raise ValueError(f"--pretrained-image {pretrained_image} is for captioners; of {model_name} give the whole "
+                             "model by --pretrained")
+        return original(model_name, pretrained, *args, pretrained_image=pretrained_image,
+                        pretrained_image_path=pretrained_image_path, force_preprocess_cfg=force_preprocess_cfg,
+                        **kwargs)
+    if pretrained:
+        raise ValueError(f"--pretrained {pretrained} has an image tower already: leave out --pretrained-image")
+    source = of(source, model_name)
+    of_images = normalization(source, model_name) | (force_preprocess_cfg or {})
+    model = original(model_name, None, *args, force_preprocess_cfg=of_images, **kwargs)
+    load(model.visual, source, model_name)
+    return model

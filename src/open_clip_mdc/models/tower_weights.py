@@ -1,0 +1,133 @@
+"""The way in for an image encoder: weights of another library, under a tower's own names, all of them or none.
+
+Heads are left out, as a captioner has none. Of CoCa's tower the norm before the attention that pools is the last norm,
+as it is the one that its patch tokens go through. Of a DINOv2 without registers the position embedding is resized
+without antialias, as its authors do it, of all others with it, as OpenCLIP, timm and DINOv2's authors do it.
+"""
+import math
+import re
+import sys
+from collections.abc import Mapping
+from inspect import signature
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from open_clip.model import resize_pos_embed
+from open_clip.timm_model import TimmModel
+from open_clip.transformer import QuickGELU, VisionTransformer
+from torch import Tensor, nn
+
+from ..data.weights import Misfit
+from . import encoder, names
+from .vq import VQTower
+
+WITHIN = ("visual.", "tower.", "trunk.", "vision_model.", "dinov2.", "dinov2_with_registers.")  # before a tower's names
+HEADS = re.compile(r"(head|fc|fc_norm|classifier|last_linear|pre_logits|attn_pool\w*|attnpool|conv_head|norm_head)\.|"
+                   r"proj$|head_\w+\.|mask_token$")
+COUNTS = "num_batches_tracked"  # of BatchNorm, without use
+ACTIVATIONS = {"gelu": F.gelu, "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu,
+               "quick_gelu": QuickGELU(), "silu": F.silu}  # by transformers' names
+GELUS = {"gelu", "gelu_pytorch_tanh"}  # which OpenCLIP and timm do not tell apart either where they convert SigLIP
+
+
+def load(visual: nn.Module, given: Mapping[str, Tensor]) -> None:
+    """Put the weights of an image tower, or those in a whole model, into `visual`. Raises Misfit."""
+    found = converted(visual, given)
+    network_of(visual).load_state_dict(found, strict=False)  # all are there but what counts batches
+
+
+def converted(visual: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights under the names and in the sizes of a tower, which may be without data. Raises Misfit."""
+    if isinstance(visual, VQTower):
+        raise Misfit("its image tower is a frozen VQ-VAE, which comes from open_clip_mdc vq: give it by --pretrained")
+    network, weights = network_of(visual), names.to_timm(image_part(given))
+    if "attn_pool.ln_k.weight" in weights and not any(name.startswith("attn_pool_contrastive.") for name in weights):
+        weights |= {f"norm.{name}": weights[f"attn_pool.ln_k.{name}"] for name in ("weight", "bias")}
+    elif "norm.weight" not in weights:
+        weights = {name.replace("fc_norm.", "norm."): x for name, x in weights.items()}
+    if isinstance(network, VisionTransformer):
+        weights = _sized(network, names.to_native(weights))
+    elif network is not visual and network is not encoder.region_tower(visual):
+        weights = _adapted(network, weights)
+    own = {name: x for name, x in network.state_dict().items() if not name.endswith(COUNTS)}
+    extra = [name for name in weights if name not in own and not name.endswith(COUNTS) and not HEADS.match(name)]
+    missing = [name for name in own if name not in weights]
+    for name, x in own.items():
+        if name in weights and weights[name].shape != x.shape:
+            raise Misfit(f"its {name} is {list(weights[name].shape)}, here {list(x.shape)}")
+    if missing or extra:
+        told = [f"{words} {found[0]}" + f" and {len(found) - 1} more" * (len(found) > 1)
+                for words, found in (("it lacks", missing), ("it has too much", extra)) if found]
+        raise Misfit(", ".join(told))
+    return {name: weights[name] for name in network.state_dict() if name in weights}
+
+
+def network_of(visual: nn.Module) -> nn.Module:
+    """Return the network within a tower that another library has, too: timm's own, OpenCLIP's."""
+    tower = encoder.region_tower(visual)
+    return tower.trunk if isinstance(tower, TimmModel) else tower
+
+
+def image_part(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what an image tower has of the weights of a model, without what stands before their names."""
+    for prefix in WITHIN:
+        part = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
+        weights = part or weights
+    return dict(weights)
+
+
+def _sized(visual: VisionTransformer, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    position = weights.get("positional_embedding")
+    weights.pop("mask_token", None)
+    if position is None or math.isqrt(len(position) - 1) ** 2 != len(position) - 1:
+        return weights
+    state = {"visual.positional_embedding": position}
+    scaled = hasattr(visual.transformer.resblocks[0].ls_1, "gamma")  # a native tower with layer scale is a DINOv2
+    resize_pos_embed(state, SimpleNamespace(visual=visual), antialias=not scaled)
+    return weights | {"positional_embedding": state["visual.positional_embedding"]}
+
+
+def _adapted(trunk: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights as timm itself brings them into an encoder: old names, sizes of positions and windows."""
+    own = {name: x for name, x in trunk.state_dict().items() if not name.endswith(COUNTS)}
+    adapt = getattr(sys.modules[type(trunk).__module__], "checkpoint_filter_fn", None)
+    patches = "patch_embed.proj.weight"  # which timm would resize in silence
+    if adapt is None or all(name in weights and weights[name].shape == x.shape for name, x in own.items()) or (
+            patches in own and patches in weights and own[patches].shape != weights[patches].shape):
+        return weights
+    plain = ("dinov2" in trunk.pretrained_cfg.get("architecture", "") and trunk.num_prefix_tokens == 1
+             and "antialias" in signature(adapt).parameters)
+    try:
+        return adapt(dict(weights), trunk, **({"antialias": False} if plain else {}))
+    except Exception as problem:  # of names that timm does not expect
+        raise Misfit(f"timm cannot bring it into its {type(trunk).__name__} "
+                     f"({type(problem).__name__}: {str(problem)[:100]})") from problem
+
+
+def traits(network: nn.Module) -> dict[str, object]:
+    """Return what a ViT of OpenCLIP or timm computes with its weights: heads, activation, eps. {} of others."""
+    if isinstance(network, VisionTransformer):
+        block = network.transformer.resblocks[0]
+        found = block.attn.num_heads, getattr(block.mlp, "gelu", None), network.ln_post.eps
+    elif hasattr(network, "num_prefix_tokens") and hasattr(network, "blocks"):
+        block = network.blocks[0]
+        found = (getattr(getattr(block, "attn", None), "num_heads", None),
+                 getattr(getattr(block, "mlp", None), "act", None), getattr(network.norm, "eps", None))
+    else:
+        return {}
+    return {"heads": found[0], "activation": _activation(found[1]), "eps of LayerNorm": found[2]}
+
+
+def _activation(act: nn.Module | None) -> str | None:
+    x = torch.ones(1, device="cpu")
+    return next((name for name, f in ACTIVATIONS.items() if act is not None and torch.allclose(f(x), act(x), 0, 1e-6)),
+                None)
+
+
+def check_traits(visual: nn.Module, given: Mapping[str, object]) -> None:
+    """Raise Misfit where an encoder with the same weights computes another thing, as far as that is known."""
+    for name, own in traits(network_of(visual)).items():
+        other = given.get(name)
+        if None not in (own, other) and own != other and not {own, other} <= GELUS:
+            raise Misfit(f"its {name} is {other}, here {own}")

@@ -1,0 +1,334 @@
+"""Claims about --pretrained-image: an image tower of any library gives its own tokens here.
+
+    pytest tests/core/test_image_source.py
+
+Each family's own library makes random weights, saves them and runs them.
+"""
+import json
+import os
+
+import open_clip
+import pytest
+import timm
+import torch
+from conftest import SHARED, images, needs_data, run_folder
+from safetensors.torch import load_file, save_file
+from training import open_clip_train, weights
+
+import open_clip_mdc
+from open_clip_mdc.models import encoder
+
+transformers = pytest.importorskip("transformers")
+
+TEXT = {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
+SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8,
+             intermediate_size=64)
+
+
+@pytest.fixture(autouse=True)
+def towers(tmp_path):
+    """Small towers by name: OpenCLIP's ViTs, with CLIP's activation, CoCa's pooling and DINOv2's layer scale."""
+    native = dict(image_size=32, patch_size=8, width=32, head_width=16, layers=2, mlp_ratio=2.0)
+    configs = {
+        "tiny": native, "tiny-wide": native | {"width": 64}, "tiny-coca": native | {"attentional_pool": True},
+        "tiny-dino": native | {"no_ln_pre": True, "ls_init_value": 1.0, "norm_kwargs": {"eps": 1e-6}, "mlp_ratio": 4.0},
+        "tiny-64": native | {"image_size": 64}, "tiny-rn": dict(layers=[1, 1, 1, 1], width=8, head_width=64,
+                                                                image_size=64),
+        "tiny-timm": dict(timm_model_name="test_vit", image_size=32, timm_pool="avg"),
+    }
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    for name, vision_cfg in configs.items():
+        (folder / f"{name}.json").write_text(json.dumps({"embed_dim": 32, "vision_cfg": vision_cfg, "text_cfg": TEXT}))
+        quick = {"embed_dim": 32, "vision_cfg": vision_cfg, "text_cfg": TEXT, "quick_gelu": True}
+        (folder / f"{name}-quickgelu.json").write_text(json.dumps(quick))
+    before = dict(open_clip.factory._MODEL_CONFIGS)
+    open_clip.add_model_config(folder)
+    open_clip_mdc.register()
+    yield
+    open_clip_mdc.unregister()
+    open_clip.factory._MODEL_CONFIG_PATHS.remove(folder)
+    open_clip.factory._MODEL_CONFIGS = before
+
+
+def random(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with weights of which none is 0 or 1, as biases, norms and scales are at first."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for x in model.state_dict().values():
+            if x.is_floating_point():
+                x.copy_(0.5 * torch.rand(x.shape, generator=generator) + 0.1 if x.ndim == 1 else
+                        0.2 * torch.randn(x.shape, generator=generator))
+    return model.eval()
+
+
+def create(base: str, source, **options):
+    return open_clip_mdc.create_model_and_transforms(f"MDC-{base}", pretrained_image=str(source), **options)
+
+
+@torch.no_grad()
+def assert_gives(model, expected: torch.Tensor, image: torch.Tensor) -> None:
+    found = model.eval().encode_image_tokens(image)
+    assert found.shape == expected.shape and (found - expected).abs().max() < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("saved_as", ["torch", "safetensors", "training", "visual"])
+def test_a_clip_model_of_openclip(tmp_path, saved_as):
+    clip = random(open_clip.create_model("tiny"))
+    path = tmp_path / "clip.pt"
+    if saved_as == "safetensors":
+        save_file({name: x.contiguous() for name, x in clip.state_dict().items()}, path)
+    elif saved_as == "training":
+        torch.save({"epoch": 3, "state_dict": {f"module.{n}": x for n, x in clip.state_dict().items()}}, path)
+    else:
+        torch.save(clip.state_dict() if saved_as == "torch" else clip.visual.state_dict(), path)
+    image = images(2, 32)
+    clip.visual.output_tokens, clip.visual.pool_type = True, "avg"  # all tokens after the last norm
+    clip.visual.final_ln_after_pool = False
+    assert_gives(create("tiny", path)[0], clip.visual(image)[1], image)
+
+
+@torch.no_grad()
+def test_a_coca_model_by_the_norm_before_its_pooling(tmp_path):
+    visual = random(encoder._build_vision_tower(32, open_clip.get_model_config("tiny-coca")["vision_cfg"]))
+    torch.save({f"visual.{name}": x for name, x in visual.state_dict().items()}, tmp_path / "coca.pt")
+    image, seen = images(2, 32), []
+    visual.attn_pool.ln_k.register_forward_hook(lambda module, given, output: seen.append(output))
+    visual(image)
+    assert_gives(create("tiny", tmp_path / "coca.pt")[0], seen[0][:, 1:], image)
+
+
+@torch.no_grad()
+def test_clips_resnet(tmp_path):
+    clip = random(open_clip.create_model("tiny-rn"))
+    torch.save(clip.state_dict(), tmp_path / "clip.pt")
+    image, seen = images(2, 64), []
+    clip.visual.layer4.register_forward_hook(lambda module, given, output: seen.append(output))
+    clip.visual(image)
+    expected = torch.nn.functional.layer_norm(seen[0].flatten(2).mT, seen[0].shape[1:2])
+    assert_gives(create("tiny-rn", tmp_path / "clip.pt")[0], expected, image)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["test_vit", "test_vit2", "test_efficientnet", "test_resnet", "test_convnext",
+                                  "vit_tiny_patch16_224"])
+def test_an_encoder_of_timm_with_its_classifier(tmp_path, name):
+    model = random(timm.create_model(name, num_classes=7))
+    torch.save(model.state_dict(), tmp_path / "model.pth")
+    image = images(1, model.pretrained_cfg["input_size"][-1])
+    expected = model.forward_features(image)
+    if expected.ndim == 4:
+        expected = torch.nn.functional.layer_norm(expected.flatten(2).mT, expected.shape[1:2])
+    else:
+        expected = expected[:, model.num_prefix_tokens:]
+        if isinstance(model.norm, torch.nn.Identity):  # it is the mean of the tokens that timm normalises
+            expected = model.fc_norm(expected)
+    captioner = create(f"timm-{name}", tmp_path / "model.pth")[0]
+    assert_gives(captioner, expected, image)
+    assert captioner.visual.preprocess_cfg["mean"] == list(model.pretrained_cfg["mean"])
+
+
+@torch.no_grad()
+def test_timms_clip_and_dinov2_are_native_towers(tmp_path):
+    """The convolution's bias, which DINOv2 has and OpenCLIP's ViT has not, goes into the positions."""
+    image = images(2, 32)
+    options = dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=0)
+    for base, arch, extra in (("tiny", "vit_base_patch32_clip_224", {"mlp_ratio": 2}),
+                              ("tiny-dino", "vit_small_patch14_dinov2", {})):
+        model = random(timm.create_model(arch, **options | extra))
+        save_file(model.state_dict(), tmp_path / f"{base}.safetensors")
+        assert_gives(create(base, tmp_path / f"{base}.safetensors")[0], model.forward_features(image)[:, 1:], image)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("with_text", [False, True])
+def test_clip_of_transformers(tmp_path, with_text):
+    config = transformers.CLIPVisionConfig(**SIZES, hidden_act="quick_gelu")
+    if with_text:
+        text = transformers.CLIPTextConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+                                           num_attention_heads=2)
+        config = transformers.CLIPConfig(text_config=text.to_dict(), vision_config=config.to_dict())
+        model = random(transformers.CLIPModel(config))
+        vision = model.vision_model
+    else:
+        model = vision = random(transformers.CLIPVisionModel(config))
+    model.save_pretrained(tmp_path / "clip")
+    (tmp_path / "clip" / "preprocessor_config.json").write_text(
+        json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}))
+    image = images(2, 32)
+    vision = getattr(vision, "vision_model", vision)
+    expected = vision.post_layernorm(vision(image).last_hidden_state[:, 1:])
+    captioner, _, transform = create("tiny-quickgelu", tmp_path / "clip")
+    assert_gives(captioner, expected, image)
+    assert captioner.visual.preprocess_cfg["mean"] == [0.1, 0.2, 0.3]
+    assert tuple(transform.transforms[-1].std) == (0.4, 0.5, 0.6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("registers", [0, 4])
+@pytest.mark.parametrize("file_names", [True, False])
+def test_dinov2_of_transformers(tmp_path, registers, file_names):
+    """By the names of its files and by those of its modules, with registers and another size of images."""
+    sizes = dict(hidden_size=384, num_hidden_layers=12, num_attention_heads=6, image_size=70, patch_size=14)
+    kind = "Dinov2WithRegisters" if registers else "Dinov2"
+    config = getattr(transformers, f"{kind}Config")(**sizes, **({"num_register_tokens": 4} if registers else {}))
+    model = random(getattr(transformers, f"{kind}Model")(config))
+    model.save_pretrained(tmp_path / "dino")
+    if not file_names:
+        save_file({name: x.contiguous() for name, x in model.state_dict().items()}, tmp_path / "dino/model.safetensors")
+    base = f"timm-vit_small_patch14{'_reg4' if registers else ''}_dinov2"
+    for side in (70, 98):
+        image = images(1, side)
+        tokens = model(image).last_hidden_state[:, 1 + registers:]
+        assert_gives(create(base, tmp_path / "dino", force_image_size=side)[0], tokens, image)
+    if not registers:
+        config = open_clip.get_model_config("tiny-dino")
+        config["vision_cfg"] |= {"width": 384, "layers": 12, "head_width": 64, "patch_size": 14, "image_size": 98}
+        open_clip.factory._MODEL_CONFIGS["native-dino"] = config
+        assert_gives(create("native-dino", tmp_path / "dino")[0], tokens, image)
+
+
+@torch.no_grad()
+def test_siglip_of_transformers_goes_into_timms(tmp_path):
+    """Its pooling is left out. transformers has the other GELU, which is told apart from timm's by 5e-4 at most."""
+    sizes = dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, image_size=64, patch_size=16,
+                 intermediate_size=3072)
+    model = random(transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**sizes, hidden_act="gelu")))
+    model.save_pretrained(tmp_path / "siglip")
+    image = images(1, 64)
+    captioner = create("timm-vit_base_patch16_siglip_224", tmp_path / "siglip", force_image_size=64)[0]
+    assert_gives(captioner, model(image).last_hidden_state, image)
+    assert captioner.visual.preprocess_cfg["mean"] == [0.5, 0.5, 0.5]
+
+
+@torch.no_grad()
+def test_a_run_and_an_export_of_ours(tmp_path):
+    run = run_folder(tmp_path / "run", "MDC-ViT-Ti-8", image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.25, 0.3])
+    trained = open_clip_mdc.load(run, device="cpu").model
+    image = images(2, 32)
+    expected = trained.encode_image_tokens(image)
+    from open_clip_mdc import cli
+    cli.main(["export", "--pretrained", str(run), "--out", str(tmp_path / "out")])
+    for source in (run, run / "checkpoints" / "epoch_1.pt", tmp_path / "out", f"local-dir:{tmp_path / 'out'}",
+                   tmp_path / "out" / "model.safetensors", tmp_path / "out" / "clip_vision_model"):
+        model = open_clip_mdc.create_model_and_transforms("ARC-ViT-Ti-8", pretrained_image=str(source))[0]
+        assert_gives(model, expected, image)
+        assert model.visual.preprocess_cfg["mean"] == [0.4, 0.5, 0.6]
+
+
+@needs_data("encoders")
+@torch.no_grad()
+@pytest.mark.parametrize("folder, name, side", [
+    ("efficientnet_lite0", "tf_efficientnet_lite0", 224),
+    ("vit_small_patch14_dinov2_saliency", "vit_small_patch14_dinov2", 518)])
+def test_the_real_encoders(folder, name, side):
+    path = SHARED / "encoders" / folder
+    state = load_file(path / "model.safetensors")
+    model = timm.create_model(name, num_classes=1000 if "classifier.weight" in state else 0).eval()
+    model.load_state_dict(state)
+    image = images(1, side)
+    expected = model.forward_features(image)
+    expected = (torch.nn.functional.layer_norm(expected.flatten(2).mT, (1280,)) if expected.ndim == 4 else
+                expected[:, 1:])
+    captioner = create(f"timm-{name}", path)[0]
+    assert_gives(captioner, expected, image)
+    assert captioner.visual.preprocess_cfg["mean"] == list(model.pretrained_cfg["mean"])
+
+
+def refusal(base: str, source, **options) -> str:
+    with pytest.raises(ValueError) as error:
+        create(base, source, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_what_does_not_fit_is_one_line_that_names_the_tower_which_would(tmp_path):
+    clip = open_clip.create_model("tiny-wide")
+    torch.save(clip.state_dict(), tmp_path / "wide.pt")
+    said = refusal("tiny", tmp_path / "wide.pt")
+    assert f"--pretrained-image {tmp_path / 'wide.pt'} does not fit the image tower of MDC-tiny: its " in said
+    assert "is [64], here [32]" in said and said.endswith("; --model MDC-tiny-wide would fit")
+    save_file(timm.create_model("test_resnet", num_classes=0).state_dict(), tmp_path / "test_resnet.safetensors")
+    said = refusal("tiny", tmp_path / "test_resnet.safetensors")
+    assert "it lacks class_embedding and" in said and said.endswith("--model MDC-timm-test_resnet would fit")
+    torch.save({**clip.visual.state_dict(), "register": torch.ones(1)}, tmp_path / "more.pt")
+    said = refusal("tiny-wide", tmp_path / "more.pt")
+    assert said.endswith("it has too much register; give the weights of the same encoder")
+    nothing = {name: x for name, x in clip.state_dict().items() if not name.startswith("visual.ln_post")}
+    torch.save(nothing, tmp_path / "less.pt")
+    assert "it lacks ln_post.weight and 1 more" in refusal("tiny-wide", tmp_path / "less.pt")
+
+
+def test_an_encoder_that_computes_another_thing_with_the_same_weights_is_refused(tmp_path):
+    for options, said in (({}, "its activation is quick_gelu, here gelu"), (
+            {"hidden_act": "gelu", "num_attention_heads": 4}, "its heads is 4, here 2"), (
+            {"hidden_act": "gelu", "layer_norm_eps": 1e-3}, "its eps of LayerNorm is 0.001, here 1e-05")):
+        config = transformers.CLIPVisionConfig(**SIZES | options)
+        transformers.CLIPVisionModel(config).save_pretrained(tmp_path / "clip")
+        found = refusal("tiny", tmp_path / "clip")
+        assert said in found and ("--model MDC-tiny-quickgelu would fit" in found) == (not options)
+
+
+@pytest.mark.parametrize("source, said", [
+    ("nowhere.pt", "nowhere.pt: no such file or folder; give weights, a run, a folder of an export, or timm:NAME"),
+    ("empty", "empty: .*empty has no weights"), ("damaged", "config.json is damaged"),
+    ("timm:vit_small_patch14_dinov3", "timm has no such encoder; close to it: vit_small_patch"),
+    ("text.pt", "text.pt is no checkpoint")])
+def test_a_source_that_is_none_is_one_line(tmp_path, monkeypatch, source, said):
+    monkeypatch.chdir(tmp_path)
+    for name in ("empty", "damaged"):
+        os.mkdir(name)
+    for name in ("text.pt", "damaged/config.json", "damaged/model.safetensors"):
+        (tmp_path / name).write_text("{no")
+    with pytest.raises(ValueError, match=said) as error:
+        create("tiny", source)
+    assert "\n" not in str(error.value)
+
+
+def test_a_bare_flag_means_timms_own_weights_and_is_refused_for_other_towers(monkeypatch):
+    with pytest.raises(ValueError, match="--pretrained-image needs a SOURCE"):
+        open_clip_mdc.create_model_and_transforms("MDC-tiny", pretrained_image=True)
+    model, asked = random(timm.create_model("test_vit")), []
+    real = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **options: (
+        asked.append(name) or model) if pretrained else real(name, **options))
+    image = images(1, 32)
+    for source in (True, "timm:test_vit"):
+        captioner = open_clip_mdc.create_model_and_transforms("MDC-tiny-timm", pretrained_image=source)[0]
+        assert captioner.visual.preprocess_cfg["mean"] == list(model.pretrained_cfg["mean"])
+        assert torch.equal(captioner.visual.trunk.blocks[0].attn.qkv.weight, model.blocks[0].attn.qkv.weight)
+        assert captioner.encode_image_tokens(image).shape == (1, 4, 64)
+    assert asked == ["test_vit", "test_vit"]
+
+
+def test_other_models_and_two_towers_are_refused(tmp_path):
+    torch.save(open_clip.create_model("tiny").state_dict(), tmp_path / "clip.pt")
+    with pytest.raises(ValueError, match="is for captioners; of tiny give the whole model by --pretrained"):
+        open_clip.create_model("tiny", pretrained_image=str(tmp_path / "clip.pt"))
+    with pytest.raises(ValueError, match="has an image tower already: leave out --pretrained-image"):
+        create("tiny", tmp_path / "clip.pt", pretrained=str(tmp_path / "clip.pt"))
+    with pytest.raises(RuntimeError, match="or start its image tower from this one by open_clip_train --pretrained-im"):
+        open_clip_mdc.create_model_and_transforms("MDC-tiny", str(tmp_path / "clip.pt"))
+
+
+def test_a_run_from_a_clip_model_starts_at_its_tower_and_remembers_mean_and_std(tmp_path):
+    """The real command. With --lock-image and a learning rate of 0 for nobody, the tower stays the source's."""
+    tower = open_clip.create_model("ViT-Ti-8")
+    folder = tmp_path / "clip"
+    folder.mkdir()
+    torch.save(tower.state_dict(), folder / "open_clip_pytorch_model.bin")
+    (folder / "open_clip_config.json").write_text(json.dumps({
+        "model_cfg": open_clip.get_model_config("ViT-Ti-8"),
+        "preprocess_cfg": {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.25, 0.3]}}))
+    flags = ("--dataset-type", "synthetic", "--train-num-samples", "8", "--batch-size", "4", "--epochs", "1")
+    open_clip_train(*flags, "--pretrained-image", folder, "--lock-image", logs=tmp_path)
+    trained = weights(tmp_path, 1)
+    for name, x in tower.visual.state_dict().items():
+        assert name == "proj" or torch.equal(trained[f"visual.{name}"], x)
+    loaded = open_clip_mdc.load(tmp_path / "run", device="cpu")
+    assert loaded.model.visual.preprocess_cfg["mean"] == [0.4, 0.5, 0.6]
+    refused = open_clip_train(*flags, "--pretrained-image", folder, logs=tmp_path, name="other", model="MDC-ViT-Ti-16",
+                              check=False)
+    assert refused.returncode and refused.stderr.strip().splitlines()[-1].startswith("error: --pretrained-image ")
+    assert "--model MDC-ViT-Ti-8 would fit" in refused.stderr and not (tmp_path / "other").exists()
