@@ -117,8 +117,7 @@ def test_flags_that_change_nothing_are_said_to(csv):
     def warnings(model, *flags):
         argv = ["--model", model, "--train-data", str(csv), "--precision", "fp32", "--device", "cpu", *flags]
         return list(train.find_warnings(train.parse(argv)))
-    flags = ("--local-loss", "--gather-with-grad", "--lock-image-freeze-bn-stats", "--use-bn-sync",
-             "--train-num-samples")
+    flags = ("--local-loss", "--gather-with-grad", "--lock-image-freeze-bn-stats", "--train-num-samples")
     found = warnings("MDC-ViT-Ti-8", *flags, "9", "--lock-image-unlocked-groups", "1")
-    assert len(found) == 6 and all(f"{flag} has no effect" in " ".join(found) for flag in flags)
+    assert len(found) == 5 and all(f"{flag} has no effect" in " ".join(found) for flag in flags)
     assert not warnings("MDC-ViT-Ti-8") and not warnings("ViT-B-32", "--local-loss", "--gather-with-grad")

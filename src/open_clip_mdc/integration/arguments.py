@@ -15,7 +15,7 @@ from ..data.csv_pairs import read_table
 from ..data.files import new_file
 from ..data.paths import to_shards
 from ..data.shards import find_shards, warn_of_lines
-from ..errors import close_names, read_flags
+from ..errors import close_names, number_from, read_flags
 from ..models.vq import VQCfg, convolutions
 from . import image_source, plugins
 from .configs import is_captioner
@@ -35,6 +35,10 @@ def parse_args(original, argv):
     own.add_argument("--pretrained-image", nargs="?", const=True, metavar="SOURCE",
                      help="Start a captioner's image tower from weights of OpenCLIP, timm or transformers (a file or a "
                      "folder), a run, an export, or timm:NAME, which may be downloaded.")
+    own.add_argument("--image-lr-scale", type=float, metavar="SCALE",
+                     help="Learning rate of a captioner's image tower, as a multiple of the decoder's.")
+    own.add_argument("--unlock-image-after", type=number_from(1), metavar="EPOCHS",
+                     help="Lock a captioner's image tower for so many epochs, then train it, too.")
     flags, rest = own.parse_known_args(argv)
     try:
         args = original(rest)
@@ -42,7 +46,8 @@ def parse_args(original, argv):
         if not end.code:
             own.print_help()
         raise
-    vars(args).update({name: given for name, given in vars(flags).items() if given})  # params.txt is as OpenCLIP's
+    given = {name: x for name, x in vars(flags).items() if x is not None and x is not False}
+    vars(args).update(given)  # without them params.txt is as OpenCLIP's
     if args.pretrained_image and is_captioner(args.model):
         args.pretrained_image = image_source.of(args.pretrained_image, args.model)
         of_images = image_source.normalization(args.pretrained_image, args.model)  # which the run has to remember
@@ -81,8 +86,7 @@ WITHOUT_EFFECT = [
     ("coca_contrastive_loss_weight", 1.0, "it is CoCa's"),
     ("lock_text_unlocked_layers", 0, "the text decoder cannot be locked"),
     ("lock_text_freeze_layer_norm", False, "the text decoder cannot be locked"),
-    ("lock_image_freeze_bn_stats", False, "a ViT has no BatchNorm"),
-    ("use_bn_sync", False, "a ViT has no BatchNorm"),
+    ("lock_image_freeze_bn_stats", False, "a locked image tower keeps its statistics"),
     ("force_custom_text", False, "a captioner has a text decoder of its own"),
     ("length_bucketing", False, "its captions are packed without padding"),
     ("text_pad_multiple", None, "its captions are packed without padding"),
@@ -102,7 +106,7 @@ NUMBERS = [
     ("3 or more, for SOT, a word and EOT", 3, math.inf, ("force_context_length",)),
     ("0 to 4294967295", 0, 2**32 - 1, ("seed",)),
     ("finite", -GREATEST, GREATEST, ("image_mean",)),
-    ("above 0 and finite", ABOVE_0, GREATEST, ("image_std",)),
+    ("above 0 and finite", ABOVE_0, GREATEST, ("image_std", "image_lr_scale")),
 ]
 
 
@@ -140,7 +144,7 @@ def find_model_problem(args) -> str | None:
 def find_number_problem(args) -> str | None:
     for words, least, most, flags in NUMBERS:
         for flag in flags:
-            value = getattr(args, flag)
+            value = getattr(args, flag, None)
             for number in value if isinstance(value, list) else [] if value is None else [value]:
                 if not least <= number <= most:
                     return f"--{flag.replace('_', '-')} {number} should be {words}"
@@ -270,6 +274,16 @@ def find_captioner_problem(args) -> str | None:
     for flag, instead in NOT_FOR_CAPTIONERS.items():
         if getattr(args, flag, None) and is_captioner(args.model):
             return f"--{flag.replace('_', '-')} is not supported for the captioner {args.model}: {instead}"
+    for flag in ("image_lr_scale", "unlock_image_after"):
+        if getattr(args, flag, None) is not None and not is_captioner(args.model):
+            return f"--{flag.replace('_', '-')} is for captioners, which {args.model} is not"
+    locked = getattr(args, "unlock_image_after", None) or 0
+    if locked and getattr(args, "fsdp", False):
+        return "--unlock-image-after does not go with --fsdp, which shards before it: use DDP, or --lock-image"
+    if locked and args.lock_image:
+        return f"--unlock-image-after {locked} locks the image tower: leave out --lock-image"
+    if locked and locked >= args.epochs:
+        return f"--unlock-image-after {locked} of --epochs {args.epochs} never unlocks: take --lock-image"
     return None
 
 
@@ -320,6 +334,8 @@ def find_warnings(args) -> Iterator[str]:
         yield "--precision amp is float16, some 50 times slower than --precision fp32 on a CPU"
     if args.lock_image_unlocked_groups and not args.lock_image:
         yield "--lock-image-unlocked-groups has no effect without --lock-image"
+    if getattr(args, "image_lr_scale", None) and args.lock_image and not args.lock_image_unlocked_groups:
+        yield "--image-lr-scale has no effect with --lock-image: the image tower does not train"
     if args.train_data and is_csv(args.train_data, args):
         for flag in ("train_num_samples", "dataset_resampled", "train_data_upsampling_factors"):
             if getattr(args, flag):

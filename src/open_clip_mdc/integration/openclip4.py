@@ -3,6 +3,7 @@ from dataclasses import replace
 
 from open_clip.task import ImageTextTask
 
+from . import image_rates
 from .factory import of_captioner
 from .hook import hook
 from .training import caption_loss, repeatable, unwrap
@@ -45,6 +46,10 @@ def create_task(original, args, model, **rest):
 
 @hook
 def train_one_epoch(original, state, data, args, tb_writer=None):
-    """Wrap `open_clip_train.main.train_one_epoch`: an epoch that is `repeatable`."""
-    with repeatable(state.task, data, getattr(state.task, "loss", None), state.epoch, args):
+    """Wrap `open_clip_train.main.train_one_epoch`: an epoch that is `repeatable`, with the tower's own rates."""
+    task, own = state.task, (state.task.trainable_module, state.scheduler)
+    with repeatable(task, data, getattr(task, "loss", None), state.epoch, args), image_rates.of_epoch(
+            task.trainable_module, state.optimizer, state.scheduler, state.epoch, args
+    ) as (task.trainable_module, state.scheduler):
         original(state, data, args, tb_writer=tb_writer)
+    task.trainable_module, state.scheduler = own

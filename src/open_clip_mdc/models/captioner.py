@@ -113,7 +113,15 @@ class Captioner(nn.Module):
             raise misfit(self.state_dict(), state_dict) from problem
 
     def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-        encoder.lock(self.visual, unlocked_groups, freeze_bn_stats)
+        encoder.lock(self.visual, unlocked_groups)
+
+    def train(self, mode: bool = True) -> "Captioner":
+        """As a module's, but a tower that is locked whole runs as in evaluation: BatchNorm keeps its statistics."""
+        super().train(mode)
+        tower = encoder.region_tower(self.visual)
+        if not any(p.requires_grad for p in tower.parameters()):
+            tower.eval()
+        return self
 
     def set_grad_checkpointing(self, enable: bool = True, impl: str = "inline") -> None:
         if impl == "composable":  # OpenCLIP 4.x's under --fsdp

@@ -160,16 +160,17 @@ def _layer(visual: nn.Module, image: Tensor, layer: int) -> tuple[Tensor, Tensor
     return found["image_intermediates"][0], found["image_intermediates_prefix"][0]
 
 
-def lock(visual: nn.Module, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
+def lock(visual: nn.Module, unlocked_groups: int = 0) -> None:
     """LiT: freeze the tower but for its last groups, as OpenCLIP counts them. Region embeddings are still learnt."""
     if isinstance(visual, RegionTower):
-        return lock(visual.tower, unlocked_groups, freeze_bn_stats)
+        return lock(visual.tower, unlocked_groups)
     if isinstance(visual, ModifiedResNet) and unlocked_groups:
         raise ValueError("--lock-image-unlocked-groups: a ResNet of OpenCLIP is locked whole or not at all")
     native = not isinstance(visual, (TimmModel, VQTower, ModifiedResNet))
     if native:
         visual.proj = nn.Parameter(torch.empty(0))  # upstream's last group; a captioner has none
-    visual.lock(unlocked_groups=unlocked_groups + (native and unlocked_groups > 0), freeze_bn_stats=freeze_bn_stats)
+    # What runs as in evaluation (Captioner.train) needs no other layers, whose checkpoints would lack what is loaded.
+    visual.lock(unlocked_groups=unlocked_groups + (native and unlocked_groups > 0))
     if native:
         visual.proj = None
 

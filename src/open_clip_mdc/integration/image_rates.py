@@ -1,0 +1,76 @@
+"""How an image tower trains beside a new decoder: at a learning rate of its own, and locked in the first epochs.
+
+OpenCLIP's optimizer holds the tower's parameters from the start, in its own groups. What is done here lasts for an
+epoch: a checkpoint is as OpenCLIP writes it, and a run resumes to the last bit on either side of the unlocking.
+"""
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import nn
+from torch.nn import parallel
+
+from .factory import of_captioner
+from .training import unwrap
+
+Schedule = Callable[[int], float]
+
+
+@contextmanager
+def of_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule, epoch: int,
+             args) -> Iterator[tuple[nn.Module, Schedule]]:
+    """Yield the model and the schedule of an epoch, as --unlock-image-after and --image-lr-scale ask for them."""
+    with ExitStack() as stack:
+        if of_captioner(args) and epoch < (getattr(args, "unlock_image_after", None) or 0):
+            stack.enter_context(_locked(unwrap(model)))
+            model = _wrapped_again(model)
+        if of_captioner(args) and (scale := getattr(args, "image_lr_scale", None)):
+            schedule = stack.enter_context(_scaled(optimizer, schedule, unwrap(model).visual, scale))
+        yield model, schedule
+
+
+@contextmanager
+def _locked(captioner: nn.Module) -> Iterator[None]:
+    free = [p for p in captioner.visual.parameters() if p.requires_grad]
+    captioner.lock_image_tower()
+    try:
+        yield
+    finally:
+        for p in free:
+            p.requires_grad_(True)
+
+
+def _wrapped_again(model: nn.Module) -> nn.Module:
+    """Return a model in a DDP made now: it waits for the gradient of each parameter that then needs one."""
+    ddp = getattr(model, "_orig_mod", model)
+    if not isinstance(ddp, parallel.DistributedDataParallel):
+        return model
+    again = type(ddp)(ddp.module, device_ids=ddp.device_ids, static_graph=ddp.static_graph)
+    return again if ddp is model else torch.compile(again)
+
+
+@contextmanager
+def _scaled(optimizer: torch.optim.Optimizer, schedule: Schedule, tower: nn.Module, scale: float) -> Iterator[Schedule]:
+    ids = set(map(id, tower.parameters()))
+    whole = optimizer.param_groups
+
+    def parts(of_tower: bool) -> list[dict]:
+        return [{**group, "params": [p for p in group["params"] if (id(p) in ids) == of_tower]} for group in whole]
+    decoder, image = parts(False), parts(True)
+
+    def scale_rates() -> None:
+        for group in image:
+            group["lr"] *= scale
+
+    def scaled(step: int) -> float:
+        rate = schedule(step)
+        scale_rates()
+        return rate
+    scale_rates()  # for --skip-scheduler, which leaves them
+    optimizer.param_groups = [group for group in decoder + image if group["params"]]  # OpenCLIP logs the first one's
+    try:
+        yield scaled
+    finally:
+        for group, part in zip(whole, decoder, strict=True):
+            group.update({name: x for name, x in part.items() if name != "params"})
+        optimizer.param_groups = whole

@@ -1,0 +1,133 @@
+"""Claims about how an image tower trains beside a new decoder.    pytest tests/core/test_image_rates.py
+
+All runs are by the real command.
+"""
+import json
+
+import pytest
+import torch
+from conftest import run
+from test_train import DUMP
+from training import TORCHRUN, equal, open_clip_train, open_clip_train_each, train_flags, weights
+
+import open_clip_mdc
+
+SYNTHETIC = ("--dataset-type", "synthetic", "--train-num-samples", "16", "--batch-size", "4")
+CNN = "MDC-timm-test_efficientnet"
+
+
+def tower(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: x for name, x in state.items() if name.startswith("visual.")}
+
+
+def decoder(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: x for name, x in state.items() if not name.startswith("visual.")}
+
+
+@pytest.fixture(scope="module")
+def unlocked(tmp_path_factory):
+    """Three epochs, the tower free in the third; the same locked and free throughout; resumed before the unlocking,
+    at it, and with the other flags together."""
+    logs = tmp_path_factory.mktemp("unlocked")
+    three = (*SYNTHETIC, "--epochs", "3", "--unlock-image-after", "2")
+    both = (*three, "--image-lr-scale", "0.1", "--wd", "0.5")
+
+    def resumed(flags, name, epoch):
+        return train_flags(*flags, "--resume", logs / name / "checkpoints" / f"epoch_{epoch}.pt", logs=logs,
+                           name=f"{name}-{epoch}")
+    open_clip_train_each(
+        train_flags(*three, logs=logs, name="after-2"), resumed(three, "after-2", 1), resumed(three, "after-2", 2),
+        train_flags(*SYNTHETIC, "--epochs", "3", "--lock-image", logs=logs, name="locked"),
+        train_flags(*SYNTHETIC, "--epochs", "3", "--lr", "0", logs=logs, name="start"),
+        train_flags(*both, logs=logs, name="both"), resumed(both, "both", 1), resumed(both, "both", 2))
+    return logs
+
+
+def test_the_tower_is_locked_first_and_then_free(unlocked):
+    """Until the unlocking all weights are those of a locked run to the last bit; then those of the tower move, too."""
+    start, first, second, third = (weights(unlocked, epoch, name) for epoch, name in (
+        (1, "start"), (1, "after-2"), (2, "after-2"), (3, "after-2")))
+    assert equal(tower(start), tower(second))
+    for epoch, state in ((1, first), (2, second)):
+        assert equal(state, weights(unlocked, epoch, "locked"))
+    moved = [name for name, x in tower(third).items() if not torch.equal(x, second[name])]
+    assert len(moved) == len(tower(third)) and not equal(third, weights(unlocked, 3, "locked"))
+
+
+@pytest.mark.parametrize("name", ["after-2", "both"])
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_run_resumes_bit_for_bit_before_the_unlocking_and_at_it(unlocked, name, epoch):
+    assert equal(weights(unlocked, 3, name), weights(unlocked, 3, f"{name}-{epoch}"))
+
+
+def test_the_optimizer_has_no_state_of_a_locked_tower_and_is_saved_as_openclip_saves_it(unlocked):
+    """Two groups with all parameters; Adam counts the steps of a parameter from its first gradient."""
+    saved = [torch.load(unlocked / name / "checkpoints" / f"epoch_{epoch}.pt", weights_only=True)["optimizer"]
+             for name in ("after-2", "both") for epoch in (2, 3)]
+    count = len(tower(weights(unlocked, 1, "after-2")))
+    for state in saved:
+        assert [len(group["params"]) for group in state["param_groups"]] == [
+            len(group["params"]) for group in saved[0]["param_groups"]] and len(state["param_groups"]) == 2
+    for locked, free in (saved[:2], saved[2:]):
+        assert len(free["state"]) - len(locked["state"]) == count
+        assert sorted({int(x["step"]) for x in free["state"].values()}) == [4, 12]
+    assert all("lr_scale" not in group for group in saved[3]["param_groups"])
+
+
+def test_the_towers_learning_rate_is_the_scale_times_the_decoders(tmp_path):
+    """Adam's first step, weight decay included, is proportional to the rate, and its gradient is that of both runs."""
+    flags = (*SYNTHETIC, "--train-num-samples", "4", "--epochs", "1", "--warmup", "1")
+    open_clip_train_each(*(train_flags(*flags, *more, logs=tmp_path, name=name) for name, more in (
+        ("start", ("--lr", "0")), ("plain", ()), ("scaled", ("--image-lr-scale", "0.25")))))
+    start, plain, scaled = (weights(tmp_path, 1, name) for name in ("start", "plain", "scaled"))
+    assert equal(decoder(plain), decoder(scaled))
+    for name, x in tower(scaled).items():
+        torch.testing.assert_close(x - start[name], (plain[name] - start[name]) / 4, atol=1e-7, rtol=1e-3)
+    assert any((plain[name] != start[name]).any() for name in tower(plain))
+
+
+def test_two_processes_unlock_eager_and_compiled(scenes, tmp_path):
+    """DDP, which waits for the gradients that it saw coming, on both sides of the unlocking."""
+    (tmp_path / "dump.py").write_text(DUMP)
+    flags = ("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-samples", "64", "--epochs", "2",
+             "--unlock-image-after", "1", "--image-lr-scale", "0.5")
+    data = str(scenes / "train" / "{00000..00007}.tar")
+    run(*TORCHRUN, str(tmp_path / "dump.py"), json.dumps([
+        train_flags(*flags, *more, data=data, logs=tmp_path, name=name)
+        for name, more in (("eager", ()), ("compiled", ("--torchcompile",)))]))
+    for name in ("eager", "compiled"):
+        ranks = [torch.load(tmp_path / f"{name}-rank{rank}.pt", weights_only=True) for rank in (0, 1)]
+        assert equal(*ranks) and equal(ranks[0], weights(tmp_path, 2, name))
+        first, second = weights(tmp_path, 1, name), weights(tmp_path, 2, name)
+        assert all(not torch.equal(x, second[key]) for key, x in first.items())
+    for key, x in weights(tmp_path, 2, "eager").items():
+        torch.testing.assert_close(weights(tmp_path, 2, "compiled")[key], x, atol=1e-5, rtol=1e-4)
+
+
+def test_a_locked_cnn_keeps_the_statistics_of_its_batchnorm_and_is_loaded_again(tmp_path):
+    """Else the features of a locked tower would change from batch to batch. A free one learns them."""
+    flags = (*SYNTHETIC, "--epochs", "1", "--force-image-size", "64")
+    open_clip_train_each(*(train_flags(*flags, *more, logs=tmp_path, name=name, model=CNN) for name, more in (
+        ("locked", ("--lock-image", "--lock-image-freeze-bn-stats")), ("free", ()))))
+    torch.manual_seed(0)
+    fresh = open_clip_mdc.create_model_and_transforms(CNN, force_image_size=64)[0].state_dict()
+    locked, free = weights(tmp_path, 1, "locked"), weights(tmp_path, 1, "free")
+    statistics = [name for name in locked if name.endswith("running_var")]
+    assert statistics and locked.keys() == fresh.keys()
+    for name in statistics:
+        assert torch.equal(locked[name], torch.ones_like(locked[name])) and not torch.equal(free[name], locked[name])
+    model = open_clip_mdc.load(tmp_path / "locked", device="cpu")
+    assert len(model.caption([torch.zeros(3, 64, 64)], length=4)) == 1
+
+
+@pytest.mark.parametrize("flags, said", [
+    (("--unlock-image-after", "1", "--lock-image"), "--unlock-image-after 1 locks the image tower: leave out"),
+    (("--unlock-image-after", "2"), "--unlock-image-after 2 of --epochs 2 never unlocks: take --lock-image"),
+    (("--unlock-image-after", "0"), "0 should be at least 1"),
+    (("--image-lr-scale", "0"), "--image-lr-scale 0.0 should be above 0 and finite"),
+    (("--image-lr-scale", "0.1", "--model", "ViT-S-32-alt"), "--image-lr-scale is for captioners"),
+])
+def test_flags_that_cannot_work_are_one_line(tmp_path, flags, said):
+    result = open_clip_train(*SYNTHETIC, "--epochs", "2", *flags, logs=tmp_path, check=False)
+    assert result.returncode and said in result.stderr.strip().splitlines()[-1]
+    assert not (tmp_path / "run").exists()
