@@ -1,4 +1,7 @@
 """Which OpenCLIP is installed, asked here alone: 3.3, or 4.x, which trains by tasks and batches with names."""
 from importlib import metadata
 
-MAJOR = int(metadata.version("open_clip_torch").partition(".")[0])
+try:
+    MAJOR = int(metadata.version("open_clip_torch").partition(".")[0])
+except metadata.PackageNotFoundError:  # models can be listed without it
+    MAJOR = 0
