@@ -1,4 +1,4 @@
-"""How a replacement of patches.py is written: as a function that takes the original first."""
+"""Replacements of patches.py as functions that take the original first."""
 from collections.abc import Callable
 from functools import wraps
 

@@ -1,4 +1,4 @@
-"""What OpenCLIP 3.3 alone asks for: a loss beside the model, and the arguments of its epoch (patches.py)."""
+"""OpenCLIP 3.3 alone: a loss beside the model, and the arguments of its epoch (patches.py)."""
 from . import image_rates
 from .factory import of_captioner
 from .hook import hook

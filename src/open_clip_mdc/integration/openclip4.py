@@ -1,4 +1,4 @@
-"""What OpenCLIP 4.x alone asks for: a task, which holds model and loss, and its sharding by FSDP2 (patches.py)."""
+"""OpenCLIP 4.x alone: a task, which holds model and loss, and its sharding by FSDP2 (patches.py)."""
 from dataclasses import replace
 
 from open_clip.task import ImageTextTask

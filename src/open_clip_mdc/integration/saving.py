@@ -1,4 +1,4 @@
-"""What OpenCLIP saves, resumes from and loads: whole files, the highest stored epoch, weights of any format."""
+"""Checkpoints as OpenCLIP saves, resumes and loads them: whole files, the highest epoch, weights of any format."""
 import os
 from pathlib import Path
 

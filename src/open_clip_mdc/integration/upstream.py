@@ -1,4 +1,4 @@
-"""Which OpenCLIP is installed, asked here alone: 3.3, or 4.x, which trains by tasks and batches with names."""
+"""The version of OpenCLIP, asked here alone: 3.3, or 4.x, which trains by tasks and batches with names."""
 from importlib import metadata
 
 try:

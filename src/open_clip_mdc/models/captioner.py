@@ -101,7 +101,7 @@ class Captioner(nn.Module):
         self.seed_t(0)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False):
-        """As a module's. A file of `open_clip_mdc vq` gives the frozen VQ-VAE, and the rest stays as it was made.
+        """Load the weights. A file of `open_clip_mdc vq` gives the frozen VQ-VAE, and the rest stays as it was made.
 
         Raises Misfit, a RuntimeError that says what the weights are of.
         """

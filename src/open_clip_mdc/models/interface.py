@@ -1,4 +1,4 @@
-"""What the code that decodes and scores captions knows of a network, so that none of it imports the model.
+"""The network as decoding and likelihood know it, so that neither imports the model.
 
 The algorithms (decoding/confidence.py, beam.py; likelihood/exact.py, monte_carlo.py) take a function from tokens to
 logits and can be run on a table written by hand. The drivers (generate.py, log_likelihood.py) take a `Captioner`.

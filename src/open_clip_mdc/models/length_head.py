@@ -1,4 +1,4 @@
-"""How long an image's caption is, p(N | image), which the loss of masked diffusion never learns (Sec. 3.2).
+"""The length of an image's caption, p(N | image), which the loss of masked diffusion never learns (Sec. 3.2).
 
 A masked diffusion captioner models captions given their length, so that nothing it says about captions of different
 length compares. A classifier of the length stands beside it, as in DDCap (Zhu et al. 2022): one linear layer on the
