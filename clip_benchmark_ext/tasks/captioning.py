@@ -30,7 +30,7 @@ from open_clip_mdc.decoding.clip_guidance import Clip, Guide
 from open_clip_mdc.decoding.options import guides, needs_null_image
 from open_clip_mdc.decoding.sampling import Decoded, Sampling
 from open_clip_mdc.integration import clip as clip_models
-from open_clip_mdc.integration.checkpoints import fingerprint
+from open_clip_mdc.models.fingerprint import fingerprint
 from open_clip_mdc.text.special_tokens import caption_lengths, decode_captions
 
 from ..coca import CoCaCaptioner

@@ -29,7 +29,7 @@ from clip_benchmark_ext.features import (
     load_features,
     save_features,
 )
-from open_clip_mdc.integration.checkpoints import fingerprint
+from open_clip_mdc.models.fingerprint import fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = dict(context_length=8, vocab_size=32, width=16, heads=2, layers=1)

@@ -34,9 +34,9 @@ from ..decoding.options import NULL_IMAGES
 from ..decoding.sampling import Sampling
 from ..errors import MAX_SHOWN, complain, plural
 from ..integration import clip as clip_models
-from ..integration.checkpoints import fingerprint
 from ..integration.pretrained import PretrainedCaptioner
 from ..integration.runs import find
+from ..models.fingerprint import fingerprint
 from ..objectives.replace import STEPS
 from ..progress import progress_bar
 from .page import card, legend, printable, shown, shown_lines, thumbnail, write_page

@@ -39,6 +39,9 @@ def parse_args(original, argv):
                      help="Learning rate of a captioner's image tower, as a multiple of the decoder's.")
     own.add_argument("--unlock-image-after", type=number_from(1), metavar="EPOCHS",
                      help="Lock a captioner's image tower for so many epochs, then train it, too.")
+    own.add_argument("--cache-features", metavar="DIR",
+                     help="Compute the patch tokens of a locked image tower once, and keep them in DIR for all epochs "
+                     "and runs. Images are not augmented.")
     flags, rest = own.parse_known_args(argv)
     try:
         args = original(rest)
@@ -148,6 +151,25 @@ def find_number_problem(args) -> str | None:
             for number in value if isinstance(value, list) else [] if value is None else [value]:
                 if not least <= number <= most:
                     return f"--{flag.replace('_', '-')} {number} should be {words}"
+    return None
+
+
+def find_cache_problem(args) -> str | None:
+    """Check --cache-features. The tokens of an image must stay what they are for a whole run."""
+    import open_clip
+    if not getattr(args, "cache_features", None):
+        return None
+    config = open_clip.get_model_config(args.model)
+    for wrong, why in (
+            (not args.lock_image or args.lock_image_unlocked_groups, "needs the whole tower locked, by --lock-image"),
+            (args.aug_cfg, "is refused with augmentation: leave out --aug-cfg"),
+            (args.dataset_type == "synthetic" or args.train_data and is_csv(args.train_data, args),
+             "needs shards: write the table to them by open_clip_mdc prepare"),
+            ("vq_cfg" in config or config["caption_cfg"].get("regions", 1) > 1,
+             f"has no tokens to keep of {args.model}, which learns some of them"),
+            (getattr(args, "fsdp", False), "does not go with --fsdp")):
+        if wrong:
+            return f"--cache-features {args.cache_features} {why}"
     return None
 
 
@@ -274,7 +296,7 @@ def find_captioner_problem(args) -> str | None:
     for flag, instead in NOT_FOR_CAPTIONERS.items():
         if getattr(args, flag, None) and is_captioner(args.model):
             return f"--{flag.replace('_', '-')} is not supported for the captioner {args.model}: {instead}"
-    for flag in ("image_lr_scale", "unlock_image_after"):
+    for flag in ("image_lr_scale", "unlock_image_after", "cache_features"):
         if getattr(args, flag, None) is not None and not is_captioner(args.model):
             return f"--{flag.replace('_', '-')} is for captioners, which {args.model} is not"
     locked = getattr(args, "unlock_image_after", None) or 0
@@ -322,7 +344,7 @@ def find_problem(args) -> str | None:
     try:
         return (find_model_problem(args) or find_captioner_problem(args) or find_vq_problem(args)
                 or find_number_problem(args) or find_value_problem(args) or find_data_problem(args)
-                or find_image_problem(args))
+                or find_cache_problem(args) or find_image_problem(args))
     except (ValueError, OSError) as problem:  # a name of a model that cannot be; a file that cannot be read
         return str(problem)
 

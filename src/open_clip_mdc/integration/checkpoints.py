@@ -3,14 +3,12 @@
 A run of `open_clip_train` leaves RUN/params.txt and RUN/checkpoints/epoch_N.pt: given the run folder or one of its
 checkpoints, `load` makes the model as it was trained. `local-dir:` and `hf-hub:` ids work as in OpenCLIP.
 """
-import hashlib
 import math
-from dataclasses import is_dataclass
 from pathlib import Path
 
 import torch
 
-from ..data.weights import Misfit, hash_tensor, is_vq, tensors
+from ..data.weights import Misfit, is_vq, tensors
 from ..errors import close_names
 from .configs import is_captioner
 from .patches import register
@@ -120,30 +118,3 @@ def first_lines(problem: Exception) -> str:
 def is_of_weights(problem: Exception) -> bool:
     """Return whether a checkpoint was refused because it holds the weights of another model."""
     return isinstance(problem, Misfit) or "Error(s) in loading state_dict" in str(problem)
-
-
-def fingerprint(model: torch.nn.Module) -> str:
-    """Return the SHA-256 of a model's weights and settings.
-
-    The weights alone do not decide what a model says: those of ViT-B-32 fit ViT-B-32-quickgelu. So the kinds of modules
-    and their plain attributes (number of heads, pooling, the images' mean and size) count as well.
-    """
-    digest = hashlib.sha256()
-    for name, module in model.named_modules():
-        settings = {k: v for k, v in vars(module).items() if k != "training" and _is_plain(v)}
-        digest.update(f"{name} {type(module).__name__} {sorted(settings.items())}".encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        if isinstance(tensor, torch.Tensor):
-            digest.update(name.encode())
-            hash_tensor(digest, tensor)
-    return digest.hexdigest()
-
-
-def _is_plain(value: object) -> bool:
-    if is_dataclass(value):  # caption_cfg
-        return all(map(_is_plain, vars(value).values()))
-    if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
-    if isinstance(value, (tuple, list)):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (bool, int, float, str))

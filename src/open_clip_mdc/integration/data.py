@@ -27,6 +27,7 @@ from webdataset.handlers import reraise_exception
 from ..data.csv_pairs import read_table
 from ..data.images import decode_image, image_pairs
 from ..data.shards import CAPTION_SEPARATOR, META, as_file, regroup, training_members
+from .feature_cache import FeatureCache
 from .hook import hook
 from .upstream import MAJOR
 
@@ -79,8 +80,8 @@ SELECTION = (["_select", "_rename", "_select", "_map_dict", "_map_dict", "_map_d
     ["_select", "_decode", "_rename"], ())
 
 
-def read_alike(info: DataInfo) -> None:
-    """Make a webdataset group and decode samples as the tools do: `regroup`, `image_pairs`."""
+def read_alike(info: DataInfo, pairs: Callable = image_pairs) -> None:
+    """Make a webdataset group and decode samples as the tools do: `regroup`, `image_pairs`, or what stands for it."""
     stages = info.dataloader.pipeline[0].dataset.pipeline
     names = [getattr(getattr(stage, "f", stage), "__name__", "") for stage in stages]
     expected, kept = SELECTION
@@ -88,7 +89,7 @@ def read_alike(info: DataInfo) -> None:
     end = first + len(expected)
     if names[first:end] != expected or "_select" in names[end:]:
         raise RuntimeError(f"the webdataset pipeline selects and decodes otherwise: {names}")
-    stages[first:end] = [image_pairs, *(stages[first + i] for i in kept)]
+    stages[first:end] = [pairs, *(stages[first + i] for i in kept)]
     reader = max(place for place, name in enumerate(names) if name in ("tarfile_to_samples_nothrow", "tarfile_samples"))
     stages.insert(reader + 1, regroup)
 
@@ -160,6 +161,7 @@ class PrefetchLoader:
     def __init__(self, loader: Iterable, device: str, normalize: Normalize | None, named: bool = False):
         self.loader, self.device, self.named = loader, torch.device(device), named
         self.prepare: Callable = lambda text: text  # a captioner's is `Captioner.prepare`, on the CPU
+        self.cache: FeatureCache | None = None
         self.mean, self.std = None, None
         if normalize is not None:
             self.mean, self.std = (torch.as_tensor(x, dtype=torch.float32).view(-1, 1, 1).to(self.device)
@@ -195,7 +197,12 @@ class PrefetchLoader:
         return torch.cuda.Stream(self.device)
 
     def normalized(self, image: Tensor) -> Tensor:
-        """Return what the end of the transform would have made of it, float [B, 3, H, W], to the last bit."""
+        """Return what the end of the transform would have made of it, float [B, 3, H, W], to the last bit.
+
+        Tokens of a `FeatureCache` are as they were.
+        """
+        if self.cache is not None:
+            return image.float()
         if self.mean is None:
             return image
         return image.float().div_(255).sub_(self.mean).div_(self.std)
@@ -225,7 +232,7 @@ def get_wds_dataset(original, args, preprocess_img, is_train, epoch=0, floor=Fal
         return tokenizer(random.choice(captions) if is_train and len(captions) > 1 else captions[0])
     info = original(args, preprocess_img, is_train, epoch=epoch, floor=floor, tokenizer=tokenize, **rest)
     if not any(getattr(args, flag, usual) != usual for flag, usual in OWN_KEYS.items()):
-        read_alike(info)
+        read_alike(info, getattr(preprocess_img, "cache", image_pairs))
     info.dataloader.pipeline[0].pin_memory = str(getattr(args, "device", "cpu")).startswith("cuda")
     if is_train:
         seed_webdataset(info, getattr(args, "seed", 0), getattr(args, "rank", 0))
@@ -250,14 +257,30 @@ def csv_dataset(original):
     return CsvImages
 
 
+class Cached:
+    """What stands for the transform of training images where tokens take their place."""
+
+    def __init__(self, cache: FeatureCache):
+        self.cache = cache
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+
 @hook
 def get_data(original, args, preprocess_fns, epoch=0, tokenizer=None, **rest):
     """Wrap `open_clip_train.main.get_data`: training images reach the device as bytes, one batch ahead."""
     if has_other_batches(args):
         return original(args, preprocess_fns, epoch=epoch, tokenizer=tokenizer, **rest)
-    train, normalize = split_normalization(preprocess_fns[0])
+    cache = None
+    if getattr(args, "cache_features", None) and args.train_data:
+        cache = FeatureCache(args.cache_features, args.train_data, preprocess_fns[1])
+        train, normalize = Cached(cache), None
+    else:
+        train, normalize = split_normalization(preprocess_fns[0])
     data = original(args, (train, preprocess_fns[1]), epoch=epoch, tokenizer=tokenizer, **rest)
     if "train" in data:
         device = getattr(args, "device", "cpu")
         data["train"].dataloader = PrefetchLoader(data["train"].dataloader, device, normalize, MAJOR > 3)
+        data["train"].dataloader.cache = cache
     return data

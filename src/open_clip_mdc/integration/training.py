@@ -42,6 +42,8 @@ def repeatable(model, data, loss, epoch, args):
     if captioner:
         model.seed_t(np.random.SeedSequence([seed, epoch]))
         data["train"].dataloader.prepare = model.prepare
+        if (cache := data["train"].dataloader.cache) is not None:
+            cache.fill(model, args.precision, args.device, getattr(args, "rank", 0), getattr(args, "world_size", 1))
     seed_noise(seed, epoch, getattr(args, "rank", 0))
     watched = isinstance(loss, WatchedLoss)
     if watched:

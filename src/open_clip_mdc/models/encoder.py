@@ -90,8 +90,12 @@ def has_mask(visual: nn.Module) -> bool:
 def patch_tokens(visual: nn.Module, image: Tensor, masked: Tensor | None = None) -> Tensor:
     """Return normalised patch tokens [B, P, D] of images [B, 3, height, width], without class and register tokens.
 
+    Tokens that were computed before, [B, P, D] in the place of images, are returned.
+
     `masked`, bool [B, P], are hidden by the [MASK] of a tower that has one.
     """
+    if image.ndim == 3:
+        return image
     if isinstance(visual, RegionTower):
         return visual.join(patch_tokens(visual.tower, visual.split(image)))
     if has_mask(visual):

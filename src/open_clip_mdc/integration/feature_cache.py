@@ -1,0 +1,121 @@
+"""`--cache-features DIR`: patch tokens of a locked tower are computed once an image, in 16 bit, whatever runs follow.
+
+DIR/KEY/SHA256.safetensors holds the tokens of a shard's images, memory-mapped. KEY is of the tower's weights and
+settings, the transform and the precision, SHA256 of the shard's content, so that runs share what is there. A file
+appears whole: what was interrupted goes on at the next shard. An image is found by the hash of its bytes.
+
+Dimensions: B images, P patches, D width.
+"""
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from io import BytesIO
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from open_clip_train.precision import get_autocast
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..data.files import new_file, sha256
+from ..data.images import captioned, decode_image
+from ..data.shards import find_shards, image_member, read_samples
+from ..models import encoder
+from ..models.captioner import Captioner
+from ..models.fingerprint import fingerprint
+
+BATCH = 32
+
+
+def digest(image: bytes) -> bytes:
+    return hashlib.blake2b(image, digest_size=16).digest()
+
+
+class FeatureCache:
+    """Patch tokens by image: `fill` it once the model is there, then it is a stage that stands for the decoding."""
+
+    def __init__(self, folder: str, shards: str, transform: Callable[[Image.Image], Tensor]):
+        self.folder, self.shards, self.transform = Path(folder), find_shards(shards), transform
+        self.rows: dict[bytes, tuple[Path, int]] = {}
+        self.opened: dict = {}
+
+    def fill(self, model: Captioner, precision: str, device: str, rank: int = 0, world_size: int = 1) -> None:
+        """Compute what is missing, each process its shards, and find all that is there. Later calls do nothing."""
+        if self.rows:
+            return
+        # What Python says of a function in a transform holds its place in memory.
+        told = re.sub(r" at 0x\w+", "", f"{self.transform} {precision}")
+        place = self.folder / hashlib.sha256((fingerprint(model.visual) + told).encode()).hexdigest()[:32]
+        place.mkdir(parents=True, exist_ok=True)
+        files, start, count = [place / f"{sha256(shard)}.safetensors" for shard in self.shards], time.monotonic(), 0
+        for shard, file in list(zip(self.shards, files, strict=True))[rank::world_size]:
+            if not file.exists():
+                count += self._write(model, shard, file, precision, device)
+        if dist.is_available() and dist.is_initialized():
+            dist.barrier()
+        for file in files:
+            try:
+                with safe_open(file, "pt") as content:
+                    found = content.get_tensor("digests").numpy()
+            except (SafetensorError, OSError) as problem:
+                raise ValueError(f"{file} is damaged ({problem}): remove it") from problem
+            self.rows |= {row.tobytes(): (file, number) for number, row in enumerate(found)}
+        logging.info(f"Features of {len(self.rows)} images in {place}: {count} computed here in "
+                     f"{time.monotonic() - start:.1f} s")
+
+    @torch.no_grad()
+    def _write(self, model: Captioner, shard: str, file: Path, precision: str, device: str) -> int:
+        training, digests, tokens = model.training, [], []
+        model.eval()
+        for names, image in batches(shard, self.transform):
+            with get_autocast(precision, device_type=torch.device(device).type)():
+                found = encoder.patch_tokens(model.visual, image.to(device))
+            digests += names
+            tokens.append(found.to("cpu", torch.float16))
+        model.train(training)
+        shape = encoder.num_patches(model.visual), encoder.width(model.visual)
+        with new_file(file) as partial:
+            save_file({"tokens": torch.cat([torch.empty(0, *shape, dtype=torch.float16), *tokens]),
+                       "digests": torch.tensor([list(name) for name in digests], dtype=torch.uint8).view(-1, 16)},
+                      partial)
+        return len(digests)
+
+    def __call__(self, samples: Iterable[dict]) -> Iterator[dict]:
+        """Yield `image`, tokens [P, D] in 16 bit, and `text` of each sample, as `image_pairs` does of images."""
+        for sample in captioned(samples):
+            place = self.rows.get(digest(sample[image_member(sample)]))
+            if place is not None:  # else the log said, when the tokens were computed, that it cannot be read
+                yield {"image": self.tokens(*place), "text": sample["txt"].decode("utf-8-sig")}
+
+    def tokens(self, file: Path, row: int) -> Tensor:
+        """Return tokens [P, D] of an image, as read from the file."""
+        if file not in self.opened:
+            self.opened[file] = safe_open(file, "pt").__enter__().get_slice("tokens")
+        return self.opened[file][row]
+
+    def __getstate__(self) -> dict:  # to worker processes
+        return {**vars(self), "opened": {}}
+
+
+def batches(shard: str, transform: Callable[[Image.Image], Tensor]) -> Iterator[tuple[list[bytes], Tensor]]:
+    """Yield hashes and preprocessed images [B, 3, H, W] of a shard. The log names what cannot be read."""
+    names, images = [], []
+    for sample in captioned(read_samples(shard)):
+        content = sample[image_member(sample)]
+        try:
+            image = transform(decode_image(BytesIO(content), f"{shard}, sample {sample['__key__']}"))
+        except ValueError as problem:
+            logging.warning("Handling webdataset error (%r). Ignoring.", problem)
+            continue
+        names.append(digest(content))
+        images.append(image)
+        if len(images) == BATCH:
+            yield names, torch.stack(images)
+            names, images = [], []
+    if images:
+        yield names, torch.stack(images)

@@ -1,0 +1,125 @@
+"""Claims about --cache-features: a locked tower runs once an image.    pytest tests/core/test_feature_cache.py
+
+All trainings are by the real command.
+"""
+import shutil
+from io import BytesIO
+
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from training import equal, open_clip_train, open_clip_train_each, train_flags, weights
+
+import open_clip_mdc
+from open_clip_mdc.data.shards import read_samples
+
+# Counts the images that the tower sees in training, validation apart.
+COUNTED = """
+import sys, torch
+from open_clip_mdc.models import encoder
+seen, real = [], encoder.patch_tokens
+def counted(visual, image, masked=None):
+    seen.append(len(image) if image.ndim == 4 else 0)
+    return real(visual, image, masked)
+encoder.patch_tokens = counted
+from open_clip_mdc.train import main
+assert not main(sys.argv[2:])
+open(sys.argv[1], "w").write(str(sum(seen)))
+"""
+
+
+def counted(tmp_path, flags: list[str]) -> int:
+    """Train, and return how many images went through the tower."""
+    from conftest import run
+    run("python", "-c", COUNTED, str(tmp_path / "count"), *flags)
+    return int((tmp_path / "count").read_text())
+
+
+@pytest.fixture(scope="module")
+def data(scenes):
+    return str(scenes / "train" / "{00000..00003}.tar")
+
+
+FLAGS = ("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-samples", "64", "--epochs", "2",
+         "--lock-image", "--seed", "3")
+
+
+def images_of(data: str) -> dict[bytes, torch.Tensor]:
+    return {sample["png" if "png" in sample else "jpg"]: sample for shard in range(4)
+            for sample in read_samples(data.replace("{00000..00003}", f"0000{shard}"))}
+
+
+def test_the_tower_runs_once_an_image_and_never_again(data, tmp_path):
+    """Also for another run, with another decoder, seed and learning rate, and with worker processes; and the whole
+    training of the cached run comes again to the last bit."""
+    cached = (*FLAGS, "--cache-features", str(tmp_path / "cache"))
+    count = len(images_of(data))
+    assert counted(tmp_path, train_flags(*cached, data=data, logs=tmp_path, name="first")) == count
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.safetensors")}
+    assert len(files) == 4
+    assert counted(tmp_path, train_flags(*cached, data=data, logs=tmp_path, name="again")) == 0
+    assert counted(tmp_path, train_flags(*cached, "--lr", "1e-4", data=data, logs=tmp_path, name="workers",
+                                         model="ARC-ViT-Ti-8", workers="2")) == 0
+    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.safetensors")}
+    assert equal(weights(tmp_path, 2, "first"), weights(tmp_path, 2, "again"))
+    tower = {name: x for name, x in weights(tmp_path, 2, "first").items() if name.startswith("visual.")}
+    assert all(torch.equal(x, weights(tmp_path, 1, "workers")[name]) for name, x in tower.items())
+
+
+@torch.no_grad()
+def test_what_is_kept_are_the_tokens_of_the_image_as_it_is_evaluated(data, tmp_path):
+    """By the model as a user loads it, from the image of the shard. In 16 bit."""
+    open_clip_train(*FLAGS, "--epochs", "1", "--cache-features", tmp_path / "cache", data=data, logs=tmp_path)
+    model = open_clip_mdc.load(tmp_path / "run", device="cpu")
+    import hashlib
+    rows = {}
+    for path in (tmp_path / "cache").rglob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            rows |= {bytes(d.tolist()): x for d, x in zip(file.get_tensor("digests"), file.get_tensor("tokens"),
+                                                          strict=True)}
+    images = images_of(data)
+    assert len(rows) == len(images)
+    for content in list(images)[::37]:
+        expected = model.encode_image_tokens([Image.open(BytesIO(content))])[0]
+        found = rows[hashlib.blake2b(content, digest_size=16).digest()]
+        assert found.dtype == torch.float16
+        torch.testing.assert_close(found.float(), expected, atol=2e-3, rtol=1e-3)
+
+
+def test_a_run_with_a_cache_resumes_bit_for_bit_and_an_interrupted_cache_goes_on(data, tmp_path):
+    flags = (*FLAGS, "--cache-features", str(tmp_path / "cache"))
+    path = tmp_path / "run" / "checkpoints" / "epoch_1.pt"
+    open_clip_train_each(train_flags(*flags, data=data, logs=tmp_path),
+                         train_flags(*flags, "--resume", path, data=data, logs=tmp_path, name="resumed"))
+    assert equal(weights(tmp_path, 2), weights(tmp_path, 2, "resumed"))
+    gone = sorted((tmp_path / "cache").rglob("*.safetensors"))[1]
+    size = safe_open(gone, "pt").__enter__().get_slice("digests").get_shape()[0]
+    gone.unlink()
+    assert counted(tmp_path, train_flags(*flags, data=data, logs=tmp_path, name="again")) == size
+    assert gone.exists() and equal(weights(tmp_path, 2), weights(tmp_path, 2, "again"))
+
+
+def test_another_tower_another_size_and_other_shards_have_tokens_of_their_own(data, tmp_path):
+    def keys():
+        return {path.parent.name for path in (tmp_path / "cache").rglob("*.safetensors")}
+    shutil.copy(data.replace("{00000..00003}", "00000"), tmp_path / "0.tar")
+    flags = (*FLAGS, "--epochs", "1", "--cache-features", str(tmp_path / "cache"))
+    open_clip_train_each(*(train_flags(*flags, *more, data=tmp_path / "0.tar", logs=tmp_path, name=name)
+                           for name, more in (("a", ()), ("b", ("--force-image-size", "48")), ("c", ("--seed", "4")),
+                                              ("d", ("--image-mean", "0.1", "0.2", "0.3")))))
+    assert len(keys()) == 4
+
+
+@pytest.mark.parametrize("flags, said", [
+    (("--lock-image-unlocked-groups", "1", "--lock-image"), "needs the whole tower locked, by --lock-image"),
+    (("--unlock-image-after", "1"), "needs the whole tower locked, by --lock-image"),
+    (("--lock-image", "--aug-cfg", "scale=(0.5,1.0)"), "is refused with augmentation: leave out --aug-cfg"),
+    (("--lock-image", "--dataset-type", "synthetic"), "needs shards"),
+    (("--lock-image", "--model", "MDC-ViT-Ti-8-regions2"), "has no tokens to keep of MDC-ViT-Ti-8-regions2")])
+def test_what_changes_the_tokens_is_refused_in_one_line(data, tmp_path, flags, said):
+    result = open_clip_train("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-samples", "16",
+                             "--epochs", "2", "--cache-features", tmp_path / "c", *flags, check=False,
+                             data=None if "synthetic" in flags else data, logs=tmp_path)
+    assert result.returncode and said in result.stderr.strip().splitlines()[-1]
+    assert not (tmp_path / "c").exists()
