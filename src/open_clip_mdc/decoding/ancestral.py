@@ -28,16 +28,9 @@ def times(steps: int, last: int) -> list[int]:
 
 
 @torch.no_grad()
-def denoise(
-        network: Network,
-        text: Tensor,
-        valid: Tensor,
-        schedule: Schedule,
-        steps: int | None = None,
-        forbidden: Sequence[int] = (),
-        sampling: Sampling = GREEDY,
-        device: torch.device | str | None = None,
-) -> Decoded:
+def denoise(network: Network, text: Tensor, valid: Tensor, schedule: Schedule, steps: int | None = None,
+            forbidden: Sequence[int] = (), sampling: Sampling = GREEDY,
+            device: torch.device | str | None = None) -> Decoded:
     """Draw every [MASK] of the text. What is given stays as it is.
 
     Masks and replacements are drawn at any temperature, tokens from p(x_0 | x_t) by `sampling`. A replacement can be

@@ -38,15 +38,8 @@ def in_reading_order(text: Tensor, log_prob: Tensor, vocab_size: int) -> Decoded
     return Decoded(text, step.where(target_tokens(text, vocab_size), -1), log_prob)
 
 
-def beam_search(
-        step_logits: StepLogits,
-        batch_size: int,
-        vocab_size: int,
-        max_length: int,
-        num_beams: int = 6,
-        device: torch.device | str = "cpu",
-        min_length: int = 0,
-) -> Decoded:
+def beam_search(step_logits: StepLogits, batch_size: int, vocab_size: int, max_length: int, num_beams: int = 6,
+                device: torch.device | str = "cpu", min_length: int = 0) -> Decoded:
     """Find the most likely captions in a beam. One beam is greedy search.
 
     A caption is finished when ending it is among the image's K best continuations. The search stops when no beam can
@@ -92,15 +85,8 @@ def beam_search(
     return in_reading_order(best_text, best_log_prob, vocab_size)
 
 
-def sample(
-        step_logits: StepLogits,
-        batch_size: int,
-        vocab_size: int,
-        max_length: int,
-        sampling: Sampling,
-        device: torch.device | str = "cpu",
-        min_length: int = 0,
-) -> Decoded:
+def sample(step_logits: StepLogits, batch_size: int, vocab_size: int, max_length: int, sampling: Sampling,
+           device: torch.device | str = "cpu", min_length: int = 0) -> Decoded:
     """Draw one caption per image, token by token. Lengths and result are those of `beam_search`."""
     check_lengths(min_length, max_length)
     rows = torch.arange(batch_size, device=device)

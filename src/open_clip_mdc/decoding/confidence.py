@@ -19,18 +19,10 @@ from .sampling import GREEDY, Decoded, Sampling, sample_tokens
 
 
 @torch.no_grad()
-def unmask_by_confidence(
-        network: Network,
-        text: Tensor,
-        valid: Tensor,
-        vocab_size: int,
-        tokens_per_step: int | float = 1,
-        forbidden: Sequence[int] = (),
-        sampling: Sampling = GREEDY,
-        guide: Callable[[Tensor, Tensor], Tensor] | None = None,
-        top_k: int = 5,
-        device: torch.device | str | None = None,
-) -> Decoded:
+def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_size: int,
+                         tokens_per_step: int | float = 1, forbidden: Sequence[int] = (), sampling: Sampling = GREEDY,
+                         guide: Callable[[Tensor, Tensor], Tensor] | None = None, top_k: int = 5,
+                         device: torch.device | str | None = None) -> Decoded:
     """Replace every [MASK], the most confident first. What is revealed stays (Eq. 6).
 
     Each step asks for the logits of the masked positions only, and reveals the k of each row whose most probable token

@@ -75,22 +75,11 @@ def default_length(model: Captioner) -> int | str:
     return "auto" if model.causal or model.length_head is not None and model.length_head.weight.any() else LENGTH
 
 
-def unmask_images(
-        model: Captioner,
-        image: Tensor,
-        length: int | str | None = None,
-        text: Tensor | None = None,
-        tokens_per_step: int | float = 1,
-        sampler: str = "confidence",
-        steps: int | None = None,
-        guidance_scale: float = 1.0,
-        guidance_weak: str | None = None,
-        guidance_kl: list[Tensor] | None = None,
-        blind: Tensor | None = None,
-        sampling: Sampling = GREEDY,
-        samples: int = 1,
-        guide: Guide | None = None,
-) -> Decoded:
+def unmask_images(model: Captioner, image: Tensor, length: int | str | None = None, text: Tensor | None = None,
+                  tokens_per_step: int | float = 1, sampler: str = "confidence", steps: int | None = None,
+                  guidance_scale: float = 1.0, guidance_weak: str | None = None,
+                  guidance_kl: list[Tensor] | None = None, blind: Tensor | None = None, sampling: Sampling = GREEDY,
+                  samples: int = 1, guide: Guide | None = None) -> Decoded:
     """Caption images by masked diffusion decoding, R = samples * B.
 
     Args:
@@ -180,15 +169,8 @@ def cached_step_logits(model: Captioner, image_kv: ImageKV) -> StepLogits:
     return step_logits
 
 
-def search_images(
-        model: Captioner,
-        image: Tensor,
-        length: int | str | None = None,
-        num_beams: int = 6,
-        sampling: Sampling = GREEDY,
-        min_length: int = 0,
-        samples: int = 1,
-) -> Decoded:
+def search_images(model: Captioner, image: Tensor, length: int | str | None = None, num_beams: int = 6,
+                  sampling: Sampling = GREEDY, min_length: int = 0, samples: int = 1) -> Decoded:
     """Caption images by a causal model, R = samples * B.
 
     Args:

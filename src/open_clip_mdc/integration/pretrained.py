@@ -138,18 +138,9 @@ class PretrainedCaptioner:
             decoded = self.model.generate(image, return_trace=True, **options)
         return describe_captions(decoded, self.tokenizer)
 
-    def trace(
-            self,
-            images: Images,
-            text: str | None = None,
-            temperature: float = 0.0,
-            top_k: int | None = None,
-            top_p: float | None = None,
-            seed: int = 0,
-            batch_size: int = 32,
-            blind_images: Images | Tensor | None = None,
-            **options,
-    ) -> list[dict]:
+    def trace(self, images: Images, text: str | None = None, temperature: float = 0.0, top_k: int | None = None,
+              top_p: float | None = None, seed: int = 0, batch_size: int = 32,
+              blind_images: Images | Tensor | None = None, **options) -> list[dict]:
         """Return captions with the step and the log-probability of every token (`describe_captions`)."""
         check_numbers({"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
                        "batch_size": batch_size, **options})

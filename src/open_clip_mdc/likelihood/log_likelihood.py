@@ -49,19 +49,10 @@ def mean_image(model: Captioner, images: Iterable[Tensor]) -> Tensor:
 
 
 @torch.inference_mode()
-def log_likelihood(
-        model: Captioner,
-        image: Tensor | None,
-        text: Tensor,
-        method: str | None = None,
-        num_samples: int = 1024,
-        seed: int = 0,
-        interval: tuple[float, float] | None = None,
-        stop_confidence: float | None = None,
-        blind: Tensor | None = None,
-        memory_mib: int | None = None,
-        return_details: bool = False,
-) -> Tensor | Likelihood:
+def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method: str | None = None,
+                   num_samples: int = 1024, seed: int = 0, interval: tuple[float, float] | None = None,
+                   stop_confidence: float | None = None, blind: Tensor | None = None, memory_mib: int | None = None,
+                   return_details: bool = False) -> Tensor | Likelihood:
     """Return log p(caption | image) in nats, exact or estimated, for any number of candidate captions per image.
 
     Scores depend on nothing else in the batch, and equal candidates of an image get equal scores: they are scored once.

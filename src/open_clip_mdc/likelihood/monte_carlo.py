@@ -46,18 +46,9 @@ def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, h
     return found / hidden.sum(1).astype(np.float32)
 
 
-def monte_carlo(
-        network: Network,
-        text: Tensor,
-        vocab_size: int,
-        num_samples: int = 1024,
-        seed: int = 0,
-        interval: tuple[float, float] | None = None,
-        stop_confidence: float | None = None,
-        max_tokens: int = 4096,
-        num_images: int = 1,
-        device: torch.device | str | None = None,
-) -> Likelihood:
+def monte_carlo(network: Network, text: Tensor, vocab_size: int, num_samples: int = 1024, seed: int = 0,
+                interval: tuple[float, float] | None = None, stop_confidence: float | None = None,
+                max_tokens: int = 4096, num_images: int = 1, device: torch.device | str | None = None) -> Likelihood:
     """Estimate the bound of Eq. 8 for the candidate captions of images, with common random masks.
 
     Unbiased for every number of draws. The masks depend on (seed, length) alone: the difference of candidates of equal

@@ -90,17 +90,9 @@ def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], s
     return found, both[len(order):].reshape(text.shape)
 
 
-def bound(
-        network: Network,
-        text: Tensor,
-        vocab_size: int,
-        schedule: Callable[[int, torch.device], Schedule],
-        num_samples: int = 1024,
-        seed: int = 0,
-        max_tokens: int = 4096,
-        num_images: int = 1,
-        device: torch.device | str | None = None,
-) -> Likelihood:
+def bound(network: Network, text: Tensor, vocab_size: int, schedule: Callable[[int, torch.device], Schedule],
+          num_samples: int = 1024, seed: int = 0, max_tokens: int = 4096, num_images: int = 1,
+          device: torch.device | str | None = None) -> Likelihood:
     """Return an unbiased estimate of each caption's bound, with its standard error.
 
     Arguments as of `monte_carlo`; `num_samples` is T or more for every t, twice as many for an exact standard error.

@@ -47,16 +47,9 @@ class Captioner(nn.Module):
         `forward`, which returns only tensors besides `logit_scale` that can be concatenated over micro-batches.
     """
 
-    def __init__(
-            self,
-            embed_dim: int | None,
-            vision_cfg: CLIPVisionCfg | dict[str, Any],
-            text_cfg: CLIPTextCfg | dict[str, Any],
-            caption_cfg: CaptionCfg | dict[str, Any],
-            quick_gelu: bool = False,
-            cast_dtype: torch.dtype | None = None,
-            vq_cfg: dict[str, Any] | None = None,
-    ):
+    def __init__(self, embed_dim: int | None, vision_cfg: CLIPVisionCfg | dict[str, Any],
+                 text_cfg: CLIPTextCfg | dict[str, Any], caption_cfg: CaptionCfg | dict[str, Any],
+                 quick_gelu: bool = False, cast_dtype: torch.dtype | None = None, vq_cfg: dict[str, Any] | None = None):
         """Args: as OpenCLIP's model classes. `embed_dim` is None or the encoder's width, as nothing is projected (else
         ValueError). `vq_cfg` (vq.VQCfg) makes the encoder a frozen VQ-VAE's codes.
         """

@@ -25,15 +25,8 @@ class CaptionLoss(nn.Module):
     and micro-batches of an accumulated step add up to the step (the paper leaves the normaliser open).
     """
 
-    def forward(
-            self,
-            token_nll: Tensor,
-            token_weight: Tensor,
-            num_target: Tensor,
-            logit_scale: Tensor | None = None,
-            length_nll: Tensor | None = None,
-            output_dict: bool = False,
-    ) -> Tensor | dict[str, Tensor]:
+    def forward(self, token_nll: Tensor, token_weight: Tensor, num_target: Tensor, logit_scale: Tensor | None = None,
+                length_nll: Tensor | None = None, output_dict: bool = False) -> Tensor | dict[str, Tensor]:
         """Return the loss, or with `output_dict` its terms, of what `Captioner.forward` returns."""
         losses = {"caption_loss": (token_weight * token_nll).sum() / num_target.sum()}
         if length_nll is not None:

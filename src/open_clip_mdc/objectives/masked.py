@@ -28,13 +28,8 @@ def sample_t(u: Tensor, t_min: float, t_max: float) -> Tensor:
     return (t_min + (t_max - t_min) * u).float()
 
 
-def forward_process(
-        text: Tensor,
-        maskable: Tensor,
-        t: Tensor,
-        vocab_size: int,
-        generator: torch.Generator | None = None,
-) -> tuple[Tensor, Tensor]:
+def forward_process(text: Tensor, maskable: Tensor, t: Tensor, vocab_size: int,
+                    generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
     """Hide each maskable token with probability 1 - alpha_t: q(x_t | x_0) (Eq. 2 from r = 0, Algorithm 1).
 
     Returns the text with mask_id where hidden, long [B, L], and where that is, bool [B, L].
