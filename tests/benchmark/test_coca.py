@@ -33,8 +33,8 @@ def most_likely(model: CoCa, image: torch.Tensor) -> list[int]:
         for caption in product(words, repeat=count):
             text = torch.tensor([[sot, *caption, eot]])
             out = model(image[None], text)
-            log_probs = out["logits"].log_softmax(-1)
-            scores[caption] = float(log_probs.gather(2, out["labels"][..., None]).sum())
+            log_probs = out["logits"][:, :len(caption) + 1].log_softmax(-1)  # 4.x has one more, after EOT
+            scores[caption] = float(log_probs.gather(2, text[:, 1:, None]).sum())
     best = max(scores, key=scores.get)
     return [sot, *best, eot]
 

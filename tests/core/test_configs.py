@@ -46,7 +46,9 @@ def test_configs_are_the_rows_of_the_paper():
 
 def test_every_base_of_openclip_is_a_captioner():
     for base in open_clip.list_models():
-        if "caption_cfg" in open_clip.get_model_config(base):
+        known = open_clip.get_model_config(base)
+        if "caption_cfg" in known or not configs.has_image_tower(known):
+            assert open_clip.get_model_config("MDC-" + base) is None
             continue
         for prefix in PREFIXES:
             config = open_clip.get_model_config(prefix + base)

@@ -81,6 +81,11 @@ def interval_name(name: str, t_min: float, t_max: float, base_config: Callable[[
     return intervals().get((t_min, t_max), f"MDC-*-t{t_min}-{t_max}").replace("*", base)
 
 
+def has_image_tower(config: dict) -> bool:
+    """Return False for models of OpenCLIP 4.x that hear, or whose images are tokens of a language model."""
+    return "vision_cfg" in config and "genlip_cfg" not in config
+
+
 def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
     """Return the config of a captioner's name, such as MDC-ViT-B-32, or None where no row and base make it.
 
@@ -90,7 +95,7 @@ def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | No
     name = name.replace("/", "-")
     for base, caption_cfg in readings(name):
         config = with_codes(base, base_config) if base in VQ_ROWS else base_config(base) or timm_base(base)
-        if config is None or "caption_cfg" in config:
+        if config is None or "caption_cfg" in config or not has_image_tower(config):
             continue
         low, high = caption_cfg.get("t_min", 0), caption_cfg.get("t_max", 1)
         if not (0 <= low < high <= 1 or 0 < low == high <= 1 and not name.startswith("MDC-")):
