@@ -39,7 +39,7 @@ from ..distributed import merge, own_batches, rank_and_size
 from ..features import describe_data
 from ..job import Job
 from ..metrics import clipscore as clipscore_module
-from ..metrics import diversity, named_words
+from ..metrics import diversity, flaws, named_words
 from ..metrics.caption_metrics import score_captions
 from ..results import file_name, precision
 from .selection import null_image
@@ -162,14 +162,15 @@ def measure(saved: Mapping, phrase: str | None, train_captions: set[str] | None,
         for part, new in zip((found, values, weights), named_words.phrase_metrics(captions, references, phrase),
                              strict=True):
             part.update(new)
+    flawed, of_flaws = flaws.metrics(captions)
     diverse, of_images = diversity.metrics(saved["samples"], train_captions) if "samples" in saved else ({}, {})
     return {
-        **scored.scores, **found, **diverse, **{name: fmean(column) for name, column in of_clip.items()},
+        **scored.scores, **found, **flawed, **diverse, **{name: fmean(column) for name, column in of_clip.items()},
         **{f"{name}_missing": reason for name, reason in scored.missing.items()},
         "mean_length": scored.mean_length, "reference_mean_length": scored.reference_mean_length,
         "images": len(captions), "word_tokenizer": scored.word_tokenizer,
-        "items": {"images": list(captions), "values": {**scored.of_images, **values, **of_images, **of_clip},
-                  "weights": weights},
+        "items": {"images": list(captions), "weights": weights,
+                  "values": {**scored.of_images, **values, **of_flaws, **of_images, **of_clip}},
     }
 
 

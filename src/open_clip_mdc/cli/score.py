@@ -28,6 +28,7 @@ from ..data.text import read_lines
 from ..decoding.options import NULL_IMAGES
 from ..errors import complain, plural
 from ..integration.pretrained import PretrainedCaptioner
+from ..likelihood.exact import Likelihood
 from ..likelihood.log_likelihood import log_likelihood
 from ..models.captioner import Captioner
 from ..progress import progress_bar
@@ -52,6 +53,7 @@ def score_rows(model: Captioner, image: torch.Tensor, captions: list[str], text:
                prior: list[float] | None, alpha: float) -> list[list[dict]]:
     """Return columns for each of B images and each of C captions, whose ids are `text` [C, L]; `prior` may be None."""
     scores = log_likelihood(model, image, text.expand(len(image), -1, -1), return_details=True)
+    scores = Likelihood(*(None if x is None else x.cpu() for x in scores))
     target = target_tokens(text, model.vocab_size)
 
     def columns(i: int, c: int) -> dict:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..integration.pretrained import PretrainedCaptioner
 
 natural, positive = number_from(0), number_from(1)
+MOST_WORKERS = 16  # of a GPU; each reads the whole shard to decode its batches
 
 
 def flag(name: str) -> str:
@@ -42,9 +43,10 @@ def add_images(parser: argparse.ArgumentParser, blind: bool = True) -> None:
     """Add the flags of tools that read images, with `blind` those of tools that need a mean image, too."""
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"),
                         help="compute precision, weights are kept in float32 (default: bf16 on cuda, else fp32)")
-    parser.add_argument("--batch-size", type=positive, default=32, help="images at a time (default: %(default)s)")
-    parser.add_argument("--workers", type=natural, default=min(2, max(1, (os.cpu_count() or 1) - 1)),
-                        help="image-loading worker processes, 0 loads in this one (default: %(default)s)")
+    parser.add_argument("--batch-size", type=positive, help="images at a time (default: 128 on cuda, else 32)")
+    parser.add_argument("--workers", type=natural,
+                        help="image-loading worker processes, 0 loads in this one (default: a core's each but one, "
+                             f"shared by --jobs, on cuda up to {MOST_WORKERS}, else 2)")
     if blind:
         parser.add_argument("--blind-images", nargs="+", metavar="PATHS",
                             help=f"images whose mean stands for no image, {MIN_NULL_IMAGES} or more "
@@ -80,6 +82,12 @@ def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCapt
     from ..integration.pretrained import default_device, load
     load_plugins(args)
     device, jobs = default_device(args.device), getattr(args, "jobs", None) or 1
+    on_cuda = device.startswith("cuda")
+    if getattr(args, "batch_size", 0) is None:
+        args.batch_size = 128 if on_cuda else 32
+    if getattr(args, "workers", 0) is None:
+        local = jobs if args.engine == "local" else 1
+        args.workers = max(1, min(MOST_WORKERS if on_cuda else 2, ((os.cpu_count() or 1) - 1) // local))
     if device == "cuda" and torch.cuda.is_available():
         device = f"cuda:{number % torch.cuda.device_count()}"
     if jobs > 1 and args.engine == "local":

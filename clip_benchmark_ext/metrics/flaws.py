@@ -1,0 +1,24 @@
+"""Flaws of captions that a reader sees first, and references seldom have: repeated words, no words, no end.
+
+`repeating_captions` is the share of captions with a word twice in a row, `cut_captions` of those whose last word cannot
+be the last one, `empty_captions` of those without a word, and `distinct_words` the mean number of different words.
+"""
+from collections.abc import Mapping
+from statistics import fmean
+
+from .named_words import normal, repeats
+
+# Articles, prepositions that take a noun, and conjunctions: what captions of people do not end in.
+LEAD_ON = set("a an the of with and or but while as at into onto from for by his her its their is are to".split())
+
+
+def metrics(captions: Mapping[str, str]) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Return the metrics, and their values for each image."""
+    words = [normal(caption).split() for caption in captions.values()]
+    of_images = {
+        "repeating_captions": [float(repeats(caption) > 0) for caption in captions.values()],
+        "distinct_words": [float(len(set(text))) for text in words],
+        "empty_captions": [float(not text) for text in words],
+        "cut_captions": [float(text[-1:] != [] and text[-1] in LEAD_ON) for text in words],
+    }
+    return {name: fmean(values) for name, values in of_images.items()}, of_images
