@@ -163,7 +163,8 @@ class TextDecoder(nn.Module):
 
     @property
     def body_dtype(self) -> torch.dtype:
-        return self.blocks[0].self_qkv.weight.dtype
+        weight = self.blocks[0].self_qkv.weight
+        return (self.output.weight if hasattr(weight, "to_local") else weight).dtype  # FSDP2 casts what it has gathered
 
     @in_chosen_precision
     def project_image(self, image_embs: Tensor) -> ImageKV:
