@@ -16,7 +16,7 @@ from process import TIMEOUT, Outcome
 from safetensors.torch import load_file
 from world import CLIP_BENCHMARK, MDC, REPO, TRAIN, Cases, World, check_json, first, train_flags, tree, unlike
 
-from open_clip_mdc.integration.checkpoints import hash_tensor
+from open_clip_mdc.data.weights import hash_tensor
 
 KILLS_OF_A_LIFE = 5  # at most
 
