@@ -52,8 +52,13 @@ class Accelerator(TorchFunctionMode):
             if name == "__get__" and function.__self__ is Tensor.device:
                 return DEVICE if there else function(*args, **kwargs)
             places = [x for x in (*args, kwargs.get("device")) if isinstance(x, (torch.device, str))]
-            if name in ("__get__", "__set__") or not there and DEVICE not in places:
+            if name == "__set__" or not there and DEVICE not in places:
                 return function(*args, **kwargs)
+            if name in ("__get__", "__iter__"):  # x.T, or rows one after another
+                result = function(*args, **kwargs)
+                result = list(result) if name == "__iter__" else result
+                mark(*tensors(result))
+                return iter(result) if name == "__iter__" else result
             result = function(*args, **kwargs)
             to = torch.device("cpu") if function is Tensor.cpu else None
             if function is Tensor.to and places:

@@ -262,6 +262,7 @@ def test_the_device_sees_who_waits_and_who_mixes_devices():
             assert len(device.waits) == before + 1
         assert is_there(torch.ones(3).to(there.device, non_blocking=True) + there) and not is_there(there.cpu())
         before = len(device.waits)
+        assert is_there(there.T) and all(map(is_there, there))
         assert is_there(there[1:] * 2) and is_there(torch.zeros(2, device=there.device)) and not is_there(torch.ones(2))
         assert len(device.waits) == before
         with pytest.raises(AssertionError, match="two devices"):
