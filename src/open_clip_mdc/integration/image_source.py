@@ -219,6 +219,8 @@ def _candidates(source: Source, given: dict[str, Tensor]) -> list[str]:
     bases = []
     for base in open_clip.list_models():
         config = open_clip.get_model_config(base)
+        if not configs.has_image_tower(config):
+            continue
         cfg = {"width": 768, "patch_size": 16, "layers": 12, "image_size": 224} | config["vision_cfg"]
         name = cfg.get("timm_model_name")
         if "caption_cfg" not in config and (f"patch{side}_" in name if name else
