@@ -21,7 +21,7 @@ SHORT4 := tests/core/test_versions.py tests/core/test_integration.py -k \
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint faults bench bench-gpu clean
+.PHONY: help demo test lint faults photo bench bench-gpu clean
 .DELETE_ON_ERROR:
 
 help:
@@ -35,6 +35,10 @@ help:
 	@echo "make table7 figure8 ... figure11 article      a summary article's (scenes; flickr8k without figure8)"
 	@echo "make table8 views                             two views of a caption with complementary masks, at equal cost (scenes)"
 	@echo "make curves SCALE=rich     learning curves in a richer world of scenes; SCALE=gpu on a GPU"
+	@echo "make photos                captions of photographs: a small decoder on a trained encoder, 20 minutes of two cores;"
+	@echo "     DATA=folder with train/, val/ and test/, SCALE=photos-vit or photos-timm-NAME for another encoder"
+	@echo "make towers SCALE=photos SEEDS='0 1 2'        what MDC, ARC and CapPa make of that encoder, locked and free"
+	@echo "make photo                 the captioner that the package brings, anew from make photos"
 	@echo "make table1 ... table5, figure3 ... figure6, stability, lengths, steps, claims, or tables for all: the paper's, with"
 	@echo "     SCALE=scenes (default), rich, gpu, flickr8k or paper, DATA=folder of the data, GPUS=0 (the CPU) or more,"
 	@echo "     SEEDS='0 1 2', JUDGE_URL=endpoint of Table 3's judge; -n prints commands"
@@ -118,7 +122,7 @@ DATA ?= data
 GPUS ?=
 SEEDS ?=
 TABLES := table1 table2 table3 table4 table5 stability figure3 figure4 figure5 figure6 lengths steps claims
-ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 figure11 article table8 views curves
+ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 figure11 article table8 views curves photos towers
 DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
 EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.run --scale $(SCALE) --data '$(DATA)' \
     --bin $(BIN)/ $(if $(GPUS),--gpus $(GPUS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(DRY_RUN),--dry-run)
@@ -126,8 +130,20 @@ EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.run --scale
 .PHONY: tables $(TABLES) $(ARTICLE)
 # MC-Diffusion's own scale is CUB-200.
 table6 figure7 mcdiffusion: override SCALE := $(SCALE:paper=cub)
+photos towers: override SCALE := $(SCALE:scenes=photos)
+photos towers: override DATA := $(DATA:data=../shared/data/flickr8k_224)
+photos: SEEDS := $(or $(SEEDS),0)
 tables $(TABLES) $(ARTICLE): | .venv/installed
 	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@)
+
+# The captioner "photo", which `open_clip_mdc caption` takes by default.
+PHOTO := MDC-small-timm-tf_efficientnet_lite0
+photo: photos
+	rm -rf build/photo
+	$(BIN)/open_clip_mdc export --pretrained build/photos/runs/$(PHOTO)-locked--captions--s0 --to open_clip --half \
+	    --about experiments/photo/about.md --results build/photos/results/*/*test*$(PHOTO)*.json --out build/photo
+	cp experiments/photo/LICENSE build/photo/
+	rm -rf model_configs/photo && cp -r build/photo model_configs/photo
 
 # Writes benchmarks/RESULTS.md. One process at a time has the machine to itself, so its threads may spin.
 BENCH := OMP_WAIT_POLICY=ACTIVE $(BIN)/python -m benchmarks.

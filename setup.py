@@ -9,7 +9,7 @@ setup(
         "open_clip_mdc.model_configs": "model_configs",
         "clip_benchmark_ext": "clip_benchmark_ext",
     },
-    package_data={"open_clip_mdc": ["py.typed"], "open_clip_mdc.model_configs": ["*.json", "*.txt.gz"],
+    package_data={"open_clip_mdc": ["py.typed"], "open_clip_mdc.model_configs": ["*.json", "*.txt.gz", "photo/*"],
                   "open_clip_mdc.cli": ["*.jinja"], "clip_benchmark_ext": ["*.json"]},
     python_requires=">=3.10",
     install_requires=[

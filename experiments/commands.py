@@ -81,6 +81,8 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
     for wanted, *flags in (
             (accumulate > 1, "--accum-freq", accumulate), (run.size, "--force-image-size", run.size),
             (first, "--pretrained", first), (run.locked, "--lock-image"),
+            (scale.image, "--pretrained-image", fill(scale.image or "", place), *(
+                ("--cache-features", place.out / "tokens") if run.locked else scale.free)),
             ("-VQ-" in run.model, "--pretrained", fill("{out}/data/vq.pt", place)),
             # Where bounds are compared; else it only costs time.
             (scale.val and (run.epochs == scale.caption_epochs or "-VQ-" in run.model),
@@ -188,6 +190,15 @@ def judge(scale: Scale, captioning: Captioning, seed: int, place: Place, url: st
             "--images", f"{tests}/" + (f"{{0..{shards - 1}}}.tar" if shards > 1 else "0.tar"),
             "--out", str(judge_file(captioning, seed, place).with_suffix(".jsonl")), "--url", url,
             "--model", os.environ.get("JUDGE_MODEL", JUDGE)]
+
+
+def page(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
+    """Return the command that captions 50 test photographs: ARC's to a file, MDC's to a page beside ARC's."""
+    arc, mdc = (str(place.out / "tables" / f"photos-{objective}.jsonl") for objective in ("ARC", "MDC"))
+    return [f"{place.bin}open_clip_mdc", "caption", "--pretrained", str(checkpoint(scale, run, seed, place)),
+            f"{fill(scale.captioning[-1].root, place)}/test/0.tar", "--limit", "50",
+            *(("--out", arc) if run.model.startswith("ARC-") else
+              ("--out", mdc, "--compare", arc, "--html", str(place.out / "tables" / "photos.html")))]
 
 
 def lengths(scale: Scale, place: Place) -> list[str]:

@@ -35,6 +35,10 @@ def training_data(scale: Scale, names: list[str], runs: Iterable[Run], seeds: li
         if scale.data[name].fetch and not any(folder.glob("*.tar")):
             yield Missing(f"{folder}/00000.tar, ...: {scale.data[name].label}",
                           commands.fill(scale.data[name].fetch, place))
+    image = Path(commands.fill(scale.image or "", place))
+    if scale.image and not scale.image.startswith("timm:") and not image.exists():
+        yield Missing(f"{image}: the weights of the image encoder", "make ... SCALE=photos-timm-NAME lets timm fetch "
+                      "those of its encoder NAME")
     for made in commands.to_make(scale, names, place):
         for part in made.command:
             path = Path(commands.fill(part.split("{{")[0], place))

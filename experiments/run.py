@@ -19,14 +19,14 @@ from .commands import Place
 from .progress import Step, alone, run_steps
 from .report.collect import TITLES, cells_by_table, collect, show
 from .report.results import parts, read_results
-from .tables import mcdiffusion
+from .tables import photos
 from .tables.cells import Cell, Run
-from .tables.scales import CUB, SCALES, Scale
+from .tables.scales import Scale, named
 
 
 def cells_of(scale: Scale, names: list[str]) -> list[Cell]:
-    if scale is CUB and (others := [name for name in names if name not in (*mcdiffusion.TABLES, "mcdiffusion")]):
-        raise ValueError(f"{others[0]} is no table of CUB-200; {', '.join(mcdiffusion.TABLES)} are")
+    if scale.tables and (others := [name for name in names if name not in scale.tables]):
+        raise ValueError(f"{others[0]} is no table of {scale.name}; {', '.join(scale.tables)} are")
     # Figure 6 shows the captions of Table 3. A ledger takes what is there.
     tables = cells_by_table(scale, ["table3" if name == "figure6" else name for name in names])
     return [cell for cells in tables.values() for cell in cells]
@@ -75,6 +75,10 @@ def plan(scale: Scale, names: list[str], seeds: list[int], place: Place) -> Iter
     if "table3" in names and (url := os.environ.get("JUDGE_URL")):
         yield "judge", [Step(f"judge-{captioning.label}--s{seed}", commands.judge(scale, captioning, seed, place, url))
                         for captioning in scale.captioning for seed in seeds]
+    if "photos" in names:
+        for objective in ("ARC", "MDC"):
+            for run, seed in commands.evaluated(scale, [photos.run_of(scale, objective)], seeds[:1], place, needed):
+                yield "captions to look at", [Step(f"page-{objective}", commands.page(scale, run, seed, place))]
     if "figure3" in names:
         yield "caption lengths", [Step("figure3", commands.lengths(scale, place))]
 
@@ -82,7 +86,7 @@ def plan(scale: Scale, names: list[str], seeds: list[int], place: Place) -> Iter
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", nargs="+", required=True, choices=TITLES)
-    parser.add_argument("--scale", required=True, choices=SCALES)
+    parser.add_argument("--scale", required=True, type=named)
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the data that is not made here")
     parser.add_argument("--out", type=Path, help="default: build/SCALE")
     parser.add_argument("--gpus", type=int, help="processes of torchrun; 0 is the CPU (default: the scale's)")
@@ -91,7 +95,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--bin", default="", help="folder of open_clip_train and its siblings, with a slash at the end")
     parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
     args = parser.parse_args(argv)
-    scale = SCALES[args.scale]
+    scale = args.scale
     gpus = scale.gpus if args.gpus is None else args.gpus
     place = Place(args.data, args.out or Path("build") / scale.name, args.bin, gpus)
     jobs = args.jobs or ((os.cpu_count() or 1) if place.gpus == 0 else 1)

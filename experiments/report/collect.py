@@ -15,10 +15,10 @@ from pathlib import Path
 
 from .. import commands
 from ..commands import Place
-from ..tables import article, curves, mcdiffusion
+from ..tables import article, curves, mcdiffusion, photos
 from ..tables.cells import Cell
 from ..tables.paper_tables import TABLES
-from ..tables.scales import SCALES, Scale
+from ..tables.scales import SCALES, Scale, named
 from . import claims
 from .pages import csv, figure6, markdown, plot, summarise
 from .results import read_results, values
@@ -37,7 +37,8 @@ TITLES = {
     "table8": "Table 8: two views of a caption at equal cost",
     "claims": "What this shows of the paper's claims", "article": "What this shows of the article's claims",
     "mcdiffusion": "What this shows of MC-Diffusion's claims", "views": "What this shows of two views",
-    "curves": "Learning curves",
+    "curves": "Learning curves", "photos": "Captions of photographs by a decoder on a trained encoder",
+    "towers": "What each objective makes of a trained encoder",
 }
 LEDGERS = {"claims": claims.claims, **{name: partial(claims.claims_of, sentences)
                                        for name, sentences in claims.SENTENCES.items()}}
@@ -46,7 +47,7 @@ PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.
 
 def cells_by_table(scale: Scale, names: Iterable[str]) -> dict[str, list[Cell]]:
     def cells(name: str, scale: Scale) -> list[Cell]:
-        return list(TABLES[name](scale)) if scale.name != "cub" or name in mcdiffusion.TABLES else []
+        return list(TABLES[name](scale)) if not scale.tables or name in scale.tables else []
 
     found = {name: cells(name, scale) for name in names if name in TABLES}
     if found and not any(found.values()):
@@ -99,6 +100,8 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
             write(folder / f"{name}.csv", csv(cells, summaries))
             if name.startswith("figure"):
                 PLOTS.get(name, plot)(name, cells, summaries, folder / f"{name}.png")
+            if name == "photos":
+                page += photos.note(cells, numbers)
             if name == "curves":
                 page += curves.note(scale, cells, numbers)
                 curves.plot(scale, cells, numbers, folder / f"{name}.png")
@@ -149,15 +152,15 @@ def show(pages: dict[str, str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", choices=TITLES)
-    parser.add_argument("--scale", required=True, choices=SCALES)
+    parser.add_argument("--scale", required=True, type=named)
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--out", required=True, type=Path, help="folder of the experiment, with results/")
     parser.add_argument("--insert", type=Path, metavar="PAGE", help="renew the tables of this page too")
     args = parser.parse_args()
     try:
-        pages = collect(SCALES[args.scale], Place(args.data, args.out, "", 0), args.tables)
+        pages = collect(args.scale, Place(args.data, args.out, "", 0), args.tables)
         if args.insert:
-            insert(pages, args.scale, args.insert)
+            insert(pages, args.scale.name, args.insert)
         print(show(pages))
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {problem}")

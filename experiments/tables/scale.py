@@ -110,6 +110,9 @@ class Scale(NamedTuple):
     # for. Diffusion learns late which attribute is whose; before, there is little to see.
     caption_epochs: int = 1
     val: str | None = None  # shards on which the bound is measured, for mcdiffusion.py's claims
+    tables: tuple[str, ...] = ()  # and ledgers, that it has; all if there is none
+    image: str | None = None  # SOURCE of --pretrained-image for all captioners
+    free: tuple[str, ...] = ()  # flags of a run that trains such a tower, too
     fetch: tuple[tuple[str, str], ...] = ()  # folders and files of {data}, and what to run for each
 
     @property

@@ -2,6 +2,8 @@
 
 Standard library only: `make -n table1 SCALE=paper` prints its commands where nothing is installed.
 """
+from argparse import ArgumentTypeError
+
 from clip_benchmark_ext.datasets.sugar_crepe import GROUPS as SUGAR_CREPE_GROUPS
 
 from .scale import CPU, Backbone, Captioning, Data, Probe, Scale, Selection, Tuning, made, pairs
@@ -120,6 +122,38 @@ FLICKR8K = Scale(
            ("{data}/probe/cifar10", PROBES.format("vtab-cifar10", "{data}/probe/cifar10"))),
 )
 
+# Photographs with captions in {data}/train, val and test, in any layout that `open_clip_mdc prepare shards` reads, and
+# an encoder that is trained already. A run is four passes over Flickr8k's 30,000 captions, whatever the photographs.
+
+
+def photos(name: str, base: str, image: str) -> Scale:
+    """Return a scale of a small decoder on the tower of an OpenCLIP base or of timm-NAME; `image` are its weights."""
+    return Scale(
+        **CPU | dict(batch=64, train_flags=("--precision", "amp_bf16", "--force-image-size", "224", "--beta2", "0.98")),
+        name=name,
+        data={"captions": Data("{out}/data/captions/train", "captions", 6, 30000)},
+        backbones={f"small-{base}": Backbone(1e-3, 0.1)}, warmup=150, epochs=4,
+        alt="captions", long="captions", search="captions", amounts=(), ratios=(),
+        probes={"CIFAR-10": Probe("wds/cifar10", 2000)}, probe_root="{data}/../probe/cifar10",
+        selection=pairs("{out}/data/pairs", "swap_att swap_obj replace_att replace_obj replace_rel"),
+        captioning=(Captioning("{out}/data/val", "wds/val", "validation", None, ("auto",)),
+                    Captioning("{out}/data/captions", "wds/captions", "test", None, ("auto",))),
+        prepare=(
+            made("val", "open_clip_mdc prepare shards --test {data}/val"),
+            made("captions", "open_clip_mdc prepare shards --train {data}/train --test {data}/test"),
+            made("pairs", "python -m experiments.flickr8k pairs --shards {out}/data/captions/test/0.tar", "towers"),
+        ),
+        tables=("photos", "towers"), image=image, free=("--unlock-image-after", "2", "--image-lr-scale", "0.1"),
+        fetch=(("{data}/../probe", PROBES.format("vtab-cifar10", "{data}/../probe/cifar10")),
+               ("{data}", "open_clip_mdc fetch flickr8k --out RAW; open_clip_mdc prepare flickr8k --images "
+                          "RAW/Flicker8k_Dataset --annotations RAW/dataset_flickr8k.json --out {data}")),
+    )
+
+
+ENCODERS = "{data}/../encoders"
+PHOTOS = photos("photos", "timm-tf_efficientnet_lite0", f"{ENCODERS}/efficientnet_lite0")
+PHOTOS_VIT = photos("photos-vit", "timm-vit_small_patch14_dinov2", f"{ENCODERS}/vit_small_patch14_dinov2_saliency")
+
 # The rich world: hours of two CPU cores, or of a GPU. A run is eight epochs with one cosine schedule, each of half of
 # the scenes, drawn anew. The checkpoints are kept, for learning curves (curves.py). Warm-up is a tenth of a run.
 RICH_FOLDER = "{out}/data/rich"
@@ -164,7 +198,7 @@ GPU = RICH._replace(
 CUB_SHARDS = ("open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split reed --classes "
               "trainvalclasses.txt testclasses.txt --out {data}/cub")
 CUB = Scale(
-    name="cub",  # MC-Diffusion's own; its optimiser is VQ-Diffusion's
+    name="cub", tables=("table6", "figure7", "mcdiffusion"),  # MC-Diffusion's own; its optimiser is VQ-Diffusion's
     data={"cub": Data("{data}/cub/train", "CUB-200", 9, 8855, CUB_SHARDS)},
     backbones={"ViT-f8": Backbone(4.5e-4, 0.045)},
     batch=128, warmup=1000, epochs=200, workers=8, seeds=(0,), gpus=8,
@@ -181,4 +215,14 @@ CUB = Scale(
             "microsoft/VQ-Diffusion/raw/main/help_folder/statistics/taming_vqvae_2887.pt")),
 )
 
-SCALES = {scale.name: scale for scale in (PAPER, SCENES, RICH, GPU, FLICKR8K, CUB)}
+SCALES = {scale.name: scale for scale in (PAPER, SCENES, RICH, GPU, FLICKR8K, PHOTOS, PHOTOS_VIT, CUB)}
+
+
+def named(name: str) -> Scale:
+    """Return a scale; photos-timm-NAME is SCALE=photos on timm's encoder NAME, whose weights may be downloaded."""
+    encoder = name.removeprefix("photos-timm-")
+    if encoder != name:
+        return photos(name, f"timm-{encoder}", f"timm:{encoder}")
+    if name not in SCALES:
+        raise ArgumentTypeError(f"{name} is none of {', '.join(SCALES)}, photos-timm-NAME")
+    return SCALES[name]

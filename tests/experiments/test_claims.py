@@ -151,7 +151,7 @@ def test_the_ledger_is_of_the_papers_claims():
 
 @pytest.mark.parametrize("scale", scales.SCALES.values(), ids=lambda scale: scale.name)
 def test_lengths_that_a_row_says_are_compared_are_those_of_its_cells(scale):
-    for claim in claims.claims(scale) if scale.selection else ():
+    for claim in claims.claims(scale) if scale.selection and not scale.tables else ():
         rows = " / ".join(cells[0].row.rpartition(", ")[2] for cells in (claim.left, claim.right) if cells)
         text, _, here = claim.sentence.partition("; here ")
         assert text == claim.text and here in ("", rows)

@@ -113,7 +113,7 @@ def lengths(parser: argparse.ArgumentParser) -> None:
 
 def _add_decoding(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="+", metavar="PATHS", help="images, folders, webdataset shards, patterns")
-    add_model(parser)
+    add_model(parser, default="photo")
     parser.add_argument("--limit", type=positive, help="only the first so many images")
     decoding.add_flags(parser, ["length"], flag)
     parser.add_argument("--text", help="caption to fill in, e.g. 'a [MASK] dog on a [MASK]', a token each")
@@ -146,6 +146,8 @@ def export(parser: argparse.ArgumentParser) -> None:
                         help="destinations (default: all that the model fits)")
     parser.add_argument("--results", nargs="+", default=[], metavar="RESULT.json",
                         help="files of clip_benchmark eval, for the model card")
+    parser.add_argument("--half", action="store_true", help="write the weights of open_clip in 16 bit")
+    parser.add_argument("--about", metavar="FILE", help="Markdown for the model card: data, licence, limits")
     parser.add_argument("--push", metavar="ORG/NAME", help="upload the folder to the Hugging Face hub, too")
 
 

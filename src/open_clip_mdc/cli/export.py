@@ -2,6 +2,7 @@
 
     open_clip_mdc export --pretrained logs/RUN --out DIR
     open_clip_mdc export --pretrained logs/RUN --out DIR --to open_clip timm --results results/*.json --push ORG/NAME
+    open_clip_mdc export --pretrained logs/RUN --out DIR --to open_clip --half --about about.md
 
     open_clip      open_clip_config.json, open_clip_model.safetensors, the vocabulary: the captioner, whole
     timm           config.json, model.safetensors: the image tower; transformers' AutoModel reads it too
@@ -141,12 +142,16 @@ def push(folder: Path, repo: str) -> str:
 def run(args: argparse.Namespace) -> None:
     if args.push and args.push.count("/") != 1:
         raise ValueError(f"--push {args.push} should be ORG/NAME")
+    if args.half and "open_clip" not in (args.to or DESTINATIONS):
+        raise ValueError("--half is of the destination open_clip: name it by --to")
     logging.getLogger("timm").setLevel(logging.ERROR)
     loaded = load(args.pretrained, args.model, "cpu")  # where `compare` runs the other networks
     model_name = find(args.pretrained, args.model).model_name
     out = Path(args.out)
     with new_folder(out) as folder:
         done = write_all(loaded, model_name, args.to, folder)
+        if args.half:
+            weights.halve(folder / "open_clip_model.safetensors")
         card = model_card(loaded.model, args, done)
         (folder / "README.md").write_text(card, encoding="utf-8")
         for path in filter(Path.is_file, folder.rglob("*")):

@@ -11,6 +11,7 @@ from open_clip_train.params import parse_args
 
 from ..data.markdown import markdown_table
 from ..data.paths import expand
+from ..data.text import read_text
 from ..integration.runs import find, params_file, read_params
 from ..models.captioner import Captioner
 from ..models.encoder import grid, num_patches, region_tower, width
@@ -98,4 +99,5 @@ def model_card(model: Captioner, args: argparse.Namespace, destinations: list[st
         open_clip_version=metadata.version("open_clip_torch"),
         flags=markdown_table(["flag", "value"], [[f"`--{k.replace('_', '-')}`", f"`{v}`"] for k, v in flags.items()])
         if flags else "", data=flags.get("train_data"),
+        about=read_text(args.about) if args.about else "",
         results=markdown_table(["data set", "task", "metric", "value"], rows) if rows else "")

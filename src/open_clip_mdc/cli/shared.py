@@ -28,11 +28,14 @@ def load_plugins(args: argparse.Namespace) -> None:
         load_plugin(plugin)
 
 
-def add_model(parser: argparse.ArgumentParser, required: bool = True, device: bool = True) -> None:
+def add_model(parser: argparse.ArgumentParser, required: bool = True, device: bool = True,
+              default: str | None = None) -> None:
     """Add the flags of a model. With `required` false --model may stand alone, for a network not trained yet."""
     parser.add_argument("--plugin", action="append", metavar="MODULE",
                         help="module or file.py that registers the model's objective; may be given several times")
-    parser.add_argument("--pretrained", required=required, help="checkpoint, run folder, local-dir: or hf-hub: id")
+    parser.add_argument("--pretrained", required=required and not default, default=default,
+                        help="checkpoint, run folder, local-dir: or hf-hub: id" +
+                        (f" (default: {default}, the captioner that comes with the package)" if default else ""))
     parser.add_argument("--model", help="architecture, for a checkpoint outside a run folder" +
                         (", or alone for an untrained network") * (not required))
     if device:

@@ -187,6 +187,13 @@ def add_checksum(path: Path) -> None:
     save(load_file(path), path, _open_safetensors(path))
 
 
+def halve(path: Path) -> None:
+    """Write a safetensors file's floats anew in 16 bit. Raises ValueError where one is above 65,504."""
+    tensors = {name: x.half() if x.is_floating_point() else x for name, x in load_file(path).items()}
+    check_finite(tensors, path)
+    save(tensors, path, _open_safetensors(path))
+
+
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of names, types, shapes and values."""
     total = hashlib.sha256()

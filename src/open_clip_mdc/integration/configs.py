@@ -90,11 +90,12 @@ def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | No
     """Return the config of a captioner's name, such as MDC-ViT-B-32, or None where no row and base make it.
 
     `base_config` returns a new copy of a base's config, None if it is not known. The base timm-NAME is the image
-    encoder NAME of timm. "/" is read as "-", as OpenCLIP does. Raises ValueError for no such interval or ratio.
+    encoder NAME of timm, small-BASE has a small decoder instead of the paper's (small.json). "/" is read as "-", as
+    OpenCLIP does. Raises ValueError for no such interval or ratio.
     """
     name = name.replace("/", "-")
     for base, caption_cfg in readings(name):
-        config = with_codes(base, base_config) if base in VQ_ROWS else base_config(base) or timm_base(base)
+        config = with_codes(base, base_config) if base in VQ_ROWS else any_base(base, base_config)
         if config is None or "caption_cfg" in config or not has_image_tower(config):
             continue
         low, high = caption_cfg.get("t_min", 0), caption_cfg.get("t_max", 1)
@@ -125,6 +126,15 @@ def with_codes(name: str, base_config: Callable[[str], dict | None]) -> dict:
         "text_cfg": {**config["text_cfg"], **row.get("text_cfg", {})},
         "vq_cfg": {**config.get("vq_cfg", {}), **row["vq_cfg"]},
     }
+
+
+def any_base(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
+    """Return the config of an OpenCLIP base, of timm-NAME, or of small-BASE; None if there is none."""
+    config = base_config(name) or timm_base(name)
+    if config is None and name.startswith("small-"):
+        config = any_base(name.removeprefix("small-"), base_config)
+        return config and config | {"text_cfg": json.loads((FOLDER / "small.json").read_text(encoding="utf-8"))}
+    return config
 
 
 def timm_base(name: str) -> dict | None:

@@ -1,6 +1,6 @@
 """`open_clip_mdc.load`: a trained captioner with the transform and tokenizer of its run, for Python and for the tools.
 
-    model = open_clip_mdc.load("logs/RUN")          # or a checkpoint, local-dir:DIR, hf-hub:ORG/NAME
+    model = open_clip_mdc.load("logs/RUN")          # or "photo", a checkpoint, local-dir:DIR, hf-hub:ORG/NAME
     model.caption(["cat.jpg", image])               # images: files, folders, PIL images, arrays, preprocessed tensors
     model.score(["cat.jpg"], ["a cat", "a dog"])    # log p(caption | image), nats; kind="debiased" without the prior
     model.features("photos/", kind="cls", layer=-2) # "gap" (Sec. 4.2), "cls" or "patches" after any layer
@@ -251,8 +251,8 @@ def load(pretrained: str | Path, model_name: str | None = None, device: str | to
     """Return a captioner as it was trained, in eval mode.
 
     Args:
-        pretrained: a run folder of open_clip_train, a checkpoint file, a folder with open_clip_config.json,
-            local-dir:DIR or hf-hub:ORG/NAME.
+        pretrained: "photo", the captioner of photographs that the package brings; a run folder of open_clip_train, a
+            checkpoint file, a folder with open_clip_config.json, local-dir:DIR or hf-hub:ORG/NAME.
         model_name: the architecture of a checkpoint outside a run folder.
         device: by default cuda where there is one, else cpu.
         precision: fp32, bf16 or fp16; by default bf16 on cuda, else fp32.

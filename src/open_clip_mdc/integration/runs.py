@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..data.weights import stored_epoch
 from . import plugins
+from .configs import FOLDER
 
 # What params.txt holds that decides how the model and its preprocessing are made (create_model_and_transforms).
 MODEL_ARGS = ("force_quick_gelu", "force_custom_text", "force_image_size", "force_context_length", "image_mean",
@@ -18,6 +19,9 @@ WEIGHTS_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.safeten
                  "open_clip_pytorch_model.pth", "model.safetensors", "pytorch_model.bin", "pytorch_model.pth",
                  "model.pth")
 SIGLIP_ARGS = {"init_logit_scale": math.log(10), "init_logit_bias": -10}  # as open_clip_train.main has them
+
+
+PHOTO = "photo"  # the name of the captioner that the package brings
 
 
 class Checkpoint(NamedTuple):
@@ -85,9 +89,15 @@ def literal(text: str):
 def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
     """Return which model, weights and settings `pretrained` means.
 
-    It is a checkpoint, a run folder, a folder with open_clip_config.json, local-dir:DIR or hf-hub:ID. `model_name` is
-    the architecture of a bare checkpoint. Raises FileNotFoundError, or ValueError where nothing says what it is of.
+    It is a checkpoint, a run folder, a folder with open_clip_config.json, local-dir:DIR, hf-hub:ID or "photo", the
+    captioner that the package brings (a folder of that name is ./photo). `model_name` is the architecture of a bare
+    checkpoint. Raises FileNotFoundError, or ValueError where nothing says what it is of.
     """
+    if pretrained == PHOTO:
+        if model_name:
+            raise ValueError(f"{PHOTO} is the captioner of the package: leave out --model {model_name}, or give its "
+                             "weights by --pretrained")
+        return find(f"local-dir:{FOLDER / PHOTO}")
     if pretrained.startswith(("local-dir:", "hf-hub:")):
         check_folder(pretrained)
         return Checkpoint(pretrained, None, {})

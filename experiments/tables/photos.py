@@ -1,0 +1,61 @@
+"""Tables beside the paper of captioners that start from a trained image encoder, on photographs.
+
+`photos`: MDC and ARC on a locked encoder, by recipes of decoding of which one each is chosen on validation. `towers`:
+what each objective makes of an encoder that it may change, beside the encoder as it came (locked).
+"""
+from collections.abc import Iterable, Iterator
+
+from .cells import Cell, Evaluation, Run, caption_cells, length_flags, probe
+from .scale import Scale
+
+RECIPES = {"MDC": ("--caption_length", ("8", "10", "12", "auto")), "ARC": ("--num_beams", ("1", "6"))}
+CHOSEN_BY = "CIDEr"
+OBJECTIVES = ("MDC", "ARC", "CapPa")
+
+
+def run_of(scale: Scale, objective: str, locked: bool = True) -> Run:
+    return Run(f"{objective}-{scale.backbone}", scale.alt, locked=locked)
+
+
+def photos(scale: Scale) -> Iterator[Cell]:
+    """Yield each recipe on validation photographs, which choose, then on test photographs."""
+    for test in scale.captioning if "photos" in scale.tables else ():
+        for objective, (flag, values) in RECIPES.items():
+            for value in values:
+                yield from caption_cells(
+                    scale, f"{test.label}, {objective}, {flag.removeprefix('--')} {value}", run_of(scale, objective),
+                    ("B@4", "METEOR", CHOSEN_BY, "words"), (flag, value), f"{test.label}, {objective}",
+                    ("B@4", "METEOR", CHOSEN_BY), where=(test.root, test.dataset))
+
+
+def towers(scale: Scale) -> Iterator[Cell]:
+    """Yield captions, their likelihood, and probes of the encoder."""
+    for objective in OBJECTIVES if "towers" in scale.tables else ():
+        for name, locked in (("locked", True), ("free", False)):
+            run, row, test = run_of(scale, objective, locked), f"{objective}, {name}", scale.captioning[-1]
+            yield from caption_cells(scale, row, run, ("B@4", "METEOR", CHOSEN_BY),
+                                     length_flags(scale, objective, "auto"), where=(test.root, test.dataset))
+            for kind in ("", "_debiased"):
+                for s in scale.selection:
+                    yield Cell(row, f"{s.label}{kind.replace('_', ', ')}", run, Evaluation(
+                        "image_caption_selection", s.root, s.subsets, f"text_acc{kind}", sizes=(s.cases,)))
+            yield Cell(row, next(iter(scale.probes)), run, probe(scale), competes=not locked)
+
+
+def chosen(cells: Iterable[Cell], numbers: Iterable[dict[int, float]]) -> dict[str, str]:
+    """Return the row of test photographs of each objective's best recipe on validation photographs."""
+    best: dict[str, tuple[float, str]] = {}
+    for cell, by_seed in zip(cells, numbers, strict=True):
+        split, objective, recipe = cell.row.split(", ")
+        if split == "validation" and cell.column == CHOSEN_BY and by_seed:
+            mean = sum(by_seed.values()) / len(by_seed)
+            best[objective] = max(best.get(objective, (mean, "")), (mean, f"test, {objective}, {recipe}"))
+    return {objective: row for objective, (_, row) in best.items()}
+
+
+def note(cells: list[Cell], numbers: list[dict[int, float]]) -> str:
+    rows = chosen(cells, numbers).values()
+    return "Chosen on validation photographs: " + "; ".join(rows) + ".\n" if rows else ""
+
+
+TABLES = {"photos": photos, "towers": towers}

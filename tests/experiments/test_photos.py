@@ -1,0 +1,85 @@
+"""Claims about SCALE=photos: which recipe is chosen, what is trained on which encoder.
+
+    pytest tests/experiments/test_photos.py
+"""
+import subprocess
+
+import open_clip
+import pytest
+from conftest import REPO
+from helpers import dry_run, place, write_result
+from test_commands import is_training
+
+from experiments import commands, preflight
+from experiments.report import collect
+from experiments.tables import photos, scales
+from open_clip_mdc.integration.patches import register
+
+
+@pytest.mark.parametrize("scale,base", [("photos", "timm-tf_efficientnet_lite0"),
+                                        ("photos-vit", "timm-vit_small_patch14_dinov2"),
+                                        ("photos-timm-resnet18", "timm-resnet18")])
+def test_locked_towers_keep_their_tokens_in_one_place_and_free_ones_are_trained_later(scale, base, tmp_path):
+    printed = dry_run("--scale", scale, "--data", str(tmp_path / "photographs"), "--out", str(tmp_path / "out"),
+                      "--tables", "towers", "--seeds", "0")
+    trainings = list(filter(is_training, printed))
+    for words in trainings:
+        flags = dict(zip(words, words[1:], strict=False))
+        locked = "--lock-image" in words
+        assert flags["--pretrained-image"] == ("timm:resnet18" if "resnet" in scale else commands.fill(
+            scales.SCALES[scale].image, place(tmp_path / "photographs")))
+        assert flags.get("--cache-features") == (str(tmp_path / "out" / "tokens") if locked else None)
+        assert flags.get("--unlock-image-after") == (None if locked else "2")
+        assert flags.get("--image-lr-scale") == (None if locked else "0.1")
+    assert {(words[words.index("--model") + 1], "--lock-image" in words) for words in trainings} == {
+        (f"{objective}-small-{base}", locked) for objective in ("MDC", "ARC", "CapPa") for locked in (True, False)}
+
+
+def test_a_small_decoder_stands_on_any_base():
+    register()
+    for base in ("timm-resnet18", "ViT-B-32", "ViT-Ti-8"):
+        small, paper = (open_clip.get_model_config(f"MDC-{prefix}{base}") for prefix in ("small-", ""))
+        assert small["vision_cfg"] == paper["vision_cfg"] and small["caption_cfg"] == paper["caption_cfg"]
+        assert (small["text_cfg"]["layers"], small["text_cfg"]["width"]) == (3, 192)
+    assert open_clip.get_model_config("MDC-small-nothing") is None
+    model = open_clip.create_model("MDC-small-timm-tf_efficientnet_lite0")
+    decoder = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("visual."))
+    assert 4e6 < decoder < 5e6  # in 16 bit, less than 10 MB
+
+
+def test_the_recipe_is_chosen_on_validation_photographs(tmp_path):
+    """Though another is better on test photographs."""
+    scale, scores = scales.PHOTOS, {}
+    for number, cell in enumerate(c for c in photos.photos(scale) if c.column == "CIDEr"):
+        split, objective, recipe = cell.row.split(", ")
+        scores[cell.row] = number if split == "test" else -number
+        write_result(tmp_path, commands.variant(cell.evaluation), cell.run.name(0), cell.evaluation.datasets[0],
+                     commands.last_epoch(scale, cell.run), CIDEr=scores[cell.row] / 100)
+    page = collect.collect(scale, place(tmp_path), ["photos"])["photos"]
+    first = {objective: next(row for row in scores if row.startswith(f"validation, {objective}"))
+             for objective in ("MDC", "ARC")}
+    assert page.endswith("Chosen on validation photographs: " + "; ".join(
+        row.replace("validation", "test") for row in first.values()) + ".\n")
+
+
+def test_validation_and_test_photographs_have_results_of_their_own():
+    evaluations = commands.evaluations(list(photos.photos(scales.PHOTOS)))
+    assert len({(commands.variant(e), e.datasets) for e, _ in evaluations}) == len(evaluations) == 12
+
+
+def test_missing_photographs_and_weights_are_named_with_what_makes_them(tmp_path):
+    found = {need.what: need.fetch for need in preflight.training_data(
+        scales.PHOTOS, ["photos"], [photos.run_of(scales.PHOTOS, "MDC")], [0], place(tmp_path / "data"))}
+    assert [what.removeprefix(f"{tmp_path}/data/") for what in found] == [
+        "../encoders/efficientnet_lite0: the weights of the image encoder", "val", "train", "test"]
+    assert all("prepare flickr8k" in fetch or "timm" in fetch for fetch in found.values())
+
+
+def test_make_photos_prints_its_commands_and_a_scale_that_is_none_is_refused():
+    result = subprocess.run(["make", "-n", "photos", "DATA=/photographs"], cwd=REPO, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("open_clip_train") == 2 and "--seed 0 " in result.stdout
+    assert "photos.html" in result.stdout and "/photographs/train" in result.stdout
+    result = subprocess.run(["python3", "-m", "experiments.run", "--scale", "photo", "--tables", "photos"], cwd=REPO,
+                            capture_output=True, text=True)
+    assert result.returncode == 2 and "photo is none of paper, scenes" in result.stderr
