@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from .cells import Cell, Evaluation, Run, caption_cells, length_flags, probe
 from .scale import Scale
 
-RECIPES = {"MDC": ("--caption_length", ("8", "10", "12", "auto")), "ARC": ("--num_beams", ("1", "6"))}
+RECIPES = {"MDC": ("--caption_length", ("8", "10", "12")), "ARC": ("--num_beams", ("1", "6"))}
 CHOSEN_BY = "CIDEr"
 OBJECTIVES = ("MDC", "ARC", "CapPa")
 
@@ -34,7 +34,7 @@ def towers(scale: Scale) -> Iterator[Cell]:
         for name, locked in (("locked", True), ("free", False)):
             run, row, test = run_of(scale, objective, locked), f"{objective}, {name}", scale.captioning[-1]
             yield from caption_cells(scale, row, run, ("B@4", "METEOR", CHOSEN_BY),
-                                     length_flags(scale, objective, "auto"), where=(test.root, test.dataset))
+                                     length_flags(scale, objective), where=(test.root, test.dataset))
             for kind in ("", "_debiased"):
                 for s in scale.selection:
                     yield Cell(row, f"{s.label}{kind.replace('_', ', ')}", run, Evaluation(

@@ -136,8 +136,8 @@ def photos(name: str, base: str, image: str) -> Scale:
         alt="captions", long="captions", search="captions", amounts=(), ratios=(),
         probes={"CIFAR-10": Probe("wds/cifar10", 2000)}, probe_root="{data}/../probe/cifar10",
         selection=pairs("{out}/data/pairs", "swap_att swap_obj replace_att replace_obj replace_rel"),
-        captioning=(Captioning("{out}/data/val", "wds/val", "validation", None, ("auto",)),
-                    Captioning("{out}/data/captions", "wds/captions", "test", None, ("auto",))),
+        captioning=(Captioning("{out}/data/val", "wds/val", "validation", None, ("10",)),
+                    Captioning("{out}/data/captions", "wds/captions", "test", None, ("10",))),
         prepare=(
             made("val", "open_clip_mdc prepare shards --test {data}/val"),
             made("captions", "open_clip_mdc prepare shards --train {data}/train --test {data}/test"),

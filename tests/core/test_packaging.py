@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -99,3 +100,42 @@ def test_the_workflow_runs_what_must_pass_on_declared_versions_of_python():
     declared = metadata.metadata("open_clip_mdc").get_all("Classifier")
     assert {f"Programming Language :: Python :: {v}" for v in test["strategy"]["matrix"]["python"]} <= set(declared)
     assert any("wheel" in step.get("run", "") for step in wheel["steps"])
+
+
+def test_the_captioner_of_the_package_is_small_whole_and_licensed(wheel):
+    """Decoder and encoder in 16 bit, with the checksum in the header, beside the licence of the encoder and a card."""
+    from safetensors import safe_open
+
+    from open_clip_mdc.data import weights
+    assert wheel.stat().st_size < 30e6
+    with zipfile.ZipFile(wheel) as archive:
+        packaged = {name.rpartition("/")[2] for name in archive.namelist() if "/model_configs/photo/" in name}
+    folder = REPO / "model_configs" / "photo"
+    assert packaged == {path.name for path in folder.iterdir()} == {
+        "LICENSE", "README.md", "flickr8k_bpe.txt.gz", "open_clip_config.json", "open_clip_model.safetensors"}
+    file = folder / "open_clip_model.safetensors"
+    tensors = weights.read(file)  # compares the checksum
+    with safe_open(file, "pt") as header:
+        assert header.metadata()["sha256"] == weights.digest(tensors)
+    assert all(x.itemsize == 2 for x in tensors.values() if x.is_floating_point())
+    assert sum(x.nbytes for name, x in tensors.items() if not name.startswith("visual.")) < 10e6
+    assert "Apache License" in (folder / "LICENSE").read_text()
+    card = (folder / "README.md").read_text()
+    assert "Flickr8k" in card and "non-commercial research" in card
+
+
+def test_a_picture_gets_words_with_no_weights_named_and_no_network(tmp_path, monkeypatch):
+    from PIL import Image, ImageDraw
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    picture = Image.new("RGB", (320, 240), (90, 160, 70))
+    ImageDraw.Draw(picture).ellipse((100, 80, 220, 200), fill=(120, 80, 40))
+    picture.save(tmp_path / "photo.jpg")
+    run("python", "-m", "open_clip_mdc", "caption", str(tmp_path / "photo.jpg"), "--out",
+        str(tmp_path / "captions.jsonl"), fork=True)
+    row = json.loads((tmp_path / "captions.jsonl").read_text())
+    assert row["image"].endswith("photo.jpg") and len(row["caption"].split()) > 3
+    loaded = open_clip_mdc.load("photo")
+    assert loaded.caption([tmp_path / "photo.jpg"]) == [row["caption"]]
+    assert loaded.caption([picture], text="a [MASK] in the grass")[0].startswith("a ")
+    with pytest.raises(ValueError, match="leave out --model"):
+        open_clip_mdc.load("photo", "MDC-ViT-B-32")

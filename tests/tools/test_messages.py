@@ -92,7 +92,7 @@ TOOLS = [  # arguments, words of the message
     ((*CAPTION, *MDC, "--workers", "-1"), "--workers: -1 should be at least 0"),
     ((*CAPTION, *MDC, "--batch-size", "many"), "--batch-size: 'many' should be a whole number"),
     ((*SCORE, *MDC, "--alpha", "nan"), "--alpha: nan is no number to compute with"),
-    (("caption",), "required: PATHS, --pretrained"),
+    (("caption",), "required: PATHS"),
     (("prepare", "cocoo"), "invalid choice: 'cocoo'"),
     (("fetch", "imagenet", "--out", "x"), "invalid choice: 'imagenet'"),
     # the model
