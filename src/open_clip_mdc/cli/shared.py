@@ -106,7 +106,7 @@ def null_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namesp
     """
     from ..data.images import Images
     from ..data.paths import IMAGE_FILES, SHARDS, count_images, find_images
-    from ..integration.checkpoints import hash_tensor
+    from ..data.weights import hash_tensor
     from ..likelihood.log_likelihood import mean_image
     from ..progress import progress_bar
     if args.blind_images:
