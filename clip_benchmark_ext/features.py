@@ -15,11 +15,11 @@ from importlib import metadata
 import torch
 from open_clip.transformer import VisionTransformer
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
-from open_clip_mdc.data.files import new_file
+from open_clip_mdc.data.weights import save_tensors
 from open_clip_mdc.models import encoder
 
 from . import contents
@@ -158,14 +158,6 @@ def load_features(path: str, key: dict) -> tuple[Tensor, Tensor]:
     if metadata.get("key") != _json(key):
         raise ValueError(f"{path} holds features of something else")
     return tensors["features"], tensors["targets"]
-
-
-def save_tensors(path: str, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    with new_file(path) as partial:
-        try:  # safetensors' save_file would put another file in its place, one without new_file's lock
-            partial.write_bytes(save(tensors, metadata))
-        except OSError as problem:
-            raise OSError(f"{path} cannot be written: {problem}") from problem
 
 
 def _json(value: dict) -> str:

@@ -310,7 +310,7 @@ def test_a_write_that_fails_leaves_no_file(tmp_path):
 def test_a_disk_without_room_is_an_error_that_names_the_file(tmp_path):
     script = """
 import resource, sys, torch
-from clip_benchmark_ext.features import save_tensors
+from open_clip_mdc.data.weights import save_tensors
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
     save_tensors(sys.argv[1], {"features": torch.zeros(1000)}, {})

@@ -15,7 +15,10 @@ from zipfile import BadZipFile, ZipFile
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as serialised
 from torch import Tensor
+
+from .files import new_file
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # keys that the weights lie under
 PREFIXES = ("module.", "model.")  # of all names: DDP's; a Lightning module's
@@ -181,6 +184,15 @@ def save(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] 
     """Write a safetensors file whose header has the checksum that `read` compares."""
     tensors = {name: x.contiguous() for name, x in tensors.items()}
     save_file(tensors, path, {"format": "pt", **(metadata or {}), DIGEST: digest(tensors)})
+
+
+def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file that appears whole. Raises OSError that names it."""
+    with new_file(path) as partial:
+        try:  # safetensors' save_file would put another file in its place, one without new_file's lock
+            partial.write_bytes(serialised(tensors, metadata))
+        except OSError as problem:
+            raise OSError(f"{path} cannot be written: {problem}") from problem
 
 
 def add_checksum(path: Path) -> None:

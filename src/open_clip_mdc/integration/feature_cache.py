@@ -19,12 +19,12 @@ import torch.distributed as dist
 from open_clip_train.precision import get_autocast
 from PIL import Image
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from ..data.files import new_file, sha256
+from ..data.files import sha256
 from ..data.images import captioned, decode_image
 from ..data.shards import find_shards, image_member, read_samples
+from ..data.weights import save_tensors
 from ..models import encoder
 from ..models.captioner import Captioner
 from ..models.fingerprint import fingerprint
@@ -79,10 +79,9 @@ class FeatureCache:
             tokens.append(found.to("cpu", torch.float16))
         model.train(training)
         shape = encoder.num_patches(model.visual), encoder.width(model.visual)
-        with new_file(file) as partial:
-            save_file({"tokens": torch.cat([torch.empty(0, *shape, dtype=torch.float16), *tokens]),
-                       "digests": torch.tensor([list(name) for name in digests], dtype=torch.uint8).view(-1, 16)},
-                      partial)
+        save_tensors(file, {
+            "tokens": torch.cat([torch.empty(0, *shape, dtype=torch.float16), *tokens]),
+            "digests": torch.tensor([list(name) for name in digests], dtype=torch.uint8).view(-1, 16)})
         return len(digests)
 
     def __call__(self, samples: Iterable[dict]) -> Iterator[dict]:
