@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -87,9 +87,24 @@ def run_step(step: Step, logs: Path, threads: int, lock: int, under_way: list[su
         raise RuntimeError(f"{step.label} failed (exit status {code}), see {log}: {lines[-1]}")
 
 
-def run_steps(title: str, steps: list[Step], logs: Path, jobs: int) -> None:
+def watch(title: str, going: dict[Future, Step], logs: Path) -> None:
+    """Show how far the steps are until all are done. Raises the error of the first that failed."""
     from tqdm import tqdm
+    steps = len(going)
+    with tqdm(total=steps, desc=f"{title} (logs: {logs}/)", mininterval=0.1 if sys.stderr.isatty() else QUIET_SECONDS,
+              bar_format="{desc} {percentage:3.0f} % |{bar:20}| {elapsed}{postfix}") as bar:
+        while going:
+            done, _ = wait(going, SECONDS, FIRST_COMPLETED)
+            for future in done:
+                going.pop(future)
+                future.result()
+            known = {step.label: part for step in going.values() if (part := fraction(step, logs)) is not None}
+            bar.n = steps - len(going) + sum(known.values())
+            bar.set_postfix_str(", ".join(f"{label} {part:.0%}" for label, part in known.items()), refresh=False)
+            bar.update(0) if going else bar.refresh()
 
+
+def run_steps(title: str, steps: list[Step], logs: Path, jobs: int) -> None:
     from open_clip_mdc.data.files import end_when_terminated
     end_when_terminated()
     under_way: list[subprocess.Popen] = []
@@ -100,21 +115,12 @@ def run_steps(title: str, steps: list[Step], logs: Path, jobs: int) -> None:
             (logs / f"{step.label}.log").unlink(missing_ok=True)
         try:
             going = {pool.submit(run_step, step, logs, threads, lock, under_way): step for step in steps}
-            with tqdm(total=len(steps), desc=f"{title} (logs: {logs}/)",
-                      mininterval=0.1 if sys.stderr.isatty() else QUIET_SECONDS,
-                      bar_format="{desc} {percentage:3.0f} % |{bar:20}| {elapsed}{postfix}") as bar:
-                while going:
-                    done, _ = wait(going, SECONDS, FIRST_COMPLETED)
-                    for future in done:
-                        going.pop(future)
-                        future.result()
-                    known = {step.label: part for step in going.values()
-                             if (part := fraction(step, logs)) is not None}
-                    bar.n = len(steps) - len(going) + sum(known.values())
-                    bar.set_postfix_str(", ".join(f"{label} {part:.0%}" for label, part in known.items()),
-                                        refresh=False)
-                    bar.update(0) if going else bar.refresh()
-        except SystemExit:  # by SIGTERM
+            try:
+                watch(title, going, logs)
+            except Exception:  # one failed: the others end by themselves
+                pool.shutdown(cancel_futures=True)
+                raise
+        except SystemExit:  # by SIGTERM, perhaps while others are waited for
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(under_way):
                 process.terminate()

@@ -116,6 +116,26 @@ def test_what_a_killed_call_left_running_is_waited_for(tmp_path):
     assert (tmp_path / "a.out").stat().st_mtime_ns < (tmp_path / "b.out").stat().st_mtime_ns
 
 
+def test_a_call_that_is_terminated_while_it_waits_behind_a_failed_step_leaves_nothing_running(tmp_path):
+    begun, failed = tmp_path / "pid", tmp_path / "logs" / "a.out"
+    waits = f"import os, pathlib, time; pathlib.Path({str(begun)!r}).write_text(str(os.getpid())); time.sleep({HOURS})"
+    fails = f"import pathlib, sys, time\nwhile not pathlib.Path({str(begun)!r}).exists(): time.sleep(0.01)\nsys.exit(3)"
+    call = subprocess.Popen([sys.executable, "-m", "experiments.progress", "--logs", str(tmp_path / "logs"),
+                             shlex.join(["a=" + sys.executable, "-c", fails]),
+                             shlex.join(["b=" + sys.executable, "-c", waits])], stderr=subprocess.DEVNULL)
+    while not begun.exists() or not begun.read_text():
+        time.sleep(0.01)
+    time.sleep(4)  # the bar looks every two seconds: it has seen that the first one failed
+    call.terminate()
+    assert call.wait(60) == 128 + signal.SIGTERM and failed.exists()
+    for _ in range(500):
+        if not Path(f"/proc/{begun.read_text()}").exists():
+            return
+        time.sleep(0.01)
+    os.kill(int(begun.read_text()), signal.SIGKILL)
+    pytest.fail("the other step was left running")
+
+
 def test_a_step_has_as_many_threads_when_it_is_the_last_one_left(tmp_path, monkeypatch):
     """A resumed experiment gives the weights of an unbroken one: sums depend on the number of threads."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
