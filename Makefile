@@ -143,7 +143,7 @@ photo: photos
 	rm -rf build/photo
 	$(BIN)/open_clip_mdc export --pretrained build/photos/runs/$(PHOTO)-locked--captions--s0 --to open_clip --half \
 	    --about experiments/photo/about.md --results build/photos/results/*/*test*$(PHOTO)*.json --out build/photo
-	cp experiments/photo/LICENSE build/photo/
+	cp model_configs/photo/LICENSE build/photo/
 	rm -rf model_configs/photo && cp -r build/photo model_configs/photo
 
 # Writes benchmarks/RESULTS.md. One process at a time has the machine to itself, so its threads may spin.

@@ -13,9 +13,11 @@ import torch.distributed as dist
 
 from .data.files import end_when_terminated
 from .errors import complaint
-from .integration.arguments import bring_latest, find_problem, find_warnings, parse
+from .integration.arguments import parse
 from .integration.checkpoints import first_lines, is_of_weights
 from .integration.patches import register
+from .integration.problems import find_problem, find_warnings
+from .integration.runs import bring_latest
 
 
 def main(argv: list[str] | None = None) -> int | None:

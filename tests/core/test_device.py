@@ -189,7 +189,7 @@ def test_mask_and_replace_is_drawn_and_scored_without_a_question(objective):
 
 
 def waits(model, function):
-    """How often the host waits for the device while a function of four images runs."""
+    """Count how often the host waits for the device while a function of four images runs."""
     device, image = Accelerator(model), images(4)
     mark(image)
     with device, torch.no_grad():

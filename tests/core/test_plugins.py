@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from conftest import REPO, complaint_of, run
 
-from open_clip_mdc.integration import configs, plugins
+from open_clip_mdc.integration import arguments, configs, plugins
+from open_clip_mdc.integration.patches import register, unregister
 
 SPAN = REPO / "tests" / "plugin_example" / "span.py"
 MDC = ("python", "-m", "open_clip_mdc")
@@ -42,6 +43,15 @@ def test_a_run_says_which_plug_in_it_needs_and_nothing_is_imported_because_a_fil
     shard = str(scenes / "val" / "00000.tar")
     said = run(*MDC, "caption", "--pretrained", str(trained), shard, check=False, fork=True).stderr
     assert "was trained with the plug-in span: give --plugin" in said and len(said.splitlines()) == 1
+
+
+def test_an_encoder_for_an_objective_from_outside_is_told_with_the_flags():
+    register()
+    try:
+        args = arguments.parse(["--plugin", str(SPAN), "--model", "Span-timm-resnet18", "--pretrained-image"])
+    finally:
+        unregister()
+    assert args.pretrained_image == "timm:resnet18" and args.image_mean == [0.485, 0.456, 0.406]
 
 
 def test_a_plug_in_that_cannot_be_used_is_one_line(tmp_path):

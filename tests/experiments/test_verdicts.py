@@ -16,7 +16,7 @@ MOST_FALSE = int(stats.binom.isf(0.001, LEDGERS, LEVEL))
 
 def side(numbers, binomial: float | None = 0.0, values=None, images=None, scale: float = 1.0,
          trainings: str | None = None) -> Side:
-    """Of numbers by seed; `values` are those of items, averaged over seeds."""
+    """Make a row of numbers by seed; `values` are those of items, averaged over seeds."""
     influence = None
     if values is not None:
         values = np.asarray(values, dtype=float)

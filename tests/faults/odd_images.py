@@ -132,7 +132,7 @@ def decoded(data: bytes) -> Image.Image | None:
 
 
 def is_stored(data: bytes) -> bool:
-    """Whether a shard holds it as it is: JPEG, PNG and WebP, by the first bytes."""
+    """Return whether a shard holds it as it is: JPEG, PNG and WebP, by the first bytes."""
     return data[:3] == b"\xff\xd8\xff" or data[:8] == b"\x89PNG\r\n\x1a\n" or data[8:12] == b"WEBP"
 
 

@@ -159,7 +159,7 @@ def test_a_damaged_table_is_never_read_in_part(tmp_path):
 
 
 def test_a_small_table_that_says_a_large_image_again_and_again_does_not_fill_the_memory(tmp_path):
-    """Of 10,000 rows with one image of 10 MB, which are 4 kB on the disk."""
+    """10,000 rows with one image of 10 MB are 4 kB on the disk."""
     big = pa.DictionaryArray.from_arrays(pa.array([0] * 10_000, pa.int32()), pa.array([bytes(10 ** 7)]))
     pq.write_table(pa.table({"image": big, "caption": ["x"] * 10_000}), tmp_path / "t.parquet", compression="zstd",
                    store_schema=False)
@@ -181,7 +181,7 @@ def printed_command(text: str) -> list[str]:
 
 
 def asked(layout, folder: Path) -> Path:
-    """What a user would name: the file, or its folder."""
+    """Return what a user would name: the file, or its folder."""
     source, *_ = layout(folder)
     return folder / "data/train-00000-of-00002.parquet" if layout is hub_parquet else Path(source[0])
 

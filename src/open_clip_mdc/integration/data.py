@@ -258,7 +258,7 @@ def csv_dataset(original):
 
 
 class Cached:
-    """What stands for the transform of training images where tokens take their place."""
+    """A transform that leaves tokens as they are, where they take the place of training images."""
 
     def __init__(self, cache: FeatureCache):
         self.cache = cache

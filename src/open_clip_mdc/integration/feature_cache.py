@@ -2,7 +2,7 @@
 
 DIR/KEY/SHA256.safetensors holds the tokens of a shard's images, memory-mapped. KEY is of the tower's weights and
 settings, the transform and the precision, SHA256 of the shard's content, so that runs share what is there. A file
-appears whole: what was interrupted goes on at the next shard. An image is found by the hash of its bytes.
+appears whole, so an interrupted run continues at the next shard. An image is found by the hash of its bytes.
 
 Dimensions: B images, P patches, D width.
 """

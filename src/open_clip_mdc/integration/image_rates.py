@@ -1,4 +1,4 @@
-"""How an image tower trains beside a new decoder: at a learning rate of its own, and locked in the first epochs.
+"""An image tower beside a new decoder: trained at a learning rate of its own, and locked in the first epochs.
 
 OpenCLIP's optimizer holds the tower's parameters from the start, in its own groups. What is done here lasts for an
 epoch: a checkpoint is as OpenCLIP writes it, and a run resumes to the last bit on either side of the unlocking.

@@ -1,4 +1,4 @@
-"""`--pretrained-image SOURCE`: where a captioner's image tower starts from.
+"""`--pretrained-image SOURCE`: the weights that a captioner's image tower starts from.
 
 SOURCE is a file of weights of OpenCLIP, timm or transformers, a folder with one, a run, an export, or timm:NAME.
 """
@@ -27,7 +27,7 @@ DINOV2 = [f"timm-vit_{size}_patch14{registers}_dinov2" for size in ("small", "ba
 
 
 class Source(NamedTuple):
-    """Where an image tower starts from (`locate`)."""
+    """The weights that an image tower starts from, and what is known of them (`locate`)."""
 
     name: str
     read: Callable[[], dict[str, Tensor]]

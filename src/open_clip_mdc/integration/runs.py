@@ -1,11 +1,13 @@
 """A run folder of open_clip_train: which checkpoint is meant, and the architecture that belongs to it."""
 import ast
 import math
+import shutil
 import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from ..data.files import new_file
 from ..data.weights import stored_epoch
 from . import plugins
 from .configs import FOLDER
@@ -136,3 +138,17 @@ def check_folder(model_name: str) -> None:
     scheme, _, place = model_name.partition(":")
     if scheme == "local-dir" and not any((Path(place) / name).is_file() for name in WEIGHTS_FILES):
         raise FileNotFoundError(f"{place} has no weights ({WEIGHTS_FILES[0]}): copy or export it again")
+
+
+def has_latest(args) -> bool:
+    """Return whether there is a checkpoint for --resume latest. Without one OpenCLIP starts a new run."""
+    return args.name is not None and any(Path(args.logs, args.name, "checkpoints").glob("epoch_*.pt"))
+
+
+def bring_latest(args) -> None:
+    """Make epoch_latest.pt a copy of the highest epoch: with --save-most-recent OpenCLIP resumes from no other."""
+    if args.resume == "latest" and args.save_most_recent and has_latest(args):
+        best = latest_checkpoint(Path(args.logs, args.name, "checkpoints"))
+        if best.name != "epoch_latest.pt":
+            with new_file(best.with_name("epoch_latest.pt")) as partial:
+                shutil.copyfile(best, partial)

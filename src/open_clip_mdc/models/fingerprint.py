@@ -1,4 +1,4 @@
-"""What tells one network from another."""
+"""A hash that tells one network from another."""
 import hashlib
 from dataclasses import is_dataclass
 

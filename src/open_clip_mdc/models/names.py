@@ -1,4 +1,4 @@
-"""What the weights of an image tower are called: by timm, by OpenCLIP, and by three families of transformers.
+"""Names of the weights of an image tower: timm's, OpenCLIP's, and those of three families of transformers.
 
 Each table is read in both directions: convert.py writes by it, tower_weights.py reads by it, timm's names between them.
 A name that begins with a dot stands within, any other at the beginning.

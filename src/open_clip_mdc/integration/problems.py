@@ -1,0 +1,311 @@
+"""Flags of open_clip_train that cannot work, refused at once, and those that are probably a mistake."""
+import math
+import os
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from ..data import weights
+from ..data.csv_pairs import read_table
+from ..data.paths import to_shards
+from ..data.shards import find_shards, warn_of_lines
+from ..errors import close_names
+from ..models.vq import VQCfg, convolutions
+from . import image_source
+from .configs import is_captioner
+from .runs import check_folder, has_latest
+from .upstream import MAJOR
+
+# What contrasts, distils or reads a text tower has no meaning for a captioner: flag, what to do instead.
+NOT_FOR_CAPTIONERS = {
+    "siglip": "a captioner has one loss; leave it out",
+    "distill_model": "a captioner has no contrastive features to distil; leave it out",
+    "distill_pretrained": "a captioner has no contrastive features to distil; leave it out",
+    "lock_text": "the text decoder is what gives the gradient; use --lock-image to train it alone",
+    "horovod": "start with torchrun instead",
+    "trace": "a traced model cannot train; leave it out",
+    "torchscript": "use --torchcompile",
+    "imagenet_val": "use clip_benchmark (linear probe, or zero-shot by likelihood) on the checkpoint",
+    "imagenet_v2": "use clip_benchmark (linear probe, or zero-shot by likelihood) on the checkpoint",
+    "use_bnb_linear": "its layers would replace the length head, too; leave it out",
+    "use_naflex": "its decoder attends to images of one size; leave it out",
+    "force_naflex_vision": "its decoder attends to images of one size; leave it out",
+    "audio_zeroshot_dataset": "a captioner has no audio; leave it out",
+    "pretrained_audio": "a captioner has no audio; leave it out",
+}
+# What changes nothing in a captioner: flag, value that says nothing, why.
+WITHOUT_EFFECT = [
+    ("local_loss", False, "no features are gathered"),
+    ("gather_with_grad", False, "no features are gathered"),
+    ("loss_dist_impl", None, "no features are gathered"),
+    ("coca_caption_loss_weight", 2.0, "it is CoCa's"),
+    ("coca_contrastive_loss_weight", 1.0, "it is CoCa's"),
+    ("lock_text_unlocked_layers", 0, "the text decoder cannot be locked"),
+    ("lock_text_freeze_layer_norm", False, "the text decoder cannot be locked"),
+    ("lock_image_freeze_bn_stats", False, "a locked image tower keeps its statistics"),
+    ("force_custom_text", False, "a captioner has a text decoder of its own"),
+    ("length_bucketing", False, "its captions are packed without padding"),
+    ("text_pad_multiple", None, "its captions are packed without padding"),
+    ("zeroshot_frequency", 2, "there is no zero-shot classification by ImageNet"),
+]
+NEW_LOGGERS, NEW_OPTIMIZERS = (["trackio"], ["nadamw"]) if MAJOR > 3 else ([], [])
+GREATEST, ABOVE_0 = sys.float_info.max, sys.float_info.min
+# What flags that take numbers may be: in words, the least, the greatest.
+NUMBERS = [
+    ("1 or more", 1, math.inf, ("batch_size", "epochs", "epochs_cooldown", "accum_freq", "log_every_n_steps",
+                                "train_num_samples", "remote_sync_frequency", "force_image_size")),
+    ("0 or more", 0, math.inf, ("workers", "warmup", "save_frequency", "zeroshot_frequency", "val_frequency",
+                                "val_num_samples", "lock_image_unlocked_groups", "lock_text_unlocked_layers")),
+    ("0 or more and finite", 0, GREATEST, ("lr", "wd", "eps", "lr_cooldown_end", "lr_cooldown_power")),
+    ("0 or more and below 1", 0, math.nextafter(1, 0), ("beta1", "beta2", "momentum", "force_patch_dropout")),
+    ("above 0", ABOVE_0, math.inf, ("grad_clip_norm",)),
+    ("3 or more, for SOT, a word and EOT", 3, math.inf, ("force_context_length",)),
+    ("0 to 4294967295", 0, 2**32 - 1, ("seed",)),
+    ("finite", -GREATEST, GREATEST, ("image_mean",)),
+    ("above 0 and finite", ABOVE_0, GREATEST, ("image_std", "image_lr_scale")),
+]
+
+
+def find_model_problem(args) -> str | None:
+    import open_clip
+    if open_clip.get_model_config(args.model) is None:
+        return f"--model {args.model} is not known{close_names(args.model, open_clip.list_models())}"
+    if args.pretrained and ":" not in args.model and not os.path.isfile(args.pretrained) \
+            and not open_clip.is_pretrained_cfg(args.model, args.pretrained):
+        tags = ", ".join(open_clip.list_pretrained_tags_by_model(args.model))
+        return f"--pretrained {args.pretrained} is no file" + (f", and no tag of {args.model}: {tags}" if tags else "")
+    if args.pretrained and args.model.startswith(("local-dir:", "hf-hub:")):
+        return f"--pretrained {args.pretrained}: --model {args.model} names its own weights: leave one of them out"
+    check_folder(args.model)
+    for flag in ("pretrained", "resume"):
+        path = getattr(args, flag)
+        if path and os.path.isfile(path):
+            try:
+                weights.check(Path(path))
+            except ValueError as problem:
+                return f"--{flag}: {problem}"
+    sharded = args.resume and getattr(args, "fsdp", False) and os.path.isfile(os.path.join(args.resume, ".metadata"))
+    if args.resume and args.resume != "latest" and "://" not in args.resume and not os.path.isfile(
+            args.resume) and not sharded:
+        return f"--resume {args.resume} is no file: give a checkpoint or 'latest'"
+    return None
+
+
+def find_number_problem(args) -> str | None:
+    for words, least, most, flags in NUMBERS:
+        for flag in flags:
+            value = getattr(args, flag, None)
+            for number in value if isinstance(value, list) else [] if value is None else [value]:
+                if not least <= number <= most:
+                    return f"--{flag.replace('_', '-')} {number} should be {words}"
+    return None
+
+
+def find_cache_problem(args) -> str | None:
+    """Check --cache-features. The tokens of an image must stay what they are for a whole run."""
+    import open_clip
+    if not getattr(args, "cache_features", None):
+        return None
+    config = open_clip.get_model_config(args.model)
+    for wrong, why in (
+            (not args.lock_image or args.lock_image_unlocked_groups, "needs the whole tower locked, by --lock-image"),
+            (args.aug_cfg, "is refused with augmentation: leave out --aug-cfg"),
+            (args.dataset_type == "synthetic" or args.train_data and is_csv(args.train_data, args),
+             "needs shards: write the table to them by open_clip_mdc prepare"),
+            ("vq_cfg" in config or config["caption_cfg"].get("regions", 1) > 1,
+             f"has no tokens to keep of {args.model}, which learns some of them"),
+            (getattr(args, "fsdp", False), "does not go with --fsdp")):
+        if wrong:
+            return f"--cache-features {args.cache_features} {why}"
+    return None
+
+
+def find_image_problem(args) -> str | None:
+    if isinstance(args.pretrained_image, str) and args.pretrained:
+        return f"--pretrained {args.pretrained} has an image tower already: leave out --pretrained-image"
+    if isinstance(args.pretrained_image, str) and is_captioner(args.model):
+        size = args.force_image_size
+        image_source.check(args.pretrained_image, args.model, args.force_quick_gelu,
+                           size[0] if isinstance(size, list) and len(size) == 1 else size)
+    return None
+
+
+def find_value_problem(args) -> str | None:
+    """Check values that OpenCLIP looks at only after the model is built, or never."""
+    if args.copy_codebase:
+        return "--copy-codebase would copy all of Python's packages: leave it out, and keep what pip freeze says"
+    for logger in ("wandb", "tensorboard"):
+        if (logger in args.report_to or "all" in args.report_to) and find_spec(logger) is None:
+            return f"--report-to {args.report_to} needs {logger}: pip install {logger}"
+    if unknown := set(filter(None, args.report_to.split(","))) - {"wandb", "tensorboard", "all", *NEW_LOGGERS}:
+        return f"--report-to {', '.join(sorted(unknown))} is not known: wandb, tensorboard or wandb,tensorboard"
+    try:
+        device = torch.device(args.device)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cuda", "cpu", "mps", "xpu", "npu", "hpu"):
+        return f"--device {args.device} is not known: cuda, cuda:1, cpu or mps"
+    if device.type == "cuda" and torch.cuda.is_available() and (device.index or 0) >= torch.cuda.device_count():
+        return f"--device {args.device}: there are {torch.cuda.device_count()} GPUs, counted from 0"
+    if args.opt.lower() not in ("adamw", *NEW_OPTIMIZERS) and not args.opt.lower().startswith("timm/"):
+        return f"--opt {args.opt} is not known: {', '.join(('adamw', *NEW_OPTIMIZERS))} or timm/NAME"
+    if args.lr_scheduler not in ("cosine", "const", "const-cooldown"):
+        return f"--lr-scheduler {args.lr_scheduler} is not known: cosine, const or const-cooldown"
+    if args.lr_scheduler == "const-cooldown" and args.epochs_cooldown is None:
+        return "--lr-scheduler const-cooldown needs --epochs-cooldown"
+    return None
+
+
+def find_size_problem(pairs: int, args) -> str | None:
+    """Check that the pairs suffice for one step: OpenCLIP would save a model that was never trained."""
+    from open_clip_train.distributed import world_info_from_env
+    processes = world_info_from_env()[2]
+    if pairs >= args.batch_size * processes * args.accum_freq:
+        return None
+    return (f"{pairs} pairs are fewer than one step takes: --batch-size {args.batch_size} x {processes} processes x "
+            f"--accum-freq {args.accum_freq}")
+
+
+def is_csv(path: str, args) -> bool:
+    return args.dataset_type == "csv" or args.dataset_type == "auto" and path.endswith((".csv", ".tsv"))
+
+
+def find_csv_problem(path: str, args, is_train: bool) -> str | None:
+    """Check rows and empty fields: OpenCLIP would drop or join rows, and train on the word "nan"."""
+    if not os.path.isfile(path):
+        return f"{path}: no such file"
+    try:
+        rows = read_table(path, args.csv_img_key, args.csv_caption_key, args.csv_separator)
+    except ValueError as problem:
+        return f"{problem}; see --csv-img-key, --csv-caption-key" if "no columns" in str(problem) else str(problem)
+    for what in ("image", "caption"):
+        empty = [row.line for row in rows if not getattr(row, what).strip()]
+        if empty:
+            return f"{path} has {len(empty)} rows without {what}, first line {empty[0]}: fill or drop them"
+    return find_size_problem(len(rows), args) if is_train else None
+
+
+def find_shard_problem(path: str, args, is_train: bool) -> str | None:
+    from open_clip_train.data import get_dataset_size
+    from open_clip_train.distributed import world_info_from_env
+    try:
+        shards = find_shards(path)
+    except FileNotFoundError as problem:
+        return str(problem)
+    if not is_train:
+        return None
+    workers, (_, _, processes) = max(1, args.workers), world_info_from_env()
+    if len(shards) < workers * processes and not args.dataset_resampled:
+        most = len(shards) // processes
+        return (f"{len(shards)} shards are too few for {workers} workers x {processes} processes, each reads its own: "
+                + (f"--workers {most}, " if most else "") + "more shards, or --dataset-resampled")
+    try:
+        pairs = args.train_num_samples or get_dataset_size(path)[0] or 0
+        if not pairs > 0:
+            return f"no sizes.json beside {shards[0]} that says how many pairs there are: give --train-num-samples"
+        return find_size_problem(pairs, args)
+    except KeyError as missing:
+        return f"sizes.json beside {shards[0]} does not know {missing}: give --train-num-samples"
+    except (ValueError, TypeError, LookupError, RecursionError) as problem:
+        return f"sizes.json beside {shards[0]} is damaged ({problem}): give --train-num-samples"
+
+
+def find_data_problem(args) -> str | None:
+    """Check --train-data and --val-data. OpenCLIP waits forever for shards that it cannot open."""
+    if args.dataset_type == "synthetic":
+        if args.val_data or not args.train_num_samples:
+            return "--dataset-type synthetic needs --train-num-samples and no --val-data"
+        return find_size_problem(args.train_num_samples, args)
+    if not (args.train_data or args.val_data or args.imagenet_val or args.imagenet_v2):
+        return "no data: give --train-data, --val-data, or --dataset-type synthetic"
+    for flag, path in (("--train-data", args.train_data), ("--val-data", args.val_data)):
+        if not path:
+            continue
+        split = flag.removeprefix("--").removesuffix("-data")
+        if os.path.isdir(path):
+            shards = f"its shards, {path.rstrip('/')}/{{00000..00007}}.tar"
+            there = any(name.endswith(".tar") for name in os.listdir(path))
+            problem = f"{path} is a folder: give {shards if there else 'shards, made by ' + to_shards(path, split)}"
+        elif path.lower().endswith((".parquet", ".json", ".jsonl")):
+            problem = f"{path} is no shard: {to_shards(path, split)}"
+        elif is_csv(path, args):
+            problem = find_csv_problem(path, args, flag == "--train-data")
+        elif args.dataset_type == "auto" and not path.endswith(".tar"):
+            problem = f"{path} ends in neither .tar, .csv nor .tsv: give --dataset-type"
+        else:
+            problem = find_shard_problem(path, args, flag == "--train-data")
+        if problem:
+            return f"{flag}: {problem}"
+    return None
+
+
+def find_captioner_problem(args) -> str | None:
+    for flag, instead in NOT_FOR_CAPTIONERS.items():
+        if getattr(args, flag, None) and is_captioner(args.model):
+            return f"--{flag.replace('_', '-')} is not supported for the captioner {args.model}: {instead}"
+    for flag in ("image_lr_scale", "unlock_image_after", "cache_features"):
+        if getattr(args, flag, None) is not None and not is_captioner(args.model):
+            return f"--{flag.replace('_', '-')} is for captioners, which {args.model} is not"
+    locked = getattr(args, "unlock_image_after", None) or 0
+    if locked and getattr(args, "fsdp", False):
+        return "--unlock-image-after does not go with --fsdp, which shards before it: use DDP, or --lock-image"
+    if locked and args.lock_image:
+        return f"--unlock-image-after {locked} locks the image tower: leave out --lock-image"
+    if locked and locked >= args.epochs:
+        return f"--unlock-image-after {locked} of --epochs {args.epochs} never unlocks: take --lock-image"
+    return None
+
+
+def find_vq_problem(args) -> str | None:
+    import open_clip
+    vq_cfg = open_clip.get_model_config(args.model).get("vq_cfg")
+    if vq_cfg is None:
+        return None
+    if args.precision not in ("fp32", "amp", "amp_bf16", "amp_bfloat16"):
+        return f"--precision {args.precision}: a VQ-VAE in 16 bit gives other codes; use fp32, amp or amp_bf16"
+    if getattr(args, "fsdp", False):
+        return f"--fsdp is not supported for {args.model}, whose VQ-VAE is frozen: it is small, leave the flag out"
+    if not args.pretrained and not (has_latest(args) if args.resume == "latest" else args.resume):
+        return (f"{args.model}: its VQ-VAE is untrained: make one by open_clip_mdc vq fit --model {args.model} ... "
+                f"--out vq.pt and give it by --pretrained vq.pt")
+    convolutions(VQCfg(**vq_cfg))  # raises where diffusers is missing
+    return None
+
+
+def find_problem(args) -> str | None:
+    """Return the first thing in the flags that cannot work, in one line that says what to do, or None."""
+    try:
+        return (find_model_problem(args) or find_captioner_problem(args) or find_vq_problem(args)
+                or find_number_problem(args) or find_value_problem(args) or find_data_problem(args)
+                or find_cache_problem(args) or find_image_problem(args))
+    except (ValueError, OSError) as problem:  # a name of a model that cannot be; a file that cannot be read
+        return str(problem)
+
+
+def find_warnings(args) -> Iterator[str]:
+    """Yield warnings for settings that run but are probably a mistake."""
+    on_cuda = args.device.startswith("cuda") and torch.cuda.is_available()
+    if args.precision == "amp" and not on_cuda:
+        yield "--precision amp is float16, some 50 times slower than --precision fp32 on a CPU"
+    if args.lock_image_unlocked_groups and not args.lock_image:
+        yield "--lock-image-unlocked-groups has no effect without --lock-image"
+    if getattr(args, "image_lr_scale", None) and args.lock_image and not args.lock_image_unlocked_groups:
+        yield "--image-lr-scale has no effect with --lock-image: the image tower does not train"
+    if args.train_data and is_csv(args.train_data, args):
+        for flag in ("train_num_samples", "dataset_resampled", "train_data_upsampling_factors"):
+            if getattr(args, flag):
+                yield f"--{flag.replace('_', '-')} has no effect on a CSV file"
+    for flag, silent, why in WITHOUT_EFFECT if is_captioner(args.model) else ():
+        if getattr(args, flag, silent) != silent:
+            yield f"--{flag.replace('_', '-')} has no effect on a captioner: {why}"
+    if args.precision == "amp" and on_cuda and is_captioner(args.model):
+        yield ("--precision amp is float16, whose gradient scaler waits for the GPU at every step: "
+               "--precision amp_bf16 --torchcompile is faster")
+    if is_captioner(args.model) and "vit" not in args.model.lower() and args.beta2 == 0.999:
+        yield f"no 'vit' in {args.model}, so OpenCLIP set Adam's beta2 to 0.999; the paper's is 0.98"
+    for path in (args.train_data, args.val_data):
+        if path and args.dataset_type != "synthetic" and not is_csv(path, args):
+            yield from warn_of_lines(find_shards(path))
