@@ -3,6 +3,7 @@
 All trainings are by the real command.
 """
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 
 import pytest
@@ -65,6 +66,17 @@ def test_the_tower_runs_once_an_image_and_never_again(data, tmp_path):
     assert equal(weights(tmp_path, 2, "first"), weights(tmp_path, 2, "again"))
     tower = {name: x for name, x in weights(tmp_path, 2, "first").items() if name.startswith("visual.")}
     assert all(torch.equal(x, weights(tmp_path, 1, "workers")[name]) for name, x in tower.items())
+
+
+def test_two_runs_at_once_share_the_work(data, tmp_path):
+    """As a table trains two objectives side by side."""
+    flags = (*FLAGS, "--epochs", "1", "--cache-features", str(tmp_path / "cache"))
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        seen = pool.map(lambda logs: counted(logs, train_flags(*flags, data=data, logs=logs)),
+                        (tmp_path / "a", tmp_path / "b"))
+        assert sum(seen) == len(images_of(data))
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ appears whole, so an interrupted run continues at the next shard. An image is fo
 
 Dimensions: B images, P patches, D width.
 """
+import fcntl
 import hashlib
 import logging
 import re
@@ -21,7 +22,7 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..data.files import sha256
+from ..data.files import open_own, sha256
 from ..data.images import captioned, decode_image
 from ..data.shards import find_shards, image_member, read_samples
 from ..data.weights import save_tensors
@@ -53,9 +54,18 @@ class FeatureCache:
         place = self.folder / hashlib.sha256((fingerprint(model.visual) + told).encode()).hexdigest()[:32]
         place.mkdir(parents=True, exist_ok=True)
         files, start, count = [place / f"{sha256(shard)}.safetensors" for shard in self.shards], time.monotonic(), 0
-        for shard, file in list(zip(self.shards, files, strict=True))[rank::world_size]:
-            if not file.exists():
-                count += self._write(model, shard, file, precision, device)
+        own = list(zip(self.shards, files, strict=True))[rank::world_size]
+        for or_later in (fcntl.LOCK_NB, 0):  # what another run computes at this moment is waited for last
+            for shard, file in own:
+                if file.exists():  # in a folder perhaps that is read alone
+                    continue
+                with open_own(place / f".{file.stem}.lock", "ab") as lock:
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | or_later)
+                    except BlockingIOError:
+                        continue
+                    if not file.exists():
+                        count += self._write(model, shard, file, precision, device)
         if dist.is_available() and dist.is_initialized():
             dist.barrier()
         for file in files:
