@@ -50,6 +50,8 @@ def make_parser() -> argparse.ArgumentParser:
                                         "others")
     group.add_argument("--save_captions",
                        help="captioning: file of the captions, a template like --output; default: captions/ beside it")
+    group.add_argument("--save_coco_results", metavar="FILE",
+                       help="captioning: write the captions in COCO's results format, too; a template like --output")
     group.add_argument("--clipscore_model", help="captioning: CLIPScore by this model, e.g. ViT-B-32-quickgelu")
     group.add_argument("--clipscore_pretrained", help="its weights: a file, or a tag of OpenCLIP, which is downloaded")
     return parser

@@ -24,7 +24,8 @@ from open_clip.coca_model import CoCa
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from open_clip_mdc.data.files import write_json
+from open_clip_mdc.data.files import try_output, write_json
+from open_clip_mdc.data.image_ids import check_image_ids, coco_results, image_id, read_image_ids
 from open_clip_mdc.data.journal import Journal, Rows
 from open_clip_mdc.decoding.clip_guidance import Clip, Guide
 from open_clip_mdc.decoding.options import guides, needs_null_image
@@ -34,6 +35,7 @@ from open_clip_mdc.models.fingerprint import fingerprint
 from open_clip_mdc.text.special_tokens import caption_lengths, decode_captions
 
 from ..coca import CoCaCaptioner
+from ..contents import shards_of
 from ..datasets.caption_data import read_batch, unique_ids
 from ..distributed import merge, own_batches, rank_and_size
 from ..features import describe_data
@@ -142,6 +144,19 @@ def load_or_decode(job: Job, batches: DataLoader, file: Path, clip: Clip | None)
     return saved
 
 
+def coco_ids(batches: DataLoader, dataset: str) -> list[int]:
+    """Return the numbers by which COCO's servers know the images, in order. Raises ValueError where there are none."""
+    data = batches.dataset
+    if shards := shards_of(data):
+        if any("://" in shard for shard in shards):
+            raise ValueError("--save_coco_results reads the image_ids of shards on this machine: fetch them first")
+        return list(read_image_ids(map(Path, shards)).values())
+    if (ids := getattr(data, "ids", None)) is None:
+        raise ValueError(f"--save_coco_results: the images of {dataset} have no image_id. Those of mscoco_captions and "
+                         f"of webdatasets may have one")
+    return list(check_image_ids((str(i), image_id({"image_id": i}, str(i))) for i in ids).values())
+
+
 def load_clips(options: Mapping, clipscore: tuple[str | None, str | None], device: str) -> tuple:
     scoring = clipscore_module.load(*clipscore, device) if any(clipscore) else None
     clip = clip_models.load(*clip_models.parse(options["clip"]), device) if "clip" in options else None
@@ -191,7 +206,13 @@ def run(job: Job, batches: DataLoader) -> dict:
     # In a folder of their own: `clip_benchmark build *.json` takes every file for a result.
     file = Path(file_name(flags.save_captions, args)) if flags.save_captions else \
         job.output.parent / "captions" / job.output.name
+    coco = Path(file_name(flags.save_coco_results, args)) if flags.save_coco_results else None
+    if coco:
+        try_output(coco)
+        ids = coco_ids(batches, args.dataset)
     saved = load_or_decode(job, batches, file, clip)
+    if coco and rank_and_size()[0] == 0:
+        write_json(coco, coco_results(saved["captions"], dict(zip(saved["captions"], ids, strict=True))))
     references, of_clip = saved["references"], {}
     if scoring is not None:
         of_clip = clipscore_module.evaluate(scoring, job.load(args.split, scoring.transform), saved["captions"],

@@ -226,3 +226,33 @@ def test_bad_input_is_named_in_one_line_before_any_decoding(runs, data, tmp_path
     with pytest.raises(SystemExit, match="--caption_length 500 is more than this model"):
         cli.main([*mdc, "--caption_length", "500"])
     assert os.listdir(tmp_path / "captions") == []
+
+
+def test_cocos_results_are_written_on_request_and_refused_before_decoding_where_there_are_no_numbers(
+        runs, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "val2014").mkdir()
+    for i in (70, 8, 9):
+        make_image(i).save(tmp_path / "val2014" / f"{i}.jpg")
+    (tmp_path / "coco_test_karpathy.json").write_text(json.dumps({
+        "images": [{"id": i, "file_name": f"{i}.jpg"} for i in (70, 8, 9)],
+        "annotations": [{"id": i, "image_id": i, "caption": "a cat"} for i in (70, 8, 9)]}))
+    coco = ("--save_coco_results", "{dataset}-results.json")
+    _, saved = evaluate(tmp_path, *flags(runs, tmp_path, dataset="mscoco_captions"), "--caption_length", 3, *coco)
+    results = json.loads((tmp_path / "mscoco_captions-results.json").read_text())
+    assert [row["image_id"] for row in results] == [8, 9, 70]
+    assert [row["caption"] for row in results] == list(saved["captions"].values())
+
+    numbered = tmp_path / "numbered" / "test"
+    numbered.mkdir(parents=True)
+    (numbered / "nshards.txt").write_text("1")
+    with tarfile.open(numbered / "0.tar", "w") as tar:
+        for i in (3, 1):
+            add(tar, f"k{i}.png", png(i))
+            add(tar, f"k{i}.txt", b"a dog")
+            add(tar, f"k{i}.json", json.dumps({"filename": f"COCO_val2014_{i:012d}.jpg"}).encode())
+    evaluate(tmp_path, *flags(runs, numbered.parent), "--caption_length", 3, *coco)
+    assert [row["image_id"] for row in json.loads((tmp_path / "noise-results.json").read_text())] == [3, 1]
+    monkeypatch.setattr(Captioner, "generate", lambda *_, **__: pytest.fail("decoded"))
+    with pytest.raises(SystemExit, match="0.tar::key0 has no image_id"):
+        cli.main([*flags(runs, data), *coco])

@@ -18,6 +18,8 @@ from open_clip_mdc.bulk import units as bulk
 from open_clip_mdc.bulk.locks import Claims
 from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.integration import checkpoints
+from open_clip_mdc.integration.pretrained import load
+from open_clip_mdc.models import encoder
 
 pq = pytest.importorskip("pyarrow.parquet")
 from open_clip_mdc.bulk.tables import read_about  # noqa: E402
@@ -69,6 +71,19 @@ def test_a_table_has_the_captions_that_the_jsonl_file_has(place, tmp_path, capsy
         for a, b in zip(line["tokens"], row["tokens"], strict=True):
             assert (a["token"], a["step"]) == (b["token"], b["step"])
             assert a["log_prob"] == pytest.approx(b["log_prob"], abs=1e-5)
+
+
+def test_features_of_an_inner_layer_are_those_of_the_python_api_and_go_into_a_folder_of_their_own(place, tmp_path):
+    argv = (shards(place, 0), "--out", tmp_path / "f", "--kind", "cls")
+    assert run("embed", place, *argv, "--layer", 0) is None
+    layers = encoder.num_layers((model := load(place / "run", device="cpu")).model.visual)
+    found = pq.read_table(tmp_path / "f" / "000.parquet")["feature"].combine_chunks().to_numpy_ndarray()
+    images = [Image.open(io.BytesIO(png(i))) for i in range(5)]
+    expected = model.features(images, kind="cls", layer=0)
+    torch.testing.assert_close(torch.from_numpy(found.copy()), expected, rtol=1e-4, atol=1e-5)
+    assert (expected - model.features(images, kind="cls")).abs().max() > 0.1
+    assert run("embed", place, *argv, "--layer", -layers) is None  # the same layer
+    assert "was made with layer 0, not None" in run("embed", place, *argv)
 
 
 @pytest.mark.parametrize("kind", ["gap", "cls", "patches"])
@@ -148,7 +163,7 @@ def test_what_out_cannot_be_is_said_in_one_line(place, tmp_path):
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "000.parquet").write_bytes(b"PAR1")
     for tool, argv, words in [
-        ("caption", (place / "000.tar", "--out", tmp_path / "c.txt"), "should end in .jsonl, or be a folder"),
+        ("caption", (place / "000.tar", "--out", tmp_path / "c.txt"), "or .json, or be a folder"),
         ("caption", (place / "000.tar", "--out", tmp_path / "c", "--html", "x.html"), "--limit and --clip go with"),
         ("caption", (tmp_path / "x.png", "--out", tmp_path / "c"), "is no shard (.tar) and no folder of images"),
         ("embed", (place / "000.tar", tmp_path / "other", "--out", tmp_path / "c"), "000 is there twice"),

@@ -123,7 +123,8 @@ TOOLS = [  # arguments, words of the message
     (("caption", "nothing", *MDC, "--out", "c.jsonl"), "no image in nothing"),
     (("caption", "*.webp", *MDC, "--out", "c.jsonl"), "*.webp"),
     (("caption", "broken.png", *MDC, "--out", "c.jsonl"), "cannot read the image broken.png"),
-    (("caption", "images", *MDC, "--out", "c.csv"), "--out c.csv should end in .jsonl, or be a folder"),
+    (("caption", "images", *MDC, "--out", "c.txt"), "end in .jsonl or .csv or .parquet or .json, or be a folder"),
+    (("caption", "broken.png", *MDC, "--out", "c.json"), "broken.png has no image_id for COCO's results format"),
     (("caption", "images", *MDC, "--out", "no/c.jsonl"), "--out no/c.jsonl: its folder does not exist"),
     ((*CAPTION, *MDC, "--html", "no/c.html"), "--html no/c.html: its folder does not exist"),
     ((*CAPTION, *MDC, "--length", "0"), "--length: 0 should be at least 1"),
@@ -169,6 +170,7 @@ TOOLS = [  # arguments, words of the message
     (("score", *MDC, "--pairs", "b.csv", "--out", "tables"), "has no column"),
     (("score", *MDC, "--pairs", "0.tar", "--out", "tables", "--top", "30"), "--top: 30 should be more than 0"),
     (("embed", "0.tar", *MDC, "--out", "tables", "--feature", "max"), "invalid choice: 'max'"),
+    (("embed", "0.tar", *MDC, "--out", "tables", "--layer", "99"), "layer is 99; its image tower has layers 0 to"),
     (("embed", "0.tar", *MDC, "--out", "tables", "--jobs", "0"), "--jobs: 0 should be at least 1"),
     # the others
     (("prepare", "coco", "--images", "images", "--annotations", "nowhere.json", "--out", "x"),

@@ -124,8 +124,9 @@ def caption(parser: argparse.ArgumentParser) -> None:
     add_images(parser)
     add_engine(parser)
     parser.add_argument("--out", default=Default("captions.jsonl"),
-                        help="NAME.jsonl, a file of all captions; or a folder (no suffix), which gets a parquet table "
-                             "for each shard, by --engine (default: %(default)s)")
+                        help="a file of all captions: NAME.jsonl, .csv or .parquet, or .json in COCO's results format "
+                             "(image_id from the KEY.json beside an image or the digits of its name); or a folder (no "
+                             "suffix), which gets a parquet table for each shard, by --engine (default: %(default)s)")
     parser.add_argument("--html", help="page to write, one file with the images in it; for hundreds, not millions")
     decoding.add_flags(parser, OPTIONS, flag)
     parser.add_argument("--seed", type=natural, default=0, help="random seed for sampling (default: %(default)s)")
@@ -156,8 +157,11 @@ def embed(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_images(parser, blind=False)
     add_engine(parser)
-    parser.add_argument("--feature", choices=("gap", "cls", "patches"), default="gap",
+    parser.add_argument("--kind", "--feature", dest="feature", choices=("gap", "cls", "patches"), default="gap",
                         help="mean of the patch tokens, class token, or all patch tokens (default: %(default)s)")
+    parser.add_argument("--layer", type=int, default=-1, metavar="N",
+                        help="after which block of the image tower, from 0, or from the end as -1 (default: "
+                             "%(default)s, whose patch tokens the decoder reads)")
     parser.add_argument("--out", required=True, help="folder, which gets a parquet table for each shard")
 
 

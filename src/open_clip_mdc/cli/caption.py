@@ -1,13 +1,15 @@
-"""Caption images: a JSONL file and a page that shows how each caption came about, or parquet tables of shards.
+"""Caption images: a file of all captions and a page that shows how each came about, or parquet tables of shards.
 
     open_clip_mdc caption --pretrained RUN photos/ 'more/*.jpg' 'shards/{000..009}.tar' --html captions.html
     open_clip_mdc caption --pretrained RUN cat.jpg --text 'a [MASK] cat on a [MASK]'
     open_clip_mdc caption --pretrained RUN 'shards/{000..999}.tar' --out captions/ --engine local --jobs 8
+    open_clip_mdc caption --pretrained RUN val2014/ --out captions_val2014_mdc_results.json
     open_clip_mdc caption --pretrained RUN photos/ --clip ViT-B-32:clip.pt --clip-scale 1 --out guided.jsonl \\
         --html both.html --compare captions.jsonl
 
 A line is {"image": path or shard::key, "caption": text, "tokens": [{"token", "step", "log_prob"}, ...]}, with --clip
-also "clip_texts", how many captions CLIP read for this one; `pretrained.describe_captions` says what tokens are. A
+also "clip_texts", how many captions CLIP read for this one; `pretrained.describe_captions` says what tokens are. A CSV
+file or parquet table has these columns, tokens in CSV as JSON. A .json is COCO's results format (data/image_ids.py). A
 table OUT/SHARD.parquet has the columns key, caption and tokens. Unreadable images are skipped, the first are named at
 the end, and make the exit status 1.
 """
@@ -20,7 +22,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from ..data.files import new_file, parse_json
+from ..data.files import parse_json, write_json
+from ..data.image_ids import coco_results, read_image_ids
 from ..data.images import Batch, Images
 from ..data.journal import Journal
 from ..data.outputs import is_folder
@@ -40,6 +43,7 @@ from ..models.fingerprint import fingerprint
 from ..objectives.replace import STEPS
 from ..progress import progress_bar
 from .page import card, legend, printable, shown, shown_lines, thumbnail, write_page
+from .rows import write_rows
 from .shared import check_engine, check_length, flag, load_captioner, null_image
 
 CLIP = ("clip_scale", "clip_top_k", "clip_rerank")
@@ -65,7 +69,7 @@ def check(args: argparse.Namespace) -> None:
     if args.compare and not args.html:
         raise ValueError("--compare needs --html, the page on which captions stand side by side")
     if is_folder(args.out) and (args.html or args.limit or args.clip):
-        raise ValueError("--html, --limit and --clip go with an --out that ends in .jsonl")
+        raise ValueError("--html, --limit and --clip go with an --out that is one file, such as captions.jsonl")
     check_engine(args)
     check_length(args)
 
@@ -107,13 +111,17 @@ def settings(args: argparse.Namespace, loaded: PretrainedCaptioner, blind: str |
 # ---- tables of shards
 
 
-def worker(args: argparse.Namespace, units: list, number: int):
+def schema_of(name: str, clip: bool = False):
     import pyarrow as pa
+    token = pa.struct([("token", pa.string()), ("step", pa.int32()), ("log_prob", pa.float32())])
+    return pa.schema([(name, pa.string()), ("caption", pa.string()), ("tokens", pa.list_(token)),
+                      *[("clip_texts", pa.int32())] * clip])
 
+
+def worker(args: argparse.Namespace, units: list, number: int):
     from ..bulk.units import files_of
     from .shard_table import table_worker
-    token = pa.struct([("token", pa.string()), ("step", pa.int32()), ("log_prob", pa.float32())])
-    schema = pa.schema([("key", pa.string()), ("caption", pa.string()), ("tokens", pa.list_(token))])
+    schema = schema_of("key")
     check(args)  # Ray's driver cannot: it imports no torch
     loaded = load_captioner(args, number)
     options, blind = decoding_options(args, loaded, [file for unit in units for file in files_of(unit)])
@@ -197,6 +205,8 @@ def run(args: argparse.Namespace) -> None:
         return units.run(args)
     paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     others = read_captions(args.compare, shown(args.compare, args.html)) if args.compare else {}
+    coco = Path(args.out).suffix.lower() == ".json"
+    ids = read_image_ids(paths, args.limit) if coco else {}  # before the long work, so that it fails early
     loaded = load_captioner(args)
     options, blind = decoding_options(args, loaded, paths)
     if args.clip_rerank > 1:
@@ -234,8 +244,11 @@ def run(args: argparse.Namespace) -> None:
         texts = [journal.rows[name]["clip_texts"] for name in names] if clip else []
         facts = page_facts(args, options, loaded.model.causal, len(names), sum(texts) / max(len(texts), 1))
         write_page(args.html, title, facts, legend(), cards, shown_lines(skipped, paths, args.html))
-    with new_file(args.out) as partial, partial.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(journal.rows[name]) + "\n" for name in names)
+    if coco:
+        write_json(args.out, coco_results({name: journal.rows[name]["caption"] for name in names}, ids))
+    else:
+        columns = ["image", "caption", "tokens", *["clip_texts"] * bool(clip)]
+        write_rows(args.out, columns, (journal.rows[name] for name in names), schema_of("image", bool(clip)))
     part.unlink(missing_ok=True)
     print(f"{plural(len(names), 'caption')}: {args.out}" + (f", {args.html}" if args.html else ""))
     complain(skipped)

@@ -1,7 +1,7 @@
 """Write features of the images of shards as parquet tables: what is probed, searched, clustered or shown to a detector.
 
     open_clip_mdc embed --pretrained RUN 'shards/{000..009}.tar' photos/ --out features/
-    open_clip_mdc embed --pretrained RUN 'shards/{000..999}.tar' --out features/ --feature patches --engine ray
+    open_clip_mdc embed --pretrained RUN 'shards/{000..999}.tar' --out features/ --kind patches --layer 5 --engine ray
 
 OUT/SHARD.parquet (OUT/FOLDER.parquet of a folder of images) has the columns key and feature: [D] numbers, of patches
 [P, D]; float32, or float16 under --precision bf16 and fp16. gap is the mean of the patch tokens, which the paper probes
@@ -21,9 +21,9 @@ from .shard_table import table_worker
 from .shared import load_captioner
 
 
-def feature_columns(loaded: PretrainedCaptioner, kind: str, batch: Batch) -> dict:
+def feature_columns(loaded: PretrainedCaptioner, kind: str, layer: int, batch: Batch) -> dict:
     with torch.inference_mode(), loaded.autocast():
-        feature = encoder.features(loaded.model.visual, batch.image, kind).float().cpu().numpy()
+        feature = encoder.features(loaded.model.visual, batch.image, kind, layer).float().cpu().numpy()
     feature = feature.astype("float32" if loaded.precision == "fp32" else "float16")
     return {"feature": pa.FixedShapeTensorArray.from_numpy_ndarray(feature)}
 
@@ -33,10 +33,13 @@ def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
     size = loaded.model.visual.image_size
     image = torch.zeros(1, 3, *(size if isinstance(size, (tuple, list)) else (size, size)), device=loaded.device)
     with torch.inference_mode():
-        shape = encoder.features(loaded.model.visual, image, args.feature).shape[1:]
+        shape = encoder.features(loaded.model.visual, image, args.feature, args.layer).shape[1:]
+    layers = encoder.num_layers(loaded.model.visual)
+    layer = args.layer % layers
     number = pa.float32() if loaded.precision == "fp32" else pa.float16()
     schema = pa.schema([("key", pa.string()), ("feature", pa.fixed_shape_tensor(number, shape))])
-    return table_worker(args, loaded, schema, partial(feature_columns, loaded, args.feature), feature=args.feature)
+    return table_worker(args, loaded, schema, partial(feature_columns, loaded, args.feature, layer),
+                        feature=args.feature, **({"layer": layer} if layer < layers - 1 else {}))
 
 
 def run(args: argparse.Namespace) -> None:

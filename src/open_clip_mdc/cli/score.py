@@ -12,15 +12,13 @@ With --plain, or of fewer than 32 images, blind and debiased are left out.
 Dimensions: B images, C captions, L positions.
 """
 import argparse
-import csv
-import json
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from ..data.files import new_file
 from ..data.images import Batch, Images
 from ..data.paths import find_images
 from ..data.shards import CAPTION_SEPARATOR, warn_of_lines
@@ -34,6 +32,7 @@ from ..models.captioner import Captioner
 from ..progress import progress_bar
 from ..text.special_tokens import caption_lengths, decode_captions, not_whole, target_tokens, tokenize_whole
 from . import score_pairs
+from .rows import write_rows
 from .shared import load_captioner, prior_image
 
 COLUMNS = ("key", "caption", "score", "blind", "debiased", "num_tokens")  # of a table
@@ -127,28 +126,24 @@ def run(args: argparse.Namespace) -> None:
     blind, _ = prior_image(loaded, paths, args)
     with loaded.autocast():
         prior = None if blind is None else log_likelihood(model, None, text[None], blind=blind)[0].tolist()
-    count, skipped = 0, []
-    with progress_bar(total=len(paths), what="scores") as bar, new_file(out) as partial, partial.open(
-            "w", encoding="utf-8", errors="backslashreplace", newline="") as file:  # names of files are any bytes
-        columns = ["image", "caption", "score", *(() if prior is None else ("blind", "debiased")), "tokens"]
-        writer = csv.DictWriter(file, columns)
-        if out.suffix == ".csv":
-            writer.writeheader()
+    skipped: list[str] = []
+    names: list[str] = []
+
+    def rows() -> Iterator[dict]:
         images = Images(paths, loaded.to_bytes, args.batch_size)
-        for batch in images.loader(args.workers):
-            skipped += batch.problems
-            bar.update(len(batch.names) + len(batch.problems))
-            if not batch.new:
-                continue
-            with loaded.autocast():
-                scored = score_rows(model, loaded.from_bytes(batch.image), captions, text, loaded.tokenizer, prior,
-                                    args.alpha)
-            count += len(batch.names)
-            for name, rows in zip(batch.names, scored, strict=True):
-                for row in rows:
-                    if out.suffix == ".csv":
-                        writer.writerow({"image": name, **row, "tokens": json.dumps(row["tokens"])})
-                    else:
-                        file.write(json.dumps({"image": name, **row}) + "\n")
-    print(f"{plural(count, 'image')} x {plural(len(captions), 'caption')}: {out}")
+        with progress_bar(total=len(paths), what="scores") as bar:
+            for batch in images.loader(args.workers):
+                skipped.extend(batch.problems)
+                bar.update(len(batch.names) + len(batch.problems))
+                if not batch.new:
+                    continue
+                with loaded.autocast():
+                    scored = score_rows(model, loaded.from_bytes(batch.image), captions, text, loaded.tokenizer, prior,
+                                        args.alpha)
+                names.extend(batch.names)
+                for name, own in zip(batch.names, scored, strict=True):
+                    yield from ({"image": name, **row} for row in own)
+
+    write_rows(out, ["image", "caption", "score", *(() if prior is None else ("blind", "debiased")), "tokens"], rows())
+    print(f"{plural(len(names), 'image')} x {plural(len(captions), 'caption')}: {out}")
     complain(skipped)

@@ -11,7 +11,7 @@ FOLDER = ()  # has no suffix of a file
 PAGE = (".html", ".htm")
 # Command (and action): the suffixes of what its flags name.
 OUTPUTS = {
-    "caption": {"out": (".jsonl",), "html": PAGE},
+    "caption": {"out": (".jsonl", ".csv", ".parquet", ".json"), "html": PAGE},
     "score": {"out": (".csv", ".jsonl"), "out_shards": FOLDER},
     "embed": {"out": FOLDER},
     "scenes": {"out": FOLDER},

@@ -1,0 +1,77 @@
+"""Claims about captions in one file of each kind, and about COCO's numbers of images.
+
+    pytest tests/tools/test_image_ids.py
+"""
+import csv
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from caption_files import PATHS, encoded, lines, run, scene, seven_images
+from shard_files import write_tar
+
+from open_clip_mdc.data.image_ids import image_id
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Seven images in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return seven_images(tmp_path)
+
+
+@pytest.mark.parametrize("alias, more", [("mdc", ()), ("arc", ("--length", "5"))])
+def test_every_kind_of_file_has_the_rows_of_the_json_lines(runs, folder, alias, more):
+    command = ("--pretrained", runs / alias, *PATHS, *more)
+    for suffix in ("jsonl", "csv", "parquet"):
+        assert run(*command, "--out", f"c.{suffix}") is None
+    expected = lines("c.jsonl")
+    with open("c.csv", newline="") as file:
+        rows = [{**row, "tokens": json.loads(row["tokens"])} for row in csv.DictReader(file)]
+    assert rows == expected and len(rows) == 7
+    table = pq.read_table("c.parquet")
+    assert table.column_names == ["image", "caption", "tokens"] == list(expected[0])
+    for row, line in zip(table.to_pylist(), expected, strict=True):
+        assert (row["image"], row["caption"]) == (line["image"], line["caption"])
+        for token, other in zip(row["tokens"], line["tokens"], strict=True):
+            assert token == {**other, "log_prob": pytest.approx(other["log_prob"], abs=1e-5)}
+
+
+def test_cocos_results_have_the_numbers_of_files_and_of_shards(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    for number, name in enumerate(("COCO_val2014_000000391895", "000000000042", "holiday", "x")):
+        scene(number).save(f"in/{name}.png")
+    Path("in/holiday.json").write_text('{"image_id": 7, "caption": "mine"}')
+    Path("in/x.json").write_text('{"image_id": "8"}')
+    write_tar(tmp_path / "s.tar", {
+        "000000000.png": encoded(scene(4)), "000000000.json": b'{"filename": "COCO_val2014_000000000009.jpg"}',
+        "000000001.png": encoded(scene(5)), "000000001.json": b'{"image_id": 11, "filename": "3.jpg"}',
+        "000000012.png": encoded(scene(6))})
+    assert run("--pretrained", runs / "mdc", "in", "s.tar", "--out", "r.json", "--length", "4") is None
+    assert run("--pretrained", runs / "mdc", "in", "s.tar", "--out", "r.jsonl", "--length", "4") is None
+    results = json.loads(Path("r.json").read_text())
+    assert [row["image_id"] for row in results] == [42, 391895, 7, 8, 9, 11, 12]
+    assert [row["caption"] for row in results] == [row["caption"] for row in lines("r.jsonl")]
+    assert {tuple(row) for row in results} == {("image_id", "caption")}
+
+
+def test_a_number_that_is_missing_or_comes_twice_is_one_line_before_anything_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("COCO_val2014_000000000005", "5", "0013ea2087020901"):
+        scene(1).save(f"{name}.png")
+    for images, words in ((("0013ea2087020901.png",), "0013ea2087020901.png has no image_id"),
+                          (("5.png", "COCO_val2014_000000000005.png"), "both have the image_id 5")):
+        complaint = run("--pretrained", "nowhere", *images, "--out", "r.json")
+        assert words in complaint and "\n" not in complaint
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".png"] * 3
+
+
+@pytest.mark.parametrize("metadata, name, number", [
+    ({}, "COCO_train2014_000000057870.jpg", 57870), ({}, "000000391895.jpg", 391895), ({}, "img-3.v2.png", None),
+    ({}, "s0000001.jpg", None), ({}, "photo 12.jpg", 12), ({"image_id": 0}, "9.jpg", 0),
+    ({"image_id": True}, "9.jpg", 9),
+    ({"image_id": -1, "filename": "val2014/COCO_val2014_7.jpg"}, "9.jpg", 7), ({"filename": None}, "9.jpg", 9)])
+def test_the_number_of_an_image(metadata, name, number):
+    assert image_id(metadata, name) == number
