@@ -4,13 +4,14 @@
     torchrun --nproc_per_node 8 -m clip_benchmark_ext.cli eval --distributed --model mdc ...
     clip_benchmark build *.json
 
-clip_benchmark's parser reads its flags, ours (flags.py) travel beside them as `args.flags`; its loop over models, data
-sets and languages then calls what stands in for its `run` (run.py).
+clip_benchmark's parser reads its flags, ours (flags.py) travel beside them as `args.flags`. Its loop over models, data
+sets and languages then calls what stands in for its `run` (run.py). Flags are read before torch is imported.
 """
 import argparse
+import ast
 import sys
-
-import torch
+from collections.abc import Callable
+from importlib.util import find_spec
 
 from open_clip_mdc import errors as messages
 from open_clip_mdc.data.files import end_when_terminated
@@ -26,12 +27,29 @@ BENCHMARK = (
 )
 
 
+MODEL_TYPES = ("open_clip", "ja_clip")  # clip_benchmark.models.MODEL_TYPES
+
+
+def light_function(module: str, name: str, **known: object) -> Callable:
+    """Return a function of an installed module whose imports take seconds, given the names that it needs of them.
+
+    Raises LookupError if the module has no such function.
+    """
+    source = find_spec(module).loader.get_source(module)
+    body = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    if not body:
+        raise LookupError(f"{module} has no function {name}")
+    exec(compile(ast.Module(body, type_ignores=[]), module, "exec"), known)
+    return known[name]
+
+
 def parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace, Flags]:
-    from clip_benchmark import cli as upstream
     flags, rest = read_flags(argv)
     sys.argv = [sys.argv[0], *rest]
     try:
-        return *upstream.get_parser_args(), flags
+        get_parser_args = light_function("clip_benchmark.cli", "get_parser_args", argparse=argparse,
+                                         MODEL_TYPES=MODEL_TYPES)
+        return *get_parser_args(), flags
     except SystemExit as end:
         if rest[:1] == ["eval"] and not end.code:  # --help
             make_parser().print_help()
@@ -49,15 +67,16 @@ def check(args: argparse.Namespace, argv: list[str]) -> None:
 
 def main(argv: list[str] | None = None) -> int | None:
     end_when_terminated()
-    register()
-    register(BENCHMARK)
-    from clip_benchmark import cli as upstream
-
-    from . import distributed
     argv = sys.argv[1:] if argv is None else argv
     parser, args, flags = messages.read_flags(parse, argv)
     if not hasattr(args, "which"):
         return parser.print_help()
+    register()
+    register(BENCHMARK)
+    import torch
+    from clip_benchmark import cli as upstream
+
+    from . import distributed
     try:
         if args.which == "build":
             return upstream.main_build(args)

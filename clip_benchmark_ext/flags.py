@@ -1,13 +1,19 @@
-"""The flags that this package adds to `clip_benchmark eval`, and what they ask of a captioner."""
+"""The flags that this package adds to `clip_benchmark eval`, and what they ask of a captioner.
+
+Imports no torch before a model is there: `--help` is quick.
+"""
 import argparse
 from collections import namedtuple
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from open_clip_mdc.decoding import options as decoding
 from open_clip_mdc.errors import finite, number_from
-from open_clip_mdc.objectives.base import CaptionCfg
-from open_clip_mdc.objectives.registry import OBJECTIVES
-from open_clip_mdc.objectives.replace import STEPS
+from open_clip_mdc.integration.configs import ROWS
+
+if TYPE_CHECKING:
+    from open_clip_mdc.objectives.base import CaptionCfg
+    from open_clip_mdc.objectives.registry import Objective
 
 MDC_LENGTH = 15  # tokens, one of the paper's; an autoregressive model ends its captions by itself
 NUM_BEAMS = 6  # the paper's
@@ -17,8 +23,9 @@ DECODING = tuple("caption_length" if name == "length" else name for name in deco
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
+    objectives = dict.fromkeys(row["objective"] for row in ROWS.values())
     group = parser.add_argument_group("captioners", "--model takes the name of a config, such as MDC-ViT-B-32, or an "
-                                      f"objective alone ({', '.join(OBJECTIVES)}), whose architecture is that of the "
+                                      f"objective alone ({', '.join(objectives)}), whose architecture is that of the "
                                       "run or checkpoint given by --pretrained")
     group.add_argument("--plugin", action="append", metavar="MODULE",
                        help="module or file.py that registers the model's objective; may be given several times")
@@ -70,10 +77,15 @@ def read_flags(argv: Sequence[str]) -> tuple[Flags, list[str]]:
 # ours) -> arguments of the method that it calls.
 
 
-def scoring_options(args: argparse.Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
+def objective_of(cfg: "CaptionCfg") -> "Objective":
+    from open_clip_mdc.objectives.registry import OBJECTIVES
+    return OBJECTIVES[cfg.objective]
+
+
+def scoring_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
     if cfg is None:
         return {}
-    scorers = OBJECTIVES[cfg.objective].scorers  # the default first
+    scorers = objective_of(cfg).scorers  # the default first
     method = flags.scorer or scorers[0]
     if method not in scorers:
         raise ValueError(f"--scorer {method} does not fit this model: choose {' or '.join(scorers)}")
@@ -85,7 +97,7 @@ def scoring_options(args: argparse.Namespace, flags: Flags, cfg: CaptionCfg | No
     return dict(method=method, num_samples=flags.num_samples) if method == "bound" else dict(method=method)
 
 
-def selection_options(args: argparse.Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
+def selection_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
     return {} if cfg is None else scoring_options(args, flags, cfg) | {"alpha": flags.alpha}
 
 
@@ -98,11 +110,12 @@ def check_samples(flags: Flags, drawn: bool) -> None:
         raise ValueError("--train_captions is of --samples, whose diversity it is compared with")
 
 
-def decoding_options(args: argparse.Namespace, flags: Flags, cfg: CaptionCfg | None) -> dict:
+def decoding_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
     """Return arguments of `generate` and the fields of `Sampling`."""
+    from open_clip_mdc.objectives.replace import STEPS
     if cfg is None and flags.clip:
         raise ValueError(f"--clip helps captioners, such as MDC- and ARC-; {args.model} is none")
-    causal = cfg is None or OBJECTIVES[cfg.objective].order == "causal"
+    causal = cfg is None or objective_of(cfg).order == "causal"
     ancestral = flags.sampler == "ancestral"
     asked = {name.removeprefix("caption_"): value for name in DECODING if (value := getattr(flags, name)) is not None}
     decoding.check_kind(asked, causal, "--{}".format)

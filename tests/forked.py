@@ -7,7 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-PRELOADED = ["open_clip_train.main", "open_clip_mdc.train", "clip_benchmark_ext.cli"]
+PRELOADED = ["open_clip_train.main", "open_clip_mdc.train", "open_clip_mdc.integration.problems",
+             "clip_benchmark_ext.cli", "clip_benchmark.cli"]
 
 
 def child(argv: list[str], cwd: str, env: dict[str, str], folder: Path) -> None:

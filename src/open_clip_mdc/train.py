@@ -9,21 +9,22 @@ This file registers the captioners, refuses at once what cannot work, and calls 
 import logging
 import sys
 
-import torch.distributed as dist
-
 from .data.files import end_when_terminated
 from .errors import complaint
-from .integration.arguments import parse
-from .integration.checkpoints import first_lines, is_of_weights
-from .integration.patches import register
-from .integration.problems import find_problem, find_warnings
-from .integration.runs import bring_latest
+from .integration.arguments import parse, parse_first
 
 
 def main(argv: list[str] | None = None) -> int | None:
     """Return OpenCLIP's exit status (None or -1). Exits with one line on bad flags."""
     argv = sys.argv[1:] if argv is None else argv
     end_when_terminated()
+    parse_first(argv)
+    import torch.distributed as dist
+
+    from .integration.checkpoints import first_lines, is_of_weights
+    from .integration.patches import register
+    from .integration.problems import find_problem, find_warnings
+    from .integration.runs import bring_latest
     register()
     from open_clip_train.distributed import world_info_from_env
     from open_clip_train.main import main as train

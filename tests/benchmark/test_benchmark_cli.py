@@ -218,6 +218,18 @@ def test_help_is_upstreams_then_ours_with_the_names_of_models(capsys, monkeypatc
     assert set(OBJECTIVES) <= set(re.findall(r"[\w-]+", about)) and "--clipscore_pretrained" in options
 
 
+def test_the_parser_read_without_imports_is_clip_benchmarks(capsys, monkeypatch):
+    from clip_benchmark.cli import get_parser_args
+    from clip_benchmark.models import MODEL_TYPES
+    assert list(cli.MODEL_TYPES) == MODEL_TYPES
+    given = ["eval", "--model_type", "ja_clip", "--fewshot_k", "3", "--dataset", "a", "b"]
+    ours = vars(cli.parse(given)[1])
+    monkeypatch.setattr("sys.argv", ["clip_benchmark", *given])
+    assert ours == vars(get_parser_args()[1])
+    with pytest.raises(LookupError, match="no function renamed"):
+        cli.light_function("clip_benchmark.cli", "renamed")
+
+
 def test_registering_the_benchmark_twice_is_once():
     from importlib import import_module
 

@@ -5,6 +5,7 @@ from training import open_clip_train
 
 import open_clip_mdc
 from open_clip_mdc import train
+from open_clip_mdc.integration import problems
 from open_clip_mdc.integration.upstream import MAJOR
 
 
@@ -95,17 +96,17 @@ def test_each_process_needs_a_shard_for_each_of_its_workers(tmp_path, monkeypatc
         (tmp_path / f"{i:02d}.tar").touch()
     argv = ["--model", "MDC-ViT-Ti-8", "--train-data", f"{tmp_path}/{{00..28}}.tar", "--train-num-samples", "2900"]
     monkeypatch.setenv("WORLD_SIZE", "8")
-    problem = train.find_problem(train.parse([*argv, "--workers", "8"]))
-    assert "29 shards are too few for 8 workers x 8 processes" in problem and "--workers 3" in problem
+    found = problems.find_problem(train.parse([*argv, "--workers", "8"]))
+    assert "29 shards are too few for 8 workers x 8 processes" in found and "--workers 3" in found
     for enough in (["--workers", "3"], ["--workers", "8", "--dataset-resampled"]):
-        assert train.find_problem(train.parse([*argv, *enough])) is None
+        assert problems.find_problem(train.parse([*argv, *enough])) is None
 
 
 def test_float16_is_warned_of_where_it_is_slow(monkeypatch):
     open_clip_mdc.register()
 
     def warnings(*flags):
-        return list(train.find_warnings(train.parse(["--train-data", "x.csv", "--precision", "amp", *flags])))
+        return list(problems.find_warnings(train.parse(["--train-data", "x.csv", "--precision", "amp", *flags])))
     assert "fp32" in warnings("--model", "ViT-B-32")[0]  # on this CPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     [warning] = warnings("--model", "MDC-ViT-B-32")
@@ -118,7 +119,7 @@ def test_flags_that_change_nothing_are_said_to(csv):
 
     def warnings(model, *flags):
         argv = ["--model", model, "--train-data", str(csv), "--precision", "fp32", "--device", "cpu", *flags]
-        return list(train.find_warnings(train.parse(argv)))
+        return list(problems.find_warnings(train.parse(argv)))
     flags = ("--local-loss", "--gather-with-grad", "--lock-image-freeze-bn-stats", "--train-num-samples")
     found = warnings("MDC-ViT-Ti-8", *flags, "9", "--lock-image-unlocked-groups", "1")
     assert len(found) == 5 and all(f"{flag} has no effect" in " ".join(found) for flag in flags)

@@ -9,6 +9,7 @@ from conftest import VOCAB, captions, images
 
 import open_clip_mdc
 from open_clip_mdc import train
+from open_clip_mdc.integration import problems
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 from open_clip_mdc.models import convert as conversion
 from open_clip_mdc.models.vq import PREFIX, VQCfg, VQTower
@@ -208,10 +209,10 @@ def test_training_whose_codes_would_mean_nothing_is_refused_in_one_line(flags, s
     open_clip_mdc.register()
     args = train.parse(["--model", "MCD-VQ-ViT-Ti-8", "--precision", "fp32", "--dataset-type", "synthetic",
                         "--train-num-samples", "64", *(x for k, v in flags.items() for x in (f"--{k}", v))])
-    problem = train.find_problem(args)
+    problem = problems.find_problem(args)
     assert said in problem and "\n" not in problem
     ok = Namespace(**vars(args) | dict(pretrained="vq.pt", precision="amp_bf16", resume=None))
-    assert train.find_problem(ok) is None
+    assert problems.find_problem(ok) is None
 
 
 @pytest.mark.parametrize("saved, flags, resumes", [
@@ -222,11 +223,11 @@ def test_a_run_is_resumed_with_the_vq_vae_that_its_checkpoint_holds(saved, flags
     args = train.parse(["--model", "MCD-VQ-ViT-Ti-8", "--precision", "fp32", "--dataset-type", "synthetic",
                         "--train-num-samples", "64", "--logs", str(tmp_path), "--name", "run", "--resume", "latest",
                         *flags])
-    assert "its VQ-VAE is untrained" in train.find_problem(args)
+    assert "its VQ-VAE is untrained" in problems.find_problem(args)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    assert "its VQ-VAE is untrained" in train.find_problem(args)
+    assert "its VQ-VAE is untrained" in problems.find_problem(args)
     (tmp_path / "run" / "checkpoints" / saved).touch()
-    assert (train.find_problem(args) is None) == resumes
+    assert (problems.find_problem(args) is None) == resumes
 
 
 def test_16_bit_weights_are_refused_when_a_model_is_made_so():

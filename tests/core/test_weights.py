@@ -18,7 +18,7 @@ from clip_benchmark_ext.tasks.zeroshot import read_classifier
 from open_clip_mdc import train
 from open_clip_mdc.cli import taming
 from open_clip_mdc.data import weights
-from open_clip_mdc.integration import checkpoints, saving
+from open_clip_mdc.integration import checkpoints, problems, saving
 from open_clip_mdc.integration import clip as clip_models
 
 MODEL = "MDC-ViT-Ti-8"
@@ -122,7 +122,7 @@ def test_a_file_that_is_no_whole_checkpoint_is_one_line_by_every_way_in(name, st
     args = train.parse(["--model", MODEL, "--pretrained", "w.pt", "--dataset-type", "synthetic",
                         "--train-num-samples", "8", "--precision", "fp32"])
     if name not in ("safetensors bit", "not finite", "payload", "old payload", "callback", "pickle", "npz"):
-        assert ROTTEN[name] in train.find_problem(args)  # before the data and the model
+        assert ROTTEN[name] in problems.find_problem(args)  # before the data and the model
 
 
 def test_any_changed_bit_of_a_safetensors_file_of_ours_is_noticed(tmp_path):

@@ -43,6 +43,17 @@ def test_help_imports_nothing_heavy():
     assert not heavy & set(imported) and "argparse" in imported
 
 
+@pytest.mark.parametrize("module, argv", [("open_clip_mdc.train", []), ("clip_benchmark_ext.cli", ["eval"])])
+def test_training_and_evaluation_answer_help_and_mistakes_before_they_import_torch(module, argv):
+    for wrong in ["--help"], ["--modle", "x"]:
+        code = (f"import sys\ntry:\n    from {module} import main\n    main({[*argv, *wrong]!r})\n"
+                "except SystemExit as end:\n    print(end.code)\nprint('torch' in sys.modules)")
+        said = run("python", "-c", code)
+        assert said.stdout.endswith(f"{2 if wrong[1:] else 0}\nFalse\n")
+        if wrong[1:]:
+            assert said.stderr == "error: --modle is no flag of this command: did you mean --model?\n"
+
+
 def test_help_lists_every_tool_and_every_flag_that_it_names_exists():
     text = help_of()
     listed = re.findall(r"^    ([a-z-]+)\b", text, re.MULTILINE)

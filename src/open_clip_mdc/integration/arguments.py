@@ -1,15 +1,15 @@
-"""The flags of open_clip_train: OpenCLIP's, and those that it does not have."""
+"""The flags of open_clip_train: OpenCLIP's, and those that it does not have. Imports no torch: `--help` is quick."""
 import argparse
+from collections.abc import Callable
 
 from ..errors import number_from, read_flags
-from . import image_source, plugins
+from . import plugins
 from .configs import is_captioner
 from .hook import hook
 
 
-@hook
-def parse_args(original, argv):
-    """Wrap `open_clip_train.main.parse_args`: add the flags that OpenCLIP does not have."""
+def split(original: Callable, argv: list[str]) -> tuple[argparse.Namespace, argparse.Namespace]:
+    """Return the flags that OpenCLIP does not have, and what its parser makes of the others."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     own.add_argument("--plugin", action="append", metavar="MODULE",
                      help="Module or file.py that registers an objective (plugins.py); may be given several times.")
@@ -26,17 +26,24 @@ def parse_args(original, argv):
                      help="Compute the patch tokens of a locked image tower once, and keep them in DIR for all epochs "
                      "and runs. Images are not augmented.")
     flags, rest = own.parse_known_args(argv)
-    for plugin in flags.plugin or ():
-        plugins.load_plugin(plugin)
     try:
-        args = original(rest)
+        return flags, original(rest)
     except SystemExit as end:
         if not end.code:
             own.print_help()
         raise
+
+
+@hook
+def parse_args(original, argv):
+    """Wrap `open_clip_train.main.parse_args`: add the flags that OpenCLIP does not have."""
+    flags, args = split(original, argv)
+    for plugin in flags.plugin or ():
+        plugins.load_plugin(plugin)
     given = {name: x for name, x in vars(flags).items() if x is not None and x is not False}
     vars(args).update(given)  # without them params.txt is as OpenCLIP's
     if args.pretrained_image and is_captioner(args.model):
+        from . import image_source
         args.pretrained_image = image_source.of(args.pretrained_image, args.model)
         of_images = image_source.normalization(args.pretrained_image, args.model)  # which the run has to remember
         args.image_mean = args.image_mean or of_images.get("mean")
@@ -46,7 +53,13 @@ def parse_args(original, argv):
     return args
 
 
-def parse(argv: list[str]):
+def parse_first(argv: list[str]) -> None:
+    """Answer --help, and refuse wrong flags in one line, before OpenCLIP is imported."""
+    from open_clip_train import params
+    read_flags(lambda given: split(params.parse_args, given), argv)
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
     """Return the parsed flags. Exits with one line, without the usage of 90 flags."""
     from open_clip_train.main import parse_args
     return read_flags(parse_args, argv)
