@@ -49,8 +49,10 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--corruption", metavar="NAME:SEVERITY",
                        help="make test images worse, by gaussian_noise, gaussian_blur, jpeg or brightness, 1 to 5; 0 "
                             "changes nothing")
-    decoding.add_flags(parser.add_argument_group("decoding of captions"), decoding.OPTIONS,
-                       lambda name: f"--{'caption_' * (name == 'length')}{name}")
+    for title, names in (("decoding of captions", [name for name in decoding.OPTIONS if name not in decoding.OF_CLIP]),
+                         ("help from a CLIP model", decoding.OF_CLIP)):
+        decoding.add_flags(parser.add_argument_group(title), names,
+                           lambda name: f"--{'caption_' * (name == 'length')}{name}")
     group.add_argument("--train_captions", metavar="SHARDS|TXT",
                        help="captioning, with --samples: the share of captions that these do not have")
     group.add_argument("--phrase", help="captioning: how often this is said of images whose references say it, and of "

@@ -28,7 +28,7 @@ from open_clip_mdc.data.files import try_output, write_json
 from open_clip_mdc.data.image_ids import check_image_ids, coco_results, image_id, read_image_ids
 from open_clip_mdc.data.journal import Journal, Rows
 from open_clip_mdc.decoding.clip_guidance import Clip, Guide
-from open_clip_mdc.decoding.options import guides, needs_null_image
+from open_clip_mdc.decoding.options import OF_CLIP, guides, needs_null_image
 from open_clip_mdc.decoding.sampling import Decoded, Sampling
 from open_clip_mdc.integration import clip as clip_models
 from open_clip_mdc.models.fingerprint import fingerprint
@@ -46,15 +46,13 @@ from ..metrics.caption_metrics import score_captions
 from ..results import file_name, precision
 from .selection import null_image
 
-CLIP_OPTIONS = ("clip", "clip_scale", "clip_top_k", "clip_rerank")
-
 
 def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mapping, blind: Tensor | None,
              guide: Guide | None = None, guidance_kl: list[Tensor] | None = None) -> Decoded:
     """Decode the captions of a batch; what is drawn depends on the seed and the batch's number alone."""
     if guide is not None and options.get("clip_rerank"):
         options = {**options, "samples": options["clip_rerank"], "rerank": True}
-    options = {name: value for name, value in options.items() if name not in ("batch_size", *CLIP_OPTIONS)}
+    options = {name: value for name, value in options.items() if name not in ("batch_size", *OF_CLIP)}
     sampling = {name: options.pop(name) for name in Sampling._fields if name in options}
     if "seed" in options:
         seed = options.pop("seed")

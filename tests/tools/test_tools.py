@@ -69,6 +69,16 @@ def test_help_lists_every_tool_and_every_flag_that_it_names_exists():
             assert set(re.findall(r"(?<=\s)--[a-z-]+", example.partition("#")[0])) <= known, example
 
 
+def test_help_begins_with_what_is_needed_and_ends_with_examples_in_groups():
+    text = help_of("caption")
+    assert text.startswith("usage: open_clip_mdc caption [options] PATHS [PATHS ...]\n")
+    titles = re.findall(r"^(\w.*):$", text, re.MULTILINE)
+    assert titles == ["positional arguments", "options", "model", "decoding", "help from a CLIP model", "output",
+                      "reading images", "many shards", "examples"]
+    for name in tools.TOOLS:
+        assert len(re.findall(rf"^    open_clip_mdc {name} ", help_of(name), re.MULTILINE)) >= 1
+
+
 def test_shared_flags_have_one_spelling_and_one_meaning():
     shared = {"--pretrained", "--model", "--device"}
     images = {"--precision", "--batch-size", "--workers", "--blind-images"}

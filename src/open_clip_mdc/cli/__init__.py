@@ -3,9 +3,12 @@
 A tool is a row here, a function in arguments.py and a module with `run(args)`, imported after the flags are read.
 """
 import argparse
+import ast
 import os
+import re
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 
 from ..data.files import end_when_terminated
 from ..data.outputs import is_folder, ready
@@ -36,13 +39,34 @@ DRIVERS = {"caption": "open_clip_mdc.bulk.units", "embed": "open_clip_mdc.bulk.u
            "score": "open_clip_mdc.cli.score_pairs"}
 
 
+def examples(tool: str) -> str:
+    """Return the commands in the docstring of a tool's module, which is not imported."""
+    module = f"{__name__}.{tool.replace('-', '_')}"
+    said = ast.get_docstring(ast.parse(find_spec(module).loader.get_source(module)))
+    return "examples:\n" + "\n".join(re.findall(r"^ +(?:open_clip_\w+ |export OPENAI|    -).*", said, re.MULTILINE))
+
+
+def usage(tool: argparse.ArgumentParser) -> str:
+    """Return what has to be given, without the options, which stand below it in groups."""
+    needed = []
+    for action in (action for action in tool._actions if action.required):
+        value = action.metavar or action.dest.upper()
+        needed += [*action.option_strings[:1], value if action.nargs is None else f"{value} [{value} ...]"]
+    return " ".join([tool.prog, "[options]", *needed])
+
+
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="open_clip_mdc", description="The tools beside training (open_clip_train) "
                                      "and evaluation (clip_benchmark); open_clip_mdc TOOL --help says more.")
     parser.add_argument("--version", action="version", version=f"open_clip_mdc {__version__}")
     tools = parser.add_subparsers(dest="tool", required=True, metavar="TOOL")
     for name, summary in TOOLS.items():
-        getattr(flags, name.replace("-", "_"))(tools.add_parser(name, help=summary, description=summary))
+        tool = tools.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.",
+                                epilog=examples(name) if argv[:1] == [name] else None,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+        getattr(flags, name.replace("-", "_"))(tool)
+        if name not in ("prepare", "vq"):
+            tool.usage = usage(tool)
     args = read_flags(parser.parse_args, argv)
     args.worker = f"{__name__}.{WORKERS[args.tool]}" if args.tool in WORKERS else None
     return args

@@ -9,7 +9,7 @@ from .shared import add_engine, add_images, add_model, flag, natural, positive
 
 KARPATHY = ("coco", "flickr30k", "flickr8k")
 FETCHED = ("coco", "flickr8k", "flickr30k", "cc3m", "cc12m", "recap", "sugar_crepe", "aro", "cub")
-OPTIONS = [name for name in decoding.OPTIONS if name not in ("length", "num_beams", "samples")]  # of `caption`
+OPTIONS = [name for name in decoding.OPTIONS if name not in ("length", "num_beams", "samples", *decoding.OF_CLIP)]
 QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"
 
 
@@ -36,7 +36,7 @@ def scenes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--without", metavar="'COLOUR SHAPE'", help="leave this object out of training and validation; "
                         "write scenes that have it, to test on and to learn it from few")
     parser.add_argument("--noise", type=float, default=0.0, metavar="SHARE",
-                        help="of the rich world's training captions, those that are another scene's or say nothing")
+                        help="share of the rich world's training captions that are another scene's or say nothing")
     parser.add_argument("--num-train", type=positive, default=20000, help="training scenes (default: %(default)s)")
     parser.add_argument("--num-val", type=natural, default=1000, help="validation scenes (default: %(default)s)")
     parser.add_argument("--num-probe", type=natural, default=1600,
@@ -80,7 +80,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     recap.add_argument("--shards", required=True, help="shards of Recap-DataComp: 'DIR/{00000..99999}.tar'")
     recap.add_argument("--out", required=True, help="folder to write to, or to resume")
     recap.add_argument("--pairs", type=positive, required=True, help="at least so many, to the end of a shard")
-    recap.add_argument("--seed", type=natural, default=0, help="of the order of shards (default: %(default)s)")
+    recap.add_argument("--seed", type=natural, default=0,
+                       help="random seed of the order of shards (default: %(default)s)")
     add_engine(recap)
 
 
@@ -91,7 +92,8 @@ def fetch(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_captions_key(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--captions-key", default="captions", help="their name in a JSON file, or as a column "
+    parser.add_argument("--captions-key", default="captions",
+                        help="name of the captions in a JSON file, or as a column "
                         "(default: captions, or else caption, the lines of a .txt, or text)")
 
 
@@ -111,32 +113,40 @@ def lengths(parser: argparse.ArgumentParser) -> None:
                         help="count with this model's tokenizer (default: %(default)s, CLIP's BPE)")
 
 
-def _add_decoding(parser: argparse.ArgumentParser) -> None:
+def _add_decoding(parser: argparse.ArgumentParser):
     parser.add_argument("paths", nargs="+", metavar="PATHS", help="images, folders, webdataset shards, patterns")
     add_model(parser, default="photo")
-    parser.add_argument("--limit", type=positive, help="only the first so many images")
-    decoding.add_flags(parser, ["length"], flag)
-    parser.add_argument("--text", help="caption to fill in, e.g. 'a [MASK] dog on a [MASK]', a token each")
+    group = parser.add_argument_group("decoding")
+    decoding.add_flags(group, ["length"], flag)
+    group.add_argument("--text", help="caption to fill in, e.g. 'a [MASK] dog on a [MASK]', a token each")
+    return group
 
 
 def caption(parser: argparse.ArgumentParser) -> None:
-    _add_decoding(parser)
-    add_images(parser)
+    group = _add_decoding(parser)
+    decoding.add_flags(group, OPTIONS, flag)
+    group.add_argument("--seed", type=natural, default=0, help="random seed for sampling (default: %(default)s)")
+    decoding.add_flags(parser.add_argument_group("help from a CLIP model"), decoding.OF_CLIP, flag)
+    group = parser.add_argument_group("output")
+    group.add_argument("--out", default=Default("captions.jsonl"),
+                       help="a file of all captions: NAME.jsonl, .csv or .parquet, or .json in COCO's results format "
+                            "(image_id from the KEY.json beside an image or the digits of its name); or a folder (no "
+                            "suffix), which gets a parquet table for each shard, by --engine (default: %(default)s)")
+    group.add_argument("--html", help="page to write, one file with the images in it; for hundreds, not millions")
+    group.add_argument("--compare", metavar="JSONL", help="captions of the same images by another command, to stand "
+                       "beside these on the page")
+    _add_limit(add_images(parser))
     add_engine(parser)
-    parser.add_argument("--out", default=Default("captions.jsonl"),
-                        help="a file of all captions: NAME.jsonl, .csv or .parquet, or .json in COCO's results format "
-                             "(image_id from the KEY.json beside an image or the digits of its name); or a folder (no "
-                             "suffix), which gets a parquet table for each shard, by --engine (default: %(default)s)")
-    parser.add_argument("--html", help="page to write, one file with the images in it; for hundreds, not millions")
-    decoding.add_flags(parser, OPTIONS, flag)
-    parser.add_argument("--seed", type=natural, default=0, help="random seed for sampling (default: %(default)s)")
-    parser.add_argument("--compare", metavar="JSONL", help="captions of the same images by another command, to stand "
-                        "beside these on the page")
     parser.set_defaults(**decoding.DEFAULTS)
+
+
+def _add_limit(group) -> None:
+    group.add_argument("--limit", type=positive, help="only the first so many images")
 
 
 def attention(parser: argparse.ArgumentParser) -> None:
     _add_decoding(parser)
+    _add_limit(parser)
     parser.add_argument("--out", default=Default("attention.html"), help="page to write (default: %(default)s)")
 
 
@@ -180,7 +190,7 @@ def score(parser: argparse.ArgumentParser) -> None:
                         help="debiased = score - alpha * blind (default: %(default)s)")
     parser.add_argument("--plain", action="store_true",
                         help="the score alone, without blind and debiased, which need a mean image")
-    parser.add_argument("--top", type=share, help="of --pairs: the share to keep, by debiased score, e.g. 0.3")
+    parser.add_argument("--top", type=share, help="share of --pairs to keep, by debiased score, e.g. 0.3")
     parser.add_argument("--out-shards", metavar="FOLDER", help="shards of what --top keeps")
 
 
@@ -194,9 +204,11 @@ def judge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="judge.jsonl", help="answers, one a line (default: %(default)s)")
     parser.add_argument("--url", default=os.environ.get("OPENAI_BASE_URL"),
                         help="endpoint up to /v1 (default: $OPENAI_BASE_URL; its key: $OPENAI_API_KEY)")
-    parser.add_argument("--model", default=os.environ.get("OPENAI_MODEL"), help="default: $OPENAI_MODEL")
-    parser.add_argument("--question", default=QUESTION, help="default: the paper's")
-    parser.add_argument("--seed", type=natural, default=0, help="of the captions' order (default: %(default)s)")
+    parser.add_argument("--model", default=os.environ.get("OPENAI_MODEL"),
+                        help="name of the judge at the endpoint (default: $OPENAI_MODEL)")
+    parser.add_argument("--question", default=QUESTION, help="question to the judge (default: the paper's)")
+    parser.add_argument("--seed", type=natural, default=0,
+                        help="random seed of the captions' order (default: %(default)s)")
     parser.add_argument("--workers", type=positive, default=4, help="requests at a time (default: %(default)s)")
 
 
@@ -212,15 +224,15 @@ def vq(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     fit = actions.add_parser("fit", help="train one on images, some minutes for small ones")
     fit.add_argument("--train-data", required=True, metavar="SHARDS", help="webdatasets: 'DIR/{00000..00009}.tar'")
-    fit.add_argument("--steps", type=positive, default=1000, help="of training (default: %(default)s)")
-    fit.add_argument("--batch-size", type=positive, default=32, help="images of a step (default: %(default)s)")
+    fit.add_argument("--steps", type=positive, default=1000, help="training steps (default: %(default)s)")
+    fit.add_argument("--batch-size", type=positive, default=32, help="images of a training step (default: %(default)s)")
     fit.add_argument("--lr", type=finite, default=2e-3, help="the highest learning rate (default: %(default)s)")
     fit.add_argument("--workers", type=natural, default=1,
-                     help="processes that decode images; 0: none but this one (default: %(default)s)")
-    fit.add_argument("--seed", type=natural, default=0, help="(default: %(default)s)")
-    fit.add_argument("--device", help="default: cuda where there is one, else cpu")
+                     help="image-loading worker processes, 0 loads in this one (default: %(default)s)")
+    fit.add_argument("--seed", type=natural, default=0, help="random seed (default: %(default)s)")
+    fit.add_argument("--device", help="device to run on (default: cuda if available, otherwise cpu)")
     taming = actions.add_parser("import", help="take over a VQGAN of taming-transformers, Euclidean or Gumbel")
-    taming.add_argument("--from", required=True, dest="source", metavar="FILE", help="its checkpoint")
+    taming.add_argument("--from", required=True, dest="source", metavar="FILE", help="checkpoint of the VQGAN")
     taming.add_argument("--used", metavar="FILE",
                         help="the class of each code, 0 for those that no image uses, which are dropped: a tensor, as "
                              "VQ-Diffusion's taming_vqvae_2887.pt")
@@ -232,16 +244,17 @@ def vq(parser: argparse.ArgumentParser) -> None:
 def schedule_search(parser: argparse.ArgumentParser) -> None:
     add_model(parser, required=False)
     parser.add_argument("--train-data", required=True, help="webdataset shards: 'DIR/{00000..00009}.tar'")
-    parser.add_argument("--steps", type=natural, default=300, help="of the short training (default: %(default)s)")
+    parser.add_argument("--steps", type=natural, default=300, help="steps of the short training (default: %(default)s)")
     parser.add_argument("--batch-size", type=positive, default=32,
-                        help="of the short training and of each gradient measured (default: %(default)s)")
-    parser.add_argument("--lr", type=finite, default=1e-3, help="of the short training (default: %(default)s)")
+                        help="images of a training step, and of each gradient measured (default: %(default)s)")
+    parser.add_argument("--lr", type=finite, default=1e-3,
+                        help="learning rate of the short training (default: %(default)s)")
     parser.add_argument("--num-samples", type=positive, default=1536,
                         help="images measured, each once (default: %(default)s)")
     parser.add_argument("--min-width", type=float, default=0.5,
-                        help="of the interval proposed, which is chosen here and not found: the criterion favours "
-                             "narrow ones (default: %(default)s, the width of the paper's)")
-    parser.add_argument("--seed", type=natural, default=0, help="(default: %(default)s)")
+                        help="minimum width of the proposed interval, which you choose: the criterion always prefers "
+                             "narrow intervals (default: %(default)s, the paper's width)")
+    parser.add_argument("--seed", type=natural, default=0, help="random seed (default: %(default)s)")
     parser.add_argument("--out", default=Default("schedule.json"), help="every number (default: %(default)s)")
     parser.add_argument("--plot", default=Default("schedule.png"),
                         help="curves over t and intervals (default: %(default)s)")

@@ -31,6 +31,7 @@ def load_plugins(args: argparse.Namespace) -> None:
 def add_model(parser: argparse.ArgumentParser, required: bool = True, device: bool = True,
               default: str | None = None) -> None:
     """Add the flags of a model. With `required` false --model may stand alone, for a network not trained yet."""
+    parser = parser.add_argument_group("model")
     parser.add_argument("--plugin", action="append", metavar="MODULE",
                         help="module or file.py that registers the model's objective; may be given several times")
     parser.add_argument("--pretrained", required=required and not default, default=default,
@@ -42,21 +43,24 @@ def add_model(parser: argparse.ArgumentParser, required: bool = True, device: bo
         parser.add_argument("--device", help="device to run on (default: cuda if available, otherwise cpu)")
 
 
-def add_images(parser: argparse.ArgumentParser, blind: bool = True) -> None:
-    """Add the flags of tools that read images, with `blind` those of tools that need a mean image, too."""
+def add_images(parser: argparse.ArgumentParser, blind: bool = True):
+    """Add the flags of tools that read images, with `blind` those of tools that need a mean image, too: a group."""
+    parser = parser.add_argument_group("reading images")
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"),
                         help="compute precision, weights are kept in float32 (default: bf16 on cuda, else fp32)")
     parser.add_argument("--batch-size", type=positive, help="images at a time (default: 128 on cuda, else 32)")
     parser.add_argument("--workers", type=natural,
-                        help="image-loading worker processes, 0 loads in this one (default: a core's each but one, "
-                             f"shared by --jobs, on cuda up to {MOST_WORKERS}, else 2)")
+                        help="image-loading worker processes, 0 loads in this one (default: the number of cores "
+                             f"less one, at most {MOST_WORKERS} on cuda, else 2)")
     if blind:
         parser.add_argument("--blind-images", nargs="+", metavar="PATHS",
-                            help=f"images whose mean stands for no image, {MIN_NULL_IMAGES} or more "
-                                 f"(default: those given; of caption and tables, the first {NULL_IMAGES})")
+                            help=f"images to average into the null image of unconditional scores, at least "
+                                 f"{MIN_NULL_IMAGES} (default: the images given, at most {NULL_IMAGES} of tables)")
+    return parser
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
+    parser = parser.add_argument_group("many shards")
     parser.add_argument("--engine", choices=("local", "ray"), default="local",
                         help="processes here, or actors of the Ray cluster at $RAY_ADDRESS (default: %(default)s)")
     parser.add_argument("--jobs", type=positive,

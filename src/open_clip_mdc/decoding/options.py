@@ -10,6 +10,7 @@ from ..errors import number_from, plural
 OF_UNMASKING = ("text", "tokens_per_step", "sampler", "steps", "guidance_scale", "guidance_weak", "clip_scale",
                 "clip_top_k")
 OF_SEARCH = ("min_length", "num_beams")
+OF_CLIP = ("clip", "clip_scale", "clip_top_k", "clip_rerank")
 NULL_IMAGES = 256  # the first, whose mean stands for no image
 MIN_NULL_IMAGES = 32  # the mean of few images shows them
 LARGEST_SCALE = 1e6  # whose product with any log-probability is a number in float32
