@@ -40,7 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--trained_interval", action="store_true",
                        help="monte_carlo: only mask counts of the interval of t that the model was trained on")
     group.add_argument("--alpha", type=finite, default=1.0,
-                       help="debiased score: log p(c|image) - alpha * log p(c) (default: 1)")
+                       help="debiased scores: log p(c|image) - alpha * log p(c) (default: 1)")
     group.add_argument("--perturbations", help="ARO Order: frozen negatives (made at first use if absent)")
     group.add_argument("--feature", choices=FEATURES,
                        help="linear probe; default: gap for captioners, cls before the projection for CLIP (the "
@@ -85,22 +85,20 @@ def objective_of(cfg: "CaptionCfg") -> "Objective":
 
 
 def scoring_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
+    """Return arguments of `log_likelihood`, and alpha."""
     if cfg is None:
         return {}
     scorers = objective_of(cfg).scorers  # the default first
     method = flags.scorer or scorers[0]
     if method not in scorers:
         raise ValueError(f"--scorer {method} does not fit this model: choose {' or '.join(scorers)}")
+    options = {"method": method, "alpha": flags.alpha}
     if method == "monte_carlo":
-        return dict(method=method, num_samples=flags.num_samples, stop_confidence=flags.stop_confidence,
-                    interval=(cfg.t_min, cfg.t_max) if flags.trained_interval else None)
+        return options | dict(num_samples=flags.num_samples, stop_confidence=flags.stop_confidence,
+                              interval=(cfg.t_min, cfg.t_max) if flags.trained_interval else None)
     if flags.stop_confidence is not None or flags.trained_interval:
         raise ValueError(f"--stop_confidence and --trained_interval are options of --scorer monte_carlo, not {method}")
-    return dict(method=method, num_samples=flags.num_samples) if method == "bound" else dict(method=method)
-
-
-def selection_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
-    return {} if cfg is None else scoring_options(args, flags, cfg) | {"alpha": flags.alpha}
+    return options | ({"num_samples": flags.num_samples} if method == "bound" else {})
 
 
 def check_samples(flags: Flags, drawn: bool) -> None:

@@ -73,6 +73,10 @@ def debiased_score(conditional: np.ndarray, blind: np.ndarray, alpha: float = 1.
     return np.asarray(conditional, dtype=np.float64) - alpha * np.asarray(blind, dtype=np.float64)
 
 
+def suffix_of(row: str) -> str:
+    return "" if row == "plain" else f"_{row}"
+
+
 def symmetric_relations() -> frozenset[str]:
     # The 157 that ARO's notebook leaves out: github.com/mertyg/vision-language-models-are-bows, "Replicate ARO! ...".
     path = Path(__file__).parents[1] / "aro_symmetric_relations.json"
@@ -104,7 +108,7 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
     }
     least, right = 0 if metric.ties_count_as == "right" else 1, {}
     for row, values in scores.items():
-        suffix = "" if row == "plain" else f"_{row}"
+        suffix = suffix_of(row)
         arrays = _checked(values, cases, row)
         text = np.array([_outcome(array) for array in arrays], dtype=int)
         image = np.array([_outcome(array.T) if array.ndim == 2 else 1 for array in arrays], dtype=int)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from open_clip_mdc.objectives.base import CaptionCfg
 
-from ..flags import DECODING, Flags, decoding_options, scoring_options, selection_options
+from ..flags import DECODING, Flags, decoding_options, scoring_options
 from ..job import Job
 
 
@@ -29,10 +29,10 @@ class Task(NamedTuple):
         return getattr(import_module(module, __package__), function)(job, batches)
 
 
-SCORER = ("scorer", "num_samples", "stop_confidence", "trained_interval")
+SCORER = ("scorer", "num_samples", "stop_confidence", "trained_interval", "alpha")
 TASKS = {
     "image_caption_selection": Task(
-        ".selection:run", (), ("perturbations",), (*SCORER, "alpha"), selection_options),
+        ".selection:run", (), ("perturbations",), SCORER, scoring_options),
     "zeroshot_classification": Task(
         ".zeroshot:classify", ("custom_classname_file", "custom_template_file", "load_clfs"), (), SCORER,
         scoring_options),

@@ -20,8 +20,10 @@ from open_clip_mdc.text.special_tokens import caption_lengths, tokenize_whole
 
 from ..distributed import merge, own_batches
 from ..job import Job
+from ..metrics.selection_metrics import debiased_score, suffix_of
 from ..other_sets import check_names
 from .linear_probe import top_k_accuracy
+from .selection import null_image
 
 MANY_CALLS = 10_000  # of the decoder for an image
 
@@ -33,8 +35,11 @@ def class_captions(classnames: Sequence[str], templates: Sequence[str] | dict[st
 
 
 def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Callable, captions: list[list[str]],
-                      device: str, options: dict) -> tuple[Tensor, Tensor]:
-    """Return the mean log-likelihood of each class's captions, [N, K], and the targets [N].
+                      device: str, options: dict, alpha: float = 1.0) -> tuple[dict[str, Tensor], Tensor]:
+    """Return by row (plain, blind, debiased) the mean score of each class's captions, [N, K], and the targets [N].
+
+    Debiased is log p(c | i) - alpha * log p(c) (IG Captioner, arXiv 2311.17072): plainly, a class of a short or common
+    name wins whatever the image shows.
 
     Every caption is decoded for every image: with K classes, T templates and captions of n tokens an image costs K * T
     * n decoder passes of the heuristic, K * T of an autoregressive model. One template is the thing to use.
@@ -49,13 +54,19 @@ def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Calla
     if len(flat) * passes > MANY_CALLS:
         logging.warning("%d classes x templates: about %d decoder passes for every image; a single template is cheaper",
                         len(flat), len(flat) * passes)
+
+    def of_classes(scores: Tensor) -> Tensor:  # [B, K * T] -> [B, K]
+        return torch.stack([x.mean(1) for x in scores.cpu().split([len(one) for one in captions], dim=1)], dim=1)
+
+    blind = of_classes(log_likelihood(model, None, tokens[None], blind=null_image(model, dataloader, device),
+                                      **options))
     results = []
     for i, (images, target) in own_batches(dataloader, "zero-shot by likelihood"):
-        scores = log_likelihood(model, images.to(device), tokens.expand(len(images), -1, -1), **options).cpu()
-        means = [x.mean(1) for x in scores.split([len(one) for one in captions], dim=1)]
-        results.append((i, (torch.stack(means, dim=1), torch.as_tensor(target))))
-    logits, targets = (torch.cat(x) for x in zip(*merge(results), strict=True))
-    return logits, targets
+        scores = log_likelihood(model, images.to(device), tokens.expand(len(images), -1, -1), **options)
+        results.append((i, (of_classes(scores), torch.as_tensor(target))))
+    plain, targets = (torch.cat(x) for x in zip(*merge(results), strict=True))
+    return {"plain": plain, "blind": blind.expand_as(plain),
+            "debiased": torch.as_tensor(debiased_score(plain, blind, alpha))}, targets
 
 
 def cosine_logits(job: Job, batches: DataLoader) -> tuple[Tensor, Tensor]:
@@ -79,16 +90,18 @@ def read_classifier(path: str, classes: int) -> Tensor:
     return content
 
 
-def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = False) -> dict:
+def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = False, suffix: str = "") -> dict:
     if targets.ndim == 2:
-        return {"mean_average_precision": upstream.average_precision_per_class(logits, targets).mean().item()}
+        return {f"mean_average_precision{suffix}":
+                upstream.average_precision_per_class(logits, targets).mean().item()}
     predicted, classes = logits.argmax(1).numpy(), logits.shape[1]
     if verbose:
-        print(classification_report(targets.numpy(), predicted, digits=3))
+        print(suffix.strip("_"), classification_report(targets.numpy(), predicted, digits=3, zero_division=0), sep="\n")
     acc1, acc5 = top_k_accuracy(logits, targets, (1, 5)) if classes >= 5 else \
         (*top_k_accuracy(logits, targets, (1,)), None)
-    return {"acc1": acc1, "acc5": acc5, **({} if acc5 is not None else {"acc5_missing": f"only {classes} classes"}),
-            "mean_per_class_recall": float(balanced_accuracy_score(targets.numpy(), predicted))}
+    missing = {} if acc5 is not None else {f"acc5{suffix}_missing": f"only {classes} classes"}
+    return {f"acc1{suffix}": acc1, f"acc5{suffix}": acc5, **missing,
+            f"mean_per_class_recall{suffix}": float(balanced_accuracy_score(targets.numpy(), predicted))}
 
 
 def classify(job: Job, batches: DataLoader) -> dict:
@@ -98,10 +111,15 @@ def classify(job: Job, batches: DataLoader) -> dict:
         raise ValueError(f"{args.dataset} has no class names or no templates, which zero-shot classification needs")
     if not isinstance(job.model, Captioner):
         return classification_metrics(*cosine_logits(job, batches), args.verbose)
+    options = dict(job.options)
+    alpha = options.pop("alpha")
     with torch.autocast(torch.device(args.device).type, enabled=args.amp):
-        logits, targets = likelihood_logits(job.model, batches, job.tokenizer, class_captions(
-            dataset.classes, dataset.templates), args.device, job.options)
-    return {**classification_metrics(logits, targets, args.verbose), "scorer": job.options["method"]}
+        rows, targets = likelihood_logits(job.model, batches, job.tokenizer, class_captions(
+            dataset.classes, dataset.templates), args.device, options, alpha)
+    metrics = {}
+    for row, logits in rows.items():
+        metrics |= classification_metrics(logits, targets, args.verbose, suffix_of(row))
+    return {**metrics, "scorer": options["method"], "alpha": alpha, "blind": "mean image"}
 
 
 def retrieve(job: Job, batches: DataLoader) -> dict:

@@ -33,6 +33,14 @@ def test_groups_of_sugar_crepe_are_shown_over_subsets_and_over_cases_under_these
                         "| sugar_crepe/swap, micro | ViT-B-32 |  | 80.0 | 50.0 | 2 | 40 |"]
 
 
+def test_what_a_likelihood_says_is_never_shown_without_its_debiased_number(tmp_path):
+    head, _, row = markdown(read_results([write(tmp_path, "wds/probe", acc1=0.25, acc5=0.5, acc1_blind=0.1,
+                                                acc5_blind=0.3, acc1_debiased=0.75, acc5_debiased=1.0)])).splitlines()
+    cells = dict(zip(head.split(" | ")[3:], row.split(" | ")[3:], strict=True))
+    assert list(cells.items()) == [("top-1", "25.0"), ("top-1 blind", "10.0"), ("top-1 debiased", "75.0"),
+                                   ("top-5", "50.0"), ("top-5 blind", "30.0"), ("top-5 debiased |", "100.0 |")]
+
+
 def test_results_of_other_settings_are_averaged_apart(tmp_path):
     files = []
     for draws, accuracy in ((4, 0.5), (8, 0.75)):

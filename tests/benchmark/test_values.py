@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from clip_benchmark_ext import cli
 from clip_benchmark_ext.selection_datasets import build_dataset
 from clip_benchmark_ext.tasks.selection import likelihood_scorer, null_image
+from clip_benchmark_ext.tasks.zeroshot import likelihood_logits
 from open_clip_mdc.integration.checkpoints import load
 from open_clip_mdc.likelihood.log_likelihood import mean_image
 
@@ -145,25 +146,34 @@ def test_the_blind_image_is_of_the_first_256_whatever_the_batch_size(runs):
 
 
 @pytest.mark.parametrize("name", SCORERS)
-def test_zero_shot_takes_the_class_of_the_highest_mean_over_templates(runs, tmp_path, name):
+def test_zero_shot_takes_the_class_of_the_highest_mean_over_templates_plain_blind_and_debiased(runs, tmp_path, name):
     flags, options, alias = SCORERS[name]
     classes = ["red", "green star", "blue square", "yellow", "circle", "red triangle"]
     templates = ["a {c}", "{c} of a star"]
-    root = labelled_webdataset(tmp_path / "wds", classes, templates, per_split=12)
+    root = labelled_webdataset(tmp_path / "wds", classes, templates, per_split=6)
     metrics = evaluate(tmp_path, "--model", alias, "--pretrained", runs / alias, "--dataset", "wds/tiny",
-                       "--dataset_root", root, "--batch_size", "5", *flags)
+                       "--dataset_root", root, "--batch_size", "4", "--alpha", "0.5", *flags)
     model, transform, tokenizer = load(str(runs / alias))
+    images, targets = torch.stack([transform(make_image(i)) for i in range(6)]), torch.arange(6)
+    captions = [[template.format(c=c) for template in templates] for c in classes]
     with torch.no_grad(), torch.autocast("cpu"):
-        patches = model.encode_image_tokens(torch.stack([transform(make_image(i)) for i in range(12)]))
-    tokens = [[trim(text, model.vocab_size) for text in tokenizer([template.format(c=c) for template in templates])]
-              for c in classes]
-    logits = np.array([[np.mean([score_by_hand(model, own, text, **options) for text in texts]) for texts in tokens]
-                       for own in patches])
-    targets = np.arange(12) % len(classes)
-    for k in (1, 5):
-        others = np.array([np.sort(np.delete(row, target))[-k] for row, target in zip(logits, targets, strict=True)])
-        check_accuracy(metrics[f"acc{k}"], np.stack([logits[np.arange(12), targets], others], 1), TOLERANCE)
-    assert metrics["scorer"] == options["method"]
+        patches = model.encode_image_tokens(images)
+        found, labels = likelihood_logits(model, DataLoader(TensorDataset(images, targets), 4), tokenizer, captions,
+                                          "cpu", options, alpha=0.5)
+    ids = [[trim(text, model.vocab_size) for text in tokenizer(texts)] for texts in captions]
+    *plain, blind = [[np.mean([score_by_hand(model, own, text, **options) for text in texts]) for texts in ids]
+                     for own in (*patches, patches.mean(0))]
+    rows = {"plain": np.array(plain), "blind": np.tile(blind, (6, 1))}
+    rows["debiased"] = rows["plain"] - 0.5 * rows["blind"]
+    assert torch.equal(labels, targets) and found.keys() == rows.keys()
+    for row, expected in rows.items():
+        assert found[row].numpy() == pytest.approx(expected, abs=TOLERANCE), row
+        rank = (found[row] > found[row].gather(1, targets[:, None])).sum(1).numpy()  # how many classes are ahead
+        for k in (1, 5):
+            assert metrics[f"acc{k}_{row}".removesuffix("_plain")] == pytest.approx((rank < k).mean())
+    # Without the image all images get one class, which one of the six has.
+    assert metrics["acc1_blind"] == pytest.approx(1 / 6) == metrics["mean_per_class_recall_blind"]
+    assert (metrics["scorer"], metrics["alpha"], metrics["blind"]) == (options["method"], 0.5, "mean image")
 
 
 def test_a_race_is_refused_where_the_score_is_not_that_of_one_images_captions(runs, order, tmp_path):
