@@ -1,8 +1,9 @@
-"""The compositionality data sets (SugarCrepe, ARO, Winoground, VALSE): a row each, with its reader and its metric.
+"""The compositionality data sets (SugarCrepe, ARO, Winoground, ...): a row each, with its reader and its metric.
 
     dataset = build_dataset("sugar_crepe/swap_obj", root, transform)
     images, captions = dataset[0]     # [3, H, W] and C texts, the right one first
                                       # Winoground: [2, 3, H, W] and 2 texts, caption i belongs to image i
+                                      # SugarCrepe++: 3 texts, of which the first two are right
 
 Dimensions: B batch, C candidates, I images of a case, H and W the transform's size.
 """
@@ -20,8 +21,9 @@ from torch.utils.data import Dataset
 from open_clip_mdc.data.images import decode_image
 from open_clip_mdc.errors import close_names
 
-from .datasets import readers
-from .datasets.readers import VALSE_PIECES, Case, Read
+from .datasets import pair_readers, readers
+from .datasets.local_files import Cell
+from .datasets.readers import NEGBENCH, SUGAR_CREPE_PP, VALSE_PIECES, WHATSUP, Case, Read
 from .metrics import selection_metrics, sugar_crepe
 from .metrics.selection_metrics import Metric
 
@@ -39,9 +41,18 @@ ROWS = {
     "aro/vg_attribution": Row(readers.visual_genome, selection_metrics.ATTRIBUTES),
     "aro/coco_order": Row(readers.order, selection_metrics.ORDERS),
     "aro/flickr30k_order": Row(readers.order, selection_metrics.ORDERS),
-    "winoground": Row(readers.winoground, selection_metrics.WINOGROUND),
+    "winoground": Row(pair_readers.winoground, selection_metrics.WINOGROUND),
     **{f"valse/{piece}": Row(readers.valse, PAIRS) for piece in VALSE_PIECES},
+    **{f"sugar_crepe_pp/{subset}": Row(readers.sugar_crepe_pp, PAIRS) for subset in SUGAR_CREPE_PP},
+    **{f"whatsup/{subset}": Row(readers.whatsup, selection_metrics.PLACES if subset.startswith("controlled") else PAIRS)
+       for subset in WHATSUP},
+    **{f"negbench/{subset}": Row(readers.negbench, selection_metrics.BY_KIND) for subset in NEGBENCH},
+    "bivlc": Row(pair_readers.bivlc, selection_metrics.TWO_IMAGES),
+    "cola": Row(pair_readers.cola, selection_metrics.WINOGROUND),
+    "colorswap": Row(pair_readers.colorswap, selection_metrics.WINOGROUND),
+    "mmvp_vlm": Row(pair_readers.mmvp_vlm, selection_metrics.TWO_IMAGES),
 }
+FAMILIES = tuple(dict.fromkeys(name.partition("/")[0] for name in ROWS))
 
 
 def find_row(name: str) -> Row | None:
@@ -49,7 +60,7 @@ def find_row(name: str) -> Row | None:
     family, _, part = name.partition("/")
     if name not in ROWS and family == "valse" and re.fullmatch(r"[\w-]+", part):
         return Row(readers.valse, PAIRS)
-    if name not in ROWS and name.startswith(("sugar_crepe", "aro", "winoground", "valse")):
+    if name not in ROWS and name.startswith(FAMILIES):
         raise ValueError(f"unknown data set {name!r}{close_names(name, ROWS)}; there are: {', '.join(ROWS)}")
     return ROWS.get(name)
 
@@ -68,7 +79,8 @@ class SelectionDataset(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor | Image.Image | list[Image.Image], list[str]]:
         case = self.cases[index]
-        images = [decode_image(path, box=case.box) for path in case.images]
+        images = [decode_image(image.open(), image.name) if isinstance(image, Cell) else
+                  decode_image(image, box=case.box) for image in case.images]
         if self.transform is not None:
             images = [self.transform(image) for image in images]
             images = images[0] if len(images) == 1 else stack(images)

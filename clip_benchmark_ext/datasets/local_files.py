@@ -4,7 +4,12 @@ Nothing is downloaded. File names in a data file are not to be trusted.
 """
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from open_clip_mdc.data.files import parse_json
 
@@ -21,6 +26,33 @@ class Source:
     images: tuple[str, ...]
     fetch: str
     layout: str
+
+
+@lru_cache(maxsize=2)  # rows are read in order
+def _row_group(table: Path, number: int) -> pa.Table:
+    with pq.ParquetFile(table) as file:
+        return file.read_row_group(number)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An image in a parquet table as Hugging Face stores it, {"bytes", "path"}: by its row in a row group."""
+
+    table: Path
+    group: int
+    row: int
+    column: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.table.name}#{self.group}.{self.row}.{self.column}"
+
+    def open(self) -> BytesIO:
+        """Return the encoded image. Raises ValueError where the cell holds none."""
+        content = _row_group(self.table, self.group)[self.column][self.row].as_py()
+        if not isinstance(content, dict) or not isinstance(content.get("bytes"), bytes):
+            raise ValueError(f"{self.table}: {self.name} holds no image")
+        return BytesIO(content["bytes"])
 
 
 def find(source: Source, name: str, root: Path) -> Path:

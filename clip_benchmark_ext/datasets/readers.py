@@ -1,5 +1,6 @@
-"""Readers of the official files of SugarCrepe, ARO, Winoground and VALSE: a name and a folder -> cases, and facts."""
-import json
+"""Readers of official files of data sets with one image a case: a name and a folder -> cases, and facts about them."""
+import csv
+import io
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -7,11 +8,22 @@ from pathlib import Path, PurePosixPath
 from open_clip_mdc.data.paths import inside
 from open_clip_mdc.data.text import read_text
 
-from .local_files import Source, find, image_folder, need_images, read_json, texts, value
+from .local_files import Cell, Source, find, image_folder, need_images, read_json, texts, value
 from .perturb import Tagger, frozen_options
 
 VALSE_PIECES = ("existence", "plurals", "counting-hard", "counting-small-quant", "counting-adversarial", "relations",
                 "action-replacement", "actant-swap", "coreference-standard", "coreference-hard", "foil-it")
+
+SUGAR_CREPE_PP = ("swap_obj", "swap_att", "replace_obj", "replace_att", "replace_rel")
+WHATSUP = {  # the file, the folder of images, and Google Drive's number of the file
+    "controlled_images_a": ("controlled_images_dataset.json", "controlled_images", "1ap8mmmpQjLIjPGuplkpBgc1hoEHCj4hm"),
+    "controlled_images_b": ("controlled_clevr_dataset.json", "controlled_clevr", "1unNNosLbdy9NDjgj4l8fsQP3WiAAGA6z"),
+    "coco_qa_one_obj": ("coco_qa_one_obj.json", "val2017", "1RsMdpE9mmwnK4zzMPpC1-wTU_hNis-dq"),
+    "coco_qa_two_obj": ("coco_qa_two_obj.json", "val2017", "1TCEoM0mgFmz8T4cF7PQ3XJmO6JjtiQ-s"),
+    "vg_qa_one_obj": ("vg_qa_one_obj.json", "vg_images", "1ARMRzRdohs9QTr1gpIfzyUzvW20wYp_p"),
+    "vg_qa_two_obj": ("vg_qa_two_obj.json", "vg_images", "1sjVG5O3QMY8s118k7kQM8zzDZH12i_95"),
+}
+NEGBENCH = {"coco": ("COCO_val", "val2017"), "voc2007": ("VOC2007", "JPEGImages"), "synthetic": ("synthetic", "images")}
 
 _DRIVE = "https://drive.google.com/uc?id="
 _VG_IMAGES = f"vgr_vga_images.zip from {_DRIVE}1qaPlrwhGNMrR3a11iopZUT_GPP_LrgP9 (images)"
@@ -20,17 +32,23 @@ _KARPATHY = "https://storage.googleapis.com/sfr-vision-language-research/dataset
 
 @dataclass(frozen=True)
 class Case:
-    """One decision: which of `captions` fits the image; the first one does (Winoground: caption i fits image i).
+    """One decision: which of `captions` fits the image; the first `right` do (of two images: caption i fits image i).
 
     `group` is what the official metric averages over: the relation, the pair of attributes, the subset, the piece.
     `box` is (left, upper, right, lower) in pixels of the image, or None for the whole of it.
     """
 
     key: str
-    images: tuple[Path, ...]
+    images: tuple[Path | Cell, ...]
     captions: tuple[str, ...]
     group: str
     box: tuple[int, int, int, int] | None = None
+    right: int = 1
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """Return the captions that do not fit the first image."""
+        return self.captions[self.right:]
 
 
 Read = tuple[list[Case], dict]  # cases, and facts about them: numbers and texts
@@ -123,33 +141,6 @@ def order(name: str, root: Path, perturbations: str | Path | None = None, tagger
     return cases, {"cases_left_out": 0, "perturbations": str(frozen), "perturbations_sha256": sha256}
 
 
-def winoground(name: str, root: Path, **_) -> Read:
-    """Read two images, two captions of the same words: huggingface.co/datasets/facebook/winoground (gated)."""
-    source = Source("examples.jsonl", ("", "data", "winoground", "winoground/data"), ("images", "../images"),
-                    "data/examples.jsonl and data/images.zip from https://huggingface.co/datasets/facebook/winoground "
-                    "(needs an account that accepted its terms)",
-                    "ROOT/examples.jsonl, ROOT/images/ex_0_img_0.png, ...")
-    path = find(source, name, root)
-    folder = image_folder(source, name, path)
-    cases = []
-    for index, line in enumerate(read_text(path).split("\n")):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {index + 1} is not JSON: {error}") from error
-        first, second, caption_0, caption_1 = texts(
-            row, ("image_0", "image_1", "caption_0", "caption_1"), path, index)
-        images = tuple(  # the official file names images without ".png"
-            inside(folder, image if PurePosixPath(image).suffix else f"{image}.png", path, index)
-            for image in (first, second))
-        cases.append(Case(str(row.get("id", index)), images, (caption_0, caption_1),
-                          str(row.get("collapsed_tag", "winoground"))))
-    need_images(source, name, folder, cases)
-    return cases, {"cases_left_out": 0}
-
-
 def valse(name: str, root: Path, **_) -> Read:
     """Read a caption and a foil of rows that two of three annotators confirmed, as the official README asks."""
     piece = name.partition("/")[2]
@@ -169,3 +160,76 @@ def valse(name: str, root: Path, **_) -> Read:
         cases.append(Case(key, (inside(folder, image, path, key),), (caption, foil), piece))
     need_images(source, name, folder, cases)
     return cases, {"cases_left_out": 0, "rows_not_validated": not_validated}
+
+
+def sugar_crepe_pp(name: str, root: Path, **_) -> Read:
+    """Read SugarCrepe++: two captions that mean the same and a wrong one. Official: github.com/Sri-Harsha/scpp."""
+    subset = name.partition("/")[2]
+    source = Source(f"{subset}.json", ("", "data", "scpp/data", "sugar_crepe_pp"),
+                    ("val2017", "images", "../val2017", "../images"),
+                    f"https://raw.githubusercontent.com/Sri-Harsha/scpp/main/data/{subset}.json and "
+                    "http://images.cocodataset.org/zips/val2017.zip (images)",
+                    f"ROOT/{subset}.json, ROOT/val2017/*.jpg")
+    path = find(source, name, root)
+    folder = image_folder(source, name, path)
+    content = read_json(path, (list, dict))
+    cases = []
+    for key, row in content.items() if isinstance(content, dict) else enumerate(content):
+        filename, *captions = texts(row, ("filename", "caption", "caption2", "negative_caption"), path, key)
+        cases.append(Case(str(key), (inside(folder, filename, path, key),), tuple(captions), subset, right=2))
+    need_images(source, name, folder, cases)
+    return cases, {"cases_left_out": 0}
+
+
+def whatsup(name: str, root: Path, **_) -> Read:
+    """Read What'sUp, where something is: github.com/amitakamath/whatsup_vlms. The first option is the right one."""
+    subset = name.partition("/")[2]
+    file, images, drive_id = WHATSUP[subset]
+    source = Source(file, ("", "data", "whatsup", "whatsup_vlms/data"), (images,),
+                    f"{file} from {_DRIVE}{drive_id} and its images by https://github.com/amitakamath/whatsup_vlms",
+                    f"ROOT/{file}, ROOT/{images}/*")
+    path = find(source, name, root)
+    folder = image_folder(source, name, path)
+    cases = []
+    for index, row in enumerate(read_json(path, list)):
+        if subset.startswith("controlled"):
+            (image,) = texts(row, ("image_path",), path, index)
+            image, captions = PurePosixPath(image).name, value(row, "caption_options", list, path, index)
+            group = _placed(image, path, index)
+        else:
+            image, *captions = row if isinstance(row, list) and len(row) == 3 else (None, None)
+            image = f"{str(image).zfill(12) if images == 'val2017' else image}.jpg"
+            group = subset
+        if len(captions) < 2 or not all(isinstance(caption, str) for caption in captions):
+            raise ValueError(f"{path}, row {index}: {row!r} has no image with a right caption and wrong ones")
+        cases.append(Case(str(index), (inside(folder, image, path, index),), tuple(captions), group))
+    need_images(source, name, folder, cases)
+    return cases, {"cases_left_out": 0}
+
+
+def _placed(image: str, path: Path, index: int) -> str:
+    parts = PurePosixPath(image).stem.split("_")  # mug_left_of_plate: the objects and how they stand
+    if len(parts) < 3:
+        raise ValueError(f"{path}, row {index}: {image!r} does not name two objects and how they stand")
+    return f"{parts[0]} {parts[1]} {parts[-1]}"
+
+
+def negbench(name: str, root: Path, **_) -> Read:
+    """Read NegBench's questions, four captions with and without negation: github.com/m1k2zoo/negbench."""
+    stem, images = NEGBENCH[name.partition("/")[2]]
+    file = f"{stem}_mcq_llama3.1_rephrased.csv"
+    source = Source(file, ("", "images", "data/images", "negbench"), (images, f"../{images}", "."),
+                    f"{file} by the link in https://github.com/m1k2zoo/negbench/blob/main/datasets.md and its images",
+                    f"ROOT/{file}, ROOT/{images}/*")
+    path = find(source, name, root)
+    folder = image_folder(source, name, path)
+    cases = []
+    for index, row in enumerate(csv.DictReader(io.StringIO(read_text(path)))):
+        image, kind, place, *captions = texts(row, ("image_path", "correct_answer_template", "correct_answer",
+                                                    *(f"caption_{number}" for number in range(4))), path, index)
+        if place.strip() not in ("0", "1", "2", "3"):
+            raise ValueError(f"{path}, row {index}: correct_answer is {place!r}, not 0 to 3")
+        captions.insert(0, captions.pop(int(place)))
+        cases.append(Case(str(index), (inside(folder, PurePosixPath(image).name, path, index),), tuple(captions), kind))
+    need_images(source, name, folder, cases)
+    return cases, {"cases_left_out": 0}

@@ -3,18 +3,25 @@
     scores = {"plain": [...], "blind": [...], "debiased": [...]}       # any rows, one array per case, dataset order
     metrics, items = selection_metrics(dataset.metric, scores, dataset.cases) # {"text_acc": ..., ...}
 
-An array is [C], the score of each candidate (the right one first), or for Winoground [I, C] = [2, 2], the score of
+An array is [C], the score of each candidate (the right ones first), or of two images [I, C] = [2, 2], the score of
 image i with caption c. Higher is better. Row "plain" has no suffix in the metrics' names, any other row has its own:
 
-    text_acc            the official number of the data set:
-                          SugarCrepe, VALSE   share of cases whose right caption scores strictly higher
+    text_acc            the official number of the data set, unless said otherwise:
+                          SugarCrepe, VALSE, What'sUp, NegBench
+                                              share of cases whose right caption scores strictly higher
+                          SugarCrepe++        share of cases whose two right captions score strictly higher
                           ARO VG-Relation     mean over relations, but for the 157 that the official notebook leaves out
                           ARO VG-Attribution  mean over ordered pairs of attributes with at least 25 cases
                           ARO *-Order         share of cases whose right caption is no worse than any other
-                          Winoground          share of cases whose two images both prefer their own caption
+                          Winoground, BiVLC, ColorSwap
+                                              share of cases whose two images both prefer their own caption
     text_acc_macro, text_acc_micro    ARO VG-*: mean over groups (= text_acc), mean over their cases
     text_acc_strict     ARO *-Order: ties counted as wrong
-    image_acc, acc      Winoground's image and group score
+    image_acc, acc      of two images the image and the group score; image_acc is COLA's and MMVP-VLM's official number
+    text_acc_KIND, ...  the same of cases of one kind: NegBench's positive, negative and hybrid, BiVLC's add, replace
+                        and swap, MMVP-VLM's visual patterns, What'sUp's places
+    pair_acc, set_acc   What'sUp's photographs: share of opposite places (left and right) of two objects that are both
+                        right, and of all four places that are
     ties, tied_cases    cases that a tie at the top decides, and the keys of the first ten of them
     image_ties          the same for Winoground's image score (all of them in a blind row: it cannot tell images apart)
     same_words_acc      share of the `same_words` cases whose right caption scores strictly higher
@@ -66,6 +73,8 @@ class Metric(NamedTuple):
     shares: dict[str, Callable[[Outcomes, Outcomes], np.ndarray]]  # by name which cases count, by caption and by image
     ties_count_as: str = "wrong"
     groups: Callable[[Mapping[str, int]], set[str]] | None = None  # of the numbers of cases: those that the mean keeps
+    kind: Callable[[Case], str] | None = None  # by which the shares are given, too
+    together: Mapping[str, Callable[[Case], object]] = {}  # by name what cases share that count only if all are right
 
 
 def debiased_score(conditional: np.ndarray, blind: np.ndarray, alpha: float = 1.0) -> np.ndarray:
@@ -84,8 +93,8 @@ def symmetric_relations() -> frozenset[str]:
 
 
 def has_same_words(case: Case) -> bool:
-    right, *wrong = (sorted(re.findall(r"[\w']+", caption.lower())) for caption in case.captions)
-    return any(words == right for words, caption in zip(wrong, case.captions[1:], strict=True)
+    right, *wrong = (sorted(re.findall(r"[\w']+", caption.lower())) for caption in (case.captions[0], *case.wrong))
+    return any(words == right for words, caption in zip(wrong, case.wrong, strict=True)
                if caption != case.captions[0])
 
 
@@ -97,11 +106,11 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
     `surfaces` by name what of a caption is compared. Raises ValueError for arrays of other numbers or shapes, or NaN.
     """
     same_words = np.array([has_same_words(case) for case in cases])
-    differs = {name: np.array([len(set(map(surface, case.captions))) > 1 for case in cases])
-               for name, surface in surfaces.items()}
+    differs = {name: np.array([not {*map(surface, case.wrong)} <= {*map(surface, case.captions[:case.right])}
+                               for case in cases]) for name, surface in surfaces.items()}
     metrics: dict = {
         "cases": len(cases),
-        "duplicates": sum(case.captions[0] in case.captions[1:] for case in cases),
+        "duplicates": sum(case.captions[0] in case.wrong for case in cases),
         "same_words": int(sum(same_words)),
         **{f"{name}_differs": int(sum(marks)) for name, marks in differs.items()},
         "ties_count_as": metric.ties_count_as,
@@ -110,12 +119,21 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
     for row, values in scores.items():
         suffix = suffix_of(row)
         arrays = _checked(values, cases, row)
-        text = np.array([_outcome(array) for array in arrays], dtype=int)
+        text = np.array([_outcome(array, case.right) for array, case in zip(arrays, cases, strict=True)], dtype=int)
         image = np.array([_outcome(array.T) if array.ndim == 2 else 1 for array in arrays], dtype=int)
         right[suffix] = (text >= least).astype(int).tolist()
         numbers = {name: _mean(share(text, image)) for name, share in metric.shares.items()}
         if metric.groups:
             numbers |= _grouped(metric.groups, text == 1, cases)
+        if metric.kind:
+            kinds = np.array([re.sub(r"\W+", "_", metric.kind(case).lower()) for case in cases])
+            numbers |= {f"{name}_{kind}": _mean(share(text, image)[kinds == kind])
+                        for name, share in metric.shares.items() for kind in sorted(set(kinds))}
+        for name, key in metric.together.items():
+            sets = defaultdict(list)
+            for case, outcome in zip(cases, text, strict=True):
+                sets[key(case)].append(outcome == 1)
+            numbers[name] = _mean([all(outcomes) for outcomes in sets.values()])
         metrics |= {name if name in OF_ALL_ROWS else f"{name}{suffix}": number for name, number in numbers.items()}
         if same_words.any():
             metrics[f"same_words_acc{suffix}"] = _mean(text[same_words] == 1)
@@ -168,6 +186,11 @@ PAIRS = Metric(RIGHT)
 WINOGROUND = Metric({**RIGHT, "image_acc": lambda text, image: image == 1,
                      "acc": lambda text, image: (text == 1) & (image == 1)})
 ORDERS = Metric({"text_acc": lambda text, image: text >= 0, "text_acc_strict": RIGHT["text_acc"]}, "right")
+TWO_IMAGES = WINOGROUND._replace(kind=lambda case: case.group)
+BY_KIND = PAIRS._replace(kind=lambda case: case.group)
+PLACES = Metric(RIGHT, kind=lambda case: case.group.split()[1], together={
+    "pair_acc": lambda case: (*case.group.split()[::2], case.group.split()[1] in ("left", "right")),
+    "set_acc": lambda case: tuple(case.group.split()[::2])})
 RELATIONS = Metric({}, groups=lambda sizes: set(sizes) - symmetric_relations())
 ATTRIBUTES = Metric({}, groups=lambda sizes: {group for group, count in sizes.items() if count >= MIN_PAIR_CASES})
 
@@ -192,11 +215,12 @@ def group_accuracies(correct: Sequence[bool], cases: Sequence[Case]) -> dict[str
     return {group: (_mean(values), len(values)) for group, values in sorted(groups.items())}
 
 
-def _outcome(array: np.ndarray) -> int:
+def _outcome(array: np.ndarray, right: int = 1) -> int:
     outcomes = []  # of [I, C] the worst of the I images counts; its right caption is on the diagonal
-    for right, scores in enumerate(np.atleast_2d(array)):
-        best_wrong = np.delete(scores, right).max()
-        outcomes.append(int(scores[right] > best_wrong) - int(scores[right] < best_wrong))
+    for image, scores in enumerate(np.atleast_2d(array)):
+        fits = slice(image, image + right)
+        worst_right, best_wrong = scores[fits].min(), np.delete(scores, fits).max()
+        outcomes.append(int(worst_right > best_wrong) - int(worst_right < best_wrong))
     return min(outcomes)
 
 

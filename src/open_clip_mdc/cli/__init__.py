@@ -19,7 +19,7 @@ from .shared import load_plugins
 
 TOOLS = {
     "scenes": "render the built-in synthetic data set",
-    "fetch": "download the data sets of the paper, or say how to get them",
+    "fetch": "download data sets to train and test on, or say how to get them",
     "prepare": "write shards of your images and captions, COCO, Flickr, CUB-200, Recap-DataComp to train and test on",
     "lengths": "count the tokenised caption lengths of webdatasets (Fig. 3)",
     "caption": "caption images and write JSONL (optionally an HTML page), or caption shards into Parquet",

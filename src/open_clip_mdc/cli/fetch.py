@@ -1,4 +1,4 @@
-"""Downloads the data sets of the paper, or says how to get those that no plain download gives.
+"""Downloads data sets to train and test on, or says how to get those that no plain download gives.
 
     open_clip_mdc fetch coco --out data/coco
     open_clip_mdc fetch recap --out data/recap --print       # only says what there is and what to run
@@ -40,6 +40,7 @@ class Source(NamedTuple):
 
 
 COCO, SUGAR_CREPE = "http://images.cocodataset.org/zips", "https://raw.githubusercontent.com/RAIVNLab/sugar-crepe"
+VAL2017 = File(f"{COCO}/val2017.zip", "816 MB", "md5:442b8da7639aecaf257c1dceb8ba8c80")
 KARPATHY = File("https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip")
 FLICKR8K = "https://github.com/jbrownlee/Datasets/releases/download/Flickr8k"
 IMG2DATASET = ("img2dataset --url_list %s --input_format %s --url_col url --caption_col %s --output_format webdataset "
@@ -93,7 +94,7 @@ SOURCES = {
             ("replace_rel", "356bcc2fc4c6aed3f4d9fd50acc58489bb1fe70c28791f9368d4cbf9ea39cdc9"),
             ("swap_att", "7a7ce04e5c4c80412b48c6f0c1347fb1a2f5d54c0be6aa429b64d390e442f8d0"),
             ("swap_obj", "073cdb8e253d053614e80710834d9773b09dbc1dd0a412f6f9492262caa1dcad"))),
-         File(f"{COCO}/val2017.zip", "816 MB", "md5:442b8da7639aecaf257c1dceb8ba8c80")),
+         VAL2017),
         ("unzip -q -d OUT OUT/val2017.zip",)),
     "aro": Source(
         "MIT; captions and photographs are Visual Genome's, COCO's and Flickr30k's",
@@ -104,6 +105,50 @@ SOURCES = {
          "gdown 1qaPlrwhGNMrR3a11iopZUT_GPP_LrgP9 -O OUT/vgr_vga_images.zip && unzip -q -d OUT "
          "OUT/vgr_vga_images.zip",
          "# the Order tests show COCO's val2014 and Flickr30k's images: fetch coco, fetch flickr30k")),
+    "sugar_crepe_pp": Source(
+        "MIT; captions and photographs are COCO's",
+        (*(File(f"https://raw.githubusercontent.com/Sri-Harsha/scpp/main/data/{name}.json")
+           for name in ("swap_obj", "swap_att", "replace_obj", "replace_att", "replace_rel")), VAL2017),
+        ("unzip -q -d OUT OUT/val2017.zip", "# OUT/swap_obj.json, ..., OUT/val2017/*.jpg; --dataset "
+         "sugar_crepe_pp/swap_obj")),
+    "bivlc": Source(
+        "MIT; captions and photographs are COCO's, the other images SDXL's",
+        commands=("hf download imirandam/BiVLC --repo-type dataset --include 'data/*' --local-dir OUT",
+                  "# OUT/data/test-*.parquet; --dataset bivlc")),
+    "whatsup": Source(
+        "MIT; photographs are the authors', COCO's and Visual Genome's",
+        commands=(*(f"gdown {number} -O OUT/{name}" for name, number in (
+            ("controlled_images_dataset.json", "1ap8mmmpQjLIjPGuplkpBgc1hoEHCj4hm"),
+            ("controlled_clevr_dataset.json", "1unNNosLbdy9NDjgj4l8fsQP3WiAAGA6z"),
+            ("coco_qa_one_obj.json", "1RsMdpE9mmwnK4zzMPpC1-wTU_hNis-dq"),
+            ("coco_qa_two_obj.json", "1TCEoM0mgFmz8T4cF7PQ3XJmO6JjtiQ-s"),
+            ("vg_qa_one_obj.json", "1ARMRzRdohs9QTr1gpIfzyUzvW20wYp_p"),
+            ("vg_qa_two_obj.json", "1sjVG5O3QMY8s118k7kQM8zzDZH12i_95"))),
+            *(f"gdown {number} -O OUT/{name}.tar.gz && tar -xf OUT/{name}.tar.gz -C OUT" for name, number in (
+                ("controlled_images", "19KGYVQjrV3syb00GgcavB2nZTW5NXX0H"),
+                ("controlled_clevr", "13jdBpg8t3NqW3jrL6FK8HO93vwsUjDxG"),
+                ("vg_images", "1idW7Buoz7fQm4-670n-oERw9U-2JLJvE"))),
+            "# and COCO's val2017 in OUT/val2017; --dataset whatsup/controlled_images_a")),
+    "cola": Source(
+        "MIT; photographs are Visual Genome's",
+        (File("https://raw.githubusercontent.com/arijitray1993/COLA/main/data/"
+              "COLA_multiobjects_matching_benchmark.json"),),
+        ("grep -oE 'https?://[^\"]+[.]jpg' OUT/COLA_multiobjects_matching_benchmark.json | sort -u | "
+         "wget -nc -P OUT/images -i -", "# OUT/images/2414605.jpg, ...; --dataset cola")),
+    "negbench": Source(
+        "MIT; photographs are COCO's and Pascal VOC's",
+        (VAL2017,),
+        ("# get *_mcq_llama3.1_rephrased.csv by the link in https://github.com/m1k2zoo/negbench/blob/main/datasets.md",
+         "unzip -q -d OUT OUT/val2017.zip", "# of VOC2007 OUT/JPEGImages/*.jpg; --dataset negbench/coco")),
+    "colorswap": Source(
+        "MIT; images are of generators and of the web",
+        commands=("# get the data by the link in https://github.com/Top34051/colorswap; then",
+                  "unzip -q -d OUT images.zip",
+                  "# OUT/test.json, OUT/images/img_0_1.png, ...; --dataset colorswap")),
+    "mmvp_vlm": Source(
+        "MIT",
+        commands=("hf download MMVP/MMVP_VLM --repo-type dataset --local-dir OUT",
+                  "# OUT/Questions.csv, OUT/MLLM_VLM Images/*/*.jpg; --dataset mmvp_vlm")),
     "cub": Source(
         "non-commercial research and education; the photographs belong to who took them",
         (File("https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz", "",
