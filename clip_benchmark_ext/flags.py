@@ -106,7 +106,7 @@ def check_samples(flags: Flags, drawn: bool) -> None:
         raise ValueError("--samples needs a temperature, and to be 2 or more")
     if flags.samples and flags.clip_rerank:
         raise ValueError("--clip_rerank keeps one of the captions that it draws: leave out --samples")
-    if flags.train_captions and not flags.samples:
+    if flags.train_captions and (flags.select or not flags.samples):
         raise ValueError("--train_captions is of --samples, whose diversity it is compared with")
 
 

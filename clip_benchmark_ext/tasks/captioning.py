@@ -3,7 +3,8 @@
 Captions are saved before they are scored, beside the result in captions/:
 
     {"captions": {id: caption}, "filenames": {id: that of KEY.json, where it has one}, "tokens": {id: number},
-     "steps": {id: number}, "references": {id: [captions]}, "samples": {id: [captions]} with --samples, ...}
+     "steps": {id: number}, "references": {id: [captions]}, "samples": {id: [captions]} with --samples
+     of which none is selected, ...}
 
 The same command takes them from there as long as weights, data and settings are the same. A decoding that was stopped
 resumes from the batches that each process notes in its journal FILE.partN.
@@ -75,7 +76,7 @@ def decode(job: Job, batches: DataLoader, key: dict, file: Path, clip: Clip | No
     if done and rank_and_size()[0] == 0:
         logging.warning("a decoding that was stopped resumes: %d batches are done", len(done))
     rows, autocast = [], partial(torch.autocast, torch.device(device).type, enabled=job.args.amp)
-    guided = guides(options)
+    guided, samples = guides(options), "samples" in options and "select" not in options
     with autocast():
         blind = null_image(model, batches, device) if needs_null_image(options, model) else None
     with Journal(file.with_name(f"{file.name}.part{rank_and_size()[0]}"), key, "batch") as journal:
@@ -107,7 +108,7 @@ def decode(job: Job, batches: DataLoader, key: dict, file: Path, clip: Clip | No
     names = [name for row in rows for name in row.get("names", [""] * len(row["ids"]))]
     return {"filenames": {i: name for i, name in zip(ids, names, strict=True) if name}} | {
             name: dict(zip(ids, [x for row in rows for x in row[name]], strict=True))
-            for name in ("captions", "tokens", "steps", "references", *(("samples",) if "samples" in options else ()),
+            for name in ("captions", "tokens", "steps", "references", *(("samples",) if samples else ()),
                          *(("clip_texts",) if clip else ()), *(("guidance_kl",) if guided else ()))}
 
 

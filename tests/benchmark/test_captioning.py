@@ -18,6 +18,7 @@ from clip_benchmark_ext import run as run_module
 from clip_benchmark_ext.metrics import diversity
 from clip_benchmark_ext.metrics.caption_metrics import score_captions
 from open_clip_mdc.decoding.clip_guidance import Clip, Guide
+from open_clip_mdc.decoding.consensus import agreement
 from open_clip_mdc.decoding.sampling import Sampling
 from open_clip_mdc.integration.checkpoints import load
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
@@ -97,6 +98,10 @@ def test_of_several_drawn_captions_the_first_is_scored_and_their_diversity_is_me
     assert {name: items[name] for name in of_images} == of_images and metrics["samples"] == 3
     if alias == "mdc":
         assert metrics["mean_tokens"] == 4
+    metrics, saved = evaluate(tmp_path, *drawing, "--samples", "3", "--select", "consensus", name="one")
+    value = agreement(text, 3, model.vocab_size).view(-1, 3).argmax(1).tolist()
+    assert list(saved["captions"].values())[2:4] == [said[value[0]], said[3 + value[1]]]
+    assert "samples" not in saved and "div_1" not in metrics and metrics["select"] == "consensus"
 
 
 def test_guidance_is_by_the_mean_image_and_one_is_none(runs, data, tmp_path):

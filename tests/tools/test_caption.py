@@ -99,6 +99,21 @@ def test_the_length_of_a_model_that_has_learnt_to_choose_is_its_choice(runs, fol
     assert chosen == lines("auto.jsonl") and any(len(row["tokens"]) != 15 for row in chosen)
 
 
+@pytest.mark.parametrize("alias", ["mdc", "arc"])
+def test_consensus_writes_the_draw_that_the_other_draws_are_most_like(runs, folder, alias):
+    draws = ("--length", "6", "--temperature", "1", "--samples", "4", "--select", "consensus", "--batch-size", "3")
+    run("--pretrained", runs / alias, *PATHS, *draws, "--html", "page.html")
+    assert "that of 4 drawn captions which is most like all of them" in Path("page.html").read_text()
+    model, transform, tokenizer = loaded(runs / alias)
+    args = caption.argparse.Namespace(seed=0, temperature=1.0, top_k=None, top_p=None)
+    rows = [row["caption"] for row in lines()]
+    for names in (NAMES[:3], NAMES[3:6]):
+        image = torch.stack([transform(scene(NAMES.index(name))) for name in names])
+        text = model.generate(image, length=6, samples=4, select="consensus", sampling=caption.sampling_of(
+            args, list(names), "cpu"))
+        assert decode_captions(text, tokenizer) == rows[NAMES.index(names[0]):][:3]
+
+
 def test_a_page_names_no_folder_of_the_machine(runs, folder, tmp_path):
     (tmp_path / "page").mkdir()
     make_image(3).save(tmp_path / "page" / "in.png")
@@ -345,6 +360,9 @@ def test_images_stand_the_way_up_that_the_camera_noted(tmp_path):
     (("x1.png", "--clip", "ViT-Ti-8:gone.pt", "--clip-scale", "1"), "gone.pt is no file and no tag of ViT-Ti-8"),
     (("x1.png", "--clip", "ViT-Ti-8:clip.pt", "--clip-scale", "1", "--pretrained", "arc"), "autoregressive"),
     (("x1.png", "--clip", "ViT-Ti-8:clip.pt", "--clip-rerank", "3"), "without one all are equal"),
+    (("x1.png", "--samples", "3", "--temperature", "1"), "of which one is written: add --select consensus"),
+    (("x1.png", "--select", "consensus"), "--select chooses among --samples, 2 or more"),
+    (("x1.png", "--select", "consensus", "--samples", "3"), "without one all are equal"),
     (("x1.png", "--compare", "x1.png"), "needs --html"),
     (("x1.png", "--compare", "x1.png", "--html", "page.html"), "no file that this tool wrote"),
 ])

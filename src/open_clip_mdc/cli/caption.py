@@ -56,7 +56,7 @@ SETTINGS = ("length", "min_length", "tokens_per_step", "sampler", "steps", "text
 
 
 def given_options(args: argparse.Namespace) -> dict:
-    names = (*decoding.OF_UNMASKING, *decoding.OF_SEARCH, "length", "clip", "clip_rerank")
+    names = (*decoding.OF_UNMASKING, *decoding.OF_SEARCH, "length", "clip", "clip_rerank", "samples", "select")
     return {name: value for name, value in vars(args).items()
             if name in names and value not in (None, decoding.DEFAULTS.get(name))}
 
@@ -70,6 +70,8 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("--compare needs --html, the page on which captions stand side by side")
     if is_folder(args.out) and (args.html or args.limit or args.clip):
         raise ValueError("--html, --limit and --clip go with an --out that is one file, such as captions.jsonl")
+    if args.samples > 1 and not args.select:
+        raise ValueError("--samples draws several captions, of which one is written: add --select consensus")
     check_engine(args)
     check_length(args)
 
@@ -86,6 +88,8 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
         options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length)
     if args.sampler == "ancestral":
         options["sampler"] = args.sampler
+    if args.select:
+        options |= {"samples": args.samples, "select": args.select}
     if decoding.guides(vars(args)):
         options |= {"guidance_scale": args.guidance_scale,
                     "guidance_weak": args.guidance_weak or model.caption_cfg.default_uncond}
@@ -105,7 +109,8 @@ def settings(args: argparse.Namespace, loaded: PretrainedCaptioner, blind: str |
     drawn = args.temperature or args.length == "sample" or args.sampler == "ancestral"
     return {"model": fingerprint(loaded.model), "precision": loaded.precision, "blind": blind,
             **{name: getattr(args, name) for name in SETTINGS},
-            **({"batch_size": args.batch_size} if drawn else {})}  # a batch's draws come from one generator
+            **({"batch_size": args.batch_size} if drawn else {}),  # a batch's draws come from one generator
+            **({"samples": args.samples, "select": args.select} if args.select else {})}
 
 
 # ---- tables of shards
@@ -171,6 +176,8 @@ def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: in
         k = 1 if args.tokens_per_step is None else args.tokens_per_step
         at_once = f"all tokens at least {k} probable at once" if isinstance(k, float) else f"{k} at a time"
         facts["Order"] = f"the most confident first, {at_once}{drawn}"
+    if args.select:
+        facts["Chosen"] = f"that of {args.samples} drawn captions which is most like all of them"
     if "guidance_scale" in options:
         weak = {"masked": "the image with masked features"}.get(
             options["guidance_weak"], "the mean image" if "blind" in options else "no image")

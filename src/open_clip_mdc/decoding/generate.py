@@ -19,6 +19,7 @@ from .ancestral import denoise
 from .beam import beam_search, sample
 from .clip_guidance import Guide
 from .confidence import fully_masked, guided, unmask_by_confidence
+from .consensus import agreement
 from .options import check_scale
 from .sampling import GREEDY, Decoded, Sampling, sample_tokens
 
@@ -193,7 +194,7 @@ def search_images(model: Captioner, image: Tensor, length: int | str | None = No
 
 @torch.no_grad()
 def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide: Guide | None = None,
-             rerank: bool = False, **options) -> Tensor | Decoded:
+             rerank: bool = False, select: str | None = None, **options) -> Tensor | Decoded:
     """Return captions as ids from SOT to EOT, then padding, long [R, L], like `CoCa.generate`; no mask ids.
 
     Args:
@@ -201,6 +202,7 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
         return_trace: return `Decoded`, with the step and the log-probability of every token, rather than ids.
         guide: re-weighs the tokens of a masked diffusion captioner at each step, where its scale is not 0.
         rerank: return only that of an image's `samples` which the guide finds the most similar.
+        select: "consensus": return only that of an image's `samples` which is most like all of them (`agreement`).
         options: of `unmask_images` for a masked diffusion captioner, of `search_images` for a causal one.
 
     Raises ValueError if an argument is out of range.
@@ -216,13 +218,17 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
         raise ValueError("CLIP guides the sampler 'confidence': captions of 'ancestral' it can rerank")
     if rerank and (guide is None or samples < 2):
         raise ValueError("reranking needs a guide and two samples or more")
+    if select not in (None, "consensus") or select and (rerank or samples < 2):
+        raise ValueError(f"select is {select!r}; it must be 'consensus', of two samples or more and without rerank, or "
+                         "None")
     was_training = model.training
     model.train(False)
     try:
         decoded = search_images(model, image, **options) if model.causal else \
             unmask_images(model, image, guide=guide, **options)
-        if rerank:
-            best = guide.similarity(decoded.text).view(-1, samples).argmax(1)  # the first of equals
+        if rerank or select:
+            value = guide.similarity(decoded.text) if rerank else agreement(decoded.text, samples, model.vocab_size)
+            best = value.view(-1, samples).argmax(1)  # the first of equals
             rows = best + samples * torch.arange(len(best), device=best.device)
             decoded = Decoded(*(part[rows] for part in decoded))
     finally:

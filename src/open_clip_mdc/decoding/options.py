@@ -15,7 +15,7 @@ NULL_IMAGES = 256  # the first, whose mean stands for no image
 MIN_NULL_IMAGES = 32  # the mean of few images shows them
 LARGEST_SCALE = 1e6  # whose product with any log-probability is a number in float32
 DEFAULTS = {"temperature": 0.0, "sampler": "confidence", "guidance_scale": 1.0, "clip_scale": 0.0, "clip_top_k": 5,
-            "clip_rerank": 1}
+            "clip_rerank": 1, "samples": 1}
 positive = number_from(1)
 
 
@@ -60,8 +60,10 @@ OPTIONS = {
     "top_k": dict(type=positive, metavar="K", help="draw among the K most probable tokens"),
     "top_p": dict(type=float, metavar="P", help="draw among the fewest tokens that have probability P"),
     "samples": dict(type=positive, metavar="N",
-                    help="draw N captions per image; metrics are of the first, and their diversity is measured; needs "
-                         "a temperature"),
+                    help="draw N captions per image, which needs a temperature; --select keeps one, without it metrics "
+                         "are of the first, and their diversity is measured"),
+    "select": dict(choices=("consensus",),
+                   help="keep that of an image's --samples which is most like all of them (minimum Bayes risk)"),
     "guidance_scale": dict(type=float, metavar="S",
                            help="classifier-free guidance: more than 1 follows the image more closely (default: 1)"),
     "guidance_weak": dict(choices=("blind", "masked"),
@@ -139,6 +141,8 @@ def check(asked: Mapping, flag: Callable[[str], str]) -> None:
         raise ValueError(f"{weak} changes nothing without a {scale} other than 1")
     if "clip" in asked and not helps:
         raise ValueError(f"{clip} changes nothing without {clip_scale} or {rerank}")
+    if "select" in asked and (asked.get("samples", 1) < 2 or asked.get("clip_rerank", 1) > 1):
+        raise ValueError(f"{flag('select')} chooses among {flag('samples')}, 2 or more, and {rerank} among its own")
     if helps and "clip" not in asked:
         raise ValueError(f"{clip_scale} or {rerank} needs {clip} MODEL:FILE")
     if ancestral and asked.get("clip_scale"):

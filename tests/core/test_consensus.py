@@ -1,0 +1,110 @@
+"""Claims about consensus: which of several captions of an image is kept."""
+import math
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+
+from open_clip_mdc.decoding.consensus import agreement
+from open_clip_mdc.decoding.generate import generate
+from open_clip_mdc.decoding.sampling import Sampling
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.text.special_tokens import caption_lengths
+
+V = 40
+VISION = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=1)
+TEXT = dict(context_length=16, vocab_size=V, width=32, heads=2, layers=1)
+
+
+def ids(captions):
+    """Words are numbers; what stands behind EOT is no part of a caption."""
+    longest = max(map(len, captions))
+    return torch.tensor([[V - 2, *words, V - 1, *[7] * (longest - len(words))] for words in captions])
+
+
+def ngrams(words, n):
+    return Counter(tuple(words[i:i + n]) for i in range(len(words) - n + 1))
+
+
+def cosine(a, b):
+    norm = math.sqrt(sum(x * x for x in a.values()) * sum(x * x for x in b.values()))
+    return sum(count * b[gram] for gram, count in a.items()) / norm if norm else 0.0
+
+
+def naive(captions):
+    """The mean of each caption's likeness to all, in loops over dictionaries of counts."""
+    return [sum(sum(cosine(ngrams(one, n), ngrams(other, n)) for n in (1, 2, 3, 4)) / 4 for other in captions)
+            / len(captions) for one in captions]
+
+
+def test_agreement_is_that_of_a_loop_over_counts_of_n_grams():
+    generator = torch.Generator().manual_seed(0)
+    images = [[torch.randint(1, 5, (int(n),), generator=generator).tolist()
+               for n in torch.randint(0, 10, (6,), generator=generator)] for _ in range(20)]
+    found = agreement(ids(sum(images, [])), 6, V)
+    assert found.tolist() == pytest.approx(sum(map(naive, images), []), abs=1e-6)
+    # An image's captions say nothing of another's.
+    assert torch.equal(found[:6], agreement(ids(sum(images, []))[:6], 6, V))
+
+
+def test_captions_shorter_than_an_n_gram_and_equal_captions():
+    assert agreement(ids([[], []]), 2, V).tolist() == [0, 0]
+    assert agreement(ids([[3], [3]]), 2, V).tolist() == [0.25, 0.25]
+    assert agreement(ids([[3, 4, 5, 6]] * 3), 3, V).tolist() == pytest.approx([1, 1, 1])
+
+
+def test_consensus_is_right_where_the_most_probable_caption_stands_alone():
+    """Of a model that gives "1 2 3 4" .28, and .24 each to three captions that share "5 6 7" and are of a dog.
+
+    The expected likeness to the truth, drawn from the model, is the risk that is minimised, by hand: the most probable
+    caption is like itself alone.
+    """
+    said = [[1, 2, 3, 4], [5, 6, 7, 8], [5, 6, 7, 9], [5, 6, 7, 10]]
+    share = [7, 6, 6, 6]  # draws of 25, as often as each is probable
+    drawn = [caption for caption, count in zip(said, share, strict=True) for _ in range(count)]
+    value = agreement(ids(drawn), len(drawn), V)
+    chosen = drawn[int(value.argmax())]
+    # Two of the three share 3 of 4 words, 2 of 3 pairs and 1 of 2 triples.
+    among = (3 / 4 + 2 / 3 + 1 / 2 + 0) / 4
+    assert value[0].item() == pytest.approx(7 / 25) and value[7].item() == pytest.approx((6 + 12 * among) / 25)
+    assert drawn[0] not in drawn[7:] and share[0] == max(share) and chosen in said[1:]
+
+
+@pytest.fixture(scope="module", params=["mdc", "arc"])
+def model(request):
+    torch.manual_seed(0)
+    model = Captioner(64, VISION, TEXT, dict(objective=request.param)).eval()
+    torch.nn.init.normal_(model.text.output.weight, std=0.3)
+    if model.length_head is not None:
+        torch.nn.init.normal_(model.length_head.weight.data[3:9], std=model.length_head.narrowing)
+    return model
+
+
+def test_generate_keeps_one_draw_of_each_image_and_encodes_it_once(model, monkeypatch):
+    image = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1)) * 3
+    encoded, encode = [], model.encode_image_tokens
+    monkeypatch.setattr(model, "encode_image_tokens", lambda x, *args: encoded.append(len(x)) or encode(x, *args))
+    options = {} if model.causal else dict(length="sample")
+
+    def drawn(**more):
+        return generate(model, image, samples=5, sampling=Sampling(1.0, generator=torch.Generator().manual_seed(2)),
+                        return_trace=True, **options, **more)
+
+    every, kept = drawn(), drawn(select="consensus")
+    assert encoded == [3, 3] and len(every.text) == 15 and len(kept.text) == 3
+    words = [row[1:n - 1] for row, n in zip(every.text.tolist(), caption_lengths(every.text, V).tolist(), strict=True)]
+    for i, n in enumerate(caption_lengths(kept.text, V).tolist()):
+        value = naive(words[5 * i:5 * i + 5])
+        best = 5 * i + value.index(max(value))
+        for part, of_all in zip(kept, every, strict=True):
+            assert torch.equal(part[i, :n], of_all[best, :n])
+
+
+def test_what_consensus_cannot_choose_among_is_refused(model):
+    ask = partial(generate, model, torch.zeros(1, 3, 32, 32))
+    for options, message in ((dict(select="consensus"), "two samples or more"),
+                             (dict(select="likely", samples=3, sampling=Sampling(1.0)), "must be 'consensus'"),
+                             (dict(select="consensus", samples=3), "without one all are equal")):
+        with pytest.raises(ValueError, match=message):
+            ask(**options)
