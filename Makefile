@@ -22,7 +22,7 @@ SHORT4 := tests/core/test_versions.py tests/core/test_integration.py -k \
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint faults photo bench bench-gpu clean
+.PHONY: help demo test lint docs dist faults photo bench bench-gpu clean
 .DELETE_ON_ERROR:
 
 help:
@@ -43,6 +43,8 @@ help:
 	@echo "make table1 ... table5, figure3 ... figure6, stability, lengths, steps, claims, or tables for all: the paper's, with"
 	@echo "     SCALE=scenes (default), rich, gpu, flickr8k or paper, DATA=folder of the data, GPUS=0 (the CPU) or more,"
 	@echo "     SEEDS='0 1 2', JUDGE_URL=endpoint of Table 3's judge; -n prints commands"
+	@echo "make docs                  the documentation as a site, site/index.html; a link that leads nowhere ends it"
+	@echo "make dist                  wheel and sdist, tried in an empty environment"
 	@echo "make lint | clean"
 
 # Everything below runs in this environment; it is made anew when the dependencies change.
@@ -112,6 +114,21 @@ endif
 lint: .venv/installed
 	$(BIN)/ruff check .
 
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "site/index.html"
+
+# What is released, as an empty environment installs it: each captions a photograph that comes with scikit-learn.
+EMPTY := build/empty
+dist: .venv/installed
+	rm -rf dist $(EMPTY)
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv $(EMPTY)
+	for file in dist/*.whl dist/*.tar.gz; do \
+	    $(EMPTY)/bin/pip install --quiet --force-reinstall $$(test -e $(EMPTY)/bin/open_clip_mdc && echo --no-deps) $$file && \
+	    $(EMPTY)/bin/open_clip_mdc caption $(EMPTY)/lib/python*/site-packages/sklearn/datasets/images/flower.jpg \
+	        --out $(EMPTY)/captions.jsonl && cut -c-150 $(EMPTY)/captions.jsonl || exit; done
+
 # Interrupted, it continues; finished parts are in build/faults/parts.
 faults: .venv/installed
 	$(BIN)/python tests/faults/campaign.py --out tests/FAULTS.md
@@ -164,4 +181,4 @@ bench-gpu: .venv/installed
 
 # Not build/SCALE: those are hours of training.
 clean:
-	rm -rf .venv .venv4 build/lib build/bdist.* build/demo *.egg-info .pytest_cache .ruff_cache demo
+	rm -rf .venv .venv4 build/lib build/bdist.* build/demo build/empty *.egg-info .pytest_cache .ruff_cache demo dist site

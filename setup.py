@@ -1,6 +1,8 @@
 """Package layout and dependencies. The rest of the packaging is in pyproject.toml."""
 from setuptools import find_packages, setup
 
+DOCS = ["mkdocs-material", "mkdocstrings[python]"]
+
 setup(
     packages=["open_clip_mdc.model_configs", *find_packages("src"),
               *find_packages(include=["clip_benchmark_ext", "clip_benchmark_ext.*"])],
@@ -42,7 +44,8 @@ setup(
         "export": ["timm>=1.0.31", "transformers"],
         "vq": ["diffusers"],
         "ray": ["ray"],
-        "dev": ["pytest", "pytest-xdist", "ruff", "nltk", "transformers", "diffusers"],
+        "docs": DOCS,
+        "dev": ["pytest", "pytest-xdist", "ruff", "build", "nltk", "transformers", "diffusers", *DOCS],
     },
     entry_points={"console_scripts": [
         "open_clip_train = open_clip_mdc.train:main",

@@ -351,7 +351,7 @@ def test_preflight_asks_for_no_data_that_is_there_or_not_needed(tmp_path, capsys
 
 
 def test_the_layout_of_data_is_described():
-    page = (REPO / "experiments" / "README.md").read_text(encoding="utf-8")
+    page = (REPO / "docs" / "reproduce.md").read_text(encoding="utf-8")
     roots = {data.folder for data in scales.PAPER.data.values()}
     roots |= {selection.root for selection in scales.PAPER.selection}
     roots |= {captioning.root for captioning in scales.PAPER.captioning} | {"{data}/probe/imagenet1k"}

@@ -1,0 +1,98 @@
+"""README and docs/: what they say to type works, and prints that.    pytest tests/tools/test_documents.py"""
+import re
+import runpy
+import shutil
+from pathlib import Path
+
+import documents
+import pytest
+from conftest import REPO
+from documents import PAGES
+from sklearn import datasets
+
+from open_clip_mdc import unregister
+from open_clip_mdc.integration import configs, plugins
+from open_clip_mdc.objectives.registry import OBJECTIVES
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+LINKED = [*PAGES, *(REPO / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "experiments/README.md"))]
+
+
+@pytest.fixture(scope="module")
+def world(scenes, runs, tmp_path_factory) -> Path:
+    """What a reader has beside the page: two photographs, what `make demo` leaves, a run."""
+    folder = tmp_path_factory.mktemp("world")
+    pictures = Path(datasets.__file__).parent / "images"
+    shutil.copy(pictures / "flower.jpg", folder / "photo.jpg")
+    (folder / "photos").mkdir()
+    for name, picture, words in (("flower", "flower", "a red flower in front of others\n"),
+                                 ("temple", "china", "a temple by the water\ntrees around a temple\n")):
+        shutil.copy(pictures / f"{picture}.jpg", folder / "photos" / f"{name}.jpg")
+        (folder / "photos" / f"{name}.txt").write_text(words)
+    (folder / "captions.txt").write_text("a red flower\na temple by the water\na dog in the grass\n")
+    shutil.copytree(runs, folder / "demo")
+    shutil.copytree(scenes, folder / "demo" / "scenes")
+    shutil.copytree(runs / "mdc", folder / "logs" / "mine")
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_says_to_type_works_and_prints_what_it_says(page, world, tmp_path, monkeypatch):
+    shutil.copytree(world, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr("sys.argv", ["page"])
+    monkeypatch.setattr(plugins, "_loaded", {*plugins._loaded})
+    rows, objectives = dict(configs.ROWS), dict(OBJECTIVES)
+    try:
+        documents.run_page(page)
+    finally:
+        unregister()
+        for table, was in ((configs.ROWS, rows), (OBJECTIVES, objectives)):
+            table.clear()
+            table.update(was)
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_every_link_to_a_file_leads_to_one_and_every_anchor_to_a_title(page):
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        if path.startswith("http"):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists() and REPO in target.parents, link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_a_file_that_two_pages_show_is_one_file():
+    shown: dict[str, set[str]] = {}
+    for block in (block for page in PAGES for block in documents.blocks(page) if block.mark.startswith("file")):
+        shown.setdefault(block.mark, set()).add(block.code)
+    assert shown and all(len(codes) == 1 for codes in shown.values())
+
+
+def test_every_page_is_in_the_menu_and_on_the_first_page():
+    menu, first = (REPO / "mkdocs.yml").read_text(), (REPO / "docs" / "index.md").read_text()
+    for page in (REPO / "docs").glob("*.md"):
+        assert f" {page.name}\n" in menu and (page.name == "index.md" or f"({page.name})" in first), page.name
+
+
+def test_the_models_are_those_of_the_table_of_objectives():
+    written = runpy.run_path(str(REPO / "docs" / "models.py"))
+    assert written["page"]() == (REPO / "docs" / "models.md").read_text(encoding="utf-8"), "run python docs/models.py"
+
+
+def test_the_readme_is_read_in_three_minutes_and_its_numbers_are_those_of_results():
+    readme = (REPO / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 120 and "make demo" in readme[:2000] and "make test" in readme[:2000]
+    results = (REPO / "experiments" / "RESULTS.md").read_text(encoding="utf-8")
+    curves = results.partition("<!-- rich curves -->")[2].partition("<!-- end -->")[0].replace("*", "")
+    for model in ("CLIP", "ARC", "MDC"):
+        shown = re.search(rf"^\| {model} \|(.*)\|$", readme, re.M)[1].split("|")
+        (measured,) = (line.split("|") for line in curves.splitlines() if line.startswith(f"| {model}, 1 |"))
+        _, _, *panel, average, swap_att, _, replace_rel, cider, _, _ = measured
+        assert [cell.strip() for cell in shown] == [cell.strip() for cell in (average, swap_att, replace_rel, cider)]
