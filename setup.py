@@ -40,12 +40,14 @@ setup(
         "tqdm",
     ],
     extras_require={
+        "app": ["gradio>=6"],
         "aro": ["spacy", "nltk"],  # and: python -m spacy download en_core_web_sm
         "export": ["timm>=1.0.31", "transformers"],
         "vq": ["diffusers"],
         "ray": ["ray"],
         "docs": DOCS,
-        "dev": ["pytest", "pytest-xdist", "ruff", "build", "nltk", "transformers", "diffusers", *DOCS],
+        "dev": ["pytest", "pytest-xdist", "ruff", "build", "nltk", "transformers", "diffusers", "gradio>=6",
+                "playwright", *DOCS],
     },
     entry_points={"console_scripts": [
         "open_clip_train = open_clip_mdc.train:main",

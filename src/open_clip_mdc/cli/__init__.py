@@ -26,6 +26,7 @@ TOOLS = {
     "score": "log-likelihoods of captions for images; filter pairs by them",
     "embed": "features of the images of shards, as parquet tables",
     "attention": "show where in the image each word of a caption comes from",
+    "app": "try a captioner in your browser: captions, words to fill in, scores, maps of words",
     "judge": "let an LLM choose the best of several systems' captions (Table 3)",
     "reconstruct": "show what a trained model makes of hidden captions",
     "vq": "make the frozen VQ-VAE of a model that reads discrete image tokens",

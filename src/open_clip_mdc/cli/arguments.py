@@ -151,6 +151,18 @@ def attention(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default=Default("attention.html"), help="page to write (default: %(default)s)")
 
 
+def app(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, default="photo")
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"),
+                        help="compute precision (default: bf16 on cuda, else fp32)")
+    parser.add_argument("--blind-images", nargs="+", metavar="PATHS",
+                        help=f"images to average into the null image, at least {decoding.MIN_NULL_IMAGES}: sentences "
+                             "get blind and debiased scores too")
+    parser.add_argument("--host", default="127.0.0.1",
+                        help="address to serve at, 0.0.0.0 for your network, too (default: %(default)s, this machine)")
+    parser.add_argument("--port", type=positive, default=7860, help="port to serve at (default: %(default)s)")
+
+
 def export(parser: argparse.ArgumentParser) -> None:
     add_model(parser, device=False)
     parser.add_argument("--out", required=True, help="folder to make; must not exist or be empty")

@@ -90,13 +90,18 @@ CARDS = ENVIRONMENT.get_template("cards.html.jinja").module
 card, legend = CARDS.grids, partial(CARDS.legend, LEGEND)
 
 
-def write_page(path: str | Path, title: str, facts: dict[str, str], explanation: str, cards: list[str],
-               skipped: list[str], style: str = "") -> None:
-    """Write the page at once: facts at its head, HTML of the explanation and the cards, lines on what was skipped.
+def render_page(title: str, facts: dict[str, str], explanation: str, cards: list[str], skipped: list[str],
+                style: str = "") -> str:
+    """Return a page: facts at its head, HTML of the explanation and the cards, lines on what was skipped.
 
     `style` is a template of CSS that the cards need beyond page.css.jinja.
     """
-    html = ENVIRONMENT.get_template("page.html.jinja").render(
+    return ENVIRONMENT.get_template("page.html.jinja").render(
         title=title, facts=facts, explanation=explanation, cards=cards, skipped=skipped, style=style)
+
+
+def write_page(path: str | Path, *content, **options) -> None:
+    """Write the page that `render_page` returns, at once."""
+    html = render_page(*content, **options)
     with new_file(path) as partial:
         partial.write_text(html, encoding="utf-8")

@@ -24,6 +24,7 @@ OUTPUTS = {
     "lengths": {"out": (".png",)},
     "vq": {"out": (".pt", ".pth")},
     "schedule-search": {"out": (".json",), "plot": (".png",)},
+    "app": {},
 }
 # A folder may be called run-v1.5, but not this.
 OF_FILES = {suffix for flags in OUTPUTS.values() for suffixes in flags.values() for suffix in suffixes} | {

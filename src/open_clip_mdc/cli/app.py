@@ -1,0 +1,156 @@
+"""Try a captioner in your browser: captions with their steps, words to fill in, scores of sentences, maps of words.
+
+    open_clip_mdc app --pretrained RUN
+    open_clip_mdc app --blind-images photos/     # sentences get blind and debiased scores too
+
+The page is served to this machine only, unless --host says otherwise. It needs no network. What you drop on it is kept
+in a temporary folder, which is removed at the end. It is built on gradio (pip install 'open_clip_mdc[app]').
+"""
+import argparse
+import os
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ..data.paths import IMAGE_FILES, find_images
+from ..decoding.attention_maps import word_maps
+from ..decoding.confidence import tokenize_with_masks
+from ..decoding.generate import default_length
+from ..integration.pretrained import PretrainedCaptioner, describe_captions
+from ..models.encoder import grid
+from .page import card, legend, printable, render_page, thumbnail
+from .shared import load_captioner
+
+UPLOAD_LIMIT = "20mb"
+SENTENCES = 64  # scored at a time
+
+
+class Demo:
+    """What the page asks of the captioner. Each method takes the path of an upload and raises ValueError."""
+
+    def __init__(self, loaded: PretrainedCaptioner, blind: torch.Tensor | None):
+        self.loaded, self.blind = loaded, blind
+
+    @torch.inference_mode()
+    def caption(self, path: str | None, text: str | None = None) -> tuple[str, str, list[str], list[Image.Image]]:
+        """Return the caption, its steps as HTML, the words that were chosen, and a map of the image for each.
+
+        `text` is a caption with [MASK] to fill in.
+        """
+        image, model = self._read(path), self.loaded.model
+        if text and (model.causal or "[MASK]" not in text):
+            raise ValueError("an autoregressive model cannot fill in words" if model.causal else
+                             f"{text!r} has no [MASK] to fill in")
+        options = {"text": tokenize_with_masks(self.loaded.tokenizer, text, model.context_length)
+                   .to(self.loaded.device)} if text else {"length": default_length(model)}
+        with self.loaded.autocast():
+            decoded = model.generate(image, return_trace=True, **options)
+        row = describe_captions(decoded, self.loaded.tokenizer)[0]
+        seen = self.loaded.pil_image(image[0])
+        steps = render_page("Steps", {}, legend(), [card({**row, "image": ""}, thumbnail(seen))], [])
+        words = [token["token"].strip() for token in row["tokens"] if token["step"] is not None]
+        maps = [highlight(seen, x.mean((0, 1)).view(grid(model.visual)))
+                for x in word_maps(model, image, decoded)[0].attention]
+        frame = f'<iframe title="Steps of the caption" sandbox srcdoc="{escape(steps)}"></iframe>'
+        return printable(row["caption"]) or "(no words)", frame, list(map(printable, words)), maps
+
+    def score(self, path: str | None, sentences: str) -> list[list]:
+        """Return a row for each line of `sentences`, the best first: it and its score, in nats.
+
+        With a null image the row ends in the blind and the debiased score.
+        """
+        lines = [line.strip() for line in sentences.splitlines() if line.strip()]
+        if not 0 < len(lines) <= SENTENCES:
+            raise ValueError(f"give 1 to {SENTENCES} sentences, one a line")
+        image = self._read(path)
+        columns = [self.loaded.score(image, lines)[0]]
+        if self.blind is not None:
+            blind = self.loaded.score(image, lines, kind="blind", blind_images=self.blind)[0]
+            columns += [blind, columns[0] - blind]
+        rows = [[line, *(round(x.item(), 2) for x in scores)] for line, *scores in zip(lines, *columns, strict=True)]
+        return sorted(rows, key=lambda row: -row[-1])
+
+    def _read(self, path: str | None) -> torch.Tensor:
+        if path is None:
+            raise ValueError("drop an image first")
+        try:
+            return self.loaded.preprocessed(Path(path))[None].to(self.loaded.device)
+        except ValueError as problem:
+            raise ValueError(str(problem).replace(path, Path(path).name)) from problem
+
+
+def highlight(image: Image.Image, weights: torch.Tensor) -> Image.Image:
+    """Return the image, darker where a word's attention [rows, columns] is less than at the patch that got most."""
+    light = (255 * (0.1 + 0.9 * weights / weights.max())).round().byte().cpu().numpy()
+    mask = Image.fromarray(light).resize(image.size, Image.Resampling.NEAREST)
+    return Image.composite(image, Image.fromarray(np.zeros_like(image)), mask)
+
+
+def build(demo: Demo):
+    """Return the page, a gradio.Blocks."""
+    import gradio as gr
+
+    def told(function):  # a mistake is a message on the page
+        def call(*values):
+            try:
+                return function(*values)
+            except ValueError as problem:
+                raise gr.Error(printable(str(problem)), print_exception=False) from problem
+        return call
+
+    def say(path, text=None):
+        caption, steps, words, maps = demo.caption(path, text)
+        return caption, steps, gr.Radio(list(zip(words, range(len(words)), strict=True)), value=None), maps, None
+
+    alone = {"concurrency_id": "model", "concurrency_limit": 1}  # the hooks of word_maps hear one caption at a time
+    header = ["sentence", "log p(c|i)", "log p(c)", "debiased"][:2 if demo.blind is None else 4]
+    with gr.Blocks(title="open_clip_mdc", analytics_enabled=False) as page:
+        gr.Markdown("# open_clip_mdc\nDrop a photograph, and ask for a caption.")
+        with gr.Row():
+            image = gr.Image(type="filepath", sources=["upload", "clipboard"], label="Photograph",
+                             elem_id="photograph", height=320)
+            image.preprocess = lambda upload: upload and upload.path  # gradio would try every format of Pillow
+            with gr.Column():
+                caption = gr.Textbox(label="Caption", elem_id="caption", interactive=False)
+                ask = gr.Button("Caption", variant="primary", elem_id="ask")
+                if not demo.loaded.model.causal:
+                    text = gr.Textbox(label="Fill in the [MASK]s", value="a [MASK] on a [MASK]", elem_id="text")
+                    fill = gr.Button("Fill in", elem_id="fill")
+                sentences = gr.Textbox(label="Sentences, one a line", lines=3, elem_id="sentences")
+                rate = gr.Button("Score", elem_id="rate")
+                scores = gr.Dataframe(headers=header, label="Scores in nats", elem_id="scores", interactive=False)
+        with gr.Row():
+            words = gr.Radio([], label="Where does this word come from?", elem_id="words")
+            where = gr.Image(label="Cross-attention at the step that revealed it", interactive=False, elem_id="where")
+        steps = gr.HTML(label="Steps", elem_id="steps")
+        maps = gr.State([])
+        ask.click(told(say), image, [caption, steps, words, maps, where], api_name="caption", **alone)
+        if not demo.loaded.model.causal:
+            fill.click(told(say), [image, text], [caption, steps, words, maps, where], api_name="fill", **alone)
+        rate.click(told(demo.score), [image, sentences], scores, api_name="score", **alone)
+        words.input(lambda chosen, maps: maps[chosen], [words, maps], where, api_name=False)
+    return page
+
+
+def launch(page, **options):
+    """Serve a page of `build`; `options` are those of gradio's launch. It asks nothing of any other address."""
+    import gradio as gr
+    return page.launch(share=False, max_file_size=UPLOAD_LIMIT, ssr_mode=False, theme=gr.themes.Base(), footer_links=[],
+                       css="#steps iframe {width: 100%; height: 30em; border: 0}", **options)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Serve the page until it is interrupted."""
+    with TemporaryDirectory(prefix="open_clip_mdc_app_") as folder:
+        os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder, "HF_HUB_OFFLINE": "1"}
+        if find_spec("gradio") is None:
+            raise ValueError("this takes gradio: pip install 'open_clip_mdc[app]'")
+        loaded = load_captioner(args)
+        blind = loaded.mean_image(find_images(args.blind_images, IMAGE_FILES)) if args.blind_images else None
+        page = build(Demo(loaded, blind))
+        launch(page, server_name=args.host, server_port=args.port)

@@ -1,0 +1,141 @@
+"""Claims about `open_clip_mdc app`, the page in a browser.    pytest tests/tools/test_app.py"""
+import json
+import shutil
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import requests
+import torch
+from conftest import complaint_of, make_image, run_folder
+from PIL import Image
+
+import open_clip_mdc
+from open_clip_mdc.cli import app
+from open_clip_mdc.likelihood.log_likelihood import mean_image
+
+gradio = pytest.importorskip("gradio")
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+SHOWN = "text => document.querySelector('#caption textarea').value == text"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("app")
+    make_image(3).save(folder / "photo.png")
+    (folder / "odd.png").write_bytes(b"\x89PNG no image")
+    (folder / "secret.txt").write_text("a secret")
+    return folder
+
+
+@pytest.fixture(scope="module", params=["MDC-ViT-Ti-8", "ARC-ViT-Ti-8"])
+def demo(request, tmp_path_factory) -> app.Demo:
+    loaded = open_clip_mdc.load(run_folder(tmp_path_factory.mktemp("runs") / "run", request.param), device="cpu")
+    blind = mean_image(loaded.model, loaded.batches([make_image(i) for i in range(32)]))
+    return app.Demo(loaded, blind)
+
+
+@contextmanager
+def served(demo: app.Demo, folder, monkeypatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(folder / "uploads"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    page = app.build(demo)
+    try:
+        yield app.launch(page, prevent_thread_lock=True, quiet=True, server_name="127.0.0.1")[1].rstrip("/")
+    finally:
+        page.close()
+
+
+def test_the_caption_is_the_models_with_a_map_for_each_word_that_it_chose(demo, folder):
+    caption, steps, words, maps = demo.caption(str(folder / "photo.png"))
+    expected = demo.loaded.trace([folder / "photo.png"])[0]
+    assert caption == expected["caption"] and words == [token["token"].strip() for token in expected["tokens"]]
+    assert len(maps) == len(words) and maps[0].size == (32, 32)
+    assert "sandbox" in steps and "http" not in steps.replace("http-equiv", "")
+
+
+def test_masks_are_filled_in_around_what_was_given(demo, folder):
+    if demo.loaded.model.causal:
+        with pytest.raises(ValueError, match="cannot fill in"):
+            demo.caption(str(folder / "photo.png"), "a [MASK]")
+        return
+    caption, _, words, _ = demo.caption(str(folder / "photo.png"), "a red [MASK]")
+    assert caption == demo.loaded.caption([folder / "photo.png"], text="a red [MASK]")[0]
+    assert words == caption.split()[2:]
+    with pytest.raises(ValueError, match="no \\[MASK\\]"):
+        demo.caption(str(folder / "photo.png"), "a red circle")
+
+
+def test_sentences_are_ranked_by_the_debiased_score(demo, folder):
+    lines = ["a red circle", "a blue square", "a red circle left of a blue square"]
+    rows = demo.score(str(folder / "photo.png"), "\n".join([lines[0], "", *lines[1:]]))
+    plain = demo.loaded.score([folder / "photo.png"], lines)[0]
+    debiased = demo.loaded.score([folder / "photo.png"], lines, kind="debiased", blind_images=demo.blind)[0]
+    assert [row[0] for row in rows] == [lines[i] for i in debiased.argsort(descending=True)]
+    for row in rows:
+        assert row[1] == pytest.approx(plain[lines.index(row[0])].item(), abs=0.006)
+        assert row[3] == pytest.approx(row[1] - row[2], abs=0.011)
+    assert len(app.Demo(demo.loaded, None).score(str(folder / "photo.png"), lines[0])[0]) == 2
+    for wrong in "", "a\n" * 65:
+        with pytest.raises(ValueError, match="1 to 64 sentences"):
+            demo.score(str(folder / "photo.png"), wrong)
+
+
+def test_a_map_is_the_image_where_the_attention_was_and_dark_elsewhere():
+    image = Image.new("RGB", (4, 4), (200, 100, 50))
+    seen = np.asarray(app.highlight(image, torch.tensor([[1.0, 0.0], [0.5, 0.0]])))
+    assert (seen[:2, :2] == (200, 100, 50)).all() and (seen[:, 2:] <= 21).all() and 90 < seen[3, 0, 0] < 130
+
+
+def test_no_file_of_this_machine_but_an_upload_is_read(demo, folder, monkeypatch):
+    with served(demo, folder, monkeypatch) as url:
+        def ask(path: str) -> str:
+            data = [{"path": path, "meta": {"_type": "gradio.FileData"}}]
+            event = requests.post(f"{url}/gradio_api/call/caption", json={"data": data}).json()["event_id"]
+            return requests.get(f"{url}/gradio_api/call/caption/{event}").text
+        with open(folder / "photo.png", "rb") as file:
+            uploaded = requests.post(f"{url}/gradio_api/upload", files={"files": file}).json()[0]
+        assert "event: complete" in (said := ask(uploaded)) and json.dumps(demo.caption(uploaded)[0]) in said
+        assert "event: error" in ask(str(folder / "photo.png"))
+        for path in folder / "secret.txt", "/etc/passwd":
+            assert requests.get(f"{url}/gradio_api/file={path}").status_code in (403, 404)
+        large = requests.post(f"{url}/gradio_api/upload", files={"files": ("a.png", bytes(21 * 2 ** 20))})
+        assert large.status_code == 413
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_in_a_browser_a_photograph_is_captioned_filled_in_and_scored(demo, folder, monkeypatch):
+    api = pytest.importorskip("playwright.sync_api")
+    with served(demo, folder, monkeypatch) as url, api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page, asked = browser.new_page(), []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(url)
+        page.set_input_files("#photograph input[type=file]", folder / "odd.png")
+        page.click("#ask")
+        page.get_by_text("cannot").first.wait_for()  # the message, and the page lives on
+        page.reload()
+        page.set_input_files("#photograph input[type=file]", folder / "photo.png")
+        page.wait_for_selector("#photograph img")
+        expected = demo.caption(str(folder / "photo.png"))
+        page.click("#ask")
+        page.wait_for_function(SHOWN, arg=expected[0])
+        page.click("#words label >> nth=0")
+        page.wait_for_selector("#where img")
+        page.fill("#sentences textarea", "a red circle\na blue square")
+        page.click("#rate")
+        page.wait_for_function("document.querySelector('#scores').innerText.includes('a red circle')")
+        if not demo.loaded.model.causal:
+            filled = demo.caption(str(folder / "photo.png"), "a [MASK] circle")[0]
+            page.fill("#text textarea", "a [MASK] circle")
+            page.click("#fill")
+            page.wait_for_function(SHOWN, arg=filled)
+        assert all(each.startswith((url, "data:", "blob:", "about:")) for each in asked)
+        browser.close()
+
+
+def test_without_gradio_the_command_says_what_to_install(folder, monkeypatch):
+    monkeypatch.setattr(app, "find_spec", lambda name: None)
+    said = complaint_of("app")
+    assert "pip install 'open_clip_mdc[app]'" in said and "\n" not in said
