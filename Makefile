@@ -45,6 +45,7 @@ help:
 	@echo "     SEEDS='0 1 2', JUDGE_URL=endpoint of Table 3's judge; -n prints commands"
 	@echo "make docs                  the documentation as a site, site/index.html; a link that leads nowhere ends it"
 	@echo "make dist                  wheel and sdist, tried in an empty environment"
+	@echo "make position              does a token's visual signal depend on its place? A world made to ask it, six objectives"
 	@echo "make lint | clean"
 
 # Everything below runs in this environment; it is made anew when the dependencies change.
@@ -140,7 +141,8 @@ DATA ?= data
 GPUS ?=
 SEEDS ?=
 TABLES := table1 table2 table3 table4 table5 stability figure3 figure4 figure5 figure6 lengths steps claims
-ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 figure11 article table8 views curves photos towers
+ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 figure11 article table8 views curves photos towers \
+    position
 DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
 EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.run --scale $(SCALE) --data '$(DATA)' \
     --bin $(BIN)/ $(if $(GPUS),--gpus $(GPUS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(DRY_RUN),--dry-run)
@@ -150,6 +152,7 @@ EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.run --scale
 table6 figure7 mcdiffusion: override SCALE := $(SCALE:paper=cub)
 photos towers: override SCALE := $(SCALE:scenes=photos)
 photos towers: override DATA := $(DATA:data=../shared/data/flickr8k_224)
+position: override SCALE := position
 photos: SEEDS := $(or $(SEEDS),0)
 tables $(TABLES) $(ARTICLE): | .venv/installed
 	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@)

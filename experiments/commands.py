@@ -137,6 +137,10 @@ def evaluated(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place: Pl
 
 
 def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[tuple[Run, int]], place: Place) -> list[str]:
+    if evaluation.task == "mentions":
+        return [f"{place.bin}python", "-m", "experiments.mentions", "--pretrained",
+                *(str(checkpoint(scale, run, seed, place)) for run, seed in runs), "--name", *evaluation.datasets,
+                "--data", fill(evaluation.root, place), "--out", str(place.out / "results" / variant(evaluation))]
     models = [f"{run.model},{checkpoint(scale, run, seed, place)}" for run, seed in runs]
     command = place.launch("clip_benchmark_ext.cli", "clip_benchmark") + ["eval"]
     command += ["--distributed"] if place.gpus > 1 else []

@@ -19,7 +19,7 @@ from ..tables import article, curves, mcdiffusion, photos
 from ..tables.cells import Cell
 from ..tables.paper_tables import TABLES
 from ..tables.scales import SCALES, Scale, named
-from . import claims
+from . import claims, position
 from .pages import csv, figure6, markdown, plot, summarise
 from .results import read_results, values
 
@@ -39,6 +39,7 @@ TITLES = {
     "mcdiffusion": "What this shows of MC-Diffusion's claims", "views": "What this shows of two views",
     "curves": "Learning curves", "photos": "Captions of photographs by a decoder on a trained encoder",
     "towers": "What each objective makes of a trained encoder",
+    "position": "Does a token's visual signal depend on its place?",
 }
 LEDGERS = {"claims": claims.claims, **{name: partial(claims.claims_of, sentences)
                                        for name, sentences in claims.SENTENCES.items()}}
@@ -96,8 +97,12 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
             commands.check_recipes(scale, dict.fromkeys(cell.run for cell in cells), seeds, place)
             numbers = [values(results, scale, cell) for cell in cells]
             summaries = [summarise(by_seed.values()) for by_seed in numbers]
-            page = markdown(cells, summaries) + environments(cells, numbers, place)
-            write(folder / f"{name}.csv", csv(cells, summaries))
+            if name == "position":
+                page = position.page(results, scale, cells, numbers, folder / name)
+            else:
+                page = markdown(cells, summaries)
+                write(folder / f"{name}.csv", csv(cells, summaries))
+            page += environments(cells, numbers, place)
             if name.startswith("figure"):
                 PLOTS.get(name, plot)(name, cells, summaries, folder / f"{name}.png")
             if name == "photos":

@@ -5,7 +5,7 @@ paper's number stands only in a cell of the same training data, network and test
 """
 from collections.abc import Iterable, Iterator
 
-from . import article, curves, mcdiffusion, paper, photos, views
+from . import article, curves, mcdiffusion, paper, photos, position, views
 from .cells import Cell, Evaluation, Run, caption_cells, captioner, captioning, probe, probes
 from .scales import Captioning, Scale, Selection
 
@@ -152,4 +152,5 @@ def steps(scale: Scale) -> Iterator[Cell]:
 
 TABLES = {"table1": table1, "table2": table2, "table3": table3, "table4": table4, "table5": table5,
           "stability": stability, "figure4": figure4, "figure5": figure5, "lengths": lengths, "steps": steps,
-          **article.TABLES, **mcdiffusion.TABLES, **views.TABLES, **photos.TABLES, "curves": curves.curves}
+          **article.TABLES, **mcdiffusion.TABLES, **views.TABLES, **photos.TABLES, **position.TABLES,
+          "curves": curves.curves}

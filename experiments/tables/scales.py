@@ -6,6 +6,7 @@ from argparse import ArgumentTypeError
 
 from clip_benchmark_ext.datasets.sugar_crepe import GROUPS as SUGAR_CREPE_GROUPS
 
+from . import position
 from .scale import CPU, Backbone, Captioning, Data, Probe, Scale, Selection, Tuning, made, pairs
 
 SHOTS = (1, 4, 16, 64, 256)  # images of a concept, of `open_clip_mdc scenes --without`
@@ -215,7 +216,15 @@ CUB = Scale(
             "microsoft/VQ-Diffusion/raw/main/help_folder/statistics/taming_vqvae_2887.pt")),
 )
 
-SCALES = {scale.name: scale for scale in (PAPER, SCENES, RICH, GPU, FLICKR8K, PHOTOS, PHOTOS_VIT, CUB)}
+POSITION = Scale(
+    **CPU | dict(batch=64, draws=0), name="position", tables=("position",),
+    data=position.DATA, backbones={"ViT-Ti-8": Backbone(1e-3, 0.1)}, warmup=10_000, epochs=1,
+    alt="r90", long="r90", search="r90", amounts=(), ratios=(), probes={}, probe_root="", selection=(),
+    captioning=(Captioning("{out}/data/r90", "wds/r90", "mentions", None, ("auto",)),),
+    prepare=position.PREPARE,
+)
+
+SCALES = {scale.name: scale for scale in (PAPER, SCENES, RICH, GPU, FLICKR8K, PHOTOS, PHOTOS_VIT, CUB, POSITION)}
 
 
 def named(name: str) -> Scale:

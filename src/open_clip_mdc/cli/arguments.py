@@ -27,16 +27,22 @@ def share(value: str) -> float:
 
 def scenes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help="folder to make; must not exist or be empty")
-    parser.add_argument("--world", choices=("plain", "rich"), default="plain",
+    parser.add_argument("--world", choices=("plain", "rich", "mentions"), default="plain",
                         help="plain: a row of objects and one true caption; rich: 1 to 4 objects of 10 colours, 8 "
-                             "shapes and 3 sizes, and several true captions (default: %(default)s)")
+                             "shapes and 3 sizes, and several true captions; mentions: plain, but a shape can be "
+                             "guessed from the colour (default: %(default)s)")
     parser.add_argument("--size", type=positive, help="side of an image in pixels (default: 32)")
     parser.add_argument("--objects", type=objects, metavar="N|M-N",
                         help="objects per scene: 2 to 4, or a range such as 1-3 (default: 2)")
     parser.add_argument("--sizes", action="store_true", help='objects are "small" or "large", and captions say so')
     parser.add_argument("--without", metavar="'COLOUR SHAPE'", help="leave this object out of training and validation; "
                         "write scenes that have it, to test on and to learn it from few")
-    parser.add_argument("--noise", type=float, default=0.0, metavar="SHARE",
+    parser.add_argument("--redundancy", type=float, metavar="SHARE",
+                        help="share of the objects of --world mentions that have the shape of their colour; the others "
+                             "have any (default: 0.9)")
+    parser.add_argument("--first", choices=("colour", "shape"), help="what captions of --world mentions say first of "
+                        "an object (default: a coin decides for each caption)")
+    parser.add_argument("--noise", type=float, metavar="SHARE",
                         help="share of the rich world's training captions that are another scene's or say nothing")
     parser.add_argument("--num-train", type=positive, default=20000, help="training scenes (default: %(default)s)")
     parser.add_argument("--num-val", type=natural, default=1000, help="validation scenes (default: %(default)s)")

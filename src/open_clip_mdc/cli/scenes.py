@@ -5,9 +5,10 @@
     open_clip_mdc scenes --out lengths --objects 1-3     # captions of three lengths
     open_clip_mdc scenes --out fewshot --without "yellow star"     # and 1, 4, 16, 64, 256 scenes that have one
     open_clip_mdc scenes --out rich --world rich --noise 0.1       # many captions are true of a scene, some of none
+    open_clip_mdc scenes --out r90 --world mentions --redundancy 0.9    # a shape can be guessed from the colour
 
 A draw depends only on (seed, stream, index): the same seed writes the same bytes, a larger set begins with the scenes
-of a smaller one, and no split shares a stream with another. scenes/plain.py and scenes/rich.py are the worlds.
+of a smaller one, and no split shares a stream with another. scenes/ has the worlds: plain, rich, mentions.
 """
 import argparse
 import json
@@ -21,18 +22,16 @@ from ..data.files import new_folder
 from ..data.images import encode_png
 from ..data.shards import tar_writer
 from ..progress import progress_bar
+from ..scenes import mentions as mentions_world
 from ..scenes import plain as plain_world
 from ..scenes import rich as rich_world
 from ..scenes.drawing import render
 
 World = plain_world.World | rich_world.World
+WORLDS = {module.World: module for module in (plain_world, rich_world, mentions_world)}
 SHOTS = (1, 4, 16, 64, 256)  # scenes to learn a concept from that the others lack
 TRAIN_SHARDS = 8  # OpenCLIP refuses fewer training shards than workers x ranks
 RICH_SHARD = 10_000  # scenes at most, of the rich world
-
-
-def drawing_of(world: World):
-    return rich_world if isinstance(world, rich_world.World) else plain_world
 
 
 def train_shards(world: World, count: int) -> int:
@@ -43,7 +42,7 @@ def train_shards(world: World, count: int) -> int:
 def _write_shard(root: Path, split: str, world: World, shard: str, indices: range, concept: bool | None = None,
                  distinct: int | None = None) -> Iterator[None]:
     # SPLIT and SPLIT-long have the same images with short and with long captions.
-    drawing = drawing_of(world)
+    drawing = WORLDS[type(world)]
     draw = drawing.draw_scene if concept is None else partial(drawing.draw_scene, concept=concept)
     with tar_writer(root / split / shard) as short, tar_writer(root / f"{split}-long" / shard) as long:
         for index in indices:
@@ -76,7 +75,7 @@ def _captioned(root: Path, split: str, world: World, count: int, shards: int, **
 
 
 def _write_probe(root: Path, name: str, split: str, world: World, count: int) -> Iterator[None]:
-    probe = drawing_of(world).PROBES[name]
+    probe = WORLDS[type(world)].PROBES[name]
     with tar_writer(root / name / split / "0.tar") as writer:
         for index in range(count):
             rng = world.rng(f"{name}-{split}", index)
@@ -95,7 +94,7 @@ def _write_pairs(root: Path, world: World, count: int) -> Iterator[None]:
     rows: dict[str, dict] = {}
     for index in range(count):
         rng = world.rng("pairs", index)
-        scene, true, negatives = drawing_of(world).draw_pair(world, rng)
+        scene, true, negatives = WORLDS[type(world)].draw_pair(world, rng)
         filename = f"{index:012d}.png"
         render(scene, world.pixels, rng).save(root / "images" / filename)
         for task, false in negatives.items():
@@ -127,7 +126,8 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
         sugarcrepe/               swap_att.json, swap_obj.json, replace_rel.json, images/
 
     In the rich world KEY.json has five short captions too, `captions`, and instead of probe/ there are probe-colour/,
-    probe-shape/, probe-size/, probe-count/, probe-position/ and probe-relation/.
+    probe-shape/, probe-size/, probe-count/, probe-position/ and probe-relation/. In the world of mentions `captions`
+    are the caption in both orders, and there are probe-colour/ and probe-shape/.
 
     In a world without a concept train/ and val/ lack it, and beside them are
 
@@ -136,7 +136,7 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
     """
     if min(num_train, num_val, num_probe, num_pairs) < 1:
         raise ValueError("--num-train, --num-val, --num-probe and --num-pairs must be at least 1")
-    drawing = drawing_of(world)
+    drawing = WORLDS[type(world)]
     drawing.check(world)
     without = getattr(world, "without", None) is not None
     lacks = {"concept": False} if without else {}
@@ -156,16 +156,22 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
             bar.update(count)
 
 
+OF_WORLD = {"objects": "plain", "sizes": "plain", "without": "plain", "noise": "rich", "redundancy": "mentions",
+            "first": "mentions"}
+OTHERS = {"rich": "the rich one has 1 to 4 objects of 3 sizes", "mentions": "that of mentions has two objects"}
+
+
 def world_of(args: argparse.Namespace) -> World:
-    if args.world == "rich":
-        for flag in ("objects", "sizes", "without"):
-            if getattr(args, flag):
-                raise ValueError(f"--{flag} is of --world plain: the rich one has 1 to 4 objects of 3 sizes")
-        return rich_world.World(args.size or rich_world.World.pixels, args.seed, args.noise)
-    if args.noise:
-        raise ValueError("--noise is of --world rich")
-    fewest, most = args.objects or (None, plain_world.World.objects)
-    return plain_world.World(args.size or plain_world.World.pixels, most, args.sizes, args.seed, fewest, args.without)
+    given = {flag: value for flag in OF_WORLD if (value := getattr(args, flag)) is not None and value is not False}
+    for flag in given:
+        if OF_WORLD[flag] != args.world:
+            why = f": {OTHERS[args.world]}" if OF_WORLD[flag] == "plain" else ""
+            raise ValueError(f"--{flag} is of --world {OF_WORLD[flag]}{why}")
+    if objects := given.pop("objects", None):
+        fewest, given["objects"] = objects
+        given |= {} if fewest is None else {"fewest": fewest}
+    world = next(world for world, module in WORLDS.items() if module.__name__.endswith(f".{args.world}"))
+    return world(**({"pixels": args.size} if args.size else {}), seed=args.seed, **given)
 
 
 def run(args: argparse.Namespace) -> None:

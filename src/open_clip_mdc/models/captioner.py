@@ -256,11 +256,8 @@ class Captioner(nn.Module):
         """
         captions = text if isinstance(text, Captions) else self.prepare(text.cpu()).to(image.device)
         image_embs = self.encode_image_tokens(image, captions.masked)
-        image_kv = self.text.project_image(image_embs)
-        time = None if self.text.time_embedding is None else step_of(captions.t)
-        hidden = self.text(captions.packed, image_kv, time).index_select(0, captions.predicted.index)
         output = {
-            "token_nll": self.token_loss(hidden, captions.predicted),
+            "token_nll": self.token_nll(image_embs, captions),
             "token_weight": captions.predicted.weight,
             "num_target": captions.num_target,
             "logit_scale": self.logit_scale,
@@ -269,6 +266,13 @@ class Captioner(nn.Module):
             output["length_nll"] = length_nll(self.length_head(image_embs),
                                               captions.num_target.view(len(image), -1)[:, 0])
         return output
+
+    def token_nll(self, image_embs: Tensor, captions: Captions) -> Tensor:
+        """Return the loss of each predicted token, float32 [M], from patch tokens [B, P, D]."""
+        image_kv = self.text.project_image(image_embs)
+        time = None if self.text.time_embedding is None else step_of(captions.t)
+        hidden = self.text(captions.packed, image_kv, time).index_select(0, captions.predicted.index)
+        return self.token_loss(hidden, captions.predicted)
 
     def token_loss(self, hidden: Tensor, predicted: Predicted) -> Tensor:
         # Logits are made chunk by chunk and made again for the gradient, so that never all [M, V] are held. Compiled

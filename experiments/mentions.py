@@ -1,0 +1,153 @@
+"""How much of a token's loss the image decides, by the token's place: first or second mention of an object.
+
+    python -m experiments.mentions --pretrained RUN/checkpoints/epoch_1.pt --data val/00000.tar --name r90 --out results
+
+Each held-out scene of the world of mentions is captioned in both orders, so that the same words stand at both places of
+the same images. Tokens are asked as in training: by the objective's own corruption, each with its weight in the loss,
+whose mean is 1 at every token. Of each mention
+
+    loss        -log p(token | image), nats
+    gap         the same with the mean image in the image's place, minus loss: what the image tells of the token
+    gradient    norm of the loss's gradient at the patch tokens: what the token tells the encoder
+
+Dimensions: B captions, L positions, K mentions (the first of an object, its second, the first of the next, ...), P
+patches, D width.
+"""
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clip_benchmark_ext import results
+from open_clip_mdc.data.files import sha256
+from open_clip_mdc.data.images import decode_image
+from open_clip_mdc.data.shards import image_member, read_metadata, read_samples
+from open_clip_mdc.decoding.options import NULL_IMAGES
+from open_clip_mdc.integration import checkpoints
+from open_clip_mdc.likelihood.log_likelihood import mean_image
+from open_clip_mdc.models.captioner import Captioner
+from open_clip_mdc.scenes.mentions import COLOURS, SHAPES
+from open_clip_mdc.text.packing import pack
+
+from .tables.position import DRAWS, MEASURES, PLACES
+
+BATCH = 100  # scenes
+DIGITS = 6  # of what is kept of an image
+
+
+def mention_positions(text: Tensor, words: Tensor) -> Tensor:
+    """Return where the captions [B, L] say one of the words (ids [W]): long [B, K]. Raises ValueError: K varies."""
+    said = torch.isin(text, words)
+    counts = said.sum(1)
+    if counts.min() != counts.max() or counts.min() % 2:
+        raise ValueError(f"captions mention {int(counts.min())} to {int(counts.max())} colours and shapes: give "
+                         "--data of `open_clip_mdc scenes --world mentions`")
+    return said.nonzero()[:, 1].view(len(text), -1)
+
+
+def measure(model: Captioner, image_embs: Tensor, blind: Tensor, text: Tensor, mentions: Tensor, draws: int,
+            generator: torch.Generator) -> dict[str, Tensor]:
+    """Return for each mention the mean over `draws` corruptions of weight ("weight") and of weight times measure.
+
+    Args:
+        image_embs: patch tokens, [B, P, D]. `blind` are those of the mean image, [P, D].
+        text: long [B, L], on the CPU. `mentions` are positions in it, long [B, K].
+
+    Returns:
+        float64 [B, K] by name: those of MEASURES, and "weight".
+    """
+    image_embs = image_embs.detach().requires_grad_()
+    sums = {name: torch.zeros(mentions.shape, dtype=torch.float64) for name in (*MEASURES, "weight")}
+    for draw in range(draws):
+        # Uniform on (0, 1] for each caption, in another of as many strata at each draw.
+        u = (draw + 1 - torch.rand(len(text), generator=generator, dtype=torch.float64)) / draws
+        noised = model.corrupt(text, u, generator)
+        captions = pack(text, noised, model.vocab_size).to(image_embs.device)
+        asked = noised.loss_mask.nonzero(as_tuple=True)
+
+        def by_mention(losses: Tensor, asked: tuple = asked) -> Tensor:
+            return losses.new_zeros(text.shape).index_put(asked, losses).gather(1, mentions)
+
+        losses = by_mention(model.token_nll(image_embs, captions).cpu())
+        with torch.no_grad():
+            without = by_mention(model.token_nll(blind.expand_as(image_embs), captions).cpu())
+        weight = noised.weight.gather(1, mentions).double()
+        norms = torch.stack([torch.autograd.grad(losses[:, k].sum(), image_embs, retain_graph=True)[0].flatten(1)
+                             .norm(dim=1).cpu() for k in range(mentions.shape[1])], 1)
+        values = {"loss": losses.detach(), "gap": without - losses.detach(), "gradient": norms, "weight": 1.0}
+        for name, value in values.items():
+            sums[name] += weight * value / draws
+    return sums
+
+
+def read_scenes(shard: str, transform) -> Iterator[tuple[str, Tensor, list[str]]]:
+    for sample in read_samples(shard):
+        captions = read_metadata(sample).get("captions")
+        if not isinstance(captions, list) or len(captions) != 2:
+            raise ValueError(f"{shard}, sample {sample['__key__']} has no captions in two orders: give --data of "
+                             "`open_clip_mdc scenes --world mentions`")
+        yield sample["__key__"], transform(decode_image(BytesIO(sample[image_member(sample)]))), captions
+
+
+def by_image(model: Captioner, transform, tokenizer, shard: str, draws: int, seed: int = 0) -> dict[str, list]:
+    """Return the scenes' keys ("images") and of each scene, by "MEASURE_PLACE" and "weight_PLACE", the mean over its
+    objects and both orders.
+    """
+    words = torch.tensor([tokenizer.encode(word)[0] for word in (*COLOURS, *SHAPES)])
+    generator = torch.Generator().manual_seed(seed)
+    scenes = list(read_scenes(shard, transform))
+    blind = mean_image(model, [torch.stack([image for _, image, _ in scenes[:NULL_IMAGES]])])
+    found: dict[str, list] = {"images": [key for key, _, _ in scenes]}
+    rest = iter(scenes)
+    while batch := list(islice(rest, BATCH)):
+        with torch.no_grad():
+            embs = model.encode_image_tokens(torch.stack([image for _, image, _ in batch]))
+        text = tokenizer([caption for _, _, captions in batch for caption in captions])
+        sums = measure(model, embs.repeat_interleave(2, 0), blind, text, mention_positions(text, words), draws,
+                       generator)
+        for name, values in sums.items():
+            of_scene = values.view(len(batch), -1, len(PLACES)).mean(1)  # [scenes, orders * objects, places]
+            for place, value in zip(PLACES, of_scene.unbind(1), strict=True):
+                found.setdefault(f"{name}_{place}", []).extend(value.tolist())
+    return found
+
+
+def means(found: dict[str, list]) -> dict[str, float]:
+    """Return the mean over scenes by "MEASURE_PLACE", per unit of weight."""
+    return {f"{name}_{place}": float(np.sum(found[f"{name}_{place}"]) / np.sum(found[f"weight_{place}"]))
+            for name in MEASURES for place in PLACES}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pretrained", nargs="+", required=True, help="checkpoints")
+    parser.add_argument("--data", required=True, help="shard of held-out scenes")
+    parser.add_argument("--name", required=True, help="of the data, in results")
+    parser.add_argument("--out", required=True, type=Path, help="folder of the results")
+    args = parser.parse_args()
+    try:
+        for pretrained in args.pretrained:
+            path = args.out / f"{args.name}-{pretrained.replace('/', '_')}.json"
+            about = {"dataset": args.name, "pretrained": pretrained, "task": "mentions", "settings": {
+                "draws": DRAWS, "data_sha256": sha256(args.data), "weights_sha256": sha256(pretrained)}}
+            if results.is_there(path, about):
+                continue
+            found = by_image(*checkpoints.load(pretrained, captioner=True), args.data, DRAWS)
+            metrics = means(found)
+            results.write_items(path, {"images": found.pop("images"), "values": {
+                name: [float(f"{x:.{DIGITS}g}") for x in values] for name, values in found.items()}})
+            results.write(path, about, metrics)
+            print(path, json.dumps(metrics))
+    except (ValueError, OSError) as problem:
+        sys.exit(f"error: {problem}")
+
+
+if __name__ == "__main__":
+    main()

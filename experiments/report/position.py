@@ -1,0 +1,156 @@
+"""What the measure of mentions comes to: ratios of second to first, claims with verdicts, and a figure.
+
+The logs of ratios are compared (verdicts.py), over seeds of the training and over held-out images. Let x be an image's
+sum over its mentions of weight times measure, w that of the weights, X and W sums over images, 1 and 2 the places. Then
+log ratio = log(X2 / W2) - log(X1 / W1), and an image moves it by x2 / X2 - w2 / W2 - x1 / X1 + w1 / W1. There is no
+such log where X1 or X2 is not positive.
+"""
+import json
+import math
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from ..tables import position as tables
+from ..tables.cells import Cell
+from ..tables.scales import Scale
+from .results import parts
+from .verdicts import Finding, Side, compare, decide
+
+MARGIN = math.log(1.1)  # within a tenth of one another is level
+TESTED = ("gap", "gradient")
+
+
+class Row(NamedTuple):
+    data: str  # key of tables.REDUNDANCIES
+    objective: str
+
+
+def log_ratio(values: dict[str, list[float]], measure: str) -> tuple[float, list[float]]:
+    """Return the log of second over first of a measure, and the influence of each image; NaN where there is none."""
+    first, second = ([values[f"{name}_{place}"] for name in (measure, "weight")] for place in tables.PLACES)
+    x1, w1, x2, w2 = map(sum, (*first, *second))
+    if min(x1, x2) <= 0:
+        return math.nan, [math.nan] * len(first[0])
+    influence = [a2 / x2 - b2 / w2 - a1 / x1 + b1 / w1 for a1, b1, a2, b2 in zip(*first, *second, strict=True)]
+    return math.log(x2 / w2) - math.log(x1 / w1), influence
+
+
+def side(results: dict, scale: Scale, cell: Cell, measure: str) -> Side | None:
+    """Return the log ratio of a row's trainings; None if there is no result."""
+    numbers, influences = {}, []
+    for seed, result in sorted(parts(results, scale, cell)[0].items()):
+        items = json.loads((result.path.parent / "items" / result.path.name).read_text(encoding="utf-8"))
+        numbers[seed], influence = log_ratio(items["values"], measure)
+        influences.append(dict(zip(items["images"], influence, strict=True)))
+    if not numbers:
+        return None
+    mean = {image: fmean(one[image] for one in influences) for image in influences[0]}
+    return Side(numbers, None, mean, frozenset([cell.run]))
+
+
+def rows(cells: list[Cell]) -> dict[Row, Cell]:
+    """Return one cell of each row: all are of one evaluation."""
+    return {Row(cell.block, cell.row.partition(", ")[2]): cell for cell in cells}
+
+
+def against_one(side: Side | None, margin: float | None = None) -> Finding:
+    return compare(side, side and Side(dict.fromkeys(side.numbers, 0.0), 0.0, {}, side.trainings), margin)
+
+
+def claims(sides: dict[str, dict[Row, Side | None]]) -> list[tuple[str, Finding]]:
+    """Return claims and findings: the paper's of masked diffusion, its reading of the others, and controls."""
+    found = []
+    for measure, of in sides.items():
+        mdc = of.get(Row("r90", "MDC"))
+        level = {"MDC": Row("r90", "MDC"), **{row: Row("r90", row) for row in ("BERT 15 %", "BERT 75 %", "parallel")},
+                 "MDC at redundancy 1": Row("r100", "MDC"), "control, ARC at redundancy 0": Row("r0", "ARC")}
+        found += [(f"{measure}: MDC's ratio above {row}'s", compare(mdc, of.get(Row("r90", row))))
+                  for row in ("ARC", "CapPa")]
+        found += [(f"{measure}: {name}: level at both places", against_one(of.get(row), MARGIN))
+                  for name, row in level.items()]
+    return found
+
+
+def shown_ratio(finding: Finding) -> str:
+    if finding.difference is None or not math.isfinite(finding.difference):
+        return ""
+    low, high = (math.exp(x) for x in finding.interval or (math.nan, math.nan))
+    return f"{math.exp(finding.difference):.3f}" + (f" ({low:.3f} to {high:.3f})" if finding.interval else "")
+
+
+def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> str:
+    """Return the tables as Markdown, and write PATH.csv and PATH.png."""
+    import pandas as pd
+
+    from open_clip_mdc.data.files import new_file
+    from open_clip_mdc.data.markdown import markdown_table
+    means = {(Row(cell.block, cell.row.partition(", ")[2]), cell.column): fmean(by_seed.values())
+             for cell, by_seed in zip(cells, numbers, strict=True) if by_seed}
+    of_rows = rows(cells)
+    sides = {measure: {row: side(results, scale, cell, measure) for row, cell in of_rows.items()}
+             for measure in TESTED}
+    ratios = {measure: {row: against_one(found) for row, found in of.items()} for measure, of in sides.items()}
+    lines, table = [], []
+    for row in of_rows:
+        if (row, "gap, first") not in means:
+            continue
+        seeds = len(sides["gap"][row].numbers)
+        pairs = {measure: [means[row, f"{measure}, {place}"] for place in tables.PLACES] for measure in tables.MEASURES}
+        lines.append([f"{tables.REDUNDANCIES[row.data]:g}", row.objective,
+                      *(" / ".join(f"{x:.3f}" for x in pairs[measure]) for measure in ("loss", "gap")),
+                      shown_ratio(ratios["gap"][row]), shown_ratio(ratios["gradient"][row]), str(seeds)])
+        for measure, (first, second) in pairs.items():
+            finding = ratios[measure][row] if measure in TESTED else Finding()
+            low, high = finding.interval or (None, None)
+            table.append(dict(redundancy=tables.REDUNDANCIES[row.data], objective=row.objective, measure=measure,
+                              first=first, second=second, log_ratio=finding.difference, low=low, high=high,
+                              seeds=seeds))
+    with new_file(path.with_suffix(".csv")) as partial:
+        pd.DataFrame(table).to_csv(partial, index=False)
+    with new_file(path.with_suffix(".png")) as partial:
+        plot(means, ratios).savefig(partial, format="png", dpi=100)
+    tested = claims(sides)
+    verdicts = [[text, shown_ratio(v.finding), "" if v.p is None else f"{v.p:.3f}" if v.p >= 0.001 else "< 0.001",
+                 "" if v.verdict == "not run" else v.finding.basis, f"*{v.verdict}*"]
+                for (text, _), v in zip(tested, decide(finding for _, finding in tested), strict=True)]
+    absent = [f"r = {tables.REDUNDANCIES[row.data]:g}, {row.objective}" for row in of_rows
+              if (row, "gap, first") not in means]
+    return "\n".join([
+        markdown_table(["redundancy", "", "loss, first / second", "gap, first / second", "gap, ratio (95 %)",
+                        "gradient, ratio (95 %)", "seeds"], lines),
+        *(["", f"Not run: {'; '.join(absent)}."] if absent else []), "",
+        markdown_table(["claim", "ratio, or ratio of ratios (95 %)", "p (Holm)", "errors of", "verdict"], verdicts),
+        ""])
+
+
+def plot(means: dict[tuple[Row, str], float], ratios: dict[str, dict[Row, Finding]]):
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(9.5, 3.4), layout="constrained", facecolor="white")
+    bars, *others = figure.subplots(1, 3, width_ratios=(1.5, 1, 1))
+    shown = [objective for objective in tables.OBJECTIVES if (Row("r90", objective), "gap, first") in means]
+    for number, place in enumerate(tables.PLACES):
+        bars.bar([x + 0.4 * number - 0.2 for x in range(len(shown))],
+                 [means[Row("r90", objective), f"gap, {place}"] for objective in shown], 0.38,
+                 color=("C0", "C1")[number], label=f"said {place}")
+    bars.set(title="redundancy 0.9", ylabel="what the image tells of a token, nats")
+    bars.set_xticks(range(len(shown)), [objective.replace(" ", "\n", 1) for objective in shown], fontsize=8)
+    bars.legend(frameon=False, fontsize=8, loc="lower left")
+    for axes, measure in zip(others, TESTED, strict=True):
+        axes.axhline(1, color="grey", linewidth=0.8, linestyle=":")
+        for number, objective in enumerate(tables.MAIN):
+            points = sorted((tables.REDUNDANCIES[row.data], finding) for row, finding in ratios[measure].items()
+                            if row.objective == objective and finding.difference is not None
+                            and math.isfinite(finding.difference))
+            if points:
+                x, y = zip(*((share, math.exp(finding.difference)) for share, finding in points), strict=True)
+                reach = [[abs(math.exp((finding.interval or (math.log(ratio),) * 2)[end]) - ratio)
+                          for (_, finding), ratio in zip(points, y, strict=True)] for end in (0, 1)]
+                axes.errorbar(x, y, reach, marker="o", markersize=4, capsize=2, color=f"C{number + 2}",
+                              label=objective)
+        axes.set(title={"gap": "the image's share of the loss", "gradient": "gradient at the patch tokens"}[measure],
+                 xlabel="redundancy", ylabel="said second / said first", ylim=(0, 1.25))
+        axes.legend(frameon=False, fontsize=8, loc="lower left")
+    return figure
+
+

@@ -1,0 +1,40 @@
+"""Beside the paper: does a token's visual signal depend on its place? Its central claim, in the world of mentions.
+
+An object's colour and shape tell of each other (scenes/mentions.py), and a coin decides which is said first: what
+stands second is the same words, and can be guessed from what stands first. The measure is experiments/mentions.py's,
+report/position.py has what it comes to.
+"""
+from collections.abc import Iterator
+
+from .cells import Cell, Evaluation, Run
+from .scale import Data, Scale, made
+
+OBJECTIVES = {"MDC": "MDC-{}", "ARC": "ARC-{}", "CapPa": "CapPa-{}", "BERT 15 %": "BERT-{}-r15",
+              "BERT 75 %": "BERT-{}-r75", "parallel": "Parallel-{}"}
+MAIN = ("MDC", "ARC")
+# The share of objects whose shape is their colour's; all objectives at the first, the main two at all.
+REDUNDANCIES = {"r90": 0.9, "r0": 0.0, "r50": 0.5, "r100": 1.0}
+MEASURES = ("loss", "gap", "gradient")
+PLACES = ("first", "second")
+DRAWS = 8  # of the objective's corruption, for each caption
+
+SCENES = "open_clip_mdc scenes --world mentions --num-train 12800 --num-val 500 --num-probe 500 --num-pairs 1"
+DATA = {name: Data(f"{{out}}/data/{name}/train", f"redundancy {share}", 8, 12_800)
+        for name, share in REDUNDANCIES.items()}
+PREPARE = tuple(made(name, f"{SCENES} --redundancy {share}") for name, share in REDUNDANCIES.items())
+
+
+def position(scale: Scale) -> Iterator[Cell]:
+    for data, share in REDUNDANCIES.items() if "position" in scale.tables else ():
+        for row, model in OBJECTIVES.items():
+            if row not in MAIN and data != "r90":
+                continue
+            run = Run(model.format(scale.backbone), data)
+            for measure in MEASURES:
+                for place in PLACES:
+                    yield Cell(f"r = {share}, {row}", f"{measure}, {place}", run, Evaluation(
+                        "mentions", f"{{out}}/data/{data}/val/00000.tar", (data,), f"{measure}_{place}", scale=1.0),
+                        block=data, competes=False)
+
+
+TABLES = {"position": position}

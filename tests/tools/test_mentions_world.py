@@ -1,0 +1,99 @@
+"""Claims about the world of mentions: how often a shape is its colour's, order is a coin's, captions are true.
+
+    pytest tests/tools/test_mentions_world.py
+"""
+import json
+import math
+from collections import Counter
+from dataclasses import asdict
+
+import pytest
+from conftest import complaint_of
+from open_clip.tokenizer import SimpleTokenizer
+from scene_truth import read_caption, read_scene
+
+from open_clip_mdc import cli
+from open_clip_mdc.data.shards import read_metadata, read_samples
+from open_clip_mdc.scenes import mentions
+from open_clip_mdc.scenes.mentions import COLOURS, SHAPES, World
+
+PAIRS = {"red": "circle", "green": "square", "blue": "triangle", "yellow": "star"}
+
+
+def drawn(world, count):
+    return [mentions.draw_scene(world, world.rng("train", index)) for index in range(count)]
+
+
+@pytest.mark.parametrize("redundancy", [0.0, 0.5, 0.9, 1.0])
+def test_a_shape_is_its_colours_as_often_as_the_redundancy_says(redundancy):
+    objects = [item for scene in drawn(World(redundancy=redundancy), 2000) for item in scene.objects]
+    expected = redundancy + (1 - redundancy) / 4  # what is drawn among four is the colour's one time in four
+    share = sum(PAIRS[item.colour] == item.shape for item in objects) / len(objects)
+    assert abs(share - expected) < 4 * math.sqrt(expected * (1 - expected) / len(objects)) + 1e-12
+    for words, said in ((COLOURS, "colour"), (SHAPES, "shape")):  # each of the four is as frequent
+        counts = Counter(getattr(item, said) for item in objects)
+        assert counts.keys() == set(words)
+        assert all(abs(n / len(objects) - 0.25) < 4 * math.sqrt(0.25 * 0.75 / len(objects)) for n in counts.values())
+
+
+def test_objects_of_a_scene_say_nothing_of_one_another():
+    pairs = Counter(tuple(item.colour for item in scene.objects) for scene in drawn(World(), 4000))
+    assert len(pairs) == 16 and all(abs(n - 250) < 5 * math.sqrt(250) for n in pairs.values())
+
+
+def test_a_coin_decides_what_is_said_first_of_a_scene_unless_told():
+    first = [scene.order == "colour" for scene in drawn(World(), 2000)]
+    assert abs(sum(first) - 1000) < 4 * math.sqrt(500)
+    for order in mentions.ORDERS:
+        assert {scene.order for scene in drawn(World(first=order), 50)} == {order}
+
+
+def test_scenes_of_another_redundancy_differ_in_shapes_alone():
+    for sure, unsure in zip(drawn(World(redundancy=1.0), 50), drawn(World(redundancy=0.0), 50), strict=True):
+        facts, others = ([{**vars(item), "shape": ""} for item in scene.objects] for scene in (sure, unsure))
+        assert facts == others and (sure.relation, sure.order) == (unsure.relation, unsure.order)
+        assert all(PAIRS[item.colour] == item.shape for item in sure.objects)
+
+
+def test_both_captions_of_a_scene_are_true_and_of_the_same_words_and_tokens():
+    tokenizer = SimpleTokenizer()
+    for scene in drawn(World(), 100):
+        texts = mentions.captions(scene, None)
+        colour_first, shape_first = texts["captions"]
+        relation, names = read_scene([vars(item) for item in scene.objects])
+        assert colour_first == f" {relation} ".join(f"a {name}" for name in names)
+        assert read_caption(colour_first) == (relation, names)
+        assert shape_first == f" {relation} ".join("a " + " ".join(reversed(name.split())) for name in names)
+        assert texts["caption"] == texts["captions"][mentions.ORDERS.index(scene.order)]
+        assert texts["long_caption"].startswith(f"{texts['caption']}. the ")
+        assert all(len(tokenizer.encode(text)) == len(text.split()) for text in texts["captions"])
+
+
+def test_the_command_writes_it_with_both_orders_of_each_image_and_probes_of_one_attribute(tmp_path, capsys):
+    out = tmp_path / "world"
+    cli.main(["scenes", "--out", str(out), "--world", "mentions", "--redundancy", "0.5", "--num-train", "8",
+              "--num-val", "4", "--num-probe", "40", "--num-pairs", "1"])
+    world = World(redundancy=0.5)
+    samples = list(read_samples(str(out / "val" / "00000.tar")))
+    assert len(samples) == 4
+    for index, sample in enumerate(samples):
+        scene = mentions.draw_scene(world, world.rng("val", index))
+        texts = mentions.captions(scene, None)
+        assert read_metadata(sample) == json.loads(json.dumps({**asdict(scene), **texts}))
+        assert sample["txt"].decode() == texts["caption"]
+    assert {path.name for path in out.iterdir()} == {"train", "train-long", "val", "val-long", "probe-colour",
+                                                     "probe-shape", "sugarcrepe"}
+    labels = {name: [int(s["cls"]) for s in read_samples(str(out / f"probe-{name}" / "train" / "0.tar"))]
+              for name in ("colour", "shape")}
+    assert {*labels["colour"]} == {*labels["shape"]} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("flags, complaint", [
+    (("--redundancy", "1.5"), "--redundancy 1.5 should be from 0 to 1"),
+    (("--objects", "3"), "--objects is of --world plain: that of mentions has two objects"),
+    (("--noise", "0.1"), "--noise is of --world rich"), (("--size", "19"), "--size 19 cannot show 2 objects"),
+    (("--world", "plain", "--first", "shape"), "--first is of --world mentions"),
+    (("--world", "rich", "--redundancy", "0"), "--redundancy is of --world mentions")])
+def test_flags_that_do_not_fit_are_named(tmp_path, flags, complaint):
+    said = complaint_of("scenes", "--out", str(tmp_path / "x"), "--world", "mentions", *flags)
+    assert complaint in said and not (tmp_path / "x").exists()
