@@ -102,6 +102,21 @@ def test_the_workflow_runs_what_must_pass_on_declared_versions_of_python():
     assert any("wheel" in step.get("run", "") for step in wheel["steps"])
 
 
+def test_a_release_is_tried_on_every_declared_python_and_published_by_a_tag_alone():
+    workflow = yaml.safe_load((REPO / ".github" / "workflows" / "release.yml").read_text())
+    declared = {c.rpartition(" ")[2] for c in metadata.metadata("open_clip_mdc").get_all("Classifier")
+                if "Python :: 3." in c}
+    assert set(workflow["jobs"]["try"]["strategy"]["matrix"]["python"]) == declared
+    assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML reads "on" as true
+    assert workflow["jobs"]["publish"]["needs"] == "try" and "id-token" in workflow["jobs"]["publish"]["permissions"]
+
+
+def test_issue_templates_are_forms():
+    for path in (REPO / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        form = yaml.safe_load(path.read_text())
+        assert path.name == "config.yml" or {"name", "description", "body"} <= form.keys(), path
+
+
 def test_the_captioner_of_the_package_is_small_whole_and_licensed(wheel):
     """Decoder and encoder in 16 bit, with the checksum in the header, beside the licence of the encoder and a card."""
     from safetensors import safe_open
