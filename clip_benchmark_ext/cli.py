@@ -49,7 +49,9 @@ def parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace,
     try:
         get_parser_args = light_function("clip_benchmark.cli", "get_parser_args", argparse=argparse,
                                          MODEL_TYPES=MODEL_TYPES)
-        return *get_parser_args(), flags
+        parser, args = get_parser_args()
+        args.task = flags.task
+        return parser, args, flags
     except SystemExit as end:
         if rest[:1] == ["eval"] and not end.code:  # --help
             make_parser().print_help()

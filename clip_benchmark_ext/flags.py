@@ -18,12 +18,18 @@ if TYPE_CHECKING:
 MDC_LENGTH = 15  # tokens, one of the paper's; an autoregressive model ends its captions by itself
 NUM_BEAMS = 6  # the paper's
 FEATURES = ("gap", "cls", "pooled")
+TASKS = ("auto", "captioning", "image_caption_selection", "linear_probe", "probe", "segmentation",
+         "zeroshot_classification", "zeroshot_retrieval")
 DECODING = tuple("caption_length" if name == "length" else name for name in decoding.OPTIONS)
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     objectives = dict.fromkeys(row["objective"] for row in ROWS.values())
+    parser.add_argument_group("tasks of this package").add_argument(
+        "--task", choices=TASKS, default="auto",
+        help="beside clip_benchmark's own: probe (k-NN, linear and attentive probes and a sweep over layers, beside an "
+             "untrained network and pixels), segmentation (a linear layer on patch tokens)")
     group = parser.add_argument_group("captioners", "--model takes the name of a config, such as MDC-ViT-B-32, or an "
                                       f"objective alone ({', '.join(objectives)}), whose architecture is that of the "
                                       "run or checkpoint given by --pretrained")
@@ -43,8 +49,10 @@ def make_parser() -> argparse.ArgumentParser:
                        help="debiased scores: log p(c|image) - alpha * log p(c) (default: 1)")
     group.add_argument("--perturbations", help="ARO Order: frozen negatives (made at first use if absent)")
     group.add_argument("--feature", choices=FEATURES,
-                       help="linear probe; default: gap for captioners, cls before the projection for CLIP (the "
+                       help="linear probe, probe; default: gap for captioners, cls before the projection for CLIP (the "
                             "paper's); pooled is what clip_benchmark itself probes")
+    group.add_argument("--image_size", type=number_from(1),
+                       help="probe and segmentation of --model timm-NAME: side of the images; default: the encoder's")
     group.add_argument("--save_probe", help="linear probe: write the classifier to this safetensors file")
     group.add_argument("--corruption", metavar="NAME:SEVERITY",
                        help="make test images worse, by gaussian_noise, gaussian_blur, jpeg or brightness, 1 to 5; 0 "

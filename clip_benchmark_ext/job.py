@@ -55,7 +55,7 @@ class Job(NamedTuple):
     flags: Flags
     options: dict  # what our flags ask of the model, the defaults filled in
     output: Path
-    model: torch.nn.Module = None  # from here on None before the model is loaded
+    model: torch.nn.Module = None  # or `towers.Towers`; from here on None before the model is loaded
     transform: Callable = None
     tokenizer: Callable = None
 

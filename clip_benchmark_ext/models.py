@@ -16,8 +16,15 @@ from open_clip_mdc.objectives.registry import OBJECTIVES
 DEFAULT_PRETRAINED = "laion400m_e32"  # clip_benchmark's
 
 
+def is_encoder(model: str) -> bool:
+    """Return whether --model is timm-NAME, an image encoder alone."""
+    return model.startswith("timm-")
+
+
 def resolve(model: str, pretrained: str) -> tuple[str, str]:
     """Return the architecture and the checkpoint file (or schema id) that --model and --pretrained mean."""
+    if is_encoder(model):
+        return model, pretrained
     alias = model.lower() if model.lower() in OBJECTIVES else None
     if not alias and not is_captioner(model):
         is_run = (Path(pretrained) / "checkpoints").is_dir()
@@ -38,6 +45,8 @@ def load_model(args: Namespace) -> tuple[torch.nn.Module, Callable, Callable]:
     if is_captioner(args.model):
         return checkpoints.load(args.pretrained, None if ":" in args.model else args.model, device=args.device,
                                 captioner=True)
+    if is_encoder(args.model):
+        raise ValueError(f"--model {args.model} is an image encoder alone: give --task probe or --task segmentation")
     named = args.model_type == "open_clip"
     if named and ":" not in args.model and open_clip.get_model_config(args.model) is None:
         close = close_names(args.model, open_clip.list_models())

@@ -77,8 +77,8 @@ def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, 
     settings["precision"] = precision(args.device, args.amp)
     if os.path.isfile(args.pretrained):
         settings["weights_sha256"] = sha256(args.pretrained)
-    elif args.pretrained.startswith("local-dir:"):
-        settings["weights_sha256"] = [sha256(path) for path in files_below(args.pretrained.removeprefix("local-dir:"))]
+    elif os.path.isdir(folder := args.pretrained.removeprefix("local-dir:")):
+        settings["weights_sha256"] = [sha256(path) for path in files_below(folder)]
     about = {name: getattr(args, name) for name in ("dataset", "model", "pretrained", "task", "language")}
     return json.loads(json.dumps({**about, "settings": settings}))
 

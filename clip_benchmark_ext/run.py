@@ -80,12 +80,17 @@ def evaluate(args: Namespace, flags: Flags) -> int:
         check_suffix("--output", str(output), (".json",))
     output.parent.mkdir(parents=True, exist_ok=True)
     try_output(output)
-    if args.task == "linear_probe":
+    if args.task == "linear_probe" or task.of_towers:
         try_output(args.feature_root, folder=True)
     if args.verbose:
         print(f"{args.task} of {args.model} {args.pretrained} on {args.dataset}, language {args.language}")
     torch.manual_seed(args.seed)
-    job = Job(args, flags, options, output, *load_model(args))
+    if task.of_towers:
+        from . import towers
+        model = towers.load(args, flags.image_size)
+        job = Job(args, flags, options, output, model, towers.transform(model))
+    else:
+        job = Job(args, flags, options, output, *load_model(args))
     batches = job.load_test()
     about = describe()  # before the long work, that what changes meanwhile is noticed by the next run
     metrics = task.evaluate(job, batches)

@@ -23,6 +23,7 @@ class Task(NamedTuple):
     flags: tuple[str, ...] = ()  # of ours, for any model
     captioner_flags: tuple[str, ...] = ()  # of ours, for captioners
     options: Callable[[Namespace, Flags, CaptionCfg | None], dict] = lambda *_: {}
+    of_towers: bool = False  # `Job.model` is the `towers.Towers`
 
     def evaluate(self, job: Job, batches: DataLoader) -> dict:
         module, _, function = self.place.partition(":")
@@ -40,6 +41,9 @@ TASKS = {
     "linear_probe": Task(".linear_probe:run", (
         "train_split", "val_split", "val_proportion", "fewshot_k", "fewshot_lr", "fewshot_epochs", "batch_size",
         "seed", "normalize"), ("feature",)),
+    "probe": Task(".probe:run", (
+        "train_split", "val_split", "val_proportion", "fewshot_lr", "fewshot_epochs", "batch_size", "seed", "normalize"),
+        ("feature", "image_size"), of_towers=True),
     "captioning": Task(
         ".captioning:run", ("annotation_file",),
         (*DECODING, "phrase", "train_captions", "clipscore_model", "clipscore_pretrained"), (), decoding_options),

@@ -62,7 +62,22 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
                 ("train", "val"), random_split(range(len(targets)), [1 - val_proportion, val_proportion]), strict=True):
             data[split] = features[part.indices], targets[part.indices]
     torch.empty(len(data), dtype=torch.int64).random_()
+    probe, result = probe_features(data, fewshot_k, batch_size, lr, epochs, seed, device, amp, verbose)
+    result |= {"normalized": normalize, "feature": feature}
+    if save_probe is not None:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in probe.state_dict().items()}
+        about = {name: value for name, value in result.items() if name != "items"}
+        save_tensors(save_probe, tensors, {"note": note, "result": json.dumps(about)})
+    return result
 
+
+def probe_features(data: dict[str, tuple[Tensor, Tensor]], fewshot_k: int, batch_size: int, lr: float, epochs: int,
+                   seed: int, device: str | torch.device, amp: bool, verbose: bool = False
+                   ) -> tuple[torch.nn.Linear, dict]:
+    """Train the classifier on features [N, D] and class ids [N] by split, and measure it.
+
+    With "val" the weight decay is the best there, then both train. Returns the classifier and what `evaluate` returns.
+    """
     rows = choose_rows(data["train"][1], fewshot_k)
     train_data = tuple(tensor[rows] for tensor in data["train"])
     num_classes = 1 + max(int(data[split][1].max()) for split in data if split != "test")
@@ -97,16 +112,12 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
         "lp_acc1": acc1,
         "lp_acc5": acc5,
         "lp_mean_per_class_recall": float(balanced_accuracy_score(targets.numpy(), predicted.numpy())),
-        "weight_decay": weight_decay, "epochs": epochs, "seed": seed, "fewshot_k": fewshot_k, "normalized": normalize,
-        "feature": feature,
+        "weight_decay": weight_decay, "epochs": epochs, "seed": seed, "fewshot_k": fewshot_k,
     }
     if acc5 is None:
         result["lp_acc5_missing"] = f"there are only {classes} classes"
-    if save_probe is not None:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in probe.state_dict().items()}
-        save_tensors(save_probe, tensors, {"note": note, "result": json.dumps(result)})
     right = predicted.eq(targets).int().tolist()
-    return {**result, "items": {"images": list(range(len(right))), "values": {"lp_acc1": right}}}
+    return probe, {**result, "items": {"images": list(range(len(right))), "values": {"lp_acc1": right}}}
 
 
 def _load_splits(model: torch.nn.Module, loaders: dict[str, DataLoader], kind: str, normalize: bool, amp: bool,

@@ -148,20 +148,39 @@ def features(visual: nn.Module, image: Tensor, kind: str = "gap", layer: int = -
     if kind == "cls":
         if not has_class_token(visual):
             raise ValueError("this image tower has no class token: take the mean of its patches")
-        return _layer(visual, image, layer)[1][:, 0]
-    tokens = patch_tokens(visual, image) if layer % count == count - 1 else _layer(visual, image, layer)[0]
+        return _blocks(visual, image, [layer % count])[0][1][:, 0]
+    last = layer % count == count - 1
+    tokens = patch_tokens(visual, image) if last else _blocks(visual, image, [layer % count])[0][0]
     return tokens.mean(1) if kind == "gap" else tokens
 
 
-def _layer(visual: nn.Module, image: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
+def layers(visual: nn.Module, image: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+    """Return for each block the patch tokens [B, P, D] and the class and register tokens, all after the last norm.
+
+    One pass computes them. The last patch tokens are those of `patch_tokens`. A network of feature maps gives each
+    stage, whose P and D differ, and its last map.
+    """
+    if isinstance(visual, TimmModel) and not _has_blocks(visual):
+        return [(tokens, None) for tokens in trunk.stages(visual, image)]
+    if num_layers(visual) == 1 and not has_class_token(visual):
+        return [(patch_tokens(visual, image), None)]
+    found = _blocks(visual, image, list(range(num_layers(visual))))
+    if isinstance(visual, RegionTower):
+        tokens, regions = found[-1][0], visual.region_embedding
+        found[-1] = tokens + regions.repeat_interleave(tokens.shape[1] // len(regions), 0), None
+    return found
+
+
+def _blocks(visual: nn.Module, image: Tensor, which: list[int]) -> list[tuple[Tensor, Tensor | None]]:
     if isinstance(visual, RegionTower):  # whose embeddings were learnt for the last layer
-        return _layer(visual.tower, visual.split(image), layer)[0].unflatten(0, (len(image), -1)).flatten(1, 2), None
-    asked = dict(indices=[layer % num_layers(visual)], stop_early=True, output_fmt="NLC", intermediates_only=True)
+        return [(tokens.unflatten(0, (len(image), -1)).flatten(1, 2), None)
+                for tokens, _ in _blocks(visual.tower, visual.split(image), which)]
+    asked = dict(indices=which, stop_early=True, output_fmt="NLC", intermediates_only=True)
     if isinstance(visual, TimmModel):
-        found = visual.trunk.forward_intermediates(image, norm=True, return_prefix_tokens=True, **asked)[0]
-        return found if isinstance(found, tuple) else (found, None)
+        found = visual.trunk.forward_intermediates(image, norm=True, return_prefix_tokens=True, **asked)
+        return [one if isinstance(one, tuple) else (one, None) for one in found]
     found = visual.forward_intermediates(image, normalize_intermediates=True, output_extra_tokens=True, **asked)
-    return found["image_intermediates"][0], found["image_intermediates_prefix"][0]
+    return list(zip(found["image_intermediates"], found["image_intermediates_prefix"], strict=True))
 
 
 def lock(visual: nn.Module, unlocked_groups: int = 0) -> None:

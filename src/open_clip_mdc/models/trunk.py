@@ -90,12 +90,23 @@ def settle_resnet(visual: ModifiedResNet) -> None:
 def tokens(visual: nn.Module, image: Tensor) -> Tensor:
     """Return normalised tokens [B, P, D], without class and register tokens, of a tower that was settled."""
     if isinstance(visual, ModifiedResNet):
-        x, channels_first, normalised = visual(image), True, False
-    else:
-        x = visual.trunk.forward_features(image)
-        channels_first, normalised = visual.channels_first, visual.has_last_norm
+        return _of_map(visual(image), True, False)
+    return _of_last(visual, visual.trunk.forward_features(image))
+
+
+def stages(visual: TimmModel, image: Tensor) -> list[Tensor]:
+    """Return the tokens of each stage of a network of feature maps, [B, P, D] of its own P and D, and `tokens`."""
+    if not hasattr(visual.trunk, "forward_intermediates"):
+        return [tokens(visual, image)]
+    last, maps = visual.trunk.forward_intermediates(image, output_fmt="NCHW")
+    return [*(_of_map(x, True, False) for x in maps), _of_last(visual, last)]
+
+
+def _of_last(visual: TimmModel, x: Tensor) -> Tensor:
+    return _of_map(x if x.ndim == 4 else x[:, visual.num_prefix:], visual.channels_first, visual.has_last_norm)
+
+
+def _of_map(x: Tensor, channels_first: bool, normalised: bool) -> Tensor:
     if x.ndim == 4:
         x = x.flatten(2).mT if channels_first else x.flatten(1, 2)
-    else:
-        x = x[:, visual.num_prefix:]
     return x.contiguous() if normalised else F.layer_norm(x, x.shape[-1:])

@@ -1,0 +1,76 @@
+"""Small networks on frozen patch tokens, and how they are trained and their learning rate is chosen.
+
+Dimensions: B images, P patches, D width, H heads, C classes.
+"""
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from open_clip_mdc.progress import progress_bar
+
+HEAD_WIDTH = 64
+
+
+class AttentiveProbe(nn.Module):
+    """One learned query attends to the patch tokens, a linear layer classifies what it takes.
+
+    Multi-head attention of a single query, as the attentive probe of AIM (arXiv 2401.08541) and AIMv2 (2411.14402) and,
+    without its MLP, CapPa's MAP head (2306.07915). Tokens are standardised over the training set, where AIM has a
+    BatchNorm without parameters. Keys and values of tokens are never made: with one query the keys' weights apply to
+    the query and the values' to the means, which is the same and P times cheaper.
+    """
+
+    def __init__(self, mean: Tensor, std: Tensor, classes: int):
+        """Args: `mean` and `std` are the tokens', [D]."""
+        super().__init__()
+        width = len(mean)
+        self.heads = next(n for n in range(max(width // HEAD_WIDTH, 1), 0, -1) if width % n == 0)
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+        self.query = nn.Parameter(0.02 * torch.randn(width))
+        self.key, self.value = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.classifier = nn.Linear(width, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[B, P, D] -> logits [B, C]."""
+        query, key, value = (x.unflatten(0, (self.heads, -1)) for x in (self.query, self.key.weight, self.value.weight))
+        # A constant of a head does not change its softmax, so the mean need not be subtracted here.
+        direction = torch.einsum("hd,hdw->hw", query, key) / (query.shape[1] ** 0.5 * self.std)
+        attention = (tokens @ direction.T).softmax(1)  # [B, P, H]
+        seen = (attention.mT @ tokens - self.mean) / self.std  # [B, H, D]
+        return self.classifier(torch.einsum("bhw,hdw->bhd", seen, value).flatten(1))
+
+
+def moments(batches: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation [D] of tokens that come in batches [B, P, D]."""
+    count, total, squares = 0, 0, 0
+    for tokens in batches:
+        tokens = tokens.flatten(0, 1).double()
+        count, total, squares = count + len(tokens), total + tokens.sum(0), squares + tokens.square().sum(0)
+    mean = total / count
+    return mean.float(), (squares / count - mean.square()).clamp_min(1e-6).sqrt().float()
+
+
+def train(head: nn.Module, rows: Tensor, loss_of: Callable[[nn.Module, Tensor], Tensor], lr: float,
+          weight_decay: float, epochs: int, batch_size: int, seed: int, desc: str) -> nn.Module:
+    """Train a head by AdamW with a cosine schedule down to 0 after a twentieth of warm-up.
+
+    Args:
+        rows: row numbers of the images.
+        loss_of: the mean loss of a head on images, given by their row numbers.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(head.parameters(), weight_decay=weight_decay)
+    steps = epochs * -(-len(rows) // batch_size)
+    batches = (batch for _ in range(epochs)
+               for batch in rows[torch.randperm(len(rows), generator=generator)].split(batch_size))
+    for step, batch in enumerate(progress_bar(batches, f"{desc}, learning rate {lr:g}", "step", total=steps,
+                                              leave=False)):
+        optimizer.param_groups[0]["lr"] = lr * min((step + 1) / (steps / 20), 1) * (
+            1 + math.cos(math.pi * step / steps)) / 2
+        optimizer.zero_grad()
+        loss_of(head, batch).backward()
+        optimizer.step()
+    return head

@@ -1,0 +1,32 @@
+"""k-nearest-neighbour classification by the protocol of DINOv2 (arXiv 2304.07193, from Wu et al., arXiv 1805.01978).
+
+Each of the k nearest training images by cosine votes for its class with weight exp(cosine / temperature). Nothing is
+trained or chosen. Dimensions: N images, D width, C classes.
+"""
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+KS = (10, 20, 100, 200)
+TEMPERATURE = 0.07
+
+
+def knn_votes(train: Tensor, labels: Tensor, test: Tensor, classes: int, ks: tuple[int, ...] = KS,
+              temperature: float = TEMPERATURE, chunk: int = 1024) -> dict[int, Tensor]:
+    """Return for each k, at most the number of training images, the votes of the test images, float [N, C].
+
+    Args:
+        train: training features, [number of training images, D], with class ids `labels`.
+        test: test features, [N, D].
+    """
+    ks = tuple(k for k in ks if k <= len(train))
+    if not ks:
+        return {}
+    train, parts = F.normalize(train.float(), dim=-1), {k: [] for k in ks}
+    for features in F.normalize(test.float(), dim=-1).split(chunk):
+        cosine, nearest = (features @ train.T).topk(max(ks), dim=1)
+        weights = (cosine / temperature).exp()
+        for k in ks:
+            votes = torch.zeros(len(features), classes, device=features.device)
+            parts[k].append(votes.scatter_add_(1, labels[nearest[:, :k]], weights[:, :k]).cpu())
+    return {k: torch.cat(votes) for k, votes in parts.items()}

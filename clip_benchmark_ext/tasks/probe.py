@@ -1,0 +1,163 @@
+"""`--task probe`: k-NN, linear and attentive probes and a sweep over layers, from one pass over the images.
+
+Beside the encoder stand two floors: "untrained", its architecture with fresh weights, and "pixels", the image in
+32 x 32. What is chosen (weight decay, learning rate) is chosen on held-out training images, never on test images.
+Dimensions: B images of a batch, N images, P patches, D width, C classes.
+"""
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import balanced_accuracy_score
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from open_clip_mdc.models import encoder
+from open_clip_mdc.models.fingerprint import fingerprint
+
+from .. import token_cache
+from ..features import cache_key
+from ..job import Job
+from ..other_sets import check_classes
+from ..token_cache import TokenCache
+from . import heads
+from .knn import knn_votes
+from .linear_probe import probe_features
+
+HELD_OUT = 0.1  # of the training images, where no validation split is given
+PIXELS = 32
+LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3)  # of the attentive probe
+WEIGHT_DECAY = 0.1
+
+
+class Splits(NamedTuple):
+    """What is learnt from, validation images included, row numbers in it, and what is measured on."""
+
+    learn: TokenCache
+    train: Tensor
+    val: Tensor
+    test: TokenCache
+
+
+def load_splits(job: Job, batches: DataLoader, encode: token_cache.Encode, kind: str) -> Splits:
+    """Encode what no earlier run has encoded. Dimensions and floors are part of what is kept."""
+    args, loaders = job.args, {"train": job.load(job.args.train_split)}
+    if args.val_split is not None:
+        loaders["val"] = job.load(args.val_split)
+    loaders["test"] = batches
+    check_classes({split: loader.dataset for split, loader in loaders.items()})
+    towers = "".join(map(fingerprint, (job.model.trained, job.model.untrained)))
+    caches = {}
+    for split, loader in loaders.items():
+        key = cache_key(towers, loader, split, kind, False, args.device, args.amp) | {"batch_size": args.batch_size}
+        caches[split] = token_cache.load(args.feature_root, key, loader, encode, args.device, args.amp, f"{split} tokens")
+    count = len(caches["train"])
+    if "val" in caches:
+        learn = TokenCache([*caches["train"].files, *caches["val"].files])
+        return Splits(learn, torch.arange(count), torch.arange(count, len(learn)), caches["test"])
+    held_out = max(round(count * (HELD_OUT if args.val_proportion is None else args.val_proportion)), 1)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(args.seed))
+    if held_out >= count:
+        raise ValueError(f"{count} training images, of which {held_out} are held out: give more, or another "
+                         "--val_proportion")
+    return Splits(caches["train"], order[held_out:], order[:held_out], caches["test"])
+
+
+def encode_fn(job: Job, kind: str) -> token_cache.Encode:
+    """Return the function that passes images once through each tower: features of all layers, and patch tokens."""
+    trained, untrained = job.model.trained, job.model.untrained
+
+    def feature(tokens: Tensor, extra: Tensor | None) -> Tensor:
+        return (tokens.mean(1) if kind == "gap" else extra[:, 0]).float()
+
+    def encode(images: Tensor) -> dict[str, Tensor]:
+        layers, floor = encoder.layers(trained, images), encoder.layers(untrained, images)[-1]
+        size = [min(PIXELS, side) for side in images.shape[2:]]
+        return {**{f"layer.{number}": feature(*layer) for number, layer in enumerate(layers, 1)},
+                "tokens": layers[-1][0].half(), "untrained.tokens": floor[0].half(), "untrained": feature(*floor),
+                "pixels": F.adaptive_avg_pool2d(images, size).flatten(1)}
+
+    return encode
+
+
+def accuracy(name: str, predicted: Tensor, targets: Tensor) -> dict[str, float]:
+    """Return the share of right classes, its mean over classes, and the binomial standard error of the former."""
+    share = predicted.eq(targets).double().mean().item()
+    return {f"{name}_acc1": share, f"{name}_macro": float(balanced_accuracy_score(targets, predicted)),
+            f"{name}_se": math.sqrt(share * (1 - share) / len(targets))}
+
+
+def by_features(job: Job, splits: Splits, name: str, classes: int) -> tuple[dict, dict[str, Tensor]]:
+    """Return metrics of k-NN and of the linear probe on a feature, and the predicted classes [N] by probe."""
+    args, labels, targets = job.args, splits.learn.column("targets"), splits.test.column("targets")
+    learn, test = (F.normalize(cache.column(name), dim=-1) if args.normalize else cache.column(name)
+                   for cache in (splits.learn, splits.test))
+    data = {"train": (learn[splits.train], labels[splits.train]), "val": (learn[splits.val], labels[splits.val]),
+            "test": (test, targets)}
+    linear, about = probe_features(data, -1, args.batch_size, args.fewshot_lr, args.fewshot_epochs, args.seed,
+                                   **job.common)
+    votes = knn_votes(learn.to(args.device), labels.to(args.device), test.to(args.device), classes)
+    with torch.no_grad():
+        predicted = {f"knn{k}": x.argmax(1) for k, x in votes.items()} | {"linear": linear(test.to(args.device)).argmax(1)}
+    return {"linear_weight_decay": about["weight_decay"]}, {probe: x.cpu() for probe, x in predicted.items()}
+
+
+def by_attention(job: Job, splits: Splits, name: str, classes: int) -> tuple[dict, Tensor]:
+    """Return the learning rate of the attentive probe on patch tokens, and the predicted classes [N]."""
+    args, labels = job.args, splits.learn.column("targets").to(job.args.device)
+    mean, std = heads.moments(tokens for _, tokens in splits.learn.batches(name))
+
+    def loss_of(head: heads.AttentiveProbe, rows: Tensor) -> Tensor:
+        return F.cross_entropy(head(splits.learn.rows(name, rows.tolist()).to(args.device)), labels[rows])
+
+    def fit(lr: float, rows: Tensor) -> heads.AttentiveProbe:
+        torch.manual_seed(args.seed)
+        head = heads.AttentiveProbe(mean, std, classes).to(args.device)
+        return heads.train(head, rows, loss_of, lr, WEIGHT_DECAY, args.fewshot_epochs, args.batch_size, args.seed,
+                           f"attentive probe of {name}")
+
+    @torch.no_grad()
+    def predict(head: heads.AttentiveProbe, cache: TokenCache, rows: list[int]) -> Tensor:
+        return torch.cat([head(cache.rows(name, part.tolist()).to(args.device)).argmax(1).cpu()
+                          for part in torch.tensor(rows).split(args.batch_size)])
+
+    def on_held_out(lr: float) -> float:
+        found = predict(fit(lr, splits.train), splits.learn, splits.val.tolist())
+        return found.eq(labels[splits.val].cpu()).double().mean().item()
+
+    lr = max(LEARNING_RATES, key=on_held_out)
+    head = fit(lr, torch.cat((splits.train, splits.val)))
+    return {"attentive_learning_rate": lr}, predict(head, splits.test, list(range(len(splits.test))))
+
+
+def run(job: Job, batches: DataLoader) -> dict:
+    """Return by row ("", "layer_1/", ..., "untrained/", "pixels/") the accuracies of all probes, and items."""
+    kind = job.flags.feature or job.model.feature
+    if kind == "cls" and not encoder.has_class_token(job.model.trained) or kind == "pooled":
+        raise ValueError(f"--feature {kind}: this task probes gap, or cls where the image tower has a class token")
+    splits = load_splits(job, batches, encode_fn(job, kind), kind)
+    targets = splits.test.column("targets")
+    labels = splits.learn.column("targets")
+    for found in (labels, targets):
+        if found.ndim != 1 or found.is_floating_point():
+            raise ValueError(f"a probe needs one class id per image, not targets {list(found.shape)}")
+    classes = 1 + int(max(labels.max(), targets.max()))
+    layers = sum(name.startswith("layer.") for name in splits.test.names())
+    rows = {"": f"layer.{layers}", **{f"layer_{n}/": f"layer.{n}" for n in range(1, layers)},
+            "untrained/": "untrained", "pixels/": "pixels"}
+    metrics: dict = {"feature": kind, "layers": layers, "held_out": len(splits.val), "images": len(targets),
+                     "epochs": job.args.fewshot_epochs, "seed": job.args.seed}
+    values = {}
+    for row, name in rows.items():
+        about, predicted = by_features(job, splits, name, classes)
+        if row in ("", "untrained/"):
+            more, predicted["attentive"] = by_attention(job, splits, "untrained.tokens" if row else "tokens", classes)
+            about |= more
+        for probe, found in predicted.items():
+            about |= accuracy(probe, found, targets)
+            values[f"{row}{probe}_acc1"] = found.eq(targets).int().tolist()
+        metrics |= {f"{row}{name}": value for name, value in about.items()}
+        if job.args.verbose:
+            print(f"{row or 'encoder/'} " + ", ".join(f"{probe} {about[f'{probe}_acc1']:.3f}" for probe in predicted))
+    return metrics | {"items": {"images": list(range(len(targets))), "values": values}}

@@ -1,0 +1,105 @@
+"""What image encoders give for every image of a split, computed in one pass and kept: a file for each batch.
+
+FOLDER/KEY/NUMBER.safetensors holds a batch's tensors, memory-mapped, tokens in 16 bit. KEY is of all that decides them
+(`features.cache_key`). A file appears whole, so an interrupted pass encodes only what is missing, and processes share
+the batches. Dimensions: B images of a batch, N images, R rows.
+"""
+import hashlib
+import itertools
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from open_clip_mdc.data.files import write_json
+from open_clip_mdc.data.weights import save_tensors
+
+from .distributed import everywhere, merge, own_batches
+
+Encode = Callable[[Tensor], dict[str, Tensor]]  # images [B, 3, H, W] -> tensors [B, ...]
+
+
+class TokenCache:
+    """The tensors of a split by name. `targets` are class ids, long [N], or N masks, uint8 [height, width]."""
+
+    def __init__(self, files: list[Path]):
+        self.files = files
+        self.parts: list[dict[str, Tensor]] = []
+        for path in files:
+            try:
+                with safe_open(path, "pt") as file:
+                    self.parts.append({name: file.get_tensor(name) for name in file.keys()})
+            except (SafetensorError, OSError) as problem:
+                raise ValueError(f"{path} is damaged ({problem}): remove it") from problem
+        lengths = [len(next(x for name, x in part.items() if not name.startswith("mask."))) for part in self.parts]
+        self.ends = list(itertools.accumulate(lengths))
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def names(self) -> Iterable[str]:
+        return self.parts[0].keys()
+
+    def column(self, name: str) -> Tensor:
+        """Return a tensor of all images, [N, ...], in memory."""
+        return torch.cat([part[name] for part in self.parts])
+
+    def rows(self, name: str, which: Iterable[int]) -> Tensor:
+        """Return a tensor of some images, [R, ...] in float32, read from the disk."""
+        return torch.stack([part[name][row] for part, row in map(self._place, which)]).float()
+
+    def masks(self, which: Iterable[int]) -> list[Tensor]:
+        return [part[f"mask.{row}"] for part, row in map(self._place, which)]
+
+    def batches(self, name: str, size: int = 64) -> Iterator[tuple[range, Tensor]]:
+        """Yield row numbers and the tensor of these images, in order."""
+        for start in range(0, len(self), size):
+            which = range(start, min(start + size, len(self)))
+            yield which, self.rows(name, which)
+
+    def _place(self, row: int) -> tuple[dict[str, Tensor], int]:
+        part = bisect_right(self.ends, row)
+        return self.parts[part], int(row) - (self.ends[part - 1] if part else 0)
+
+
+def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: str | torch.device, amp: bool,
+         desc: str) -> TokenCache:
+    """Return the cache of a key. What is missing is encoded, each image once.
+
+    Targets of the loader are class ids, or lists of masks. Raises ValueError if the loader is empty, or a feature is
+    not finite.
+    """
+    text = json.dumps(key, sort_keys=True)
+    place = Path(folder, f"{key['split']}-tokens-{hashlib.sha256(text.encode()).hexdigest()[:24]}")
+    place.mkdir(parents=True, exist_ok=True)
+    about = place / "about.json"  # written last
+    found = sorted(place.glob("*.safetensors"))
+    if everywhere(about.exists() and json.loads(about.read_bytes()).get("batches") == len(found)):
+        return TokenCache(found)
+    numbers = []
+    for number, (images, targets) in own_batches(dataloader, desc):
+        path = place / f"{number:08d}.safetensors"
+        if not path.exists():
+            save_tensors(path, _encoded(encode, images, targets, torch.device(device), amp, desc))
+        numbers.append((number, number))
+    count = len(merge(numbers))
+    if not count:
+        raise ValueError(f"{desc}: the data set is empty")
+    write_json(about, {"batches": count, "key": key})
+    return TokenCache([place / f"{number:08d}.safetensors" for number in range(count)])
+
+
+@torch.no_grad()
+def _encoded(encode: Encode, images: Tensor, targets: Tensor | list[Tensor], device: torch.device, amp: bool,
+             desc: str) -> dict[str, Tensor]:
+    with torch.autocast(device.type, enabled=amp):
+        found = {name: x.cpu().contiguous() for name, x in encode(images.to(device, non_blocking=True)).items()}
+    if wrong := [name for name, x in found.items() if not x.isfinite().all()]:
+        raise ValueError(f"{desc}: NaN or infinity in {', '.join(wrong)}" + "; try --no_amp" * amp)
+    masks = isinstance(targets, list) and isinstance(targets[0], Tensor) and targets[0].ndim == 2
+    return found | ({f"mask.{row}": mask for row, mask in enumerate(targets)} if masks else
+                    {"targets": torch.as_tensor(targets)})

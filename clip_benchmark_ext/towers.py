@@ -1,0 +1,93 @@
+"""The image tower that a probe is of, as all its patch tokens, and the same architecture untrained.
+
+--model and --pretrained name a captioner, a CLIP model, or an encoder alone: timm-NAME with weights of timm or
+transformers. Dimensions: B images, P patches, D width.
+"""
+from argparse import Namespace
+from pathlib import Path
+from typing import NamedTuple
+
+import open_clip
+import torch
+from open_clip.model import CLIPVisionCfg
+from open_clip.transform import PreprocessCfg, image_transform_v2
+from open_clip.transformer import QuickGELU
+from torch import nn
+
+from open_clip_mdc.integration import configs, image_source
+from open_clip_mdc.models import encoder, tower_weights
+from open_clip_mdc.models.captioner import Captioner
+
+from .models import DEFAULT_PRETRAINED, is_encoder, load_model
+
+
+class Towers(NamedTuple):
+    """A trained image tower and an untrained one of its architecture, in eval mode, and their images."""
+
+    trained: nn.Module
+    untrained: nn.Module
+    preprocess: PreprocessCfg
+    feature: str  # what is probed unless another feature is asked for: "gap" or "cls"
+
+
+def build(config: dict, image_size: int | tuple[int, int] | None, quick_gelu: bool) -> nn.Module:
+    vision = config["vision_cfg"] | ({"image_size": image_size} if image_size else {})
+    return encoder.build(CLIPVisionCfg(**vision), quick_gelu, vq_cfg=config.get("vq_cfg"),
+                         regions=config.get("caption_cfg", {}).get("regions", 1)).eval()
+
+
+def tile_size(tower: nn.Module) -> int | tuple[int, int]:
+    """Return `image_size` of the config of a tower."""
+    return encoder.region_tower(tower).image_size
+
+
+def load(args: Namespace, image_size: int | None) -> Towers:
+    """Return the image tower of --model and --pretrained. Raises ValueError, which names what does not fit."""
+    if is_encoder(args.model):
+        config, trained, preprocess = _encoder_alone(args, image_size)
+        feature = "cls" if encoder.has_class_token(trained) else "gap"
+    elif image_size is not None:
+        raise ValueError(f"--image_size {image_size} is of --model timm-NAME: {args.model} sees images as it was "
+                         "trained to")
+    elif args.model_type != "open_clip":
+        raise ValueError(f"--model_type {args.model_type}: a probe is of image towers of OpenCLIP, timm-NAME and "
+                         "captioners")
+    else:
+        model, _, _ = load_model(args)
+        config, given = open_clip.get_model_config(args.model), model.visual
+        preprocess = PreprocessCfg(**given.preprocess_cfg)
+        feature, trained = "gap", given
+        if not isinstance(model, Captioner):  # its tower pools
+            trained = build(config, given.image_size, _is_quick(given))
+            tower_weights.load(trained, given.state_dict())
+            feature = "cls" if encoder.has_class_token(trained) else "gap"
+    with torch.random.fork_rng():
+        torch.manual_seed(args.seed)
+        untrained = build(config, tile_size(trained), _is_quick(trained))
+    return Towers(trained.to(args.device).eval(), untrained.to(args.device), preprocess, feature)
+
+
+def _is_quick(tower: nn.Module) -> bool:
+    return any(isinstance(module, QuickGELU) for module in tower.modules())
+
+
+def _encoder_alone(args: Namespace, image_size: int | None) -> tuple[dict, nn.Module, PreprocessCfg]:
+    name, source = f"MDC-{args.model}", args.pretrained
+    config = configs.timm_base(args.model)
+    if source == DEFAULT_PRETRAINED:
+        raise ValueError(f"--model {args.model} needs --pretrained: a file or folder of weights of timm or "
+                         f"transformers, or timm:{args.model.removeprefix('timm-')}, which may be downloaded")
+    tower = build(config, image_size, False)
+    try:
+        image_source.load(tower, source, name)
+        told = image_source.normalization(source, name)
+    except ValueError as problem:
+        raise ValueError(str(problem).replace("--pretrained-image", "--pretrained").replace("MDC-", "")) from problem
+    interpolation = {"interpolation": "bicubic"}
+    return config, tower, PreprocessCfg(size=tower.image_size, **interpolation, **told)
+
+
+def transform(towers: Towers, whole: bool = False):
+    """Return the transform from an image to [3, H, W]: what the tower saw in training, or all of the image, squashed."""
+    return image_transform_v2(PreprocessCfg(**vars(towers.preprocess) | ({"resize_mode": "squash"} if whole else {})),
+                              is_train=False)
