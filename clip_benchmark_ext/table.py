@@ -1,7 +1,8 @@
 """Result files of `clip_benchmark eval` as a Markdown table, SugarCrepe's group averages included.
 
 `python -m clip_benchmark_ext.table results/*.json` shows what the paper's tables show. A group of SugarCrepe has two
-rows: "macro", the mean over its subsets, and "micro", the mean over its cases, which is SugarCrepe's own.
+rows: "macro", the mean over its subsets, and "micro", the mean over its cases, which is SugarCrepe's own. Probes have
+a row for each feature, their floors among them.
 """
 import argparse
 import json
@@ -21,6 +22,8 @@ COLUMNS = {  # column: the metric that it shows
     "micro": "text_acc_micro", "blind": "text_acc_blind", "debiased": "text_acc_debiased", "image": "image_acc",
     "both": "acc", "ties": "ties", "cases": "cases", "draws": "mean_draws", "length": "caption_length", "B@4": "Bleu_4",
     "METEOR": "METEOR", "CIDEr": "CIDEr", "ROUGE-L": "ROUGE_L", "SPICE": "SPICE", "CLIPScore": "CLIPScore",
+    **{f"{k}-NN": f"knn{k}_acc1" for k in (10, 20, 100, 200)}, "linear": "linear_acc1", "linear, macro": "linear_macro",
+    "attentive": "attentive_acc1", "attentive, macro": "attentive_macro", "mIoU": "miou", "pixel accuracy": "pixel_acc",
     "RefCLIPScore": "RefCLIPScore", "mean length": "mean_length", "references": "reference_mean_length",  # in words
 }
 OF_THE_SUBSET = {"dataset_root": None, "data_sha256": None}  # settings that subsets of a group need not share
@@ -29,6 +32,7 @@ LENGTHS = ("mean length", "references")
 
 
 def checked(name: str, value: object) -> object:
+    name = name.rpartition("/")[2]
     kinds = {"scorer": (str,), "caption_length": (int, float, str)}.get(name, (int, float))
     shown = name in ("scorer", *COLUMNS.values()) or name.startswith("text_acc")
     if shown and value is not None and type(value) not in kinds:
@@ -43,7 +47,7 @@ def read_results(paths: list[str]) -> list[dict]:
         try:
             result = parse_json(Path(path).read_bytes())
             metrics = {name: checked(name, value) for name, value in result["metrics"].items()}
-            results.append({**{k: "" + result[k] for k in ("dataset", "model", "pretrained", "task")},
+            results += feature_rows({**{k: "" + result[k] for k in ("dataset", "model", "pretrained", "task")},
                             "metrics": metrics, "settings": result.get("settings", {}) | OF_THE_SUBSET})
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise ValueError(f"{path} is no result file of clip_benchmark eval: {problem!r}") from problem
@@ -63,12 +67,27 @@ def read_results(paths: list[str]) -> list[dict]:
     return results
 
 
+def feature_rows(result: dict) -> list[dict]:
+    """Return a result for each feature of a probe, whose metrics are named FEATURE/METRIC; any other as it is."""
+    rows: dict[str, dict] = {}
+    for name, value in result["metrics"].items():
+        feature, _, metric = name.rpartition("/")
+        rows.setdefault(feature, {})[metric] = value
+    if len(rows) < 2:
+        return [result]
+    return [{**result, "metrics": metrics, "feature": feature.replace("_", " ") or "encoder", "order": number}
+            for number, (feature, metrics) in enumerate(rows.items())]
+
+
 def markdown(results: list[dict]) -> str:
     """Return one row per result; only columns that some row has. Accuracies and caption metrics times 100."""
     def cell(result: dict, column: str) -> str | None:
         number = result["metrics"].get(COLUMNS[column])
         if number is None or isinstance(number, str):  # --caption_length auto
             return number
+        error = result["metrics"].get(f"{COLUMNS[column].rpartition('_')[0]}_se")
+        if error is not None and not COLUMNS[column].endswith("_macro"):
+            return f"{100 * number:.1f} ± {100 * error:.1f}"
         return f"{number:.0f}" if column in COUNTS else f"{number if column in LENGTHS else 100 * number:.1f}"
 
     def name(result: dict) -> list[str]:
@@ -77,8 +96,10 @@ def markdown(results: list[dict]) -> str:
         return [result["dataset"], result["model"] + run, result["metrics"].get("scorer") or ""]
 
     columns = [c for c in COLUMNS if any(r["metrics"].get(COLUMNS[c]) is not None for r in results)]
-    return markdown_table(["data set", "model (run)", "scorer", *columns],
-                          [name(r) + [cell(r, c) for c in columns] for r in sorted(results, key=name)])
+    features = ["features"] if any("feature" in r for r in results) else []
+    rows = sorted(results, key=lambda r: (name(r), r.get("order", 0)))
+    return markdown_table(["data set", "model (run)", "scorer", *features, *columns],
+                          [name(r) + [r.get("feature")] * len(features) + [cell(r, c) for c in columns] for r in rows])
 
 
 def main() -> None:

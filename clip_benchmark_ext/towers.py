@@ -4,16 +4,17 @@
 transformers. Dimensions: B images, P patches, D width.
 """
 from argparse import Namespace
-from pathlib import Path
 from typing import NamedTuple
 
 import open_clip
+import timm
 import torch
 from open_clip.model import CLIPVisionCfg
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from open_clip.transformer import QuickGELU
 from torch import nn
 
+from open_clip_mdc.errors import close_names
 from open_clip_mdc.integration import configs, image_source
 from open_clip_mdc.models import encoder, tower_weights
 from open_clip_mdc.models.captioner import Captioner
@@ -34,11 +35,6 @@ def build(config: dict, image_size: int | tuple[int, int] | None, quick_gelu: bo
     vision = config["vision_cfg"] | ({"image_size": image_size} if image_size else {})
     return encoder.build(CLIPVisionCfg(**vision), quick_gelu, vq_cfg=config.get("vq_cfg"),
                          regions=config.get("caption_cfg", {}).get("regions", 1)).eval()
-
-
-def tile_size(tower: nn.Module) -> int | tuple[int, int]:
-    """Return `image_size` of the config of a tower."""
-    return encoder.region_tower(tower).image_size
 
 
 def load(args: Namespace, image_size: int | None) -> Towers:
@@ -63,7 +59,7 @@ def load(args: Namespace, image_size: int | None) -> Towers:
             feature = "cls" if encoder.has_class_token(trained) else "gap"
     with torch.random.fork_rng():
         torch.manual_seed(args.seed)
-        untrained = build(config, tile_size(trained), _is_quick(trained))
+        untrained = build(config, encoder.region_tower(trained).image_size, _is_quick(trained))
     return Towers(trained.to(args.device).eval(), untrained.to(args.device), preprocess, feature)
 
 
@@ -74,6 +70,9 @@ def _is_quick(tower: nn.Module) -> bool:
 def _encoder_alone(args: Namespace, image_size: int | None) -> tuple[dict, nn.Module, PreprocessCfg]:
     name, source = f"MDC-{args.model}", args.pretrained
     config = configs.timm_base(args.model)
+    if config is None:
+        close = close_names(args.model, (f"timm-{known}" for known in timm.list_models()))
+        raise ValueError(f"--model {args.model}: timm has no such encoder{close}")
     if source == DEFAULT_PRETRAINED:
         raise ValueError(f"--model {args.model} needs --pretrained: a file or folder of weights of timm or "
                          f"transformers, or timm:{args.model.removeprefix('timm-')}, which may be downloaded")
@@ -83,11 +82,10 @@ def _encoder_alone(args: Namespace, image_size: int | None) -> tuple[dict, nn.Mo
         told = image_source.normalization(source, name)
     except ValueError as problem:
         raise ValueError(str(problem).replace("--pretrained-image", "--pretrained").replace("MDC-", "")) from problem
-    interpolation = {"interpolation": "bicubic"}
-    return config, tower, PreprocessCfg(size=tower.image_size, **interpolation, **told)
+    return config, tower, PreprocessCfg(size=tower.image_size, **told)
 
 
 def transform(towers: Towers, whole: bool = False):
-    """Return the transform from an image to [3, H, W]: what the tower saw in training, or all of the image, squashed."""
+    """Return the transform from an image to [3, H, W], of the model, or by which all of an image is seen, squashed."""
     return image_transform_v2(PreprocessCfg(**vars(towers.preprocess) | ({"resize_mode": "squash"} if whole else {})),
                               is_train=False)

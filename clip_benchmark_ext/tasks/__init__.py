@@ -42,8 +42,8 @@ TASKS = {
         "train_split", "val_split", "val_proportion", "fewshot_k", "fewshot_lr", "fewshot_epochs", "batch_size",
         "seed", "normalize"), ("feature",)),
     "probe": Task(".probe:run", (
-        "train_split", "val_split", "val_proportion", "fewshot_lr", "fewshot_epochs", "batch_size", "seed", "normalize"),
-        ("feature", "image_size"), of_towers=True),
+        "train_split", "val_split", "val_proportion", "fewshot_lr", "fewshot_epochs", "batch_size", "seed",
+        "normalize"), ("feature", "image_size"), of_towers=True),
     "captioning": Task(
         ".captioning:run", ("annotation_file",),
         (*DECODING, "phrase", "train_captions", "clipscore_model", "clipscore_pretrained"), (), decoding_options),

@@ -12,8 +12,8 @@ TEMPERATURE = 0.07
 
 
 def knn_votes(train: Tensor, labels: Tensor, test: Tensor, classes: int, ks: tuple[int, ...] = KS,
-              temperature: float = TEMPERATURE, chunk: int = 1024) -> dict[int, Tensor]:
-    """Return for each k, at most the number of training images, the votes of the test images, float [N, C].
+              temperature: float = TEMPERATURE, chunk: int = 1024) -> dict[str, Tensor]:
+    """Return the votes of the test images, float [N, C], by "knn" and k, at most the number of training images.
 
     Args:
         train: training features, [number of training images, D], with class ids `labels`.
@@ -29,4 +29,4 @@ def knn_votes(train: Tensor, labels: Tensor, test: Tensor, classes: int, ks: tup
         for k in ks:
             votes = torch.zeros(len(features), classes, device=features.device)
             parts[k].append(votes.scatter_add_(1, labels[nearest[:, :k]], weights[:, :k]).cpu())
-    return {k: torch.cat(votes) for k, votes in parts.items()}
+    return {f"knn{k}": torch.cat(votes) for k, votes in parts.items()}

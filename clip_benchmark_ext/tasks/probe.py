@@ -23,7 +23,7 @@ from ..other_sets import check_classes
 from ..token_cache import TokenCache
 from . import heads
 from .knn import knn_votes
-from .linear_probe import probe_features
+from .linear_probe import predict, probe_features
 
 HELD_OUT = 0.1  # of the training images, where no validation split is given
 PIXELS = 32
@@ -51,7 +51,8 @@ def load_splits(job: Job, batches: DataLoader, encode: token_cache.Encode, kind:
     caches = {}
     for split, loader in loaders.items():
         key = cache_key(towers, loader, split, kind, False, args.device, args.amp) | {"batch_size": args.batch_size}
-        caches[split] = token_cache.load(args.feature_root, key, loader, encode, args.device, args.amp, f"{split} tokens")
+        caches[split] = token_cache.load(args.feature_root, key, loader, encode, args.device, args.amp,
+                                         f"{split} tokens")
     count = len(caches["train"])
     if "val" in caches:
         learn = TokenCache([*caches["train"].files, *caches["val"].files])
@@ -95,12 +96,12 @@ def by_features(job: Job, splits: Splits, name: str, classes: int) -> tuple[dict
                    for cache in (splits.learn, splits.test))
     data = {"train": (learn[splits.train], labels[splits.train]), "val": (learn[splits.val], labels[splits.val]),
             "test": (test, targets)}
+    torch.manual_seed(args.seed)
     linear, about = probe_features(data, -1, args.batch_size, args.fewshot_lr, args.fewshot_epochs, args.seed,
                                    **job.common)
     votes = knn_votes(learn.to(args.device), labels.to(args.device), test.to(args.device), classes)
-    with torch.no_grad():
-        predicted = {f"knn{k}": x.argmax(1) for k, x in votes.items()} | {"linear": linear(test.to(args.device)).argmax(1)}
-    return {"linear_weight_decay": about["weight_decay"]}, {probe: x.cpu() for probe, x in predicted.items()}
+    votes["linear"] = predict(linear, test, args.batch_size, args.amp, args.device)
+    return {"linear_weight_decay": about["weight_decay"]}, {name: x.argmax(1) for name, x in votes.items()}
 
 
 def by_attention(job: Job, splits: Splits, name: str, classes: int) -> tuple[dict, Tensor]:
@@ -118,17 +119,17 @@ def by_attention(job: Job, splits: Splits, name: str, classes: int) -> tuple[dic
                            f"attentive probe of {name}")
 
     @torch.no_grad()
-    def predict(head: heads.AttentiveProbe, cache: TokenCache, rows: list[int]) -> Tensor:
+    def classify(head: heads.AttentiveProbe, cache: TokenCache, rows: Tensor) -> Tensor:
         return torch.cat([head(cache.rows(name, part.tolist()).to(args.device)).argmax(1).cpu()
-                          for part in torch.tensor(rows).split(args.batch_size)])
+                          for part in rows.split(args.batch_size)])
 
     def on_held_out(lr: float) -> float:
-        found = predict(fit(lr, splits.train), splits.learn, splits.val.tolist())
+        found = classify(fit(lr, splits.train), splits.learn, splits.val)
         return found.eq(labels[splits.val].cpu()).double().mean().item()
 
     lr = max(LEARNING_RATES, key=on_held_out)
     head = fit(lr, torch.cat((splits.train, splits.val)))
-    return {"attentive_learning_rate": lr}, predict(head, splits.test, list(range(len(splits.test))))
+    return {"attentive_learning_rate": lr}, classify(head, splits.test, torch.arange(len(splits.test)))
 
 
 def run(job: Job, batches: DataLoader) -> dict:

@@ -1,0 +1,238 @@
+"""Claims about `clip_benchmark eval --task probe`.    pytest tests/benchmark/test_probe.py"""
+import json
+import math
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from models import labelled_webdataset, save_clip
+from safetensors.torch import save_file
+
+from clip_benchmark_ext import cli, towers
+from clip_benchmark_ext.table import markdown, read_results
+from clip_benchmark_ext.tasks import heads, probe
+from clip_benchmark_ext.tasks.knn import knn_votes
+from open_clip_mdc.integration import checkpoints
+from open_clip_mdc.models import encoder
+
+CLASSES = ["red", "blue", "green"]
+
+
+def test_votes_of_neighbours_are_those_of_a_loop():
+    generator = torch.Generator().manual_seed(0)
+    train, test = torch.randn(30, 5, generator=generator), torch.randn(7, 5, generator=generator)
+    labels = torch.randint(0, 4, (30,), generator=generator)
+    votes = knn_votes(train, labels, test, 4, ks=(1, 10, 20, 100), chunk=3)
+    assert votes.keys() == {"knn1", "knn10", "knn20"}  # there are 30 training images
+    for k in (1, 10, 20):
+        for x, found in zip(test.tolist(), votes[f"knn{k}"].tolist(), strict=True):
+            cosines = sorted(((sum(a * b for a, b in zip(x, y, strict=True)) / math.hypot(*x) / math.hypot(*y), label)
+                              for y, label in zip(train.tolist(), labels.tolist(), strict=True)), reverse=True)
+            expected = [0.0] * 4
+            for cosine, label in cosines[:k]:
+                expected[label] += math.exp(cosine / 0.07)
+            assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_near_neighbours_outvote_many_far_ones():
+    """By hand: one image at cosine 1 weighs e^(1/0.07), three at cosine 0.9 together 3 e^(0.9/0.07), less by 28 %."""
+    far = [0.9, math.sqrt(1 - 0.81)]
+    votes = knn_votes(torch.tensor([[2.0, 0], far, far, far]), torch.tensor([0, 1, 1, 1]), torch.tensor([[0.5, 0]]), 2,
+                      ks=(4,))["knn4"][0]
+    assert votes.argmax() == 0 and votes[1] / votes[0] == pytest.approx(3 * math.exp(-0.1 / 0.07), rel=1e-4)
+
+
+def test_the_attentive_probe_is_multi_head_attention_of_one_query():
+    torch.manual_seed(0)
+    tokens = torch.randn(3, 6, 128) * 2 + 1
+    mean, std = heads.moments(iter(tokens.split(2)))
+    torch.testing.assert_close(mean, tokens.flatten(0, 1).mean(0))
+    torch.testing.assert_close(std, tokens.flatten(0, 1).std(0, unbiased=False))
+    head = heads.AttentiveProbe(mean, std, 5)
+    assert head.heads == 2
+    torch.nn.init.normal_(head.query)
+    x = F.layer_norm(tokens.flatten(0, 1).T, (18,)).T.unflatten(0, (3, 6))  # standardised over images and places
+    reference = torch.nn.MultiheadAttention(128, 2, bias=False, batch_first=True)
+    with torch.no_grad():
+        reference.in_proj_weight.copy_(torch.cat((torch.eye(128), head.key.weight, head.value.weight)))
+        reference.out_proj.weight.copy_(torch.eye(128))
+        seen = reference(head.query.expand(3, 1, 128), x, x)[0][:, 0]
+        torch.testing.assert_close(head(tokens), head.classifier(seen), atol=1e-4, rtol=1e-4)
+
+
+def marked(count: int, seed: int, width: int = 16, patches: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens one of which, at a random place, has a mark and the class; an unmarked one has the opposite class."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = 0.1 * torch.randn(count, patches, width, generator=generator)
+    labels = torch.randint(0, 2, (count,), generator=generator)
+    for image, label in zip(tokens, labels.tolist(), strict=True):
+        here, there = torch.randperm(patches, generator=generator)[:2].tolist()
+        image[here, 0], image[there, 0] = 2, 0
+        image[here, 1], image[there, 1] = (2 * label - 1) * torch.tensor([2, -2])
+    return tokens, labels
+
+
+def test_attention_finds_what_the_mean_over_patches_has_lost():
+    (tokens, labels), (test, targets) = marked(400, 0), marked(200, 1)
+    torch.manual_seed(0)
+    attentive = heads.AttentiveProbe(*heads.moments([tokens]), 2)
+    heads.train(attentive, torch.arange(400), lambda head, rows: F.cross_entropy(head(tokens[rows]), labels[rows]),
+                3e-3, 0.1, 20, 32, 0, "test")
+    assert attentive(test).argmax(1).eq(targets).float().mean() > 0.95
+    data = {"train": (tokens.mean(1), labels), "test": (test.mean(1), targets)}
+    assert probe.probe_features(data, -1, 32, 0.1, 20, 0, "cpu", False)[1]["lp_acc1"] < 0.65
+
+
+TOWERS = [dict(image_size=32, patch_size=8, width=64, head_width=32, layers=3),
+          dict(timm_model_name="test_vit", image_size=160), dict(timm_model_name="test_convnext", image_size=64)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("vision", TOWERS, ids=["native", "timm's ViT", "feature maps"])
+def test_the_sweep_is_a_forward_pass_of_its_own_for_each_layer(vision):
+    torch.manual_seed(0)
+    tower = towers.build({"vision_cfg": vision}, None, False)
+    image = torch.randn(2, 3, vision["image_size"], vision["image_size"])
+    job = Namespace(model=Namespace(trained=tower, untrained=tower))
+    found = probe.encode_fn(job, "gap")(image)
+    layers = [x for name, x in found.items() if name.startswith("layer.")]
+    torch.testing.assert_close(layers[-1], encoder.patch_tokens(tower, image).mean(1))
+    torch.testing.assert_close(found["tokens"].float(), encoder.patch_tokens(tower, image), atol=2e-3, rtol=1e-3)
+    if "convnext" in str(vision):  # with hooks on timm's stages
+        maps = []
+        hooks = [stage.register_forward_hook(lambda _, __, x: maps.append(x)) for stage in tower.trunk.stages]
+        tower.trunk(image)
+        assert len(hooks) == len(maps) == len(layers) - 1
+        expected = [F.layer_norm(x.permute(0, 2, 3, 1), (x.shape[1],)).mean((1, 2)) for x in maps]
+    else:
+        expected = [encoder.features(tower, image, "gap", layer) for layer in range(encoder.num_layers(tower) - 1)]
+        cls = probe.encode_fn(job, "cls")(image)
+        torch.testing.assert_close(cls["layer.1"], encoder.features(tower, image, "cls", 0))
+    assert len(expected) == len(layers) - 1 >= 2
+    for layer, own in zip(layers, expected, strict=False):
+        torch.testing.assert_close(layer, own)
+
+
+def evaluate(*flags, data: Path, name: str = "result") -> dict:
+    cli.main(["eval", *map(str, flags), "--dataset", "wds/x", "--dataset_root", str(data), "--task", "probe",
+              "--output", f"{name}.json", "--num_workers", "0", "--quiet", "--no_amp", "--batch_size", "10"])
+    return json.loads(Path(f"{name}.json").read_text())["metrics"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return labelled_webdataset(tmp_path_factory.mktemp("labelled"), CLASSES, ["a {c}"])
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """How many images went through the first layer of the trained and of the untrained tower."""
+    counts = {"trained": 0, "untrained": 0}
+    load = towers.load
+
+    def counted(*args):
+        found = load(*args)
+        for name in counts:
+            def count(module, inputs, output, name=name):
+                counts[name] += len(inputs[0])
+            getattr(found, name).conv1.register_forward_hook(count)
+        return found
+    monkeypatch.setattr(towers, "load", counted)
+    return counts
+
+
+@pytest.mark.usefixtures("clip_benchmark")
+def test_a_captioner_beside_its_floors_with_each_image_encoded_once(runs, data, seen, tmp_path):
+    flags = ("--model", "mdc", "--pretrained", runs / "mdc", "--fewshot_epochs", "2")
+    metrics = evaluate(*flags, data=data)
+    assert seen == {"trained": 48, "untrained": 48}
+    assert metrics["layers"] == 4 and metrics["held_out"] == 2 and metrics["feature"] == "gap"
+    for row in ("", "layer_1/", "layer_2/", "layer_3/", "untrained/", "pixels/"):
+        for one in ("knn10", "knn20", "linear", *(["attentive"] if row in ("", "untrained/") else [])):
+            share = metrics[f"{row}{one}_acc1"]
+            assert metrics[f"{row}{one}_se"] == pytest.approx(math.sqrt(share * (1 - share) / 24))
+            assert metrics[f"{row}{one}_macro"] == pytest.approx(share)  # classes have as many images
+    items = json.loads(Path("items/result.json").read_text())["values"]
+    assert sum(items["untrained/linear_acc1"]) == round(24 * metrics["untrained/linear_acc1"])
+    head, _, *rows = markdown(read_results(["result.json"])).splitlines()
+    assert head.startswith("| data set | model (run) | scorer | features | 10-NN | 20-NN | linear | linear, macro |")
+    assert [row.split(" | ")[3] for row in rows] == ["encoder", "layer 1", "layer 2", "layer 3", "untrained", "pixels"]
+    assert f"| {100 * metrics['linear_acc1']:.1f} ± {100 * metrics['linear_se']:.1f} |" in rows[0]
+    # All is there: nothing is encoded, and the numbers are the same. One file lacking is ten images.
+    assert evaluate(*flags, data=data, name="again") == metrics
+    assert seen == {"trained": 48, "untrained": 48}
+    folder = next(Path("features").glob("train-tokens-*"))
+    (folder / "00000001.safetensors").unlink()
+    assert evaluate(*flags, data=data, name="mended") == metrics
+    assert seen == {"trained": 58, "untrained": 58}
+
+
+@pytest.mark.usefixtures("clip_benchmark")
+def test_nothing_is_chosen_by_test_images(runs, data, tmp_path, monkeypatch):
+    """With other test labels the choices, and what is predicted, are the same."""
+    flags = ("--model", "mdc", "--pretrained", runs / "mdc", "--fewshot_epochs", "2", "--val_proportion", "0.4")
+    first = evaluate(*flags, data=data)
+    column = probe.TokenCache.column
+
+    def other(self, name):
+        found = column(self, name)
+        return (found + 1) % 3 if name == "targets" and "test-tokens" in str(self.files[0]) else found
+    monkeypatch.setattr(probe.TokenCache, "column", other)
+    second = evaluate(*flags, data=data, name="other")
+    chosen = [name for name in first if name.endswith(("weight_decay", "learning_rate"))]
+    assert len(chosen) == 8 and {name: first[name] for name in chosen} == {name: second[name] for name in chosen}
+    assert first["held_out"] == 10 and first["linear_acc1"] + second["linear_acc1"] <= 1
+
+
+@pytest.mark.usefixtures("clip_benchmark")
+def test_a_clip_model_is_probed_by_its_class_token_before_the_projection(data, tmp_path):
+    name, weights = save_clip(tmp_path)
+    metrics = evaluate("--model", name, "--pretrained", weights, "--fewshot_epochs", "1", data=data)
+    assert metrics["feature"] == "cls" and metrics["layers"] == 1
+    model, _, _ = checkpoints.load(weights, name)
+    found = towers.load(Namespace(model=name, pretrained=weights, model_type="open_clip", device="cpu", seed=0,
+                                  skip_load=False), None)
+    image = torch.randn(2, 3, 48, 48)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder.features(found.trained, image, "cls") @ model.visual.proj,
+                                   model.encode_image(image))
+
+
+@pytest.mark.usefixtures("clip_benchmark")
+def test_an_encoder_of_timm_at_another_size_and_an_untrained_one_by_its_seed(data, tmp_path):
+    torch.manual_seed(3)
+    trunk = timm.create_model("test_vit", num_classes=7)
+    save_file(trunk.state_dict(), tmp_path / "weights.safetensors")
+    flags = ("--model", "timm-test_vit", "--pretrained", tmp_path / "weights.safetensors")
+    assert evaluate(*flags, "--image_size", 32, "--fewshot_epochs", "1", data=data)["layers"] == 6
+    args = Namespace(model="timm-test_vit", pretrained=str(tmp_path / "weights.safetensors"), device="cpu", seed=0)
+    found = towers.load(args, None)
+    image = torch.randn(2, 3, 160, 160)
+    with torch.no_grad():
+        expected = trunk.eval().forward_features(image)
+        torch.testing.assert_close(encoder.patch_tokens(found.trained, image), expected[:, 1:])
+        other = [encoder.patch_tokens(towers.load(args, None).untrained, image) for args.seed in (0, 1)]
+        assert torch.equal(other[0], encoder.patch_tokens(found.untrained, image))
+        assert not torch.allclose(other[0], other[1]) and not torch.allclose(other[0], expected[:, 1:])
+
+
+@pytest.mark.usefixtures("clip_benchmark")
+@pytest.mark.parametrize("flags, said", [
+    (("--model", "timm-test_vit"), "--model timm-test_vit needs --pretrained: a file or folder of weights"),
+    (("--model", "timm-test_vitt", "--pretrained", "x"), "timm has no such encoder; close to it: timm-test_vit"),
+    (("--model", "timm-test_vit", "--pretrained", "nowhere.pt"), "--pretrained nowhere.pt: no such file or folder"),
+    (("--model", "mdc", "--pretrained", "RUN", "--image_size", "48"), "--image_size 48 is of --model timm-NAME"),
+    (("--model", "mdc", "--pretrained", "RUN", "--feature", "pooled"), "--feature pooled: this task probes gap"),
+    (("--model", "mdc", "--pretrained", "RUN", "--val_proportion", "1"), "24 training images, of which 24"),
+    (("--model", "timm-test_vit", "--pretrained", "x", "--task", "linear_probe"), "an image encoder alone: give"),
+])
+def test_what_cannot_work_is_said_in_one_line(runs, data, flags, said):
+    flags = [str(runs / "mdc") if flag == "RUN" else flag for flag in flags]
+    with pytest.raises(SystemExit) as end:
+        cli.main(["eval", "--task", "probe", *flags, "--dataset", "wds/x", "--dataset_root", str(data), "--quiet",
+                  "--num_workers", "0", "--no_amp", "--output", "result.json"])
+    assert str(end.value).startswith("error: ") and said in str(end.value) and "\n" not in str(end.value)
+    assert not Path("result.json").exists()
