@@ -8,10 +8,12 @@ whose mean is 1 at every token. Of each mention
 
     loss        -log p(token | image), nats
     gap         the same with the mean image in the image's place, minus loss: what the image tells of the token
+    gain        -log p(token | visible words) of the world, minus loss. From the mean image, which it never saw, a model
+                guesses worse than that. The world has 1,024 captions of known probabilities
     gradient    norm of the loss's gradient at the patch tokens: what the token tells the encoder
 
 Dimensions: B captions, L positions, K mentions (the first of an object, its second, the first of the next, ...), P
-patches, D width.
+patches, D width, N all captions of the world.
 """
 import argparse
 import json
@@ -33,10 +35,10 @@ from open_clip_mdc.decoding.options import NULL_IMAGES
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.likelihood.log_likelihood import mean_image
 from open_clip_mdc.models.captioner import Captioner
-from open_clip_mdc.scenes.mentions import COLOURS, SHAPES
-from open_clip_mdc.text.packing import pack
+from open_clip_mdc.scenes.mentions import COLOURS, SHAPES, law
+from open_clip_mdc.text.packing import NoisedCaptions, pack
 
-from .tables.position import DRAWS, MEASURES, PLACES
+from .tables.position import DRAWS, MEASURES, PLACES, REDUNDANCIES
 
 BATCH = 100  # scenes
 DIGITS = 6  # of what is kept of an image
@@ -52,13 +54,34 @@ def mention_positions(text: Tensor, words: Tensor) -> Tensor:
     return said.nonzero()[:, 1].view(len(text), -1)
 
 
+def best_guess(noised: NoisedCaptions, text: Tensor, mentions: Tensor, captions: Tensor, p: Tensor) -> Tensor:
+    """Return -log p(token | visible tokens) of each mention by the world's law, float64 [B, K].
+
+    Args:
+        text, mentions: as in `measure`. Tokens before a mention are visible to a causal reader, those that are not
+            hidden to another.
+        captions: long [N, L], all that there are, one of each length. `p` are their probabilities, float64 [N].
+    """
+    causal = torch.as_tensor(noised.causal).expand(len(text))[:, None]
+    equal = text[:, None] == captions  # [B, N, L]
+    columns = []
+    for position in mentions.unbind(1):
+        before = torch.arange(text.shape[1]) < position[:, None]
+        visible = torch.where(causal, before, noised.text == text)
+        possible = (equal | ~visible[:, None]).all(2)  # [B, N]
+        right = equal.gather(2, position[:, None, None].expand(-1, len(captions), 1))[..., 0]
+        columns.append((possible.double() @ p).log() - ((possible & right).double() @ p).log())
+    return torch.stack(columns, 1)
+
+
 def measure(model: Captioner, image_embs: Tensor, blind: Tensor, text: Tensor, mentions: Tensor, draws: int,
-            generator: torch.Generator) -> dict[str, Tensor]:
+            generator: torch.Generator, world: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
     """Return for each mention the mean over `draws` corruptions of weight ("weight") and of weight times measure.
 
     Args:
         image_embs: patch tokens, [B, P, D]. `blind` are those of the mean image, [P, D].
         text: long [B, L], on the CPU. `mentions` are positions in it, long [B, K].
+        world: `captions` and `p` of `best_guess`.
 
     Returns:
         float64 [B, K] by name: those of MEASURES, and "weight".
@@ -81,7 +104,9 @@ def measure(model: Captioner, image_embs: Tensor, blind: Tensor, text: Tensor, m
         weight = noised.weight.gather(1, mentions).double()
         norms = torch.stack([torch.autograd.grad(losses[:, k].sum(), image_embs, retain_graph=True)[0].flatten(1)
                              .norm(dim=1).cpu() for k in range(mentions.shape[1])], 1)
-        values = {"loss": losses.detach(), "gap": without - losses.detach(), "gradient": norms, "weight": 1.0}
+        losses = losses.detach()
+        values = {"loss": losses, "gap": without - losses, "gradient": norms, "weight": 1.0,
+                  "gain": best_guess(noised, text, mentions, *world) - losses}
         for name, value in values.items():
             sums[name] += weight * value / draws
     return sums
@@ -96,11 +121,14 @@ def read_scenes(shard: str, transform) -> Iterator[tuple[str, Tensor, list[str]]
         yield sample["__key__"], transform(decode_image(BytesIO(sample[image_member(sample)]))), captions
 
 
-def by_image(model: Captioner, transform, tokenizer, shard: str, draws: int, seed: int = 0) -> dict[str, list]:
+def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: float, draws: int,
+             seed: int = 0) -> dict[str, list]:
     """Return the scenes' keys ("images") and of each scene, by "MEASURE_PLACE" and "weight_PLACE", the mean over its
     objects and both orders.
     """
     words = torch.tensor([tokenizer.encode(word)[0] for word in (*COLOURS, *SHAPES)])
+    possible, p = zip(*law(redundancy), strict=True)
+    world = tokenizer(list(possible)), torch.tensor(p, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     scenes = list(read_scenes(shard, transform))
     blind = mean_image(model, [torch.stack([image for _, image, _ in scenes[:NULL_IMAGES]])])
@@ -111,7 +139,7 @@ def by_image(model: Captioner, transform, tokenizer, shard: str, draws: int, see
             embs = model.encode_image_tokens(torch.stack([image for _, image, _ in batch]))
         text = tokenizer([caption for _, _, captions in batch for caption in captions])
         sums = measure(model, embs.repeat_interleave(2, 0), blind, text, mention_positions(text, words), draws,
-                       generator)
+                       generator, world)
         for name, values in sums.items():
             of_scene = values.view(len(batch), -1, len(PLACES)).mean(1)  # [scenes, orders * objects, places]
             for place, value in zip(PLACES, of_scene.unbind(1), strict=True):
@@ -129,17 +157,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pretrained", nargs="+", required=True, help="checkpoints")
     parser.add_argument("--data", required=True, help="shard of held-out scenes")
-    parser.add_argument("--name", required=True, help="of the data, in results")
+    parser.add_argument("--name", required=True, choices=REDUNDANCIES, help="of the data")
     parser.add_argument("--out", required=True, type=Path, help="folder of the results")
     args = parser.parse_args()
     try:
         for pretrained in args.pretrained:
             path = args.out / f"{args.name}-{pretrained.replace('/', '_')}.json"
             about = {"dataset": args.name, "pretrained": pretrained, "task": "mentions", "settings": {
-                "draws": DRAWS, "data_sha256": sha256(args.data), "weights_sha256": sha256(pretrained)}}
+                "measures": list(MEASURES), "draws": DRAWS, "data_sha256": sha256(args.data),
+                "weights_sha256": sha256(pretrained)}}
             if results.is_there(path, about):
                 continue
-            found = by_image(*checkpoints.load(pretrained, captioner=True), args.data, DRAWS)
+            found = by_image(*checkpoints.load(pretrained, captioner=True), args.data,
+                             REDUNDANCIES[args.name], DRAWS)
             metrics = means(found)
             results.write_items(path, {"images": found.pop("images"), "values": {
                 name: [float(f"{x:.{DIGITS}g}") for x in values] for name, values in found.items()}})

@@ -14,7 +14,7 @@ OBJECTIVES = {"MDC": "MDC-{}", "ARC": "ARC-{}", "CapPa": "CapPa-{}", "BERT 15 %"
 MAIN = ("MDC", "ARC")
 # The share of objects whose shape is their colour's; all objectives at the first, the main two at all.
 REDUNDANCIES = {"r90": 0.9, "r0": 0.0, "r50": 0.5, "r100": 1.0}
-MEASURES = ("loss", "gap", "gradient")
+MEASURES = ("loss", "gap", "gain", "gradient")
 PLACES = ("first", "second")
 DRAWS = 8  # of the objective's corruption, for each caption
 

@@ -7,6 +7,7 @@ import json
 import math
 from types import SimpleNamespace
 
+import open_clip
 import pytest
 import torch
 from conftest import VOCAB, captions, images, magnified, run_folder
@@ -17,11 +18,13 @@ from experiments.report import collect
 from experiments.report import position as report
 from experiments.tables import position as tables
 from experiments.tables.scales import POSITION
-from open_clip_mdc import cli
+from open_clip_mdc import cli, register
 from open_clip_mdc.likelihood.log_likelihood import mean_image
 from open_clip_mdc.objectives.base import CaptionCfg
 from open_clip_mdc.objectives.registry import OBJECTIVES
-from open_clip_mdc.text.special_tokens import valid_tokens
+from open_clip_mdc.scenes import mentions as world
+from open_clip_mdc.text.packing import NoisedCaptions
+from open_clip_mdc.text.special_tokens import mask_id, valid_tokens
 
 PLACES = torch.tensor([[1, 2, 4, 5], [2, 1, 6, 3], [5, 4, 2, 1]])  # of mentions, in captions of 8 tokens or more
 TEXT = captions([8, 12, 9])
@@ -32,8 +35,11 @@ def embeddings(model):
         return model.encode_image_tokens(images(3)), mean_image(model, [images(8, seed=1)])
 
 
+WORLD = TEXT, torch.full((3,), 1 / 3, dtype=torch.float64)  # as if there were no other captions
+
+
 def measured(model, embs, blind, draws=3):
-    return mentions.measure(model, embs, blind, TEXT, PLACES, draws, torch.Generator().manual_seed(5))
+    return mentions.measure(model, embs, blind, TEXT, PLACES, draws, torch.Generator().manual_seed(5), WORLD)
 
 
 def noise(model, draws):
@@ -62,6 +68,10 @@ def test_the_measure_is_that_of_a_plain_loop_over_captions_and_tokens(objective,
     found = measured(model, embs, blind)
     expected = {name: torch.zeros(PLACES.shape, dtype=torch.float64) for name in found}
     for noised in noise(model, 3):
+        guess = mentions.best_guess(noised, TEXT, PLACES, *WORLD)
+        expected["gain"] += noised.weight.gather(1, PLACES).double() * guess / 3
+    expected["gain"] -= found["loss"]
+    for noised in noise(model, 3):
         for row in range(3):
             for k, position in enumerate(PLACES[row].tolist()):
                 if not noised.loss_mask[row, position]:
@@ -73,9 +83,37 @@ def test_the_measure_is_that_of_a_plain_loop_over_captions_and_tokens(objective,
                 for name, value in (("loss", loss), ("gap", without - loss), ("gradient", leaf.grad.norm()),
                                     ("weight", 1.0)):
                     expected[name][row, k] += weight * float(torch.as_tensor(value).detach())
-    assert sum(bool(x.any()) for x in expected.values()) == 4
+    assert sum(bool(x.any()) for x in expected.values()) == 5
     for name, values in expected.items():
         torch.testing.assert_close(found[name], values, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("redundancy", [0.0, 0.9])
+def test_the_best_guess_of_a_reader_of_words_is_that_of_the_worlds_law(redundancy):
+    """By hand: 8 words may stand first, 4 where the order is known, and a shape is its colour's as often as it is."""
+    possible, p = zip(*world.law(redundancy), strict=True)
+    assert len(set(possible)) == 1024 and math.fsum(p) == pytest.approx(1)
+    register()
+    tokenizer = open_clip.get_tokenizer("MDC-ViT-Ti-8")
+    law, vocab = (tokenizer(list(possible)), torch.tensor(p, dtype=torch.float64)), tokenizer.vocab_size
+    text = tokenizer(["a red circle left of a blue circle",
+                      "a star yellow up above a circle green"])
+    places = torch.tensor([[2, 3, 7, 8], [2, 3, 7, 8]])
+    known, odd = redundancy + (1 - redundancy) / 4, (1 - redundancy) / 4
+
+    def guess(corrupt, **cfg):
+        noised = OBJECTIVES[corrupt].corrupt(text, vocab, CaptionCfg(corrupt, **cfg), torch.ones(2))
+        return mentions.best_guess(noised, text, places, *law).exp()
+
+    torch.testing.assert_close(guess("arc"), torch.tensor([[8, 1 / known, 4, 1 / odd], [8, 1 / known, 4, 1 / odd]],
+                                                          dtype=torch.float64))
+    torch.testing.assert_close(guess("mdc", t_min=1.0), torch.full((2, 4), 8.0, dtype=torch.float64))  # all hidden
+    hidden = torch.zeros_like(text, dtype=torch.bool)
+    hidden[0, 3] = hidden[1, [2, 3, 7]] = True
+    noised = NoisedCaptions(text.masked_fill(hidden, mask_id(vocab)), hidden, hidden.float(), hidden, False,
+                            torch.ones(2))
+    found = mentions.best_guess(noised, text, places, *law).exp()
+    assert found[0, 1] == pytest.approx(1 / known) and found[1].tolist()[:3] == pytest.approx([4, 4, 1 / odd])
 
 
 def test_weights_average_to_one_at_every_mention_for_all_objectives_of_the_table():
@@ -207,7 +245,7 @@ def test_the_page_has_the_ratios_their_intervals_and_verdicts(tmp_path):
     mean = {name: math.exp((math.log(0.99) + math.log(1.01)) / 3) * ratio for name, ratio in (("MDC", 1), ("ARC", 0.5))}
     for name, ratio in mean.items():
         assert f"| {ratio:.3f} (" in lines["| 0.9", name]
-    assert "1.200 / -0.100 |  |" in lines["| 0.9", "CapPa"]
+    assert "| 1.200 / -0.100 |  |  |  | 1 |" in lines["| 0.9", "CapPa"]
     verdicts = {line.split(" | ")[0].strip("| "): line for line in page.splitlines() if "*" in line}
     assert "*shows*" in verdicts["gradient: MDC: level at both places"]
     assert "| 2.000 (" in verdicts["gradient: MDC's ratio above ARC's"] and \

@@ -8,7 +8,10 @@ first and second differs in nothing but its place. Objects are drawn independent
 A long caption adds a sentence that says all of it again. Every word is one of the plain world's.
 """
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
 
 from . import plain
 from .drawing import SceneObject
@@ -53,6 +56,16 @@ def caption(scene: Scene, order: str | None = None) -> str:
 
 def _noun(item: SceneObject, order: str) -> str:
     return " ".join((item.colour, item.shape) if order == ORDERS[0] else (item.shape, item.colour))
+
+
+def law(redundancy: float) -> Iterator[tuple[str, float]]:
+    """Yield every caption of a world without `first`, and its probability."""
+    kinds = [(colour, shape, ((SHAPE_OF[colour] == shape) * redundancy + (1 - redundancy) / len(SHAPES)) / len(COLOURS))
+             for colour in COLOURS for shape in SHAPES]
+    for pair in product(kinds, repeat=2):
+        objects = tuple(SceneObject(colour, shape, "", 0.0, 0.0, 0.0) for colour, shape, _ in pair)
+        for relation, order in product(RELATIONS, ORDERS):
+            yield caption(Scene(objects, relation, "", order)), prod(p for *_, p in pair) / len(RELATIONS) / len(ORDERS)
 
 
 def captions(scene: Scene, rng: random.Random) -> dict[str, str | list[str]]:
