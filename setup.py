@@ -45,9 +45,10 @@ setup(
         "export": ["timm>=1.0.31", "transformers"],
         "vq": ["diffusers"],
         "ray": ["ray"],
+        "completion": ["argcomplete"],  # eval "$(register-python-argcomplete open_clip_mdc)"
         "docs": DOCS,
         "dev": ["pytest", "pytest-xdist", "ruff", "build", "nltk", "transformers", "diffusers", "gradio>=6",
-                "playwright", *DOCS],
+                "playwright", "argcomplete", *DOCS],
     },
     entry_points={"console_scripts": [
         "open_clip_train = open_clip_mdc.train:main",

@@ -14,7 +14,8 @@ FLOORS = (
     {"models"},
     {"decoding", "likelihood"},
     {"integration"},
-    {"cli", "clip_benchmark_ext", "train", ""},  # "" is open_clip_mdc/__init__.py
+    {"clip_benchmark_ext", "train", ""},  # "" is open_clip_mdc/__init__.py
+    {"cli"},
     {"experiments", "benchmarks", "__main__"},
 )
 FLOOR = {package: number for number, packages in enumerate(FLOORS) for package in packages}

@@ -1,6 +1,7 @@
 """Claims about `open_clip_mdc` itself: its help, its flags, its speed to start.    pytest tests/tools/test_tools.py"""
 import json
 import re
+import sys
 from contextlib import redirect_stdout
 from io import StringIO
 
@@ -77,6 +78,31 @@ def test_help_begins_with_what_is_needed_and_ends_with_examples_in_groups():
                       "reading images", "many shards", "examples"]
     for name in tools.TOOLS:
         assert len(re.findall(rf"^    open_clip_mdc {name} ", help_of(name), re.MULTILINE)) >= 1
+
+
+def test_list_names_what_the_commands_take(capsys):
+    from clip_benchmark_ext.tasks import TASKS
+    from open_clip_mdc.objectives import OBJECTIVES
+    tools.main(["list"])
+    said = capsys.readouterr().out
+    blocks = {block.split(":")[0]: block for block in re.split(r"^(?=\w+:$)", said, flags=re.MULTILINE) if block}
+    assert list(blocks) == ["models", "objectives", "tasks", "datasets"]
+    for kind, names in (("objectives", OBJECTIVES), ("tasks", TASKS)):
+        assert re.findall(r"^  (\S+) ", blocks[kind], re.MULTILINE) == list(names)
+    assert "MDC-BASE" in blocks["models"] and "swap_att" in blocks["datasets"] and "folder" in blocks["datasets"]
+    tools.main(["list", "tasks"])
+    assert capsys.readouterr().out == blocks["tasks"]
+    with pytest.raises(SystemExit):
+        tools.main(["list", "task"])
+    assert "'task' is none of models, objectives, tasks, datasets; close to it: tasks" in capsys.readouterr().err
+
+
+def test_a_shell_completes_tools_and_flags():
+    pytest.importorskip("argcomplete")
+    for line, expected in (("open_clip_mdc capt", "caption"), ("open_clip_mdc caption --guid", "--guidance-scale")):
+        said = run("bash", "-c", f"exec 8>&1 9>&2; {sys.executable} -m open_clip_mdc", _ARGCOMPLETE="1", COMP_LINE=line,
+                   COMP_POINT=str(len(line)), _ARGCOMPLETE_COMP_WORDBREAKS=" ", IFS="\v").stdout
+        assert expected in said
 
 
 def test_shared_flags_have_one_spelling_and_one_meaning():

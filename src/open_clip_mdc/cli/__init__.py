@@ -18,6 +18,7 @@ from . import arguments as flags
 from .shared import load_plugins
 
 TOOLS = {
+    "list": "list the models, objectives, tasks and data sets that you can name",
     "scenes": "render the built-in synthetic data set",
     "fetch": "download data sets to train and test on, or say how to get them",
     "prepare": "write shards of your images and captions, COCO, Flickr, CUB-200, Recap-DataComp to train and test on",
@@ -68,6 +69,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
         getattr(flags, name.replace("-", "_"))(tool)
         if name not in ("prepare", "vq"):
             tool.usage = usage(tool)
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for what may follow
+        import argcomplete
+        argcomplete.autocomplete(parser)
     args = read_flags(parser.parse_args, argv)
     args.worker = f"{__name__}.{WORKERS[args.tool]}" if args.tool in WORKERS else None
     return args

@@ -4,13 +4,14 @@ import os
 
 from ..data.outputs import Default
 from ..decoding import options as decoding
-from ..errors import finite
+from ..errors import close_names, finite
 from .shared import add_engine, add_images, add_model, flag, natural, positive
 
 KARPATHY = ("coco", "flickr30k", "flickr8k")
 FETCHED = ("coco", "flickr8k", "flickr30k", "cc3m", "cc12m", "recap", "sugar_crepe", "aro", "sugar_crepe_pp", "bivlc",
            "whatsup", "cola", "negbench", "colorswap", "mmvp_vlm", "cub")
 OPTIONS = [name for name in decoding.OPTIONS if name not in ("length", "num_beams", *decoding.OF_CLIP)]
+KINDS = ("models", "objectives", "tasks", "datasets")  # of `list`
 QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"
 
 
@@ -19,10 +20,21 @@ def objects(value: str) -> tuple[int | None, int]:
     return int(fewest) if fewest else None, int(most)
 
 
+def kind(value: str) -> str:
+    if value not in KINDS:
+        raise argparse.ArgumentTypeError(f"{value!r} is none of {', '.join(KINDS)}{close_names(value, KINDS)}")
+    return value
+
+
 def share(value: str) -> float:
     if not 0 < float(value) <= 1:
         raise argparse.ArgumentTypeError(f"{value} should be more than 0 and at most 1")
     return float(value)
+
+
+def list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kinds", nargs="*", type=kind, metavar="KIND", default=KINDS,
+                        help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]} (default: all)")
 
 
 def scenes(parser: argparse.ArgumentParser) -> None:

@@ -25,6 +25,7 @@ OUTPUTS = {
     "vq": {"out": (".pt", ".pth")},
     "schedule-search": {"out": (".json",), "plot": (".png",)},
     "app": {},
+    "list": {},
 }
 # A folder may be called run-v1.5, but not this.
 OF_FILES = {suffix for flags in OUTPUTS.values() for suffixes in flags.values() for suffix in suffixes} | {

@@ -1,0 +1,54 @@
+"""List the names that the commands take: models, objectives, tasks and data sets.
+
+    open_clip_mdc list                      # everything
+    open_clip_mdc list models datasets
+
+Models are for --model of open_clip_train, objectives for --model of clip_benchmark, where --pretrained names a run,
+tasks and data sets for its --task and --dataset.
+"""
+import argparse
+import ast
+from importlib.util import find_spec
+
+import clip_benchmark_ext.tasks
+from clip_benchmark_ext.selection_datasets import ROWS
+
+from ..integration import configs
+from ..objectives import OBJECTIVES
+
+
+def models() -> list[tuple[str, str]]:
+    """Return a row for each name that a prefix or suffix makes of BASE, any model of OpenCLIP or timm-ENCODER."""
+    rows = [(pattern.replace("*", "BASE"), cfg["objective"]) for pattern, cfg in configs.ROWS.items()]
+    return [*rows, *((name, "a small image tower to put in the place of BASE") for name in configs.architectures())]
+
+
+def objectives() -> list[tuple[str, str]]:
+    order = {"any": "decodes in any order", "causal": "decodes from left to right"}
+    return [(name, f"{order[row.order]}; --scorer {' or '.join(row.scorers)}") for name, row in OBJECTIVES.items()]
+
+
+def tasks() -> list[tuple[str, str]]:
+    rows = []
+    for name, task in clip_benchmark_ext.tasks.TASKS.items():
+        module = f"{clip_benchmark_ext.tasks.__name__}{task.place.partition(':')[0]}"
+        rows.append((name, ast.get_docstring(ast.parse(find_spec(module).loader.get_source(module))).splitlines()[0]))
+    return rows
+
+
+def datasets() -> list[tuple[str, str]]:
+    families: dict[str, list[str]] = {}
+    for name in ROWS:
+        family, _, subset = name.partition("/")
+        families.setdefault(family, []).append(subset)
+    rows = [(name, f"selection: {', '.join(filter(None, subsets)) or 'one set'}") for name, subsets in families.items()]
+    return [*rows, ("folder", "classes as folders: DIR/train/CLASS/*.jpg, DIR/test/CLASS/*.jpg"),
+            ("wds/NAME", "webdataset shards with classes or captions"),
+            ("NAME", "any data set of clip_benchmark, such as cifar10 or imagenet1k")]
+
+
+def run(args: argparse.Namespace) -> None:
+    for kind in args.kinds:
+        rows = {"models": models, "objectives": objectives, "tasks": tasks, "datasets": datasets}[kind]()
+        width = max(len(name) for name, _ in rows)
+        print("\n".join([f"{kind}:", *(f"  {name:{width}}  {about}" for name, about in rows)]))
