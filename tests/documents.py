@@ -2,9 +2,9 @@
 
 A comment before a block says what is special about it:
 
-    <!-- needs: gpu|cluster|download|hours -->    its commands are parsed by the real parsers, its Python is compiled
-    <!-- file: NAME -->                           the reader saves it under that name
-    <!-- output of make demo -->                  it is run on a smaller model, whose output is another
+    <!-- needs: gpu|cluster|download|hours|browser -->    commands are parsed by the real parsers, Python is compiled
+    <!-- file: NAME -->                                   the reader saves it under that name
+    <!-- output of make demo -->                          it is run on a smaller model, whose output is another
 
 Comment lines directly below a command, or below an expression of Python, are its output.
 """
@@ -27,7 +27,7 @@ from open_clip_mdc.integration import arguments
 
 PAGES = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
-MARK = re.compile(r"needs: (gpu|cluster|download|hours)|file: [\w./]+|output of make demo")
+MARK = re.compile(r"needs: (gpu|cluster|download|hours|browser)|file: [\w./]+|output of make demo")
 NUMBER = re.compile(r"(-?\d+\.\d+(?:e-?\d+)?)")
 MODULES = {"open_clip_mdc": "open_clip_mdc", "open_clip_train": "open_clip_mdc.train",
            "clip_benchmark": "clip_benchmark_ext.cli"}
