@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MDC_LENGTH = 15  # tokens, one of the paper's; an autoregressive model ends its captions by itself
 NUM_BEAMS = 6  # the paper's
 FEATURES = ("gap", "cls", "pooled")
-TASKS = ("auto", "captioning", "image_caption_selection", "linear_probe", "probe", "segmentation",
+TASKS = ("auto", "captioning", "cloze", "image_caption_selection", "linear_probe", "probe", "segmentation",
          "zeroshot_classification", "zeroshot_retrieval")
 DECODING = tuple("caption_length" if name == "length" else name for name in decoding.OPTIONS)
 
@@ -29,7 +29,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument_group("tasks of this package").add_argument(
         "--task", choices=TASKS, default="auto",
         help="beside clip_benchmark's own: probe (k-NN, linear and attentive probes and a sweep over layers, beside an "
-             "untrained network and pixels), segmentation (a linear layer on patch tokens)")
+             "untrained network and pixels), segmentation (a linear layer on patch tokens), cloze (words of captions that "
+             "are hidden and filled in)")
     group = parser.add_argument_group("captioners", "--model takes the name of a config, such as MDC-ViT-B-32, or an "
                                       f"objective alone ({', '.join(objectives)}), whose architecture is that of the "
                                       "run or checkpoint given by --pretrained")
@@ -69,6 +70,9 @@ def make_parser() -> argparse.ArgumentParser:
                        help="captioning: file of the captions, a template like --output; default: captions/ beside it")
     group.add_argument("--save_coco_results", metavar="FILE",
                        help="captioning: write the captions in COCO's results format, too; a template like --output")
+    group.add_argument("--cloze_words", metavar="JSON",
+                       help="cloze: the words that are asked for, {kind: [words]}; default: colours, numbers, "
+                            "prepositions, and the captions' own frequent nouns and verbs")
     group.add_argument("--clipscore_model", help="captioning: CLIPScore by this model, e.g. ViT-B-32-quickgelu")
     group.add_argument("--clipscore_pretrained", help="its weights: a file, or a tag of OpenCLIP, which is downloaded")
     return parser
@@ -107,6 +111,10 @@ def scoring_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | N
     if flags.stop_confidence is not None or flags.trained_interval:
         raise ValueError(f"--stop_confidence and --trained_interval are options of --scorer monte_carlo, not {method}")
     return options | ({"num_samples": flags.num_samples} if method == "bound" else {})
+
+
+def cloze_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
+    return {} if cfg is None else {"alpha": flags.alpha}
 
 
 def check_samples(flags: Flags, drawn: bool) -> None:

@@ -73,7 +73,8 @@ class Job(NamedTuple):
         try:
             dataset = other_sets.build(
                 args.dataset, root, transform, split, annotation_file=args.annotation_file, language=args.language,
-                task=args.task, custom_template_file=args.custom_template_file, wds_cache_dir=args.wds_cache_dir,
+                task="captioning" if args.task == "cloze" else args.task,
+                custom_template_file=args.custom_template_file, wds_cache_dir=args.wds_cache_dir,
                 custom_classname_file=args.custom_classname_file)
         except FileNotFoundError as problem:
             if not args.dataset.startswith("wds/"):
@@ -87,7 +88,7 @@ class Job(NamedTuple):
             raise ValueError(f"{args.dataset} in {root} is not fit for {args.task}: {problem}") from problem
         if args.dataset.startswith("wds/"):
             read_as_ours(dataset, root, args.batch_size)
-        return caption_data.with_keys(dataset, transform) if args.task == "captioning" else dataset
+        return caption_data.with_keys(dataset, transform) if args.task in ("captioning", "cloze") else dataset
 
     def load(self, split: str, transform: Callable | None = None) -> DataLoader:
         """Return batches of `build`, in the order of the data set whatever the number of workers, never corrupted."""

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from open_clip_mdc.objectives.base import CaptionCfg
 
-from ..flags import DECODING, Flags, decoding_options, scoring_options
+from ..flags import DECODING, Flags, cloze_options, decoding_options, scoring_options
 from ..job import Job
 
 
@@ -44,6 +44,7 @@ TASKS = {
     "probe": Task(".probe:run", (
         "train_split", "val_split", "val_proportion", "fewshot_lr", "fewshot_epochs", "batch_size", "seed",
         "normalize"), ("feature", "image_size"), of_towers=True),
+    "cloze": Task(".cloze:run", ("annotation_file",), ("cloze_words",), ("alpha",), cloze_options),
     "captioning": Task(
         ".captioning:run", ("annotation_file",),
         (*DECODING, "phrase", "train_captions", "clipscore_model", "clipscore_pretrained"), (), decoding_options),

@@ -1,0 +1,111 @@
+"""Words of captions that can be asked for: closed lists of colours, numbers and places, frequent nouns and verbs.
+
+No tagger is used, so that the questions do not depend on what is installed. Nouns and verbs are found in the data set's
+own captions by where they stand (`frequent_nouns`, `frequent_verbs`), which is right for most and wrong for some:
+a verb in -s such as "watches" may pass for a noun.
+"""
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from .local_files import read_json
+
+CLOSED = {
+    "colour": "black white red blue green yellow brown orange pink purple gray grey".split(),
+    "number": "one two three four five six seven eight nine ten".split(),
+    "preposition": "in on at near over under through across behind beside between into onto along around above below "
+                   "down up against inside outside off".split(),
+}
+SAME = {"grey": "gray"}  # either answers for the other
+DETERMINERS = {*"a an the his her their its some another this several".split(), *CLOSED["colour"], *CLOSED["number"]}
+# What often stands behind a noun, and is none itself.
+FUNCTION_WORDS = DETERMINERS | {*CLOSED["preposition"], *(
+    "and is are was with while that who which of to from by for as be being it he she they them him there has have or "
+    "other something anything nothing everything during").split()}
+FEWEST, MOST = 20, 50  # a noun's or verb's occurrences, and words of a list
+
+
+class Question(NamedTuple):
+    """A caption whose characters `start` to `stop` are hidden."""
+
+    kind: str
+    caption: str
+    start: int
+    stop: int
+
+    @property
+    def word(self) -> str:
+        return self.caption[self.start:self.stop]
+
+    def fill(self, word: str) -> str:
+        return self.caption[:self.start] + word + self.caption[self.stop:]
+
+
+def same(word: str) -> str:
+    """Return what stands for a word and for those that answer for it."""
+    word = " ".join(word.lower().split())
+    return SAME.get(word, word)
+
+
+def tokens_of(caption: str) -> list[str]:
+    return re.findall(r"[a-z]+(?:'[a-z]+)?|[.,;!?]", caption.lower())
+
+
+def _counts(captions: Iterable[str]) -> tuple[Counter, Counter, Counter]:
+    total, behind, before = Counter(), Counter(), Counter()  # of a word: all, behind a determiner, before no noun
+    for caption in captions:
+        for previous, (word, following) in zip([".", *(words := tokens_of(caption))], pairwise([*words, "."]),
+                                               strict=False):
+            total[word] += 1
+            behind[word] += previous in DETERMINERS
+            before[word] += following in FUNCTION_WORDS or not following.isalpha() or following.endswith("ing")
+    return total, behind, before
+
+
+def frequent_nouns(captions: Iterable[str]) -> list[str]:
+    """Return the MOST frequent words of FEWEST occurrences or more that stand as nouns do.
+
+    A fifth of a noun's occurrences follow an article, a possessive, a number or a colour, and three in five precede the
+    end, a mark, a function word or a word in -ing. What ends in -ing itself is left to `frequent_verbs`.
+    """
+    total, behind, before = _counts(captions)
+    return [word for word, count in total.most_common() if count >= FEWEST and len(word) > 2 and word.isalpha()
+            and word not in FUNCTION_WORDS and not word.endswith("ing")
+            and behind[word] >= 0.2 * count and before[word] >= 0.6 * count][:MOST]
+
+
+def frequent_verbs(captions: Iterable[str]) -> list[str]:
+    """Return the MOST frequent words in -ing of FEWEST occurrences or more, of which one in ten follows an article."""
+    total, behind, _ = _counts(captions)
+    return [word for word, count in total.most_common() if count >= FEWEST and word.endswith("ing")
+            and word not in FUNCTION_WORDS and behind[word] < 0.1 * count][:MOST]
+
+
+def word_lists(captions: Sequence[str], file: str | None = None) -> dict[str, list[str]]:
+    """Return the words of each kind: of a JSON `file` {kind: [words]}, or else CLOSED, nouns and verbs of `captions`.
+
+    Raises ValueError for a file of another form.
+    """
+    if file is None:
+        lists = CLOSED | {"noun": frequent_nouns(captions), "verb": frequent_verbs(captions)}
+        return {kind: words for kind, words in lists.items() if len(words) > 1}
+    lists = read_json(Path(file), dict)
+    for kind, words in lists.items():
+        if not re.fullmatch(r"\w+", kind) or not isinstance(words, list) or len({same(str(x)) for x in words}) < 2 or \
+                not all(isinstance(word, str) and word.strip() for word in words):
+            raise ValueError(f"{file}: {kind!r} should be a word with a list of two words or more, not {words!r:.100}")
+    return lists
+
+
+def questions(caption: str, lists: Mapping[str, Sequence[str]]) -> list[Question]:
+    """Return a question for each kind that a caption has a word of: its first one."""
+    found = []
+    for kind, words in lists.items():
+        longest_first = sorted(map(re.escape, words), key=len, reverse=True)
+        pattern = rf"(?<![\w'-])(?:{'|'.join(longest_first)})(?![\w'-])"
+        if match := re.search(pattern, caption, re.IGNORECASE):
+            found.append(Question(kind, caption, *match.span()))
+    return found

@@ -1,0 +1,69 @@
+"""Numbers of cloze questions, from answers alone.
+
+    cloze_acc_KIND      share of questions whose word was filled in, of a model that can
+    choice_acc_KIND     share whose word was the most probable of its list
+    majority_acc_KIND   share of the most frequent answer, in these very questions: what one answer to all would get
+    questions_KIND      how many questions
+
+Rows "_blind" saw the mean image, "_debiased" is the choice by log p(word | image) - alpha * log p(word). Names without
+a kind are means over the kinds.
+"""
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+
+from ..datasets.cloze_words import same
+from .selection_metrics import debiased_score
+
+
+class Answer(NamedTuple):
+    """A question's kind and answer, what was filled in, and the scores of its list's words, with and without image."""
+
+    kind: str
+    answer: str
+    filled: str | None
+    filled_blind: str | None
+    scores: Sequence[float]
+    scores_blind: Sequence[float]
+
+
+def outcomes(one: Answer, words: Sequence[str], alpha: float) -> dict[str, bool]:
+    """Return by the metric's name whether a question was answered."""
+    rows = {"": one.scores, "_blind": one.scores_blind,
+            "_debiased": debiased_score(one.scores, one.scores_blind, alpha)}
+    found = {f"choice_acc{row}": same(words[int(np.argmax(scores))]) == one.answer for row, scores in rows.items()}
+    if one.filled is not None:
+        found |= {"cloze_acc": same(one.filled) == one.answer, "cloze_acc_blind": same(one.filled_blind) == one.answer}
+    return found
+
+
+def _named(name: str, kind: str) -> str:
+    metric, acc, row = name.partition("_acc")
+    return f"{metric}{acc}_{kind}{row}"
+
+
+def cloze_metrics(answers: Mapping[str, Sequence[Answer]], lists: Mapping[str, Sequence[str]],
+                  alpha: float = 1.0) -> tuple[dict, dict]:
+    """Return the metrics of answers by image, and items for `results.write_items`."""
+    kinds = [kind for kind in lists if any(one.kind == kind for own in answers.values() for one in own)]
+    if not kinds:
+        raise ValueError(f"no caption has a word that is asked for: {', '.join(lists)}")
+    metrics, values, weights, means = {}, {}, {}, defaultdict(list)
+    for kind in kinds:
+        by_image = [[one for one in own if one.kind == kind] for own in answers.values()]
+        all_answers = Counter(one.answer for own in by_image for one in own)
+        metrics[f"questions_{kind}"] = all_answers.total()
+        right = [[outcomes(one, lists[kind], alpha) for one in own] for own in by_image]
+        names = next(own[0] for own in right if own)
+        for name in names:
+            values[_named(name, kind)] = [fmean(o[name] for o in own) if own else 0.0 for own in right]
+            weights[_named(name, kind)] = [float(len(own)) for own in right]
+            metrics[_named(name, kind)] = fmean(o[name] for own in right for o in own)
+            means[name].append(metrics[_named(name, kind)])
+        metrics[f"majority_acc_{kind}"] = max(all_answers.values()) / all_answers.total()
+        means["majority_acc"].append(metrics[f"majority_acc_{kind}"])
+    return ({name: fmean(numbers) for name, numbers in means.items()} | metrics,
+            {"images": list(answers), "values": values, "weights": weights})

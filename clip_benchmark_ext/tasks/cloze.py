@@ -1,0 +1,159 @@
+"""The cloze task: a word of a human caption is hidden and filled in, which needs no questions but the captions.
+
+Of each caption the first word of each kind is asked for (datasets/cloze_words.py). A word of k tokens of the BPE is
+hidden by k [MASK] tokens, so that their number is known. They are filled in the most confident first, as captions are
+decoded (Eq. 6), and the answer is right if all are. The choice among a list's words is by the probability of a word's
+tokens given all others of the caption, each mask by itself. An autoregressive model fills in nothing: it chooses by the
+likelihood of the whole caption with each word of the list.
+
+Dimensions: B images, P patches, D width, Q questions (rows), C words of a list, L positions.
+"""
+import logging
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from open_clip_mdc.decoding.confidence import tokenize_with_masks, unmask_by_confidence
+from open_clip_mdc.likelihood.log_likelihood import log_likelihood
+from open_clip_mdc.models.captioner import Captioner
+from open_clip_mdc.models.interface import ImageKV
+from open_clip_mdc.text.special_tokens import eot_id, mask_id, not_whole, sot_id, tokenize_whole, valid_tokens
+
+from ..datasets.caption_data import read_batch, unique_ids
+from ..datasets.cloze_words import Question, questions, same, word_lists
+from ..distributed import merge, own_batches
+from ..job import Job
+from ..metrics.cloze_metrics import Answer, cloze_metrics
+from .selection import null_image
+
+ROWS = 256  # texts of a decoder call
+
+
+def hidden(question: Question, count: int, tokenizer, context_length: int) -> Tensor:
+    """Return the caption's ids with `count` [MASK] in the place of its word, long [1, L]."""
+    return tokenize_with_masks(tokenizer, question.fill(" [MASK]" * count + " "), context_length)
+
+
+def fill(model: Captioner, image_kv: ImageKV, text: Tensor) -> Tensor:
+    """Return texts [Q, L] whose [MASK] are filled in; `image_kv` is of Q images."""
+    forbidden = sot_id(model.vocab_size), eot_id(model.vocab_size)
+    return unmask_by_confidence(partial(model.token_logits, image_kv), text, valid_tokens(text, model.vocab_size),
+                                model.vocab_size, 1, forbidden, device=image_kv[0][0].device).text.cpu()
+
+
+def mask_log_probs(model: Captioner, image_kv: ImageKV, text: Tensor) -> list[Tensor]:
+    """Return for each of Q texts log p of the tokens at its k masks, float32 [k, V] on the CPU."""
+    masked = text == mask_id(model.vocab_size)
+    device = image_kv[0][0].device
+    lengths = valid_tokens(text, model.vocab_size).sum(1)
+    text, masked = text[:, :int(lengths.max())], masked[:, :int(lengths.max())]
+    places = masked.flatten().nonzero().squeeze(1)
+    logits = model.token_logits(image_kv, lengths.tolist())(text.to(device), places.to(device))
+    return list(logits.log_softmax(1).cpu().split(masked.sum(1).tolist()))
+
+
+def infill(model: Captioner, tokenizer, tokens: Tensor, images: Sequence[int], asked: Sequence[Question],
+           lists: dict) -> list[tuple[str, list[float]]]:
+    """Return for each question what is filled in, and the scores of its list's words, in nats.
+
+    `tokens` are patch tokens [B, P, D], and `images` says of each question which of them it is about.
+    """
+    make = partial(hidden, tokenizer=tokenizer, context_length=model.context_length)
+    kv = model.text.project_image(tokens)
+
+    def run(function, rows: list[tuple[int, Tensor]]) -> list:
+        results = []
+        for start in range(0, len(rows), ROWS):
+            index, texts = zip(*rows[start:start + ROWS], strict=True)
+            index = torch.tensor(index, device=tokens.device)
+            results += function(model, [(k.index_select(0, index), v.index_select(0, index)) for k, v in kv],
+                                torch.cat(texts))
+        return results
+
+    ids = {kind: [tokenizer.encode(word) for word in words] for kind, words in lists.items()}
+    rows, places = [], {}
+    for number, (image, question) in enumerate(zip(images, asked, strict=True)):
+        for count in sorted({len(word) for word in ids[question.kind]}):
+            places[number, count] = len(rows)
+            rows.append((image, make(question, count)))
+    log_probs = run(mask_log_probs, rows)
+    whole = [(image, make(question, len(tokenizer.encode(question.word))))
+             for image, question in zip(images, asked, strict=True)]
+    answers = []
+    for number, (question, (_, text), filled) in enumerate(zip(asked, whole, run(fill, whole), strict=True)):
+        word = tokenizer.decode(filled[text[0] == mask_id(model.vocab_size)].tolist()).strip()
+        scores = [sum(log_probs[places[number, len(word)]][i, token].item() for i, token in enumerate(word))
+                  for word in ids[question.kind]]
+        answers.append((word, scores))
+    return answers
+
+
+def choose(model: Captioner, tokenizer, tokens: Tensor, images: Sequence[int], asked: Sequence[Question],
+           lists: dict) -> list[tuple[None, list[float]]]:
+    """Return for each question None and the log-likelihoods of its caption with each word of its list."""
+    answers = [(None, [])] * len(asked)
+    for kind, words in lists.items():
+        numbers = [number for number, question in enumerate(asked) if question.kind == kind]
+        for some in (numbers[start:start + ROWS] for start in range(0, len(numbers), ROWS)):
+            texts = [asked[number].fill(word) for number in some for word in words]
+            text = tokenize_whole(texts, tokenizer, model.context_length).view(len(some), len(words), -1)
+            scores = log_likelihood(model, tokens[[images[number] for number in some]], text)
+            for number, row in zip(some, scores.tolist(), strict=True):
+                answers[number] = None, row
+    return answers
+
+
+def no_pixels(image: Image.Image) -> Tensor:
+    return torch.zeros(1)
+
+
+def fits(question: Question, lists: dict, tokenizer, context_length: int) -> bool:
+    return not any(not_whole(question.fill(word), tokenizer, context_length) for word in lists[question.kind])
+
+
+@torch.inference_mode()
+def answer(job: Job, batches: DataLoader, lists: dict) -> tuple[dict[str, list[Answer]], int]:
+    """Return on every process the answers by image, and how many questions did not fit the context."""
+    model, tokenizer, device = job.model, job.tokenizer, job.args.device
+    ask = choose if model.causal else infill
+    found, autocast = [], partial(torch.autocast, torch.device(device).type, enabled=job.args.amp)
+    with autocast():
+        blind = null_image(model, batches, device)[None]
+        for i, batch in own_batches(batches, "cloze"):
+            ids, images, references = read_batch(i, batch, batches)
+            every = [(place, question) for place, captions in enumerate(references)
+                     for caption in captions for question in questions(caption, lists)]
+            kept = [(place, question) for place, question in every
+                    if fits(question, lists, tokenizer, model.context_length)]
+            places, asked = [place for place, _ in kept], [question for _, question in kept]
+            seen = ask(model, tokenizer, model.encode_image_tokens(images.to(device)), places, asked, lists)
+            guessed = ask(model, tokenizer, blind, [0] * len(asked), asked, lists)
+            own = [[] for _ in ids]
+            for (place, question), (word, scores), (guess, prior) in zip(kept, seen, guessed, strict=True):
+                own[place].append(Answer(question.kind, same(question.word), word, guess, scores, prior))
+            found.append((i, (ids, own, len(every) - len(kept))))
+    found = merge(found)
+    ids = unique_ids([i for part, _, _ in found for i in part])
+    return dict(zip(ids, chain.from_iterable(own for _, own, _ in found), strict=True)), sum(n for *_, n in found)
+
+
+def run(job: Job, batches: DataLoader) -> dict:
+    if not isinstance(job.model, Captioner):
+        raise ValueError(f"{job.args.model} fills in no words: --task cloze is of captioners, such as MDC- and ARC-")
+    file = job.flags.cloze_words
+    blank = job.load(job.args.split, no_pixels) if file is None else ()
+    captions = [caption for i, batch in enumerate(blank) for own in read_batch(i, batch, blank)[2] for caption in own]
+    lists = word_lists(captions, file)
+    answers, cut = answer(job, batches, lists)
+    if cut:
+        logging.warning("%d questions do not fit the context of %d tokens and are left out", cut,
+                        job.model.context_length)
+    alpha = job.options.get("alpha", 1.0)
+    metrics, items = cloze_metrics(answers, lists, alpha)
+    return {**metrics, "questions_cut": cut, "images": len(answers), "alpha": alpha, "blind": "mean image",
+            **{f"words_{kind}": ", ".join(words) for kind, words in lists.items()}, "items": items}

@@ -1,0 +1,159 @@
+"""Claims about cloze questions: which words are hidden, what counts as an answer, and whose answers they are."""
+import json
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import torch
+from captioned import flags
+from conftest import png
+from models import add, save_clip
+
+from clip_benchmark_ext import cli
+from clip_benchmark_ext.datasets import cloze_words
+from clip_benchmark_ext.datasets.cloze_words import CLOSED, Question, frequent_nouns, frequent_verbs, questions
+from clip_benchmark_ext.metrics.cloze_metrics import Answer, cloze_metrics
+from clip_benchmark_ext.tasks import cloze
+from open_clip_mdc.data.images import decode_image
+from open_clip_mdc.integration.checkpoints import load
+
+WORDS = {"colour": ["red", "blue", "grey", "gray"], "relation": ["left of", "up above"]}
+CAPTIONS = ["a red square left of a blue star", "two grey dogs in the Snow .", "A man up above the sea, in red"]
+
+
+def test_the_first_word_of_each_kind_is_asked_for_and_nothing_within_another_word():
+    lists = CLOSED | {"relation": ["left", "left of"]}
+    asked = {question.kind: question.word for question in questions("A one-eyed Red dog left of two reds", lists)}
+    assert asked == {"colour": "Red", "number": "two", "relation": "left of"}
+    assert questions("rednecks atone", CLOSED) == []
+    (question,) = questions("a RED, red dog", {"colour": ["red", "blue"]})
+    assert question == Question("colour", "a RED, red dog", 2, 5) and question.fill("blue") == "a blue, red dog"
+
+
+def test_nouns_and_verbs_are_found_by_where_they_stand():
+    captions = ["a dog is running on the grass .", "two small dogs and a red ball", "the boy wearing a hat",
+                "a building with a dog", "dog running in a park"] * 20
+    assert frequent_verbs(captions) == ["running", "wearing"]  # no building
+    assert set(frequent_nouns(captions)) == {"dog", "ball", "boy", "hat", "park", "grass"}  # no small, once no dogs
+    assert frequent_nouns(captions[:5]) == []  # too few of each
+    counted = {word: sum(cloze_words.tokens_of(text).count(word) for text in captions) for word in ("dog", "hat")}
+    assert frequent_nouns(captions)[0] == "dog" and counted == {"dog": 60, "hat": 20}
+
+
+def test_the_numbers_of_answers_that_were_counted_by_hand():
+    lists = {"colour": ["red", "blue", "grey", "gray"], "number": ["one", "two"]}
+    answers = {
+        "a": [Answer("colour", "red", "red", "blue", [3, 2, 1, 1], [4, 2, 1, 1]),
+              Answer("colour", "gray", "GREY", "red", [1, 2, 9, 3], [5, 2, 5, 1])],
+        "b": [Answer("number", "two", "one", "two", [2, 1], [3, 1])],
+        "c": []}
+    metrics, items = cloze_metrics(answers, lists)
+    assert (metrics["questions_colour"], metrics["questions_number"]) == (2, 1)
+    assert (metrics["cloze_acc_colour"], metrics["cloze_acc_colour_blind"]) == (1, 0)
+    assert (metrics["choice_acc_colour"], metrics["choice_acc_colour_blind"]) == (1, 0.5)
+    assert metrics["choice_acc_colour_debiased"] == 0.5  # red's are -1, 0, 0, 0; grey's -4, 0, 4, 2
+    assert (metrics["cloze_acc_number"], metrics["choice_acc_number_debiased"]) == (0, 1)  # -1, 0
+    assert (metrics["majority_acc_colour"], metrics["majority_acc_number"]) == (0.5, 1)
+    assert (metrics["cloze_acc"], metrics["choice_acc"], metrics["majority_acc"]) == (0.5, 0.5, 0.75)
+    assert items["images"] == ["a", "b", "c"] and items["weights"]["cloze_acc_colour"] == [2, 0, 0]
+    assert items["values"]["choice_acc_colour_blind"] == [0.5, 0, 0]
+    chosen, _ = cloze_metrics({"b": [answers["b"][0]._replace(filled=None)]}, lists)
+    assert not any(name.startswith("cloze") for name in chosen) and chosen["choice_acc_number"] == 0
+    with pytest.raises(ValueError, match="no caption has a word that is asked for: colour, number"):
+        cloze_metrics({"c": []}, lists)
+
+
+def by_hand(model, tokenizer, image, question, words):
+    """Each word's log p given all other tokens, from the plain `model.logits`, and the most probable first token."""
+    scores, best = [], {}
+    for word in (*words, question.word):
+        ids = tokenizer.encode(word)
+        before, after = (tokenizer.encode(part) for part in (question.caption[:question.start],
+                                                             question.caption[question.stop:]))
+        text = torch.tensor([[model.vocab_size - 2, *before, *[model.vocab_size] * len(ids), *after,
+                              model.vocab_size - 1]])
+        with torch.no_grad():
+            table = model.logits(image[None], text, torch.ones_like(text, dtype=torch.bool))[0].log_softmax(-1)
+        scores.append(sum(table[1 + len(before) + i, token].item() for i, token in enumerate(ids)))
+        best[len(ids)] = tokenizer.decode([table[1 + len(before), :model.vocab_size - 2].argmax().item()]).strip()
+    return scores[:-1], best.get(1) if len(ids) == 1 else None
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    root = tmp_path / "wds"
+    (root / "test").mkdir(parents=True)
+    (root / "dataset_type.txt").write_text("retrieval")
+    (root / "test" / "nshards.txt").write_text("1")
+    with tarfile.open(root / "test" / "0.tar", "w") as tar:
+        for i, caption in enumerate(CAPTIONS):
+            add(tar, f"k{i}.png", png(i))
+            add(tar, f"k{i}.txt", f"{caption}\na caption without such words\n".encode())
+    (tmp_path / "words.json").write_text(json.dumps(WORDS))
+    return root
+
+
+def evaluate(*arguments) -> tuple[dict, dict]:
+    cli.main([*map(str, arguments), "--output", "result.json"])
+    return (json.loads(Path("result.json").read_text())["metrics"],
+            json.loads(Path("items/result.json").read_text()))
+
+
+def cloze_flags(runs, data, alias="mdc", words=True):
+    command = flags(runs, data, alias)
+    command[command.index("captioning")] = "cloze"
+    return [*command, *(["--cloze_words", str(data.parent / "words.json")] if words else [])]
+
+
+@pytest.mark.parametrize("alias", ["mdc", "arc"])
+def test_answers_are_the_models_given_all_other_words(runs, data, clip_benchmark, monkeypatch, alias):
+    answered = {}
+    monkeypatch.setattr(cloze, "cloze_metrics", lambda *of: answered.update(of[0]) or cloze_metrics(*of))
+    metrics, _ = evaluate(*cloze_flags(runs, data, alias))
+    assert (metrics["questions_colour"], metrics["questions_relation"]) == (3, 2) and metrics["images"] == 3
+    assert list(answered) == ["k0", "k1", "k2"] and metrics["words_colour"] == "red, blue, grey, gray"
+    model, transform, tokenizer = load(str(runs / alias))
+    filled = 0
+    for i, caption in enumerate(CAPTIONS):
+        image = transform(decode_image(BytesIO(png(i))))
+        for question, answer in zip(questions(caption, WORDS), answered[f"k{i}"], strict=True):
+            if alias == "mdc":
+                scores, best = by_hand(model, tokenizer, image, question, WORDS[question.kind])
+                assert best is None or answer.filled == best
+                filled += best is not None
+            else:
+                texts = tokenizer([question.fill(word) for word in WORDS[question.kind]])
+                scores = model.log_likelihood(image[None], texts[None])[0].tolist()
+                assert answer.filled is None
+            assert answer.scores == pytest.approx(scores, abs=1e-3)
+            assert answer.scores_blind != pytest.approx(scores, abs=1e-3)
+    assert ("cloze_acc_relation" in metrics) == (alias == "mdc") and filled == 2 * (alias == "mdc")
+    assert all(0 <= metrics[f"choice_acc_colour{row}"] <= 1 for row in ("", "_blind", "_debiased"))
+
+
+def test_the_default_words_are_closed_lists_and_the_data_sets_own(runs, data, clip_benchmark, monkeypatch):
+    monkeypatch.setattr(cloze_words, "FEWEST", 1)
+    metrics, _ = evaluate(*cloze_flags(runs, data, words=False))
+    assert metrics["words_number"].startswith("one, two") and metrics["questions_preposition"] == 2
+    assert "questions_verb" not in metrics and "star" in metrics["words_noun"]
+
+
+@pytest.mark.parametrize("content, words", [
+    ("[]", "should hold a JSON dict"), ('{"colour": ["red"]}', "a list of two words or more"),
+    ('{"colour": ["grey", "gray"]}', "a list of two words or more"), ('{"a b": ["x", "y"]}', "'a b' should be a word"),
+    ('{"colour": ["mauve", "teal"]}', "no caption has a word that is asked for: colour"),
+])
+def test_words_that_cannot_be_asked_for_are_one_line(runs, data, clip_benchmark, content, words):
+    (data.parent / "words.json").write_text(content)
+    with pytest.raises(SystemExit) as end:
+        evaluate(*cloze_flags(runs, data))
+    assert words in end.value.code and "\n" not in end.value.code
+
+
+def test_what_fills_in_no_words_is_told(runs, data, clip_benchmark, tmp_path):
+    name, weights = save_clip(tmp_path)
+    command = cloze_flags(runs, data)
+    command[command.index("mdc")], command[command.index(str(runs / "mdc"))] = name, weights
+    with pytest.raises(SystemExit, match="fills in no words: --task cloze is of captioners"):
+        evaluate(*command)
