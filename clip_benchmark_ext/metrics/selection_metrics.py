@@ -22,6 +22,8 @@ image i with caption c. Higher is better. Row "plain" has no suffix in the metri
                         and swap, MMVP-VLM's visual patterns, What'sUp's places
     pair_acc, set_acc   What'sUp's photographs: share of opposite places (left and right) of two objects that are both
                         right, and of all four places that are
+    statement_acc_debiased    share of captions taken for what they are: true if the image makes them more probable, the
+                        score above 0; the mean of the share of right and that of wrong ones, so that chance is a half
     ties, tied_cases    cases that a tie at the top decides, and the keys of the first ten of them
     image_ties          the same for Winoground's image score (all of them in a blind row: it cannot tell images apart)
     same_words_acc      share of the `same_words` cases whose right caption scores strictly higher
@@ -123,6 +125,9 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
         image = np.array([_outcome(array.T) if array.ndim == 2 else 1 for array in arrays], dtype=int)
         right[suffix] = (text >= least).astype(int).tolist()
         numbers = {name: _mean(share(text, image)) for name, share in metric.shares.items()}
+        if row == "debiased":
+            numbers["statement_acc"] = _mean(
+                [_statements(array, case.right) for array, case in zip(arrays, cases, strict=True)])
         if metric.groups:
             numbers |= _grouped(metric.groups, text == 1, cases)
         if metric.kind:
@@ -222,6 +227,13 @@ def _outcome(array: np.ndarray, right: int = 1) -> int:
         worst_right, best_wrong = scores[fits].min(), np.delete(scores, fits).max()
         outcomes.append(int(worst_right > best_wrong) - int(worst_right < best_wrong))
     return min(outcomes)
+
+
+def _statements(array: np.ndarray, right: int) -> float:
+    scores = np.atleast_2d(array)  # [I, C]
+    image, caption = np.indices(scores.shape)
+    fits = (caption >= image) & (caption < image + right)
+    return (np.mean(scores[fits] > 0) + np.mean(scores[~fits] <= 0)) / 2
 
 
 def _checked(values: Sequence, cases: Sequence[Case], row: str) -> list[np.ndarray]:

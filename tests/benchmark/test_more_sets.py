@@ -182,6 +182,17 @@ def test_both_right_captions_of_sugar_crepe_pp_must_beat_the_wrong_one():
     assert (metrics["text_acc"], metrics["ties"], metrics["tied_cases"]) == (1 / 4, 1, "3")
 
 
+def test_a_statement_is_taken_for_true_if_the_image_makes_it_more_probable():
+    one = [Case(str(i), (Path("x.png"),), ("right", "too", "wrong"), "g", right=2) for i in range(2)]
+    two = [Case("2", (Path("a.png"), Path("b.png")), ("x", "y"), "g")]
+    for name, cases, scores, share in (
+            ("sugar_crepe_pp/swap_obj", one, [[1, -1, -2], [3, 2, 1]], ((0.5 + 1) / 2 + (1 + 0) / 2) / 2),
+            ("cola", two, [[[1, 2], [-1, 3]]], (1 + 0.5) / 2)):  # right on the diagonal; of the others one is above 0
+        metric = find_row(name).metric
+        metrics, _ = selection_metrics(metric, {"plain": scores, "debiased": scores}, cases)
+        assert metrics["statement_acc_debiased"] == share and "statement_acc" not in metrics
+
+
 def test_a_surface_that_a_right_caption_has_too_gives_nothing_away():
     cases = [Case("0", (Path("x.png"),), ("A dog.", "a dog", "A cat."), "g", right=2),
              Case("1", (Path("x.png"),), ("A dog.", "A hound.", "A cat"), "g", right=2)]

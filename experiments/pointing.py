@@ -1,0 +1,152 @@
+"""The pointing game on rendered scenes: does a word look at its object when it is said?
+
+    python -m experiments.pointing --scenes 'build/demo/scenes/val/00000.tar' \\
+        --runs MDC=build/demo/mdc ARC=build/demo/arc untrained=build/demo/untrained
+
+Every model says the scene's own caption, so that all are asked about the same words: masked diffusion in the order of
+its confidence (the heuristic likelihood's), an autoregressive model from left to right. A word, a colour or a shape, is
+a hit if the patch that gets most of its cross-attention at the step that reveals it (`attention_maps.word_maps`, the
+mean over heads) is one of its object's: its centre lies in the object's box, or the box's centre lies in it. Columns
+are the mean over all layers and each layer. Chance is the share of patches that are the object's. "The middle" always
+points at the middle of the image, between patches where their number is even. An interval is 1.96 standard errors, by
+the images.
+
+Dimensions: B images, L positions, K layers, H heads, P patches.
+"""
+import argparse
+import math
+import re
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+import open_clip_mdc
+from open_clip_mdc.data.images import batched, decode_image
+from open_clip_mdc.data.markdown import markdown_table
+from open_clip_mdc.data.shards import find_shards, image_member, read_metadata, read_samples
+from open_clip_mdc.decoding.attention_maps import word_maps
+from open_clip_mdc.decoding.sampling import Decoded
+from open_clip_mdc.integration.pretrained import PretrainedCaptioner
+from open_clip_mdc.models.encoder import grid
+from open_clip_mdc.text.special_tokens import target_tokens
+
+BATCH = 64
+WORDS = ("colour", "shape")
+
+
+def read_scenes(pattern: str, limit: int | None) -> list[dict]:
+    """Return samples whose KEY.json says what is where. Raises ValueError for others."""
+    samples = islice((sample for shard in find_shards(pattern) for sample in read_samples(shard)), limit)
+    scenes = []
+    for sample in samples:
+        objects = read_metadata(sample).get("objects")
+        if not image_member(sample) or "txt" not in sample or not objects:
+            raise ValueError(f"{sample['__url__']}, sample {sample['__key__']} is no rendered scene: no objects in its "
+                             "KEY.json. Make some by open_clip_mdc scenes")
+        scenes.append({"image": sample[image_member(sample)], "caption": sample["txt"].decode(), "objects": objects})
+    return scenes
+
+
+def own_patches(item: dict, shape: tuple[int, int]) -> Tensor:
+    """Return which patches are an object's, bool [P], by its centre and radius as shares of the image's side."""
+    def along(centre: float, count: int) -> tuple[Tensor, Tensor]:
+        middles = (torch.arange(count) + 0.5) / count
+        return (middles - centre).abs() <= item["radius"], (middles - centre).abs() <= 0.5 / count + 1e-9
+
+    (row_in, row_has), (column_in, column_has) = along(item["y"], shape[0]), along(item["x"], shape[1])
+    return ((row_in[:, None] & column_in) | (row_has[:, None] & column_has)).flatten()
+
+
+def middle(shape: tuple[int, int]) -> Tensor:
+    """Return how often each patch is pointed at by who points at the image's middle, [P]."""
+    rows, columns = (((torch.arange(n) + 0.5) / n - 0.5).abs() <= 0.5 / n + 1e-9 for n in shape)
+    patches = (rows[:, None] & columns).flatten().double()
+    return patches / patches.sum()
+
+
+def words_of(caption: str, item: dict, tokenizer) -> Iterator[tuple[str, list[int]]]:
+    """Yield colour and shape of an object that a caption names, each with the positions of its tokens."""
+    found = re.search(rf"\b{re.escape(item['colour'])} {re.escape(item['shape'])}\b", caption)
+    if found:
+        start = 1 + len(tokenizer.encode(caption[:found.start()]))
+        for kind in WORDS:
+            count = len(tokenizer.encode(item[kind]))
+            yield kind, list(range(start, start + count))
+            start += count
+
+
+@torch.inference_mode()
+def spoken(loaded: PretrainedCaptioner, image: Tensor, text: Tensor) -> Decoded:
+    """Return captions, long [B, L], as if the model had decoded them, with the step that revealed each token."""
+    order = loaded.model.log_likelihood(image, text, return_details=True).order
+    said = target_tokens(text, loaded.model.vocab_size)
+    step = torch.arange(text.shape[1]) - 1 if order is None else order.cpu()
+    return Decoded(text, torch.where(said, step, -1), torch.zeros(text.shape))
+
+
+def hits(loaded: PretrainedCaptioner, scenes: list[dict]) -> list[list[tuple[str, list[float]]]]:
+    """Return for each image its words: the kind, and the hits of chance, the middle, all layers and each layer."""
+    shape, tokenizer, results = grid(loaded.model.visual), loaded.tokenizer, []
+    pairs = ((loaded.transform(decode_image(BytesIO(scene["image"]))), tokenizer(scene["caption"])[0])
+             for scene in scenes)
+    for image, text in batched(pairs, BATCH):
+        image = image.to(loaded.device)
+        for maps in word_maps(loaded.model, image, spoken(loaded, image, text)):
+            scene, found = scenes[len(results)], []
+            attention = dict(zip(maps.position.tolist(), maps.attention.mean(2).cpu(), strict=True))  # of each [K, P]
+            for item in scene["objects"]:
+                own = own_patches(item, shape).double()
+                for kind, places in words_of(scene["caption"], item, tokenizer):
+                    layers = torch.stack([attention[place] for place in places]).mean(0)
+                    pointed = torch.cat((layers.mean(0, keepdim=True), layers)).argmax(1)
+                    found.append((kind, [own.mean().item(), float(own @ middle(shape)), *own[pointed].tolist()]))
+            results.append(found)
+    return results
+
+
+def share(of_images: list[list[float]]) -> tuple[float, float]:
+    """Return the mean over all words, and 1.96 standard errors of it, as the words of an image belong together."""
+    words = sum(map(len, of_images))
+    mean = sum(map(sum, of_images)) / words
+    influence = [sum(own) / words - mean * len(own) / words for own in of_images]
+    count = len(of_images)
+    return mean, 1.96 * math.sqrt(sum(x * x for x in influence) * count / max(count - 1, 1))
+
+
+def rows(name: str, results: list[list[tuple[str, list[float]]]]) -> Iterator[list[str]]:
+    for kinds in (WORDS, *((kind,) for kind in WORDS)):
+        words = [[numbers for kind, numbers in own if kind in kinds] for own in results]
+        cells = [share([[numbers[place] for numbers in own] for own in words])
+                 for place in range(len(next(own for own in words if own)[0]))]
+        yield [name, " and ".join(kinds), str(sum(map(len, words))),
+               *(f"{100 * mean:.1f} ± {100 * error:.1f}" for mean, error in cells)]
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.pointing", description=__doc__.split("\n")[0])
+    parser.add_argument("--scenes", required=True, metavar="SHARDS", help="of open_clip_mdc scenes: val/00000.tar")
+    parser.add_argument("--runs", required=True, nargs="+", metavar="NAME=RUN", help="captioners to compare")
+    parser.add_argument("--limit", type=int, help="only the first so many scenes")
+    args = parser.parse_args(argv)
+    try:
+        scenes, table = read_scenes(args.scenes, args.limit), []
+        for run in args.runs:
+            name, _, place = run.partition("=")
+            results = hits(open_clip_mdc.load(place, device="cpu", precision="fp32"), scenes)
+            if not any(results):
+                raise ValueError(f"no caption of {args.scenes} names an object as 'COLOUR SHAPE'")
+            table += rows(name, results)
+        header = ["model", "words", "number", "chance", "the middle", "all layers"]
+        width = max(map(len, table))
+        header += [f"layer {layer}" for layer in range(1, width - len(header) + 1)]
+        print(markdown_table(header, [row + [None] * (width - len(row)) for row in table]))
+    except (ValueError, OSError) as problem:
+        sys.exit(f"error: {problem}")
+
+
+if __name__ == "__main__":
+    main()
