@@ -29,8 +29,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument_group("tasks of this package").add_argument(
         "--task", choices=TASKS, default="auto",
         help="beside clip_benchmark's own: probe (k-NN, linear and attentive probes and a sweep over layers, beside an "
-             "untrained network and pixels), segmentation (a linear layer on patch tokens), cloze (words of captions that "
-             "are hidden and filled in)")
+             "untrained network and pixels), segmentation (a linear layer on patch tokens), cloze (words of captions "
+             "that are hidden and filled in)")
     group = parser.add_argument_group("captioners", "--model takes the name of a config, such as MDC-ViT-B-32, or an "
                                       f"objective alone ({', '.join(objectives)}), whose architecture is that of the "
                                       "run or checkpoint given by --pretrained")

@@ -112,15 +112,12 @@ def no_pixels(image: Image.Image) -> Tensor:
     return torch.zeros(1)
 
 
-def fits(question: Question, lists: dict, tokenizer, context_length: int) -> bool:
-    return not any(not_whole(question.fill(word), tokenizer, context_length) for word in lists[question.kind])
-
-
 @torch.inference_mode()
 def answer(job: Job, batches: DataLoader, lists: dict) -> tuple[dict[str, list[Answer]], int]:
     """Return on every process the answers by image, and how many questions did not fit the context."""
     model, tokenizer, device = job.model, job.tokenizer, job.args.device
     ask = choose if model.causal else infill
+    longest = {kind: max(words, key=lambda word: len(tokenizer.encode(word))) for kind, words in lists.items()}
     found, autocast = [], partial(torch.autocast, torch.device(device).type, enabled=job.args.amp)
     with autocast():
         blind = null_image(model, batches, device)[None]
@@ -129,7 +126,7 @@ def answer(job: Job, batches: DataLoader, lists: dict) -> tuple[dict[str, list[A
             every = [(place, question) for place, captions in enumerate(references)
                      for caption in captions for question in questions(caption, lists)]
             kept = [(place, question) for place, question in every
-                    if fits(question, lists, tokenizer, model.context_length)]
+                    if not not_whole(question.fill(longest[question.kind]), tokenizer, model.context_length)]
             places, asked = [place for place, _ in kept], [question for _, question in kept]
             seen = ask(model, tokenizer, model.encode_image_tokens(images.to(device)), places, asked, lists)
             guessed = ask(model, tokenizer, blind, [0] * len(asked), asked, lists)
