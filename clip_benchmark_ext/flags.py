@@ -48,6 +48,8 @@ def make_parser() -> argparse.ArgumentParser:
                        help="monte_carlo: only mask counts of the interval of t that the model was trained on")
     group.add_argument("--alpha", type=finite, default=1.0,
                        help="debiased scores: log p(c|image) - alpha * log p(c) (default: 1)")
+    group.add_argument("--shortlist", type=number_from(1), metavar="K",
+                       help="retrieval, with --clip: score only the K best by its cosine, in both directions")
     group.add_argument("--perturbations", help="ARO Order: frozen negatives (made at first use if absent)")
     group.add_argument("--feature", choices=FEATURES,
                        help="linear probe, probe; default: gap for captioners, cls before the projection for CLIP (the "
@@ -115,6 +117,19 @@ def scoring_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | N
 
 def cloze_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
     return {} if cfg is None else {"alpha": flags.alpha}
+
+
+def retrieval_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
+    if cfg is None:
+        return {}
+    if flags.stop_confidence is not None:
+        raise ValueError("--stop_confidence finds the best caption of an image, and retrieval ranks all: leave it out")
+    if (flags.clip is None) != (flags.shortlist is None):
+        raise ValueError("--shortlist K and --clip MODEL:FILE go together: what is scored, and who chooses it")
+    if flags.shortlist and flags.shortlist < max(args.recall_k):
+        raise ValueError(f"--shortlist {flags.shortlist} should be at least --recall_k {max(args.recall_k)}")
+    return scoring_options(args, flags, cfg) | (
+        {"clip": flags.clip, "shortlist": flags.shortlist} if flags.clip else {})
 
 
 def check_samples(flags: Flags, drawn: bool) -> None:

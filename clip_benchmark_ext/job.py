@@ -88,7 +88,8 @@ class Job(NamedTuple):
             raise ValueError(f"{args.dataset} in {root} is not fit for {args.task}: {problem}") from problem
         if args.dataset.startswith("wds/"):
             read_as_ours(dataset, root, args.batch_size)
-        return caption_data.with_keys(dataset, transform) if args.task in ("captioning", "cloze") else dataset
+        keyed = args.task in ("captioning", "cloze") or args.task == "zeroshot_retrieval" and self.options
+        return caption_data.with_keys(dataset, transform) if keyed else dataset
 
     def load(self, split: str, transform: Callable | None = None) -> DataLoader:
         """Return batches of `build`, in the order of the data set whatever the number of workers, never corrupted."""

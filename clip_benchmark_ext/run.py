@@ -80,7 +80,7 @@ def evaluate(args: Namespace, flags: Flags) -> int:
         check_suffix("--output", str(output), (".json",))
     output.parent.mkdir(parents=True, exist_ok=True)
     try_output(output)
-    if args.task == "linear_probe" or task.of_towers:
+    if args.task == "linear_probe" or task.of_towers or captioner and args.task == "zeroshot_retrieval":
         try_output(args.feature_root, folder=True)
     if args.verbose:
         print(f"{args.task} of {args.model} {args.pretrained} on {args.dataset}, language {args.language}")

@@ -1,4 +1,4 @@
-"""Images with several captions each, as `--task captioning` reads them, and the ids that captions are saved under.
+"""Images with several captions each, as captioning and retrieval read them, and the ids that captions are saved under.
 
 A webdataset has KEY.jpg and KEY.txt, a caption a line. clip_benchmark drops the key, which is all that says what a
 caption belongs to: here it stays. Other data sets go by place: "0", "1", ... Dimensions: B images.
@@ -33,7 +33,7 @@ def decode_images(samples: Iterable[dict]) -> Iterator[dict]:
 def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tuple[Tensor, list[str], str, str]:
     name = f"{sample['__url__']}, sample {sample['__key__']}"
     if "txt" not in sample:
-        raise ValueError(f"{name}: captioning needs an image and a .txt, a caption a line")
+        raise ValueError(f"{name}: this task needs an image and a .txt, a caption a line")
     try:
         captions = sample["txt"].decode("utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -56,7 +56,7 @@ def read_batch(number: int, batch: Sequence, dataloader: DataLoader) -> tuple[li
     texts = []
     for i, captions in zip(ids, references, strict=True):
         if not isinstance(captions, (list, tuple)) or not any(str(caption).strip() for caption in captions):
-            raise ValueError(f"image {i} has no captions to compare with: this is no data set for --task captioning. "
+            raise ValueError(f"image {i} has no captions to compare with: give another --task. "
                              f"One is made of images with captions by {to_shards('DIR', 'test')}")
         texts.append([caption.strip() for caption in captions if caption.strip()])
     return ids, images, texts

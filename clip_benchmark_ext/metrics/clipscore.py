@@ -42,11 +42,11 @@ def ref_clip_scores(image_embs: Tensor, caption_embs: Tensor, reference_embs: Se
 
 
 @torch.no_grad()
-def encode_texts(clip: Clip, texts: Sequence[str], device: str) -> Tensor:
+def encode_texts(clip: Clip, texts: Sequence[str], device: str, what: str) -> Tensor:
     batches = [texts[i:i + TEXTS_PER_BATCH] for i in range(0, len(texts), TEXTS_PER_BATCH)]
     return torch.cat(merge([
-        (i, encode_text(clip.model, clip.tokenizer([PREFIX + text for text in batch]), device).float().cpu())
-        for i, batch in own_batches(batches, "CLIPScore, texts")]))
+        (i, encode_text(clip.model, clip.tokenizer(batch), device).float().cpu())
+        for i, batch in own_batches(batches, what)]))
 
 
 @torch.no_grad()
@@ -60,7 +60,8 @@ def evaluate(clip: Clip, dataloader: Iterable, captions: Mapping[str, str], refe
     ids, image_embs = zip(*merge(encoded), strict=True)
     ids, image_embs = unique_ids([i for batch in ids for i in batch]), torch.cat(image_embs)
     counts = [len(references[i]) for i in ids]
-    texts = encode_texts(clip, [captions[i] for i in ids] + [r for i in ids for r in references[i]], device)
+    texts = [captions[i] for i in ids] + [reference for i in ids for reference in references[i]]
+    texts = encode_texts(clip, [PREFIX + text for text in texts], device, "CLIPScore, texts")
     caption_embs, reference_embs = texts[:len(ids)], texts[len(ids):].split(counts)
     return {"CLIPScore": clip_scores(image_embs, caption_embs).tolist(),
             "RefCLIPScore": ref_clip_scores(image_embs, caption_embs, reference_embs).tolist()}

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from open_clip_mdc.objectives.base import CaptionCfg
 
-from ..flags import DECODING, Flags, cloze_options, decoding_options, scoring_options
+from ..flags import DECODING, Flags, cloze_options, decoding_options, retrieval_options, scoring_options
 from ..job import Job
 
 
@@ -37,7 +37,8 @@ TASKS = {
     "zeroshot_classification": Task(
         ".zeroshot:classify", ("custom_classname_file", "custom_template_file", "load_clfs"), (), SCORER,
         scoring_options),
-    "zeroshot_retrieval": Task(".zeroshot:retrieve", ("annotation_file", "recall_k")),
+    "zeroshot_retrieval": Task(
+        ".retrieval:run", ("annotation_file", "recall_k"), (), (*SCORER, "clip", "shortlist"), retrieval_options),
     "linear_probe": Task(".linear_probe:run", (
         "train_split", "val_split", "val_proportion", "fewshot_k", "fewshot_lr", "fewshot_epochs", "batch_size",
         "seed", "normalize"), ("feature",)),

@@ -9,10 +9,8 @@ Captions are saved before they are scored, beside the result in captions/:
 The same command takes them from there as long as weights, data and settings are the same. A decoding that was stopped
 resumes from the batches that each process notes in its journal FILE.partN.
 """
-import glob
 import json
 import logging
-from collections import ChainMap
 from collections.abc import Mapping
 from functools import partial
 from itertools import repeat
@@ -27,7 +25,6 @@ from torch.utils.data import DataLoader
 
 from open_clip_mdc.data.files import try_output, write_json
 from open_clip_mdc.data.image_ids import check_image_ids, coco_results, image_id, read_image_ids
-from open_clip_mdc.data.journal import Journal, Rows
 from open_clip_mdc.decoding.clip_guidance import Clip, Guide
 from open_clip_mdc.decoding.options import OF_CLIP, guides, needs_null_image
 from open_clip_mdc.decoding.sampling import Decoded, Sampling
@@ -45,6 +42,7 @@ from ..metrics import clipscore as clipscore_module
 from ..metrics import diversity, flaws, named_words
 from ..metrics.caption_metrics import score_captions
 from ..results import file_name, precision
+from ..resume import journals, resumed
 from .selection import null_image
 
 
@@ -72,36 +70,32 @@ def decode(job: Job, batches: DataLoader, key: dict, file: Path, clip: Clip | No
     """
     model, tokenizer, options, device = job.model, job.tokenizer, job.options, job.args.device
     clip_images = clip and job.load_test(clip.transform)
-    done = ChainMap(*(Rows(part, key, "batch") for part in journals(file)))
-    if done and rank_and_size()[0] == 0:
-        logging.warning("a decoding that was stopped resumes: %d batches are done", len(done))
-    rows, autocast = [], partial(torch.autocast, torch.device(device).type, enabled=job.args.amp)
+    autocast = partial(torch.autocast, torch.device(device).type, enabled=job.args.amp)
     guided, samples = guides(options), "samples" in options and "select" not in options
     with autocast():
         blind = null_image(model, batches, device) if needs_null_image(options, model) else None
-    with Journal(file.with_name(f"{file.name}.part{rank_and_size()[0]}"), key, "batch") as journal:
-        seen_by_clip = own_batches(clip_images, "images for CLIP") if clip else repeat((0, None))
-        for (i, batch), (_, other) in zip(own_batches(batches, "captions"), seen_by_clip, strict=clip is not None):
-            ids, images, references = read_batch(i, batch, batches)
-            row = done.get(i)
-            if row is None or row["ids"] != ids:
-                with autocast():
-                    guide = clip and Guide(clip, read_batch(i, other, clip_images)[1].to(device), tokenizer,
-                                           options.get("clip_scale", 0.0), options.get("clip_top_k", 5))
-                    kl = [] if guided else None
-                    text, step, _ = generate(model, images.to(device), i, options, blind, guide, kl)
-                count = len(text) // len(ids)  # consecutive ones are of an image
-                texts = decode_captions(text.cpu(), tokenizer)
-                row = {"batch": i, "ids": ids, "names": list(batch[3]) if len(batch) > 3 else [""] * len(ids),
-                       "captions": texts[::count], "references": references,
-                       "tokens": (caption_lengths(text, tokenizer.vocab_size)[::count] - 2).tolist(),
-                       "steps": (step.amax(1)[::count] + 1).tolist(),
-                       **({"samples": [texts[j:j + count] for j in range(0, len(texts), count)]} if count > 1 else {}),
-                       **({"clip_texts": guide.texts} if guide else {}),
-                       **({"guidance_kl": [torch.cat(kl).mean().item()] * len(ids)} if guided else {})}
-                journal.append(row)
-            rows.append((i, row))
-    rows = merge(rows)
+    seen_by_clip = own_batches(clip_images, "images for CLIP") if clip else repeat((0, None))
+    both = ((i, (read_batch(i, batch, batches), batch, other)) for (i, batch), (_, other) in zip(
+        own_batches(batches, "captions"), seen_by_clip, strict=clip is not None))
+
+    def caption(i: int, one: tuple) -> dict:
+        (ids, images, references), batch, other = one
+        with autocast():
+            guide = clip and Guide(clip, read_batch(i, other, clip_images)[1].to(device), tokenizer,
+                                   options.get("clip_scale", 0.0), options.get("clip_top_k", 5))
+            kl = [] if guided else None
+            text, step, _ = generate(model, images.to(device), i, options, blind, guide, kl)
+        count = len(text) // len(ids)  # consecutive ones are of an image
+        texts = decode_captions(text.cpu(), tokenizer)
+        return {"ids": ids, "names": list(batch[3]) if len(batch) > 3 else [""] * len(ids),
+                "captions": texts[::count], "references": references,
+                "tokens": (caption_lengths(text, tokenizer.vocab_size)[::count] - 2).tolist(),
+                "steps": (step.amax(1)[::count] + 1).tolist(),
+                **({"samples": [texts[j:j + count] for j in range(0, len(texts), count)]} if count > 1 else {}),
+                **({"clip_texts": guide.texts} if guide else {}),
+                **({"guidance_kl": [torch.cat(kl).mean().item()] * len(ids)} if guided else {})}
+
+    rows = resumed(both, file, key, caption, fits=lambda row, one: row["ids"] == one[0][0])
     if not rows:
         raise ValueError("the data set is empty")
     ids = unique_ids([i for row in rows for i in row["ids"]])
@@ -110,10 +104,6 @@ def decode(job: Job, batches: DataLoader, key: dict, file: Path, clip: Clip | No
             name: dict(zip(ids, [x for row in rows for x in row[name]], strict=True))
             for name in ("captions", "tokens", "steps", "references", *(("samples",) if samples else ()),
                          *(("clip_texts",) if clip else ()), *(("guidance_kl",) if guided else ()))}
-
-
-def journals(file: Path) -> list[Path]:
-    return sorted(file.parent.glob(f"{glob.escape(file.name)}.part*"))
 
 
 def read_captions(file: Path, key: dict) -> dict | None:

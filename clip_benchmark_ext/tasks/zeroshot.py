@@ -1,4 +1,4 @@
-"""Zero-shot classification, of captioners by the likelihood of the classes' captions, and retrieval.
+"""Zero-shot classification, of captioners by the likelihood of the classes' captions.
 
 Dimensions: B images, N all images, K classes, T templates, L tokens.
 """
@@ -8,15 +8,14 @@ from pathlib import Path
 
 import torch
 from clip_benchmark.metrics import zeroshot_classification as upstream
-from clip_benchmark.metrics import zeroshot_retrieval
 from sklearn.metrics import balanced_accuracy_score, classification_report
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from open_clip_mdc.data import weights
-from open_clip_mdc.likelihood.log_likelihood import log_likelihood
+from open_clip_mdc.likelihood.log_likelihood import decoder_passes, log_likelihood
 from open_clip_mdc.models.captioner import Captioner
-from open_clip_mdc.text.special_tokens import caption_lengths, tokenize_whole
+from open_clip_mdc.text.special_tokens import tokenize_whole
 
 from ..distributed import merge, own_batches
 from ..job import Job
@@ -49,11 +48,9 @@ def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Calla
                          "captions: leave it out for zero-shot classification")
     flat = [caption for one in captions for caption in one]
     tokens = tokenize_whole(flat, tokenizer, model.context_length).to(device)
-    passes = {"autoregressive": 1, "monte_carlo": options.get("num_samples"), "bound": options.get("num_samples")}.get(
-        options["method"], int(caption_lengths(tokens, model.vocab_size).float().mean()))
-    if len(flat) * passes > MANY_CALLS:
-        logging.warning("%d classes x templates: about %d decoder passes for every image; a single template is cheaper",
-                        len(flat), len(flat) * passes)
+    if (passes := int(decoder_passes(tokens, model.vocab_size, **options).sum())) > MANY_CALLS:
+        logging.warning("%d classes x templates: %d decoder passes for every image; a single template is cheaper",
+                        len(flat), passes)
 
     def of_classes(scores: Tensor) -> Tensor:  # [B, K * T] -> [B, K]
         return torch.stack([x.mean(1) for x in scores.cpu().split([len(one) for one in captions], dim=1)], dim=1)
@@ -120,10 +117,3 @@ def classify(job: Job, batches: DataLoader) -> dict:
     for row, logits in rows.items():
         metrics |= classification_metrics(logits, targets, args.verbose, suffix_of(row))
     return {**metrics, "scorer": options["method"], "alpha": alpha, "blind": "mean image"}
-
-
-def retrieve(job: Job, batches: DataLoader) -> dict:
-    if not hasattr(job.model, "encode_text"):
-        raise ValueError(f"{job.args.model} embeds no texts, which retrieval compares: give another --task")
-    return zeroshot_retrieval.evaluate(job.model, batches, job.tokenizer, recall_k_list=job.args.recall_k,
-                                       **job.common)

@@ -12,6 +12,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
+from captioned import captioned
 from clip_benchmark.metrics import zeroshot_classification
 from conftest import SHARED, make_image, needs_data, run
 from models import labelled_webdataset, save_clip
@@ -72,6 +73,8 @@ def test_two_gloo_processes_of_three_workers_give_the_numbers_of_one_to_the_digi
                       "7"),
         "probe": (*probe, "linear_probe"),
         "zeroshot": (*probe, "zeroshot_classification"),
+        "retrieval": ("--dataset", "wds/x", "--dataset_root", captioned(tmp_path), "--task", "zeroshot_retrieval",
+                      "--batch_size", "3"),
     }
     tasks = {name: ("--model", "mdc", "--pretrained", str(runs / "mdc"), *map(str, flags))
              for name, flags in tasks.items()}

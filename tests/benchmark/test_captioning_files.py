@@ -196,7 +196,7 @@ def test_bad_input_is_named_in_one_line_before_any_decoding(runs, data, tmp_path
         "--num_beams is not supported by this model, which decodes by unmasking": [*mdc, "--num_beams", "3"],
         "--min_length is not supported by this model, which decodes by unmasking": [*mdc, "--min_length", "3"],
         "--tokens_per_step is not supported by this model": [*arc, "--tokens_per_step", "3"],
-        "0.tar, sample a: captioning needs an image": flags(runs, labelled),
+        "0.tar, sample a: this task needs an image": flags(runs, labelled),
         "image a has no captions": flags(runs, empty),
         "nshards.txt": flags(runs, tmp_path / "absent"),
         "has wrong captions too": flags(runs, data, dataset="sugar_crepe/swap_obj"),

@@ -117,7 +117,8 @@ def test_captions_are_of_corrupted_images_and_are_scored_by_clean_ones(runs, cap
     judge = clipscore.load(name, str(tmp_path / "other.pt"), "cpu")
     with torch.no_grad():
         images = judge.model.encode_image(torch.stack([judge.transform(make_image(i)) for i in range(5)]))
-        texts = clipscore.encode_texts(judge, list(captions["noisy"].values()), "cpu")
+        texts = [clipscore.PREFIX + text for text in captions["noisy"].values()]
+        texts = clipscore.encode_texts(judge, texts, "cpu", "texts")
     assert scored["metrics"]["CLIPScore"] == pytest.approx(float(clipscore.clip_scores(images, texts).mean()), rel=1e-4)
 
 

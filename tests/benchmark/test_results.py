@@ -192,7 +192,7 @@ def test_bad_input_is_named_in_one_line(runs, data, tmp_path):
         "no webdataset in": (*mdc, "--dataset", "wds/tiny", "--dataset_root", tmp_path),
         "has wrong captions too": (*mdc, *SELECTION, "--task", "linear_probe"),
         "no wrong captions to select": (*mdc, "--dataset", "wds/tiny", "--task", "image_caption_selection"),
-        "embeds no texts": (*mdc, "--dataset", "wds/tiny", "--task", "zeroshot_retrieval"),
+        "needs an image and a .txt": (*mdc, "--dataset", "wds/tiny", "--task", "zeroshot_retrieval"),
         "leave it out": (*mdc, *PROBE, "--skip_load"),
     }
     for words, flags in cases.items():

@@ -245,7 +245,7 @@ BENCHMARK = [
     ((*BENCH, "--dataset", "cifar11", "--model", "mdc", *MDC, "--task", "linear_probe"), "cifar11"),
     ((*WDS, "--model", "mdc", *MDC, "--task", "linear_probe"), "is not fit for linear_probe: Classes not specified"),
     ((*WDS, "--model", "mdc", *MDC, "--task", "zeroshot_classification"), "is not fit for zeroshot_classification"),
-    ((*WDS, "--model", "mdc", *MDC, "--task", "zeroshot_retrieval"), "embeds no texts"),
+    ((*WDS, "--model", "mdc", *MDC, "--task", "zeroshot_retrieval", "--shortlist", "5"), "go together"),
     ((*WDS, "--model", "mdc", *MDC, "--task", "captioning", "--caption_length", "76"),
      "--caption_length 76 is more than this model's context holds: give 1 to 75 tokens"),
     ((*WDS, "--model", "arc", *ARC, "--task", "captioning", "--tokens_per_step", "2"),

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ..models.captioner import Captioner
 from ..models.interface import ImageKV, Network, TokenLogits
-from ..text.special_tokens import PAD_ID, eot_id, sot_id, valid_tokens
+from ..text.special_tokens import PAD_ID, caption_lengths, eot_id, sot_id, valid_tokens
+from .draws import draw_masks
 from .exact import Likelihood, autoregressive, heuristic
 from .monte_carlo import monte_carlo
 from .race import FIRST_ROUND
@@ -113,6 +114,15 @@ def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method:
 
     result = _each(finish, result)
     return result if return_details else result.log_likelihood
+
+
+def decoder_passes(text: Tensor, vocab_size: int, method: str, num_samples: int = 1024, seed: int = 0,
+                   interval: tuple[float, float] | None = None, stop_confidence: float | None = None) -> Tensor:
+    """Return how often the decoder reads each caption [C, L] to score it, long [C]: at most, with `stop_confidence`."""
+    lengths = caption_lengths(text, vocab_size).cpu() - 1
+    passes = {"autoregressive": lambda n: 1, "heuristic": lambda n: n, "bound": lambda n: num_samples,
+              "monte_carlo": lambda n: len(draw_masks(n, num_samples, seed, interval and tuple(interval)).repeat)}
+    return torch.tensor([passes[method](n) if n else 0 for n in lengths.tolist()])
 
 
 def _check_options(model: Captioner, method: str, num_samples: int, interval: tuple[float, float] | None,

@@ -1,0 +1,176 @@
+"""Retrieval: of captioners by likelihood, of CLIP models by cosine. Both are measured by clip_benchmark's own recall.
+
+    image_retrieval_recall@k   text -> image: the share of captions whose image is among the k best
+    text_retrieval_recall@k    image -> text: the share of images with a caption of theirs among the k best
+
+Rows are plain, log p(c | i), blind, log p(c) given the mean image, and debiased, log p(c | i) - alpha * log p(c), as in
+VisualGPTScore (arXiv 2306.01879) and IG Captioner (arXiv 2311.17072). log p(c) is the same for all images of a caption:
+text -> image is equal plain and debiased, and chance blind. In `text_retrieval_recall@k_by_alpha` alpha is that of
+`alphas`; one that is chosen there needs other images to be measured on.
+
+With a shortlist of K, the likelihood re-orders the K best by a CLIP model's cosine in each direction.
+
+Dimensions: N images, C captions of all images, B images at once.
+"""
+import logging
+from argparse import Namespace
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from clip_benchmark.metrics import zeroshot_retrieval
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from open_clip_mdc.decoding.clip_guidance import Clip
+from open_clip_mdc.integration import clip as clip_models
+from open_clip_mdc.likelihood.log_likelihood import decoder_passes, log_likelihood
+from open_clip_mdc.models.captioner import Captioner
+from open_clip_mdc.models.fingerprint import fingerprint
+from open_clip_mdc.text.special_tokens import not_whole
+
+from ..datasets.caption_data import read_batch, unique_ids
+from ..distributed import merge, own_batches, rank_and_size
+from ..features import cached_features, describe_data, feature_path
+from ..job import Job
+from ..metrics.clipscore import encode_texts
+from ..metrics.selection_metrics import debiased_score, suffix_of
+from ..results import precision
+from ..resume import journals, resumed
+from .selection import null_image
+
+ALPHAS = [i / 10 for i in range(16)]
+PAIRS = 4096  # at once: what is noted in the journal
+MOST_IMAGES = 64  # at once
+MANY_CALLS = 10_000_000  # of the decoder
+
+
+def read_captions(job: Job, batches: DataLoader, clip: Clip | None) -> tuple[list[str], list[list[str]], Tensor | None]:
+    """Return on every process the images' ids, their captions, and all cosines [N, C] where there is a CLIP model."""
+    loader, found = job.load_test(clip.transform) if clip else batches, []
+    for i, batch in own_batches(loader, "images for CLIP" if clip else "captions"):
+        ids, images, texts = read_batch(i, batch, loader)
+        with torch.no_grad():
+            found.append((i, (ids, texts, clip and clip.model.encode_image(images.to(job.args.device)).float().cpu())))
+    ids, texts, images = zip(*merge(found), strict=True)
+    texts = [own for batch in texts for own in batch]
+    cosines = None
+    if clip:
+        embs = encode_texts(clip, [text for own in texts for text in own], job.args.device, "captions for CLIP")
+        cosines = F.normalize(torch.cat(images), dim=-1) @ F.normalize(embs, dim=-1).t()
+    return unique_ids([i for batch in ids for i in batch]), texts, cosines
+
+
+def best(scores: Tensor, k: int) -> Tensor:
+    return torch.zeros(scores.shape, dtype=torch.bool).scatter(1, scores.topk(min(k, scores.shape[1])).indices, True)
+
+
+def hits(scores: Tensor, positive: Tensor, k: int) -> Tensor:
+    """Return which rows of scores [Q, R] have something positive [Q, R] among the k best, float32 [Q]."""
+    found = zeroshot_retrieval.batchify(zeroshot_retrieval.recall_at_k, scores, positive, MOST_IMAGES, "cpu", k=k)
+    return (found > 0).float()
+
+
+def likelihoods(job: Job, tokens: Tensor, needed: Tensor, options: dict, file: Path, key: dict) -> Tensor:
+    """Return log p(c | i) of the `needed` pairs [N, C], float32, -inf elsewhere; noted in journals beside `file`.
+
+    An image is encoded once for all of its captions, whose ids are `tokens` [C, L].
+    """
+    most = int(needed.sum(1).max())
+    size = min(MOST_IMAGES, max(1, PAIRS // most))  # whatever --batch_size is, so that a run resumes with any
+    loader = job._replace(args=Namespace(**vars(job.args) | {"batch_size": size})).load_test()
+
+    def score(number: int, batch: Sequence) -> dict:
+        own = [row.nonzero().flatten() for row in needed[number * size:][:len(batch[0])]]
+        # What is repeated costs nothing.
+        index = torch.stack([F.pad(row, (0, most - len(row)), value=int(row[0])) for row in own])
+        found = log_likelihood(job.model, batch[0].to(job.args.device), tokens[index], **options).float().cpu()
+        values = torch.cat([x[:len(row)] for x, row in zip(found, own, strict=True)])
+        return {"scores": b64encode(values.numpy().tobytes()).decode()}
+
+    rows = resumed(own_batches(loader, "likelihoods"), file, key, score)
+    values = np.concatenate([np.frombuffer(b64decode(row["scores"]), np.float32) for row in rows])
+    return torch.full(needed.shape, -torch.inf).masked_scatter(needed, torch.from_numpy(values.copy()))
+
+
+def measure(rows: dict[str, Tensor], positive: Tensor, ks: Sequence[int], listed: tuple[Tensor, Tensor] | None,
+            ids: Sequence[str]) -> dict:
+    """Return recalls of scores [N, C] by row, and items. `listed` says which pairs count, text -> image first."""
+    metrics, values, weights, counts = {}, {}, {}, positive.sum(1)
+    for row, scores in rows.items():
+        by_text, by_image = (scores if listed is None else scores.masked_fill(~mask, -torch.inf)
+                             for mask in listed or (None, None))
+        for k in ks:
+            of_texts, of_images = hits(by_text.t(), positive.t(), k), hits(by_image, positive, k)
+            name = f"recall@{k}{suffix_of(row)}"
+            metrics |= {f"image_retrieval_{name}": of_texts.mean().item(),
+                        f"text_retrieval_{name}": of_images.mean().item()}
+            values |= {f"image_retrieval_{name}": ((positive * of_texts).sum(1) / counts).tolist(),
+                       f"text_retrieval_{name}": of_images.tolist()}
+            weights[f"image_retrieval_{name}"] = counts.tolist()
+    return {**metrics, "items": {"images": list(ids), "values": values, "weights": weights}}
+
+
+def by_alpha(plain: Tensor, blind: Tensor, positive: Tensor, ks: Sequence[int]) -> dict:
+    return {"alphas": ALPHAS, **{f"text_retrieval_recall@{k}_by_alpha": [
+        hits(torch.as_tensor(debiased_score(plain, blind, alpha)), positive, k).mean().item() for alpha in ALPHAS]
+        for k in ks}}
+
+
+def run(job: Job, batches: DataLoader) -> dict:
+    args, model, tokenizer, options = job.args, job.model, job.tokenizer, dict(job.options)
+    if not isinstance(model, Captioner):
+        return zeroshot_retrieval.evaluate(model, batches, tokenizer, recall_k_list=args.recall_k, **job.common)
+    alpha, spec, shortlist = options.pop("alpha"), options.pop("clip", None), options.pop("shortlist", None)
+    clip = clip_models.load(*clip_models.parse(spec), args.device) if spec else None
+    autocast = partial(torch.autocast, torch.device(args.device).type, enabled=args.amp)
+    with autocast():
+        ids, texts, cosines = read_captions(job, batches, clip)
+    flat = [text for own in texts for text in own]
+    if max(args.recall_k) > min(len(ids), len(flat)):
+        raise ValueError(f"--recall_k {max(args.recall_k)} is more than there are: {len(ids)} images, {len(flat)} "
+                         "captions")
+    tokens = tokenizer(flat)
+    positive = torch.zeros(len(ids), len(flat), dtype=torch.bool)
+    positive[torch.arange(len(ids)).repeat_interleave(torch.tensor([len(own) for own in texts])),
+             torch.arange(len(flat))] = True
+    listed = None if cosines is None else (best(cosines.t(), shortlist).t(), best(cosines, shortlist))
+    needed = torch.ones_like(positive) if listed is None else listed[0] | listed[1]
+    passes = decoder_passes(tokens, model.vocab_size, **options)
+    total = int(needed.sum(0) @ passes + passes.sum())
+    if total > MANY_CALLS:
+        logging.warning("%d images x %d captions: about %d decoder passes; --clip MODEL:FILE --shortlist K scores only "
+                        "the K best by a CLIP model", len(ids), len(flat), total)
+
+    key = {"model": fingerprint(model), "split": f"{args.split}-likelihoods", "data": describe_data(batches),
+           "likelihood": options, "precision": precision(**job.common),
+           **({"clip": fingerprint(clip.model), "shortlist": shortlist} if clip else {})}
+    file = Path(feature_path(args.feature_root, key))
+
+    def extract() -> tuple[Tensor, Tensor]:
+        with autocast():
+            blind = log_likelihood(model, None, tokens[None], blind=null_image(model, batches, args.device), **options)
+            return likelihoods(job, tokens, needed, options, file, key), blind[0].float().cpu()
+
+    plain, blind = cached_features(args.feature_root, key, extract, f"{args.model} {args.pretrained} {args.dataset}")
+    if rank_and_size()[0] == 0:
+        for part in journals(file):
+            part.unlink()
+    rows = {"plain": plain, "blind": blind.expand_as(plain),
+            "debiased": torch.as_tensor(debiased_score(plain, blind, alpha)), **({"clip": cosines} if clip else {})}
+    metrics = {**measure(rows, positive, args.recall_k, listed, ids),
+               **by_alpha(plain if listed is None else plain.masked_fill(~listed[1], -torch.inf), blind, positive,
+                          args.recall_k),
+               "images": len(ids), "captions": len(flat), "pairs": int(needed.sum()), "decoder_passes": total,
+               "captions_cut": sum(bool(not_whole(text, tokenizer, model.context_length)) for text in flat),
+               "scorer": options["method"], "alpha": alpha, "blind": "mean image",
+               **{name: value for name, value in options.items() if name != "method"}}
+    if clip:
+        metrics |= {"shortlist": shortlist, "decoder_passes_without_shortlist": int((len(ids) + 1) * passes.sum()),
+                    "image_retrieval_shortlist": (listed[0] & positive).any(0).float().mean().item(),
+                    "text_retrieval_shortlist": (listed[1] & positive).any(1).float().mean().item()}
+    return metrics

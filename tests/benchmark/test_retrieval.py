@@ -1,0 +1,180 @@
+"""Claims about retrieval by likelihood, by the real command. Ranks are counted by hand from one pair at a time."""
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_image, png
+from models import WORDS, add, save_clip
+
+from clip_benchmark_ext import cli
+from clip_benchmark_ext import resume as resume_module
+from clip_benchmark_ext.table import markdown, read_results
+from clip_benchmark_ext.tasks import retrieval
+from open_clip_mdc.integration.checkpoints import load
+from open_clip_mdc.likelihood import log_likelihood as scoring
+from open_clip_mdc.likelihood.log_likelihood import mean_image
+
+pytestmark = pytest.mark.usefixtures("clip_benchmark")
+CAPTIONS = [[f"a {WORDS[i % 8]} {WORDS[(3 * i + j + i // 8) % 8]}" + " and a star" * j for j in range(1 + i % 3)]
+            for i in range(9)]
+FLAT = [caption for own in CAPTIONS for caption in own]
+OWNER = np.array([i for i, own in enumerate(CAPTIONS) for _ in own])
+KS = (1, 3)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Nine images with one to three captions each, in two shards."""
+    root = tmp_path_factory.mktemp("data")
+    (root / "test").mkdir()
+    (root / "dataset_type.txt").write_text("retrieval")
+    (root / "test" / "nshards.txt").write_text("2")
+    for shard, images in enumerate((range(5), range(5, 9))):
+        with tarfile.open(root / "test" / f"{shard}.tar", "w") as tar:
+            for i in images:
+                add(tar, f"key{i}.png", png(i))
+                add(tar, f"key{i}.txt", "\n".join(CAPTIONS[i]).encode())
+    return root
+
+
+def evaluate(data, *flags, name="result") -> dict:
+    cli.main(["eval", "--dataset", "wds/x", "--dataset_root", str(data), "--task", "zeroshot_retrieval", "--no_amp",
+              "--quiet", "--num_workers", "0", "--recall_k", "1", "3", "--output", f"{name}.json", *map(str, flags)])
+    return json.loads(Path(f"{name}.json").read_text())["metrics"]
+
+
+def captioner(runs, alias="arc") -> tuple:
+    return "--model", alias, "--pretrained", runs / alias
+
+
+def by_hand(path) -> tuple[np.ndarray, np.ndarray]:
+    """Plain scores [N, C] and blind ones [C], a pair at a time."""
+    model, transform, tokenizer = load(str(path))
+    images, text = torch.stack([transform(make_image(i)) for i in range(9)]), tokenizer(FLAT)
+    blind = mean_image(model, [images])
+    return (np.array([[float(model.log_likelihood(image[None], row[None])) for row in text] for image in images]),
+            np.array([float(model.log_likelihood(None, row[None], blind=blind)) for row in text]))
+
+
+def recalls(scores: np.ndarray, k: int) -> tuple[float, float]:
+    """Text -> image and image -> text: whether fewer than k others are ahead of the (best) right one."""
+    images = [(scores[:, c] > scores[OWNER[c], c]).sum() < k for c in range(len(FLAT))]
+    texts = [(row > row[OWNER == i].max()).sum() < k for i, row in enumerate(scores)]
+    return float(np.mean(images)), float(np.mean(texts))
+
+
+@pytest.mark.parametrize("alias", ["mdc", "arc"])
+def test_recalls_are_those_counted_by_hand_plain_blind_debiased_and_at_every_alpha(runs, data, alias):
+    metrics = evaluate(data, *captioner(runs, alias), "--alpha", "0.5", "--batch_size", "4")
+    plain, blind = by_hand(runs / alias)
+    for k in KS:
+        for suffix, scores in (("", plain), ("_debiased", plain - 0.5 * blind)):
+            found = [metrics[f"{way}_retrieval_recall@{k}{suffix}"] for way in ("image", "text")]
+            assert found == pytest.approx(recalls(scores, k)), (k, suffix)
+        best = np.argsort(-blind)[:k]  # whatever the image
+        assert metrics[f"text_retrieval_recall@{k}_blind"] == pytest.approx(len(set(OWNER[best])) / 9)
+        assert metrics[f"image_retrieval_recall@{k}_debiased"] == metrics[f"image_retrieval_recall@{k}"]
+        assert metrics[f"text_retrieval_recall@{k}_by_alpha"] == pytest.approx(
+            [recalls(plain - alpha * blind, k)[1] for alpha in metrics["alphas"]])
+    assert metrics["alphas"][0] == 0 and metrics["alphas"][-1] == 1.5
+    _, _, tokenizer = load(str(runs / alias))
+    tokens = [len(tokenizer.encode(text)) + 1 for text in FLAT]  # EOT counts
+    assert metrics["decoder_passes"] == (9 + 1) * (sum(tokens) if alias == "mdc" else len(FLAT))
+    assert (metrics["images"], metrics["captions"], metrics["pairs"]) == (9, len(FLAT), 9 * len(FLAT))
+    items = json.loads(Path("items/result.json").read_text())
+    assert items["images"] == [f"key{i}" for i in range(9)]
+    for name, values in items["values"].items():
+        assert np.average(values, weights=items["weights"].get(name)) == pytest.approx(metrics[name]), name
+    table = markdown(read_results(["result.json"]))
+    heads = [head.strip() for head in table.splitlines()[0].split("|")]
+    for way in ("image", "text"):
+        place = heads.index(f"{way} R@1")
+        assert heads[place:place + 3] == [f"{way} R@1", f"{way} R@1 blind", f"{way} R@1 debiased"]
+
+
+def test_a_blind_score_finds_an_image_by_chance(runs, data, tmp_path):
+    """Of images with equally many captions k of N, whichever the k are."""
+    scores = torch.randn(12).expand(6, 12)
+    positive = torch.eye(6).repeat_interleave(2, 1).bool()
+    for k in (1, 4):
+        assert retrieval.hits(scores.t(), positive.t(), k).mean() == pytest.approx(k / 6)
+
+
+def test_a_shortlist_is_reordered_and_nothing_else_is_scored(runs, data, tmp_path, monkeypatch):
+    name, weights = save_clip(tmp_path)
+    theirs = evaluate(data, "--model", name, "--pretrained", weights, name="clip")
+    whole = evaluate(data, *captioner(runs), name="whole")
+    everything = evaluate(data, *captioner(runs), "--clip", f"{name}:{weights}", "--shortlist", 100, name="all")
+    for metric, value in theirs.items():
+        assert everything[f"{metric}_clip"] == pytest.approx(value), metric  # by the same code
+        assert everything[metric] == whole[metric] and everything[f"{metric}_debiased"] == whole[f"{metric}_debiased"]
+    assert everything["image_retrieval_shortlist"] == everything["text_retrieval_shortlist"] == 1
+
+    metrics = evaluate(data, *captioner(runs), "--clip", f"{name}:{weights}", "--shortlist", 4, name="four")
+    model, transform, tokenizer = load(weights, name)
+    with torch.no_grad():
+        images = model.encode_image(torch.stack([transform(make_image(i)) for i in range(9)]))
+        texts = model.encode_text(tokenizer(FLAT))
+    cosines = torch.cosine_similarity(images[:, None], texts[None], dim=-1).numpy()
+    of_texts = (cosines > np.sort(cosines, 0)[-5]).T.T  # the four best images of each caption
+    of_images = cosines > np.sort(cosines, 1)[:, -5, None]
+    plain, blind = by_hand(runs / "arc")
+    for suffix, scores in (("", plain), ("_debiased", plain - blind)):
+        for k in KS:
+            right = lambda mask, scores=scores, k=k: [  # noqa: E731
+                mask[i, c] and (scores[mask[:, c], c] > scores[i, c]).sum() < k for c, i in enumerate(OWNER)]
+            assert metrics[f"image_retrieval_recall@{k}{suffix}"] == pytest.approx(np.mean(right(of_texts)))
+            listed = np.where(of_images, scores, -np.inf)
+            found = [listed[i, OWNER == i].max() > -np.inf and (listed[i] > listed[i, OWNER == i].max()).sum() < k
+                     for i in range(9)]
+            assert metrics[f"text_retrieval_recall@{k}{suffix}"] == pytest.approx(np.mean(found))
+    assert metrics["image_retrieval_shortlist"] == pytest.approx(np.mean([of_texts[i, c] for c, i in enumerate(OWNER)]))
+    assert metrics["text_retrieval_shortlist"] == pytest.approx(
+        np.mean([of_images[i, OWNER == i].any() for i in range(9)]))
+    assert metrics["pairs"] == (of_texts | of_images).sum() < whole["pairs"]
+    assert metrics["decoder_passes"] == metrics["pairs"] + len(FLAT)  # of ARC, one a pair
+    assert metrics["decoder_passes_without_shortlist"] == whole["decoder_passes"]
+
+
+def test_a_run_that_was_stopped_resumes_and_another_alpha_scores_nothing(runs, data, monkeypatch):
+    whole = evaluate(data, *captioner(runs), "--feature_root", "other")
+    monkeypatch.setattr(retrieval, "PAIRS", 2 * len(FLAT))  # two images at once
+    append, calls = resume_module.Journal.append, []
+
+    def stopped(journal, row):
+        calls.append(row["batch"])
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        append(journal, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resume_module.Journal, "append", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(data, *captioner(runs))
+    (part,) = Path("features").iterdir()
+    assert part.name.startswith("test-likelihoods-") and part.name.endswith(".part0")
+    patch, scored = monkeypatch, []
+    score = scoring.log_likelihood
+    patch.setattr(retrieval, "log_likelihood", lambda *args, **kwargs: scored.append(args[1]) or score(*args, **kwargs))
+    assert evaluate(data, *captioner(runs), "--batch_size", "3") == whole
+    assert [None if image is None else len(image) for image in scored] == [None, 2, 2, 1]  # blind, then what was left
+    assert not list(Path("features").glob("*.part*"))
+    other = evaluate(data, *captioner(runs), "--alpha", "0.3", "--recall_k", "2")
+    assert len(scored) == 4 and other["alpha"] == 0.3 and other["text_retrieval_recall@2_by_alpha"][3] == \
+        other["text_retrieval_recall@2_debiased"]
+
+
+@pytest.mark.parametrize("flags, words", [
+    (("--recall_k", "10"), "--recall_k 10 is more than there are: 9 images"),
+    (("--shortlist", "4"), "--shortlist K and --clip MODEL:FILE go together"),
+    (("--clip", "x:y"), "--shortlist K and --clip MODEL:FILE go together"),
+    (("--clip", "x:y", "--shortlist", "2"), "--shortlist 2 should be at least --recall_k 3"),
+    (("--stop_confidence", "0.9"), "retrieval ranks all"),
+])
+def test_what_cannot_work_is_refused_in_one_line(runs, data, flags, words):
+    with pytest.raises(SystemExit) as end:
+        evaluate(data, *captioner(runs, "mdc"), *flags)
+    assert end.value.code.startswith("error: ") and words in end.value.code and "\n" not in end.value.code
