@@ -16,7 +16,7 @@ from open_clip_mdc.data.shards import read_samples, regroup
 from open_clip_mdc.data.text import read_names
 
 from . import other_sets
-from .datasets import caption_data
+from .datasets import caption_data, masks
 from .flags import Flags
 
 
@@ -67,6 +67,8 @@ class Job(NamedTuple):
         """Return the data set; images by the model's transform unless another is given."""
         args, transform, name = self.args, transform or self.transform, self.args.dataset.removeprefix("wds/")
         root = args.dataset_root.format(dataset=name, dataset_cleaned=name.replace("/", "-"))
+        if args.dataset in masks.MASKED:
+            return masks.build(args.dataset, root, split, transform)
         if not other_sets.covers(args.dataset):
             from .selection_datasets import build_dataset
             return build_dataset(args.dataset, root, transform, perturbations=self.flags.perturbations)

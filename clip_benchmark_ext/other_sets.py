@@ -20,6 +20,8 @@ from open_clip_mdc.data.images import decode_image, upright
 from open_clip_mdc.data.paths import is_hidden, is_image
 from open_clip_mdc.errors import close_names
 
+from .datasets.masks import MASKED
+
 FOLDER = "folder"
 VALIDATION = ("val", "validation", "valid")
 FOLDER_LAYOUT = "DIR/train/CLASS/*, DIR/test/CLASS/*"
@@ -49,14 +51,14 @@ def covers(name: str) -> bool:
 
 def known_name(name: str) -> str:
     name = FOLDER if name == "imagefolder" else name
-    if covers(name):
+    if covers(name) or name in MASKED:
         return name
     from .selection_datasets import ROWS, find_row
     if find_row(name):
         return name
     families = dict.fromkeys(row.split("/")[0] + "/NAME" * ("/" in row) for row in ROWS)
-    names = ", ".join((*families, *(f"{prefix}NAME" for prefix in PREFIXES), *UPSTREAM[:-1]))
-    raise ValueError(f"--dataset {name} is not known{close_names(name, (*ROWS, *UPSTREAM))}. Class folders: "
+    names = ", ".join((*families, *MASKED, *(f"{prefix}NAME" for prefix in PREFIXES), *UPSTREAM[:-1]))
+    raise ValueError(f"--dataset {name} is not known{close_names(name, (*ROWS, *MASKED, *UPSTREAM))}. Class folders: "
                      f"--dataset folder --dataset_root DIR ({FOLDER_LAYOUT}). Others: {names}")
 
 

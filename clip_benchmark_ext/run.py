@@ -17,6 +17,7 @@ from open_clip_mdc.integration.configs import is_captioner
 from open_clip_mdc.objectives.base import CaptionCfg
 
 from . import contents, other_sets, results
+from .datasets.masks import MASKED
 from .distributed import everywhere, rank_and_size
 from .flags import Flags
 from .job import Job
@@ -32,8 +33,13 @@ def run(upstream):
 
 
 def choose_task(args: Namespace) -> str:
-    selects = not other_sets.covers(args.dataset)
-    task = args.task
+    task, masked = args.task, args.dataset in MASKED
+    if task == "auto" and masked:
+        task = "segmentation"
+    if masked != (task == "segmentation"):
+        raise ValueError(f"{args.dataset} has a mask for each image: give --task segmentation" if masked else
+                         f"{args.dataset} has no masks, which segmentation needs: give one of {', '.join(MASKED)}")
+    selects = not masked and not other_sets.covers(args.dataset)
     if task == "auto":
         task = "image_caption_selection" if selects else builder.get_dataset_default_task(
             args.dataset.removeprefix("wds/"))
@@ -88,7 +94,7 @@ def evaluate(args: Namespace, flags: Flags) -> int:
     if task.of_towers:
         from . import towers
         model = towers.load(args, flags.image_size)
-        job = Job(args, flags, options, output, model, towers.transform(model))
+        job = Job(args, flags, options, output, model, towers.transform(model, whole=args.task == "segmentation"))
     else:
         job = Job(args, flags, options, output, *load_model(args))
     batches = job.load_test()

@@ -87,8 +87,8 @@ def markdown(results: list[dict]) -> str:
         number = result["metrics"].get(COLUMNS[column])
         if number is None or isinstance(number, str):  # --caption_length auto
             return number
-        error = result["metrics"].get(f"{COLUMNS[column].rpartition('_')[0]}_se")
-        if error is not None and not COLUMNS[column].endswith("_macro"):
+        error = result["metrics"].get(f"{COLUMNS[column].removesuffix('_acc1')}_se")
+        if error is not None:
             return f"{100 * number:.1f} ± {100 * error:.1f}"
         return f"{number:.0f}" if column in COUNTS else f"{number if column in LENGTHS else 100 * number:.1f}"
 

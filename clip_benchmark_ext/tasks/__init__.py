@@ -46,6 +46,9 @@ TASKS = {
         "train_split", "val_split", "val_proportion", "fewshot_lr", "fewshot_epochs", "batch_size", "seed",
         "normalize"), ("feature", "image_size"), of_towers=True),
     "cloze": Task(".cloze:run", ("annotation_file",), ("cloze_words",), ("alpha",), cloze_options),
+    "segmentation": Task(".segmentation:run", (
+        "train_split", "val_split", "val_proportion", "fewshot_epochs", "batch_size", "seed"), ("image_size",),
+        of_towers=True),
     "captioning": Task(
         ".captioning:run", ("annotation_file",),
         (*DECODING, "phrase", "train_captions", "clipscore_model", "clipscore_pretrained"), (), decoding_options),

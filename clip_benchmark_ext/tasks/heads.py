@@ -43,6 +43,20 @@ class AttentiveProbe(nn.Module):
         return self.classifier(torch.einsum("bhw,hdw->bhd", seen, value).flatten(1))
 
 
+class LinearMask(nn.Module):
+    """A linear layer on standardised patch tokens, which lie in a grid."""
+
+    def __init__(self, mean: Tensor, std: Tensor, classes: int, grid: tuple[int, int]):
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+        self.linear, self.grid = nn.Linear(len(mean), classes), grid
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[B, P, D] -> logits [B, C, rows, columns]."""
+        return self.linear((tokens - self.mean) / self.std).mT.unflatten(2, self.grid)
+
+
 def moments(batches: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation [D] of tokens that come in batches [B, P, D]."""
     count, total, squares = 0, 0, 0

@@ -5,7 +5,6 @@ Beside the encoder stand two floors: "untrained", its architecture with fresh we
 Dimensions: B images of a batch, N images, P patches, D width, C classes.
 """
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,58 +13,20 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from open_clip_mdc.models import encoder
-from open_clip_mdc.models.fingerprint import fingerprint
 
-from .. import token_cache
-from ..features import cache_key
 from ..job import Job
-from ..other_sets import check_classes
-from ..token_cache import TokenCache
+from ..token_cache import Encode, TokenCache
 from . import heads
 from .knn import knn_votes
 from .linear_probe import predict, probe_features
+from .splits import Splits, load_splits
 
-HELD_OUT = 0.1  # of the training images, where no validation split is given
 PIXELS = 32
 LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3)  # of the attentive probe
 WEIGHT_DECAY = 0.1
 
 
-class Splits(NamedTuple):
-    """What is learnt from, validation images included, row numbers in it, and what is measured on."""
-
-    learn: TokenCache
-    train: Tensor
-    val: Tensor
-    test: TokenCache
-
-
-def load_splits(job: Job, batches: DataLoader, encode: token_cache.Encode, kind: str) -> Splits:
-    """Encode what no earlier run has encoded. Dimensions and floors are part of what is kept."""
-    args, loaders = job.args, {"train": job.load(job.args.train_split)}
-    if args.val_split is not None:
-        loaders["val"] = job.load(args.val_split)
-    loaders["test"] = batches
-    check_classes({split: loader.dataset for split, loader in loaders.items()})
-    towers = "".join(map(fingerprint, (job.model.trained, job.model.untrained)))
-    caches = {}
-    for split, loader in loaders.items():
-        key = cache_key(towers, loader, split, kind, False, args.device, args.amp) | {"batch_size": args.batch_size}
-        caches[split] = token_cache.load(args.feature_root, key, loader, encode, args.device, args.amp,
-                                         f"{split} tokens")
-    count = len(caches["train"])
-    if "val" in caches:
-        learn = TokenCache([*caches["train"].files, *caches["val"].files])
-        return Splits(learn, torch.arange(count), torch.arange(count, len(learn)), caches["test"])
-    held_out = max(round(count * (HELD_OUT if args.val_proportion is None else args.val_proportion)), 1)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(args.seed))
-    if held_out >= count:
-        raise ValueError(f"{count} training images, of which {held_out} are held out: give more, or another "
-                         "--val_proportion")
-    return Splits(caches["train"], order[held_out:], order[:held_out], caches["test"])
-
-
-def encode_fn(job: Job, kind: str) -> token_cache.Encode:
+def encode_fn(job: Job, kind: str) -> Encode:
     """Return the function that passes images once through each tower: features of all layers, and patch tokens."""
     trained, untrained = job.model.trained, job.model.untrained
 

@@ -14,6 +14,7 @@ import tarfile
 from argparse import Namespace
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 import clip_benchmark.datasets.builder as clip_benchmark_datasets
 import numpy as np
@@ -27,6 +28,8 @@ from torchvision.transforms import ToTensor
 
 from open_clip_mdc import cli
 from open_clip_mdc.cli import scenes
+from open_clip_mdc.scenes import rich
+from open_clip_mdc.scenes.drawing import OUTLINES
 from open_clip_mdc.scenes.plain import World
 
 SMALL = {"num_train": 40, "num_val": 12, "num_probe": 48, "num_pairs": 24}
@@ -263,3 +266,43 @@ def test_the_command_prints_a_pattern_that_upstream_expands_to_its_shards(tmp_pa
         assert Image.open(io.BytesIO(sample["png"])).size == (40, 40)
         assert re.fullmatch(r"a (small|large) \w+ \w+( (up above|left of) a (small|large) \w+ \w+){2}",
                             sample["txt"].decode())
+
+
+@pytest.mark.parametrize("world", [World(objects=3, pixels=64), rich.World(pixels=64)], ids=["plain", "rich"])
+def test_masks_say_the_shape_under_each_pixel_and_change_nothing_else(tmp_path, world):
+    """A pixel's centre lies within a shape by the number of its edges that a ray crosses."""
+    few = dict.fromkeys(("num_train", "num_val", "num_pairs"), 8) | {"num_probe": 12}
+    scenes.build(tmp_path / "bare", world, **few)
+    scenes.build(tmp_path / "masked", world, **few, masks=True)
+    files = {path.relative_to(tmp_path / "masked"): path for path in sorted((tmp_path / "masked").rglob("*"))}
+    added = {path for path in files if path.parts[0] == "masks"}
+    assert {path.name for path in added} == {"masks", "train.tar", "test.tar", "classnames.txt"}
+    bare = {path.relative_to(tmp_path / "bare"): path for path in (tmp_path / "bare").rglob("*")}
+    assert bare.keys() == files.keys() - added
+    assert all(path.read_bytes() == files[name].read_bytes() for name, path in bare.items() if path.is_file())
+
+    classes = files[Path("masks/classnames.txt")].read_text().split("\n")
+    with tarfile.open(files[Path("masks/test.tar")]) as tar:
+        images = {name: np.asarray(Image.open(tar.extractfile(name))) for name in tar.getnames()}
+    seen, places = set(), np.meshgrid(*[(np.arange(64) + 0.5) / 64] * 2)
+    for index in range(12):
+        scene = scenes.WORLDS[type(world)].draw_scene(world, world.rng("masks-test", index))
+        mask = images[f"test{index:07d}.mask.png"]
+        expected = np.zeros_like(mask)
+        for item in scene.objects:
+            x, y = ((centres - at) / item.radius for centres, at in zip(places, (item.x, item.y), strict=True))
+            corners, crossed = OUTLINES[item.shape], 0
+            for (ax, ay), (bx, by) in zip(corners, corners[1:] + corners[:1], strict=True):
+                crosses = (ay > y) != (by > y)
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    crossed = crossed + (crosses & (x < (bx - ax) * (y - ay) / (by - ay) + ax))
+            expected[crossed % 2 == 1] = classes.index(item.shape)
+            seen.add(item.shape)
+        wrong = mask != expected
+        assert wrong.mean() < 0.04 and (expected > 0).mean() > 0.03  # at edges alone: see the next line
+        around = [np.roll(expected, (down, right), (0, 1)) for down in (-1, 0, 1) for right in (-1, 0, 1)]
+        same = (np.stack(around) == expected).all(0)
+        assert not (wrong & same).any()
+        if world.__class__ is World:  # whose objects are all coloured
+            assert np.array_equal(coloured(images[f"test{index:07d}.png"])[same], (expected > 0)[same])
+    assert len(seen) >= 4

@@ -56,6 +56,8 @@ def scenes(parser: argparse.ArgumentParser) -> None:
                         "an object (default: a coin decides for each caption)")
     parser.add_argument("--noise", type=float, metavar="SHARE",
                         help="share of the rich world's training captions that are another scene's or say nothing")
+    parser.add_argument("--masks", action="store_true", help="write masks/, too: --num-probe scenes per split and the "
+                        "shape at each pixel, for clip_benchmark eval --dataset masks")
     parser.add_argument("--num-train", type=positive, default=20000, help="training scenes (default: %(default)s)")
     parser.add_argument("--num-val", type=natural, default=1000, help="validation scenes (default: %(default)s)")
     parser.add_argument("--num-probe", type=natural, default=1600,

@@ -25,7 +25,7 @@ from ..progress import progress_bar
 from ..scenes import mentions as mentions_world
 from ..scenes import plain as plain_world
 from ..scenes import rich as rich_world
-from ..scenes.drawing import render
+from ..scenes.drawing import OUTLINES, mask, render
 
 World = plain_world.World | rich_world.World
 WORLDS = {module.World: module for module in (plain_world, rich_world, mentions_world)}
@@ -104,6 +104,19 @@ def _write_pairs(root: Path, world: World, count: int) -> Iterator[None]:
         (root / f"{task}.json").write_text(json.dumps(pairs, indent=4))
 
 
+def _write_masks(root: Path, split: str, world: World, count: int) -> Iterator[None]:
+    drawing = WORLDS[type(world)]
+    classes = ("background", *getattr(drawing, "SHAPES", OUTLINES))
+    with tar_writer(root / f"{split}.tar") as writer:
+        for index in range(count):
+            rng = world.rng(f"masks-{split}", index)
+            scene = drawing.draw_scene(world, rng)
+            writer.write({"__key__": f"{split}{index:07d}", "png": encode_png(render(scene, world.pixels, rng)),
+                          "mask.png": encode_png(mask(scene, world.pixels, classes))})
+            yield
+    (root / "classnames.txt").write_text("\n".join(classes))
+
+
 def _count(part: partial) -> int:
     return sum(1 for _ in part())
 
@@ -117,7 +130,7 @@ def _written(parts: list[partial], jobs: int) -> Iterator[int]:
 
 
 def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe: int, num_pairs: int,
-          jobs: int = 1) -> None:
+          jobs: int = 1, masks: bool = False) -> None:
     """Write the whole data set under `out`, which appears only when it is complete.
 
         train/, val/              KEY.png, KEY.txt (one sentence), KEY.json (the scene and both captions), sizes.json
@@ -128,6 +141,10 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
     In the rich world KEY.json has five short captions too, `captions`, and instead of probe/ there are probe-colour/,
     probe-shape/, probe-size/, probe-count/, probe-position/ and probe-relation/. In the world of mentions `captions`
     are the caption in both orders, and there are probe-colour/ and probe-shape/.
+
+    With `masks` there is also
+
+        masks/                    train.tar, test.tar: KEY.png, KEY.mask.png (the shape at each pixel); classnames.txt
 
     In a world without a concept train/ and val/ lack it, and beside them are
 
@@ -141,6 +158,7 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
     without = getattr(world, "without", None) is not None
     lacks = {"concept": False} if without else {}
     total = num_train + num_val + 2 * num_probe * len(drawing.PROBES) + num_pairs
+    total += 2 * num_probe if masks else 0
     total += num_val + len(SHOTS) * SHOTS[-1] if without else 0
     with new_folder(out) as folder, progress_bar(total=total, what="scenes", unit="scene") as bar:
         parts = [*_captioned(folder, "train", world, num_train, train_shards(world, num_train), **lacks),
@@ -151,6 +169,8 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
                 parts += _captioned(folder, f"shots-{shots}", world, SHOTS[-1], 1, concept=True, distinct=shots)
         parts += [partial(_write_probe, folder, name, split, world, num_probe) for name in drawing.PROBES
                   for split in ("train", "test")]
+        if masks:
+            parts += [partial(_write_masks, folder / "masks", split, world, num_probe) for split in ("train", "test")]
         parts.append(partial(_write_pairs, folder / "sugarcrepe", world, num_pairs))
         for count in _written(parts, jobs):
             bar.update(count)
@@ -176,7 +196,8 @@ def world_of(args: argparse.Namespace) -> World:
 
 def run(args: argparse.Namespace) -> None:
     world = world_of(args)
-    build(args.out, world, args.num_train, args.num_val, args.num_probe, args.num_pairs, args.jobs)
+    build(args.out, world, args.num_train, args.num_val, args.num_probe, args.num_pairs, args.jobs,
+          args.masks)
     last = train_shards(world, args.num_train) - 1
     print(f"{args.out}: {args.num_train} training scenes, --train-data '{args.out}/train/{{00000..{last:05d}}}.tar' "
           f"--val-data {args.out}/val/00000.tar")

@@ -80,6 +80,23 @@ class Scene(Protocol):
     background: str  # a key of BACKGROUNDS
 
 
+def _polygon(item: SceneObject, side: int) -> list[Point]:
+    x, y, radius = side * item.x, side * item.y, side * item.radius
+    return [(x + radius * dx, y + radius * dy) for dx, dy in OUTLINES[item.shape]]
+
+
+def mask(scene: Scene, pixels: int, classes: Sequence[str]) -> Image.Image:
+    """Draw the class of most of each pixel: the number of the object's shape in `classes`, 0 of the ground."""
+    side = pixels * SUPERSAMPLING
+    image = Image.new("L", (side, side))
+    draw = ImageDraw.Draw(image)
+    for item in scene.objects:
+        draw.polygon(_polygon(item, side), fill=classes.index(item.shape))
+    cells = np.asarray(image).reshape(pixels, SUPERSAMPLING, pixels, SUPERSAMPLING)
+    votes = [(cells == number).sum((1, 3)) for number in range(len(classes))]
+    return Image.fromarray(np.argmax(votes, axis=0).astype(np.uint8))
+
+
 def render(scene: Scene, pixels: int, rng: random.Random) -> Image.Image:
     """Draw the scene as an RGB image, anti-aliased, with slightly varying colours and noise of +-6 grey levels."""
     side = pixels * SUPERSAMPLING
@@ -87,8 +104,7 @@ def render(scene: Scene, pixels: int, rng: random.Random) -> Image.Image:
     draw = ImageDraw.Draw(image)
     for item in scene.objects:
         tone = tuple(level + rng.randint(-12, 12) for level in COLOURS[item.colour])
-        x, y, radius = side * item.x, side * item.y, side * item.radius
-        draw.polygon([(x + radius * dx, y + radius * dy) for dx, dy in OUTLINES[item.shape]], fill=tone)
+        draw.polygon(_polygon(item, side), fill=tone)
     smooth = np.asarray(image.reduce(SUPERSAMPLING), dtype=np.int16)
     noise = np.frombuffer(rng.randbytes(pixels * pixels), dtype=np.uint8).reshape(pixels, pixels, 1) % 13 - np.int16(6)
     return Image.fromarray(np.clip(smooth + noise, 0, 255).astype(np.uint8))

@@ -1,0 +1,130 @@
+"""Images with a class for each pixel, as `--task segmentation` reads them: CamVid, ADE20K, VOC 2012, shards of yours.
+
+A mask has a class id a pixel, and VOID where none is asked for. Dimensions: B images, H and W pixels of a mask.
+"""
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from open_clip_mdc.data.images import decode_image
+from open_clip_mdc.data.shards import image_member, read_samples
+from open_clip_mdc.data.text import read_names
+
+VOID = 255
+CAMVID = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
+VOC = ("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "table",
+       "dog", "horse", "motorbike", "person", "plant", "sheep", "sofa", "train", "monitor")
+
+Source = Path | bytes
+Pair = tuple[str, Source, Source]  # a name, the image and the mask
+
+
+def _of_shard(root: Path, split: str) -> list[Pair]:
+    """SPLIT.tar of KEY.png and KEY.mask.png, or KEY.jpg and KEY.png."""
+    pairs = []
+    for sample in read_samples(str(root / f"{split}.tar")):
+        suffix = image_member(sample)
+        mask = sample.get("mask.png", sample.get("png") if suffix != "png" else None)
+        if suffix is None or mask is None:
+            raise ValueError(f"{root / split}.tar, sample {sample['__key__']}: it needs an image and KEY.mask.png, or "
+                             "KEY.jpg and KEY.png")
+        pairs.append((f"{root / split}.tar, sample {sample['__key__']}", sample[suffix], mask))
+    return pairs
+
+
+def _of_ade20k(root: Path, split: str) -> list[Pair]:
+    folder = {"train": "training"}.get(split, "validation")
+    return [(str(image), image, root / "annotations" / folder / f"{image.stem}.png")
+            for image in sorted((root / "images" / folder).iterdir()) if image.suffix == ".jpg"]
+
+
+def _of_voc(root: Path, split: str) -> list[Pair]:
+    names = read_names(root / "ImageSets" / "Segmentation" / f"{'train' if split == 'train' else 'val'}.txt")
+    return [(name, root / "JPEGImages" / f"{name}.jpg", root / "SegmentationClass" / f"{name}.png") for name in names]
+
+
+class Layout(NamedTuple):
+    read: Callable[[Path, str], list[Pair]]
+    looks: str  # for a message
+    classes: tuple[str, ...] = ()  # () by classnames.txt
+    void: tuple[int, ...] = (VOID,)  # ids in the files
+    first: int = 0  # the id of the first class in the files
+
+
+MASKED = {
+    "camvid": Layout(_of_shard, "train.tar, val.tar and test.tar of KEY.jpg and KEY.png", CAMVID, (11,)),
+    "ade20k": Layout(_of_ade20k, "images/training/*.jpg, annotations/training/*.png and the same of validation",
+                     tuple(f"class {n}" for n in range(1, 151)), (0,), 1),
+    "voc2012": Layout(_of_voc, "JPEGImages/, SegmentationClass/ and ImageSets/Segmentation/train.txt, val.txt", VOC),
+    "masks": Layout(_of_shard, "train.tar and test.tar of KEY.png and KEY.mask.png (or KEY.jpg and KEY.png), whose "
+                    "class ids are 0, 1, ... and 255 where none counts, and classnames.txt"),
+}
+
+
+@dataclass(eq=False, repr=False)
+class MaskedImages(Dataset):
+    pairs: list[Pair]
+    classes: list[str]
+    void: tuple[int, ...]
+    first: int
+    transform: Callable[[Image.Image], Tensor]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        name, image, mask = self.pairs[index]
+        image = decode_image(_opened(image), name)
+        ids = read_mask(_opened(mask), name)
+        if ids.shape != image.size[::-1]:
+            raise ValueError(f"{name}: the image is {image.width} x {image.height} pixels and its mask "
+                             f"{ids.shape[1]} x {ids.shape[0]}")
+        void, ids = np.isin(ids, self.void), ids.astype(int) - self.first
+        if (wrong := ids[~void & ((ids < 0) | (ids >= len(self.classes)))]).size:
+            raise ValueError(f"{name}: its mask has the class {wrong[0] + self.first}, of {len(self.classes)} classes "
+                             f"from {self.first} on")
+        return self.transform(image), torch.from_numpy(np.where(void, VOID, ids).astype(np.uint8))
+
+    @staticmethod
+    def collate_fn(batch: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[Tensor]]:
+        images, masks = zip(*batch, strict=True)
+        return torch.stack(images), list(masks)
+
+
+def _opened(source: Source) -> Path | BytesIO:
+    return BytesIO(source) if isinstance(source, bytes) else source
+
+
+def read_mask(source: Path | BytesIO, name: str) -> np.ndarray:
+    """Return class ids, uint8 [H, W], of a palette's or grey PNG."""
+    try:
+        with Image.open(source, formats=["PNG"]) as image:
+            if image.mode not in ("P", "L"):
+                raise ValueError(f"its mask has pixels of mode {image.mode}, not a class id each")
+            return np.asarray(image)
+    except Exception as problem:  # of damaged files, of any kind
+        raise ValueError(f"{name}: {problem}") from problem
+
+
+def build(name: str, root: str, split: str, transform: Callable[[Image.Image], Tensor]) -> MaskedImages:
+    """Read a data set of MASKED; where there is no test split, val is it. Raises FileNotFoundError or ValueError."""
+    layout, folder = MASKED[name], Path(root)
+    try:
+        classes = list(layout.classes) or read_names(folder / "classnames.txt")
+        if split == "test" and layout.read is _of_shard and not (folder / "test.tar").exists():
+            split = "val"
+        pairs = layout.read(folder, split)
+    except (FileNotFoundError, NotADirectoryError) as problem:
+        raise FileNotFoundError(f"no {name} in {root} ({problem}): --dataset_root takes a folder with {layout.looks}"
+                                ) from problem
+    if not pairs:
+        raise ValueError(f"{root} has no images of {name}'s {split}")
+    return MaskedImages(pairs, classes, layout.void, layout.first, transform)

@@ -1,0 +1,117 @@
+"""`--task segmentation`: a linear layer on frozen patch tokens says each pixel's class, beside its floors.
+
+As DINOv2's linear head (arXiv 2304.07193) on the last layer: standardised tokens, a linear layer, logits enlarged
+bilinearly to the mask. Unlike theirs all of an image is squashed to the tower's size, once. "pixels" is the same on
+the pixels of a patch. The learning rate is chosen on held-out training images.
+Dimensions: B images, P patches, D width, C classes, S places in an image.
+"""
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from open_clip_mdc.models import encoder
+
+from ..datasets.masks import VOID
+from ..job import Job
+from ..metrics.mask_metrics import class_iou, confusion, measures, with_errors
+from ..token_cache import Encode, TokenCache
+from . import heads
+from .splits import Splits, load_splits
+
+LEARNING_RATES = (1e-4, 1e-3, 1e-2)
+WEIGHT_DECAY = 1e-4
+BATCH = 16  # images
+PLACES = 2048  # that a step looks at in each image
+GROUPS = 20  # of the jackknife
+
+
+def encode_fn(job: Job) -> Encode:
+    """Return the function that passes images once through each tower: patch tokens, and the pixels of the patches."""
+    trained, untrained = job.model.trained, job.model.untrained
+    grid = encoder.grid(trained)
+
+    def encode(images: Tensor) -> dict[str, Tensor]:
+        return {"tokens": encoder.patch_tokens(trained, images).half(),
+                "untrained": encoder.patch_tokens(untrained, images).half(), "pixels": patches(images, grid).half()}
+
+    return encode
+
+
+def patches(images: Tensor, grid: tuple[int, int]) -> Tensor:
+    """[B, 3, H, W] -> the pixels of each patch of a grid, [B, P, D], sides rounded up to whole patches."""
+    size = [-(-side // count) for side, count in zip(images.shape[2:], grid, strict=True)]
+    whole = [side * count for side, count in zip(size, grid, strict=True)]
+    images = images if whole == list(images.shape[2:]) else F.interpolate(images, whole, mode="bilinear")
+    return F.unfold(images, size, stride=size).mT
+
+
+def at_places(logits: Tensor, places: Tensor) -> Tensor:
+    """Return the logits [B, C, S] that bilinear enlargement of [B, C, h, w] has at (x, y), [B, S, 2] in 0 to 1."""
+    return F.grid_sample(logits, 2 * places[:, None] - 1, padding_mode="border", align_corners=False)[:, :, 0]
+
+
+def sampled_loss(logits: Tensor, masks: list[Tensor]) -> Tensor:
+    """Return the cross-entropy at PLACES random pixels of each mask, void left out: on average that of all pixels."""
+    places, targets = [], []
+    for mask in masks:
+        height, width = mask.shape
+        pixels = torch.randint(mask.numel(), (PLACES,))
+        targets.append(mask.flatten()[pixels])
+        places.append(torch.stack(((pixels % width + 0.5) / width, (pixels // width + 0.5) / height), dim=1))
+    places, targets = (torch.stack(x).to(logits.device) for x in (places, targets))
+    losses = F.cross_entropy(at_places(logits, places), targets.long(), ignore_index=VOID, reduction="sum")
+    return losses / (targets != VOID).sum().clamp_min(1)
+
+
+@torch.no_grad()
+def confusions(head: heads.LinearMask, cache: TokenCache, name: str, rows: Tensor, classes: int, device: str) -> Tensor:
+    """Return the confusion matrix of each of GROUPS groups of images, long [G, C, C]."""
+    groups = torch.zeros(min(GROUPS, len(rows)), classes, classes, dtype=torch.long)
+    for start in range(0, len(rows), BATCH):
+        part = rows[start:start + BATCH].tolist()
+        for number, (logits, mask) in enumerate(zip(head(cache.rows(name, part).to(device)), cache.masks(part),
+                                                    strict=True), start):
+            found = F.interpolate(logits[None], mask.shape, mode="bilinear")[0].argmax(0).cpu()
+            groups[number % len(groups)] += confusion(found, mask, classes)
+    return groups
+
+
+def by_head(job: Job, splits: Splits, name: str, classes: int, grid: tuple[int, int]) -> tuple[float, Tensor]:
+    """Return the learning rate that is best on held-out images, and the confusion matrices of the test images."""
+    args = job.args
+    mean, std = heads.moments(tokens for _, tokens in splits.learn.batches(name))
+
+    def loss_of(head: heads.LinearMask, rows: Tensor) -> Tensor:
+        rows = rows.tolist()
+        return sampled_loss(head(splits.learn.rows(name, rows).to(args.device)), splits.learn.masks(rows))
+
+    def fit(lr: float, rows: Tensor) -> heads.LinearMask:
+        torch.manual_seed(args.seed)
+        head = heads.LinearMask(mean, std, classes, grid).to(args.device)
+        return heads.train(head, rows, loss_of, lr, WEIGHT_DECAY, args.fewshot_epochs, BATCH, args.seed,
+                           f"masks by {name}")
+
+    def on_held_out(lr: float) -> float:
+        found = confusions(fit(lr, splits.train), splits.learn, name, splits.val, classes, args.device)
+        return measures(found.sum(0))["miou"]
+
+    lr = max(LEARNING_RATES, key=on_held_out)
+    head = fit(lr, torch.cat((splits.train, splits.val)))
+    return lr, confusions(head, splits.test, name, torch.arange(len(splits.test)), classes, args.device)
+
+
+def run(job: Job, batches: DataLoader) -> dict:
+    """Return by row ("", "untrained/", "pixels/") mIoU and pixel accuracy, with standard errors, and the IoUs."""
+    names, grid = batches.dataset.classes, encoder.grid(job.model.trained)
+    splits = load_splits(job, batches, encode_fn(job), "patches and masks")
+    metrics: dict = {"grid": list(grid), "held_out": len(splits.val), "images": len(splits.test),
+                     "epochs": job.args.fewshot_epochs, "seed": job.args.seed}
+    for row, name in (("", "tokens"), ("untrained/", "untrained"), ("pixels/", "pixels")):
+        lr, groups = by_head(job, splits, name, len(names), grid)
+        found = with_errors(groups) | {"learning_rate": lr}
+        found |= {f"iou {one}": x for one, x in zip(names, class_iou(groups.sum(0)).tolist(), strict=True)}
+        metrics |= {f"{row}{name}": value for name, value in found.items()}
+        if job.args.verbose:
+            print(f"{row or 'encoder/'} mIoU {found['miou']:.3f}, pixel accuracy {found['pixel_acc']:.3f}")
+    return metrics

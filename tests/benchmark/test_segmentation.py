@@ -1,0 +1,174 @@
+"""Claims about `clip_benchmark eval --task segmentation`.    pytest tests/benchmark/test_segmentation.py"""
+import io
+import json
+import math
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import make_image, png
+from models import add
+from PIL import Image
+
+from clip_benchmark_ext import cli
+from clip_benchmark_ext.datasets import masks
+from clip_benchmark_ext.metrics.mask_metrics import class_iou, confusion, measures, with_errors
+from clip_benchmark_ext.table import markdown, read_results
+from clip_benchmark_ext.tasks import heads, segmentation
+
+
+def mask_png(ids, mode: str = "L") -> bytes:
+    image = Image.fromarray(np.asarray(ids, dtype=np.uint8))
+    if mode == "P":
+        image.putpalette([*range(256)] * 3)
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return stream.getvalue()
+
+
+def test_mean_iou_is_that_of_sets_of_pixels():
+    generator = torch.Generator().manual_seed(0)
+    predicted, target = (torch.randint(0, 4, (5, 8, 9), generator=generator) for _ in range(2))
+    target[predicted == 3] = 0  # a class that is never right
+    target[0, :2] = masks.VOID
+    pixels = [(p, t) for p, t in zip(predicted.flatten().tolist(), target.flatten().tolist(), strict=True) if t != 255]
+    expected = []
+    for one in range(5):  # class 4 is nowhere
+        both, either = sum(p == t == one for p, t in pixels), sum(one in (p, t) for p, t in pixels)
+        expected.append(both / either if either else math.nan)
+    matrices = torch.stack([confusion(p, t, 5) for p, t in zip(predicted, target, strict=True)])
+    assert class_iou(matrices.sum(0)).tolist() == pytest.approx(expected, nan_ok=True) and math.isnan(expected[4])
+    found = measures(matrices.sum(0))
+    assert found == pytest.approx({"miou": sum(expected[:4]) / 4, "pixel_acc": sum(p == t for p, t in pixels) / len(
+        pixels)})
+    # The jackknife of a mean of groups of as many pixels is the standard error of their mean.
+    whole = torch.stack([confusion(p, t, 5) for p, t in zip(predicted[1:], target[1:], strict=True)])
+    shares = np.array([measures(one)["pixel_acc"] for one in whole])
+    assert with_errors(whole)["pixel_acc_se"] == pytest.approx(shares.std(ddof=1) / 2)
+
+
+def test_logits_at_a_pixel_are_those_of_the_enlarged_map():
+    torch.manual_seed(0)
+    logits = torch.randn(1, 3, 4, 5)
+    large = F.interpolate(logits, (11, 7), mode="bilinear")
+    y, x = torch.meshgrid(torch.arange(11), torch.arange(7), indexing="ij")
+    places = torch.stack(((x + 0.5) / 7, (y + 0.5) / 11), -1).view(1, -1, 2)
+    torch.testing.assert_close(segmentation.at_places(logits, places), large.flatten(2), atol=1e-5, rtol=1e-5)
+
+
+def test_the_loss_at_random_pixels_is_that_of_the_mask_without_void():
+    torch.manual_seed(0)
+    logits, mask = torch.randn(1, 3, 4, 4), torch.randint(0, 3, (9, 6), dtype=torch.uint8)
+    mask[:3] = masks.VOID
+    whole = F.cross_entropy(F.interpolate(logits, (9, 6), mode="bilinear"), mask[None].long(), ignore_index=255)
+    drawn = torch.stack([segmentation.sampled_loss(logits, [mask]) for _ in range(40)])
+    assert abs(drawn.mean() - whole) < 4 * drawn.std() / math.sqrt(40) + 1e-3
+
+
+def test_patches_are_the_pixels_under_each_token():
+    images = torch.arange(2 * 3 * 8 * 12).view(2, 3, 8, 12).float()
+    found = segmentation.patches(images, (2, 3))
+    assert torch.equal(found[1, 4], images[1, :, 4:8, 4:8].flatten())  # row 1, column 1
+    assert segmentation.patches(images[..., :11], (2, 3)).shape == (2, 6, 48)
+
+
+def test_a_linear_head_is_one_layer_on_standardised_tokens():
+    torch.manual_seed(0)
+    head = heads.LinearMask(torch.tensor([1.0, 2]), torch.tensor([2.0, 4]), 3, (2, 2))
+    tokens = torch.randn(1, 4, 2)
+    x = (tokens[0, 3] - torch.tensor([1.0, 2])) / torch.tensor([2.0, 4])
+    torch.testing.assert_close(head(tokens)[0, :, 1, 1], head.linear.weight @ x + head.linear.bias)
+
+
+def ade20k(root: Path) -> Path:
+    for folder in ("training", "validation"):
+        (root / "images" / folder).mkdir(parents=True)
+        (root / "annotations" / folder).mkdir(parents=True)
+        make_image(1).save(root / "images" / folder / "a.jpg")
+        (root / "annotations" / folder / "a.png").write_bytes(mask_png(np.full((40, 40), 150) * (np.eye(40) == 0)))
+    return root
+
+
+def voc(root: Path) -> Path:
+    for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
+        (root / folder).mkdir(parents=True)
+    for split, name in (("train", "2007_a"), ("val", "2007_b")):
+        (root / "ImageSets" / "Segmentation" / f"{split}.txt").write_text(name + "\n")
+        make_image(1).save(root / "JPEGImages" / f"{name}.jpg")
+        (root / "SegmentationClass" / f"{name}.png").write_bytes(mask_png(np.where(np.eye(40), 255, 20), "P"))
+    return root
+
+
+@pytest.mark.parametrize("name, make, last", [("ade20k", ade20k, 149), ("voc2012", voc, 20)])
+def test_layouts_of_ade20k_and_voc_are_read_as_they_are(tmp_path, name, make, last):
+    root = make(tmp_path)
+    for split in ("train", "test"):
+        image, mask = masks.build(name, str(root), split, lambda image: torch.zeros(3, *image.size))[0]
+        assert mask.shape == (40, 40) and mask.dtype == torch.uint8
+        assert torch.equal(mask == masks.VOID, torch.eye(40, dtype=torch.bool)) and mask[0, 1] == last
+        assert len(masks.MASKED[name].classes) == last + 1
+
+
+def halves(root: Path, count: int = 24) -> Path:
+    """Images of two colours side by side, whose classes the colours are; their upper row is void."""
+    colours = np.array([[200, 40, 40], [40, 200, 40], [40, 40, 200]])
+    generator = np.random.default_rng(0)
+    for split in ("train", "test"):
+        with tarfile.open(root / f"{split}.tar", "w") as tar:
+            for i in range(count):
+                left, right = generator.permutation(3)[:2]
+                ids = np.where(np.arange(40) < generator.integers(12, 29), left, right)[None].repeat(40, 0)
+                stream = io.BytesIO()
+                Image.fromarray(colours[ids].astype(np.uint8)).save(stream, "PNG")
+                ids[0] = masks.VOID
+                add(tar, f"{i}.png", stream.getvalue())
+                add(tar, f"{i}.mask.png", mask_png(ids))
+    (root / "classnames.txt").write_text("red\ngreen\nblue")
+    return root
+
+
+def flags(runs, root: Path, *more) -> list[str]:
+    return ["eval", *map(str, ("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "masks", "--dataset_root",
+                               root, "--output", "result.json", "--num_workers", 0, "--quiet", "--no_amp", *more))]
+
+
+@pytest.mark.usefixtures("clip_benchmark")
+def test_the_command_segments_beside_its_floors(runs, tmp_path):
+    cli.main(flags(runs, halves(tmp_path), "--fewshot_epochs", "40"))  # the task is the data set's
+    result = json.loads(Path("result.json").read_text())
+    metrics = result["metrics"]
+    assert result["task"] == "segmentation" and metrics["images"] == 24 and metrics["held_out"] == 2
+    for row in ("", "untrained/", "pixels/"):
+        assert metrics[f"{row}miou"] > 0.75 and 0 < metrics[f"{row}miou_se"] < 0.1
+        ious = [metrics[f"{row}iou {name}"] for name in ("red", "green", "blue")]
+        assert metrics[f"{row}miou"] == pytest.approx(sum(ious) / 3)
+    head, _, *rows = markdown(read_results(["result.json"])).splitlines()
+    assert head == "| data set | model (run) | scorer | features | mIoU | pixel accuracy |"
+    assert [row.split(" | ")[3] for row in rows] == ["encoder", "untrained", "pixels"] and " ± " in rows[2]
+
+
+@pytest.mark.usefixtures("clip_benchmark")
+@pytest.mark.parametrize("spoil, more, said", [
+    (lambda root: (root / "classnames.txt").unlink(), (), "--dataset_root takes a folder with train.tar and test.tar"),
+    (lambda root: (root / "classnames.txt").write_text("red\ngreen"), (), "its mask has the class 2, of 2 classes"),
+    (lambda root: spoilt(root, mask_png(np.zeros((3, 3)))), (), "the image is 40 x 40 pixels and its mask 3 x 3"),
+    (lambda root: spoilt(root, png(0)), (), "its mask has pixels of mode RGB"),
+    (lambda root: spoilt(root, None), (), "it needs an image and KEY.mask.png"),
+    (lambda root: None, ("--task", "linear_probe"), "masks has a mask for each image: give --task segmentation"),
+    (lambda root: None, ("--dataset", "wds/x", "--task", "segmentation"), "wds/x has no masks"),
+])
+def test_what_is_no_data_for_it_is_said_in_one_line(runs, tmp_path, spoil, more, said):
+    spoil(halves(tmp_path, 3))
+    with pytest.raises(SystemExit) as end:
+        cli.main(flags(runs, tmp_path, *more))
+    assert str(end.value).startswith("error: ") and said in str(end.value) and "\n" not in str(end.value)
+
+
+def spoilt(root: Path, mask: bytes | None) -> None:
+    with tarfile.open(root / "train.tar", "a") as tar:
+        add(tar, "x.png", png(0))
+        if mask:
+            add(tar, "x.mask.png", mask)
