@@ -76,9 +76,10 @@ def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: s
     text = json.dumps(key, sort_keys=True)
     place = Path(folder, f"{key['split']}-tokens-{hashlib.sha256(text.encode()).hexdigest()[:24]}")
     place.mkdir(parents=True, exist_ok=True)
-    about = place / "about.json"  # written last
+    about = place / "about.json"  # written last, and what it is of for a reader
     found = sorted(place.glob("*.safetensors"))
-    if everywhere(about.exists() and json.loads(about.read_bytes()).get("batches") == len(found)):
+    whole = {"batches": len(found), "key": key}
+    if everywhere(about.exists() and about.read_text() == json.dumps(whole)):
         return TokenCache(found)
     numbers = []
     for number, (images, targets) in own_batches(dataloader, desc):
