@@ -155,7 +155,7 @@ photos towers: override DATA := $(DATA:data=../shared/data/flickr8k_224)
 position: override SCALE := position
 photos: SEEDS := $(or $(SEEDS),0)
 tables $(TABLES) $(ARTICLE): | .venv/installed
-	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@)
+	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@) $(if $(filter position,$@),lastsaid)
 
 # The captioner "photo", which `open_clip_mdc caption` takes by default.
 PHOTO := MDC-small-timm-tf_efficientnet_lite0

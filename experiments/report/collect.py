@@ -40,6 +40,7 @@ TITLES = {
     "curves": "Learning curves", "photos": "Captions of photographs by a decoder on a trained encoder",
     "towers": "What each objective makes of a trained encoder",
     "position": "Does a token's visual signal depend on its place?",
+    "lastsaid": "What is always said last: linear probes",
 }
 LEDGERS = {"claims": claims.claims, **{name: partial(claims.claims_of, sentences)
                                        for name, sentences in claims.SENTENCES.items()}}
@@ -102,6 +103,8 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
             else:
                 page = markdown(cells, summaries)
                 write(folder / f"{name}.csv", csv(cells, summaries))
+            if name == "lastsaid":
+                page += "\n" + claims.ledger(position.of_last(cells), results, scale)
             page += environments(cells, numbers, place)
             if name.startswith("figure"):
                 PLOTS.get(name, plot)(name, cells, summaries, folder / f"{name}.png")

@@ -14,12 +14,12 @@ from typing import NamedTuple
 from ..tables import position as tables
 from ..tables.cells import Cell
 from ..tables.scales import Scale
+from .claims import Claim
 from .results import parts
 from .verdicts import Finding, Side, compare, decide
 
 MARGIN = math.log(1.1)  # within a tenth of one another is level
-TESTED = {"gap": "the image's share, by the mean image", "gain": "the image's share, by the best guess",
-          "gradient": "gradient at the patch tokens"}
+TESTED = {"gap": "gap to the mean image", "gain": "gain on the words alone", "gradient": "gradient at the encoder"}
 
 
 class Row(NamedTuple):
@@ -72,6 +72,16 @@ def claims(sides: dict[str, dict[Row, Side | None]]) -> tuple[list[tuple[str, Fi
                    *((f"{measure}: {name}: level at both places", against_one(of.get(row), MARGIN))
                      for name, row in level.items())]
     return paper, beside
+
+
+def of_last(cells: list[Cell]) -> list[Claim]:
+    """Return claims on probes of the shape where it is always said last, and where a coin decides."""
+    at = {tuple(cell.row.split(", ")): cell for cell in cells if cell.column == "shape"}
+    coin, last = ({row: at[label, row] for row in tables.MAIN} for label in ("a coin decides", "shape always last"))
+    return [Claim("features", "shape always last: MDC above ARC", (last["MDC"],), (last["ARC"],)),
+            Claim("features", "a coin decides: MDC above ARC", (coin["MDC"],), (coin["ARC"],)),
+            Claim("features", "ARC loses more than MDC where the shape is always last (half the loss)",
+                  (last["MDC"], coin["ARC"]), (last["ARC"], coin["MDC"]))]
 
 
 def shown_ratio(finding: Finding) -> str:
@@ -137,9 +147,10 @@ def plot(means: dict[tuple[Row, str], float], ratios: dict[str, dict[Row, Findin
         bars.bar([x + 0.4 * number - 0.2 for x in range(len(shown))],
                  [means[Row("r90", objective), f"gap, {place}"] for objective in shown], 0.38,
                  color=("C0", "C1")[number], label=f"said {place}")
-    bars.set(title="redundancy 0.9", ylabel="the image's share, by the mean image, nats")
+    bars.set(title="redundancy 0.9: gap to the mean image", ylabel="nats")
     bars.set_xticks(range(len(shown)), [objective.replace(" ", "\n", 1) for objective in shown], fontsize=8)
-    bars.legend(frameon=False, fontsize=8, loc="lower left")
+    bars.margins(y=0.25)
+    bars.legend(frameon=False, fontsize=8, loc="upper right", ncols=2)
     for axes, (measure, title) in zip(others, TESTED.items(), strict=True):
         axes.axhline(1, color="grey", linewidth=0.8, linestyle=":")
         for number, objective in enumerate(tables.MAIN):
@@ -152,7 +163,8 @@ def plot(means: dict[tuple[Row, str], float], ratios: dict[str, dict[Row, Findin
                           for (_, finding), ratio in zip(points, y, strict=True)] for end in (0, 1)]
                 axes.errorbar(x, y, reach, marker="o", markersize=4, capsize=2, color=f"C{number + 2}",
                               label=objective)
-        axes.set(title=title, xlabel="redundancy", ylabel="said second / said first", ylim=(0, 1.25))
+        axes.set(title=title, xlabel="redundancy", ylabel="said second / said first", xlim=(-0.05, 1.05),
+                 ylim=(0, 1.25))
         axes.legend(frameon=False, fontsize=8, loc="lower left")
     return figure
 

@@ -1,8 +1,11 @@
-"""Beside the paper: does a token's visual signal depend on its place? Its central claim, in the world of mentions.
+"""Does a token's visual signal depend on its place? The paper's central claim, in the world of mentions.
 
 An object's colour and shape tell of each other (scenes/mentions.py), and a coin decides which is said first: what
 stands second is the same words, and can be guessed from what stands first. The measure is experiments/mentions.py's,
 report/position.py has what it comes to.
+
+    position    what the image tells of a token, and the token the encoder, first and second said
+    lastsaid    what becomes of it: linear probes, where the shape is always said last
 """
 from collections.abc import Iterator
 
@@ -21,7 +24,10 @@ DRAWS = 8  # of the objective's corruption, for each caption
 SCENES = "open_clip_mdc scenes --world mentions --num-train 12800 --num-val 500 --num-probe 500 --num-pairs 1"
 DATA = {name: Data(f"{{out}}/data/{name}/train", f"redundancy {share}", 8, 12_800)
         for name, share in REDUNDANCIES.items()}
-PREPARE = tuple(made(name, f"{SCENES} --redundancy {share}") for name, share in REDUNDANCIES.items())
+DATA["last"] = DATA["r90"]._replace(folder="{out}/data/last/train", label="redundancy 0.9, shape always last")
+PREPARE = (*(made(name, f"{SCENES} --redundancy {share}", *(() if name == "r90" else ("position",)))
+             for name, share in REDUNDANCIES.items()),
+           made("last", f"{SCENES.replace('probe 500', 'probe 1600')} --redundancy 0.9 --first colour", "lastsaid"))
 
 
 def position(scale: Scale) -> Iterator[Cell]:
@@ -37,4 +43,13 @@ def position(scale: Scale) -> Iterator[Cell]:
                         block=data, competes=False)
 
 
-TABLES = {"position": position}
+def lastsaid(scale: Scale) -> Iterator[Cell]:
+    for data, label in (("r90", "a coin decides"), ("last", "shape always last")) if "lastsaid" in scale.tables else ():
+        for row in MAIN:
+            for attribute in ("colour", "shape"):
+                yield Cell(f"{label}, {row}", attribute, Run(OBJECTIVES[row].format(scale.backbone), data), Evaluation(
+                    "linear_probe", "{out}/data/last/{{dataset_cleaned}}", (f"wds/probe-{attribute}",), "lp_acc1",
+                    sizes=(1600,)), block=label)
+
+
+TABLES = {"position": position, "lastsaid": lastsaid}

@@ -217,7 +217,7 @@ CUB = Scale(
 )
 
 POSITION = Scale(
-    **CPU | dict(batch=64, draws=0), name="position", tables=("position",),
+    **CPU | dict(batch=64, draws=0), name="position", tables=("position", "lastsaid"),
     data=position.DATA, backbones={"ViT-Ti-8": Backbone(1e-3, 0.1)}, warmup=10_000, epochs=1,
     alt="r90", long="r90", search="r90", amounts=(), ratios=(), probes={}, probe_root="", selection=(),
     captioning=(Captioning("{out}/data/r90", "wds/r90", "mentions", None, ("auto",)),),

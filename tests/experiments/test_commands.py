@@ -130,11 +130,11 @@ def test_every_printed_command_parses(scale, gpus, tmp_path, monkeypatch):
         if is_training(command):
             kinds.add("train")  # parsed above
         elif "eval" in words:
-            rest = make_parser().parse_known_args(words)[1]
+            ours, rest = make_parser().parse_known_args(words)
             monkeypatch.setattr("sys.argv", ["clip_benchmark", *(word for word in rest if word != "--distributed")])
             _, args = get_parser_args()
             assert args.skip_existing and len(args.dataset) >= 1
-            kinds.add(args.task)
+            kinds.add(ours.task)
         elif command[0].endswith("open_clip_mdc"):
             tools.main(words)
             kinds.add(words[0])

@@ -269,6 +269,18 @@ def test_the_page_has_the_ratios_their_intervals_and_verdicts(tmp_path):
     assert (tmp_path / "tables" / "position.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_features_of_what_is_always_last_are_compared_with_those_of_a_coin(tmp_path):
+    accuracies = {("MDC", "r90"): 0.7, ("ARC", "r90"): 0.8, ("MDC", "last"): 0.6, ("ARC", "last"): 0.4}
+    for (objective, data), accuracy in accuracies.items():
+        for seed, wobble in enumerate((-0.01, 0.0, 0.01)):
+            write_result(tmp_path, "linear_probe", f"{objective}-ViT-Ti-8--{data}--s{seed}", "wds/probe-shape",
+                         lp_acc1=accuracy + wobble)
+    page = collect.collect(POSITION, place(tmp_path), ["lastsaid"])["lastsaid"]
+    assert "| shape always last, ARC | 40.0 ± 1.0 |" in page.replace("*", "")
+    found = [line.split(" | ")[3] for line in page.splitlines() if line.startswith("| features")]
+    assert found == ["+20.0", "-10.0", "+15.0"]  # (60 + 80 - 40 - 70) / 2
+
+
 def test_the_command_trains_every_row_and_measures_it_on_scenes_of_its_own_redundancy(tmp_path):
     out = str(tmp_path / "out")
     commands = dry_run("--scale", "position", "--tables", "position", "--seeds", "0", "--out", out)
