@@ -22,7 +22,7 @@ SHORT4 := tests/core/test_versions.py tests/core/test_integration.py -k \
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs dist faults photo bench bench-gpu clean
+.PHONY: help demo test lint docs dist faults photo decodings bench bench-gpu clean
 .DELETE_ON_ERROR:
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo "     DATA=folder with train/, val/ and test/, SCALE=photos-vit or photos-timm-NAME for another encoder"
 	@echo "make towers SCALE=photos SEEDS='0 1 2'        what MDC, ARC and CapPa make of that encoder, locked and free"
 	@echo "make photo                 the captioner that the package brings, anew from make photos"
+	@echo "make decodings             steps against quality of captions, of scenes and photographs: figures of make demo and photos"
 	@echo "make table1 ... table5, figure3 ... figure6, stability, lengths, steps, claims, or tables for all: the paper's, with"
 	@echo "     SCALE=scenes (default), rich, gpu, flickr8k or paper, DATA=folder of the data, GPUS=0 (the CPU) or more,"
 	@echo "     SEEDS='0 1 2', JUDGE_URL=endpoint of Table 3's judge; -n prints commands"
@@ -165,6 +166,15 @@ photo: photos
 	    --about experiments/photo/about.md --results build/photos/results/*/*test*$(PHOTO)*.json --out build/photo
 	cp model_configs/photo/LICENSE build/photo/
 	rm -rf model_configs/photo && cp -r build/photo model_configs/photo
+
+# Writes experiments/figures/decodings-*.png and, in build/decodings, what was said and its tables.
+DECODINGS := OMP_NUM_THREADS=1 $(BIN)/python -m experiments.decodings
+decodings: photos | $(TRAINED)
+	$(DECODINGS) --mdc $(DEMO)/mdc --arc $(DEMO)/arc --data $(SCENES)/val/00000.tar --length 8 --limit 300 \
+	    --out build/decodings/scenes
+	$(DECODINGS) --mdc build/photos/runs/$(PHOTO)-locked--captions--s0 --arc build/photos/runs/$(PHOTO:MDC%=ARC%)-locked--captions--s0 \
+	    --data build/photos/data/captions/test/0.tar --length 12 --limit 300 --out build/decodings/photos
+	for what in scenes photos; do cp build/decodings/$$what.png experiments/figures/decodings-$$what.png || exit; done
 
 # Writes benchmarks/RESULTS.md. One process at a time has the machine to itself, so its threads may spin.
 BENCH := OMP_WAIT_POLICY=ACTIVE $(BIN)/python -m benchmarks.

@@ -1,0 +1,145 @@
+"""Steps against quality: one way of decoding after another, of trained captioners on the same held-out images.
+
+    python -m experiments.decodings --mdc build/demo/mdc --arc build/demo/arc --data build/demo/scenes/val/00000.tar \\
+        --length 9 --out build/decodings/scenes
+
+Writes OUT.json (what each way said), OUT.md and OUT.png. Interrupted, the same command resumes at the next way. Errors
+are standard errors over images, of a difference that of the paired difference from MDC with a token a step. A step is a
+pass of the decoder: those of all lengths that auto tries and of all draws of a consensus count.
+
+Dimensions: B images, P patches, D width.
+"""
+import argparse
+import json
+import sys
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from pycocoevalcap.cider.cider import Cider
+
+from clip_benchmark_ext.metrics import flaws, named_words
+from clip_benchmark_ext.metrics.caption_metrics import split_words
+from open_clip_mdc.data.files import write_json
+from open_clip_mdc.data.images import decode_image
+from open_clip_mdc.data.markdown import markdown_table
+from open_clip_mdc.data.shards import CAPTION_SEPARATOR, image_member, read_samples
+from open_clip_mdc.decoding.sampling import Sampling
+from open_clip_mdc.integration import checkpoints
+from open_clip_mdc.text.special_tokens import decode_captions
+
+BATCH, DRAWS, TEMPERATURE = 20, 10, 0.5
+COLUMNS = {"CIDEr": "CIDEr", "repeats a word, %": "repeating_captions", "exact, %": "exact_match"}
+BASE = "MDC, 1 token a step"
+CONSENSUS = dict(temperature=TEMPERATURE, samples=DRAWS, select="consensus")
+
+
+def ways(objective: str, length: int) -> dict[str, dict]:
+    """Return options of `generate` by the way's name, sampling's temperature among them."""
+    if objective == "ARC":
+        return {"ARC, greedy": dict(num_beams=1), "ARC, beam of 6": {}, f"ARC, consensus of {DRAWS}": CONSENSUS}
+    return {BASE: dict(length=length),
+            **{f"MDC, {k} tokens a step": dict(length=length, tokens_per_step=k) for k in (2, 3, 4)},
+            "MDC, all at once": dict(length=length, tokens_per_step=length),
+            **{f"MDC, ancestral, {n} x as many steps": dict(length=length, sampler="ancestral", steps=n * length)
+               for n in (1, 4)},
+            "MDC, length auto": dict(length="auto"),
+            f"MDC, consensus of {DRAWS}": dict(length="sample", **CONSENSUS),
+            f"MDC, consensus of {DRAWS}, 3 tokens a step": dict(length="sample", tokens_per_step=3, **CONSENSUS)}
+
+
+def read(shard: str, transform, limit: int | None) -> tuple[list[torch.Tensor], list[list[str]]]:
+    """Return images, [3, H, W] each, and their captions."""
+    samples = list(islice((s for s in read_samples(shard) if image_member(s)), limit))
+    texts = [s["txt"].decode().replace(CAPTION_SEPARATOR, "\n").strip().splitlines() for s in samples]
+    return [transform(decode_image(BytesIO(s[image_member(s)]))) for s in samples], texts
+
+
+@torch.inference_mode()
+def say(model, tokenizer, image_embs: torch.Tensor, options: dict) -> tuple[list[str], float]:
+    """Return captions of images by their patch tokens [B, P, D], and the mean number of steps of one."""
+    options, said, passes = dict(options), [], 0
+    temperature, draws = options.pop("temperature", 0.0), options.get("samples", 1)
+
+    def count(*_) -> None:
+        nonlocal passes
+        passes += draws * len(batch)
+
+    hook = model.text.output.register_forward_hook(count)
+    for number, batch in enumerate(image_embs.split(BATCH)):
+        generator = torch.Generator().manual_seed(number)
+        said += decode_captions(model.generate(batch, sampling=Sampling(temperature, generator=generator), **options),
+                                tokenizer)
+    hook.remove()
+    return said, passes / len(said)
+
+
+def measure(said: list[str], references: list[list[str]]) -> dict[str, np.ndarray]:
+    """Return each image's value of COLUMNS, percent but for CIDEr."""
+    captions, truth = dict(enumerate(said)), dict(enumerate(references))
+    words = iter(split_words([*said, *(text for texts in references for text in texts)])[0])
+    spoken = {i: [next(words)] for i in captions}
+    cider = Cider().compute_score({i: [next(words) for _ in texts] for i, texts in truth.items()}, spoken)[1]
+    found = {**named_words.metrics(captions, truth)[1], **flaws.metrics(captions)[1], "CIDEr": cider}
+    return {column: np.array(found[name]) * (1 if name == "CIDEr" else 100) for column, name in COLUMNS.items()}
+
+
+def with_error(values: np.ndarray, column: str) -> str:
+    digits = 3 if column == "CIDEr" else 1
+    return f"{values.mean():.{digits}f} ± {values.std(ddof=1) / len(values) ** 0.5:.{digits}f}"
+
+
+def report(said: dict[str, dict], references: list[list[str]], out: Path) -> str:
+    from matplotlib.figure import Figure
+    values = {way: measure(row["captions"], references) for way, row in said.items()}
+    rows = [[way, f"{said[way]['steps']:.1f}", *(with_error(each[column], column) for column in COLUMNS),
+             with_error(each["CIDEr"] - values[BASE]["CIDEr"], "CIDEr")] for way, each in values.items()]
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    for axes, column in zip(figure.subplots(1, 3), COLUMNS, strict=True):
+        axes.set(xlabel="steps a caption", ylabel=column, xscale="log")
+        for number, (way, each) in enumerate(values.items()):
+            x = each[column]
+            axes.errorbar(said[way]["steps"], x.mean(), x.std(ddof=1) / len(x) ** 0.5, marker="os"[way[0] == "A"],
+                          color=f"C{number % 10}", fillstyle=("full", "none")[number > 9], capsize=2, label=way)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right", frameon=False, fontsize=7)
+    figure.savefig(f"{out}.png", dpi=100)
+    return markdown_table(["", "steps", *COLUMNS, "CIDEr, from " + BASE], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mdc", required=True, help="run folder or checkpoint of masked diffusion")
+    parser.add_argument("--arc", required=True, help="of an autoregressive captioner")
+    parser.add_argument("--data", required=True, help="shard of held-out images with KEY.txt, a caption a line")
+    parser.add_argument("--length", type=int, required=True, help="tokens of MDC's captions where none is chosen")
+    parser.add_argument("--limit", type=int, help="take the first N images")
+    parser.add_argument("--out", required=True, type=Path)
+    args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    file, about = Path(f"{args.out}.json"), {name: str(value) for name, value in vars(args).items()}
+    said = json.loads(file.read_text()) if file.exists() else {"about": about}
+    if said.pop("about") != about:
+        sys.exit(f"error: {file} is of other arguments: remove it, or give another --out")
+    try:
+        for objective, pretrained in (("MDC", args.mdc), ("ARC", args.arc)):
+            model, transform, tokenizer = checkpoints.load(pretrained, captioner=True)
+            images, references = read(args.data, transform, args.limit)
+            with torch.inference_mode():
+                embs = torch.cat([model.encode_image_tokens(x) for x in torch.stack(images).split(BATCH)])
+            model.encode_image_tokens = lambda image_embs: image_embs  # once, for all ways
+            for way, options in ways(objective, args.length).items():
+                if way not in said:
+                    captions, steps = say(model, tokenizer, embs, options)
+                    said[way] = {"steps": steps, "captions": captions}
+                    write_json(file, {"about": about, **said})
+        table = report(said, references, args.out)
+    except (ValueError, OSError) as problem:
+        sys.exit(f"error: {problem}")
+    Path(f"{args.out}.md").write_text(f"{table}\n\n{len(references)} images.\n", encoding="utf-8")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
