@@ -4,6 +4,7 @@
 """
 import base64
 import io
+import os
 import shutil
 import tarfile
 from argparse import Namespace
@@ -13,7 +14,8 @@ import numpy as np
 import open_clip_train.data
 import pandas as pd
 import pytest
-from conftest import complaint_of
+import torch
+from conftest import complaint_of, png
 from PIL import Image, features
 from torchvision.transforms.functional import pil_to_tensor
 
@@ -317,3 +319,24 @@ def test_the_judge_sees_images_upright_and_in_formats_that_servers_take(shard, t
         sent = Image.open(io.BytesIO(base64.b64decode(url)))
         assert sent.size == ((24, 40) if orientation else (40, 24)) and not sent.getexif()
     assert judge.find_places(str(shard), set(KEYS)).keys() == KEYS.keys()
+
+
+def test_a_shard_is_read_once_by_any_number_of_workers_and_gives_the_same_batches(tmp_path, monkeypatch):
+    shard, opened = tmp_path / "s.tar", tmp_path / "opened"
+    with tar_writer(shard) as writer:
+        for i in range(11):
+            writer.write({"__key__": f"{i:02d}", "png": png(i), "txt": b"x"})
+    original = images.read_images
+
+    def counted(paths):
+        with opened.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        yield from original(paths)
+
+    monkeypatch.setattr(images, "read_images", counted)
+    made = [list(images.Images([shard], pil_to_tensor, 3).loader(workers)) for workers in (0, 2, 3)]
+    assert opened.read_text().split() == [str(os.getpid())] * 3
+    for batches in made:
+        assert [batch.names for batch in batches] == [batch.names for batch in made[0]]
+        assert all(torch.equal(a.image, b.image) for a, b in zip(batches, made[0], strict=True))
+    assert [len(batch.names) for batch in made[0]] == [3, 3, 3, 2]

@@ -218,7 +218,7 @@ def test_a_batch_of_which_some_are_known_is_read_as_a_whole(tmp_path):
     (tmp_path / "g.png").write_bytes(b"no image")
     files = sorted(tmp_path.iterdir())
     known = frozenset(map(str, files[:5]))
-    batches = list(images.Images(files, lambda image: torch.zeros(3, 4, 4), 2, known=known))
+    batches = list(images.Images(files, lambda image: torch.zeros(3, 4, 4), 2, known=known).loader(0))
     assert [batch.new for batch in batches] == [[], [], [str(files[4]), str(files[5])], []]
     assert [len(batch.names) for batch in batches] == [2, 2, 2, 0] and len(batches[3].problems) == 1
 

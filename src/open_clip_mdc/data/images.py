@@ -6,6 +6,7 @@ import base64
 import logging
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
 from .csv_pairs import CsvRows, read_csv
 from .paths import SHARDS, formats
@@ -142,8 +143,8 @@ class Batch(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class Images(IterableDataset):
-    """Batches of images in the order of `read_images`. Of a DataLoader's N workers each decodes every N-th batch."""
+class Images(Dataset):
+    """Batches of images in the order of `read_images`, which reads files once; workers get them to decode."""
 
     paths: list[Path | CsvRows]
     transform: Callable  # of the model, from an RGB image to [3, H, W], or but for its last steps (`to_bytes`)
@@ -154,17 +155,17 @@ class Images(IterableDataset):
     other_transform: Callable | None = None  # of a second model that looks at the same images
     seed: int | None = None  # of a transform that draws: by it and a batch's number, not by the worker
 
-    def __iter__(self) -> Iterator[Batch]:
-        worker = get_worker_info()
-        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+    def batches(self) -> Iterator[tuple[int, list[Source]]]:
+        """Yield the number and the undecoded images of each batch."""
         images = islice(read_images(self.paths), self.limit)
-        for number, rows in enumerate(iter(lambda: list(islice(images, self.batch_size)), [])):
-            if number % step == first:
-                with torch.random.fork_rng(devices=[], enabled=self.seed is not None):
-                    if self.seed is not None:
-                        torch.manual_seed(int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0]))
-                    batch = self.decode(rows)
-                yield batch
+        yield from enumerate(iter(lambda: list(islice(images, self.batch_size)), []))
+
+    def __getitem__(self, numbered: tuple[int, list[Source]]) -> Batch:
+        number, rows = numbered
+        with torch.random.fork_rng(devices=[], enabled=self.seed is not None):
+            if self.seed is not None:
+                torch.manual_seed(int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0]))
+            return self.decode(rows)
 
     def decode(self, rows: list[Source]) -> Batch:
         batch = self.decode_new(rows, self.known)
@@ -195,8 +196,18 @@ class Images(IterableDataset):
 
     def loader(self, workers: int) -> DataLoader:
         """Return batches decoded by so many processes. 0 is this one."""
-        return DataLoader(self, batch_size=None, num_workers=workers, collate_fn=_as_it_is,
-                          pin_memory=torch.cuda.is_available())
+        return DataLoader(self, sampler=one_ahead(self.batches()), batch_size=None, num_workers=workers,
+                          collate_fn=_as_it_is, pin_memory=torch.cuda.is_available())
+
+
+def one_ahead(items: Iterator) -> Iterator:
+    """Yield items. A thread takes the next one while the caller waits for workers or for the device."""
+    end = object()
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(next, items, end)
+        while (item := following.result()) is not end:
+            following = thread.submit(next, items, end)
+            yield item
 
 
 def _as_it_is(batch: Batch) -> Batch:
