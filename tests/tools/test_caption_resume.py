@@ -57,6 +57,22 @@ def test_an_interrupted_run_resumes_with_the_same_options_and_no_others(runs, fo
         assert part.read_text() == left
 
 
+@pytest.mark.parametrize("out", ["c.csv", "c.json"])
+def test_a_file_of_another_kind_resumes_from_the_same_journal(runs, folder, out):
+    for number in range(2):
+        scene(number).save(f"{number}.png")
+    command = ("--pretrained", runs / "mdc", "0.png", "1.png", "--length", "4", "--batch-size", "1", "--out")
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_after(patch, 1)
+        run(*command, out)
+    part = Path(f"{out}.part")
+    head, line = part.read_text().splitlines()
+    part.write_text(f"{head}\n{json.dumps({**json.loads(line), 'caption': 'kept'})}\n")
+    assert run(*command, out) is None and not part.exists()
+    assert Path(out).read_text().count("kept") == 1
+    assert out != "c.json" or [row["image_id"] for row in json.loads(Path(out).read_text())] == [0, 1]
+
+
 def test_a_resumed_run_knows_a_model_of_the_same_weights_with_another_activation(runs, folder):
     """The weights of ViT-...-quickgelu fit the plain model: they are not what tells captions apart."""
     shutil.copytree(runs / "mdc", "quick")
