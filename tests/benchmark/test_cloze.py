@@ -14,6 +14,7 @@ from clip_benchmark_ext import cli
 from clip_benchmark_ext.datasets import cloze_words
 from clip_benchmark_ext.datasets.cloze_words import CLOSED, Question, frequent_nouns, frequent_verbs, questions
 from clip_benchmark_ext.metrics.cloze_metrics import Answer, cloze_metrics
+from clip_benchmark_ext.table import markdown
 from clip_benchmark_ext.tasks import cloze
 from open_clip_mdc.data.images import decode_image
 from open_clip_mdc.integration.checkpoints import load
@@ -130,6 +131,14 @@ def test_answers_are_the_models_given_all_other_words(runs, data, clip_benchmark
             assert answer.scores_blind != pytest.approx(scores, abs=1e-3)
     assert ("cloze_acc_relation" in metrics) == (alias == "mdc") and filled == 2 * (alias == "mdc")
     assert all(0 <= metrics[f"choice_acc_colour{row}"] <= 1 for row in ("", "_blind", "_debiased"))
+
+
+def test_the_table_shows_the_means_over_kinds():
+    result = {"dataset": "d", "model": "m", "pretrained": "p", "metrics": {
+        "cloze_acc": 0.4, "cloze_acc_blind": 0.2, "choice_acc": 0.5, "choice_acc_blind": 0.3, "majority_acc": 0.25}}
+    header, _, row = markdown([result]).splitlines()
+    assert header.endswith("| cloze | cloze blind | choice | choice blind | majority |")
+    assert row == "| d | m |  | 40.0 | 20.0 | 50.0 | 30.0 | 25.0 |"
 
 
 def test_the_default_words_are_closed_lists_and_the_data_sets_own(runs, data, clip_benchmark, monkeypatch):
