@@ -40,16 +40,18 @@ def default_feature(model: torch.nn.Module) -> str:
 def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[Tensor], Tensor]:
     """Return the function from images [B, 3, height, width] to features [B, D] of any model of clip_benchmark.
 
-    gap: mean of the patch tokens after the final LayerNorm (a captioner's `encode_image`).
+    gap: mean of the patch tokens after the final LayerNorm.
     cls: the [CLS] token after the final LayerNorm and before the projection, as the paper probes CLIP.
-    pooled: `model.encode_image`, as clip_benchmark probes every model: after the projection for CLIP.
+    pooled: `model.encode_image`, as clip_benchmark probes every model: after the projection where there is one.
 
     Raises ValueError if the kind is unknown, or the model's image tower has no such feature.
     """
     if kind not in FEATURES:
         raise ValueError(f"unknown feature {kind!r}: choose one of {', '.join(FEATURES)}")
-    if kind == "pooled" or (kind == "gap" and hasattr(model, "encode_image_tokens")):
+    if kind == "pooled":
         return lambda image: model.encode_image(image)
+    if kind == "gap" and hasattr(model, "encode_image_tokens"):
+        return lambda image: model.encode_image_tokens(image).mean(1)
     visual = getattr(model, "visual", None)
     tower = type(visual).__name__ if visual is not None else type(model).__name__
     # An attentional pooler replaces both the class token and the final LayerNorm of the patch tokens.

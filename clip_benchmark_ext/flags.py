@@ -36,9 +36,9 @@ def make_parser() -> argparse.ArgumentParser:
                                       "run or checkpoint given by --pretrained")
     group.add_argument("--plugin", action="append", metavar="MODULE",
                        help="module or file.py that registers the model's objective; may be given several times")
-    group.add_argument("--scorer", choices=["heuristic", "monte_carlo", "autoregressive", "bound"],
+    group.add_argument("--scorer", choices=["heuristic", "monte_carlo", "autoregressive", "bound", "cosine"],
                        help="likelihood of a caption; default: heuristic for MDC, autoregressive for ARC, "
-                            "bound for MCD")
+                            "bound for MCD; cosine is of captioners that learnt to contrast, too (-contrastive)")
     group.add_argument("--num_samples", type=number_from(1), default=1024,
                        help="draws per caption of monte_carlo and bound (default and paper: 1024)")
     group.add_argument("--stop_confidence", type=float,
@@ -102,7 +102,7 @@ def scoring_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | N
     """Return arguments of `log_likelihood`, and alpha."""
     if cfg is None:
         return {}
-    scorers = objective_of(cfg).scorers  # the default first
+    scorers = (*objective_of(cfg).scorers, *["cosine"] * (cfg.contrastive_weight > 0))  # the default first
     method = flags.scorer or scorers[0]
     if method not in scorers:
         raise ValueError(f"--scorer {method} does not fit this model: choose {' or '.join(scorers)}")
@@ -124,6 +124,8 @@ def retrieval_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg |
         return {}
     if flags.stop_confidence is not None:
         raise ValueError("--stop_confidence finds the best caption of an image, and retrieval ranks all: leave it out")
+    if flags.shortlist and flags.scorer == "cosine":
+        raise ValueError("--shortlist is what likelihoods are computed of: leave it out with --scorer cosine")
     if (flags.clip is None) != (flags.shortlist is None):
         raise ValueError("--shortlist K and --clip MODEL:FILE go together: what is scored, and who chooses it")
     if flags.shortlist and flags.shortlist < max(args.recall_k):

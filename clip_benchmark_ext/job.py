@@ -60,6 +60,11 @@ class Job(NamedTuple):
     tokenizer: Callable = None
 
     @property
+    def by_cosine(self) -> bool:
+        """Return whether images and texts are compared as CLIP models do it, not by likelihood."""
+        return self.options.get("method", "cosine") == "cosine"
+
+    @property
     def common(self) -> dict:
         return {"device": self.args.device, "amp": self.args.amp}
 
@@ -90,7 +95,7 @@ class Job(NamedTuple):
             raise ValueError(f"{args.dataset} in {root} is not fit for {args.task}: {problem}") from problem
         if args.dataset.startswith("wds/"):
             read_as_ours(dataset, root, args.batch_size)
-        keyed = args.task in ("captioning", "cloze") or args.task == "zeroshot_retrieval" and self.options
+        keyed = args.task in ("captioning", "cloze") or args.task == "zeroshot_retrieval" and not self.by_cosine
         return caption_data.with_keys(dataset, transform) if keyed else dataset
 
     def load(self, split: str, transform: Callable | None = None) -> DataLoader:

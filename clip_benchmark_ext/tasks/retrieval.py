@@ -29,7 +29,6 @@ from torch.utils.data import DataLoader
 from open_clip_mdc.decoding.clip_guidance import Clip
 from open_clip_mdc.integration import clip as clip_models
 from open_clip_mdc.likelihood.log_likelihood import decoder_passes, log_likelihood
-from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.models.fingerprint import fingerprint
 from open_clip_mdc.text.special_tokens import not_whole
 
@@ -123,7 +122,7 @@ def by_alpha(plain: Tensor, blind: Tensor, positive: Tensor, ks: Sequence[int]) 
 
 def run(job: Job, batches: DataLoader) -> dict:
     args, model, tokenizer, options = job.args, job.model, job.tokenizer, dict(job.options)
-    if not isinstance(model, Captioner):
+    if job.by_cosine:
         return zeroshot_retrieval.evaluate(model, batches, tokenizer, recall_k_list=args.recall_k, **job.common)
     alpha, spec, shortlist = options.pop("alpha"), options.pop("clip", None), options.pop("shortlist", None)
     clip = clip_models.load(*clip_models.parse(spec), args.device) if spec else None

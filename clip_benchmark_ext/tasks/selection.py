@@ -103,8 +103,9 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
     """Measure which caption fits the image: plain, and of a captioner blind and debiased by `alpha`."""
     dataset: SelectionDataset = dataloader.dataset
     facts = dict(dataset.facts)
+    by_likelihood = isinstance(model, Captioner) and options["method"] != "cosine"
     with torch.autocast(torch.device(device).type, enabled=amp):
-        if isinstance(model, Captioner):
+        if by_likelihood:
             if options.get("stop_confidence") is not None and any(len(case.images) > 1 for case in dataset.cases):
                 raise ValueError(f"{dataset.name} also compares images of one caption, and --stop_confidence is about "
                                  "the captions of one image: leave it out")
@@ -116,11 +117,11 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
             dataloader, dataset.name)]) for case in batch]
     rows = {row: [case[row] for case in cases] for row in ROWS if row in cases[0]}
     surfaces = dict(SURFACES)
-    if isinstance(model, Captioner):  # whose likelihood is a sum over tokens
+    if by_likelihood:  # which is a sum over tokens
         surfaces["length"] = lambda text: len(tokenizer.encode(text))
     metrics, items = selection_metrics(dataset.metric, rows, dataset.cases, surfaces)
     metrics |= {**facts, "items": items}
-    if not isinstance(model, Captioner):
+    if not by_likelihood:
         theirs = {} if any(case.right > 1 for case in dataset.cases) else clip_benchmarks_metrics(
             [case["upstream"] for case in cases])  # which know one right caption
         return {**metrics, **theirs, "scorer": "cosine"}

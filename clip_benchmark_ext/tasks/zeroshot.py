@@ -106,8 +106,8 @@ def classify(job: Job, batches: DataLoader) -> dict:
     check_names(dataset)
     if not getattr(dataset, "classes", None) or not getattr(dataset, "templates", None):
         raise ValueError(f"{args.dataset} has no class names or no templates, which zero-shot classification needs")
-    if not isinstance(job.model, Captioner):
-        return classification_metrics(*cosine_logits(job, batches), args.verbose)
+    if job.by_cosine:
+        return {**classification_metrics(*cosine_logits(job, batches), args.verbose), "scorer": "cosine"}
     options = dict(job.options)
     alpha = options.pop("alpha")
     with torch.autocast(torch.device(args.device).type, enabled=args.amp):

@@ -304,7 +304,7 @@ def test_a_bare_flag_means_timms_own_weights_and_is_refused_for_other_towers(mon
 
 def test_other_models_and_two_towers_are_refused(tmp_path):
     torch.save(open_clip.create_model("tiny").state_dict(), tmp_path / "clip.pt")
-    with pytest.raises(ValueError, match="is for captioners; of tiny give the whole model by --pretrained"):
+    with pytest.raises(ValueError, match="is for captioners and LiT-tiny; of tiny give the whole model by"):
         open_clip.create_model("tiny", pretrained_image=str(tmp_path / "clip.pt"))
     with pytest.raises(ValueError, match="has an image tower already: leave out --pretrained-image"):
         create("tiny", tmp_path / "clip.pt", pretrained=str(tmp_path / "clip.pt"))

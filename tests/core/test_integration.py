@@ -27,6 +27,7 @@ IMPORTED = {
     "open_clip.factory:_MODEL_CONFIGS": "register adds the model configs",
     "open_clip.model:CLIPTextCfg": "the text_cfg of a captioner",
     "open_clip.model:CLIPVisionCfg": "the vision_cfg of a captioner",
+    "open_clip.model:_build_text_tower": "the text tower beside a decoder is OpenCLIP's",
     "open_clip.model:_build_vision_tower": "the image encoder is OpenCLIP's",
     "open_clip.modified_resnet:ModifiedResNet": "the image tower of CLIP's ResNets, whose last map gives the tokens",
     **({"open_clip.task:ImageTextTask": "model and loss as the loop of 4.x trains them"} if MAJOR > 3 else {}),

@@ -9,6 +9,7 @@ from conftest import VOCAB, captions, images, tiny_captioner
 
 import open_clip_mdc
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.integration.factory import model_class
 from open_clip_mdc.objectives.loss import CaptionLoss
 from open_clip_mdc.text.packing import NoisedCaptions, pack
 from open_clip_mdc.text.special_tokens import mask_id, target_tokens, valid_tokens
@@ -164,7 +165,7 @@ def reduced(name: str) -> Captioner:
         config["caption_cfg"].update(condition_drop=0.5, condition_mask=0.5)  # of 8 images none might be chosen
     config["text_cfg"].update(layers=1)
     torch.manual_seed(0)
-    return Captioner(**config)
+    return model_class(Captioner)(**config)
 
 
 @pytest.mark.parametrize("name", sorted(
@@ -175,7 +176,7 @@ def test_every_parameter_of_every_config_gets_a_gradient(name):
     text = torch.zeros(8, 77, dtype=torch.long)
     text[:, :12] = torch.randint(1, 300, (8, 12), generator=torch.Generator().manual_seed(0))
     text[:, 0], text[:, 11] = vocab_size - 2, vocab_size - 1
-    CaptionLoss()(**model(images(8, model.visual.image_size[0]), text)).backward()
+    CaptionLoss(open_clip.ClipLoss())(**model(images(8, model.visual.image_size[0]), text)).backward()
     for parameter, p in model.named_parameters():
         if parameter.startswith("visual.vq."):  # frozen, and never in an optimizer
             assert p.grad is None and not p.requires_grad

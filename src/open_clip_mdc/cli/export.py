@@ -44,6 +44,8 @@ def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) 
     config["vision_cfg"]["image_size"] = list(encoder.region_tower(model.visual).image_size)
     config["text_cfg"]["context_length"] = model.context_length
     config["quick_gelu"] = isinstance(model.text.blocks[0].mlp.gelu, QuickGELU)
+    if model.logit_bias is not None:  # of --siglip
+        config["init_logit_bias"] = float(model.logit_bias)
     if "bpe_path" in config["text_cfg"].get("tokenizer_kwargs", {}):
         name = Path(config["text_cfg"]["tokenizer_kwargs"]["bpe_path"]).name
         config["text_cfg"]["tokenizer_kwargs"]["bpe_path"] = name

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ..errors import number_from, read_flags
 from . import plugins
-from .configs import is_captioner
+from .configs import is_captioner, is_lit
 from .hook import hook
 
 
@@ -16,8 +16,8 @@ def split(original: Callable, argv: list[str]) -> tuple[argparse.Namespace, argp
     own.add_argument("--allow-nonfinite-loss", action="store_true",
                      help="Train on, and save, when a captioner's loss or weights are not finite.")
     own.add_argument("--pretrained-image", nargs="?", const=True, metavar="SOURCE",
-                     help="Start a captioner's image tower from weights of OpenCLIP, timm or transformers (a file or a "
-                     "folder), a run, an export, or timm:NAME, which may be downloaded.")
+                     help="Start the image tower of a captioner or LiT from weights of OpenCLIP, timm or transformers "
+                     "(a file or a folder), a run, an export, or timm:NAME, which may be downloaded.")
     own.add_argument("--image-lr-scale", type=float, metavar="SCALE",
                      help="Learning rate of a captioner's image tower, as a multiple of the decoder's.")
     own.add_argument("--unlock-image-after", type=number_from(1), metavar="EPOCHS",
@@ -42,7 +42,7 @@ def parse_args(original, argv):
         plugins.load_plugin(plugin)
     given = {name: x for name, x in vars(flags).items() if x is not None and x is not False}
     vars(args).update(given)  # without them params.txt is as OpenCLIP's
-    if args.pretrained_image and is_captioner(args.model):
+    if args.pretrained_image and (is_captioner(args.model) or is_lit(args.model)):
         from . import image_source
         args.pretrained_image = image_source.of(args.pretrained_image, args.model)
         of_images = image_source.normalization(args.pretrained_image, args.model)  # which the run has to remember

@@ -2,8 +2,9 @@
 
 `model_configs/objectives.json` is a table of rows: a name pattern, in which * stands for the base config, and the
 `caption_cfg` that it adds. Any other interval of t is a name after the same pattern (MDC-*-t0.25-0.75), as is any BERT
-ratio in percent (BERT-*-r50). The base gives the image tower
-and, where it has one that fits, the text tower's size to the decoder. Needs the standard library only.
+ratio in percent (BERT-*-r50), and any of these with CLIP's loss at a weight beside its own (MDC-*-contrastive0.5).
+The base gives the image tower and, where it has one that fits, the text tower's size to the decoder. Needs the standard
+library only.
 """
 import json
 import re
@@ -42,7 +43,7 @@ def intervals() -> dict[tuple[float, float], str]:
     """Return the pattern of each interval of t (Table 5), widest first."""
     rows = {(row["t_min"], row["t_max"]): pattern for pattern, row in ROWS.items()
             if pattern.startswith("MDC-") and row["loss_weight"] == "inverse_t"
-            and not row.keys() & {"condition_drop", "regions"}}
+            and not row.keys() & {"condition_drop", "regions", "contrastive_weight"}}
     return dict(sorted(rows.items()))
 
 
@@ -69,6 +70,9 @@ def readings(name: str) -> Iterator[tuple[str, dict]]:
         yield found[1], {**ROWS["MDC-*"], "t_min": float(found[2]), "t_max": float(found[3])}
     if found := re.fullmatch(rf"BERT-(.+)-r({NUMBER})", name):
         yield found[1], {**ROWS["BERT-*-r15"], **dict.fromkeys(("t_min", "t_max"), float(found[2]) / 100)}
+    if (found := re.fullmatch(rf"(.+)-contrastive({NUMBER})?", name)) and float(found[2] or 1):
+        for base, caption_cfg in readings(found[1]):
+            yield base, {**caption_cfg, "contrastive_weight": float(found[2] or 1)}
 
 
 def interval_name(name: str, t_min: float, t_max: float, base_config: Callable[[str], dict | None]) -> str:
@@ -105,8 +109,8 @@ def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | No
         vision, text = config["vision_cfg"], config["text_cfg"]
         return {
             # The features are not projected, so this is the tower's width; timm and ResNets know their own.
-            "embed_dim": None if "timm_model_name" in vision or isinstance(vision.get("layers"), list)
-            else vision.get("width", 768),
+            "embed_dim": config.get("embed_dim", 512) if "contrastive_weight" in caption_cfg else
+            None if "timm_model_name" in vision or isinstance(vision.get("layers"), list) else vision.get("width", 768),
             "custom_text": True,
             "vision_cfg": vision,
             "text_cfg": {k: text[k] for k in DECODER_KEYS if k in text} if fits(text) else dict(PAPER_DECODER),
@@ -114,6 +118,16 @@ def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | No
             **{key: config[key] for key in ("quick_gelu", "vq_cfg") if key in config},
         }
     return None
+
+
+def lit(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
+    """Return the config of LiT-BASE, the text tower of a base beside the image tower of its captioners, or None."""
+    prefix, _, base = name.replace("/", "-").partition("-")
+    config = any_base(base, base_config) if prefix == "LiT" else None
+    if config is None or "caption_cfg" in config or not has_image_tower(config):
+        return None
+    return {"embed_dim": config.get("embed_dim", 512), "custom_text": True, "image_pool": "gap",
+            **{key: config[key] for key in ("vision_cfg", "text_cfg", "quick_gelu") if key in config}}
 
 
 def with_codes(name: str, base_config: Callable[[str], dict | None]) -> dict:
@@ -155,6 +169,17 @@ def fits(text_cfg: dict) -> bool:
     """Return whether a text tower's size makes a decoder: SOT and EOT must be the last ids, as in CLIP's BPE."""
     own = "hf_model_name" in text_cfg or "hf_tokenizer_name" in text_cfg
     return not own and (text_cfg["vocab_size"] == CLIP_VOCABULARY or "bpe_path" in text_cfg.get("tokenizer_kwargs", {}))
+
+
+def contrastive_weight(model_name: str) -> float:
+    """Return the weight of CLIP's loss beside a captioner's own; 0 of captioners without and of other models."""
+    config = import_module("open_clip").get_model_config(model_name) or {}
+    return config.get("caption_cfg", {}).get("contrastive_weight", 0.0)
+
+
+def is_lit(model_name: str) -> bool:
+    """Return whether a config makes a LiT model, whose image tower is a captioner's."""
+    return "image_pool" in (import_module("open_clip").get_model_config(model_name) or {})
 
 
 def is_captioner(model_name: str) -> bool:

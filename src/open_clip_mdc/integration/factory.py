@@ -8,6 +8,8 @@ from torch import Tensor
 
 from ..decoding.sampling import Decoded
 from ..models.captioner import Captioner
+from ..models.contrastive import ContrastiveCaptioner
+from ..models.lit import LiT
 from . import configs
 from .configs import is_captioner
 from .hook import hook
@@ -27,13 +29,18 @@ class OpenCLIPCaptioner(Captioner):
         return log_likelihood(self, image, text, method, **options)
 
 
+class OpenCLIPContrastiveCaptioner(ContrastiveCaptioner, OpenCLIPCaptioner):
+    """The same where `caption_cfg` has a `contrastive_weight`."""
+
+
 @hook
 def get_model_config(original, model_name):
-    """Wrap `open_clip.get_model_config`: captioners of any base. A config that is a file may name no other place."""
+    """Wrap `open_clip.get_model_config`: captioners and LiT of any base. A file may name no other place."""
     if ":" in model_name:
         return checked_config(original, model_name)
     config = original(model_name)
-    return config if config is not None else configs.captioner(model_name, original)
+    return config if config is not None else configs.captioner(model_name, original) or configs.lit(
+        model_name, original)
 
 
 def checked_config(read, model_name: str) -> dict:
@@ -80,8 +87,11 @@ def get_tokenizer(original, model_name="", context_length=None, cache_dir=None, 
 
 @hook
 def model_class(original, *args, **kwargs):
-    """Wrap `open_clip.factory.CustomTextCLIP`: a config with `caption_cfg` makes a captioner."""
-    return (OpenCLIPCaptioner if "caption_cfg" in kwargs else original)(*args, **kwargs)
+    """Wrap `open_clip.factory.CustomTextCLIP`: a config with `caption_cfg` makes a captioner, `image_pool` a LiT."""
+    if "caption_cfg" not in kwargs:
+        return (LiT if kwargs.pop("image_pool", None) else original)(*args, **kwargs)
+    contrasts = kwargs["caption_cfg"].get("contrastive_weight")
+    return (OpenCLIPContrastiveCaptioner if contrasts else OpenCLIPCaptioner)(*args, **kwargs)
 
 
 @hook

@@ -20,14 +20,13 @@ import torch.distributed as dist
 from open_clip_train.precision import get_autocast
 from PIL import Image
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.files import open_own, sha256
 from ..data.images import captioned, decode_image
 from ..data.shards import find_shards, image_member, read_samples
 from ..data.weights import save_tensors
 from ..models import encoder
-from ..models.captioner import Captioner
 from ..models.fingerprint import fingerprint
 
 BATCH = 32
@@ -45,13 +44,13 @@ class FeatureCache:
         self.rows: dict[bytes, tuple[Path, int]] = {}
         self.opened: dict = {}
 
-    def fill(self, model: Captioner, precision: str, device: str, rank: int = 0, world_size: int = 1) -> None:
+    def fill(self, tower: nn.Module, precision: str, device: str, rank: int = 0, world_size: int = 1) -> None:
         """Compute what is missing, each process its shards, and find all that is there. Later calls do nothing."""
         if self.rows:
             return
         # What Python says of a function in a transform holds its place in memory.
         told = re.sub(r" at 0x\w+", "", f"{self.transform} {precision}")
-        place = self.folder / hashlib.sha256((fingerprint(model.visual) + told).encode()).hexdigest()[:32]
+        place = self.folder / hashlib.sha256((fingerprint(tower) + told).encode()).hexdigest()[:32]
         place.mkdir(parents=True, exist_ok=True)
         files, start, count = [place / f"{sha256(shard)}.safetensors" for shard in self.shards], time.monotonic(), 0
         own = list(zip(self.shards, files, strict=True))[rank::world_size]
@@ -65,7 +64,7 @@ class FeatureCache:
                     except BlockingIOError:
                         continue
                     if not file.exists():
-                        count += self._write(model, shard, file, precision, device)
+                        count += self._write(tower, shard, file, precision, device)
         if dist.is_available() and dist.is_initialized():
             dist.barrier()
         for file in files:
@@ -79,16 +78,16 @@ class FeatureCache:
                      f"{time.monotonic() - start:.1f} s")
 
     @torch.no_grad()
-    def _write(self, model: Captioner, shard: str, file: Path, precision: str, device: str) -> int:
-        training, digests, tokens = model.training, [], []
-        model.eval()
+    def _write(self, tower: nn.Module, shard: str, file: Path, precision: str, device: str) -> int:
+        training, digests, tokens = tower.training, [], []
+        tower.eval()
         for names, image in batches(shard, self.transform):
             with get_autocast(precision, device_type=torch.device(device).type)():
-                found = encoder.patch_tokens(model.visual, image.to(device))
+                found = encoder.patch_tokens(tower, image.to(device))
             digests += names
             tokens.append(found.to("cpu", torch.float16))
-        model.train(training)
-        shape = encoder.num_patches(model.visual), encoder.width(model.visual)
+        tower.train(training)
+        shape = encoder.num_patches(tower), encoder.width(tower)
         save_tensors(file, {
             "tokens": torch.cat([torch.empty(0, *shape, dtype=torch.float16), *tokens]),
             "digests": torch.tensor([list(name) for name in digests], dtype=torch.uint8).view(-1, 16)})

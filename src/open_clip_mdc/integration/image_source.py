@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..data import weights
 from ..errors import close_names
-from ..models import encoder, names, tower_weights
+from ..models import encoder, lit, names, tower_weights
 from . import configs
-from .configs import is_captioner
+from .configs import is_captioner, is_lit
 from .hook import hook
 from .runs import WEIGHTS_FILES, find, params_file
 
@@ -174,7 +174,7 @@ def load(visual: torch.nn.Module, source: str, model_name: str) -> None:
         tower_weights.load(visual, given)
     except weights.Misfit as problem:
         raise ValueError(f"--pretrained-image {source} does not fit the image tower of {model_name}: {problem}; "
-                         f"{_advice(located, given)}") from problem
+                         f"{_advice(located, given, model_name)}") from problem
 
 
 def check(source: str, model_name: str, quick_gelu: bool = False, image_size=None) -> None:
@@ -182,7 +182,8 @@ def check(source: str, model_name: str, quick_gelu: bool = False, image_size=Non
     load(_without_data(_config(model_name), quick_gelu, image_size), source, model_name)
 
 
-def _advice(source: Source, given: dict[str, Tensor]) -> str:
+def _advice(source: Source, given: dict[str, Tensor], model_name: str) -> str:
+    prefix = "LiT" if is_lit(model_name) else "MDC"
     for base in _candidates(source, given):
         config = configs.captioner(f"MDC-{base}", _base_config)
         if config is None:
@@ -191,7 +192,7 @@ def _advice(source: Source, given: dict[str, Tensor]) -> str:
             visual = _without_data(config)
             tower_weights.check_traits(visual, source.traits)
             tower_weights.converted(visual, given)
-            return f"--model MDC-{base} would fit"
+            return f"--model {prefix}-{base} would fit"
         except (weights.Misfit, ValueError):
             continue
     return "give the weights of the same encoder"
@@ -233,15 +234,15 @@ def _candidates(source: Source, given: dict[str, Tensor]) -> list[str]:
 @hook
 def create_model(original, model_name, pretrained=None, *args, pretrained_image=False, pretrained_image_path=None,
                  force_preprocess_cfg=None, **kwargs):
-    """Wrap `open_clip.create_model`: a captioner's image tower starts from `pretrained_image`, a SOURCE.
+    """Wrap `open_clip.create_model`: a captioner's or LiT's image tower starts from `pretrained_image`, a SOURCE.
 
     OpenCLIP's own `pretrained_image_path` is one, too, which it would load in part, and in silence.
     """
     source = pretrained_image_path or pretrained_image
-    if not source or not is_captioner(model_name):
+    if not source or not (is_captioner(model_name) or is_lit(model_name)):
         if isinstance(pretrained_image, (str, Path)):
-            raise ValueError(f"--pretrained-image {pretrained_image} is for captioners; of {model_name} give the whole "
-                             "model by --pretrained")
+            raise ValueError(f"--pretrained-image {pretrained_image} is for captioners and LiT-{model_name}; of "
+                             f"{model_name} give the whole model by --pretrained")
         return original(model_name, pretrained, *args, pretrained_image=pretrained_image,
                         pretrained_image_path=pretrained_image_path, force_preprocess_cfg=force_preprocess_cfg,
                         **kwargs)
@@ -250,5 +251,5 @@ def create_model(original, model_name, pretrained=None, *args, pretrained_image=
     source = of(source, model_name)
     of_images = normalization(source, model_name) | (force_preprocess_cfg or {})
     model = original(model_name, None, *args, force_preprocess_cfg=of_images, **kwargs)
-    load(model.visual, source, model_name)
+    load(lit.patch_tower(model), source, model_name)
     return model

@@ -7,7 +7,7 @@ from .training import caption_loss, repeatable
 
 @hook
 def create_loss(original, args):
-    return caption_loss(args) if of_captioner(args) else original(args)
+    return caption_loss(args, lambda: original(args)) if of_captioner(args) else original(args)
 
 
 @hook

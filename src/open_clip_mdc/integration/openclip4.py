@@ -22,6 +22,9 @@ class CaptionTask(ImageTextTask):
         losses = self.loss(**output, output_dict=True)
         return {**losses, "loss": sum(losses.values())}, self._report(output)
 
+    def eval_forward(self, batch):
+        return self.get_trainable_module()(**batch)
+
     def prepare_fsdp(self, mp_policy=None, **kwargs):
         """Shard as OpenCLIP does, but cast the image alone: 16 bit would round weights and counts of the loss."""
         model = unwrap(self)
@@ -41,7 +44,9 @@ class CaptionTask(ImageTextTask):
 
 @hook
 def create_task(original, args, model, **rest):
-    return CaptionTask(model, caption_loss(args)) if of_captioner(args) else original(args, model, **rest)
+    if not of_captioner(args):
+        return original(args, model, **rest)
+    return CaptionTask(model, caption_loss(args, lambda: original(args, model, **rest).loss))
 
 
 @hook

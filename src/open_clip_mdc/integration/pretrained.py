@@ -102,8 +102,22 @@ class PretrainedCaptioner:
             return torch.cat([encode(x).float().cpu() for x in self.batches(images, batch_size)])
 
     def encode_image(self, images: Images, normalize: bool = False, batch_size: int = 32) -> Tensor:
-        """Return the GAP features that are probed, float32 [B, D], on the CPU."""
+        """Return the GAP features that are probed, float32 [B, D], on the CPU.
+
+        Of a model that learnt to contrast they are the embeddings [B, E] that `encode_text`'s are compared with.
+        """
         return self._encode(lambda x: self.model.encode_image(x, normalize), images, batch_size)
+
+    def encode_text(self, captions: str | Sequence[str], normalize: bool = False) -> Tensor:
+        """Return embeddings of captions, float32 [C, E], on the CPU.
+
+        Raises ValueError: a caption is longer than the context, or the model did not learn to contrast.
+        """
+        if not hasattr(self.model, "encode_text"):
+            raise ValueError("this captioner embeds no texts: train one whose name ends in -contrastive")
+        text = tokenize_whole(as_captions(captions)[0], self.tokenizer, self.model.context_length)
+        with torch.inference_mode(), self.autocast():
+            return self.model.encode_text(text.to(self.device), normalize).float().cpu()
 
     def features(self, images: Images, kind: str = "gap", layer: int = -1, batch_size: int = 32) -> Tensor:
         """Return features, float32 on the CPU: [B, D], of kind "patches" [B, P, D] (`encoder.features`)."""

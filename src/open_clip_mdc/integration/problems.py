@@ -15,13 +15,13 @@ from ..data.shards import find_shards, warn_of_lines
 from ..errors import close_names
 from ..models.vq import VQCfg, convolutions
 from . import image_source
-from .configs import is_captioner
+from .configs import contrastive_weight, is_captioner, is_lit
 from .runs import check_folder, has_latest
 from .upstream import MAJOR
 
 # What contrasts, distils or reads a text tower has no meaning for a captioner: flag, what to do instead.
 NOT_FOR_CAPTIONERS = {
-    "siglip": "a captioner has one loss; leave it out",
+    "siglip": "a captioner has one loss; leave it out, or take the model's name with -contrastive behind it",
     "distill_model": "a captioner has no contrastive features to distil; leave it out",
     "distill_pretrained": "a captioner has no contrastive features to distil; leave it out",
     "lock_text": "the text decoder is what gives the gradient; use --lock-image to train it alone",
@@ -36,11 +36,11 @@ NOT_FOR_CAPTIONERS = {
     "audio_zeroshot_dataset": "a captioner has no audio; leave it out",
     "pretrained_audio": "a captioner has no audio; leave it out",
 }
+GATHERED = "no features are gathered"
 # What changes nothing in a captioner: flag, value that says nothing, why.
 WITHOUT_EFFECT = [
-    ("local_loss", False, "no features are gathered"),
-    ("gather_with_grad", False, "no features are gathered"),
-    ("loss_dist_impl", None, "no features are gathered"),
+    *((flag, silent, GATHERED) for flag, silent in (
+        ("local_loss", False), ("gather_with_grad", False), ("loss_dist_impl", None))),
     ("coca_caption_loss_weight", 2.0, "it is CoCa's"),
     ("coca_contrastive_loss_weight", 1.0, "it is CoCa's"),
     ("lock_text_unlocked_layers", 0, "the text decoder cannot be locked"),
@@ -115,7 +115,7 @@ def find_cache_problem(args) -> str | None:
             (args.aug_cfg, "is refused with augmentation: leave out --aug-cfg"),
             (args.dataset_type == "synthetic" or args.train_data and is_csv(args.train_data, args),
              "needs shards: write the table to them by open_clip_mdc prepare"),
-            ("vq_cfg" in config or config["caption_cfg"].get("regions", 1) > 1,
+            ("vq_cfg" in config or config.get("caption_cfg", {}).get("regions", 1) > 1,
              f"has no tokens to keep of {args.model}, which learns some of them"),
             (getattr(args, "fsdp", False), "does not go with --fsdp")):
         if wrong:
@@ -126,7 +126,9 @@ def find_cache_problem(args) -> str | None:
 def find_image_problem(args) -> str | None:
     if isinstance(args.pretrained_image, str) and args.pretrained:
         return f"--pretrained {args.pretrained} has an image tower already: leave out --pretrained-image"
-    if isinstance(args.pretrained_image, str) and is_captioner(args.model):
+    if is_lit(args.model) and args.lock_image and not (args.pretrained_image or args.pretrained or args.resume):
+        return f"--model {args.model}: --lock-image locks an untrained image tower: give --pretrained-image RUN"
+    if isinstance(args.pretrained_image, str) and (is_captioner(args.model) or is_lit(args.model)):
         size = args.force_image_size
         image_source.check(args.pretrained_image, args.model, args.force_quick_gelu,
                            size[0] if isinstance(size, list) and len(size) == 1 else size)
@@ -159,10 +161,14 @@ def find_value_problem(args) -> str | None:
     return None
 
 
+def number_of_processes() -> int:
+    from open_clip_train.distributed import world_info_from_env
+    return world_info_from_env()[2]
+
+
 def find_size_problem(pairs: int, args) -> str | None:
     """Check that the pairs suffice for one step: OpenCLIP would save a model that was never trained."""
-    from open_clip_train.distributed import world_info_from_env
-    processes = world_info_from_env()[2]
+    processes = number_of_processes()
     if pairs >= args.batch_size * processes * args.accum_freq:
         return None
     return (f"{pairs} pairs are fewer than one step takes: --batch-size {args.batch_size} x {processes} processes x "
@@ -190,14 +196,13 @@ def find_csv_problem(path: str, args, is_train: bool) -> str | None:
 
 def find_shard_problem(path: str, args, is_train: bool) -> str | None:
     from open_clip_train.data import get_dataset_size
-    from open_clip_train.distributed import world_info_from_env
     try:
         shards = find_shards(path)
     except FileNotFoundError as problem:
         return str(problem)
     if not is_train:
         return None
-    workers, (_, _, processes) = max(1, args.workers), world_info_from_env()
+    workers, processes = max(1, args.workers), number_of_processes()
     if len(shards) < workers * processes and not args.dataset_resampled:
         most = len(shards) // processes
         return (f"{len(shards)} shards are too few for {workers} workers x {processes} processes, each reads its own: "
@@ -243,12 +248,18 @@ def find_data_problem(args) -> str | None:
 
 
 def find_captioner_problem(args) -> str | None:
+    contrasts = contrastive_weight(args.model) > 0
     for flag, instead in NOT_FOR_CAPTIONERS.items():
-        if getattr(args, flag, None) and is_captioner(args.model):
+        if getattr(args, flag, None) and is_captioner(args.model) and not (contrasts and flag == "siglip"):
             return f"--{flag.replace('_', '-')} is not supported for the captioner {args.model}: {instead}"
     for flag in ("image_lr_scale", "unlock_image_after", "cache_features"):
-        if getattr(args, flag, None) is not None and not is_captioner(args.model):
+        fits = is_captioner(args.model) or flag == "cache_features" and is_lit(args.model)
+        if getattr(args, flag, None) is not None and not fits:
             return f"--{flag.replace('_', '-')} is for captioners, which {args.model} is not"
+    if contrasts and number_of_processes() > 1 and not (args.gather_with_grad or args.siglip):
+        # OpenCLIP's loss then lacks the gradient of the other processes, so that the mean is too small by their number.
+        return (f"--model {args.model} on several processes needs --gather-with-grad (and --local-loss, to spare "
+                "memory): without it the contrastive gradient shrinks with their number beside that of the captions")
     locked = getattr(args, "unlock_image_after", None) or 0
     if locked and getattr(args, "fsdp", False):
         return "--unlock-image-after does not go with --fsdp, which shards before it: use DDP, or --lock-image"
@@ -298,8 +309,9 @@ def find_warnings(args) -> Iterator[str]:
         for flag in ("train_num_samples", "dataset_resampled", "train_data_upsampling_factors"):
             if getattr(args, flag):
                 yield f"--{flag.replace('_', '-')} has no effect on a CSV file"
+    contrasts = contrastive_weight(args.model) > 0
     for flag, silent, why in WITHOUT_EFFECT if is_captioner(args.model) else ():
-        if getattr(args, flag, silent) != silent:
+        if getattr(args, flag, silent) != silent and not (contrasts and why == GATHERED):
             yield f"--{flag.replace('_', '-')} has no effect on a captioner: {why}"
     if args.precision == "amp" and on_cuda and is_captioner(args.model):
         yield ("--precision amp is float16, whose gradient scaler waits for the GPU at every step: "

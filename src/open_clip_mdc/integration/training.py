@@ -11,7 +11,9 @@ import torch
 from ..data import weights
 from ..data.files import new_file
 from ..models.captioner import Captioner
+from ..models.lit import patch_tower
 from ..objectives.loss import CaptionLoss
+from .configs import contrastive_weight
 from .data import seed_noise
 from .factory import of_captioner
 from .finite import WatchedLoss, check_weights
@@ -19,9 +21,14 @@ from .hook import hook
 from .validation import nelbo
 
 
-def caption_loss(args):
-    """Return the loss of a captioner, which is `watched` unless --allow-nonfinite-loss says otherwise."""
-    return CaptionLoss() if getattr(args, "allow_nonfinite_loss", False) else WatchedLoss(CaptionLoss(), args)
+def caption_loss(args, contrastive):
+    """Return the loss of a captioner, which is `watched` unless --allow-nonfinite-loss says otherwise.
+
+    `contrastive` makes OpenCLIP's own loss of the same flags.
+    """
+    weight = contrastive_weight(args.model)
+    loss = CaptionLoss(contrastive(), weight) if weight else CaptionLoss()
+    return loss if getattr(args, "allow_nonfinite_loss", False) else WatchedLoss(loss, args)
 
 
 def unwrap(model):
@@ -42,8 +49,9 @@ def repeatable(model, data, loss, epoch, args):
     if captioner:
         model.seed_t(np.random.SeedSequence([seed, epoch]))
         data["train"].dataloader.prepare = model.prepare
-        if (cache := data["train"].dataloader.cache) is not None:
-            cache.fill(model, args.precision, args.device, getattr(args, "rank", 0), getattr(args, "world_size", 1))
+    if (cache := getattr(data["train"].dataloader, "cache", None)) is not None:
+        cache.fill(patch_tower(model), args.precision, args.device, getattr(args, "rank", 0),
+                   getattr(args, "world_size", 1))
     seed_noise(seed, epoch, getattr(args, "rank", 0))
     watched = isinstance(loss, WatchedLoss)
     if watched:
@@ -86,7 +94,8 @@ def evaluate(original, model, data, epoch, args, **rest):
     if not of_captioner(args):
         return original(model, data, epoch, args, **rest)
     # OpenCLIP's contrastive validation runs where it finds "val".
-    data = {"captions" if name == "val" else name: info for name, info in data.items()}
+    paired = {"val": data["val"]} if "val" in data and contrastive_weight(args.model) else {}
+    data = {"captions" if name == "val" else name: info for name, info in data.items()} | paired
     try:
         return original(model, data, epoch, args, **rest)
     except Exception:

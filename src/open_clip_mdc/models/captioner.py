@@ -60,7 +60,7 @@ class Captioner(nn.Module):
         self.objective = OBJECTIVES[self.caption_cfg.objective]
 
         self.visual = encoder.build(vision_cfg, quick_gelu, cast_dtype, vq_cfg, self.caption_cfg.regions)
-        image_width = encoder.width(self.visual)
+        self.image_width = image_width = encoder.width(self.visual)
         if embed_dim not in (None, image_width):
             raise ValueError(f"embed_dim is {embed_dim}, but this encoder's features have width {image_width}")
 
@@ -111,9 +111,7 @@ class Captioner(nn.Module):
     def train(self, mode: bool = True) -> "Captioner":
         """As a module's, but a tower that is locked whole runs as in evaluation: BatchNorm keeps its statistics."""
         super().train(mode)
-        tower = encoder.region_tower(self.visual)
-        if not any(p.requires_grad for p in tower.parameters()):
-            tower.eval()
+        encoder.keep_locked(self.visual)
         return self
 
     def set_grad_checkpointing(self, enable: bool = True, impl: str = "inline") -> None:
@@ -255,7 +253,10 @@ class Captioner(nn.Module):
             length_nll: float32 [B], of the length head, where there is one.
         """
         captions = text if isinstance(text, Captions) else self.prepare(text.cpu()).to(image.device)
-        image_embs = self.encode_image_tokens(image, captions.masked)
+        return self.terms(self.encode_image_tokens(image, captions.masked), captions)
+
+    def terms(self, image_embs: Tensor, captions: Captions) -> dict[str, Tensor]:
+        """Return what `forward` returns, of patch tokens [B, P, D]."""
         output = {
             "token_nll": self.token_nll(image_embs, captions),
             "token_weight": captions.predicted.weight,
@@ -264,7 +265,7 @@ class Captioner(nn.Module):
         }
         if self.length_head is not None:
             output["length_nll"] = length_nll(self.length_head(image_embs),
-                                              captions.num_target.view(len(image), -1)[:, 0])
+                                              captions.num_target.view(len(image_embs), -1)[:, 0])
         return output
 
     def token_nll(self, image_embs: Tensor, captions: Captions) -> Tensor:

@@ -198,6 +198,13 @@ def lock(visual: nn.Module, unlocked_groups: int = 0) -> None:
         visual.proj = None
 
 
+def keep_locked(visual: nn.Module) -> None:
+    """Make a tower that is locked whole run as in evaluation, so that BatchNorm keeps its statistics."""
+    tower = region_tower(visual)
+    if not any(p.requires_grad for p in tower.parameters()):
+        tower.eval()
+
+
 def no_weight_decay(visual: nn.Module) -> set[str]:
     if isinstance(visual, RegionTower):
         return {"region_embedding", *(f"tower.{name}" for name in no_weight_decay(visual.tower))}

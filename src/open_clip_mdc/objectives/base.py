@@ -2,6 +2,7 @@
 
 Dimensions: B captions of one process, P patches.
 """
+import math
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +56,7 @@ class CaptionCfg:
     condition_drop: float = 0.0  # share of the training images of which features are masked (MC-Diffusion's P_cond)
     condition_mask: float = 0.0  # share of their features that are (P_mask); 1 is classifier-free guidance's training
     condition_zeros: bool = False  # zeros stand for a masked feature; else a vector that is learnt
+    contrastive_weight: float = 0.0  # of CLIP's loss beside the captions' (contrastive.py); 0: no text tower
 
     def __post_init__(self):
         if self.objective not in OBJECTIVES:
@@ -73,6 +75,10 @@ class CaptionCfg:
                 or self.condition_zeros and not any(rates):
             raise ValueError("caption_cfg needs condition_drop and condition_mask of 0 to 1, both or neither of them "
                              f"0, and condition_zeros only with them; not {rates}, {self.condition_zeros}")
+
+        if not 0 <= self.contrastive_weight < math.inf or self.contrastive_weight and self.condition_drop:
+            raise ValueError("caption_cfg.contrastive_weight should be 0 or more and finite, and 0 with "
+                             f"condition_drop, which hides the image; not {self.contrastive_weight}")
 
     @property
     def default_uncond(self) -> str:

@@ -1,7 +1,9 @@
 """The loss of predicted tokens, and the module that stands where OpenCLIP has its contrastive loss.
 
-Dimensions: B captions, M predicted tokens, V vocabulary.
+Dimensions: B captions, M predicted tokens, V vocabulary, E width of embeddings.
 """
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,10 +27,20 @@ class CaptionLoss(nn.Module):
     and micro-batches of an accumulated step add up to the step (the paper leaves the normaliser open).
     """
 
+    def __init__(self, contrastive: Callable[..., Tensor] | None = None, contrastive_weight: float = 1.0):
+        """Args: OpenCLIP's loss of image and text features [B, E], for a captioner that has them, and its weight."""
+        super().__init__()
+        self.contrastive, self.contrastive_weight = contrastive, contrastive_weight
+
     def forward(self, token_nll: Tensor, token_weight: Tensor, num_target: Tensor, logit_scale: Tensor | None = None,
-                length_nll: Tensor | None = None, output_dict: bool = False) -> Tensor | dict[str, Tensor]:
+                length_nll: Tensor | None = None, image_features: Tensor | None = None,
+                text_features: Tensor | None = None, logit_bias: Tensor | None = None,
+                output_dict: bool = False) -> Tensor | dict[str, Tensor]:
         """Return the loss, or with `output_dict` its terms, of what `Captioner.forward` returns."""
         losses = {"caption_loss": (token_weight * token_nll).sum() / num_target.sum()}
         if length_nll is not None:
             losses["length_loss"] = length_nll.mean()
+        if image_features is not None:
+            losses["contrastive_loss"] = self.contrastive_weight * self.contrastive(
+                image_features, text_features, logit_scale, logit_bias)
         return losses if output_dict else sum(losses.values())

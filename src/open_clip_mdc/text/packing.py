@@ -57,6 +57,7 @@ class Captions(NamedTuple):
     num_target: Tensor  # float [R], what the loss is divided by, summed over the batch
     t: Tensor  # float [R], for networks that read the time
     masked: Tensor | None = None  # bool [B, P], image features that the decoder does not get to see
+    text: Tensor | None = None  # long [B, L], without noise, for a text tower
 
     def to(self, device: torch.device | str | None = None, non_blocking: bool = False) -> "Captions":
         return each_tensor(self, lambda x: x.to(device=device, non_blocking=non_blocking))

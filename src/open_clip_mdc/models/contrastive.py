@@ -1,0 +1,93 @@
+"""`ContrastiveCaptioner`: a captioner that learns to compare images with texts, too, in CoCa's and SigLIP 2's form.
+
+The image is encoded once. Its GAP feature is projected for the contrastive loss, and its patch tokens go to the
+decoder. Texts are read by a text tower of CLIP, of the decoder's size.
+
+Dimensions: B images and texts, P patches, L positions, D image width, E width of the embeddings.
+"""
+import math
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from open_clip.model import CLIPTextCfg, CLIPVisionCfg, _build_text_tower
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..objectives.base import CaptionCfg
+from ..text.packing import Captions
+from .captioner import Captioner
+
+
+class ContrastiveCaptioner(Captioner):
+    """A captioner with CLIP's text tower beside its decoder, and what OpenCLIP needs to contrast the two.
+
+    OpenCLIP's train loop, evaluation and `ClipLoss` rely on `encode_image`, `encode_text`, the parameters `logit_scale`
+    and `logit_bias` (of --siglip), and on normalised `image_features` and `text_features` in the output of `forward`.
+    """
+
+    def __init__(self, embed_dim: int, vision_cfg: CLIPVisionCfg | dict[str, Any],
+                 text_cfg: CLIPTextCfg | dict[str, Any], caption_cfg: CaptionCfg | dict[str, Any],
+                 quick_gelu: bool = False, cast_dtype: torch.dtype | None = None, vq_cfg: dict[str, Any] | None = None,
+                 init_logit_scale: float = math.log(1 / 0.07), init_logit_bias: float | None = None):
+        """Args: as OpenCLIP's model classes, E is `embed_dim`. The captioner is drawn as without the rest."""
+        super().__init__(None, vision_cfg, text_cfg, caption_cfg, quick_gelu, cast_dtype, vq_cfg)
+        text_cfg = text_cfg if isinstance(text_cfg, dict) else asdict(text_cfg)
+        self.text_tower = _build_text_tower(embed_dim, CLIPTextCfg(**text_cfg), quick_gelu, cast_dtype)
+        self.image_projection = projection(self.image_width, embed_dim)
+        del self.logit_scale  # the buffer
+        self.logit_scale = nn.Parameter(torch.tensor(init_logit_scale))
+        if init_logit_bias is not None:
+            self.logit_bias = nn.Parameter(torch.tensor(float(init_logit_bias)))
+
+    def set_grad_checkpointing(self, enable: bool = True, impl: str = "inline") -> None:
+        super().set_grad_checkpointing(enable, impl)
+        if impl == "inline":
+            self.text_tower.set_grad_checkpointing(enable)
+
+    def no_weight_decay(self) -> set[str]:
+        return super().no_weight_decay() | {f"text_tower.{name}" for name in self.text_tower.no_weight_decay()}
+
+    def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
+        """Return the embedding that `encode_text`'s are compared with: the projected GAP feature, [B, E]."""
+        return self.embed(self.encode_image_tokens(image), normalize)
+
+    def embed(self, image_embs: Tensor, normalize: bool = False) -> Tensor:
+        """Return embeddings [B, E] of patch tokens [B, P, D]."""
+        features = project(image_embs, self.image_projection)
+        return F.normalize(features, dim=-1) if normalize else features
+
+    def encode_text(self, text: Tensor, normalize: bool = False) -> Tensor:
+        """Return embeddings of texts, [B, E] from ids [B, L]. Raises ValueError for more tokens than the context."""
+        length = text.shape[1]
+        self.check_length(length)
+        shorter = {"attn_mask": self.text_tower.attn_mask[:length, :length]}  # which OpenCLIP 3.3 leaves long
+        features = functional_call(self.text_tower, shorter, text)
+        return F.normalize(features, dim=-1) if normalize else features
+
+    def prepare(self, text: Tensor) -> Captions:
+        """As a captioner's. The text tower reads the batch up to its longest caption."""
+        captions = super().prepare(text)
+        return captions._replace(text=text[:, :captions.packed.valid.shape[1]])
+
+    def terms(self, image_embs: Tensor, captions: Captions) -> dict[str, Tensor]:
+        """As a captioner's, with normalised `image_features` and `text_features` [B, E] where the texts are at hand."""
+        output = super().terms(image_embs, captions)
+        output["logit_scale"] = self.logit_scale.exp()
+        if captions.text is not None:
+            output |= {"image_features": self.embed(image_embs, True),
+                       "text_features": self.encode_text(captions.text, True)}
+            if self.logit_bias is not None:
+                output["logit_bias"] = self.logit_bias
+        return output
+
+
+def projection(width: int, embed_dim: int) -> nn.Parameter:
+    """Return a linear projection [D, E] as CLIP draws it."""
+    return nn.Parameter(width ** -0.5 * torch.randn(width, embed_dim))
+
+
+def project(image_embs: Tensor, weight: Tensor) -> Tensor:
+    feature = image_embs.mean(dim=1)
+    return feature @ weight.to(feature.dtype)

@@ -1,0 +1,59 @@
+"""LiT (arXiv 2111.07991): CLIP's text tower learns to fit a captioner's image tower, which may stay locked.
+
+The embedding of an image is its GAP feature, linearly projected, whatever the tower. The projection is learnt, too.
+
+Dimensions: B images, P patches, D image width, E width of the embeddings.
+"""
+from typing import Any
+
+import torch
+from open_clip import CustomTextCLIP
+from open_clip.model import CLIPVisionCfg
+from torch import Tensor, nn
+
+from . import encoder
+from .contrastive import project, projection
+
+PLACEHOLDER = CLIPVisionCfg(layers=1, width=8, head_width=8, patch_size=8, image_size=8)
+
+
+class PooledTower(nn.Module):
+    """An image tower as OpenCLIP's models have it, made of a captioner's."""
+
+    def __init__(self, tower: nn.Module, embed_dim: int):
+        super().__init__()
+        self.tower, self.image_size = tower, tower.image_size
+        self.proj = projection(encoder.width(tower), embed_dim)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return embeddings [B, E] of images [B, 3, height, width] or of their patch tokens [B, P, D]."""
+        return project(encoder.patch_tokens(self.tower, image), self.proj)
+
+    def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
+        encoder.lock(self.tower, unlocked_groups)
+
+    def train(self, mode: bool = True) -> "PooledTower":
+        super().train(mode)
+        encoder.keep_locked(self.tower)
+        return self
+
+    def set_grad_checkpointing(self, *args, **kwargs) -> None:
+        self.tower.set_grad_checkpointing(*args, **kwargs)
+
+    def no_weight_decay(self) -> set[str]:
+        return {f"tower.{name}" for name in encoder.no_weight_decay(self.tower)}
+
+
+class LiT(CustomTextCLIP):
+    """OpenCLIP's model of two towers, the image's a `PooledTower`."""
+
+    def __init__(self, embed_dim: int, vision_cfg: CLIPVisionCfg | dict[str, Any], text_cfg: Any,
+                 quick_gelu: bool = False, cast_dtype: torch.dtype | None = None, **rest):
+        super().__init__(embed_dim, PLACEHOLDER, text_cfg, quick_gelu, cast_dtype=cast_dtype, **rest)
+        vision_cfg = CLIPVisionCfg(**vision_cfg) if isinstance(vision_cfg, dict) else vision_cfg
+        self.visual = PooledTower(encoder.build(vision_cfg, quick_gelu, cast_dtype), embed_dim)
+
+
+def patch_tower(model: nn.Module) -> nn.Module:
+    """Return the part of a captioner or LiT model that gives patch tokens."""
+    return model.visual.tower if isinstance(model.visual, PooledTower) else model.visual

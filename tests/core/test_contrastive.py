@@ -1,0 +1,278 @@
+"""Claims about captioners that learn to contrast, too.    pytest tests/core/test_contrastive.py"""
+import json
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import open_clip
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import LENGTH, VOCAB, captions, images, run
+from open_clip import ClipLoss, CustomTextCLIP
+from open_clip.loss import SigLipLoss
+from training import MAIN, TORCHRUN, equal, losses, open_clip_train, open_clip_train_each, train_flags, weights
+
+import open_clip_mdc
+from clip_benchmark_ext import cli
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner, OpenCLIPContrastiveCaptioner
+from open_clip_mdc.integration.problems import find_captioner_problem
+from open_clip_mdc.models.captioner import Captioner
+from open_clip_mdc.objectives.loss import CaptionLoss
+
+VISION = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2)
+TEXT = dict(context_length=LENGTH, vocab_size=VOCAB, width=32, heads=2, layers=2)
+MODEL = "MDC-ViT-Ti-8-contrastive"
+
+
+def tiny(objective="mdc", weight=1.0, seed=0, **more):
+    torch.manual_seed(seed)
+    return OpenCLIPContrastiveCaptioner(24, VISION, TEXT, dict(objective=objective, contrastive_weight=weight), **more)
+
+
+def clip_of(model) -> CustomTextCLIP:
+    """OpenCLIP's own model, GAP its pooling, with the same weights."""
+    clip = CustomTextCLIP(24, VISION | {"pool_type": "avg"}, TEXT, output_dict=True).eval()
+    clip.visual.load_state_dict(model.visual.state_dict() | {"proj": model.image_projection})
+    clip.text.load_state_dict(model.text_tower.state_dict())
+    clip.logit_scale.data.copy_(model.logit_scale)
+    return clip
+
+
+def test_the_contrastive_half_is_clips_own_and_what_cosines_say():
+    model, image, text = tiny().eval(), images(5), captions([4, 7, 9, 3, 6])
+    out, theirs = model(image, text), clip_of(model)(image, text)
+    for name in ("image_features", "text_features", "logit_scale"):
+        torch.testing.assert_close(out[name], theirs[name])
+    for mine, its in ((model.encode_image(image), clip_of(model).encode_image(image)),
+                      (model.encode_text(text, normalize=True), theirs["text_features"])):
+        torch.testing.assert_close(mine, its)
+    ours = CaptionLoss(ClipLoss(), 0.25)(**out, output_dict=True)["contrastive_loss"]
+    cosines = F.cosine_similarity(model.encode_image(image)[:, None], model.encode_text(text)[None], dim=-1)
+    by_hand = -sum(math.log(math.exp(row[i] / 0.07) / sum(math.exp(x / 0.07) for x in row))
+                   for table in (cosines, cosines.T) for i, row in enumerate(table.tolist())) / 10
+    assert float(ours) == pytest.approx(0.25 * by_hand, rel=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["mdc", "arc", "complementary"])
+def test_the_captions_half_is_the_captioners_to_the_last_bit_from_the_first_weight_on(objective):
+    torch.manual_seed(0)
+    plain = OpenCLIPCaptioner(64, VISION, TEXT, dict(objective=objective))
+    mixed, image, text = tiny(objective), images(5), captions([4, 7, 9, 3, 6])
+    assert all(torch.equal(mixed.state_dict()[name], x) for name, x in plain.state_dict().items())
+    terms = []
+    for model, loss in ((plain, CaptionLoss()), (mixed, CaptionLoss(ClipLoss(), 3.0))):
+        torch.manual_seed(1)
+        terms.append(loss(**model(image, text), output_dict=True))
+    assert terms[0].keys() < terms[1].keys() == {*terms[0], "contrastive_loss"}
+    assert all(torch.equal(terms[1][name], x) for name, x in terms[0].items())
+    plain.load_state_dict({name: x for name, x in mixed.state_dict().items() if name in plain.state_dict()})
+
+
+def test_an_image_is_encoded_once_and_the_text_tower_reads_up_to_the_longest_caption():
+    model, seen = tiny(), []
+    model.visual.register_forward_hook(lambda *_: seen.append("image"))
+    model.text_tower.register_forward_hook(lambda _, args, __: seen.append(args[0].shape))
+    model.context_length = 40
+    text = captions([4, 7], width=40)
+    model.prepare(text)
+    model.text_tower = open_clip.model.TextTransformer(40, VOCAB, 32, 2, 1, output_dim=24)
+    model.text_tower.register_forward_hook(lambda _, args, __: seen.append(args[0].shape))
+    model.text.positional_embedding = torch.nn.Parameter(torch.zeros(40, 32))
+    model(images(2), text)
+    assert seen == ["image", (2, 16)]
+    with pytest.raises(ValueError, match="41 tokens, SOT and EOT included, is longer than this model's context of 40"):
+        model.encode_text(torch.zeros(1, 41, dtype=torch.long))
+
+
+def test_sigmoid_loss_has_its_bias_and_equals_openclips():
+    model, image, text = tiny(init_logit_scale=math.log(10), init_logit_bias=-10), images(3), captions([4, 7, 9])
+    out = model(image, text)
+    ours = CaptionLoss(SigLipLoss())(**out, output_dict=True)["contrastive_loss"]
+    cosines = out["image_features"] @ out["text_features"].T
+    by_hand = -F.logsigmoid((2 * torch.eye(3) - 1) * (10 * cosines - 10)).sum() / 3
+    torch.testing.assert_close(ours, by_hand)
+    assert {"logit_scale", "logit_bias"} <= model.state_dict().keys()
+
+
+def test_autocast_keeps_the_losses_near():
+    model, image, text = tiny().eval(), images(4), captions([4, 7, 9, 3])
+    found = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        model.seed_t(0)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            found.append(CaptionLoss(ClipLoss())(**model(image, text), output_dict=True))
+    for name, x in found[0].items():
+        torch.testing.assert_close(found[1][name].float(), x, atol=0.05, rtol=0.05)
+
+
+# Rank r takes rows r, r + 2, ...; both have as many target tokens, so that the mean of the ranks' means is the whole's.
+RANKS = """
+import json, sys, torch, torch.distributed as dist
+sys.path.insert(0, sys.argv[1])
+from test_contrastive import gradients
+import open_clip_mdc
+open_clip_mdc.register()
+dist.init_process_group("gloo")
+for kind in ("gathered", "local", "siglip", "alone"):
+    found = gradients(kind, dist.get_rank(), 2)
+    if dist.get_rank() == 0:
+        torch.save(found, f"{sys.argv[2]}/{kind}.pt")
+"""
+
+
+def gradients(kind: str, rank: int = 0, world: int = 1) -> dict[str, torch.Tensor]:
+    model = tiny("arc", 0.5, **({"init_logit_bias": -10} if kind == "siglip" else {}))
+    flags = dict(rank=rank, world_size=world)
+    loss = SigLipLoss(**flags) if kind == "siglip" else ClipLoss(
+        local_loss=kind == "local", gather_with_grad=kind != "alone", **flags)
+    ddp = torch.nn.parallel.DistributedDataParallel(model) if world > 1 else model
+    image, text = images(8)[rank::world], captions([4, 4, 7, 7, 9, 9, 3, 3])[rank::world]
+    sum(CaptionLoss(loss, 0.5)(**ddp(image, text), output_dict=True).values()).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def test_two_gloo_processes_have_the_gradients_of_one_with_twice_the_batch(tmp_path):
+    (tmp_path / "ranks.py").write_text(RANKS)
+    run(*TORCHRUN, str(tmp_path / "ranks.py"), str(Path(__file__).parent), str(tmp_path),
+        PYTHONPATH=str(Path(__file__).parent.parent))
+    for kind in ("gathered", "local", "siglip"):
+        whole, two = gradients(kind), torch.load(tmp_path / f"{kind}.pt", weights_only=True)
+        assert whole.keys() == two.keys()
+        for name, grad in whole.items():
+            torch.testing.assert_close(two[name], grad, atol=1e-6, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+    alone = torch.load(tmp_path / "alone.pt", weights_only=True)  # why --gather-with-grad is asked for
+    torch.testing.assert_close(alone["image_projection"], gradients("gathered")["image_projection"] / 2)
+
+
+def test_several_processes_need_the_gathered_gradient(monkeypatch):
+    open_clip_mdc.register()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    args = SimpleNamespace(model=MODEL, gather_with_grad=False, siglip=False, lock_image=False, epochs=1)
+    assert "needs --gather-with-grad" in find_captioner_problem(args)
+    for flag in ("gather_with_grad", "siglip"):
+        assert find_captioner_problem(SimpleNamespace(**{**vars(args), flag: True})) is None
+    assert "-contrastive" in find_captioner_problem(SimpleNamespace(**{**vars(args), "model": "MDC-ViT-Ti-8",
+                                                                       "siglip": True}))
+
+
+def test_names_give_weights_and_what_cannot_be_is_one_line():
+    open_clip_mdc.register()
+    assert MODEL in open_clip.list_models()
+    for name, like, weight in ((MODEL, "MDC-ViT-Ti-8", 1.0), ("ARC-ViT-B-16-contrastive0.5", "ARC-ViT-B-16", 0.5),
+                               ("MDC-ViT-B-32-t0.2-0.9-contrastive2", "MDC-ViT-B-32-t0.2-0.9", 2.0),
+                               ("MDC-small-timm-tf_efficientnet_lite0-contrastive",
+                                "MDC-small-timm-tf_efficientnet_lite0", 1.0)):
+        config, plain = open_clip.get_model_config(name), open_clip.get_model_config(like)
+        assert config["caption_cfg"].pop("contrastive_weight") == weight
+        assert config["caption_cfg"] == plain["caption_cfg"] and config["text_cfg"] == plain["text_cfg"]
+    assert open_clip.get_model_config("MDC-ViT-B-16-contrastive")["embed_dim"] == 512
+    for name in ("ViT-B-32-contrastive", "MDC-ViT-B-32-contrastive0"):
+        assert open_clip.get_model_config(name) is None
+    with pytest.raises(ValueError, match="contrastive_weight should be .* 0 with condition_drop"):
+        open_clip.create_model("MDC-ViT-Ti-8-mcs-contrastive")
+
+
+# ---- the real command
+
+ACCUMULATE = ("--epochs", "1", "--wd", "0.1", "--grad-clip-norm", "1")
+
+
+def test_an_accumulated_step_is_the_step_and_the_negatives_are_of_all_its_micro_batches(csv, tmp_path):
+    """ARC has no noise, so two micro-batches of 12 are the batch of 24, up to rounding."""
+    arc = dict(data=csv, logs=tmp_path, model="ARC-ViT-Ti-8-contrastive")
+    open_clip_train_each(
+        train_flags("--batch-size", "24", *ACCUMULATE, name="whole", **arc),
+        train_flags("--batch-size", "12", "--accum-freq", "2", *ACCUMULATE, name="parts", **arc),
+        train_flags("--batch-size", "12", *ACCUMULATE, "--siglip", name="siglip", **arc))
+    whole, parts = (weights(tmp_path, 1, name) for name in ("whole", "parts"))
+    for name, x in whole.items():
+        torch.testing.assert_close(parts[name], x, atol=2e-5, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+    first = contrastive_losses(tmp_path, "whole")[:2]  # the process goes on logging
+    assert first == pytest.approx(contrastive_losses(tmp_path, "parts")[:2], abs=1e-4) and first[0] > math.log(24)
+    assert weights(tmp_path, 1, "siglip")["logit_bias"] != -10
+
+
+def contrastive_losses(logs, name="run") -> list[float]:
+    log = (logs / name / "out.log").read_text()
+    return [float(x) for x in re.findall(r"Train Epoch.*?Contrastive_loss: ([\d.]+)", log)]
+
+
+@pytest.mark.parametrize("flags", [("--precision", "amp_bf16", "--grad-checkpointing"), ("--precision", "bf16"),
+                                   ("--lock-image", "--force-context-length", "20")], ids=" ".join)
+def test_flags_of_upstream_work(csv, tmp_path, flags):
+    open_clip_train("--batch-size", "12", "--epochs", "1", *flags, data=csv, logs=tmp_path, model=MODEL)
+    assert len(losses(tmp_path)) == 4
+
+
+@pytest.fixture(scope="module")
+def trained(scenes, tmp_path_factory):
+    """Five epochs of 512 scenes, broken off after four and resumed in another folder."""
+    logs = tmp_path_factory.mktemp("contrastive")
+    flags = ("--dataset-type", "webdataset", "--batch-size", "64", "--lr", "2e-3", "--warmup", "10",
+             "--epochs", "5", "--val-data", scenes / "val" / "00000.tar")
+    where = dict(data=scenes / "train" / "{00000..00007}.tar", logs=logs, model=MODEL, workers="1")
+    open_clip_train(*flags, **where)
+    open_clip_train(*flags, "--resume", logs / "run" / "checkpoints" / "epoch_4.pt", name="resumed", **where)
+    return logs
+
+
+def test_both_losses_fall_and_a_resumed_run_is_the_unbroken_one(trained):
+    for values in (losses(trained), contrastive_losses(trained)):
+        assert values[-1] < 0.7 * values[0]
+    rows = [json.loads(row) for row in (trained / "run" / "checkpoints" / "results.jsonl").read_text().splitlines()]
+    assert rows[-1]["nelbo_per_token"] < rows[0]["nelbo_per_token"]
+    assert rows[-1]["clip_val_loss"] < rows[0]["clip_val_loss"] and rows[-1]["image_to_text_R@10"] > 0.3
+    assert equal(weights(trained, 5), weights(trained, 5, "resumed"))
+    assert weights(trained, 5)["logit_scale"] != pytest.approx(math.log(1 / 0.07))
+
+
+def evaluate(run_folder, scenes, out, *flags) -> dict:
+    cli.main([str(x) for x in ("eval", "--model", "mdc", "--pretrained", run_folder, "--num_workers", 0, "--no_amp",
+                               "--quiet", "--feature_root", out / "features", "--output", out / "result.json", *flags)])
+    return json.loads((out / "result.json").read_text())["metrics"]
+
+
+def test_every_task_of_clip_benchmark_runs_by_cosine_and_by_likelihood(trained, scenes, tmp_path, clip_benchmark):
+    """The probe has 16 classes, so that chance is 6 %; the order of two objects is told by half."""
+    probe = ("--dataset", "wds/probe", "--dataset_root", scenes / "probe")
+    pairs = ("--dataset", "sugar_crepe/swap_att", "--dataset_root", scenes / "sugarcrepe")
+    found = {}
+    for scorer in ("cosine", "heuristic"):
+        for task, data in (("zeroshot_classification", probe), ("image_caption_selection", pairs)):
+            found[task, scorer] = evaluate(trained / "run", scenes, tmp_path, *data, "--task", task, "--scorer", scorer)
+            assert found[task, scorer]["scorer"] == scorer
+    assert found["zeroshot_classification", "cosine"]["acc1"] > 0.15
+    assert found["zeroshot_classification", "cosine"] != found["zeroshot_classification", "heuristic"]
+    root = tmp_path / "retrieval"
+    (root / "test").mkdir(parents=True)
+    (root / "dataset_type.txt").write_text("retrieval")
+    (root / "test" / "nshards.txt").write_text("1")
+    (root / "test" / "0.tar").symlink_to(scenes / "val" / "00000.tar")
+    for scorer in ("cosine", "heuristic"):
+        found["recall", scorer] = evaluate(trained / "run", scenes, tmp_path, "--dataset", "wds/val", "--dataset_root",
+                                           root, "--task", "zeroshot_retrieval", "--recall_k", 10, "--scorer", scorer)
+    assert found["recall", "cosine"]["image_retrieval_recall@10"] > 0.3  # of 64
+    assert "image_retrieval_recall@10_blind" in found["recall", "heuristic"]
+    widths = {kind: evaluate(trained / "run", scenes, tmp_path, *probe, "--task", "linear_probe", "--feature", kind)
+              for kind in ("gap", "pooled")}
+    assert widths["gap"]["feature"] == "gap" and widths["gap"] != widths["pooled"]
+
+
+def test_it_still_captions_and_its_export_embeds_alike(trained, tmp_path):
+    run(*MAIN[:2], "open_clip_mdc", "export", "--pretrained", str(trained / "run"), "--out", str(tmp_path / "export"),
+        "--to", "open_clip", "timm", fork=True)
+    model, export = open_clip_mdc.load(trained / "run"), open_clip_mdc.load(tmp_path / "export")
+    assert isinstance(model.model, Captioner)
+    text, image = ["a red circle", "a blue square above a green star"], images(2)
+    assert all(caption.startswith("a ") for caption in model.caption(list(image)))
+    assert torch.equal(model.encode_text(text, normalize=True), export.encode_text(text, normalize=True))
+    assert torch.equal(model.encode_image(list(image)), export.encode_image(list(image)))
+    torch.testing.assert_close(model.encode_image(list(image)),
+                               model.features(list(image)).clone() @ model.model.image_projection.detach())
+    with pytest.raises(ValueError, match="embeds no texts"):
+        open_clip_mdc.load("photo").encode_text("a dog")

@@ -1,0 +1,101 @@
+"""Claims about LiT models: a text tower learns to fit a captioner's image tower.    pytest tests/core/test_lit.py"""
+import json
+
+import open_clip
+import pytest
+import torch
+from conftest import images, run_folder
+from training import equal, open_clip_train, weights
+
+import open_clip_mdc
+from clip_benchmark_ext import cli
+from open_clip_mdc.models.captioner import Captioner
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    open_clip_mdc.register()
+    yield
+    open_clip_mdc.unregister()
+
+
+@pytest.fixture(scope="module")
+def trained(scenes, tmp_path_factory):
+    """A captioner, and LiT on its locked tower, whose tokens are computed once."""
+    logs = tmp_path_factory.mktemp("lit")
+    flags = ("--dataset-type", "webdataset", "--batch-size", "64", "--lr", "2e-3", "--warmup", "10")
+    where = dict(data=scenes / "train" / "{00000..00007}.tar", logs=logs, workers="1")
+    open_clip_train(*flags, "--epochs", "3", name="captioner", **where)
+    open_clip_train(*flags, "--epochs", "6", "--pretrained-image", logs / "captioner", "--lock-image",
+                    "--cache-features", logs / "cache", "--val-data", scenes / "val" / "00000.tar", name="lit",
+                    model="LiT-ViT-Ti-8", **where)
+    return logs
+
+
+def tower(logs, epoch: int, name: str) -> dict[str, torch.Tensor]:
+    return {key.removeprefix("visual.").removeprefix("tower."): x for key, x in weights(logs, epoch, name).items()
+            if key.startswith("visual.") and key != "visual.proj"}
+
+
+def test_the_locked_tower_stays_bit_for_bit_and_cosines_classify(trained, scenes, tmp_path, clip_benchmark):
+    """There are 16 classes, so that chance is 6 %; the validation has 64 pairs."""
+    assert equal(tower(trained, 3, "captioner"), tower(trained, 6, "lit"))
+    rows = [json.loads(row) for row in (trained / "lit" / "checkpoints" / "results.jsonl").read_text().splitlines()]
+    assert rows[-1]["clip_val_loss"] < rows[0]["clip_val_loss"] and rows[-1]["image_to_text_R@10"] > 0.3
+    cli.main([str(x) for x in ("eval", "--model", "LiT-ViT-Ti-8", "--pretrained", trained / "lit", "--dataset",
+                               "wds/probe", "--dataset_root", scenes / "probe", "--task", "zeroshot_classification",
+                               "--num_workers", 0, "--no_amp", "--quiet", "--output", tmp_path / "zero.json")])
+    assert json.loads((tmp_path / "zero.json").read_text())["metrics"]["acc1"] > 0.12
+
+
+@pytest.mark.parametrize("base", ["ViT-Ti-8", "timm-test_vit", "timm-test_efficientnet", "ViT-S-32-alt"])
+def test_the_embedding_is_the_captioners_gap_feature_projected_and_only_the_tower_is_locked(base, tmp_path):
+    source = run_folder(tmp_path / "run", f"MDC-{base}")
+    model, _, _ = open_clip_mdc.create_model_and_transforms(f"LiT-{base}", pretrained_image=str(source))
+    captioner = open_clip_mdc.load(source).model
+    size = captioner.visual.image_size
+    image = images(3, size if isinstance(size, int) else size[0])
+    expected = captioner.encode_image(image) @ model.visual.proj
+    torch.testing.assert_close(model.eval().encode_image(image), expected)
+    torch.testing.assert_close(model.encode_image(captioner.encode_image_tokens(image)), expected)
+
+    model.lock_image_tower()
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    model.train()
+    text = open_clip.get_tokenizer(f"LiT-{base}")(["a dog", "a cat", "two dogs"])
+    out = dict(zip(("image_features", "text_features", "logit_scale"), model(image, text), strict=True))
+    open_clip.ClipLoss()(**out).backward()
+    torch.optim.SGD([p for p in model.parameters() if p.grad is not None], lr=0.1).step()
+    after = model.state_dict()
+    changed = {name for name, x in before.items() if not torch.equal(x, after[name])}
+    assert {"visual.proj", "logit_scale", "text.token_embedding.weight"} <= changed
+    assert not any(name.startswith("visual.tower.") for name in changed)
+
+
+def test_names():
+    config = open_clip.get_model_config("LiT-ViT-B/32")
+    known = open_clip.get_model_config("ViT-B-32")
+    assert {key: config[key] for key in known} == known and config["image_pool"] == "gap"
+    assert open_clip.get_model_config("LiT-small-timm-test_vit")["text_cfg"]["width"] == 192
+    for name in ("LiT-ViT-B-3", "LiT-MDC-ViT-B-32", "LiT-", "LiT"):
+        assert open_clip.get_model_config(name) is None
+    assert not open_clip_mdc.is_captioner("LiT-ViT-B-32")
+
+
+@pytest.mark.parametrize("flags, words", [
+    (("--lock-image",), "--lock-image locks an untrained image tower: give --pretrained-image RUN"),
+    (("--model", "ViT-B-32"), "is for captioners and LiT-ViT-B-32"),
+    (("--model", "LiT-ViT-B-32"), "--model LiT-ViT-Ti-8 would fit"),
+])
+def test_what_cannot_work_is_one_line(tmp_path, flags, words):
+    source = () if flags[0] == "--lock-image" else ("--pretrained-image", run_folder(tmp_path / "run", "MDC-ViT-Ti-8"))
+    result = open_clip_train(*source, "--dataset-type", "synthetic", "--train-num-samples", "8", "--batch-size", "4",
+                             *flags, logs=tmp_path, check=False, model="LiT-ViT-Ti-8")
+    assert result.returncode != 0 and "Traceback" not in result.stderr
+    assert words in result.stderr.strip().splitlines()[-1]
+
+
+def test_a_captioner_and_a_lit_model_are_told_apart():
+    assert isinstance(open_clip.create_model("MDC-ViT-Ti-8"), Captioner)
+    model = open_clip.create_model("LiT-ViT-Ti-8")
+    assert isinstance(model, open_clip.CustomTextCLIP) and not isinstance(model, Captioner)
