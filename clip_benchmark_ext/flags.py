@@ -159,7 +159,7 @@ def decoding_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | 
         default = {"length": MDC_LENGTH, **({"steps": STEPS} if ancestral else {"tokens_per_step": 1}),
                    **({"guidance_weak": cfg.default_uncond} if decoding.guides(asked) else {})}
     options = default | asked
-    drawn = options.get("temperature") or options["length"] == "sample" or ancestral \
+    drawn = options.get("temperature") or options["length"] in ("sample", "likely") or ancestral \
         or options.get("guidance_weak") == "masked"
     check_samples(flags, bool(drawn))
     return options | ({"seed": args.seed, "batch_size": args.batch_size} if drawn else {})

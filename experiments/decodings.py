@@ -34,20 +34,22 @@ BATCH, DRAWS, TEMPERATURE = 20, 10, 0.5
 COLUMNS = {"CIDEr": "CIDEr", "repeats a word, %": "repeating_captions", "exact, %": "exact_match"}
 BASE = "MDC, 1 token a step"
 CONSENSUS = dict(temperature=TEMPERATURE, samples=DRAWS, select="consensus")
+LENGTHS = dict(length="likely", samples=8, select="consensus")
 
 
 def ways(objective: str, length: int) -> dict[str, dict]:
     """Return options of `generate` by the way's name, sampling's temperature among them."""
     if objective == "ARC":
-        return {"ARC, greedy": dict(num_beams=1), "ARC, beam of 6": {}, f"ARC, consensus of {DRAWS}": CONSENSUS}
+        return {"ARC, greedy": dict(num_beams=1), "ARC, beam of 6": {}, f"ARC, consensus of {DRAWS} draws": CONSENSUS}
     return {BASE: dict(length=length),
             **{f"MDC, {k} tokens a step": dict(length=length, tokens_per_step=k) for k in (2, 3, 4)},
             "MDC, all at once": dict(length=length, tokens_per_step=length),
             **{f"MDC, ancestral, {n} x as many steps": dict(length=length, sampler="ancestral", steps=n * length)
                for n in (1, 4)},
             "MDC, length auto": dict(length="auto"),
-            f"MDC, consensus of {DRAWS}": dict(length="sample", **CONSENSUS),
-            f"MDC, consensus of {DRAWS}, 3 tokens a step": dict(length="sample", tokens_per_step=3, **CONSENSUS)}
+            "MDC, consensus of 8 lengths": LENGTHS,
+            "MDC, consensus of 8 lengths, 3 tokens a step": LENGTHS | dict(tokens_per_step=3),
+            f"MDC, consensus of {DRAWS} draws": dict(length="likely", **CONSENSUS)}
 
 
 def read(shard: str, transform, limit: int | None) -> tuple[list[torch.Tensor], list[list[str]]]:

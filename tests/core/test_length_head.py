@@ -173,6 +173,24 @@ def test_sample_draws_lengths_as_often_as_the_head_says():
     assert drawn[0] == 0 and chisquare(drawn[1:], [100, 200, 500]).pvalue > 0.001
 
 
+def test_likely_gives_samples_the_most_probable_lengths_in_turn(monkeypatch):
+    model, image = tiny_captioner(), images(2)
+    with torch.no_grad():
+        model.length_head.weight[0] = 1e-10  # trained, as it were
+        model.length_head.bias[:5] = torch.tensor([9.0, 2.0, 0.0, 3.0, 1.0])  # 0: not chosen
+        model.length_head.bias[5:] = -99
+
+    def lengths(samples):
+        return (caption_lengths(model.generate(image, length="likely", samples=samples), VOCAB) - 2).tolist()
+
+    assert lengths(3) == [3, 1, 4] * 2 and lengths(1) == [3, 3]
+    monkeypatch.setattr(generate, "MAX_LENGTHS", 2)
+    assert lengths(5) == [3, 1, 3, 1, 3] * 2
+    monkeypatch.setattr(generate, "MAX_LENGTHS", 99)  # more than the context holds
+    found = lengths(12)
+    assert sorted(found[:10]) == [*range(1, 11)] and found[:2] == found[10:12] == [3, 1]
+
+
 def test_lengths_under_autocast_are_those_of_float32():
     model = opinionated(tiny_captioner())
     tokens = torch.randn(200, 4, 64)

@@ -43,7 +43,7 @@ def test_every_way_of_decoding_is_one_that_both_kinds_of_captioner_have(runs):
         embs = model.encode_image_tokens(transform(make_image(0))[None]).detach()
         model.encode_image_tokens = lambda embs: embs
         for options in decodings.ways(objective, 3).values():
-            if options.get("length") not in ("auto", "sample"):  # of an untrained model that is as long as may be
+            if options.get("length") not in ("auto", "likely"):  # of an untrained model that is as long as may be
                 said, steps = decodings.say(model, tokenizer, embs, options)
                 assert len(said) == 1 and steps >= 1
 

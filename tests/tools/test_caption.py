@@ -114,6 +114,13 @@ def test_consensus_writes_the_draw_that_the_other_draws_are_most_like(runs, fold
         assert decode_captions(text, tokenizer) == rows[NAMES.index(names[0]):][:3]
 
 
+def test_consensus_of_lengths_needs_no_temperature_and_is_the_default_of_a_model_that_has_learnt_them(runs, folder):
+    run("--pretrained", runs / "mdc", "x1.png", "--samples", "3", "--select", "consensus")
+    model, transform, tokenizer = loaded(runs / "mdc")
+    text = model.generate(transform(scene(NAMES.index("x1.png")))[None], length="likely", samples=3, select="consensus")
+    assert [row["caption"] for row in lines()] == decode_captions(text, tokenizer)
+
+
 def test_a_page_names_no_folder_of_the_machine(runs, folder, tmp_path):
     (tmp_path / "page").mkdir()
     make_image(3).save(tmp_path / "page" / "in.png")
@@ -362,7 +369,7 @@ def test_images_stand_the_way_up_that_the_camera_noted(tmp_path):
     (("x1.png", "--clip", "ViT-Ti-8:clip.pt", "--clip-rerank", "3"), "without one all are equal"),
     (("x1.png", "--samples", "3", "--temperature", "1"), "of which one is written: add --select consensus"),
     (("x1.png", "--select", "consensus"), "--select chooses among --samples, 2 or more"),
-    (("x1.png", "--select", "consensus", "--samples", "3"), "without one all are equal"),
+    (("x1.png", "--select", "consensus", "--samples", "3", "--length", "4"), "without one all are equal"),
     (("x1.png", "--compare", "x1.png"), "needs --html"),
     (("x1.png", "--compare", "x1.png", "--html", "page.html"), "no file that this tool wrote"),
 ])

@@ -82,6 +82,8 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
     decoding.check_kind(given_options(args), model.causal, flag)
     if args.text is None and args.length is None:
         args.length = default_length(model)
+        if args.select and args.length == "auto" and not model.causal:
+            args.length = "likely"  # auto would decode as many lengths for each sample
     blind, options = None, {name: value for name in ("length", "min_length", "tokens_per_step", "steps")
                             if (value := getattr(args, name)) is not None}
     if args.text:
@@ -163,7 +165,7 @@ def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: in
     facts = {"Checkpoint": shown(args.pretrained, args.html), "Images": str(images)}
     if args.text:
         facts["To fill in"] = f"{args.text} (what was given is in italics)"
-    elif args.length in ("auto", "sample"):
+    elif args.length in ("auto", "sample", "likely"):
         facts["Length"] = "the model's choice"
     else:
         facts["Length"] = f"at most {args.length} tokens" if causal else f"{args.length} tokens"

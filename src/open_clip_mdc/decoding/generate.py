@@ -24,9 +24,9 @@ from .options import check_scale
 from .sampling import GREEDY, Decoded, Sampling, sample_tokens
 
 LENGTH = 15  # tokens of a caption, one of the paper's, of a model that cannot tell
-CHOSEN = ("auto", "sample")  # lengths that the model chooses
+CHOSEN = ("auto", "sample", "likely")  # lengths that the model chooses
 SAMPLERS = ("confidence", "ancestral")
-MAX_LENGTHS = 8  # lengths per image, at most, that "auto" decodes
+MAX_LENGTHS = 8  # lengths per image, at most, that "auto" and "likely" decode
 LENGTH_NORM = 5  # tokens that each caption counts as when lengths are compared; the best of 1 to 10 on Flickr8k's val
 
 
@@ -86,8 +86,8 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
     Args:
         image: [B, 3, height, width], preprocessed.
         length: N' of the paper, how many tokens are generated between SOT and EOT, which are given. "auto" is the
-            model's choice for each image (`best_of_lengths`), "sample" a draw from p(N | image); None is
-            `default_length`.
+            model's choice for each image (`best_of_lengths`), "sample" a draw from p(N | image); "likely" gives an
+            image's `samples` its most probable lengths in turn. None is `default_length`.
         text: captions to fill in instead, long [B, L] or [1, L] (`tokenize_with_masks`); `length` is then not used.
             On the CPU nothing waits for the device.
         tokens_per_step: see `unmask_by_confidence`.
@@ -151,7 +151,12 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
         log_prob = model.length_head.log_prob(image_embs).repeat_interleave(samples, 0)
         if length == "auto":
             return best_of_lengths(lambda lengths: decode(fully_masked(lengths, vocab_size, longest)), log_prob)
-        lengths = sample_tokens(log_prob, Sampling(1.0, generator=sampling.generator)).cpu()
+        if length == "likely":
+            count = min(MAX_LENGTHS, log_prob.shape[1] - 1)  # not N = 0
+            turn = torch.arange(samples, device=log_prob.device) % count
+            lengths = log_prob[::samples].topk(count).indices[:, turn].flatten().cpu()
+        else:
+            lengths = sample_tokens(log_prob, Sampling(1.0, generator=sampling.generator)).cpu()
     else:
         lengths = torch.full((samples * len(image),), length)
     return decode(fully_masked(lengths, vocab_size))
@@ -209,7 +214,8 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
     """
     sampling, samples = options.get("sampling", GREEDY), options.get("samples", 1)
     sampling.check()  # before the image is encoded
-    drawn = sampling.temperature or options.get("length") == "sample" or options.get("sampler") == "ancestral"
+    drawn = sampling.temperature or options.get("length") in ("sample", "likely") \
+        or options.get("sampler") == "ancestral"
     if samples < 1 or samples > 1 and not drawn:
         raise ValueError(f"samples is {samples}; it must be 1, or more with a temperature: without one all are equal")
     if guide is not None and guide.scale and model.causal:

@@ -24,13 +24,13 @@ class TooFewImages(ValueError):
 
 
 def caption_length(value: str) -> int | str:
-    """Parse a number of tokens, "auto" or "sample"."""
-    if value in ("auto", "sample"):
+    """Parse a number of tokens, "auto", "sample" or "likely"."""
+    if value in ("auto", "sample", "likely"):
         return value
     try:
         return positive(value)
     except ArgumentTypeError as problem:
-        raise ArgumentTypeError(f"{problem}: it is neither a number of tokens nor auto or sample") from problem
+        raise ArgumentTypeError(f"{problem}: it is neither a number of tokens nor auto, sample or likely") from problem
 
 
 def tokens_per_step(value: str) -> int | float:
@@ -43,10 +43,10 @@ def tokens_per_step(value: str) -> int | float:
 
 # What argparse needs of each flag. Their order is that of the options in result files.
 OPTIONS = {
-    "length": dict(type=caption_length, metavar="N|auto|sample",
+    "length": dict(type=caption_length, metavar="N|auto|sample|likely",
                    help="tokens of a caption (default: 15; in open_clip_mdc auto where the model has learnt lengths); "
-                        "auto takes the most likely length, sample draws one; at most so many for autoregressive "
-                        "models, which end captions by themselves"),
+                        "auto takes the most likely length, sample draws one, likely gives --samples the likely ones "
+                        "in turn; at most so many for autoregressive models, which end captions by themselves"),
     "min_length": dict(type=number_from(0), metavar="N", help="tokens of a caption, at least (default: 0)"),
     "tokens_per_step": dict(type=tokens_per_step, metavar="K|P",
                             help="reveal K tokens per step or, given a probability such as 0.9, all tokens at least "
