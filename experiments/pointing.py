@@ -8,8 +8,9 @@ its confidence (the heuristic likelihood's), an autoregressive model from left t
 a hit if the patch that gets most of its cross-attention at the step that reveals it (`attention_maps.word_maps`, the
 mean over heads) is one of its object's: its centre lies in the object's box, or the box's centre lies in it. Columns
 are the mean over all layers and each layer. Chance is the share of patches that are the object's. "The middle" always
-points at the middle of the image, between patches where their number is even. An interval is 1.96 standard errors, by
-the images.
+points at the middle of the image, between patches where their number is even. "Any object" counts the patch of all
+layers that is some object's: who finds objects but not the one that is meant has this divided by their number. An
+interval is 1.96 standard errors, by the images.
 
 Dimensions: B images, L positions, K layers, H heads, P patches.
 """
@@ -89,7 +90,7 @@ def spoken(loaded: PretrainedCaptioner, image: Tensor, text: Tensor) -> Decoded:
 
 
 def hits(loaded: PretrainedCaptioner, scenes: list[dict]) -> list[list[tuple[str, list[float]]]]:
-    """Return for each image its words: the kind, and the hits of chance, the middle, all layers and each layer."""
+    """Return for each image its words: the kind, and the hits of chance, the middle, any object, the layers."""
     shape, tokenizer, results = grid(loaded.model.visual), loaded.tokenizer, []
     pairs = ((loaded.transform(decode_image(BytesIO(scene["image"]))), tokenizer(scene["caption"])[0])
              for scene in scenes)
@@ -98,12 +99,14 @@ def hits(loaded: PretrainedCaptioner, scenes: list[dict]) -> list[list[tuple[str
         for maps in word_maps(loaded.model, image, spoken(loaded, image, text)):
             scene, found = scenes[len(results)], []
             attention = dict(zip(maps.position.tolist(), maps.attention.mean(2).cpu(), strict=True))  # of each [K, P]
-            for item in scene["objects"]:
-                own = own_patches(item, shape).double()
+            patches = torch.stack([own_patches(item, shape) for item in scene["objects"]]).double()  # of each object
+            some = patches.amax(0)
+            for item, own in zip(scene["objects"], patches, strict=True):
                 for kind, places in words_of(scene["caption"], item, tokenizer):
                     layers = torch.stack([attention[place] for place in places]).mean(0)
                     pointed = torch.cat((layers.mean(0, keepdim=True), layers)).argmax(1)
-                    found.append((kind, [own.mean().item(), float(own @ middle(shape)), *own[pointed].tolist()]))
+                    found.append((kind, [own.mean().item(), float(own @ middle(shape)), some[pointed[0]].item(),
+                                         *own[pointed].tolist()]))
             results.append(found)
     return results
 
@@ -140,7 +143,7 @@ def main(argv: list[str] | None = None) -> None:
             if not any(results):
                 raise ValueError(f"no caption of {args.scenes} names an object as 'COLOUR SHAPE'")
             table += rows(name, results)
-        header = ["model", "words", "number", "chance", "the middle", "all layers"]
+        header = ["model", "words", "number", "chance", "the middle", "any object", "all layers"]
         width = max(map(len, table))
         header += [f"layer {layer}" for layer in range(1, width - len(header) + 1)]
         print(markdown_table(header, [row + [None] * (width - len(row)) for row in table]))

@@ -84,7 +84,7 @@ def test_who_looks_at_the_object_hits_and_who_looks_elsewhere_does_not(mdc, scen
     results = pointing.hits(mdc, found)
     assert len(results) == 12 and all(len(own) == 4 for own in results)  # colour and shape of two objects
     for own in results:
-        assert [words[2:] for _, words in own] == [[1, 1, 0]] * 4  # all layers, of which the first is the surer
+        assert [words[2:] for _, words in own] == [[1, 1, 1, 0]] * 4  # any, all layers, of which the first is the surer
 
 
 def test_the_error_of_a_share_is_by_images():
@@ -102,7 +102,7 @@ def test_the_table_has_every_model_and_layer(runs, scenes, capsys):
     pointing.main(["--scenes", shard, "--runs", f"MDC={runs}/mdc", f"ARC={runs}/arc", "--limit", "20"])
     lines = capsys.readouterr().out.splitlines()
     layers = len(open_clip_mdc.load(runs / "mdc").model.text.blocks)
-    assert lines[0].startswith("| model | words | number | chance | the middle | all layers | layer 1 |")
+    assert lines[0].startswith("| model | words | number | chance | the middle | any object | all layers | layer 1 |")
     assert lines[0].endswith(f"layer {layers} |") and len(lines) == 2 + 2 * 3
     assert lines[2].startswith("| MDC | colour and shape | 80 | ") and lines[3].startswith("| MDC | colour | 40 | ")
     chance = statistics.fmean(pointing.own_patches(item, (4, 4)).double().mean().item()
