@@ -141,7 +141,7 @@ SOURCES = {
         ("# get *_mcq_llama3.1_rephrased.csv by the link in https://github.com/m1k2zoo/negbench/blob/main/datasets.md",
          "unzip -q -d OUT OUT/val2017.zip", "# of VOC2007 OUT/JPEGImages/*.jpg; --dataset negbench/coco")),
     "colorswap": Source(
-        "MIT; images are of generators and of the web",
+        "MIT; the images are generated",
         commands=("# get the data by the link in https://github.com/Top34051/colorswap; then",
                   "unzip -q -d OUT images.zip",
                   "# OUT/test.json, OUT/images/img_0_1.png, ...; --dataset colorswap")),
