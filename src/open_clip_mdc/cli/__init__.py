@@ -25,6 +25,7 @@ TOOLS = {
     "lengths": "count the tokenised caption lengths of webdatasets (Fig. 3)",
     "caption": "caption images and write JSONL (optionally an HTML page), or caption shards into Parquet",
     "score": "log-likelihoods of captions for images; filter pairs by them",
+    "search": "find the images that a sentence fits",
     "embed": "features of the images of shards, as parquet tables",
     "attention": "show where in the image each word of a caption comes from",
     "app": "try a captioner in your browser: captions, words to fill in, scores, maps of words",
@@ -94,5 +95,5 @@ def main(argv: list[str] | None = None) -> None:
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {complaint(problem, args, argv)}")
     except KeyboardInterrupt:
-        sys.exit("interrupted: caption, embed, fetch, judge, prepare recap and score --pairs resume when the same "
-                 "command is given again")
+        sys.exit("interrupted: caption, embed, fetch, judge, prepare recap, score --pairs and search resume when the "
+                 "same command is given again")

@@ -227,6 +227,23 @@ def score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out-shards", metavar="FOLDER", help="shards of what --top keeps")
 
 
+def search(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", nargs="+", metavar="PATHS", help="images, folders, webdataset shards, patterns")
+    parser.add_argument("sentence", metavar="SENTENCE", help="what you search for, or @FILE with a sentence a line")
+    add_model(parser, default="photo")
+    parser.add_argument("--top", type=positive, default=10, metavar="K", help="images of each sentence to show and "
+                        "write (default: %(default)s)")
+    parser.add_argument("--clip", metavar="MODEL:FILE", help="an OpenCLIP model that makes the shortlist: its name and "
+                        "weights, or local-dir:DIR")
+    parser.add_argument("--shortlist", type=positive, metavar="K",
+                        help="with --clip: score only the K images of each sentence with the highest cosine")
+    parser.add_argument("--out", default=Default("search.jsonl"),
+                        help="file of what is found, NAME.jsonl or .csv (default: %(default)s)")
+    parser.add_argument("--html", help="page to write, one file with the images in it")
+    add_images(parser)
+    parser.set_defaults(plain=False)
+
+
 def judge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--captions", required=True, nargs="+", metavar="NAME=FILE",
                         help='a system and its captions: JSON with {"captions": {id: caption}}, or the caption '

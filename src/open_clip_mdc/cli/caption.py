@@ -17,6 +17,7 @@ import argparse
 import hashlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -25,9 +26,8 @@ from tqdm import tqdm
 from ..data.files import parse_json, write_json
 from ..data.image_ids import coco_results, read_image_ids
 from ..data.images import Batch, Images
-from ..data.journal import Journal
 from ..data.outputs import is_folder
-from ..data.paths import IMAGE_FILES, SHARDS, count_images, find_images
+from ..data.paths import IMAGE_FILES, SHARDS, find_images
 from ..data.text import read_lines
 from ..decoding import options as decoding
 from ..decoding.clip_guidance import Clip, Guide
@@ -41,7 +41,7 @@ from ..integration.pretrained import PretrainedCaptioner
 from ..integration.runs import find
 from ..models.fingerprint import fingerprint
 from ..objectives.replace import STEPS
-from ..progress import progress_bar
+from .noted import noted
 from .page import card, legend, printable, shown, shown_lines, thumbnail, write_page
 from .rows import write_rows
 from .shared import check_engine, check_length, flag, load_captioner, null_image
@@ -195,15 +195,17 @@ def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: in
 
 
 def lines_of(batch: Batch, loaded: PretrainedCaptioner, clip: Clip | None, options: dict,
-             args: argparse.Namespace) -> list[dict]:
+             args: argparse.Namespace) -> Iterator[dict]:
     guide = None
     if clip:
         with loaded.autocast():
             guide = Guide(clip, batch.other.to(loaded.device), loaded.tokenizer, args.clip_scale, args.clip_top_k)
     rows = loaded.decode(loaded.from_bytes(batch.image), guide=guide,
                          sampling=sampling_of(args, batch.new, loaded.device), **options)
-    return [{"image": name, **row, **({"clip_texts": guide.texts[i]} if guide else {})}
-            for i, (name, row) in enumerate(zip(batch.new, rows, strict=True))]
+    for i, (name, row) in enumerate(zip(batch.new, rows, strict=True)):
+        if sys.stdout.isatty():  # a file has them in --out
+            tqdm.write(printable(f"{name}: {row['caption']}"))
+        yield {"image": name, **row, **({"clip_texts": guide.texts[i]} if guide else {})}
 
 
 def run(args: argparse.Namespace) -> None:
@@ -224,40 +226,29 @@ def run(args: argparse.Namespace) -> None:
     key = settings(args, loaded, blind)
     if clip:
         key |= {"clip": fingerprint(clip.model), **{name: getattr(args, name) for name in CLIP}}
-    part = Path(f"{args.out}.part")
-    since = part.stat().st_mtime_ns if part.exists() else 0
-    changed = [str(path) for path in paths if path.exists() and path.stat().st_ctime_ns > since > 0]
-    total = count_images(paths, args.limit)
+    part, rows = Path(f"{args.out}.part"), {}
     names, cards, skipped = [], [], []
-    with Journal(part, key, id="image") as journal, progress_bar(total=total, what="captions") as bar:
-        stale = {name for name in journal.rows for path in changed if name == path or name.startswith(f"{path}::")}
-        images = Images(paths, loaded.to_bytes, args.batch_size, args.limit, known=journal.rows.keys() - stale,
-                        thumbnail=thumbnail if args.html else None, other_transform=clip and clip.transform)
-        for batch in images.loader(args.workers):
-            for row in lines_of(batch, loaded, clip, options, args) if batch.new else ():
-                if row["image"] not in journal.rows or row["image"] in stale:
-                    journal.append(row)
-                    stale.discard(row["image"])
-                if sys.stdout.isatty():  # a file has them in --out
-                    tqdm.write(printable(f"{row['image']}: {row['caption']}"))
-            if args.html:
-                cards += [card({**journal.rows[name], "image": shown(name, args.html)}, url, others.get(name))
-                          for name, url in zip(batch.names, batch.thumbnails, strict=True)]
-            names += batch.names
-            skipped += map(printable, batch.problems)
-            bar.update(len(batch.names))
+    images = Images(paths, loaded.to_bytes, args.batch_size, args.limit, thumbnail=thumbnail if args.html else None,
+                    other_transform=clip and clip.transform)
+    for batch, rows in noted(part, key, images, args.workers,
+                             lambda batch: lines_of(batch, loaded, clip, options, args), "captions"):
+        if args.html:
+            cards += [card({**rows[name], "image": shown(name, args.html)}, url, others.get(name))
+                      for name, url in zip(batch.names, batch.thumbnails, strict=True)]
+        names += batch.names
+        skipped += map(printable, batch.problems)
     if not names:
         raise ValueError("\n  ".join([f"no image can be read, and {args.out} is not written:", *skipped[:MAX_SHOWN]]))
     if args.html:
         title = f"Captions by {find(args.pretrained, args.model).model_name}"
-        texts = [journal.rows[name]["clip_texts"] for name in names] if clip else []
+        texts = [rows[name]["clip_texts"] for name in names] if clip else []
         facts = page_facts(args, options, loaded.model.causal, len(names), sum(texts) / max(len(texts), 1))
         write_page(args.html, title, facts, legend(), cards, shown_lines(skipped, paths, args.html))
     if coco:
-        write_json(args.out, coco_results({name: journal.rows[name]["caption"] for name in names}, ids))
+        write_json(args.out, coco_results({name: rows[name]["caption"] for name in names}, ids))
     else:
         columns = ["image", "caption", "tokens", *["clip_texts"] * bool(clip)]
-        write_rows(args.out, columns, (journal.rows[name] for name in names), schema_of("image", bool(clip)))
+        write_rows(args.out, columns, (rows[name] for name in names), schema_of("image", bool(clip)))
     part.unlink(missing_ok=True)
     print(f"{plural(len(names), 'caption')}: {args.out}" + (f", {args.html}" if args.html else ""))
     complain(skipped)

@@ -13,6 +13,7 @@ PAGE = (".html", ".htm")
 OUTPUTS = {
     "caption": {"out": (".jsonl", ".csv", ".parquet", ".json"), "html": PAGE},
     "score": {"out": (".csv", ".jsonl"), "out_shards": FOLDER},
+    "search": {"out": (".jsonl", ".csv"), "html": PAGE},
     "embed": {"out": FOLDER},
     "scenes": {"out": FOLDER},
     "fetch": {"out": FOLDER},

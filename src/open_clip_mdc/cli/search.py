@@ -1,0 +1,156 @@
+"""Find the images that a sentence fits: a captioner's likelihood ranks them, for a sentence or for each of a file.
+
+    open_clip_mdc search photos/ "a dog in the snow"
+    open_clip_mdc search --pretrained RUN 'shards/{000..009}.tar' @sentences.txt --top 5 --html found.html
+    open_clip_mdc search photos/ "two people on a beach" --clip ViT-B-32:clip.pt --shortlist 200
+
+A line of OUT is {"sentence", "rank", "image": path or shard::key, "score", "blind", "debiased"}, in nats: score = log
+p(sentence | image), blind = log p(sentence) given the mean of many images, debiased = score - blind. For one sentence
+blind is the same whatever the image, so that score and debiased rank alike. Scores of two sentences do not compare, as
+a long or rare one is improbable of any image. Debiased ones do: they say how much better than the mean image an image
+explains the sentence. About 0 or less for the best image means that none shows it. Of fewer than 32 images blind and
+debiased are left out. With --shortlist K a CLIP model looks at all images, the captioner at each sentence's K best.
+
+Dimensions: B images, S sentences, K of a shortlist, L positions.
+"""
+import argparse
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from ..data.images import Batch, Images, open_image, read_images
+from ..data.paths import IMAGE_FILES, SHARDS, find_images
+from ..decoding.clip_guidance import TEXTS_PER_BATCH, Clip, encode_text
+from ..decoding.options import NULL_IMAGES
+from ..errors import MAX_SHOWN, complain, plural
+from ..integration import clip as clip_models
+from ..integration.pretrained import PretrainedCaptioner
+from ..integration.runs import find
+from ..likelihood.log_likelihood import log_likelihood
+from ..models.fingerprint import fingerprint
+from ..text.special_tokens import tokenize_whole
+from .noted import noted
+from .page import CARDS, printable, shown, shown_lines, thumbnail, write_page
+from .rows import write_rows
+from .score import read_captions
+from .shared import load_captioner, prior_image
+
+COLUMNS = ("sentence", "rank", "image", "score", "blind", "debiased")
+
+
+def read_sentences(sentence: str) -> list[str]:
+    if os.path.exists(sentence):
+        raise ValueError(f"{sentence} is a file or folder: what you search for comes last, a sentence or @FILE")
+    return read_captions(sentence[1:]) if sentence.startswith("@") else [sentence]
+
+
+@torch.no_grad()
+def cosines(args: argparse.Namespace, clip: Clip, paths: list[Path], sentences: list[str], device: str,
+            part: Path) -> dict[str, list[float]]:
+    """Return each image's cosines with the sentences, [S] by name."""
+    texts = torch.cat([encode_text(clip.model, clip.tokenizer(sentences[i:i + TEXTS_PER_BATCH]), device).float()
+                       for i in range(0, len(sentences), TEXTS_PER_BATCH)])
+    texts = F.normalize(texts, dim=-1)
+
+    def make(batch: Batch) -> Iterator[dict]:
+        embs = F.normalize(clip.model.encode_image(batch.image.to(device)).float(), dim=-1)
+        yield from ({"image": name, "cosines": row} for name, row in zip(
+            batch.new, (embs @ texts.t()).tolist(), strict=True))
+
+    found, key = {}, {"clip": fingerprint(clip.model), "sentences": sentences}
+    images = Images(paths, clip.transform, args.batch_size)
+    for batch, rows in noted(part, key, images, args.workers, make, "images for CLIP"):
+        found |= {name: rows[name]["cosines"] for name in batch.names}
+    return found
+
+
+def best(scores: dict[str, list[float | None]], sentence: int, k: int) -> list[str]:
+    """Return the k best images of a sentence by its number, the first of equals first; without those not scored."""
+    named = [(name, row[sentence]) for name, row in scores.items() if row[sentence] is not None]
+    return [name for name, _ in sorted(named, key=lambda pair: -pair[1])[:k]]
+
+
+def scored(loaded: PretrainedCaptioner, text: torch.Tensor, wanted: dict[str, list[int]] | None,
+           batch: Batch) -> Iterator[dict]:
+    """Yield a row an image with log p of its `wanted` sentences, None for the others; text is [S, L]."""
+    every = list(range(len(text)))
+    of = {i: every if wanted is None else wanted[name] for i, name in enumerate(batch.new)
+          if wanted is None or name in wanted}
+    if not of:
+        return
+    most = max(map(len, of.values()))
+    index = torch.tensor([(own + own[:1] * most)[:most] for own in of.values()])  # what is repeated costs nothing
+    with loaded.autocast():
+        found = log_likelihood(loaded.model, loaded.from_bytes(batch.image[list(of)]), text[index]).tolist()
+    for (i, own), values in zip(of.items(), found, strict=True):
+        row = dict(zip(own, values, strict=False))
+        yield {"image": batch.new[i], "scores": [row.get(s) for s in every]}
+
+
+def write_found(args: argparse.Namespace, hits: list[list[dict]], paths: list[Path], facts: dict[str, str],
+                skipped: list[str]) -> None:
+    wanted = {hit["image"] for own in hits for hit in own}
+    small = {name: thumbnail(open_image(source, name)) for name, source, _ in read_images(paths) if name in wanted}
+    cards = [CARDS.found(own[0]["sentence"], [{**hit, "image": shown(hit["image"], args.html),
+                                               "thumbnail": small[hit["image"]]} for hit in own]) for own in hits]
+    write_page(args.html, f"Found by {find(args.pretrained, args.model).model_name}", facts, CARDS.found_explanation(),
+               cards, shown_lines(skipped, paths, args.html), "search.css.jinja")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print and write the best images of each sentence. Interrupted, the same command resumes."""
+    if bool(args.clip) != bool(args.shortlist):
+        raise ValueError("--shortlist K and --clip MODEL:FILE go together: how many are scored, and who chooses them")
+    if args.shortlist and args.shortlist < args.top:
+        raise ValueError(f"--shortlist {args.shortlist} should be at least --top {args.top}")
+    sentences = read_sentences(args.sentence)
+    paths = find_images(args.paths, IMAGE_FILES + SHARDS)
+    loaded = load_captioner(args)
+    text = tokenize_whole(sentences, loaded.tokenizer, loaded.model.context_length)
+    clip = clip_models.load(*clip_models.parse(args.clip), loaded.device) if args.clip else None
+    blind, mean = prior_image(loaded, paths, args, NULL_IMAGES)
+    with loaded.autocast():
+        prior = None if blind is None else log_likelihood(loaded.model, None, text[None], blind=blind)[0].tolist()
+    part, wanted, of_clip = Path(f"{args.out}.part"), None, {}
+    key = {"model": fingerprint(loaded.model), "precision": loaded.precision, "sentences": sentences}
+    if clip:
+        of_clip = cosines(args, clip, paths, sentences, loaded.device, Path(f"{part}.clip"))
+        wanted = {}
+        for s in range(len(sentences)):
+            for name in best(of_clip, s, args.shortlist):
+                wanted.setdefault(name, []).append(s)
+        key |= {"clip": fingerprint(clip.model), "shortlist": args.shortlist}
+    found, skipped, images = {}, [], Images(paths, loaded.to_bytes, args.batch_size)
+    for batch, rows in noted(part, key, images, args.workers, lambda batch: scored(loaded, text, wanted, batch),
+                             "scores", of_clip.keys() - (wanted or {}).keys()):
+        found |= {name: rows[name]["scores"] for name in batch.names if wanted is None or name in wanted}
+        skipped += map(printable, batch.problems)
+    if not found:
+        raise ValueError("\n  ".join([f"no image can be read, and {args.out} is not written:", *skipped[:MAX_SHOWN]]))
+    hits = []
+    for s, sentence in enumerate(sentences):
+        hits.append([])
+        for rank, name in enumerate(best(found, s, args.top), 1):
+            own = {} if prior is None else {"blind": prior[s], "debiased": found[name][s] - prior[s]}
+            hits[-1].append({"sentence": sentence, "rank": rank, "image": name, "score": found[name][s], **own})
+    if args.html:
+        facts = {"Checkpoint": shown(args.pretrained, args.html), "Images": str(len(of_clip or found))}
+        if mean:
+            facts["No image"] = mean.partition(",")[0]
+        if clip:
+            facts["Shortlist"] = f"the {args.shortlist} best by {args.clip.partition(':')[0]}"
+        write_found(args, hits, paths, facts, skipped)
+    write_rows(args.out, [*COLUMNS[:4], *(COLUMNS[4:] if prior else ())], (hit for own in hits for hit in own))
+    for done in (part, Path(f"{part}.clip")):
+        done.unlink(missing_ok=True)
+    for own in hits:
+        print(printable(own[0]["sentence"]))
+        for hit in own:
+            shown_score = f"{hit['debiased']:+8.1f}" if "debiased" in hit else f"{hit['score']:8.1f}"
+            print(f"{shown_score}  {printable(hit['image'])}")
+    print(f"{plural(len(of_clip or found), 'image')}, {plural(len(sentences), 'sentence')}: {args.out}"
+          + (f", {args.html}" if args.html else ""))
+    complain(skipped)
