@@ -1,10 +1,11 @@
-"""How much of a token's loss the image decides, by the token's place: first or second mention of an object.
+"""How much of a token's loss the image decides, by the token's place: first or second of what is said of an object.
 
     python -m experiments.mentions --pretrained RUN/checkpoints/epoch_1.pt --data val/00000.tar --name r90 --out results
 
 Each held-out scene of the world of mentions is captioned in both orders, so that the same words stand at both places of
-the same images. Tokens are asked as in training: by the objective's own corruption, each with its weight in the loss,
-whose mean is 1 at every token. Of each mention
+the same images. The last object is asked for: at the first one a causal reader does not know yet what the coin said, so
+that two words are right and the first is harder for a reason of its own. Tokens are asked as in training: by the
+objective's own corruption, each with its weight in the loss, whose mean is 1 at every token. Of each mention
 
     loss        -log p(token | image), nats
     gap         the same with the mean image in the image's place, minus loss: what the image tells of the token
@@ -12,8 +13,7 @@ whose mean is 1 at every token. Of each mention
                 guesses worse than that. The world has 1,024 captions of known probabilities
     gradient    norm of the loss's gradient at the patch tokens: what the token tells the encoder
 
-Dimensions: B captions, L positions, K mentions (the first of an object, its second, the first of the next, ...), P
-patches, D width, N all captions of the world.
+Dimensions: B captions, L positions, K mentions (first, second), P patches, D width, N all captions of the world.
 """
 import argparse
 import json
@@ -45,7 +45,10 @@ DIGITS = 6  # of what is kept of an image
 
 
 def mention_positions(text: Tensor, words: Tensor) -> Tensor:
-    """Return where the captions [B, L] say one of the words (ids [W]): long [B, K]. Raises ValueError: K varies."""
+    """Return where the captions [B, L] say one of the words (ids [W]) of all objects: long [B, K].
+
+    Raises ValueError: K varies.
+    """
     said = torch.isin(text, words)
     counts = said.sum(1)
     if counts.min() != counts.max() or counts.min() % 2:
@@ -123,8 +126,8 @@ def read_scenes(shard: str, transform) -> Iterator[tuple[str, Tensor, list[str]]
 
 def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: float, draws: int,
              seed: int = 0) -> dict[str, list]:
-    """Return the scenes' keys ("images") and of each scene, by "MEASURE_PLACE" and "weight_PLACE", the mean over its
-    objects and both orders.
+    """Return the scenes' keys ("images") and of each scene, by "MEASURE_PLACE" and "weight_PLACE", the mean over both
+    orders.
     """
     words = torch.tensor([tokenizer.encode(word)[0] for word in (*COLOURS, *SHAPES)])
     possible, p = zip(*law(redundancy), strict=True)
@@ -138,10 +141,10 @@ def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: flo
         with torch.no_grad():
             embs = model.encode_image_tokens(torch.stack([image for _, image, _ in batch]))
         text = tokenizer([caption for _, _, captions in batch for caption in captions])
-        sums = measure(model, embs.repeat_interleave(2, 0), blind, text, mention_positions(text, words), draws,
-                       generator, world)
+        mentions = mention_positions(text, words)[:, -len(PLACES):]
+        sums = measure(model, embs.repeat_interleave(2, 0), blind, text, mentions, draws, generator, world)
         for name, values in sums.items():
-            of_scene = values.view(len(batch), -1, len(PLACES)).mean(1)  # [scenes, orders * objects, places]
+            of_scene = values.view(len(batch), -1, len(PLACES)).mean(1)  # [scenes, orders, places]
             for place, value in zip(PLACES, of_scene.unbind(1), strict=True):
                 found.setdefault(f"{name}_{place}", []).extend(value.tolist())
     return found
@@ -164,7 +167,7 @@ def main() -> None:
         for pretrained in args.pretrained:
             path = args.out / f"{args.name}-{pretrained.replace('/', '_')}.json"
             about = {"dataset": args.name, "pretrained": pretrained, "task": "mentions", "settings": {
-                "measures": list(MEASURES), "draws": DRAWS, "data_sha256": sha256(args.data),
+                "measures": list(MEASURES), "of": "the last object", "draws": DRAWS, "data_sha256": sha256(args.data),
                 "weights_sha256": sha256(pretrained)}}
             if results.is_there(path, about):
                 continue
