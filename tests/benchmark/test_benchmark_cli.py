@@ -72,6 +72,7 @@ def test_two_gloo_processes_of_three_workers_give_the_numbers_of_one_to_the_digi
         "selection": ("--dataset", "sugar_crepe/replace_rel", "--dataset_root", scenes / "sugarcrepe", "--batch_size",
                       "7"),
         "probe": (*probe, "linear_probe"),
+        "probes": (*probe, "probe", "--fewshot_epochs", "1"),
         "zeroshot": (*probe, "zeroshot_classification"),
         "retrieval": ("--dataset", "wds/x", "--dataset_root", captioned(tmp_path), "--task", "zeroshot_retrieval",
                       "--batch_size", "3"),

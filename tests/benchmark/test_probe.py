@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from models import labelled_webdataset, save_clip
 from safetensors.torch import save_file
 
+import open_clip_mdc
 from clip_benchmark_ext import cli, towers
 from clip_benchmark_ext.table import markdown, read_results
 from clip_benchmark_ext.tasks import heads, probe
@@ -236,3 +237,24 @@ def test_what_cannot_work_is_said_in_one_line(runs, data, flags, said):
                   "--num_workers", "0", "--no_amp", "--output", "result.json"])
     assert str(end.value).startswith("error: ") and said in str(end.value) and "\n" not in str(end.value)
     assert not Path("result.json").exists()
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("clip_benchmark")
+def test_an_encoder_of_transformers_is_probed_by_its_own_tokens(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    open_clip_mdc.register()
+    torch.manual_seed(0)
+    model = transformers.ViTModel(transformers.ViTConfig(
+        hidden_size=192, num_hidden_layers=12, num_attention_heads=3, intermediate_size=768))
+    for weights in model.parameters():  # at its own start, of 0.02, its eps and timm's are told apart by 1e-3
+        torch.nn.init.normal_(weights, std=0.2)
+    model.save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(image_mean=[0.5, 0.4, 0.3], image_std=[0.2, 0.3, 0.4]).save_pretrained(tmp_path)
+    found = towers.load(Namespace(model="timm-vit_tiny_patch16_224", pretrained=str(tmp_path), device="cpu", seed=0),
+                        None)
+    image = torch.randn(2, 3, 224, 224)
+    expected = model.eval()(image).last_hidden_state
+    torch.testing.assert_close(encoder.patch_tokens(found.trained, image), expected[:, 1:], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(encoder.features(found.trained, image, "cls"), expected[:, 0], atol=1e-3, rtol=1e-3)
+    assert found.preprocess.mean == [0.5, 0.4, 0.3] and found.preprocess.std == [0.2, 0.3, 0.4]

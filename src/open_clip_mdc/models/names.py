@@ -1,4 +1,4 @@
-"""Names of the weights of an image tower: timm's, OpenCLIP's, and those of three families of transformers.
+"""Names of the weights of an image tower: timm's, OpenCLIP's, and those of four families of transformers.
 
 Each table is read in both directions: convert.py writes by it, tower_weights.py reads by it, timm's names between them.
 A name that begins with a dot stands within, any other at the beginning.
@@ -29,8 +29,12 @@ DINOV2: Table = (  # transformers' Dinov2Model, with registers or without: its f
     (".attention.o_proj.", ".attn.proj."), (".attention.", ".attn."), (".layer_scale1.lambda1", ".ls1.gamma"),
     (".layer_scale2.lambda1", ".ls2.gamma"), (".mlp.weights_in.", ".mlp.w12."), (".mlp.weights_out.", ".mlp.w3."),
 )
+VIT: Table = DINOV2 + (  # transformers' ViTModel, which DINO and MAE are, too; read only
+    (".layernorm_before.", ".norm1."), (".layernorm_after.", ".norm2."), (".intermediate.dense.", ".mlp.fc1."),
+    (".output.dense.", ".mlp.fc2."), ("layers.", "blocks."),
+)
 FAMILIES = (("class_embedding", NATIVE), ("embeddings.patch_embedding.", CLIP),
-            ("embeddings.patch_embeddings.", DINOV2))  # by the beginning of a name that no other family has
+            ("embeddings.patch_embeddings.", VIT))  # by the beginning of a name that no other family has
 
 
 def renamed(weights: Mapping[str, Tensor], table: Table, back: bool = False) -> dict[str, Tensor]:

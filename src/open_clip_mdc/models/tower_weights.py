@@ -22,13 +22,15 @@ from ..data.weights import Misfit
 from . import encoder, names
 from .vq import VQTower
 
-WITHIN = ("visual.", "tower.", "trunk.", "vision_model.", "dinov2.", "dinov2_with_registers.")  # before a tower's names
+# What stands before a tower's names.
+WITHIN = ("visual.", "tower.", "trunk.", "vision_model.", "dinov2.", "dinov2_with_registers.", "vit.")
 HEADS = re.compile(r"(head|fc|fc_norm|classifier|last_linear|pre_logits|attn_pool\w*|attnpool|conv_head|norm_head)\.|"
-                   r"proj$|head_\w+\.|mask_token$")
+                   r"proj$|head_\w+\.|mask_token$|pooler\.")
 COUNTS = "num_batches_tracked"  # of BatchNorm, without use
 ACTIVATIONS = {"gelu": F.gelu, "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu,
                "quick_gelu": QuickGELU(), "silu": F.silu}  # by transformers' names
-GELUS = {"gelu", "gelu_pytorch_tanh"}  # which OpenCLIP and timm do not tell apart either where they convert SigLIP
+# What others do not tell apart: OpenCLIP and timm where they convert SigLIP, transformers where it converts ViTs.
+ALIKE = ({"gelu", "gelu_pytorch_tanh"}, {1e-6, 1e-12})
 
 
 def load(visual: nn.Module, given: Mapping[str, Tensor]) -> None:
@@ -129,5 +131,5 @@ def check_traits(visual: nn.Module, given: Mapping[str, object]) -> None:
     """Raise Misfit where an encoder with the same weights computes another thing, as far as that is known."""
     for name, own in traits(network_of(visual)).items():
         other = given.get(name)
-        if None not in (own, other) and own != other and not {own, other} <= GELUS:
+        if None not in (own, other) and own != other and not any({own, other} <= same for same in ALIKE):
             raise Misfit(f"its {name} is {other}, here {own}")
