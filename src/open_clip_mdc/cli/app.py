@@ -28,6 +28,8 @@ from .shared import load_captioner
 
 UPLOAD_LIMIT = "20mb"
 SENTENCES = 64  # scored at a time
+CSS = """#steps iframe {width: 100%; height: 30em; border: 0}
+#photograph img, #where img {width: 100%; height: 100%; object-fit: contain; image-rendering: pixelated}"""
 
 
 class Demo:
@@ -121,12 +123,16 @@ def build(demo: Demo):
                 if not demo.loaded.model.causal:
                     text = gr.Textbox(label="Fill in the [MASK]s", value="a [MASK] on a [MASK]", elem_id="text")
                     fill = gr.Button("Fill in", elem_id="fill")
-                sentences = gr.Textbox(label="Sentences, one a line", lines=3, elem_id="sentences")
-                rate = gr.Button("Score", elem_id="rate")
-                scores = gr.Dataframe(headers=header, label="Scores in nats", elem_id="scores", interactive=False)
         with gr.Row():
             words = gr.Radio([], label="Where does this word come from?", elem_id="words")
-            where = gr.Image(label="Cross-attention at the step that revealed it", interactive=False, elem_id="where")
+            where = gr.Image(label="Cross-attention at the step that revealed it", interactive=False, elem_id="where",
+                             height=320, format="png")
+        with gr.Row():
+            with gr.Column(scale=1):
+                sentences = gr.Textbox(label="Sentences, one a line", lines=3, elem_id="sentences")
+                rate = gr.Button("Score", elem_id="rate")
+            with gr.Column(scale=2):
+                scores = gr.Dataframe(headers=header, label="Scores in nats", elem_id="scores", interactive=False)
         steps = gr.HTML(label="Steps", elem_id="steps")
         maps = gr.State([])
         ask.click(told(say), image, [caption, steps, words, maps, where], api_name="caption", **alone)
@@ -141,7 +147,7 @@ def launch(page, **options):
     """Serve a page of `build`; `options` are those of gradio's launch. It asks nothing of any other address."""
     import gradio as gr
     return page.launch(share=False, max_file_size=UPLOAD_LIMIT, ssr_mode=False, theme=gr.themes.Base(), footer_links=[],
-                       css="#steps iframe {width: 100%; height: 30em; border: 0}", **options)
+                       css=CSS, **options)
 
 
 def run(args: argparse.Namespace) -> None:
