@@ -127,7 +127,7 @@ def parse(argv: list[str]) -> None:
 
 def check_other(argv: list[str]) -> None:
     if argv[0] == "make":
-        makefile = (REPO / "Makefile").read_text()
+        makefile = (REPO / "Makefile").read_text().replace("\\\n", "")
         for target in (word for word in argv[1:] if "=" not in word and not word.startswith("-")):
             assert re.search(rf"^(TABLES|ARTICLE|\.PHONY)\b.*\b{target}\b", makefile, re.M), target
     elif argv[:2] == ["pip", "install"]:
