@@ -106,9 +106,13 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
     by_likelihood = isinstance(model, Captioner) and options["method"] != "cosine"
     with torch.autocast(torch.device(device).type, enabled=amp):
         if by_likelihood:
-            if options.get("stop_confidence") is not None and any(len(case.images) > 1 for case in dataset.cases):
-                raise ValueError(f"{dataset.name} also compares images of one caption, and --stop_confidence is about "
-                                 "the captions of one image: leave it out")
+            if options.get("stop_confidence") is not None:
+                if any(len(case.images) > 1 for case in dataset.cases):
+                    raise ValueError(f"{dataset.name} also compares images of one caption, and --stop_confidence is "
+                                     "about the captions of one image: leave it out")
+                if any(case.right > 1 for case in dataset.cases):
+                    raise ValueError(f"{dataset.name} has several right captions, and --stop_confidence stops at the "
+                                     "best one: leave it out")
             facts["cases_cut"] = count_cut(dataset, tokenizer, model.context_length)
             score = likelihood_scorer(model, tokenizer, device, null_image(model, dataloader, device), options, alpha)
         else:
