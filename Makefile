@@ -41,12 +41,14 @@ help:
 	@echo "make towers SCALE=photos SEEDS='0 1 2'        what MDC, ARC and CapPa make of that encoder, locked and free"
 	@echo "make photo                 the captioner that the package brings, anew from make photos"
 	@echo "make decodings             steps against quality of captions, of scenes and photographs: figures of make demo and photos"
-	@echo "make table1 ... table5, figure3 ... figure6, stability, lengths, steps, claims, or tables for all: the paper's, with"
+	@echo "make table1 ... table5, figure3 ... figure6, stability, floors, lengths, steps, claims, or tables: the paper's, with"
 	@echo "     SCALE=scenes (default), rich, gpu, flickr8k or paper, DATA=folder of the data, GPUS=0 (the CPU) or more,"
 	@echo "     SEEDS='0 1 2', JUDGE_URL=endpoint of Table 3's judge; -n prints commands"
 	@echo "make docs                  the documentation as a site, site/index.html; a link that leads nowhere ends it"
 	@echo "make dist                  wheel and sdist, tried in an empty environment"
 	@echo "make position              does a token's visual signal depend on its place? A world made to ask it, six objectives"
+	@echo "make reproduce CLAIM=scenes.bert15            one claim of experiments/results/claims.csv from nothing, against the archive"
+	@echo "make results               all pages of results from their archives"
 	@echo "make lint | clean"
 
 # Everything below runs in this environment; it is made anew when the dependencies change.
@@ -141,7 +143,7 @@ SCALE ?= scenes
 DATA ?= data
 GPUS ?=
 SEEDS ?=
-TABLES := table1 table2 table3 table4 table5 stability figure3 figure4 figure5 figure6 lengths steps claims
+TABLES := table1 table2 table3 table4 table5 stability floors figure3 figure4 figure5 figure6 lengths steps claims
 ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 figure11 article table8 views curves photos towers \
     position
 DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
@@ -157,6 +159,14 @@ position: override SCALE := position
 photos: SEEDS := $(or $(SEEDS),0)
 tables $(TABLES) $(ARTICLE): | .venv/installed
 	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@) $(if $(filter position,$@),lastsaid)
+
+# One claim of experiments/results/claims.csv from nothing, compared with the archive; all pages of results from them.
+.PHONY: reproduce results
+reproduce: | .venv/installed
+	+@$(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.reproduce $(CLAIM) --data '$(DATA)' --bin $(BIN)/ \
+	    $(if $(SEEDS),--seeds $(SEEDS)) $(if $(DRY_RUN),--dry-run)
+results: | .venv/installed
+	$(BIN)/python -m experiments.report.publish
 
 # The captioner "photo", which `open_clip_mdc caption` takes by default.
 PHOTO := MDC-small-timm-tf_efficientnet_lite0

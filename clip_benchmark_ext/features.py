@@ -43,11 +43,14 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[Tensor], Tensor]:
     gap: mean of the patch tokens after the final LayerNorm.
     cls: the [CLS] token after the final LayerNorm and before the projection, as the paper probes CLIP.
     pooled: `model.encode_image`, as clip_benchmark probes every model: after the projection where there is one.
+    pixels: the image itself as the model reads it, which tells how much a probe finds without a network.
 
     Raises ValueError if the kind is unknown, or the model's image tower has no such feature.
     """
     if kind not in FEATURES:
         raise ValueError(f"unknown feature {kind!r}: choose one of {', '.join(FEATURES)}")
+    if kind == "pixels":
+        return lambda image: image.flatten(1)
     if kind == "pooled":
         return lambda image: model.encode_image(image)
     if kind == "gap" and hasattr(model, "encode_image_tokens"):

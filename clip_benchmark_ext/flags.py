@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MDC_LENGTH = 15  # tokens, one of the paper's; an autoregressive model ends its captions by itself
 NUM_BEAMS = 6  # the paper's
-FEATURES = ("gap", "cls", "pooled")
+FEATURES = ("gap", "cls", "pooled", "pixels")
 TASKS = ("auto", "captioning", "cloze", "image_caption_selection", "linear_probe", "probe", "segmentation",
          "zeroshot_classification", "zeroshot_retrieval")
 DECODING = tuple("caption_length" if name == "length" else name for name in decoding.OPTIONS)

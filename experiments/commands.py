@@ -49,7 +49,7 @@ def folder(run: Run, seed: int, place: Place) -> Path:
 
 
 def last_epoch(scale: Scale, run: Run) -> int:
-    return scale.tuning.epochs if run.start else scale.epochs * run.epochs
+    return 1 if run.untrained else scale.tuning.epochs if run.start else scale.epochs * run.epochs
 
 
 def checkpoint_epoch(scale: Scale, run: Run) -> int:
@@ -65,6 +65,7 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
     data = scale.data[run.data]
     lr, decay, batch, epochs = scale.tuning if run.start else (
         backbone.lr, backbone.weight_decay, scale.batch * run.batches, last_epoch(scale, run))
+    samples, lr = (batch, 0.0) if run.untrained else (data.samples, lr)
     processes, accumulate = max(place.gpus, 1), 1 if run.start else backbone.accumulate
     workers = min(scale.workers, data.count(place.data, place.out) // processes)  # each reads shards of its own
     if batch % (processes * accumulate):
@@ -73,10 +74,10 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
         raise ValueError(f"{data.pattern(place.data, place.out)} has fewer shards than GPUS={place.gpus}")
     command = place.launch("open_clip_mdc.train", "open_clip_train")
     command += ["--model", run.model, "--train-data", data.pattern(place.data, place.out),
-                "--dataset-type", "webdataset", "--train-num-samples", str(data.samples),
+                "--dataset-type", "webdataset", "--train-num-samples", str(samples),
                 "--batch-size", str(batch // processes // accumulate), "--workers", str(workers),
                 "--lr", str(lr), "--wd", str(decay), "--epochs", str(epochs),
-                "--warmup", str(min(scale.warmup, data.samples // batch * epochs // 10))]
+                "--warmup", str(min(scale.warmup, samples // batch * epochs // 10))]
     first = checkpoint(scale, run.start, seed, place) if isinstance(run.start, Run) else run.start
     for wanted, *flags in (
             (accumulate > 1, "--accum-freq", accumulate), (run.size, "--force-image-size", run.size),
@@ -85,7 +86,7 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
                 ("--cache-features", place.out / "tokens") if run.locked else scale.free)),
             ("-VQ-" in run.model, "--pretrained", fill("{out}/data/vq.pt", place)),
             # Where bounds are compared; else it only costs time.
-            (scale.val and (run.epochs == scale.caption_epochs or "-VQ-" in run.model),
+            (scale.val and not run.untrained and (run.epochs == scale.caption_epochs or "-VQ-" in run.model),
              "--val-data", fill(scale.val or "", place)),
             # A captioner like the others.
             (run.model.startswith("coca_"), "--coca-contrastive-loss-weight", 0, "--coca-caption-loss-weight", 1),
@@ -141,15 +142,17 @@ def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[tuple[Run, int
         return [f"{place.bin}python", "-m", "experiments.mentions", "--pretrained",
                 *(str(checkpoint(scale, run, seed, place)) for run, seed in runs), "--name", *evaluation.datasets,
                 "--data", fill(evaluation.root, place), "--out", str(place.out / "results" / variant(evaluation))]
+    runs = list(runs)
     models = [f"{run.model},{checkpoint(scale, run, seed, place)}" for run, seed in runs]
+    seeds = [seed for _, seed in runs]
     command = place.launch("clip_benchmark_ext.cli", "clip_benchmark") + ["eval"]
     command += ["--distributed"] if place.gpus > 1 else []
     flags = [fill(flag, place) for flag in evaluation.flags]
     if evaluation.guide:
-        flags += ["--clip", f"{evaluation.guide.model}:{checkpoint(scale, evaluation.guide, 0, place)}"]
+        flags += ["--clip", f"{evaluation.guide.model}:{checkpoint(scale, *helping(evaluation, seeds)[0], place)}"]
     if evaluation.judge:
         flags += ["--clipscore_model", evaluation.judge.model,
-                  "--clipscore_pretrained", str(checkpoint(scale, evaluation.judge, 1, place))]
+                  "--clipscore_pretrained", str(checkpoint(scale, *helping(evaluation, seeds)[-1], place))]
     output = place.out / "results" / variant(evaluation) / "{dataset}-{pretrained_full_path}.json"
     return command + ["--pretrained_model", *models, "--dataset", *evaluation.datasets,
                       "--dataset_root", fill(evaluation.root, place), "--task", evaluation.task, *flags,
@@ -169,10 +172,10 @@ def evaluations(cells: Iterable[Cell]) -> list[tuple[Evaluation, list[Run]]]:
     return [(key._replace(datasets=tuple(datasets[key])), list(runs[key])) for key in runs]
 
 
-def helpers(cells: list[Cell]) -> list[tuple[Run, int]]:
-    needed = [evaluation for evaluation, _ in evaluations(cells)]
-    return list(dict.fromkeys([*((one.guide, 0) for one in needed if one.guide),
-                               *((one.judge, 1) for one in needed if one.judge)]))
+def helping(evaluation: Evaluation, seeds: Iterable[int]) -> list[tuple[Run, int]]:
+    """Return the CLIP runs of an evaluation of these seeds: that of a seed guides it, the next one scores it."""
+    return list(dict.fromkeys((run, seed + later) for run, later in ((evaluation.guide, 0), (evaluation.judge, 1))
+                              if run for seed in seeds))
 
 
 def caption_file(scale: Scale, captioning: Captioning, system: str, seed: int, place: Place) -> Path:

@@ -51,7 +51,8 @@ def trainings(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tup
         return commands.checkpoint(scale, run, seed, place).exists()
 
     first, tuned = ([(run, seed) for seed in seeds for run in stage] for stage in runs_of(cells))
-    guides = commands.helpers([cell for cell in cells if commands.evaluated(scale, [cell.run], seeds, place, needed)])
+    guides = [helper for cell in cells for _, seed in commands.evaluated(scale, [cell.run], seeds, place, needed)
+              for helper in commands.helping(cell.evaluation, [seed])]
     needed = needed.union(guides, ((run.start, seed) for run, seed in tuned
                                    if (run, seed) in needed and not trained(run, seed)))
     for stage in (dict.fromkeys([*first, *guides]), tuned):
@@ -60,18 +61,26 @@ def trainings(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tup
                if (run, seed) in needed and not trained(run, seed)]
 
 
-def plan(scale: Scale, names: list[str], seeds: list[int], place: Place) -> Iterator[tuple[str, list[Step]]]:
+def evaluations(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tuple[Run, int]],
+                place: Place) -> Iterator[Step]:
+    # Numbered: two folders of data may be scored alike, and each has its log. A CLIP that helps is of the run's seed.
+    for number, (evaluation, runs) in enumerate(commands.evaluations(cells), 1):
+        for group in [[seed] for seed in seeds] if commands.helping(evaluation, seeds) else [seeds]:
+            if models := commands.evaluated(scale, runs, group, place, needed):
+                label = f"evaluation-{number}-{commands.variant(evaluation)}" + f"--s{group[0]}" * (group != seeds)
+                yield Step(label, commands.evaluate(scale, evaluation, models, place))
+
+
+def plan(scale: Scale, names: list[str], seeds: list[int], place: Place,
+         cells: list[Cell] | None = None) -> Iterator[tuple[str, list[Step]]]:
+    """Yield the steps from nothing to the results of tables, or of some of their cells."""
     for made in commands.to_make(scale, names, place):  # one after the other: some are made of what others made
         yield "data", [Step(Path(made.folder).name, commands.start(made.command, place))]
-    cells = cells_of(scale, names)
+    cells = cells or cells_of(scale, names)
     needed = unfinished(scale, cells, seeds, place)
     for steps in trainings(scale, cells, seeds, needed, place):
         yield "training", steps
-    # Numbered: two folders of data may be scored alike, and each has its log.
-    yield "evaluation", [Step(f"evaluation-{number}-{commands.variant(evaluation)}",
-                              commands.evaluate(scale, evaluation, models, place))
-                         for number, (evaluation, runs) in enumerate(commands.evaluations(cells), 1)
-                         if (models := commands.evaluated(scale, runs, seeds, place, needed))]
+    yield "evaluation", list(evaluations(scale, cells, seeds, needed, place))
     if "table3" in names and (url := os.environ.get("JUDGE_URL")):
         yield "judge", [Step(f"judge-{captioning.label}--s{seed}", commands.judge(scale, captioning, seed, place, url))
                         for captioning in scale.captioning for seed in seeds]
@@ -103,7 +112,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         cells = cells_of(scale, args.tables)
         commands.check_recipes(scale, [run for stage in runs_of(cells) for run in stage], seeds, place)
-        for clip, seed in commands.helpers(cells):
+        for clip, seed in {helper for cell in cells for helper in commands.helping(cell.evaluation, seeds)}:
             commands.check_recipes(scale, [clip], [seed], place)
         if not args.dry_run:
             preflight.check(scale, args.tables, cells, seeds, place)

@@ -1,36 +1,49 @@
-"""The ledger: every claim of the paper that can be tested by numbers, and what our results say of it.
+"""The ledger: the claims of tables/claims.csv, and what our results say of them.
 
-A row compares two sides, "left is above right" or "left is level with right, within a margin". A side is the mean over
-some cells of a table (tables/), each the mean over seeds. verdicts.py decides what a difference comes to.
+A row compares two sides: "left is above right", or "left is level with right". A side is the mean over some cells of a
+table, each the mean over seeds. verdicts.py says what a difference comes to. Some have no verdict, whatever it is:
+
+- *needs the paper's scale*: what the claim is about cannot be had small. Its difference here is shown and not judged.
+- *at the floor*: a probe that is not two standard errors above the same probe of pixels and of the untrained network.
+- *no image*: pairs of captions that are told apart without the image to within 10 points of with it. Others are
+  judged by what the image adds (debiased).
+- *saturated*: both sides are at 99 % or more, at the end of the run and, where its checkpoints are kept, at its
+  quarter.
 """
 import csv
-import json
+import io
+import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ..tables import paper
-from ..tables.cells import Cell, Evaluation
-from ..tables.paper_tables import BACKBONES, TABLES, averages
+from ..tables.cells import Cell, floors
+from ..tables.paper_tables import TABLES, averages
 from ..tables.scales import Scale
-from .results import parts as parts_of
-from .results import shares as shares_of
-from .results import values as values_of
-from .verdicts import Side, compare, decide
+from .results import Results
+from .sides import Measured, is_captioner
+from .verdicts import LEVEL, Finding, Pool, Side, Verdict, compare, decide
 
-MARGIN = 1.0  # points within which "comparable" and "close" are called level
 CLAIM_SEPARATOR = "; here "  # between a claim of the paper and the rows that are compared
+PAPER = "needs the paper's scale"
+SEES = 10.0  # points by which pairs are told apart with the image rather than without it
+SATURATED = 99.0
+KINDS = ("shows", "contradicts", "within", "not resolved", "no verdict", "not run")
 
 
 class Claim(NamedTuple):
+    ledger: str
+    id: str
     where: str
     text: str
     left: tuple[Cell, ...]  # empty: the scale has no such row
     right: tuple[Cell, ...]
-    paper: tuple[float, float] | None = None
-    margin: float | None = None  # None: left is above right
+    level: bool = False  # left is level with right, not above
+    paper: str = ""
+    needs: str = ""  # what a small scale lacks
 
     @property
     def sentence(self) -> str:
@@ -40,223 +53,232 @@ class Claim(NamedTuple):
         return self.text + (CLAIM_SEPARATOR + " / ".join(rows) if others and len(rows) == 2 else "")
 
 
-# ---- the paper's claims
+class Row(NamedTuple):
+    """A claim as it was judged."""
+
+    claim: Claim
+    verdict: str  # one of KINDS, or PAPER
+    why: str = ""
+    finding: Finding = Finding()
+    p: float | None = None  # corrected
+    p_within: float | None = None
+    margin: float | None = None
+
+    @property
+    def shown(self) -> str:
+        return {"within": f"within {self.margin:g}"}.get(self.verdict, self.verdict) if self.margin else self.verdict
 
 
-def claims_of(sentences: Iterable[tuple], scale: Scale) -> list[Claim]:
-    """Return claims from sentences: (table, text, label of the left row, of the right row, columns, numbers, margin).
-
-    Columns may be a pair, of both sides. Ledgers are apart: a correction over all would weaken the paper's.
-    """
-    cells = {name: {(c.row, c.column): c for c in table(scale)} for name, table in TABLES.items()}
-    rows = []
-    for table, text, left, right, columns, *known in sentences:
-        sides = columns if isinstance(columns, tuple) else (columns, columns)
-        found = [tuple(cells[table][row, column] for column in side if (row, column) in cells[table])
-                 for row, side in zip((left, right), sides, strict=True)]
-        title = {"stability": "Section 4.3"}.get(table, table.replace("table", "Table ").replace("figure", "Figure "))
-        rows.append(Claim(title, text, *found, *known))
-    return rows
+# ---- the claims
 
 
-def read_sentences() -> dict[str, list[tuple]]:
-    """Return by ledger the sentences beside the paper's, for `claims_of`."""
-    ledgers: dict[str, list[tuple]] = {}
-    with Path(__file__).parents[1].joinpath("tables", "sentences.csv").open(newline="", encoding="utf-8") as file:
-        for ledger, table, text, left, right, column, other in list(csv.reader(file))[1:]:
-            ledgers.setdefault(ledger, []).append((table, text, left, right, ([column], [other or column])))
-    return ledgers
+def names_of(scale: Scale) -> dict[str, str]:
+    """Return what stands for {name} in claims.csv: a small scale's data, network and lengths for the paper's."""
+    captioning = scale.captioning[0]
+    fixed = [length for length in captioning.lengths if length != "auto"] or ["auto"]
+    found = {"alt": scale.data[scale.alt].label, "long": scale.data[scale.long].label,
+             "search": scale.data[scale.search].label, "net": scale.backbone, "test": captioning.label,
+             "ours": captioning.lengths[0], "longest": fixed[-1],
+             "probe": "Average" if len(scale.probes) > 1 else next(iter(scale.probes), ""),
+             "debiased": "" if scale.name == "paper" else ", debiased"}
+    found |= {of: scale.data[name].label for of, name in zip(("ratio", "ratio2"), scale.ratios, strict=False)}
+    return found | {f"amount{i}": f"{scale.data[name].samples:,} pairs" for i, name in enumerate(scale.amounts)}
 
 
-SENTENCES = read_sentences()
-
-
-def claims(scale: Scale) -> list[Claim]:
-    return claims_of(sentences(scale), scale)
-
-
-def sentences(scale: Scale) -> Iterator[tuple]:
-    """Yield the paper's claims for `claims_of`.
-
-    A small scale stands in with its own data and its one network: short captions for CC12M and CC3M, long ones for
-    Recap-DataComp-10M, its probe for ImageNet and for the average, its own pairs for SugarCrepe, its captions for COCO.
-    """
-    def averages_of(captions: str, network: str, *methods: str) -> tuple[float, ...]:
-        return tuple(paper.average(captions, network, method) for method in methods)
-
-    # Table 1
-    probes = [*scale.probes, *(["Average"] if len(scale.probes) > 1 else [])]
-    networks = [*scale.backbones, *BACKBONES[len(scale.backbones):]]
-    alt, long = (scale.data[name].label for name in (scale.alt, scale.long))
-    for network, ours in zip(BACKBONES, networks, strict=True):
-        yield ("table1", f"{network}, CC12M: MDC level with ARC", f"{alt}, {ours}, MDC", f"{alt}, {ours}, ARC",
-               probes[-1:], averages_of("CC12M", network, "MDC", "ARC"), MARGIN)
-        yield ("table1", f"{network}, Recap: MDC above CLIP-LB", f"{long}, {ours}, MDC", f"{long}, {ours}, CLIP-LB",
-               probes[-1:], averages_of("Recap-10M", network, "MDC", "CLIP-LB"))
-    first = networks[0]
-    yield ("table1", "ViT-B-32, CC12M: CLIP above MDC", f"{alt}, {first}, CLIP", f"{alt}, {first}, MDC", probes[-1:],
-           averages_of("CC12M", "ViT-B-32", "CLIP", "MDC"))
-    yield ("table1", "ViT-B-32, CC12M, ImageNet: MDC above ARC", f"{alt}, {first}, MDC", f"{alt}, {first}, ARC",
-           probes[:1] if "ImageNet" in probes else probes[-1:], (54.8, 54.2))
-    yield ("table1", "ViT-B-32: MDC on Recap above MDC on CC12M", f"{long}, {first}, MDC", f"{alt}, {first}, MDC",
-           probes[-1:], (paper.average("Recap-10M", "ViT-B-32", "MDC"), paper.average("CC12M", "ViT-B-32", "MDC")))
-
-    # Table 2: the mean over a benchmark's columns, each by the data set's own average
-    aro, pairs = [], []
-    for selection in scale.selection:
-        of_aro = selection.subsets[0].startswith("aro/")
-        (aro if of_aro else pairs).append(selection.label + next(iter(averages(selection))))
-    for other in ("ARC", "CLIP", "MDC (Monte Carlo)"):
-        for name, columns, numbers in (("ARO", aro, slice(0, 4)), ("SugarCrepe", pairs, slice(4, 7))):
-            means = tuple(round(statistics.fmean(paper.TABLE2[row][numbers]), 1) for row in ("MDC (heuristic)", other))
-            yield ("table2", f"{name}: MDC (heuristic) above {other}", "MDC (heuristic)", other, columns, means)
-
-    # Table 3
-    test, short = scale.captioning[0].label, scale.captioning[0].lengths[0]
-    longest = [length for length in scale.captioning[0].lengths if length != "auto"][-1]
-    yield ("table3", "COCO, CIDEr: MDC-10 above ARC", f"{test}, MDC-{short}", f"{test}, ARC", ["CIDEr"], (64.7, 48.8))
-    yield ("table3", "COCO, CIDEr: MDC-10 above MDC-20", f"{test}, MDC-{short}", f"{test}, MDC-{longest}", ["CIDEr"],
-           (64.7, 24.1))
-    yield ("table3", "Flickr30k, CIDEr: MDC-15 above ARC", "Flickr30k, MDC-15", "Flickr30k, ARC", ["CIDEr"],
-           (28.6, 19.3))
-    yield ("table3", "COCO, judge: ARC above MDC-10", f"{test}, ARC", f"{test}, MDC-{short}", ["LLM"], (33.9, 19.2))
-
-    # Tables 4 and 5, Section 4.3, Figures 4 and 5
-    for captions, ours in (("CC12M", alt), ("Recap-10M", long)):
-        yield ("table4", f"{captions}: MDC above MDC without 1/t", "MDC", "MDC (w/o t)", [ours],
-               (paper.TABLE4[captions, "MDC"], paper.TABLE4[captions, "MDC (w/o t)"]))
-    *others, best = paper.TABLE5
-    search = scale.data[scale.search].label
-    for other in others:
-        yield ("table5", f"t in {best} above {other}", best, other, [search], (paper.TABLE5[best], paper.TABLE5[other]))
-    yield ("stability", f"loss less stable for t in {others[0]} than in {best}", others[0], best,
-           [f"{search}, variation of the loss in %"])
-    for captions, data in zip(("CC12M", "Recap-10M"), scale.ratios, strict=False):
-        label = scale.data[data].label
-        yield ("figure4", f"{captions}: MDC above BERT 15 %", "MDC", "BERT 15 %", [label])
-        yield ("figure4", f"{captions}: MDC above parallel decoding", "MDC", "Parallel 100 %", [label])
-        yield ("figure4", f"{captions}: BERT 75 % level with MDC", "BERT 75 %", "MDC", [label], None, MARGIN)
-    amounts = [f"{scale.data[data].samples:,} pairs" for data in scale.amounts]
-    for names, fewer, more in zip(("10 M above 5 M", "20 M above 10 M", "30 M above 20 M"), amounts, amounts[1:],
-                                  strict=False):
-        yield ("figure5", f"{names} pairs", more, fewer, ["MDC"])
-
-
-# ---- what was measured
-
-
-def trainings(cells: tuple[Cell, ...]) -> frozenset:
-    # What a side's seeds are seeds of: the judge compares all systems of a test set in each of its answers.
-    return frozenset((cell.evaluation.task, cell.evaluation.datasets) if cell.evaluation.task == "judge"
-                     else cell.run._replace(at=None) for cell in cells)
-
-
-def of_results(results: dict, scale: Scale, cells: tuple[Cell, ...], other: tuple[Cell, ...] = ()) -> Side | None:
-    """Return a side; if `other` is of the same trainings, of the seeds that both have."""
-    numbers = [values_of(results, scale, cell) for cell in cells]
-    needed = numbers + [values_of(results, scale, cell) for cell in other if trainings(other) == trainings(cells)]
-    seeds = sorted(set.intersection(*map(set, needed))) if cells else []
-    if not seeds:
-        return None
-    means = {seed: statistics.fmean(by_seed[seed] for by_seed in numbers) for seed in seeds}
-    binomials, influences = [], []
-    for cell in cells:
-        evaluation = cell.evaluation
-        parts = [[by_seed[seed] for seed in seeds] for by_seed in parts_of(results, scale, cell)]
-        shares = shares_of(evaluation, [part[0] for part in parts])
-        sizes = evaluation.sizes or (0,) * len(parts)
-        for dataset, part, share, size in zip(evaluation.datasets, parts, shares, sizes, strict=True):
-            share *= evaluation.scale / len(cells)
-            binomials.append(binomial(evaluation, part, share, size))
-            influences.append(influence(evaluation, dataset, part, share))
-    of_images: dict = {}
-    for image, value in (pair for one in influences if None not in influences for pair in one.items()):
-        of_images[image] = of_images.get(image, 0.0) + value
-    return Side(means, None if None in binomials else sum(binomials), of_images or None, trainings(cells))
-
-
-def binomial(evaluation: Evaluation, part: list, share: float, size: int) -> float | None:
-    """Return the variance that a data set adds by its size alone; None if its metric is no plain share of cases."""
-    if evaluation.task == "log":
-        return 0.0
-    size = part[0].metrics.get("cases_in_groups") or part[0].metrics.get("cases") or size
-    if evaluation.task in ("captioning", "judge") or "macro" in evaluation.metric or not size:
-        return None
-    return share ** 2 * binomial_variance(statistics.fmean(one.metrics[evaluation.metric] for one in part), size)
-
-
-def influence(evaluation: Evaluation, dataset: str, part: list, share: float) -> dict | None:
-    """Return what each image adds to a side beyond its weight in the mean, over seeds; None if items are missing."""
-    if evaluation.task == "log":
-        return {}
-    found: dict = {}
-    family = evaluation.root if evaluation.task == "image_caption_selection" else dataset  # subsets share images
-    for result in part:  # seeds may have other images: the judge's malformed answers are left out
-        items = read_items(result.path, evaluation)
-        if items is None:
-            return None
-        mean = sum(weight * value for _, weight, value in items)
-        for image, weight, value in items:
-            found[family, image] = found.get((family, image), 0.0) + share * weight * (value - mean) / len(part)
+def claims_of(name: str, scale: Scale) -> list[Claim]:
+    """Return the claims of a ledger: "claims" are the paper's. Ledgers are apart: one correction would weaken all."""
+    cells = {table: {(c.row, c.column): c for c in of_scale(scale)} for table, of_scale in TABLES.items()}
+    names, found = names_of(scale), []
+    labels = {group: [s.label + next(iter(averages(s))) for s in scale.selection
+                      if s.subsets[0].startswith("aro/") == (group == "{aro}")] for group in ("{aro}", "{pairs}")}
+    with Path(__file__).parents[1].joinpath("tables", "claims.csv").open(newline="", encoding="utf-8") as file:
+        for ledger, short, table, kind, text, left, right, column, other, paper, needs in list(csv.reader(file))[1:]:
+            if ledger != name:
+                continue
+            if any(name not in names for name in re.findall(r"{((?:ratio|amount)\d?)}", left + right + column)):
+                continue  # the scale has no second set of ratios, no smaller amount
+            sides = [[(row.format(**names), label) for row in rows.split(" + ")
+                      for label in (labels[of_side] if of_side in labels else [of_side.format(**names)])]
+                     for rows, of_side in ((left, column), (right, other or column))]
+            title = re.sub(r"(\D+)(\d+)", lambda m: f"{m[1].title()} {m[2]}", table).replace("stability", "Section 4.3")
+            here = [tuple(cells[table][place] for place in side if place in cells[table]) for side in sides]
+            here = [of_side if len(of_side) == len(side) else () for of_side, side in zip(here, sides, strict=True)]
+            found.append(Claim(ledger, short, title, text, *here, kind == "level", paper,
+                               "" if scale.name == "paper" else needs))
     return found
 
 
-def binomial_variance(accuracy: float, size: int) -> float:
-    adjusted = (accuracy * size + 1) / (size + 2)
-    return adjusted * (1 - adjusted) / (size + 2)
+def margin_of(claim: Claim, scale: Scale) -> float | None:
+    """Return what counts as level, which scales.py states; a loss has none."""
+    evaluation = (claim.left or claim.right)[0].evaluation
+    return None if evaluation.task == "log" else scale.cider_margin if evaluation.metric == "CIDEr" else scale.margin
 
 
-def read_items(path: Path, evaluation: Evaluation) -> list[tuple[str, float, float]] | None:
-    if evaluation.task == "judge":
-        votes = path.with_suffix(".jsonl")
-        if not votes.exists():
-            return None
-        rows = [row for row in map(json.loads, votes.read_text(encoding="utf-8").splitlines()) if row.get("chosen")]
-        return [(row["id"], 1 / len(rows), (evaluation.metric in row["chosen"]) / len(row["chosen"])) for row in rows]
-    items = path.parent / "items" / path.name
-    content = json.loads(items.read_text(encoding="utf-8")) if items.exists() else {"values": {}}
-    values = content["values"].get(evaluation.metric)
-    if values is None:
-        return None
-    weights = content.get("weights", {}).get(evaluation.metric) or [1.0] * len(values)
-    total = sum(weights)
-    return list(zip(content["images"], (weight / total for weight in weights), values, strict=True))
+# ---- what has no verdict
+
+
+def at_the_floor(measured: Measured, side: tuple[Cell, ...]) -> str:
+    if side[0].evaluation.task != "linear_probe":
+        return ""
+    mine = measured.side(side)
+    for row, (run, flags) in floors(measured.scale).items():
+        floor = measured.side(tuple(cell._replace(run=run, evaluation=cell.evaluation._replace(flags=flags))
+                                    for cell in side))
+        if mine and floor and not clears(mine, floor):
+            return f"{side[0].row}, {mine.mean():.1f}, is not two standard errors above {row}, {floor.mean():.1f}"
+    return ""
+
+
+def clears(side: Side, floor: Side) -> bool:
+    """Return whether a side is more than two standard errors above a floor, as far as these are known."""
+    finding = compare(side, floor)
+    return finding.difference > 2 * (finding.error or 0.0)
+
+
+def without_image(measured: Measured, side: tuple[Cell, ...]) -> str:
+    if side[0].evaluation.task != "image_caption_selection" or not is_captioner(side[0].run):
+        return ""
+    plain, blind = (measured.numbers(tuple(cell._replace(evaluation=cell.evaluation._replace(
+        metric=cell.evaluation.metric.replace("_debiased", "") + kind)) for cell in side)) for kind in ("", "_blind"))
+    if not plain or not blind:
+        return ""
+    gain = statistics.fmean(plain.values()) - statistics.fmean(blind.values())
+    row = side[0].row.partition(",")[0]
+    return f"{row} tells pairs apart by {gain:+.1f} points more with the image than without it" if gain <= SEES else ""
+
+
+def saturated(sides: Iterable[Side | None]) -> bool:
+    return all(side and side.mean() >= SATURATED for side in sides)
+
+
+def at_quarter(claim: Claim, scale: Scale) -> Claim:
+    epoch = scale.curve[1] if scale.curve else None
+    sides = [tuple(cell._replace(run=cell.run._replace(at=epoch)) for cell in side)
+             for side in (claim.left, claim.right)]
+    return claim._replace(text=f"{claim.text}, at {epoch}/{scale.epochs} of the run", left=sides[0], right=sides[1])
+
+
+# ---- judged
+
+
+def measured_of(results: Results, scale: Scale) -> Measured:
+    return Measured(results, scale, (cell for cells in TABLES.values() for cell in cells(scale)))
+
+
+def judge(claims: Iterable[Claim], results: Results, scale: Scale) -> list[Row]:
+    """Return the rows of a ledger, judged together."""
+    measured = measured_of(results, scale)
+    rows = [judged_alone(claim, measured) for claim in claims]
+    for number, verdict in zip((n for n, row in enumerate(rows) if not row.verdict),
+                               decide(row.finding for row in rows if not row.verdict), strict=True):
+        rows[number] = rows[number]._replace(verdict=says(verdict, rows[number].claim.level), p=verdict.p,
+                                             p_within=verdict.p_within)
+    return rows
+
+
+def says(verdict: Verdict, level: bool) -> str:
+    """Return what a verdict says of a claim: "level" is shown within the margin, where 0 may be refused or not."""
+    if level:
+        shown = verdict.p_within is not None and verdict.p_within <= LEVEL
+        return "shows" if shown else {"above": "contradicts", "below": "contradicts"}.get(
+            verdict.outcome, verdict.outcome)
+    return {"above": "shows", "below": "contradicts"}.get(verdict.outcome, verdict.outcome)
+
+
+def judged_alone(claim: Claim, measured: Measured) -> Row:
+    scale = measured.scale
+    sides = measured.side(claim.left, claim.right), measured.side(claim.right, claim.left)
+    if claim.needs:
+        return Row(claim, PAPER, claim.needs, compare(*sides))
+    if None in sides:
+        return Row(claim, "not run")
+    selection = claim.left[0].evaluation.task == "image_caption_selection"
+    if selection and saturated(sides) and scale.curve:
+        earlier = at_quarter(claim, scale)
+        found = measured.side(earlier.left, earlier.right), measured.side(earlier.right, earlier.left)
+        if None not in found:
+            claim, sides = earlier, found
+    margin = margin_of(claim, scale)
+    seeds = set.intersection(*(set(side.numbers) for side in sides)) - set(scale.seeds)
+    finding = compare(*sides, margin, 2 if seeds and len(scale.seeds) > 1 else 1)
+    if selection and saturated(sides):
+        return Row(claim, "no verdict", "saturated", finding)
+    for side in (claim.left, claim.right):
+        if why := at_the_floor(measured, side) or without_image(measured, side):
+            return Row(claim, "no verdict", why, finding)
+    return Row(claim, "", "", finding, margin=margin)
+
+
+def pools_of(rows: Iterable[Row], measured: Measured) -> Iterator[tuple[str, Pool]]:
+    """Yield the pooled standard deviations that a ledger could use, with what they are of."""
+    known = set()
+    for row in rows:
+        for side, other in ((row.claim.left, row.claim.right), (row.claim.right, row.claim.left)):
+            for one in measured.family(side, other) if side else ():
+                if one not in known:
+                    known.add(one)
+                    kind = "captioners" if is_captioner(side[0].run) else "CLIP"
+                    yield f"{side[0].evaluation.task.replace('_', ' ')}, {side[0].evaluation.metric}, {kind}", one
 
 
 # ---- the page
 
 
-def ledger(rows: list[Claim], results: dict, scale: Scale) -> str:
-    from open_clip_mdc.data.markdown import markdown_table
-    verdicts = decide(compare(of_results(results, scale, claim.left, claim.right),
-                             of_results(results, scale, claim.right, claim.left), claim.margin) for claim in rows)
-    lines = []
-    for claim, (finding, p, verdict) in zip(rows, verdicts, strict=True):
-        numbers = "{:.1f} / {:.1f}".format(*claim.paper) if claim.paper else ""
-        interval = "{:+.1f} to {:+.1f}".format(*finding.interval) if finding.interval else ""
-        lines.append([claim.where, claim.sentence, numbers,
-                      "" if finding.difference is None else f"{finding.difference:+.1f}", interval,
-                      "" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001",
-                      "" if verdict == "not run" else finding.basis, f"*{verdict}*"])
-    counts = ", ".join(f"{sum(v.verdict == kind for v in verdicts)} {kind}"
-                       for kind in ("shows", "contradicts", "not resolved", "not run"))
-    return markdown_table(["paper", "claim", "its numbers", "here", "95 %", "p (Holm)", "errors of", "verdict"],
-                          lines) + f"\n\n{len(rows)} claims: {counts}.\n"
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}" if value >= 0.001 else "< 0.001"
 
 
-def resolved(page: str) -> str:
-    """Return the paper's claims that a ledger in a page shows or contradicts, as Markdown, one column a scale."""
+def interval(finding: Finding) -> str:
+    return "{:+.1f} to {:+.1f}".format(*finding.interval) if finding.interval else ""
+
+
+def counts(rows: Iterable[Row]) -> str:
+    found = Counter(row.verdict for row in rows)
+    return ", ".join(f"{found[kind]} {kind}" for kind in KINDS)
+
+
+def ledger(rows: list[Row], results: Results, scale: Scale) -> str:
+    """Return a ledger as Markdown: judged claims, the standard deviations, and those that need another scale."""
     from open_clip_mdc.data.markdown import markdown_table
-    found: dict[tuple[str, ...], dict[str, str]] = {}
-    scales = re.findall(r"<!-- (\w+) claims -->", page)
-    for scale in scales:
-        text = re.search(rf"<!-- {scale} claims -->\n(.*?)<!-- end -->", page, re.DOTALL)[1]
-        for line in [line for line in text.splitlines() if line.startswith("| ")][2:]:
-            where, text, numbers, here, interval, _, _, verdict = (cell.strip() for cell in line.strip("|").split("|"))
-            claim, _, compared = text.partition(CLAIM_SEPARATOR)
-            found.setdefault((where, claim, numbers), {})[scale] = (
-                verdict + (f", {here}" if here else "") + (f" ({interval})" if interval else "")
-                + (f", {compared}" if compared else ""))
-    rows = [[*claim, *(verdicts.get(scale) for scale in scales)] for claim, verdicts in found.items()
-            if any(verdict.startswith(("*shows*", "*contradicts*")) for verdict in verdicts.values())]
-    return markdown_table(["paper", "claim", "its numbers", *scales], rows) + "\n"
+    judged = [row for row in rows if row.verdict != PAPER]
+    page = markdown_table(
+        ["id", "paper", "claim", "its numbers", "here", "95 %", "p (Holm)", "p within", "errors of", "verdict"],
+        [[row.claim.id, row.claim.where, row.claim.sentence, row.claim.paper,
+          "" if row.finding.difference is None else f"{row.finding.difference:+.1f}", interval(row.finding),
+          number(row.p), f"{number(row.p_within)} ({row.margin:g})" if row.p_within is not None else "",
+          row.finding.basis if row.verdict != "not run" else "",
+          f"*{row.shown}*" + (f": {row.why}" if row.why else "")] for row in judged])
+    page += f"\n\n{len(judged)} claims: {counts(judged)}.\n"
+    measured = measured_of(results, scale)
+    pools = [[what, f"{math.sqrt(one.variance):.2f}", f"{one.rows}", f"{one.freedom}",
+              "seed by seed" if one.paired else "within rows", number(one.p)] for what, one in
+             pools_of(judged, measured)]
+    if pools:
+        page += "\n" + markdown_table(["standard deviation over seeds of", "points", "rows", "degrees of freedom",
+                                       "", "Bartlett's p"], pools) + "\n"
+    if far := [row for row in rows if row.verdict == PAPER]:
+        page += "\n" + markdown_table(
+            [PAPER, "its numbers", "what is lacking", "here, not judged"],
+            [[row.claim.text, row.claim.paper, row.why, "" if row.finding.difference is None else
+              f"{row.finding.difference:+.1f}" + (f" ({interval(row.finding)})" if row.finding.interval else "")]
+             for row in far]) + "\n"
+    return page
+
+
+COLUMNS = ("id", "ledger", "paper", "claim", "its numbers", "difference", "low", "high", "standard error", "margin",
+           "p", "p within", "errors of", "verdict", "why", "command")
+
+
+def table(rows: Iterable[Row], scale: Scale) -> str:
+    """Return all rows of a ledger as CSV."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for row in rows:
+        finding, claim = row.finding, row.claim
+        numbers = (finding.difference, *(finding.interval or (None, None)), finding.error, row.margin)
+        writer.writerow([f"{scale.name}.{claim.id}", claim.ledger, claim.where, claim.sentence, claim.paper,
+                         *("" if value is None else f"{value:.4g}" for value in numbers),
+                         *("" if value is None else f"{value:.3g}" for value in (row.p, row.p_within)),
+                         finding.basis, row.shown, row.why,
+                         f"make reproduce CLAIM={scale.name}.{claim.id}" if finding.difference is not None else ""])
+    return out.getvalue()

@@ -1,22 +1,20 @@
 """Results of clip_benchmark as the paper's tables and the ledger of its claims: Markdown, CSV and figures.
 
-    python -m experiments.report.collect table1 table5 --scale scenes --out build/scenes --insert experiments/RESULTS.md
+    python -m experiments.report.collect table1 table5 --scale scenes --out build/scenes
 
 A result is recognised by the folder it lies in (commands.variant), its data set, the name of its run and the epoch of
 its checkpoint; mean and standard deviation are over the seeds that are there. What is missing is shown as missing.
 """
 import argparse
-import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable
-from functools import partial
 from pathlib import Path
 
 from .. import commands
 from ..commands import Place
 from ..tables import article, curves, mcdiffusion, photos
-from ..tables.cells import Cell
+from ..tables.cells import Cell, floor_cells
 from ..tables.paper_tables import TABLES
 from ..tables.scales import SCALES, Scale, named
 from . import claims, position
@@ -26,7 +24,7 @@ from .results import read_results, values
 TITLES = {
     "table1": "Table 1: linear probes", "table2": "Table 2: compositionality, accuracy in %",
     "table3": "Table 3: captioning", "table4": "Table 4: the weight 1/t", "table5": "Table 5: intervals of t",
-    "stability": "Section 4.3: stability of the loss",
+    "stability": "Section 4.3: stability of the loss", "floors": "What a probe finds without training",
     "figure3": "Figure 3: caption lengths", "figure4": "Figure 4: fixed masking ratios",
     "figure5": "Figure 5: amount of data", "figure6": "Figure 6: captions of different length",
     "lengths": "Captions of every length", "steps": "Tokens revealed at a time",
@@ -42,8 +40,7 @@ TITLES = {
     "position": "Does a token's visual signal depend on its place?",
     "lastsaid": "What is always said last: linear probes",
 }
-LEDGERS = {"claims": claims.claims, **{name: partial(claims.claims_of, sentences)
-                                       for name, sentences in claims.SENTENCES.items()}}
+LEDGERS = ("claims", "mcdiffusion", "article", "views")
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
 
 
@@ -91,11 +88,16 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
         elif name in LEDGERS:
             runs = dict.fromkeys(cell.run for table in TABLES.values() for cell in table(scale))
             commands.check_recipes(scale, runs, seeds, place)
-            page = claims.ledger(LEDGERS[name](scale), results, scale)
+            rows = claims.judge(claims.claims_of(name, scale), results, scale)
+            page = claims.ledger(rows, results, scale)
+            write(folder / f"{name}.csv", claims.table(rows, scale))
         elif not (cells := tables[name]):
             page = f"no rows at {scale.name}\n"
         else:
             commands.check_recipes(scale, dict.fromkeys(cell.run for cell in cells), seeds, place)
+            if name != "floors":  # beside each probe, where they were measured
+                probes = {cell.column: cell.evaluation for cell in cells if cell.evaluation.task == "linear_probe"}
+                cells = [*cells, *(cell for cell in floor_cells(scale, probes) if values(results, scale, cell))]
             numbers = [values(results, scale, cell) for cell in cells]
             summaries = [summarise(by_seed.values()) for by_seed in numbers]
             if name == "position":
@@ -104,7 +106,7 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
                 page = markdown(cells, summaries)
                 write(folder / f"{name}.csv", csv(cells, summaries))
             if name == "lastsaid":
-                page += "\n" + claims.ledger(position.of_last(cells), results, scale)
+                page += "\n" + claims.ledger(claims.judge(position.of_last(cells), results, scale), results, scale)
             page += environments(cells, numbers, place)
             if name.startswith("figure"):
                 PLOTS.get(name, plot)(name, cells, summaries, folder / f"{name}.png")
@@ -118,41 +120,6 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
     return pages
 
 
-def numbers_of(name: str, page: str) -> dict[tuple[str, str], str]:
-    """Return a page's cells with a number by row and column; of a ledger the claims' differences."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()
-            if line.startswith("| ")]
-    if name in LEDGERS:
-        rows = [[row[1].partition(claims.CLAIM_SEPARATOR)[0], row[3]] for row in rows]
-    return {(row[0], column): cell for row in rows[2:] for column, cell in zip(rows[0][1:], row[1:], strict=False)
-            if re.match(r"\W*\d", cell)}
-
-
-def check_kept(name: str, old: str, new: str, where: str) -> None:
-    new_numbers = numbers_of(name, new)
-    lost = [f"{row}, {column} ({cell})" for (row, column), cell in numbers_of(name, old).items()
-            if (row, column) not in new_numbers]
-    if lost or new == "missing\n" and old.strip() not in ("", "missing"):
-        raise ValueError(f"{where} {lost[0] if lost else 'what it shows'} would be missing: give the --out that has "
-                         f"its results, or remove it from the page")
-
-
-def insert(pages: dict[str, str], scale: str, path: Path) -> None:
-    """Renew the tables of a page between <!-- SCALE NAME --> and <!-- end -->, and between <!-- resolved --> and <!--
-    end --> the claims with a verdict. Raises ValueError if it has no place for a table, or a number that a new one
-    lacks.
-    """
-    text = path.read_text(encoding="utf-8")
-    for name, page in pages.items():
-        found = re.search(rf"<!-- {scale} {name} -->\n(.*?)<!-- end -->", text, re.DOTALL)
-        if not found:
-            raise ValueError(f"{path} has no <!-- {scale} {name} --> ... <!-- end -->")
-        check_kept(name, found[1], page, f"{path}, {scale} {name}:")
-        text = text[:found.start(1)] + page + text[found.end(1):]
-    write(path, re.sub(r"(<!-- resolved -->\n).*?(<!-- end -->)", lambda m: m[1] + claims.resolved(text) + m[2], text,
-                       flags=re.DOTALL))
-
-
 def show(pages: dict[str, str]) -> str:
     return "\n".join(f"## {TITLES[name]}\n\n{page}" for name, page in pages.items())
 
@@ -163,12 +130,9 @@ def main() -> None:
     parser.add_argument("--scale", required=True, type=named)
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--out", required=True, type=Path, help="folder of the experiment, with results/")
-    parser.add_argument("--insert", type=Path, metavar="PAGE", help="renew the tables of this page too")
     args = parser.parse_args()
     try:
         pages = collect(args.scale, Place(args.data, args.out, "", 0), args.tables)
-        if args.insert:
-            insert(pages, args.scale.name, args.insert)
         print(show(pages))
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {problem}")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..tables import position as tables
 from ..tables.cells import Cell
 from ..tables.scales import Scale
-from .claims import Claim
+from .claims import Claim, number, says
 from .results import parts
 from .verdicts import Finding, Side, compare, decide
 
@@ -39,15 +39,12 @@ def log_ratio(values: dict[str, list[float]], measure: str) -> tuple[float, list
 
 def side(results: dict, scale: Scale, cell: Cell, measure: str) -> Side | None:
     """Return the log ratio of a row's trainings; None if there is no result."""
-    numbers, influences = {}, []
+    numbers, adds = {}, {}
     for seed, result in sorted(parts(results, scale, cell)[0].items()):
         items = json.loads((result.path.parent / "items" / result.path.name).read_text(encoding="utf-8"))
         numbers[seed], influence = log_ratio(items["values"], measure)
-        influences.append(dict(zip(items["images"], influence, strict=True)))
-    if not numbers:
-        return None
-    mean = {image: fmean(one[image] for one in influences) for image in influences[0]}
-    return Side(numbers, None, mean, frozenset([cell.run]))
+        adds[seed] = dict(zip(items["images"], influence, strict=True))
+    return Side(numbers, None, adds, frozenset([cell.run])) if numbers else None
 
 
 def rows(cells: list[Cell]) -> dict[Row, Cell]:
@@ -56,7 +53,8 @@ def rows(cells: list[Cell]) -> dict[Row, Cell]:
 
 
 def against_one(side: Side | None, margin: float | None = None) -> Finding:
-    return compare(side, side and Side(dict.fromkeys(side.numbers, 0.0), 0.0, {}, side.trainings), margin)
+    none = side and Side(dict.fromkeys(side.numbers, 0.0), 0.0, {seed: {} for seed in side.numbers}, side.trainings)
+    return compare(side, none, margin)
 
 
 def claims(sides: dict[str, dict[Row, Side | None]]) -> tuple[list[tuple[str, Finding]], list[tuple[str, Finding]]]:
@@ -78,10 +76,11 @@ def of_last(cells: list[Cell]) -> list[Claim]:
     """Return claims on probes of the shape where it is always said last, and where a coin decides."""
     at = {tuple(cell.row.split(", ")): cell for cell in cells if cell.column == "shape"}
     coin, last = ({row: at[label, row] for row in tables.MAIN} for label in ("a coin decides", "shape always last"))
-    return [Claim("features", "shape always last: MDC above ARC", (last["MDC"],), (last["ARC"],)),
-            Claim("features", "a coin decides: MDC above ARC", (coin["MDC"],), (coin["ARC"],)),
-            Claim("features", "ARC loses more than MDC where the shape is always last (half the loss)",
-                  (last["MDC"], coin["ARC"]), (last["ARC"], coin["MDC"]))]
+    rows = (("last-features", "shape always last: MDC above ARC", (last["MDC"],), (last["ARC"],)),
+            ("coin-features", "a coin decides: MDC above ARC", (coin["MDC"],), (coin["ARC"],)),
+            ("last-loss", "ARC loses more than MDC where the shape is always last (half the loss)",
+             (last["MDC"], coin["ARC"]), (last["ARC"], coin["MDC"])))
+    return [Claim("position", short, "features", text, left, right) for short, text, left, right in rows]
 
 
 def shown_ratio(finding: Finding) -> str:
@@ -126,9 +125,9 @@ def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int,
     for group in claims(sides):
         decided = decide(finding for _, finding in group)  # Holm's correction is over one of the tables
         verdicts.append(markdown_table(
-            ["claim", "ratio, or ratio of ratios (95 %)", "p (Holm)", "errors of", "verdict"],
-            [[text, shown_ratio(v.finding), "" if v.p is None else f"{v.p:.3f}" if v.p >= 0.001 else "< 0.001",
-              "" if v.verdict == "not run" else v.finding.basis, f"*{v.verdict}*"]
+            ["claim", "ratio, or ratio of ratios (95 %)", "p (Holm)", "p within a tenth", "errors of", "verdict"],
+            [[text, shown_ratio(v.finding), number(v.p), number(v.p_within),
+              "" if v.outcome == "not run" else v.finding.basis, f"*{says(v, ': level ' in text)}*"]
              for (text, _), v in zip(group, decided, strict=True)]))
     absent = [f"r = {tables.REDUNDANCIES[row.data]:g}, {row.objective}" for row in of_rows
               if (row, "gap, first") not in means]

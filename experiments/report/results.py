@@ -24,11 +24,12 @@ class Result(NamedTuple):
 Results = dict[tuple[str, str, str], dict[int, Result]]  # (variant, data set, run without seed) -> by seed
 
 
-def loss_variation(log: str) -> float:
+def loss_variation(log: str) -> dict[str, float]:
     """Return how much the loss varies from one logged step to the next, as a share of its mean, in the second half.
 
     The root mean square of successive differences over sqrt(2): the standard deviation of the noise around any trend
-    that is slow beside the steps. NaN with fewer than two lines. What a resumed training did again counts once.
+    that is slow beside the steps. NaN with fewer than two lines. What a resumed training did again counts once. The
+    logarithm is what ratios are judged by: a single spike makes the tail of the share itself heavy.
     """
     lines: list[tuple[tuple[int, int], float]] = []
     for epoch, samples, _, loss in TRAIN_LOG_LINE.findall(log):
@@ -39,9 +40,10 @@ def loss_variation(log: str) -> float:
     losses = [loss for _, loss in lines]
     losses = losses[len(losses) // 2:]
     if len(losses) < 2:
-        return math.nan
+        return dict.fromkeys(("variation", "log_variation"), math.nan)
     squares = statistics.fmean((b - a) ** 2 for a, b in pairwise(losses))
-    return math.sqrt(squares / 2) / statistics.fmean(losses)
+    variation = math.sqrt(squares / 2) / statistics.fmean(losses)
+    return {"variation": variation, "log_variation": math.log(variation) if variation > 0 else math.nan}
 
 
 def read_results(out: Path) -> Results:
@@ -71,7 +73,7 @@ def read_results(out: Path) -> Results:
         if percent == "100":  # the epoch has ended
             bounds = path.parent / "checkpoints" / "results.jsonl"
             bound = json.loads(bounds.read_text(encoding="utf-8").splitlines()[-1]) if bounds.exists() else {}
-            add(("log", "", f"{name}/epoch_{int(epoch) + 1}"), seed, bound | {"variation": loss_variation(log)}, path)
+            add(("log", "", f"{name}/epoch_{int(epoch) + 1}"), seed, bound | loss_variation(log), path)
     return results
 
 

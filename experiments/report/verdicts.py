@@ -1,120 +1,200 @@
-"""The verdict on a difference of two rows: its interval, its p, and Holm's correction over a ledger (claims.py).
+"""The verdict on a difference of two rows: its error, its p, and the correction over a ledger (claims.py).
 
-**The unit.** A claim is about a method, so seeds s of all trainings and images i of all images are samples, and the
-difference D of the sides' means errs by both. Seeds of different trainings are independent. Images are shared by all
-seeds and by both sides, so that no number of seeds averages their error away.
+**The unit.** A claim is about a method, so seeds s of all trainings and images i of all images are samples. The
+difference D of two rows' means is taken over the seeds that both have, and errs by both.
 
-**Seeds.** Of different trainings a side's mean over n seeds has the variance std^2 / n with n - 1 degrees of freedom
-(Welch), and var[seeds] is the sum of the two. Of the same trainings (two scorers or lengths of one model, with guidance
-and without, the judge's shares of the same answers) seeds vary together and are compared one by one: d[s] = left[s] -
-right[s], var[seeds] = sum((d[s] - D)^2) / (n - 1) / n, with n - 1 degrees of freedom. One seed resolves nothing.
+**Seeds** that both rows have are compared pairwise. Rows of different trainings share their standard deviation with
+the rows of their family: all captioners, or all CLIP models, that were measured alike (`pool`). What a seed does to all
+rows is taken out of it first. If Bartlett's test (1937) then finds rows that are not alike, it is taken within rows,
+and if these are not alike either, or the two rows are of the same trainings, from their own pairs. Rows are alike where
+p is 0.25 or more, the level at which pooling costs little (Bancroft 1964). A pair that varies more than its family (F
+test, 5 %) stands for itself, too. One seed resolves nothing.
 
-**Images.** Where the results of single images are kept (items/ beside a result), each image has an influence on D: its
-weighted deviation from the mean on the left, averaged over seeds, minus that on the right. The sum of their squares,
-times C / (C - 1) of C images, is the variance of D with C - 1 degrees of freedom. All cases of an image stand or fall
-together, and what both sides find hard cancels: this is the paired test. Where only accuracies are kept, the sides are
-taken as independent binomials, (k + 1) of (n + 2) right (Agresti and Caffo 2000): too large rather than too small,
-unless an image has many cases. Without items the error of a metric that is no plain share of cases (CIDEr, a macro
-average) is unknown, and nothing is resolved. The loss of training is measured on no test set and has none.
+**Images.** Where the results of single images are kept, each has an influence on D: its weighted deviation from the
+mean on the left minus that on the right. The sum of the squares of its means over seeds, times C / (C - 1) of C images,
+is the variance from images. What both sides find hard cancels. Where only the mean of values between 0 and 1 is kept,
+its variance is at most mean (1 - mean) / C (Bhatia and Davis 2000), taken with Agresti and Caffo's (2000) two more
+cases. Of a metric without either (BLEU in older archives) the error is unknown, and nothing is resolved.
 
-**Together.** var[D] = var[seeds] + var[images], in both of which their interaction counts. D / sqrt(var[D]) is
-compared with Student's t of Satterthwaite's degrees of freedom, var[D]^2 / sum(var[k]^2 / df[k]). Averages over cells
-of which only deviations are known take them as perfectly correlated. Means over seeds are assumed to be normal.
+**Together.** var[D] = var[seeds] + var[images] - var[residual]. What a seed makes of an image is in both of the first,
+and is counted once by the third, as in the analysis of variance of crossed samples. D / sqrt(var[D]) is compared with
+Student's t of the degrees of freedom of Welch (1947) and Satterthwaite (1946), var[D]^2 / sum(var[k]^2 / df[k]), but no
+more than those of seeds: with two, that formula errs in one of seven ledgers of eleven claims.
 
-**Verdicts.** "Above": p is two-sided for D = 0, *shows* if D > 0, *contradicts* if D < 0. "Level", margin m: *shows* if
--m < D < m is beyond doubt (two one-sided tests), *contradicts* if |D| > m is, each p doubled. Holm's correction holds
-the chance that a ledger contains a false verdict at 5 %. *not resolved*: p > 5 %, or there is none, as of a run that
-diverged. *not run*: a side has no result. The interval is the claim's own 95 %, the verdict follows the corrected p.
+**Two questions.** Is D other than 0 (two-sided)? Is D within the margin that was stated before, -m < D < m (two
+one-sided tests, Schuirmann 1987)? Holm's correction (1979) holds the chance that a ledger contains a false difference
+at 5 %, and that it contains a false equality at 5 %. A run that was added because earlier ones had resolved nothing is
+a second look, which p pays for (Pocock 1977: 0.029 for 0.05).
 """
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import NamedTuple
 
-LEVEL = 0.05  # of false verdicts, over the ledger
+LEVEL = 0.05
+CHECK = 0.05  # p below which a pair varies more than its family
+ALIKE = 0.25  # Bartlett's p from which on rows are pooled
 
 
 class Side(NamedTuple):
     """A side of a claim as it was measured, in points."""
 
     numbers: dict[int, float]  # by seed
-    binomial: float | None  # variance of the mean from a finite test set, if only its size is known; None: unknown
-    influence: dict | None = None  # of each image on the mean; its sum is 0
+    bound: float | None = None  # of the variance of the mean from images, if no more is known; None: nothing is
+    items: dict[int, dict] | None = None  # by seed, of each image: what it adds beyond its share of the mean
     trainings: frozenset | None = None  # of which `numbers` are, up to the seed; None: not those of another side
+    pools: tuple = ()  # the family's `Pool`s, the first to hold is used
+
+    def mean(self, seeds: Iterable[int] | None = None) -> float:
+        return statistics.fmean(self.numbers[seed] for seed in seeds or self.numbers)
+
+
+class Pool(NamedTuple):
+    """The standard deviation over seeds that rows of a family share."""
+
+    variance: float
+    freedom: float
+    paired: bool  # the seed's effect on all rows is taken out
+    p: float  # Bartlett's, that rows are alike
+    rows: int
 
     @property
-    def mean(self) -> float:
-        return statistics.fmean(self.numbers.values())
+    def holds(self) -> bool:
+        return self.p >= ALIKE
 
 
 class Finding(NamedTuple):
     difference: float | None = None
-    interval: tuple[float, float] | None = None
-    p: float | None = None
-    supports: bool = False  # the claim, rather than its opposite
+    error: float | None = None
+    interval: tuple[float, float] | None = None  # 95 %
+    p: float | None = None  # that D is 0
+    p_within: float | None = None  # that D is not within the margin
     basis: str = "not run"
 
 
 class Verdict(NamedTuple):
     finding: Finding
     p: float | None  # corrected
-    verdict: str
+    p_within: float | None
+    outcome: str  # above, below, within, not resolved, not run
 
 
-def test_variance(left: Side, right: Side) -> tuple[float, float, str] | None:
-    """Return the variance of the difference from the images of the test set, its degrees of freedom, and its name."""
-    if left.influence is not None and right.influence is not None:
-        images = left.influence.keys() | right.influence.keys()
-        count = len(images)
-        if count < 2:
-            return None
-        squares = sum((left.influence.get(i, 0.0) - right.influence.get(i, 0.0)) ** 2 for i in images)
-        return squares * count / (count - 1), count - 1, f"{count:,} images, paired"
-    if left.binomial is None or right.binomial is None:
+# ---- the error over seeds
+
+
+def pool(rows: Sequence[dict[int, float]]) -> tuple[Pool, ...]:
+    """Return the pooled variances of rows of numbers by seed: seed by seed, and within rows. Two rows are a pair."""
+    import numpy as np
+    from scipy.stats import bartlett
+    rows = [row for row in rows if len(row) > 1 and all(map(math.isfinite, row.values()))]
+    if len(rows) < 3:
+        return ()
+    seeds = sorted(set().union(*rows))
+    where = np.array([number for number, row in enumerate(rows) for _ in row])
+    seed_of = np.array([seeds.index(seed) for row in rows for seed in row])
+    values = np.array([value for row in rows for value in row.values()])
+    of_rows = np.eye(len(rows))[where]
+    found = []
+    for design, paired in ((np.hstack([of_rows, np.eye(len(seeds))[seed_of]]), True), (of_rows, False)):
+        fit, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
+        rest, freedom = values - design @ fit, len(values) - rank
+        parts = [rest[where == number] for number in range(len(rows))]
+        if freedom and all(part.var() > 0 for part in parts):
+            found.append(Pool(float(rest @ rest) / freedom, freedom, paired, float(bartlett(*parts).pvalue), len(rows)))
+    return tuple(found)
+
+
+def seed_variance(left: Side, right: Side, seeds: Sequence[int]) -> tuple[float, float, str]:
+    """Return the variance of D from seeds, its degrees of freedom, and what it is of."""
+    from scipy.stats import f as fisher
+    count, same = len(seeds), left.trainings is not None and left.trainings == right.trainings
+    own = statistics.variance(left.numbers[seed] - right.numbers[seed] for seed in seeds)
+    if left.pools == right.pools and not same:
+        for one in left.pools:
+            if one.holds and fisher.sf(own / 2 / one.variance, count - 1, one.freedom) >= CHECK:
+                return 2 * one.variance / count, one.freedom, f"{count} seeds, sd of {one.rows} rows"
+    return own / count, count - 1, f"{count} seeds" + " of the same trainings" * same
+
+
+# ---- the error over images
+
+
+def item_variance(left: Side, right: Side, seeds: Sequence[int]) -> list[tuple[float, float]] | None:
+    """Return variances of D from images and, to be taken off, from the residual, with their degrees of freedom."""
+    if left.items is None or right.items is None:
+        return None if left.bound is None or right.bound is None else [(left.bound + right.bound, math.inf)]
+    images = sorted(set().union(*(side.items[seed] for side in (left, right) for seed in seeds)), key=repr)
+    if not images:  # a loss, which is measured on no image
+        return []
+    import numpy as np
+    adds = np.array([[left.items[seed].get(i, 0.0) - right.items[seed].get(i, 0.0) for i in images] for seed in seeds])
+    count, times = len(images), len(seeds)
+    if count < 2:
         return None
-    return left.binomial + right.binomial, math.inf, "test images"
+    means = adds.mean(0)
+    found = [(float(means @ means) * count / (count - 1), count - 1)]
+    if times > 1:
+        rest = float(((adds - means) ** 2).sum()) * count / (count - 1) / (times - 1) / times
+        found.append((-rest, (count - 1) * (times - 1)))
+    return found
 
 
-def seed_samples(left: Side, right: Side) -> tuple[list[list[float]], str]:
-    if left.trainings is not None and left.trainings == right.trainings:
-        both = [left.numbers[seed] - right.numbers[seed] for seed in left.numbers if seed in right.numbers]
-        return [both], f"{len(both)} seed{'s' * (len(both) != 1)} of the same trainings"
-    return [list(left.numbers.values()), list(right.numbers.values())], \
-        f"{len(left.numbers)} + {len(right.numbers)} seeds"
+# ---- together
 
 
-def compare(left: Side | None, right: Side | None, margin: float | None = None) -> Finding:
+def satterthwaite(parts: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Return the sum of variances, no less than the largest, and its degrees of freedom (Satterthwaite 1946)."""
+    parts = [part for part in parts if part[0]]
+    total = max([sum(variance for variance, _ in parts), *(variance for variance, _ in parts)], default=0.0)
+    spread = sum(variance ** 2 / freedom for variance, freedom in parts)
+    return total, total ** 2 / spread if spread else math.inf
+
+
+def compare(left: Side | None, right: Side | None, margin: float | None = None, looks: int = 1) -> Finding:
+    """Compare two sides; `looks` is how often the results were judged, the last time included."""
     if left is None or right is None:
         return Finding()
-    difference = left.mean - right.mean
-    samples, seeds = seed_samples(left, right)
-    tested = test_variance(left, right)
-    if not math.isfinite(sum(map(sum, samples))):
-        return Finding(difference, basis=f"{seeds}, not a number")
-    if min(map(len, samples)) < 2 or tested is None:
-        return Finding(difference, basis=seeds + ("" if tested else ", test error unknown"))
-    variances = [*((statistics.variance(numbers) / len(numbers), len(numbers) - 1) for numbers in samples), tested[:2]]
-    variance = sum(v for v, _ in variances)
+    seeds = sorted(left.numbers.keys() & right.numbers.keys())
+    if not seeds:
+        return Finding(left.mean() - right.mean(), basis="no seed in common")
+    difference = left.mean(seeds) - right.mean(seeds)
+    if not math.isfinite(difference):
+        return Finding(difference, basis=f"{len(seeds)} seeds, not a number")
+    of_images = item_variance(left, right, seeds)
+    if len(seeds) < 2:
+        return Finding(difference, basis="1 seed")
+    *of_seeds, basis = seed_variance(left, right, seeds)
+    if of_images is None:
+        return Finding(difference, basis=f"{basis}, error of images unknown")
+    variance, freedom = satterthwaite([tuple(of_seeds), *of_images])
+    freedom = min(freedom, of_seeds[1])
     if variance == 0:
-        return Finding(difference, basis=f"{seeds}, all alike")
+        return Finding(difference, basis=f"{basis}, all alike")
     from scipy.stats import t as student
-    spread = sum(v ** 2 / df for v, df in variances if v)
-    freedom = variance ** 2 / spread if spread else math.inf
     error = math.sqrt(variance)
     reach = error * float(student.isf(0.025, freedom))
+    if of_images:
+        basis += f", {of_images[0][1] + 1:,} images" if of_images[0][1] < math.inf else ", bound of the images' error"
+    if looks > 1:
+        basis += f", {looks} looks"
+    within = None if margin is None else pocock(float(student.sf((margin - abs(difference)) / error, freedom)), looks)
+    return Finding(difference, error, (difference - reach, difference + reach),
+                   pocock(2 * float(student.sf(abs(difference) / error, freedom)), looks), within, basis)
 
-    def tail(distance: float) -> float:
-        return float(student.sf(distance / error, freedom))
 
-    if margin is None:
-        p, supports = 2 * tail(abs(difference)), difference > 0
-    else:
-        supports = abs(difference) < margin
-        p = 2 * tail(margin - abs(difference)) if supports else 2 * tail(abs(difference) - margin)
-        if supports:
-            p = max(p, 2 * tail(margin + abs(difference)))
-    return Finding(difference, (difference - reach, difference + reach), min(p, 1.0), supports,
-                   f"{seeds}, {tested[2]}" if tested[0] else seeds)
+@cache
+def pocock(p: float, looks: int) -> float:
+    """Return the chance that any of equally spaced looks is as extreme as p says (Pocock 1977): 0.05 for 0.0294."""
+    if looks == 1 or not 0 < p < 1:
+        return p
+    import numpy as np
+    from scipy.stats import multivariate_normal, norm
+    bound = float(norm.isf(p / 2))
+    times = np.arange(1, looks + 1)
+    covariance = np.sqrt(np.minimum.outer(times, times) / np.maximum.outer(times, times))
+    inside = multivariate_normal(cov=covariance, seed=0).cdf([bound] * looks, lower_limit=[-bound] * looks)
+    return float(min(max(1 - inside, p), looks * p))
 
 
 def holm(values: list[float]) -> list[float]:
@@ -129,16 +209,18 @@ def holm(values: list[float]) -> list[float]:
 
 
 def decide(findings: Iterable[Finding]) -> list[Verdict]:
+    """Judge the findings of a ledger together."""
     findings = list(findings)
-    corrected = iter(holm([finding.p for finding in findings if finding.p is not None]))
+    corrected = [iter(holm([p for finding in findings if (p := getattr(finding, name)) is not None]))
+                 for name in ("p", "p_within")]
     verdicts = []
     for finding in findings:
-        p = None if finding.p is None else next(corrected)
-        if finding.difference is None:
-            verdict = "not run"
-        elif p is None or p > LEVEL:
-            verdict = "not resolved"
-        else:
-            verdict = "shows" if finding.supports else "contradicts"
-        verdicts.append(Verdict(finding, p, verdict))
+        p, within = (None if given is None else next(values)
+                     for given, values in zip((finding.p, finding.p_within), corrected, strict=True))
+        outcome = "not run" if finding.difference is None else "not resolved"
+        if within is not None and within <= LEVEL:
+            outcome = "within"
+        if p is not None and p <= LEVEL:
+            outcome = "above" if finding.difference > 0 else "below"
+        verdicts.append(Verdict(finding, p, within, outcome))
     return verdicts

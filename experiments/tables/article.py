@@ -6,8 +6,8 @@
     figure10  diversity against quality
     figure11  image features masked in training images: how much visual context is to be inferred
 
-The CLIP that helps is the run of seed 0 on the scale's short captions (of a fold: on the fold's), so that in figure8 it
-has seen the concept; the CLIP that gives CLIPScore is that of seed 1.
+The CLIP that helps a run of seed s is the run of seed s on the scale's short captions (of a fold: on the fold's), so
+that in figure8 it has seen the concept. The CLIP that gives CLIPScore is that of seed s + 1.
 """
 from collections.abc import Iterator
 from pathlib import Path

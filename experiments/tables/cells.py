@@ -1,5 +1,5 @@
 """A cell of a table: which run, by which evaluation, fills which place. No cell knows a seed."""
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from .scale import Scale
@@ -15,12 +15,14 @@ class Run(NamedTuple):
     start: "Run | str | None" = None  # fine-tuned from a run, or from OpenCLIP's weights of this tag
     size: int | None = None  # side of images, where it is not the config's
     locked: bool = False  # the image tower stays as it began
+    untrained: bool = False  # as it began, all of it: the floor of a probe
     at: int | None = None  # the checkpoint that is evaluated, that of this epoch; None: the last. Not of the training
 
     def name(self, seed: int) -> str:
         longer = (f"-x{self.batches}" if self.batches > 1 else "") + (f"-e{self.epochs}" if self.epochs > 1 else "")
         start = f"-from-{self.start.data if isinstance(self.start, Run) else self.start}" if self.start else ""
         size = (f"-{self.size}px" if self.size else "") + ("-locked" if self.locked else "")
+        size += "-untrained" if self.untrained else ""
         return f"{self.model}{size}--{self.data}{longer}{start}--s{seed}"
 
 
@@ -35,8 +37,8 @@ class Evaluation(NamedTuple):
     scale: float = 100.0
     weight: str | None = None  # the metric, a count, that data sets are weighted by; None: all alike
     sizes: tuple[int, ...] = ()  # test images or cases of the data sets, where results do not say it
-    guide: Run | None = None  # a CLIP model: that of seed 0 helps to caption, as the flags say
-    judge: Run | None = None  # that of seed 1 gives CLIPScore
+    guide: Run | None = None  # a CLIP model: that of the run's seed helps to caption, as the flags say
+    judge: Run | None = None  # that of the next seed gives CLIPScore
 
 
 class Cell(NamedTuple):
@@ -95,6 +97,19 @@ def probes(scale: Scale) -> dict[str, Evaluation]:
                           sizes=tuple(p.images for p in chosen))
     average = {"Average": probe(*scale.probes.values())} if len(scale.probes) > 1 else {}
     return {label: probe(one) for label, one in scale.probes.items()} | average
+
+
+def floors(scale: Scale) -> dict[str, tuple[Run, tuple[str, ...]]]:
+    """Return the rows that a probe has to be above to say anything, with the flags of their probe."""
+    run = Run(f"MDC-{scale.backbone}", scale.alt, untrained=True)
+    return {"pixels": (run, ("--feature", "pixels")), "untrained network": (run, ())}
+
+
+def floor_cells(scale: Scale, columns: Mapping[str, Evaluation]) -> Iterator[Cell]:
+    """Yield the floors' rows of a table of probes, given the probe of each column."""
+    for row, (run, flags) in floors(scale).items():
+        for column, evaluation in columns.items():
+            yield Cell(row, column, run, evaluation._replace(flags=flags), competes=False)
 
 
 def probe(scale: Scale) -> Evaluation:

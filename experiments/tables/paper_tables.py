@@ -6,7 +6,7 @@ paper's number stands only in a cell of the same training data, network and test
 from collections.abc import Iterable, Iterator
 
 from . import article, curves, mcdiffusion, paper, photos, position, views
-from .cells import Cell, Evaluation, Run, caption_cells, captioner, captioning, probe, probes
+from .cells import Cell, Evaluation, Run, caption_cells, captioner, captioning, floor_cells, probe, probes
 from .scales import Captioning, Scale, Selection
 
 
@@ -114,8 +114,14 @@ def table5(scale: Scale) -> Iterator[Cell]:
 def stability(scale: Scale) -> Iterator[Cell]:
     """Section 4.3: how much the training loss varies from one logged step to the next."""
     for label, run in intervals(scale).items():
-        yield Cell(label, f"{scale.data[scale.search].label}, variation of the loss in %", run,
-                   Evaluation("log", "", ("",), "variation"), competes=False)
+        for column, metric in (("variation of the loss in %", "variation"),
+                               ("100 ln of the variation", "log_variation")):
+            yield Cell(label, f"{scale.data[scale.search].label}, {column}", run, Evaluation("log", "", ("",), metric),
+                       competes=False)
+
+
+def floors_of_probes(scale: Scale) -> Iterator[Cell]:
+    return floor_cells(scale, probes(scale))
 
 
 def figure4(scale: Scale) -> Iterator[Cell]:
@@ -151,6 +157,6 @@ def steps(scale: Scale) -> Iterator[Cell]:
 
 
 TABLES = {"table1": table1, "table2": table2, "table3": table3, "table4": table4, "table5": table5,
-          "stability": stability, "figure4": figure4, "figure5": figure5, "lengths": lengths, "steps": steps,
-          **article.TABLES, **mcdiffusion.TABLES, **views.TABLES, **photos.TABLES, **position.TABLES,
-          "curves": curves.curves}
+          "stability": stability, "floors": floors_of_probes, "figure4": figure4, "figure5": figure5,
+          "lengths": lengths, "steps": steps, **article.TABLES, **mcdiffusion.TABLES, **views.TABLES, **photos.TABLES,
+          **position.TABLES, "curves": curves.curves}

@@ -113,6 +113,8 @@ class Scale(NamedTuple):
     tables: tuple[str, ...] = ()  # and ledgers, that it has; all if there is none
     image: str | None = None  # SOURCE of --pretrained-image for all captioners
     free: tuple[str, ...] = ()  # flags of a run that trains such a tower, too
+    margin: float = 1.0  # points within which rows are called level
+    cider_margin: float = 1.0
     fetch: tuple[tuple[str, str], ...] = ()  # folders and files of {data}, and what to run for each
 
     @property

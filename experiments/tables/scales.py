@@ -90,7 +90,7 @@ SCENES = Scale(
         made("without", f"{TEST_SHARDS} {{out}}/data/fewshot/val/00000.tar", "figure8"),
     ),
     tuning=Tuning(lr=3e-4, batch=32, epochs=1),
-    article=True, caption_epochs=4, val="{out}/data/scenes/val/00000.tar",
+    article=True, caption_epochs=4, val="{out}/data/scenes/val/00000.tar", margin=3.0, cider_margin=20.0,
 )
 
 PHOTOGRAPHS = "{data}/flickr8k/train/{{00000..00005}}.tar"
@@ -180,9 +180,9 @@ RICH = Scale(
     alt="short", long="long", search="short", amounts=(), ratios=("short",),
     probes=rich_probes(1000), probe_root=f"{RICH_FOLDER}/{{{{dataset_cleaned}}}}",
     selection=pairs(f"{RICH_FOLDER}/sugarcrepe", SWAPS, 400),
-    captioning=(Captioning("{out}/data/captions", "wds/captions", "rich scenes", None, ("10", "15", "auto")),),
+    captioning=(Captioning("{out}/data/captions", "wds/captions", "rich scenes", None, ("auto", "10", "15")),),
     prepare=(made("rich", f"{RICH_SCENES} --num-train 40000 --num-probe 1000 --num-pairs 400 --jobs 2"), RICH_CAPTIONS),
-    curve=(1, 2, 4, 8),
+    curve=(1, 2, 4, 8), margin=2.0, cider_margin=20.0,
 )
 
 GPU = RICH._replace(

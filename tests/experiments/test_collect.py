@@ -120,10 +120,12 @@ def test_stability_is_the_noise_of_the_logged_loss_around_a_slow_trend(tmp_path)
     lines = [f"... Train Epoch: 0 [{i:>2}/99 (3%)] Caption_loss: {20 - 0.01 * i + n:.5f} (7.0) Loss: 99 (9)"
              for i, n in enumerate(noise)]
     # successive differences are 2 but for the trend: 2 / sqrt(2) = 1.414 of a mean of about 20 - 0.3
-    assert loss_variation("\n".join(lines)) == pytest.approx(math.sqrt(2) / 19.7, rel=0.01)
+    found = loss_variation("\n".join(lines))
+    assert found["variation"] == pytest.approx(math.sqrt(2) / 19.7, rel=0.01)
+    assert found["log_variation"] == math.log(found["variation"])
     resumed = [*lines[:25], *lines[10:33], *lines[30:]]  # killed twice, and begun again from an earlier step
     assert loss_variation("\n".join(resumed)) == loss_variation("\n".join(lines))
-    assert math.isnan(loss_variation("no line"))
+    assert all(map(math.isnan, loss_variation("no line").values()))
     folder = tmp_path / "runs" / "MDC-ViT-Ti-8-t0.0-1.0--short--s0"
     folder.mkdir(parents=True)
     (folder / "out.log").write_text("\n".join(lines))
@@ -132,38 +134,7 @@ def test_stability_is_the_noise_of_the_logged_loss_around_a_slow_trend(tmp_path)
     assert "| [0.0, 1.0] | missing |" in page, "its epoch has not ended"
     (folder / "out.log").write_text("\n".join(lines).replace(f"[{len(lines) - 1}/99 (3%)]", "[99/99 (100%)]"))
     page = collect.collect(scales.SCENES, place(tmp_path), ["stability"])["stability"]
-    assert "| [0.0, 1.0] | 7.2 |" in page
-
-
-def test_tables_are_renewed_where_a_page_has_their_place(tmp_path):
-    page = tmp_path / "RESULTS.md"
-    page.write_text("before\n<!-- scenes table5 -->\nold\n<!-- end -->\nafter\n<!-- scenes table4 -->\n<!-- end -->\n")
-    collect.insert({"table5": "| new |\n"}, "scenes", page)
-    assert page.read_text() == ("before\n<!-- scenes table5 -->\n| new |\n<!-- end -->\nafter\n"
-                                "<!-- scenes table4 -->\n<!-- end -->\n")
-    with pytest.raises(ValueError, match="no <!-- paper table5 -->"):
-        collect.insert({"table5": "| new |\n"}, "paper", page)
-
-
-@pytest.mark.parametrize("name, old, new, lost", [
-    ("table5", "|  | a | b |\n| --- | --- | --- |\n| [0.5, 1.0] | **5.0 ± 1.0** | missing |\n",
-     "|  | a | b |\n| --- | --- | --- |\n| [0.5, 1.0] | missing | 7.0 |\n", r"\[0.5, 1.0\], a \(\*\*5.0 ± 1.0\*\*\)"),
-    ("table5", "|  | a |\n| --- | --- |\n| x | 5.0 |\n| y | 1.0 [3.0] |\n",
-     "|  | a |\n| --- | --- |\n| x | 5.5 |\n\nnot run: y.\n", r"y, a \(1.0 \[3.0\]\)"),
-    ("claims", "| paper | claim | its numbers | here |\n| --- | --- | --- | --- |\n| T | a above b | 2 / 1 | +5.0 |\n",
-     "| paper | claim | its numbers | here |\n| --- | --- | --- | --- |\n| T | a above b; here c / b | 2 / 1 |  |\n",
-     r"a above b, here \(\+5.0\)"),
-    ("figure6", "scenes 0\n\n- ARC: a\n", "missing\n", "what it shows")],
-    ids=["cell", "row", "claim", "figure"])
-def test_a_number_of_a_page_is_never_replaced_by_nothing(tmp_path, name, old, new, lost):
-    page, text = tmp_path / "RESULTS.md", "<!-- scenes {} -->\n{}<!-- end -->\n"
-    page.write_text(text.format(name, old))
-    with pytest.raises(ValueError, match=f"RESULTS.md, scenes {name}: {lost} would be missing: give the --out"):
-        collect.insert({name: new}, "scenes", page)
-    assert page.read_text() == text.format(name, old)
-    other = old.replace("5.0", "6.0").replace("- ARC: a", "- ARC: b")
-    collect.insert({name: other}, "scenes", page)
-    assert page.read_text() == text.format(name, other)
+    assert f"| [0.0, 1.0] | 7.2 | {100 * found['log_variation']:.1f} |" in page
 
 
 @pytest.mark.parametrize("name, scale, where", [

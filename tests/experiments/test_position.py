@@ -250,7 +250,7 @@ def test_the_page_has_the_ratios_their_intervals_and_verdicts(tmp_path):
     assert "*shows*" in verdicts["gradient: MDC: level at both places"]
     assert "| 2.000 (" in verdicts["gradient: MDC's ratio above ARC's"] and \
         "*shows*" in verdicts["gradient: MDC's ratio above ARC's"]
-    assert "3 + 3 seeds, 40 images, paired" in verdicts["gap: MDC's ratio above ARC's"]
+    assert "3 seeds, 40 images" in verdicts["gap: MDC's ratio above ARC's"]
     assert "*not run*" in verdicts["gap: parallel: level at both places"]
     assert "*not resolved*" in verdicts["gap: MDC's ratio above CapPa's"]
     rows = {(row["objective"], row["measure"]): row for row in csv.DictReader(

@@ -1,0 +1,164 @@
+"""The pages of results, made of the archives: make results, or python -m experiments.report.publish.
+
+An archive results/SCALE.tar.xz fills results/SCALE.md between <!-- SCALE TABLE --> and <!-- end -->, an archive
+results/SCALE.PART.tar.xz results/PART.md. All claims come to results/claims.csv. RESULTS.md has of these what stands
+between <!-- counts -->, <!-- better -->, <!-- worse -->, <!-- equal --> or <!-- claims ID ... --> and <!-- end -->.
+What is not in an archive, such as Figures 3 and 6, stays as it is.
+"""
+import argparse
+import csv
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ..commands import Place
+from ..tables.scales import SCALES
+from . import archive
+from .claims import COLUMNS, KINDS, PAPER
+from .collect import LEDGERS, collect, write
+
+FOLDER = Path(__file__).parents[1]
+WITHOUT_ARCHIVE = ("figure3", "figure6")
+BLOCK = re.compile(r"<!-- (counts|better|worse|equal|claims [\w -]+) -->\n(.*?)<!-- end -->", re.DOTALL)
+
+
+def numbers_of(page: str) -> dict[tuple[str, str], str]:
+    """Return a page's cells with a number by row and column."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()
+            if line.startswith("| ")]
+    return {(row[0], column): cell for row in rows[2:] for column, cell in zip(rows[0][1:], row[1:], strict=False)
+            if re.match(r"\W*\d", cell)}
+
+
+def check_kept(old: str, new: str, where: str) -> None:
+    new_numbers = numbers_of(new)
+    lost = [f"{row}, {column} ({cell})" for (row, column), cell in numbers_of(old).items()
+            if (row, column) not in new_numbers]
+    if lost or new == "missing\n" and old.strip() not in ("", "missing"):
+        raise ValueError(f"{where} {lost[0] if lost else 'what it shows'} would be missing: give the archive that has "
+                         f"its results, or remove it from the page")
+
+
+def insert(pages: dict[str, str], scale: str, path: Path) -> None:
+    """Renew the tables of a page. Raises ValueError if it has no place for one, or a number that a new one lacks."""
+    text = path.read_text(encoding="utf-8")
+    for name, page in pages.items():
+        found = re.search(rf"<!-- {scale} {name} -->\n(.*?)<!-- end -->", text, re.DOTALL)
+        if not found:
+            raise ValueError(f"{path} has no <!-- {scale} {name} --> ... <!-- end -->")
+        if name not in LEDGERS:
+            check_kept(found[1], page, f"{path}, {scale} {name}:")
+        text = text[:found.start(1)] + page + text[found.end(1):]
+    write(path, text)
+
+
+def from_archive(file: Path, page: str) -> tuple[str, dict[str, str], str]:
+    """Return the scale of an archive, the tables that its page has a place for, and its claims as CSV."""
+    scale, _, part = file.name.removesuffix(".tar.xz").partition(".")
+    names = set(re.findall(rf"<!-- {scale} (\w+) -->", page)).difference(WITHOUT_ARCHIVE)
+    with TemporaryDirectory() as folder:
+        out = Path(folder, scale)
+        archive.unpack(file, out)
+        pages = collect(SCALES[scale], Place(Path("data"), out, "", 0), sorted(names))
+        ledgers = [name for name in LEDGERS if name in names]
+        return scale, pages, "".join((out / "tables" / f"{name}.csv").read_text(encoding="utf-8") for name in ledgers)
+
+
+# ---- RESULTS.md, of claims.csv
+
+
+def read_claims(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(text.splitlines()))
+
+
+def shown(row: dict[str, str]) -> str:
+    """Return a difference with its interval and verdict, and nothing but the reason where there is no verdict."""
+    if not row["difference"]:
+        return "not run"
+    if row["verdict"] == "no verdict":
+        return f"no verdict: {row['why']}"
+    number = f"{float(row['difference']):+.1f}" + (
+        " ({:+.1f} to {:+.1f})".format(*(float(row[end]) for end in ("low", "high"))) if row["low"] else "")
+    return f"{number}, *{row['verdict']}*"
+
+
+def scales_of(rows: Iterable[dict[str, str]]) -> list[str]:
+    return list(dict.fromkeys(row["id"].partition(".")[0] for row in rows))
+
+
+def chosen(rows: list[dict[str, str]], ids: list[str]) -> str:
+    from open_clip_mdc.data.markdown import markdown_table
+    lines = []
+    of = {row["id"]: row for row in rows}
+    scales = [scale for scale in scales_of(rows) if any(f"{scale}.{one}" in of for one in ids)]
+    for one in ids:
+        found = [of.get(f"{scale}.{one}") for scale in scales]
+        first = next((row for row in found if row), None)
+        if first is None:
+            raise ValueError(f"claims.csv has no claim {one}")
+        lines.append([one, re.split("; here |, at ", first["claim"])[0], first["its numbers"],
+                      *(shown(row) if row else "" for row in found)])
+    return markdown_table(["claim", "", "paper", *scales], lines) + "\n"
+
+
+def counts(rows: list[dict[str, str]]) -> str:
+    from open_clip_mdc.data.markdown import markdown_table
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        kind = "within" if row["verdict"].startswith("within") else row["verdict"]
+        groups.setdefault((row["ledger"], row["id"].partition(".")[0]), []).append(kind)
+    kinds = [*KINDS, PAPER]
+    lines = [[*group, *(str(found.count(kind)) for kind in kinds)] for group, found in groups.items()]
+    return markdown_table(["ledger", "scale", *kinds], lines) + "\n"
+
+
+def standing(rows: list[dict[str, str]], which: str) -> str:
+    """Return the paper's claims in which the left side, which is MDC, is better or worse than the right, or equal."""
+    lines = []
+    for row in rows:
+        if row["ledger"] != "claims" or row["verdict"] in ("not resolved", "no verdict", "not run", PAPER):
+            continue
+        equal = row["verdict"].startswith("within") or row["verdict"] == "shows" and " level " in row["claim"]
+        stands = "equal" if equal else "better" if float(row["difference"]) > 0 else "worse"
+        if stands == which:
+            scale, _, short = row["id"].partition(".")
+            lines.append(f"- {scale}, {row['paper']} ({short}): {row['claim']}: {shown(row)}")
+    return "\n".join(lines or ["- nothing is resolved to be so"]) + "\n"
+
+
+def fill(page: str, rows: list[dict[str, str]]) -> str:
+    """Return RESULTS.md with its blocks made anew of the claims."""
+    def block(match: re.Match) -> str:
+        what, *ids = match[1].split()
+        text = chosen(rows, ids) if what == "claims" else counts(rows) if what == "counts" else standing(rows, what)
+        return f"<!-- {match[1]} -->\n{text}<!-- end -->"
+    return BLOCK.sub(block, page)
+
+
+def publish(folder: Path) -> str:
+    """Make the pages of a folder such as experiments/ anew. Returns the claims as CSV."""
+    table = ",".join(COLUMNS) + "\n"
+    for file in sorted((folder / "results").glob("*.tar.xz")):
+        scale, _, part = file.name.removesuffix(".tar.xz").partition(".")
+        path = folder / "results" / f"{part or scale}.md"
+        scale, pages, claims = from_archive(file, path.read_text(encoding="utf-8"))
+        insert(pages, scale, path)
+        table += claims
+    write(folder / "results" / "claims.csv", table)
+    page = folder / "RESULTS.md"
+    write(page, fill(page.read_text(encoding="utf-8"), read_claims(table)))
+    return table
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    try:
+        publish(FOLDER)
+    except (ValueError, OSError) as problem:
+        sys.exit(f"error: {problem}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""One claim from nothing, compared with its archive: make reproduce CLAIM=scenes.bert15
+
+    python -m experiments.reproduce scenes.bert15 --out build/reproduce/scenes.bert15 [--data DATA] [--dry-run]
+
+Makes the data, trains the claim's rows with the seeds that are archived, evaluates them, and says which results repeat
+to the digit, in what each was trained, and what the difference is in both. Interrupted, it resumes. Ids: claims.csv.
+"""
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from . import commands, preflight
+from .commands import Place
+from .progress import Step, run_steps
+from .report import archive, claims
+from .report.publish import FOLDER
+from .report.results import Results, read_results
+from .run import plan
+from .tables.cells import Cell
+from .tables.paper_tables import TABLES
+from .tables.scales import SCALES, Scale
+
+
+class Task(NamedTuple):
+    scale: Scale
+    claim: claims.Claim
+    file: Path  # the archive that has its results
+
+    @property
+    def cells(self) -> list[Cell]:
+        return list(dict.fromkeys([*self.claim.left, *self.claim.right]))
+
+    @property
+    def tables(self) -> list[str]:
+        """The first table with all of the claim's cells; of a claim across tables, those with any."""
+        found = {name: set(self.cells) & set(cells(self.scale)) for name, cells in TABLES.items()}
+        whole = [name for name, cells in found.items() if len(cells) == len(self.cells)]
+        return whole[:1] or [name for name, cells in found.items() if cells]
+
+
+def find(name: str, folder: Path = FOLDER / "results") -> Task:
+    """Return the task of an id such as scenes.bert15. Raises ValueError if there is no such claim, or no archive."""
+    scale, _, short = name.partition(".")
+    if scale not in SCALES:
+        raise ValueError(f"{name} is no claim: give SCALE.ID of experiments/results/claims.csv")
+    for ledger in ("claims", "mcdiffusion", "article", "views"):
+        for claim in claims.claims_of(ledger, SCALES[scale]):
+            if claim.id == short:
+                if not claim.left or not claim.right:
+                    raise ValueError(f"{name} needs the paper's scale: {claim.needs}")
+                part = "" if ledger == "claims" else f".{ledger}"
+                file = folder / f"{scale}{part}.tar.xz"
+                if not file.exists():
+                    raise ValueError(f"{name}: nothing of it is archived, {file} is not there")
+                return Task(SCALES[scale], claim, file)
+    raise ValueError(f"{scale} has no claim {short}: see experiments/results/claims.csv")
+
+
+def difference(results: Results, task: Task) -> str:
+    measured = claims.measured_of(results, task.scale)
+    finding = claims.compare(measured.side(task.claim.left, task.claim.right),
+                             measured.side(task.claim.right, task.claim.left))
+    return "not run" if finding.difference is None else f"{finding.difference:+.4f}" + (
+        f" ({claims.interval(finding)})" if finding.interval else "")
+
+
+def reproduce(task: Task, place: Place, seeds: list[int] | None, run: Callable[[str, list[Step]], None]) -> str:
+    """Run what a claim needs, and return how it compares with the archive."""
+    with TemporaryDirectory() as folder:
+        kept = Path(folder, "kept")
+        archive.unpack(task.file, kept)
+        results = read_results(kept)
+        (row,) = claims.judge([task.claim], results, task.scale)
+        task = task._replace(claim=row.claim)  # at the checkpoint where it was judged
+        measured = claims.measured_of(results, task.scale)
+        known = set.intersection(*(set(measured.numbers((cell,))) for cell in task.cells))
+        seeds = sorted(known) if seeds is None else seeds
+        if not known.issuperset(seeds):
+            raise ValueError(f"{task.file} has seeds {', '.join(map(str, sorted(known)))} of this claim")
+        for title, steps in plan(task.scale, task.tables, seeds, place, task.cells):
+            run(title, steps)
+        if not (place.out / "results").exists():
+            return ""
+        before, after = (environments(task, seeds, out) for out in (kept, place.out))
+        return "\n".join([archive.compare(task.file, place.out), f"archived on {before}", f"now on {after}",
+                          f"{task.claim.sentence}: archived {difference(results, task)}, "
+                          f"now {difference(read_results(place.out), task)}"])
+
+
+def environments(task: Task, seeds: list[int], out: Path) -> str:
+    place = Place(Path(), out, "", 0)
+    files = {commands.folder(cell.run, seed, place) / "environment.txt" for cell in task.cells for seed in seeds}
+    found = {line for file in files if file.exists() for line in file.read_text(encoding="utf-8").splitlines()}
+    return "; ".join(sorted(found)) or "an unknown machine"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("claim", help="SCALE.ID of experiments/results/claims.csv")
+    parser.add_argument("--out", type=Path, help="default: build/reproduce/CLAIM")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the data that is not made here")
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: all that are archived")
+    parser.add_argument("--bin", default="", help="folder of open_clip_train and its siblings, with a slash at the end")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
+    args = parser.parse_args(argv)
+
+    def run(title: str, steps: list[Step]) -> None:
+        if args.dry_run:
+            print("\n".join(shlex.join(step.command) for step in steps))
+        elif steps:
+            (place.out / "results").mkdir(parents=True, exist_ok=True)
+            run_steps(title, steps, place.out / "logs", os.cpu_count() or 1)  # one thread each, as in the archives
+    try:
+        task = find(args.claim)
+        place = Place(args.data, args.out or Path("build/reproduce") / args.claim, args.bin, 0)
+        if not args.dry_run:
+            preflight.check(task.scale, task.tables, task.cells, args.seeds or list(task.scale.seeds), place)
+        print(reproduce(task, place, args.seeds, run))
+    except (ValueError, OSError, RuntimeError) as problem:
+        sys.exit(f"error: {problem}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command resumes here")
+
+
+if __name__ == "__main__":
+    main()

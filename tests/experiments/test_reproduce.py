@@ -1,0 +1,60 @@
+"""Claims about reproduce.py: a claim is run from nothing, only that, and compared with what was archived."""
+import json
+
+import pytest
+from conftest import REPO
+from helpers import place
+
+from experiments import commands, reproduce
+from experiments.report import archive
+from experiments.tables.cells import Run
+
+RESULTS = REPO / "experiments" / "results"
+
+
+def trained(capsys, claim: str, *flags: str) -> list[str]:
+    reproduce.main([claim, "--dry-run", *flags])
+    commands_of = [line.split() for line in capsys.readouterr().out.splitlines() if "open_clip_train" in line]
+    return [command[command.index("--name") + 1] for command in commands_of]
+
+
+def test_its_commands_are_the_trainings_of_its_rows_with_the_archived_seeds(capsys, tmp_path):
+    out = "--out", str(tmp_path)
+    assert trained(capsys, "scenes.bert15", *out) == [f"{model}--short--s{seed}" for seed in range(3) for model in (
+        "MDC-ViT-Ti-8", "BERT-ViT-Ti-8-r15")]
+    quarter = trained(capsys, "rich.pairs-arc", *out, "--seeds", "3")
+    assert sorted(quarter) == ["ARC-ViT-Ti-8-rich--short--s3", "MDC-ViT-Ti-8-rich--short--s3"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("claim, message", [
+    ("bert15", "bert15 is no claim: give SCALE.ID"), ("scenes.none", "scenes has no claim none"),
+    ("scenes.arc-b16", "scenes.arc-b16 needs the paper's scale: a network of that size"),
+    ("scenes.views", "scenes.views: nothing of it is archived"),
+    ("scenes.bert15 --seeds 7", "has seeds 0, 1, 2 of this claim")])
+def test_what_cannot_be_run_again_is_said(claim, message, tmp_path):
+    with pytest.raises(SystemExit, match=message):
+        reproduce.main([*claim.split(), "--dry-run", "--out", str(tmp_path)])
+
+
+def test_results_and_differences_of_both_are_compared(tmp_path):
+    """A machine that gives the archived results again, then one that gives another one."""
+    task, out = reproduce.find("scenes.bert15"), tmp_path / "out"
+    asked = []
+
+    def run(title: str, steps: list) -> None:
+        asked.extend(step.label for step in steps if title == "training")
+        if title == "evaluation" and not (out / "results").exists():
+            archive.unpack(RESULTS / "scenes.tar.xz", out)
+    said = reproduce.reproduce(task, place(out), [0, 1, 2], run).splitlines()
+    assert len(asked) == 6 and said[0].startswith("255 of 255 results in both are equal to the digit")
+    assert said[1].replace("archived on", "now on") == said[2] and "AMD EPYC (AVX2), 1 thread" in said[2]
+    assert said[3] == ("CC12M: MDC above BERT 15 %: archived +4.5208 (+0.6 to +8.5), now +4.5208 (+0.6 to +8.5)")
+    name = commands.checkpoint(task.scale, Run("BERT-ViT-Ti-8-r15", "short"), 1, place(out)).parts[-3]
+    (path,) = out.glob(f"results/linear_probe/*{name}*.json")
+    result = json.loads(path.read_text())
+    result["metrics"]["lp_acc1"] += 0.03
+    path.write_text(json.dumps(result))
+    said = reproduce.reproduce(task, place(out), [0, 1, 2], run).splitlines()
+    assert said[0].startswith(f"linear_probe wds/probe {name.rpartition('--s')[0]}/epoch_1 1: lp_acc1")
+    assert "archived +4.5208 (+0.6 to +8.5), now +3.5208 (" in said[-1]
