@@ -162,7 +162,8 @@ def at_quarter(claim: Claim, scale: Scale) -> Claim:
 
 
 def measured_of(results: Results, scale: Scale) -> Measured:
-    return Measured(results, scale, (cell for cells in TABLES.values() for cell in cells(scale)))
+    return Measured(results, scale, (cell for name, cells in TABLES.items() if not scale.tables or name in scale.tables
+                                     for cell in cells(scale)))
 
 
 def judge(claims: Iterable[Claim], results: Results, scale: Scale) -> list[Row]:

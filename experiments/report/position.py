@@ -14,7 +14,8 @@ from typing import NamedTuple
 from ..tables import position as tables
 from ..tables.cells import Cell
 from ..tables.scales import Scale
-from .claims import Claim, number, says
+from .claims import Claim, says
+from .claims import number as shown_p
 from .results import parts
 from .verdicts import Finding, Side, compare, decide
 
@@ -126,7 +127,7 @@ def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int,
         decided = decide(finding for _, finding in group)  # Holm's correction is over one of the tables
         verdicts.append(markdown_table(
             ["claim", "ratio, or ratio of ratios (95 %)", "p (Holm)", "p within a tenth", "errors of", "verdict"],
-            [[text, shown_ratio(v.finding), number(v.p), number(v.p_within),
+            [[text, shown_ratio(v.finding), shown_p(v.p), shown_p(v.p_within),
               "" if v.outcome == "not run" else v.finding.basis, f"*{says(v, ': level ' in text)}*"]
              for (text, _), v in zip(group, decided, strict=True)]))
     absent = [f"r = {tables.REDUNDANCIES[row.data]:g}, {row.objective}" for row in of_rows
