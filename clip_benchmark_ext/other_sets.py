@@ -20,7 +20,7 @@ from open_clip_mdc.data.images import decode_image, upright
 from open_clip_mdc.data.paths import is_hidden, is_image
 from open_clip_mdc.errors import close_names
 
-from .datasets.masks import MASKED
+from .datasets.masks import MASKED, MaskedImages
 
 FOLDER = "folder"
 VALIDATION = ("val", "validation", "valid")
@@ -157,9 +157,15 @@ def build(name: str, root: str, transform, split: str, **options) -> Dataset:
     return dataset
 
 
+def _place(dataset: Dataset) -> str | None:
+    if isinstance(dataset, MaskedImages):
+        return dataset.split
+    return dataset.root if isinstance(dataset, ClassFolders) else None
+
+
 def check_classes(splits: Mapping[str, Dataset]) -> None:
-    if "val" in splits and isinstance(splits["val"], ClassFolders) and splits["val"].root == splits["test"].root:
-        raise ValueError(f"{splits['val'].root} is the test split, as there is no other: leave out --val_split")
+    if "val" in splits and (place := _place(splits["val"])) is not None and place == _place(splits["test"]):
+        raise ValueError(f"{place} is the test split, as there is no other: leave out --val_split")
     numbers = {split: dataset.class_to_idx for split, dataset in splits.items() if hasattr(dataset, "class_to_idx")}
     for split, own in numbers.items():
         first = next(iter(numbers))

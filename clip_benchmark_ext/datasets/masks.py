@@ -31,23 +31,22 @@ def _of_shard(root: Path, split: str) -> list[Pair]:
     """SPLIT.tar of KEY.png and KEY.mask.png, or KEY.jpg and KEY.png."""
     pairs = []
     for sample in read_samples(str(root / f"{split}.tar")):
-        suffix = image_member(sample)
+        suffix, name = image_member(sample), f"{split}.tar, sample {sample['__key__']}"  # the same wherever they lie
         mask = sample.get("mask.png", sample.get("png") if suffix != "png" else None)
         if suffix is None or mask is None:
-            raise ValueError(f"{root / split}.tar, sample {sample['__key__']}: it needs an image and KEY.mask.png, or "
-                             "KEY.jpg and KEY.png")
-        pairs.append((f"{root / split}.tar, sample {sample['__key__']}", sample[suffix], mask))
+            raise ValueError(f"{root}, {name}: it needs an image and KEY.mask.png, or KEY.jpg and KEY.png")
+        pairs.append((name, sample[suffix], mask))
     return pairs
 
 
 def _of_ade20k(root: Path, split: str) -> list[Pair]:
-    folder = {"train": "training"}.get(split, "validation")
+    folder = {"train": "training", "val": "validation"}.get(split, split)
     return [(str(image), image, root / "annotations" / folder / f"{image.stem}.png")
             for image in sorted((root / "images" / folder).iterdir()) if image.suffix == ".jpg"]
 
 
 def _of_voc(root: Path, split: str) -> list[Pair]:
-    names = read_names(root / "ImageSets" / "Segmentation" / f"{'train' if split == 'train' else 'val'}.txt")
+    names = read_names(root / "ImageSets" / "Segmentation" / f"{split}.txt")
     return [(name, root / "JPEGImages" / f"{name}.jpg", root / "SegmentationClass" / f"{name}.png") for name in names]
 
 
@@ -71,6 +70,7 @@ MASKED = {
 
 @dataclass(eq=False, repr=False)
 class MaskedImages(Dataset):
+    split: str  # "val" where there is no test split
     pairs: list[Pair]
     classes: list[str]
     void: tuple[int, ...]
@@ -119,7 +119,7 @@ def build(name: str, root: str, split: str, transform: Callable[[Image.Image], T
     layout, folder = MASKED[name], Path(root)
     try:
         classes = list(layout.classes) or read_names(folder / "classnames.txt")
-        if split == "test" and layout.read is _of_shard and not (folder / "test.tar").exists():
+        if split == "test" and not (folder / "test.tar").exists():
             split = "val"
         pairs = layout.read(folder, split)
     except (FileNotFoundError, NotADirectoryError) as problem:
@@ -127,4 +127,4 @@ def build(name: str, root: str, split: str, transform: Callable[[Image.Image], T
                                 ) from problem
     if not pairs:
         raise ValueError(f"{root} has no images of {name}'s {split}")
-    return MaskedImages(pairs, classes, layout.void, layout.first, transform)
+    return MaskedImages(split, pairs, classes, layout.void, layout.first, transform)

@@ -157,6 +157,7 @@ def test_the_command_segments_beside_its_floors(runs, tmp_path):
     (lambda root: spoilt(root, mask_png(np.zeros((3, 3)))), (), "the image is 40 x 40 pixels and its mask 3 x 3"),
     (lambda root: spoilt(root, png(0)), (), "its mask has pixels of mode RGB"),
     (lambda root: spoilt(root, None), (), "it needs an image and KEY.mask.png"),
+    (lambda root: (root / "test.tar").rename(root / "val.tar"), ("--val_split", "val"), "val is the test split"),
     (lambda root: None, ("--task", "linear_probe"), "masks has a mask for each image: give --task segmentation"),
     (lambda root: None, ("--dataset", "wds/x", "--task", "segmentation"), "wds/x has no masks"),
 ])
