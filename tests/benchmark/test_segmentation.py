@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import make_image, png
+from conftest import SHARED, make_image, needs_data, png
 from models import add
 from PIL import Image
 
@@ -110,6 +110,19 @@ def test_layouts_of_ade20k_and_voc_are_read_as_they_are(tmp_path, name, make, la
         assert mask.shape == (40, 40) and mask.dtype == torch.uint8
         assert torch.equal(mask == masks.VOID, torch.eye(40, dtype=torch.bool)) and mask[0, 1] == last
         assert len(masks.MASKED[name].classes) == last + 1
+
+
+@needs_data("camvid/train.tar")
+@pytest.mark.parametrize("split, count", [("train", 367), ("val", 101), ("test", 233)])
+def test_camvid_has_its_photographs_and_eleven_classes_beside_void(split, count):
+    found = masks.build("camvid", str(SHARED / "camvid"), split, lambda image: torch.zeros(3, *image.size[::-1]))
+    assert len(found) == count and len(found.classes) == 11
+    ids = set()
+    for index in range(0, count, 20):
+        image, mask = found[index]
+        assert image.shape[1:] == mask.shape == (180, 240)
+        ids |= set(mask.unique().tolist())
+    assert ids == {*range(11), masks.VOID}
 
 
 def halves(root: Path, count: int = 24) -> Path:
