@@ -4,6 +4,7 @@ An image is encoded once, and its keys and values are projected once; twice wher
 
 Dimensions: B images, R captions (R/B consecutive ones of an image), L positions, P patches, D image width.
 """
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -27,6 +28,7 @@ LENGTH = 15  # tokens of a caption, one of the paper's, of a model that cannot t
 CHOSEN = ("auto", "sample", "likely")  # lengths that the model chooses
 SAMPLERS = ("confidence", "ancestral")
 MAX_LENGTHS = 8  # lengths per image, at most, that "auto" and "likely" decode
+LIKELY = 0.1  # of the most probable length's probability: so much makes a length "likely"
 LENGTH_NORM = 5  # tokens that each caption counts as when lengths are compared; the best of 1 to 10 on Flickr8k's val
 
 
@@ -87,7 +89,8 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
         image: [B, 3, height, width], preprocessed.
         length: N' of the paper, how many tokens are generated between SOT and EOT, which are given. "auto" is the
             model's choice for each image (`best_of_lengths`), "sample" a draw from p(N | image); "likely" gives an
-            image's `samples` its most probable lengths in turn. None is `default_length`.
+            image's `samples` its most probable lengths in turn, those a tenth as probable as the first. None is
+            `default_length`.
         text: captions to fill in instead, long [B, L] or [1, L] (`tokenize_with_masks`); `length` is then not used.
             On the CPU nothing waits for the device.
         tokens_per_step: see `unmask_by_confidence`.
@@ -152,9 +155,9 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
         if length == "auto":
             return best_of_lengths(lambda lengths: decode(fully_masked(lengths, vocab_size, longest)), log_prob)
         if length == "likely":
-            count = min(MAX_LENGTHS, log_prob.shape[1] - 1)  # not N = 0
-            turn = torch.arange(samples, device=log_prob.device) % count
-            lengths = log_prob[::samples].topk(count).indices[:, turn].flatten().cpu()
+            value, found = log_prob[::samples].topk(min(MAX_LENGTHS, log_prob.shape[1]))
+            count = (value >= value[:, :1] + math.log(LIKELY)).sum(1, keepdim=True)
+            lengths = found.gather(1, torch.arange(samples, device=count.device) % count).flatten().cpu()
         else:
             lengths = sample_tokens(log_prob, Sampling(1.0, generator=sampling.generator)).cpu()
     else:
