@@ -22,7 +22,7 @@ from .linear_probe import predict, probe_features
 from .splits import Splits, load_splits
 
 PIXELS = 32
-LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3)  # of the attentive probe
+LEARNING_RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)  # of the attentive probe
 WEIGHT_DECAY = 0.1
 
 
