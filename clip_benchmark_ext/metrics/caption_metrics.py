@@ -19,7 +19,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from pycocoevalcap.bleu.bleu import Bleu
+import numpy as np
+from pycocoevalcap.bleu.bleu_scorer import BleuScorer
 from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
 from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS
@@ -46,7 +47,7 @@ class CaptionScores(NamedTuple):
     word_tokenizer: str  # "PTB", the COCO evaluation's; "plain" where Java is missing
     mean_length: float  # words of a candidate
     reference_mean_length: float  # words of a reference
-    of_images: dict[str, list[float]]  # of metrics that are means over images: each image's
+    of_images: dict[str, list[float]]  # each image's value, whose mean is the metric or, of BLEU and METEOR, near it
 
 
 def score_captions(candidates: Mapping[Hashable, str],
@@ -67,16 +68,23 @@ def score_captions(candidates: Mapping[Hashable, str],
         of_images[name] = [float(value) for value in values]
         return mean
 
-    all_bleu = cache(lambda: Bleu(4).compute_score(gts, res, verbose=0)[0])
+    all_bleu = cache(lambda: bleu_scores(hypotheses, targets))
     longest = max(len(caption.split()) for caption in hypotheses)
 
     def bleu(n: int) -> float:
         if 0 < longest < n:  # pycocoevalcap divides a small number by another; of no word at all it gives nothing
             raise ValueError(f"no caption has {n} words in a row to be found in a reference: the longest has {longest}")
-        return all_bleu()[n - 1]
+        scores, values = all_bleu()
+        if n == 4:
+            of_images["Bleu_4"] = values
+        return scores[n - 1]
+
+    def mean_meteor() -> float:
+        score, of_images["METEOR"] = meteor(hypotheses, targets)
+        return score
 
     metrics: dict[str, Callable[[], float]] = {
-        **{f"Bleu_{n}": partial(bleu, n) for n in range(1, 5)}, "METEOR": partial(meteor, hypotheses, targets),
+        **{f"Bleu_{n}": partial(bleu, n) for n in range(1, 5)}, "METEOR": mean_meteor,
         "ROUGE_L": lambda: mean_of("ROUGE_L", Rouge()), "CIDEr": lambda: mean_of("CIDEr", Cider()),
         "SPICE": partial(spice, hypotheses, targets)}
     scores, missing = {}, {}
@@ -122,6 +130,21 @@ def check_idf(references: Sequence[Sequence[str]]) -> None:
     if silent:
         logging.warning("CIDEr gives %d of %d images nothing, whatever their captions are: the words of their "
                         "references are in those of all images", silent, len(words))
+
+
+def bleu_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[list[float], list[float]]:
+    """Return BLEU-1 to BLEU-4 of all captions, and BLEU-4's jackknife pseudo-value of each image (Tukey 1958)."""
+    scorer = BleuScorer(n=4)
+    for hypothesis, targets in zip(hypotheses, references, strict=True):
+        scorer += (hypothesis, targets)
+    scores, _ = scorer.compute_score(option="closest")
+    counts = np.array([[*one["correct"], *one["guess"], one["testlen"], min(
+        (abs(length - one["testlen"]), length) for length in one["reflen"])[1]] for one in scorer.ctest], dtype=float)
+    rest = counts.sum(0) - counts  # without each image
+    precision = (rest[:, :4] + 1e-15) / (rest[:, 4:8] + 1e-9)  # as pycocoevalcap avoids 0 / 0
+    brevity = np.exp(np.minimum(0, 1 - rest[:, 9] / np.maximum(rest[:, 8], 1)))
+    values = len(counts) * scores[3] - (len(counts) - 1) * np.prod(precision, 1) ** 0.25 * brevity
+    return scores, values.tolist()
 
 
 def ngrams(words: Sequence[str]) -> list[tuple[str, ...]]:
@@ -195,8 +218,8 @@ def failure(errors: bytes) -> str:
     return f"its Java program failed (it was made for Java 8): {shown[0].strip()}"
 
 
-def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return METEOR 1.5 of tokenized captions, over all of them.
+def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, list[float]]:
+    """Return METEOR 1.5 of tokenized captions, over all of them, and of each.
 
     Its protocol: a line per caption is answered by the caption's statistics; a line with all of these is answered by a
     score for each, and the score of all.
@@ -220,7 +243,8 @@ def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> fl
                 send("SCORE", *map(sentence, targets), sentence(hypothesis))
                 statistics.append(process.stdout.readline().strip())
             send("EVAL", *statistics)
-            return float([process.stdout.readline() for _ in range(len(statistics) + 1)][-1])
+            *each, score = [float(process.stdout.readline()) for _ in range(len(statistics) + 1)]
+            return score, each
         except (OSError, ValueError) as problem:
             process.kill()
             process.wait()
