@@ -7,9 +7,10 @@
 A line of OUT is {"sentence", "rank", "image": path or shard::key, "score", "blind", "debiased"}, in nats: score = log
 p(sentence | image), blind = log p(sentence) given the mean of many images, debiased = score - blind. For one sentence
 blind is the same whatever the image, so that score and debiased rank alike. Scores of two sentences do not compare, as
-a long or rare one is improbable of any image. Debiased ones do: they say how much better than the mean image an image
-explains the sentence. About 0 or less for the best image means that none shows it. Of fewer than 32 images blind and
-debiased are left out. With --shortlist K a CLIP model looks at all images, the captioner at each sentence's K best.
+a long or rare one is improbable of any image. Debiased ones of an image do: which of the sentences fits it best. They
+do not say whether any image fits: a sentence that none shows has a best image, too, and the mean image makes a rare
+sentence so improbable that all images add much to it. Of fewer than 32 images blind and debiased are left out. With
+--shortlist K a CLIP model looks at all images, the captioner at each sentence's K best.
 
 Dimensions: B images, S sentences, K of a shortlist, L positions.
 """
