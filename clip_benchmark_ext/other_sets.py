@@ -57,7 +57,8 @@ def known_name(name: str) -> str:
     if find_row(name):
         return name
     families = dict.fromkeys(row.split("/")[0] + "/NAME" * ("/" in row) for row in ROWS)
-    names = ", ".join((*families, *(f"{prefix}NAME" for prefix in PREFIXES), *UPSTREAM[:-1], *MASKED))
+    theirs = "clip_benchmark's (cifar10, ...)"
+    names = ", ".join((*families, *(f"{prefix}NAME" for prefix in PREFIXES), *MASKED, theirs))
     raise ValueError(f"--dataset {name} is not known{close_names(name, (*ROWS, *MASKED, *UPSTREAM))}. Class folders: "
                      f"--dataset folder --dataset_root DIR ({FOLDER_LAYOUT}). Others: {names}")
 

@@ -61,7 +61,8 @@ def find_row(name: str) -> Row | None:
     if name not in ROWS and family == "valse" and re.fullmatch(r"[\w-]+", part):
         return Row(readers.valse, PAIRS)
     if name not in ROWS and name.startswith(FAMILIES):
-        raise ValueError(f"unknown data set {name!r}{close_names(name, ROWS)}; there are: {', '.join(ROWS)}")
+        own = [row for row in ROWS if row.partition("/")[0] == family]
+        raise ValueError(f"unknown data set {name!r}{close_names(name, ROWS)}; there are: {', '.join(own or FAMILIES)}")
     return ROWS.get(name)
 
 
@@ -99,6 +100,6 @@ def build_dataset(name: str, root: str | Path, transform: Callable[[Image.Image]
     """
     row = find_row(name)
     if row is None:
-        raise ValueError(f"unknown data set {name!r}; there are: {', '.join(ROWS)}")
+        raise ValueError(f"unknown data set {name!r}; there are: {', '.join(FAMILIES)}")
     cases, facts = row.read(name, Path(root), **options)
     return SelectionDataset(name, cases, row.metric, transform, facts)

@@ -102,10 +102,12 @@ def test_a_missing_image_folder_says_so(tmp_path):
 
 
 def test_unknown_names_are_refused_with_the_list_of_known_ones(tmp_path):
-    for name in ("sugar_crepe/swap", "sugar_crepes", "aro/../../etc", "valse/../x", "winoground/x"):
-        with pytest.raises(ValueError, match="sugar_crepe/swap_obj"):
+    for name, known in (("sugar_crepe/swap", "sugar_crepe/add_att, .*sugar_crepe/swap_obj$"), ("sugar_crepes", "aro, "),
+                        ("aro/../../etc", "aro/vg_relation, "), ("valse/../x", "valse/existence, "),
+                        ("winoground/x", "winoground$"), ("sugar_crepe_pp/swap", "sugar_crepe_pp/swap_obj, ")):
+        with pytest.raises(ValueError, match=f"unknown data set '{name}'.*there are: .*{known}"):
             find_row(name)
-    with pytest.raises(ValueError, match="sugar_crepe/swap_obj"):
+    with pytest.raises(ValueError, match="sugar_crepe, aro, winoground"):
         build_dataset("cifar10", tmp_path)
     assert find_row("cifar10") is find_row("wds/cifar10") is None
     assert all(find_row(name) for name in (*DATASETS, "valse/my-own"))

@@ -228,7 +228,7 @@ BENCHMARK = [
     ((*CREPE, "--model", "mdc", *MDC, "--samples", "0"), "--samples: 0 should be at least 1"),
     ((*CREPE, "--model", "mdc", *MDC, "--workers", "1"), "--workers is no flag of this command: did you mean --num_wo"),
     ((*CREPE, "--model", "mdc", *MDC, "--lenght", "1"), "did you mean --caption_length or --min_length?"),
-    ((*CREPE, "--model", "mdc", *MDC, "--task", "probe"), "argument --task: invalid choice: 'probe'"),
+    ((*CREPE, "--model", "mdc", *MDC, "--task", "probing"), "argument --task: invalid choice: 'probing'"),
     ((*CREPE, "--model", "mdc"), "--model mdc needs --pretrained"),
     ((*CREPE, "--model", "MDC-ViT-Ti-8"), "--model MDC-ViT-Ti-8 needs --pretrained"),
     ((*CREPE, "--model", "mdc", "--pretrained", "nowhere"), "--pretrained: no checkpoint at nowhere"),
