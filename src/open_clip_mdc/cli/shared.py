@@ -93,7 +93,7 @@ def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCapt
     if getattr(args, "batch_size", 0) is None:
         args.batch_size = 128 if on_cuda else 32
     if getattr(args, "workers", 0) is None:
-        local = jobs if args.engine == "local" else 1
+        local = 1 if getattr(args, "engine", None) == "ray" else jobs
         args.workers = max(1, min(MOST_WORKERS if on_cuda else 2, ((os.cpu_count() or 1) - 1) // local))
     if device == "cuda" and torch.cuda.is_available():
         device = f"cuda:{number % torch.cuda.device_count()}"
