@@ -172,17 +172,18 @@ PHOTO := MDC-small-timm-tf_efficientnet_lite0
 photo: photos
 	rm -rf build/photo
 	$(BIN)/open_clip_mdc export --pretrained build/photos/runs/$(PHOTO)-locked--captions--s0 --to open_clip --half \
-	    --about experiments/photo/about.md --results build/photos/results/*/*test*$(PHOTO)*.json --out build/photo
+	    --about experiments/photo/about.md --out build/photo \
+	    --results build/photos/results/captioning-caption_length-auto/captions-*$(PHOTO)*.json
 	cp model_configs/photo/LICENSE build/photo/
 	rm -rf model_configs/photo && cp -r build/photo model_configs/photo
 
 # Writes experiments/figures/decodings-*.png and, in build/decodings, what was said and its tables.
 DECODINGS := OMP_NUM_THREADS=1 $(BIN)/python -m experiments.decodings
 decodings: photos | $(TRAINED)
-	$(DECODINGS) --mdc $(DEMO)/mdc --arc $(DEMO)/arc --data $(SCENES)/val/00000.tar --length 8 --limit 300 \
+	$(DECODINGS) --mdc $(DEMO)/mdc --arc $(DEMO)/arc --data $(SCENES)/val/00000.tar --length 8 --limit 100 \
 	    --out build/decodings/scenes
 	$(DECODINGS) --mdc build/photos/runs/$(PHOTO)-locked--captions--s0 --arc build/photos/runs/$(PHOTO:MDC%=ARC%)-locked--captions--s0 \
-	    --data build/photos/data/captions/test/0.tar --length 12 --limit 300 --out build/decodings/photos
+	    --data build/photos/data/captions/test/0.tar --length 12 --limit 200 --out build/decodings/photos
 	for what in scenes photos; do cp build/decodings/$$what.png experiments/figures/decodings-$$what.png || exit; done
 
 # Writes benchmarks/RESULTS.md. One process at a time has the machine to itself, so its threads may spin.

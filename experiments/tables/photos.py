@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from .cells import Cell, Evaluation, Run, caption_cells, length_flags, probe
 from .scale import Scale
 
-RECIPES = {"MDC": ("--caption_length", ("8", "10", "12")), "ARC": ("--num_beams", ("1", "6"))}
+RECIPES = {"MDC": ("--caption_length", ("8", "10", "12", "auto")), "ARC": ("--num_beams", ("1", "6"))}
 CHOSEN_BY = "CIDEr"
 OBJECTIVES = ("MDC", "ARC", "CapPa")
 
