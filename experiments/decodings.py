@@ -98,8 +98,9 @@ def report(said: dict[str, dict], references: list[list[str]], out: Path) -> str
     values = {way: measure(row["captions"], references) for way, row in said.items()}
     rows = [[way, f"{said[way]['steps']:.1f}", *(with_error(each[column], column) for column in COLUMNS),
              with_error(each["CIDEr"] - values[BASE]["CIDEr"], "CIDEr")] for way, each in values.items()]
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
-    for axes, column in zip(figure.subplots(1, 3), COLUMNS, strict=True):
+    shown = [column for column in COLUMNS if any(each[column].any() for each in values.values())]
+    figure = Figure(figsize=(3.5 + 3 * len(shown), 3.4), layout="constrained")
+    for axes, column in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         axes.set(xlabel="steps a caption", ylabel=column, xscale="log")
         for number, (way, each) in enumerate(values.items()):
             x = each[column]
