@@ -55,7 +55,7 @@ def rows(cells: list[Cell]) -> dict[Row, Cell]:
 
 def against_one(side: Side | None, margin: float | None = None) -> Finding:
     none = side and Side(dict.fromkeys(side.numbers, 0.0), 0.0, {seed: {} for seed in side.numbers}, side.trainings)
-    return compare(side, none, margin)
+    return compare(side, none, margin)._replace(p=None)  # no claim that a ratio is other than 1 is made
 
 
 def claims(sides: dict[str, dict[Row, Side | None]]) -> tuple[list[tuple[str, Finding]], list[tuple[str, Finding]]]:

@@ -48,8 +48,8 @@ def test_a_ledger_from_results(tmp_path):
         "not resolved", pytest.approx(1.0), "1 seed")
     assert row_of(rows, "t-near").verdict == "not run"
     # by hand: differences 30, 29, 31; 1,600 test images, (0.71 * 1600 + 1) of 1602 and (0.41 * 1600 + 1) of 1602
-    variance = 1 / 3 + sum(1e4 * p * (1 - p) / 1602 for p in (1137 / 1602, 657 / 1602))
-    reach = stats.t.isf(0.025, 2) * math.sqrt(variance)
+    of_images = sum(1e4 * p * (1 - p) / 1602 for p in (1137 / 1602, 657 / 1602))
+    reach = math.sqrt(stats.t.isf(0.025, 2) ** 2 / 3 + stats.norm.isf(0.025) ** 2 * of_images)
     assert wide.finding.interval == pytest.approx((30 - reach, 30 + reach))
     page = claims.ledger(rows, read_results(tmp_path), scales.SCENES)
     assert f"| +30.0 | {30 - reach:+.1f} to {30 + reach:+.1f} |" in page
@@ -92,7 +92,7 @@ def test_results_of_single_images_are_paired(tmp_path):
     images = both.mean(0).var(ddof=1) / 300
     residual = ((both - both.mean(0) - both.mean(1, keepdims=True) + both.mean()) ** 2).sum() / 299 / 300 / 2
     seeds = both.mean(1).var(ddof=1) / 2
-    assert finding.error == pytest.approx(100 * math.sqrt(max(images, seeds + images - residual)))
+    assert finding.error == pytest.approx(100 * math.sqrt(seeds + max(images - residual, 0)))
 
 
 def test_two_scorers_of_one_model_are_compared_seed_by_seed_over_the_seeds_of_both(tmp_path):

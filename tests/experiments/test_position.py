@@ -262,8 +262,7 @@ def test_the_page_has_the_ratios_their_intervals_and_verdicts(tmp_path):
     turns = [1 + 0.2 * (-1) ** (i // 2) for i in range(40)]
     of_images = sum((b / 40 - a / 40) ** 2 for a, b in zip(turns, turns[1:] + turns[:1], strict=True)) * 40 / 39
     from scipy.stats import t
-    variance = of_seeds + of_images
-    reach = t.isf(0.025, 2) * math.sqrt(variance)  # the degrees of freedom of three seeds
+    reach = math.sqrt(t.isf(0.025, 2) ** 2 * of_seeds + t.isf(0.025, 39) ** 2 * of_images)
     low, high = (float(rows["ARC", "gap"][end]) for end in ("low", "high"))
     assert (high - low) / 2 == pytest.approx(reach, rel=1e-6)
     assert (tmp_path / "tables" / "position.png").read_bytes().startswith(b"\x89PNG")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.report.verdicts import LEVEL, Finding, Side, compare, decide, holm, pocock, pool, satterthwaite
+from experiments.report.verdicts import LEVEL, Finding, Side, compare, decide, holm, pocock, pool, reach, tail
 
 LEDGERS, ROWS, SEEDS, IMAGES = 200, 12, 3, 40
 # A procedure that errs in exactly 5 % of ledgers is refused once in a thousand times.
@@ -45,13 +45,13 @@ def test_with_alike_seeds_the_error_is_that_of_the_paired_test_over_images():
     finding = compare(side([left] * 3), side([right] * 3))
     error = (left - right).std(ddof=1) / math.sqrt(50)
     assert finding.error == pytest.approx(error) and "50 images" in finding.basis
-    assert finding.p == pytest.approx(2 * stats.t.sf(finding.difference / error, 2)), "degrees of freedom of seeds"
+    assert finding.p == pytest.approx(stats.ttest_rel(left, right).pvalue)
 
 
 def test_with_a_bound_alone_the_error_is_that_of_the_z_test():
     left, right = (side([number] * 3)._replace(bound=bound, items=None)
                    for number, bound in ((90.0, 1.5), (85.0, 2.5)))
-    assert compare(left, right).error == 2.0 and compare(left, right).p == pytest.approx(2 * stats.t.sf(5 / 2, 2))
+    assert compare(left, right).error == 2.0 and compare(left, right).p == pytest.approx(2 * stats.norm.sf(5 / 2))
 
 
 def test_the_variance_is_that_of_crossed_samples():
@@ -86,11 +86,12 @@ def test_pooled_variances_are_the_mean_squares_of_one_and_of_two_ways():
     assert compare(left, wild).p == pytest.approx(stats.ttest_rel(table[0], [0, 100, -100]).pvalue)
 
 
-def test_degrees_of_freedom_of_two_variances_are_welchs():
-    a, b = np.array([1.0, 4.0, 2.0, 8.0]), np.array([3.0, 3.5, 3.2])
-    parts = [(x.var(ddof=1) / len(x), len(x) - 1) for x in (a, b)]
-    assert satterthwaite(parts)[1] == pytest.approx(stats.ttest_ind(a, b, equal_var=False).df)
-    assert satterthwaite([(2.0, 3), (1.0, 4), (-1.5, 12)])[0] == 2.0, "never less than its largest part"
+def test_what_is_reached_by_chance_is_banerjees_bound_and_p_its_inverse():
+    parts = [(2.0, 2), (1.0, 50)]
+    bound = math.sqrt(2 * stats.t.isf(0.01, 2) ** 2 + stats.t.isf(0.01, 50) ** 2)
+    assert reach(parts, 0.01) == pytest.approx(bound) and tail(parts, bound) == pytest.approx(0.01)
+    assert tail(parts, -bound) == pytest.approx(0.99) and tail(parts, 0.0) == 0.5
+    assert tail([(4.0, 7)], 3.0) == pytest.approx(stats.t.sf(1.5, 7)), "of one part it is the t test"
 
 
 def test_holm_is_bonferroni_on_every_subset():
