@@ -33,10 +33,10 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def search(run, *argv, out="found.jsonl") -> list[dict] | str:
+def search(run, *argv, out="found.jsonl", workers=("--workers", "0")) -> list[dict] | str:
     """The rows, or the complaint."""
     model = () if run is None else ("--pretrained", run)
-    said = complaint_of("search", *model, *argv, "--out", out, "--device", "cpu", "--workers", "0")
+    said = complaint_of("search", *model, *argv, "--out", out, "--device", "cpu", *workers)
     return said or [json.loads(line) for line in Path(out).read_text().splitlines()]
 
 
@@ -166,5 +166,5 @@ def test_a_broken_image_is_named_and_the_others_are_found(runs, folder):
     Path("photos").mkdir()
     Path("photos/a.png").write_bytes(b"none")
     Image.new("RGB", (32, 32)).save("photos/b.png")
-    assert "1 skipped, all else is written" in search(runs / "arc", "photos", "a star")
+    assert "1 skipped, all else is written" in search(runs / "arc", "photos", "a star", workers=())
     assert [json.loads(line)["image"] for line in Path("found.jsonl").read_text().splitlines()] == ["photos/b.png"]
