@@ -19,7 +19,7 @@ from ..token_cache import Encode, TokenCache
 from . import heads
 from .splits import Splits, load_splits
 
-LEARNING_RATES = (1e-4, 1e-3, 1e-2)
+LEARNING_RATES = (1e-4, 1e-3, 1e-2, 1e-1)
 WEIGHT_DECAY = 1e-4
 BATCH = 16  # images
 PLACES = 2048  # that a step looks at in each image
