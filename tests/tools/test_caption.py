@@ -103,7 +103,7 @@ def test_the_length_of_a_model_that_has_learnt_to_choose_is_its_choice(runs, fol
 def test_consensus_writes_the_draw_that_the_other_draws_are_most_like(runs, folder, alias):
     draws = ("--length", "6", "--temperature", "1", "--samples", "4", "--select", "consensus", "--batch-size", "3")
     run("--pretrained", runs / alias, *PATHS, *draws, "--html", "page.html")
-    assert "that of 4 drawn captions which is most like all of them" in Path("page.html").read_text()
+    assert "that of 4 captions which is most like all of them" in Path("page.html").read_text()
     model, transform, tokenizer = loaded(runs / alias)
     args = caption.argparse.Namespace(seed=0, temperature=1.0, top_k=None, top_p=None)
     rows = [row["caption"] for row in lines()]

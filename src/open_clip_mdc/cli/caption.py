@@ -179,7 +179,7 @@ def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: in
         at_once = f"all tokens at least {k} probable at once" if isinstance(k, float) else f"{k} at a time"
         facts["Order"] = f"the most confident first, {at_once}{drawn}"
     if args.select:
-        facts["Chosen"] = f"that of {args.samples} drawn captions which is most like all of them"
+        facts["Chosen"] = f"that of {args.samples} captions which is most like all of them"
     if "guidance_scale" in options:
         weak = {"masked": "the image with masked features"}.get(
             options["guidance_weak"], "the mean image" if "blind" in options else "no image")
