@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import open_clip
 import pytest
 import torch
-from conftest import VOCAB, captions, images, magnified, run_folder
+from conftest import REPO, VOCAB, captions, images, magnified, run_folder
 from helpers import dry_run, place, write_result
 
 from experiments import mentions
-from experiments.report import collect
+from experiments.report import archive, collect
 from experiments.report import position as report
 from experiments.tables import position as tables
 from experiments.tables.scales import POSITION
@@ -293,3 +293,12 @@ def test_the_command_trains_every_row_and_measures_it_on_scenes_of_its_own_redun
         data = command[command.index("--name") + 1]
         assert command[command.index("--data") + 1] == f"{out}/data/{data}/val/00000.tar"
         assert all(f"--{data}--s0/" in path for path in command if path.endswith(".pt"))
+
+
+def test_the_archive_gives_the_tables_again_and_both_places_are_paired_by_image(tmp_path):
+    archive.unpack(REPO / "experiments" / "results" / "position.tar.xz", tmp_path)
+    pages = collect.collect(POSITION, place(tmp_path), ["position", "lastsaid"])
+    assert "| 0.9 | MDC |" in pages["position"] and "500 images, paired" in pages["position"]
+    assert "| a coin decides, ARC |" in pages["lastsaid"]
+    found = [json.loads(path.read_text()) for path in (tmp_path / "results" / "mentions" / "items").glob("*.json")]
+    assert len({tuple(items["images"]) for items in found}) == 1 and len(found[0]["images"]) == 500
