@@ -298,7 +298,7 @@ def test_the_command_trains_every_row_and_measures_it_on_scenes_of_its_own_redun
 def test_the_archive_gives_the_tables_again_and_both_places_are_paired_by_image(tmp_path):
     archive.unpack(REPO / "experiments" / "results" / "position.tar.xz", tmp_path)
     pages = collect.collect(POSITION, place(tmp_path), ["position", "lastsaid"])
-    assert "| 0.9 | MDC |" in pages["position"] and "500 images, paired" in pages["position"]
+    assert "| 0.9 | MDC |" in pages["position"] and "3 seeds, 500 images |" in pages["position"]
     assert "| a coin decides, ARC |" in pages["lastsaid"]
     found = [json.loads(path.read_text()) for path in (tmp_path / "results" / "mentions" / "items").glob("*.json")]
     assert len({tuple(items["images"]) for items in found}) == 1 and len(found[0]["images"]) == 500
