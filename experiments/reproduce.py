@@ -61,7 +61,8 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
     raise ValueError(f"{scale} has no claim {short}: see experiments/results/claims.csv")
 
 
-def difference(results: Results, task: Task) -> str:
+def difference(results: Results, task: Task, seeds: list[int]) -> str:
+    results = {key: {seed: one for seed, one in by_seed.items() if seed in seeds} for key, by_seed in results.items()}
     measured = claims.measured_of(results, task.scale)
     finding = claims.compare(measured.side(task.claim.left, task.claim.right),
                              measured.side(task.claim.right, task.claim.left))
@@ -88,8 +89,8 @@ def reproduce(task: Task, place: Place, seeds: list[int] | None, run: Callable[[
             return ""
         before, after = (environments(task, seeds, out) for out in (kept, place.out))
         return "\n".join([archive.compare(task.file, place.out), f"archived on {before}", f"now on {after}",
-                          f"{task.claim.sentence}: archived {difference(results, task)}, "
-                          f"now {difference(read_results(place.out), task)}"])
+                          f"{task.claim.sentence}: archived {difference(results, task, seeds)}, "
+                          f"now {difference(read_results(place.out), task, seeds)}"])
 
 
 def environments(task: Task, seeds: list[int], out: Path) -> str:
