@@ -3,7 +3,7 @@
     OMP_WAIT_POLICY=PASSIVE python -m benchmarks.bulk --scenes demo/scenes --pretrained demo/mdc      5 minutes, 2 cores
 
 The smallest model on the smallest images: of a larger model the rest is a smaller share. Wall time means something on a
-quiet machine only; CPU time, that of child processes included, also beside other work.
+quiet machine only. CPU time, that of child processes included, also beside other work.
 """
 import argparse
 import os

@@ -48,7 +48,7 @@ def read_captions(path: str | None) -> list[str]:
 
 
 def spread(captions: list[str], number: int, long: bool = False) -> list[str]:
-    """Return `number` captions at even distances; long ones join their neighbours until 77 tokens are full."""
+    """Return `number` captions at even distances. Long ones join their neighbours until 77 tokens are full."""
     stride = max(1, len(captions) // number)
     starts = [i * stride % len(captions) for i in range(number)]
     return [" ".join(captions[i:i + LONG]) if long else captions[i] for i in starts]

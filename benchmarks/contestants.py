@@ -34,7 +34,7 @@ class Contestant(NamedTuple):
 def algorithm_1(model: Captioner, image: Tensor, text: Tensor) -> Tensor:
     """1/t * cross_entropy(logits[masked], text[masked]), with logits of all 77 positions, as the pseudocode has them.
 
-    The normaliser is `CaptionLoss`'s; the paper leaves it open.
+    The normaliser is `CaptionLoss`'s. The paper leaves it open.
     """
     cfg, target = model.caption_cfg, target_tokens(text, model.vocab_size)
     t = torch.linspace(cfg.t_min, cfg.t_max, len(text), device=text.device)

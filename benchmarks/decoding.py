@@ -1,4 +1,4 @@
-"""Speed of decoding captions against the plain loop, one token per step and beam search without a cache; CLIP's cost.
+"""Speed of decoding captions against the plain loop, one token per step and beam search without a cache. CLIP's cost.
 
     python -m benchmarks.decoding                                   5 minutes on 2 CPU cores
 

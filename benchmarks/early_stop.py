@@ -1,7 +1,7 @@
 """Errors and savings of Monte Carlo's early stopping, by the kind of population: no model, no images.
 
 Each race has a new population, a loss for each mask and candidate, and new draws. `wrong` is the share of races whose
-winner is not the best one by all masks though drawing stopped early; `draws` is the mean per candidate, of which there
+winner is not the best one by all masks though drawing stopped early. `draws` is the mean per candidate, of which there
 are at most 1,024.
 
     normal   losses of 3 nats, standard deviation 0.5

@@ -102,7 +102,7 @@ def machine(device: str) -> dict[str, str]:
 
 
 def measure(part: str, bench: Bench, seconds: float, known: list[dict], save) -> None:
-    """Run a part until its time is over; each new row replaces the older one of its case in `known`."""
+    """Run a part until its time is over. Each new row replaces the older one of its case in `known`."""
     start = time.monotonic()
     rows = PARTS[part](bench)
     while time.monotonic() - start < seconds:

@@ -212,7 +212,7 @@ def train_step(bench: Bench, name: str, size: str, batch: int, compiled: bool, p
 
 
 def steps(bench: Bench) -> Iterator[Row]:
-    """MDC and CLIP in turn, eager and compiled; the compiled step does the multiplications of the eager one."""
+    """MDC and CLIP in turn, eager and compiled. The compiled step does the multiplications of the eager one."""
     peak = ceiling(bench)
     for size in bench.sizes:
         for batch in bench.batches:

@@ -34,7 +34,7 @@ def ratio(above: list[float], below: list[float]) -> float:
 
 
 def peak_growth(function: Callable[[], object]) -> float:
-    """Return the MiB by which this process's resident memory rises at most during a call; Linux."""
+    """Return the MiB by which this process's resident memory rises at most during a call. Linux."""
     def resident(field: str) -> int:
         return int(re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 

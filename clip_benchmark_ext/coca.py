@@ -16,7 +16,7 @@ from open_clip_mdc.models.interface import StepLogits
 
 
 def step_logits(model: CoCa, image: Tensor) -> StepLogits:
-    """Return the function to the next token's logits; the images [B, 3, height, width] are encoded once."""
+    """Return the function to the next token's logits. The images [B, 3, height, width] are encoded once."""
     latent, embedded = model._encode_image(image)
     # OpenCLIP 3.3 cuts the last logit unless told not to, 4.x never does.
     whole = {"output_labels": False} if "output_labels" in signature(CoCa.forward).parameters else {}

@@ -106,7 +106,7 @@ class Contents:
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Return the SHA-256 of all that a data set holds but its transform; of shards on the web, of the addresses."""
+    """Return the SHA-256 of all that a data set holds but its transform. Of shards on the web, of the addresses."""
     inner = dataset
     while isinstance(inner, Subset):
         inner = inner.dataset

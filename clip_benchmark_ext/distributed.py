@@ -26,7 +26,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def own_batches(dataloader: Iterable, description: str) -> Iterator[tuple[int, tuple]]:
-    """Yield this process's batches with their numbers, behind a progress bar; a stream is read whole by each."""
+    """Yield this process's batches with their numbers, behind a progress bar. A stream is read whole by each."""
     rank, size = rank_and_size()
     indexed = isinstance(dataloader, DataLoader) and not isinstance(dataloader.dataset, IterableDataset)
     if indexed and size > 1:

@@ -49,7 +49,7 @@ def read_as_ours(dataset: WebDataset, root: str, batch_size: int) -> None:
 
 
 class Job(NamedTuple):
-    """One model and one data set; `args` are clip_benchmark's, with the names, the task and the device resolved."""
+    """One model and one data set. `args` are clip_benchmark's, with the names, the task and the device resolved."""
 
     args: Namespace
     flags: Flags
@@ -69,7 +69,7 @@ class Job(NamedTuple):
         return {"device": self.args.device, "amp": self.args.amp}
 
     def build(self, split: str, transform: Callable | None = None):
-        """Return the data set; images by the model's transform unless another is given."""
+        """Return the data set. Images by the model's transform unless another is given."""
         args, transform, name = self.args, transform or self.transform, self.args.dataset.removeprefix("wds/")
         root = args.dataset_root.format(dataset=name, dataset_cleaned=name.replace("/", "-"))
         if args.dataset in masks.MASKED:

@@ -104,7 +104,7 @@ def reading_only(name: str, root: str) -> Iterator[None]:
 
 
 class ClassFolders(ImageFolder):
-    """A folder for each class; what is hidden is no class and no image."""
+    """A folder for each class. What is hidden is no class and no image."""
 
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
         names = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir() and not is_hidden(entry.name))
@@ -120,7 +120,7 @@ def read_json(name: str) -> dict:
 
 def class_folders(root: str, split: str, transform, language: str = "en", classnames: str | None = None,
                   templates: str | None = None) -> ClassFolders:
-    """Return own images in class folders; where there is no test split, val (validation, valid) is it.
+    """Return own images in class folders. Where there is no test split, val (validation, valid) is it.
 
     `classnames` and `templates` are clip_benchmark's custom files, with the key "folder". By default a class is called
     as its folder, with spaces for "_", and the templates are ImageNet's. Raises FileNotFoundError.
@@ -139,7 +139,7 @@ def class_folders(root: str, split: str, transform, language: str = "en", classn
 
 
 def build(name: str, root: str, transform, split: str, **options) -> Dataset:
-    """Return a data set of clip_benchmark's, by its `options`, or class folders; its images are upright."""
+    """Return a data set of clip_benchmark's, by its `options`, or class folders. Its images are upright."""
     if transform is not None and not name.startswith("wds/"):  # flat: imagenet-w looks into it
         transform = Compose([upright, *getattr(transform, "transforms", [transform])])
     if name == FOLDER:

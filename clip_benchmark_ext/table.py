@@ -72,7 +72,7 @@ def read_results(paths: list[str]) -> list[dict]:
 
 
 def feature_rows(result: dict) -> list[dict]:
-    """Return a result for each feature of a probe, whose metrics are named FEATURE/METRIC; any other as it is."""
+    """Return a result for each feature of a probe, whose metrics are named FEATURE/METRIC. Any other as it is."""
     rows: dict[str, dict] = {}
     for name, value in result["metrics"].items():
         feature, _, metric = name.rpartition("/")
@@ -84,7 +84,7 @@ def feature_rows(result: dict) -> list[dict]:
 
 
 def markdown(results: list[dict]) -> str:
-    """Return one row per result; only columns that some row has. Accuracies and caption metrics times 100."""
+    """Return one row per result. Only columns that some row has. Accuracies and caption metrics times 100."""
     def cell(result: dict, column: str) -> str | None:
         number = result["metrics"].get(COLUMNS[column])
         if number is None or isinstance(number, str):  # --caption_length auto

@@ -1,4 +1,4 @@
-"""What image encoders give for every image of a split, computed in one pass and kept: a file for each batch.
+"""Outputs of image encoders for every image of a split, computed in one pass and kept: a file for each batch.
 
 FOLDER/KEY/NUMBER.safetensors holds a batch's tensors, memory-mapped, tokens in 16 bit. KEY is of all that decides them
 (`features.cache_key`). A file appears whole, so an interrupted pass encodes only what is missing, and processes share

@@ -4,7 +4,7 @@
     python -m experiments.flickr8k pairs --shards flickr8k/test/00000.tar --out pairs
 
 A pair is a test caption and the same made false by rule: two nouns or colours swapped, or a noun, a colour or a
-preposition replaced. The format is SugarCrepe's; the rules are cruder than its writers, so these are no such scores.
+preposition replaced. The format is SugarCrepe's. The rules are cruder than its writers, so these are no such scores.
 """
 import argparse
 import json
@@ -33,7 +33,7 @@ RELATIONS = {"in front of": "behind", "behind": "in front of", "over": "under", 
 
 
 def swap(caption: str, words: list[str]) -> str | None:
-    """Exchange the first two different of these words; None where that could stay true."""
+    """Exchange the first two different of these words. None where that could stay true."""
     text = caption.split()
     places = [i for i, word in enumerate(text) if word in words]
     for i, j in zip(places, places[1:], strict=False):

@@ -1,4 +1,4 @@
-"""How much of a token's loss the image decides, by the token's place: first or second of what is said of an object.
+"""Measure the share of a token's loss that the image decides, by the token's place: said first or second of an object.
 
     python -m experiments.mentions --pretrained RUN/checkpoints/epoch_1.pt --data val/00000.tar --name r90 --out results
 

@@ -1,6 +1,6 @@
 """A list of all that an experiment needs and does not find: folders, images, programs, models, GPUs, the judge.
 
-Missing data, models or GPUs end the command; what only leaves a column of a table empty (Java, SPICE's models, no
+Missing data, models or GPUs end the command. What only leaves a column of a table empty (Java, SPICE's models, no
 judge) is named and the rest is done. Each comes with the command that fetches it.
 """
 import os

@@ -37,7 +37,7 @@ class Task(NamedTuple):
 
     @property
     def tables(self) -> list[str]:
-        """The first table with all of the claim's cells; of a claim across tables, those with any."""
+        """The first table with all of the claim's cells. Of a claim across tables, those with any."""
         found = {name: set(self.cells) & set(cells(self.scale)) for name, cells in TABLES.items()}
         whole = [name for name, cells in found.items() if len(cells) == len(self.cells)]
         return whole[:1] or [name for name, cells in found.items() if cells]

@@ -42,7 +42,7 @@ def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tup
 
 
 def with_keys(dataset: Dataset, transform: Callable) -> Dataset:
-    """Let the samples of a webdataset become (image, captions, key, file name); other data sets stay as they are."""
+    """Let the samples of a webdataset become (image, captions, key, file name). Other data sets stay as they are."""
     if not hasattr(dataset, "pipeline"):
         return dataset
     dataset.pipeline = dataset.pipeline[:-3]  # clip_benchmark's last stages: decode, pick two members, transform

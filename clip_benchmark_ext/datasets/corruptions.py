@@ -1,4 +1,4 @@
-"""Images made worse before a model sees them, as in ImageNet-C (Hendrycks & Dietterich 2019); brightness is multiplied.
+"""Images made worse before a model sees them, as in ImageNet-C (Hendrycks & Dietterich 2019). Brightness is multiplied.
 
 The stored image is corrupted, before any model's own transform: whatever their sizes, all models see the same, the CLIP
 that guides too. Training images of a probe, references, and the CLIP that scores captions have clean ones.

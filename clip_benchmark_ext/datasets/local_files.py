@@ -71,7 +71,7 @@ def image_folder(source: Source, name: str, path: Path) -> Path:
 
 
 def need_images(source: Source, name: str, folder: Path, cases: list) -> None:
-    """Raise FileNotFoundError, in one message, unless every image of every row is there; ValueError without rows."""
+    """Raise FileNotFoundError, in one message, unless every image of every row is there. ValueError without rows."""
     rows = [case.images for case in cases]
     if not rows:
         raise ValueError(f"{name}: {source.file} has no rows")

@@ -115,7 +115,7 @@ def read_mask(source: Path | BytesIO, name: str) -> np.ndarray:
 
 
 def build(name: str, root: str, split: str, transform: Callable[[Image.Image], Tensor]) -> MaskedImages:
-    """Read a data set of MASKED; where there is no test split, val is it. Raises FileNotFoundError or ValueError."""
+    """Read a data set of MASKED. Where there is no test split, val is it. Raises FileNotFoundError or ValueError."""
     layout, folder = MASKED[name], Path(root)
     try:
         classes = list(layout.classes) or read_names(folder / "classnames.txt")

@@ -101,7 +101,7 @@ def spacy_tagger() -> Tagger:
 
 def frozen_options(path: str | Path, dataset: str, captions: Iterable[str],
                    tagger: Tagger | None = None) -> tuple[list[list[str]], str]:
-    """Return N lists of five options, the right one first, and the SHA-256 of the frozen file; it is made at first use.
+    """Return N lists of five options, the right one first, and the SHA-256 of the frozen file. It is made at first use.
 
     `captions` are raw, in the order of the data set; `tagger` (default `spacy_tagger()`) makes the file. Raises
     FileNotFoundError where it cannot, ValueError if the file was changed or belongs to other captions.

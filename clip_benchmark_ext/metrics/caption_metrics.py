@@ -221,7 +221,7 @@ def failure(errors: bytes) -> str:
 def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, list[float]]:
     """Return METEOR 1.5 of tokenized captions, over all of them, and of each.
 
-    Its protocol: a line per caption is answered by the caption's statistics; a line with all of these is answered by a
+    Its protocol: a line per caption is answered by the caption's statistics. A line with all of these is answered by a
     score for each, and the score of all.
     """
     def sentence(text: str) -> str:

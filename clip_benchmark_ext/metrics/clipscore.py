@@ -1,6 +1,6 @@
 """CLIPScore and RefCLIPScore (Hessel et al. 2021, arXiv 2104.08718): captions scored by an OpenCLIP model.
 
-Published numbers are OpenAI's ViT-B/32, which is ViT-B-32-quickgelu here; scores of two models do not compare.
+Published numbers are OpenAI's ViT-B/32, which is ViT-B-32-quickgelu here. Scores of two models do not compare.
 Dimensions: N images with a candidate each, R references of an image, D width.
 """
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,7 +52,7 @@ def encode_texts(clip: Clip, texts: Sequence[str], device: str, what: str) -> Te
 @torch.no_grad()
 def evaluate(clip: Clip, dataloader: Iterable, captions: Mapping[str, str], references: Mapping[str, Sequence[str]],
              device: str) -> dict[str, list[float]]:
-    """Return CLIPScore and RefCLIPScore of each image, in the loader's order; captions go by `read_batch`'s ids."""
+    """Return CLIPScore and RefCLIPScore of each image, in the loader's order. Captions go by `read_batch`'s ids."""
     encoded = []
     for i, batch in own_batches(dataloader, "CLIPScore, images"):
         ids, images, _ = read_batch(i, batch, dataloader)

@@ -51,7 +51,7 @@ def weighted_means(columns: Mapping[str, tuple[Sequence[float], Sequence[float]]
 def metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Measured:
     """Return the metrics of captions by image.
 
-    `hallucinating_captions`, the share of captions that name a noun or a colour which no reference of the image has;
+    `hallucinating_captions`, the share of captions that name a noun or a colour which no reference of the image has.
     `hallucinated_words`, the share of the nouns and colours named that are such; `recall_KIND`, the share of what the
     references name that the caption does; `repeated_words`, words a caption that stand twice in a row; `exact_match`,
     the share of captions that equal a reference, letter case and spaces apart. Shares of nothing are left out.

@@ -104,7 +104,7 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
                       surfaces: Mapping[str, Callable[[str], object]] = SURFACES) -> tuple[dict, dict]:
     """Return the metrics of one data set, as the head of this file has them, and items for `results.write_items`.
 
-    `scores` are per row ("plain", "blind", "debiased", ...) one array [C] or [I, C] per case, in the order of `cases`;
+    `scores` are per row ("plain", "blind", "debiased", ...) one array [C] or [I, C] per case, in the order of `cases`.
     `surfaces` by name what of a caption is compared. Raises ValueError for arrays of other numbers or shapes, or NaN.
     """
     same_words = np.array([has_same_words(case) for case in cases])

@@ -48,7 +48,7 @@ from .selection import null_image
 
 def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mapping, blind: Tensor | None,
              guide: Guide | None = None, guidance_kl: list[Tensor] | None = None) -> Decoded:
-    """Decode the captions of a batch; what is drawn depends on the seed and the batch's number alone."""
+    """Decode the captions of a batch. What is drawn depends on the seed and the batch's number alone."""
     if guide is not None and options.get("clip_rerank"):
         options = {**options, "samples": options["clip_rerank"], "rerank": True}
     options = {name: value for name, value in options.items() if name not in ("batch_size", *OF_CLIP)}
@@ -66,7 +66,7 @@ def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mappi
 def decode(job: Job, batches: DataLoader, key: dict, file: Path, clip: Clip | None) -> dict[str, dict]:
     """Return on every process captions, tokens, steps, references and so on, each by image.
 
-    Every batch is noted in this process's journal beside `file`; what any process noted before is not done again.
+    Every batch is noted in this process's journal beside `file`. What any process noted before is not done again.
     """
     model, tokenizer, options, device = job.model, job.tokenizer, job.options, job.args.device
     clip_images = clip and job.load_test(clip.transform)
@@ -179,10 +179,10 @@ def measure(saved: Mapping, phrase: str | None, train_captions: set[str] | None,
 
 
 def run(job: Job, batches: DataLoader) -> dict:
-    """Decode, save and score captions; on all but the first of several processes the result is not complete.
+    """Decode, save and score captions. On all but the first of several processes the result is not complete.
 
-    Returns the metrics, `NAME_missing` with the reason for one that could not be computed; the share of captions that
-    have as many tokens as one of their references (length_match); mean lengths; and how the captions were made.
+    Returns the metrics, `NAME_missing` with the reason for one that could not be computed. The share of captions that
+    have as many tokens as one of their references (length_match). Mean lengths. And how the captions were made.
     """
     args, flags, options = job.args, job.flags, job.options
     if isinstance(job.model, CoCa):

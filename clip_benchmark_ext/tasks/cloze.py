@@ -40,7 +40,7 @@ def hidden(question: Question, count: int, tokenizer, context_length: int) -> Te
 
 
 def fill(model: Captioner, image_kv: ImageKV, text: Tensor) -> Tensor:
-    """Return texts [Q, L] whose [MASK] are filled in; `image_kv` is of Q images."""
+    """Return texts [Q, L] whose [MASK] are filled in. `image_kv` is of Q images."""
     forbidden = sot_id(model.vocab_size), eot_id(model.vocab_size)
     return unmask_by_confidence(partial(model.token_logits, image_kv), text, valid_tokens(text, model.vocab_size),
                                 model.vocab_size, 1, forbidden, device=image_kv[0][0].device).text.cpu()

@@ -194,7 +194,7 @@ def predict(probe: torch.nn.Linear, features: Tensor, batch_size: int, amp: bool
 
 
 def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
-    """Return the best of 97 weight decays from 1e-6 to 1e2 by clip_benchmark's `find_peak`; of equals the smaller."""
+    """Return the best of 97 weight decays from 1e-6 to 1e2 by clip_benchmark's `find_peak`. Of equals the smaller."""
     candidates = np.logspace(-6, 2, num=97).tolist()
     accuracy: dict[int, float] = {}
 

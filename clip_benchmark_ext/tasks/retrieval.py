@@ -6,7 +6,7 @@
 Rows are plain, log p(c | i), blind, log p(c) given the mean image, and debiased, log p(c | i) - alpha * log p(c), as in
 VisualGPTScore (arXiv 2306.01879) and IG Captioner (arXiv 2311.17072). log p(c) is the same for all images of a caption:
 text -> image is equal plain and debiased, and chance blind. In `text_retrieval_recall@k_by_alpha` alpha is that of
-`alphas`; one that is chosen there needs other images to be measured on.
+`alphas`. One that is chosen there needs other images to be measured on.
 
 With a shortlist of K, the likelihood re-orders the K best by a CLIP model's cosine in each direction.
 

@@ -28,7 +28,7 @@ Scorer = Callable[[Tensor, Sequence[Sequence[str]]], list[dict[str, np.ndarray]]
 
 
 def null_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor:
-    """Return patch tokens averaged over the data set's first images, [P, D]; the same on every process."""
+    """Return patch tokens averaged over the data set's first images, [P, D]. The same on every process."""
     images, seen = [], 0
     for image, *_ in dataloader:
         images.append(image.flatten(0, -4)[:NULL_IMAGES - seen].to(device))
@@ -40,7 +40,7 @@ def null_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor:
 
 def likelihood_scorer(model: Captioner, tokenizer: Callable, device: str, blind: Tensor, options: dict,
                       alpha: float) -> Scorer:
-    """Return the scorer of plain, blind and debiased scores, and the draws spent; `blind` is `null_image(...)`.
+    """Return the scorer of plain, blind and debiased scores, and the draws spent. `blind` is `null_image(...)`.
 
     With `stop_confidence` in the options there is no debiased score: what dropped out of the race is rough.
     """

@@ -1,4 +1,4 @@
-"""What a probe learns from, chooses by and is measured on: encoded images of a data set's splits."""
+"""Encoded images of a data set's splits: a probe learns from one, chooses by another and is measured on a third."""
 from typing import NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ HELD_OUT = 0.1  # of the training images, where no validation split is given
 
 
 class Splits(NamedTuple):
-    """What is learnt from, validation images included, row numbers in it, and what is measured on."""
+    """Images to learn from, validation images included, the row numbers of both, and images to measure on."""
 
     learn: TokenCache
     train: Tensor

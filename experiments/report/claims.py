@@ -109,7 +109,7 @@ def claims_of(name: str, scale: Scale) -> list[Claim]:
 
 
 def margin_of(claim: Claim, scale: Scale) -> float | None:
-    """Return what counts as level, which scales.py states; a loss has none."""
+    """Return what counts as level, which scales.py states. A loss has none."""
     evaluation = (claim.left or claim.right)[0].evaluation
     return None if evaluation.task == "log" else scale.cider_margin if evaluation.metric == "CIDEr" else scale.margin
 

@@ -3,7 +3,7 @@
     python -m experiments.report.collect table1 table5 --scale scenes --out build/scenes
 
 A result is recognised by the folder it lies in (commands.variant), its data set, the name of its run and the epoch of
-its checkpoint; mean and standard deviation are over the seeds that are there. What is missing is shown as missing.
+its checkpoint. Mean and standard deviation are over the seeds that are there. What is missing is shown as missing.
 """
 import argparse
 import sys

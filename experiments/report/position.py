@@ -1,4 +1,4 @@
-"""What the measure of mentions comes to: ratios of second to first, claims with verdicts, and a figure.
+"""Results of the measure of mentions: ratios of second to first, claims with verdicts, and a figure.
 
 The logs of ratios are compared (verdicts.py), over seeds of the training and over held-out images. Let x be an image's
 sum over its mentions of weight times measure, w that of the weights, X and W sums over images, 1 and 2 the places. Then
@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 def log_ratio(values: dict[str, list[float]], measure: str) -> tuple[float, list[float]]:
-    """Return the log of second over first of a measure, and the influence of each image; NaN where there is none."""
+    """Return the log of second over first of a measure, and the influence of each image. NaN where there is none."""
     first, second = ([values[f"{name}_{place}"] for name in (measure, "weight")] for place in tables.PLACES)
     x1, w1, x2, w2 = map(sum, (*first, *second))
     if min(x1, x2) <= 0:
@@ -39,7 +39,7 @@ def log_ratio(values: dict[str, list[float]], measure: str) -> tuple[float, list
 
 
 def side(results: dict, scale: Scale, cell: Cell, measure: str) -> Side | None:
-    """Return the log ratio of a row's trainings; None if there is no result."""
+    """Return the log ratio of a row's trainings. None if there is no result."""
     numbers, adds = {}, {}
     for seed, result in sorted(parts(results, scale, cell)[0].items()):
         items = json.loads((result.path.parent / "items" / result.path.name).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What was measured of a side of a claim, and the family that its rows share a standard deviation with."""
+"""The measurements of a side of a claim, and the family that its rows share a standard deviation with."""
 import json
 import statistics
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ UNBOUNDED = ("Bleu", "CIDEr", "CLIPScore", "macro", "guidance_kl", "div_", "mBLE
 
 
 class Measured:
-    """The results of a scale, by side; `cells` are all that a family is looked for in."""
+    """The results of a scale, by side. `cells` are all that a family is looked for in."""
 
     def __init__(self, results: Results, scale: Scale, cells: Iterable[Cell] = ()):
         self.results, self.scale, self.cells = results, scale, list(cells)
@@ -28,7 +28,7 @@ class Measured:
                 for seed in sorted(set.intersection(*map(set, found)))} if cells else {}
 
     def side(self, cells: tuple[Cell, ...], other: tuple[Cell, ...] = ()) -> Side | None:
-        """Return what is known of a side; its family is that of rows measured as it or as `other`."""
+        """Return what is known of a side. Its family is that of rows measured as it or as `other`."""
         numbers = self.numbers(cells)
         if not numbers:
             return None
@@ -95,7 +95,7 @@ def trainings(cells: tuple[Cell, ...]) -> frozenset:
 
 
 def largest_variance(evaluation: Evaluation, metrics: list[dict], weight: float, size: int) -> float | None:
-    """Return a bound of the variance that a data set adds, from its size alone; None if the metric has none."""
+    """Return a bound of the variance that a data set adds, from its size alone. None if the metric has none."""
     if evaluation.task == "log":
         return 0.0
     size = metrics[0].get("cases_in_groups") or metrics[0].get("cases") or metrics[0].get("images") or size
@@ -106,7 +106,7 @@ def largest_variance(evaluation: Evaluation, metrics: list[dict], weight: float,
 
 
 def read_items(path: Path, evaluation: Evaluation) -> list[tuple[str, float, float]] | None:
-    """Return (image, share of the mean, value) of each; of a loss none, as it is measured on no image."""
+    """Return (image, share of the mean, value) of each. Of a loss none, as it is measured on no image."""
     if evaluation.task == "log":
         return []
     if evaluation.task == "judge":

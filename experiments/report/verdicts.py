@@ -121,7 +121,7 @@ def seed_variance(left: Side, right: Side, seeds: Sequence[int]) -> tuple[float,
 
 
 def item_variance(left: Side, right: Side, seeds: Sequence[int]) -> list[tuple[float, float]] | None:
-    """Return the variance of D from images but for the residual, and its degrees of freedom; [] of a loss."""
+    """Return the variance of D from images but for the residual, and its degrees of freedom. [] of a loss."""
     if left.items is None or right.items is None:
         return None if left.bound is None or right.bound is None else [(left.bound + right.bound, math.inf)]
     images = sorted(set().union(*(side.items[seed] for side in (left, right) for seed in seeds)), key=repr)
@@ -160,7 +160,7 @@ def tail(parts: Sequence[tuple[float, float]], distance: float) -> float:
 
 
 def compare(left: Side | None, right: Side | None, margin: float | None = None, looks: int = 1) -> Finding:
-    """Compare two sides; `looks` is how often the results were judged, the last time included."""
+    """Compare two sides. `looks` is how often the results were judged, the last time included."""
     if left is None or right is None:
         return Finding()
     seeds = sorted(left.numbers.keys() & right.numbers.keys())

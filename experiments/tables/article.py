@@ -124,7 +124,7 @@ TABLES = {"table7": table7, "figure8": figure8, "figure9": figure9, "figure10": 
 
 
 def panels(name: str, cells: list[Cell], points: dict[tuple[str, str], float]) -> list[tuple[str, str, dict]]:
-    """Return (label of x, label of y, {line: its points}) of each panel of a figure; a missing number is None."""
+    """Return (label of x, label of y, {line: its points}) of each panel of a figure. A missing number is None."""
     rows, columns = (list(dict.fromkeys(getattr(cell, what) for cell in cells)) for what in ("row", "column"))
 
     def line(column: str, chosen: list[str], labels: list[str]) -> list[tuple]:

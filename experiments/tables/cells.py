@@ -62,7 +62,7 @@ FACTORS = {"CLIP texts": 1.0, "words": 1.0, "steps": 1.0, KL: 1000.0}  # others 
 
 
 def captioner(scale: Scale, objective: str, suffix: str = "") -> Run:
-    """Return a run that is asked for captions or their likelihoods; "" is CLIP."""
+    """Return a run that is asked for captions or their likelihoods. "" is CLIP."""
     return Run(f"{objective}-{scale.backbone}{suffix}".lstrip("-"), scale.alt, epochs=scale.caption_epochs)
 
 
@@ -71,7 +71,7 @@ def clip(scale: Scale) -> Run:
 
 
 def length_flags(scale: Scale, objective: str, length: str | None = None) -> tuple[str, ...]:
-    """Return the flags of a caption's length, by default the scale's first; an autoregressive model needs none."""
+    """Return the flags of a caption's length, by default the scale's first. An autoregressive model needs none."""
     return () if objective in ("ARC", "CapPa") else ("--caption_length", length or scale.captioning[0].lengths[0])
 
 
@@ -85,7 +85,7 @@ def captioning(scale: Scale, column: str, flags: tuple[str, ...], where: tuple[s
 
 def caption_cells(scale: Scale, row: str, run: Run, columns: Collection[str], flags: tuple[str, ...], block: str = "",
                   best: Collection[str] | None = None, **where) -> Iterator[Cell]:
-    """Yield the columns of a row of captioning; those in `best` compete, by default all. See `captioning`."""
+    """Yield the columns of a row of captioning. Those in `best` compete, by default all. See `captioning`."""
     for column in columns:
         yield Cell(row, column, run, captioning(scale, column, flags, **where), block=block,
                    competes=column in (columns if best is None else best))

@@ -19,7 +19,7 @@ MEASURED = ("CIDEr", "B@4", "METEOR", "CLIPScore")  # by strength
 
 
 def models(scale: Scale) -> dict[str, Run]:
-    """Return the rows of Table 6; on CUB-200 those of MC-Diffusion, which reads codes only."""
+    """Return the rows of Table 6. On CUB-200 those of MC-Diffusion, which reads codes only."""
     if scale.name == "cub":
         rows = {"ARC": ("ARC-VQ",), "MDC": ("MDC-VQ",), "MCD-VQ codes": ("MCD-VQ",),
                 "MCD-VQ codes, CFG": ("MCD-VQ", "-cfg"), "MCD-VQ codes, MCS": ("MCD-VQ", "-mcs")}

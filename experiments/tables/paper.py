@@ -1,6 +1,6 @@
 """The paper's numbers (arXiv 2510.26799), to stand beside ours. Figures 4 and 5 have none in the text.
 
-Table 1: linear probe accuracy in %, columns PROBES, keyed by (captions, backbone, method); Tables 4 and 5: ImageNet.
+Table 1: linear probe accuracy in %, columns PROBES, keyed by (captions, backbone, method). Tables 4 and 5: ImageNet.
 """
 from statistics import fmean
 

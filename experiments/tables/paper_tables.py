@@ -74,7 +74,7 @@ def systems(scale: Scale, test: Captioning) -> dict[str, tuple[Run, tuple[str, .
 
 
 def table3(scale: Scale) -> Iterator[Cell]:
-    """Captioning; CoCa, for reference only, is OpenCLIP's, fine-tuned by the same command."""
+    """Captioning. CoCa, for reference only, is OpenCLIP's, fine-tuned by the same command."""
     for test in scale.captioning:
         rows = systems(scale, test)
         if test.coca:
@@ -99,7 +99,7 @@ def table4(scale: Scale) -> Iterator[Cell]:
 
 
 def intervals(scale: Scale) -> dict[str, Run]:
-    """Return the runs of Table 5 by the paper's label; the last interval is MDC's own, which no name says."""
+    """Return the runs of Table 5 by the paper's label. The last interval is MDC's own, which no name says."""
     *others, own = paper.TABLE5
     suffixes = {label: "-t{}-{}".format(*label.strip("[]").split(", ")) for label in others} | {own: ""}
     return {label: Run(f"MDC-{scale.backbone}{suffix}", scale.search) for label, suffix in suffixes.items()}

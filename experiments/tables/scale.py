@@ -60,7 +60,7 @@ class Captioning(NamedTuple):
 
 
 class Tuning(NamedTuple):
-    """Hyperparameters of fine-tuning; ours, the paper does not name its own."""
+    """Hyperparameters of fine-tuning. Ours, the paper does not name its own."""
 
     lr: float = 5e-5
     weight_decay: float = 0.1

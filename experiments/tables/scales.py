@@ -128,7 +128,7 @@ FLICKR8K = Scale(
 
 
 def photos(name: str, base: str, image: str) -> Scale:
-    """Return a scale of a small decoder on the tower of an OpenCLIP base or of timm-NAME; `image` are its weights."""
+    """Return a scale of a small decoder on the tower of an OpenCLIP base or of timm-NAME. `image` are its weights."""
     return Scale(
         **CPU | dict(batch=64, train_flags=("--precision", "amp_bf16", "--force-image-size", "224", "--beta2", "0.98")),
         name=name,

@@ -142,9 +142,9 @@ def ray_workers(make: Make, jobs: int | None) -> Iterator[Callable]:
 
 
 def make_each(make: Make, work: list[tuple[object, Path]], args: argparse.Namespace) -> Iterator[Path]:
-    """Yield the files, each once it is there, first those that are there already; absolute paths, for other machines.
+    """Yield the files, each once it is there, first those that are there already. Absolute paths, for other machines.
 
-    `make` is picklable. Raises ValueError where some files could not be made; all the others are.
+    `make` is picklable. Raises ValueError where some files could not be made. All the others are.
     """
     there, todo = [], []
     for item in work:

@@ -151,7 +151,7 @@ def images_bar(units: list[Unit], what: str) -> Iterator[Callable[[Unit, int, bo
 def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], list[str], int]:
     """Make the tables that are not there, and say what is in all of them.
 
-    Returns their paths, in the order of `units`; what could not be read, the first of each table by name; and how many.
+    Returns their paths, in the order of `units`. What could not be read, the first of each table by name. And how many.
     """
     shown, args.out = args.out, str(Path(args.out).absolute())
     if os.path.exists(args.pretrained):  # else an id
@@ -184,6 +184,6 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], 
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write a table for each of args.paths to --out. Raises ValueError if images were skipped; all else is written."""
+    """Write a table for each of args.paths to --out. Raises ValueError if images were skipped. All else is written."""
     _, skipped, count = write_all(find_units(args.paths), args)
     complain(skipped, count)

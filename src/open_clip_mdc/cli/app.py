@@ -33,7 +33,7 @@ CSS = """#steps iframe {width: 100%; height: 30em; border: 0}
 
 
 class Demo:
-    """What the page asks of the captioner. Each method takes the path of an upload and raises ValueError."""
+    """The captioner as the page asks it. Each method takes the path of an upload and raises ValueError."""
 
     def __init__(self, loaded: PretrainedCaptioner, blind: torch.Tensor | None):
         self.loaded, self.blind = loaded, blind

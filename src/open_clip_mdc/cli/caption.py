@@ -8,7 +8,7 @@
         --html both.html --compare captions.jsonl
 
 A line is {"image": path or shard::key, "caption": text, "tokens": [{"token", "step", "log_prob"}, ...]}, with --clip
-also "clip_texts", how many captions CLIP read for this one; `pretrained.describe_captions` says what tokens are. A CSV
+also "clip_texts", how many captions CLIP read for this one. `pretrained.describe_captions` says what tokens are. A CSV
 file or parquet table has these columns, tokens in CSV as JSON. A .json is COCO's results format (data/image_ids.py). A
 table OUT/SHARD.parquet has the columns key, caption and tokens. Unreadable images are skipped, the first are named at
 the end, and make the exit status 1.

@@ -5,7 +5,7 @@
 
 OUT/SHARD.parquet (OUT/FOLDER.parquet of a folder of images) has the columns key and feature: [D] numbers, of patches
 [P, D]; float32, or float16 under --precision bf16 and fp16. gap is the mean of the patch tokens, which the paper probes
-(Sec. 4.2), cls the class token, which the decoder does not see; after the last norm.
+(Sec. 4.2), cls the class token, which the decoder does not see. After the last norm.
 """
 import argparse
 from functools import partial

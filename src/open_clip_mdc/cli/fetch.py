@@ -3,7 +3,7 @@
     open_clip_mdc fetch coco --out data/coco
     open_clip_mdc fetch recap --out data/recap --print       # only says what there is and what to run
 
-A download that breaks off resumes, also in a later run, as long as the server's file is the same; it appears under its
+A download that breaks off resumes, also in a later run, as long as the server's file is the same. It appears under its
 name when it is whole and has the right checksum, where one is published (COCO's by LAVIS, Flickr8k's by mlverse).
 """
 import argparse
@@ -192,7 +192,7 @@ def append(answer: requests.Response, part: Path, bar) -> None:
 
 
 def download(file: File, folder: Path) -> Path:
-    """Download the file unless it is there. Raises OSError: the server breaks off; ValueError: another checksum."""
+    """Download the file unless it is there. Raises OSError: the server breaks off. ValueError: another checksum."""
     target, tries, size = folder / file.name, 0, -1
     if target.exists():
         return target

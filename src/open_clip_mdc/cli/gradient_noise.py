@@ -1,12 +1,12 @@
 """Mean and noise of the encoder's gradient at every t, and what they say of an interval of t (beside Table 5).
 
 At time t an image gives the random gradient g_t = weight(t) * d nll / d encoder, where nll is the sum over the
-caption's masked tokens; image and mask are what is random. `measure` collects sums, `moments` turns them into unbiased
+caption's masked tokens. Image and mask are what is random. `measure` collects sums, `moments` turns them into unbiased
 estimates of m_t . m_s with m_t = E g_t and of tr Cov(g_t), `interval_scores` turns those into the criterion.
 
 The weight 1/t makes the noise of (0, 1] infinite: for small t a caption of n tokens has one masked token with
 probability n * t and else none, so E|g_t|^2 ~ n * |d|^2 / t for the gradient d of one token's nll, and the integral of
-1/t diverges at 0. It does so slowly (like a logarithm); here t starts at T_FLOOR.
+1/t diverges at 0. It does so slowly (like a logarithm). Here t starts at T_FLOOR.
 
 BD3-LM's clipped-schedule search (Arriola et al. 2025) takes the interval of least variance of the NELBO. Here the noise
 is that of the encoder's gradient, and an interval pays for the bias that it brings.
@@ -149,7 +149,7 @@ def interval_scores(unweighted: Moments) -> pd.DataFrame:
     with snr = |m_I|^2 / tr Cov(g) and E|g|^2 = |m_I|^2 + tr Cov(g), where tr Cov(g) is the noise at each t and the
     spread of the means over t. The ratio of two intervals' progress is a ratio of images needed.
 
-    What it leaves out: (1) noise limits a step for batches well below 1 / snr images; for much larger ones the squared
+    What it leaves out: (1) noise limits a step for batches well below 1 / snr images. For much larger ones the squared
     cosine alone is left, by which the whole interval is best. (2) Neighbouring t agree in direction, so it favours
     narrow intervals, but a model must know all of its decoding and scoring masks: the caller sets a least width.
     (3) Gradients are compared as in gradient descent, without Adam's rescaling. (4) Features may gain from what the

@@ -27,7 +27,7 @@ URL = r"[A-Za-z][A-Za-z0-9+.-]*://"
 
 
 def place_name(value: str, folders: int = 0) -> str:
-    """Return a file's name after so many of its folders, without a URL's password or a home; other values whole."""
+    """Return a file's name after so many of its folders, without a URL's password or a home. Other values whole."""
     prefix = re.match(rf"{URL}|file:|local-dir:", value)
     if prefix:
         value = re.sub("^[^/]*@", "", re.split("[?#]", value[prefix.end():])[0])

@@ -1,4 +1,4 @@
-"""What is computed for images, noted in a journal as it is done: the same command resumes."""
+"""Note what is computed for images in a journal as it is done, so that the same command resumes."""
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 

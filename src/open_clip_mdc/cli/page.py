@@ -1,6 +1,6 @@
-"""Write pages of images and captions; those of `open_clip_mdc caption` show the denoising as a grid (Eq. 6, Fig. 2).
+"""Write pages of images and captions. Those of `open_clip_mdc caption` show the denoising as a grid (Eq. 6, Fig. 2).
 
-One file without script and without anything from elsewhere; its Content-Security-Policy forbids both. Names and
+One file without script and without anything from elsewhere. Its Content-Security-Policy forbids both. Names and
 captions come from other people: all is escaped, and what a terminal or page would act on, not show, is written out.
 """
 from functools import partial

@@ -8,12 +8,12 @@
     open_clip_mdc prepare folds --shards 'flickr8k/train/{00000..00005}.tar' --k 5 --out folds
     open_clip_mdc prepare recap --shards 'recap/{00000..99999}.tar' --pairs 10000000 --out recap-wds        (recap.py)
 
-Annotations are Karpathy's split files (dataset_coco.json, ...); COCO's restval is trained on, as usual. Written are
+Annotations are Karpathy's split files (dataset_coco.json, ...). COCO's restval is trained on, as usual. Written are
 
     OUT/train/{00000..}.tar, OUT/val/{00000..}.tar    all captions of an image in KEY.txt, set apart by U+001E
     OUT/test/{0..}.tar                                clip_benchmark's captioning format, a caption a line
 
-`folds` writes OUT/fold0 ... OUT/fold4, each with train/ and test/ as above; test sets are disjoint. An image's fold
+`folds` writes OUT/fold0 ... OUT/fold4, each with train/ and test/ as above. Test sets are disjoint. An image's fold
 follows from its name, however the shards are cut. To plain OpenCLIP U+001E is white space: it would read one long text,
 which is what --join writes on purpose.
 """

@@ -110,7 +110,7 @@ def from_rows(rows: Iterable, source: Path, folder: Path | None, key: str) -> li
 
     Args:
         rows: objects with the name of an image and its captions.
-        folder: that images are in; None to take names as paths, from the present folder.
+        folder: that images are in. None to take names as paths, from the present folder.
 
     Raises ValueError for a row that is no object, or names an image outside the folder.
     """
@@ -238,13 +238,13 @@ def read_folder(folder: Path, images: str | None, key: str) -> Iterable[Sample]:
 
 
 def read(pattern: str, images: str | None, key: str) -> Iterable[Sample]:
-    """Return the samples of a folder, a file or a pattern; a list where images are files.
+    """Return the samples of a folder, a file or a pattern. A list where images are files.
 
     Args:
         images: the folder of the images that a table or JSON names, by default its own.
         key: name of the captions, of `CAPTIONS[0]` any of CAPTIONS.
 
-    Raises FileNotFoundError; ValueError where it is none of the layouts (head of this file). What cannot be used of a
+    Raises FileNotFoundError. ValueError where it is none of the layouts (head of this file). What cannot be used of a
     layout is left in, without image or captions.
     """
     if Path(pattern).is_dir():

@@ -2,9 +2,9 @@
 
     open_clip_mdc prepare recap --shards 'recap/{00000..99999}.tar' --pairs 10000000 --out recap-wds --jobs 8
 
-Reads shards as img2dataset writes them: with --save_additional_columns '["re_caption"]' the text is in KEY.json; with
+Reads shards as img2dataset writes them: with --save_additional_columns '["re_caption"]' the text is in KEY.json. With
 --caption_col re_caption, which the data set's own README has, KEY.txt is the text, and no KEY.json knows a re_caption.
-A seed orders the shards at random; they are written in that order as OUT/00000.tar, 00001.tar, ... until there are as
+A seed orders the shards at random. They are written in that order as OUT/00000.tar, 00001.tar, ... until there are as
 many pairs as asked for. So the paper's 5, 10, 20 and 30 million are nested: asking for more adds shards to the folder.
 """
 import argparse

@@ -122,7 +122,7 @@ def per_t(measured: Measurement) -> pd.DataFrame:
 def search(measured: Measurement, min_width: float) -> pd.DataFrame:
     """Return `interval_scores` of the whole measurement, best progress first, with further columns.
 
-    gain (progress over that of (0, 1] with weight 1/t) and gain_error (one standard error); of weight 1/t proposed (the
+    gain (progress over that of (0, 1] with weight 1/t) and gain_error (one standard error). Of weight 1/t proposed (the
     best of at least the least width), tied (as wide, and within two standard errors of it), best_of_any_width.
     """
     scores = interval_scores(moments(measured))

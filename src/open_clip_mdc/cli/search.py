@@ -69,7 +69,7 @@ def cosines(args: argparse.Namespace, clip: Clip, paths: list[Path], sentences: 
 
 
 def best(scores: dict[str, list[float | None]], sentence: int, k: int) -> list[str]:
-    """Return the k best images of a sentence by its number, the first of equals first; without those not scored."""
+    """Return the k best images of a sentence by its number, the first of equals first. Without those not scored."""
     named = [(name, row[sentence]) for name, row in scores.items() if row[sentence] is not None]
     return [name for name, _ in sorted(named, key=lambda pair: -pair[1])[:k]]
 

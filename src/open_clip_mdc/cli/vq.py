@@ -4,8 +4,8 @@
     open_clip_mdc vq import --model MCD-VQ-ViT-f8-mcs --from last.ckpt --used taming_vqvae_2887.pt --out vq.pt
     open_clip_train --model MCD-VQ-ViT-Ti-8 --pretrained vq.pt ...
 
-Fitting (van den Oord et al. 2017, arXiv 1711.00937): a fifth of the steps trains a plain autoencoder; k-means of its
-latents is the first codebook, as one that starts at random is hardly used; then latents are rounded to the nearest
+Fitting (van den Oord et al. 2017, arXiv 1711.00937): a fifth of the steps trains a plain autoencoder. K-means of its
+latents is the first codebook, as one that starts at random is hardly used. Then latents are rounded to the nearest
 vector, straight-through for the gradient. The loss is the squared error of the image, of the vectors to the latents and
 a quarter of the latents to the vectors. Vectors that no latent has chosen for 100 steps are put where latents are. The
 decoder is thrown away.

@@ -146,7 +146,7 @@ def try_output(path: str | Path, folder: bool = False) -> None:
 def new_file(path: str | Path, follow: bool = True) -> Iterator[Path]:
     """Yield a file to write, which replaces `path` when the block ends without an error.
 
-    It keeps the mode of what it replaces. /dev/stdout, and what is no file, such as a FIFO, is written to; so is a file
+    It keeps the mode of what it replaces. /dev/stdout, and what is no file, such as a FIFO, is written to. So is a file
     that is mounted by itself, which cannot be replaced. What a link leads to is replaced, or the link without `follow`.
     """
     path = Path(path)

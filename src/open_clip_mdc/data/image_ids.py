@@ -1,6 +1,6 @@
 """The numbers that COCO and its servers know images by, and captions in COCO's results format.
 
-A number is "image_id" of the KEY.json beside an image or in its shard; else the digits that end the name of the file,
+A number is "image_id" of the KEY.json beside an image or in its shard. Else the digits that end the name of the file,
 or the "filename" of KEY.json: 391895 of COCO_val2014_000000391895.jpg. Letters before the digits make it no number:
 0013ea2087020901.jpg has none.
 """

@@ -144,7 +144,7 @@ class Batch(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Images(Dataset):
-    """Batches of images in the order of `read_images`, which reads files once; workers get them to decode."""
+    """Batches of images in the order of `read_images`, which reads files once. Workers get them to decode."""
 
     paths: list[Path | CsvRows]
     transform: Callable  # of the model, from an RGB image to [3, H, W], or but for its last steps (`to_bytes`)

@@ -1,6 +1,6 @@
 """A journal: JSON lines that note work as it is done, so that the same command resumes where it was stopped.
 
-The first line is the key, everything that the rows depend on; the others are rows, objects with an id. A row is in the
+The first line is the key, everything that the rows depend on. The others are rows, objects with an id. A row is in the
 journal once its line is whole: of a run that was killed the last line may not be. One process writes at a time.
 """
 import json

@@ -166,7 +166,7 @@ def members(sample: dict) -> list[str]:
 
 
 def owner(stem: str, parts: dict[str, dict]) -> str:
-    """Return the stem of the sample that the members KEY.STEM.* are part of; "" is KEY itself."""
+    """Return the stem of the sample that the members KEY.STEM.* are part of. "" is KEY itself."""
     if not stem or image_member(parts[stem]) and parts[stem].keys() & LABELS:
         return stem
     above = stem
@@ -203,7 +203,7 @@ def regroup(samples: Iterable[dict]) -> Iterator[dict]:
 def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterator[dict]:
     """Yield a shard's samples, grouped as in training (`regroup`): `__key__` and {suffix: bytes}.
 
-    Only members of `suffixes` are read, in lower case; default all. Raises ValueError: the shard is no complete tar
+    Only members of `suffixes` are read, in lower case. Default all. Raises ValueError: the shard is no complete tar
     file, a member is too large, or a URL would run a command.
     """
     scheme = "" if os.path.exists(shard) else urlparse(shard).scheme
@@ -265,7 +265,7 @@ def is_text(value: object) -> bool:
 
 
 def image_suffix(data: bytes) -> str:
-    """Return the suffix of an image. Raises UnidentifiedImageError: no JPEG, PNG or WebP; ValueError: damaged."""
+    """Return the suffix of an image. Raises UnidentifiedImageError: no JPEG, PNG or WebP. ValueError: damaged."""
     try:
         with Image.open(io.BytesIO(data), formats=["JPEG", "PNG", "WEBP"]) as image:
             image.draft(None, (1, 1))  # a JPEG at an eighth of its size, which reads all of it

@@ -38,7 +38,7 @@ def denoise(network: Network, text: Tensor, valid: Tensor, schedule: Schedule, s
     and nothing forbidden is left.
 
     Args:
-        network: bidirectional; conditioned on the step.
+        network: bidirectional. Conditioned on the step.
         text, valid: ids, mask_id where a token is to be found, long [R, L], and what is no padding, bool [R, L].
         steps: the schedule's T if None.
         forbidden: ids that p(x_0 | x_t) is taken without, not renormalised.

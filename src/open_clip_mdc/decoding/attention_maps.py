@@ -1,6 +1,6 @@
 """Maps of where in the image a word comes from: the decoder's cross-attention at the step that revealed it.
 
-A decoded caption is replayed (Eq. 6). The paper shows no such maps; they are read from its decoder (Fig. 2) as it is.
+A decoded caption is replayed (Eq. 6). The paper shows no such maps. They are read from its decoder (Fig. 2) as it is.
 
 Dimensions: B images, T tokens that the model chose, L positions, K layers, H heads, P patches, D image width, W decoder
 width, V vocabulary.
@@ -29,7 +29,7 @@ def attention_weights(query: Tensor, key: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def word_maps(model: Captioner, image: Tensor, decoded: Decoded) -> list[WordMaps]:
-    """Return each image's maps; `decoded` is `model.generate(image [B, 3, height, width], return_trace=True)`."""
+    """Return each image's maps. `decoded` is `model.generate(image [B, 3, height, width], return_trace=True)`."""
     lengths = caption_lengths(decoded.text, model.vocab_size).tolist()
     image_embs = model.encode_image_tokens(image)
     with without_autocast(image.device.type):  # whose blocks are copies without hooks

@@ -45,7 +45,7 @@ def beam_search(step_logits: StepLogits, batch_size: int, vocab_size: int, max_l
     A caption is finished when ending it is among the image's K best continuations. The search stops when no beam can
     overtake the best finished caption any more, which is certain, as log-likelihoods only fall.
 
-    Returns SOT to EOT, then padding, [B, max_length + 2]; lengths are of the tokens between SOT and EOT.
+    Returns SOT to EOT, then padding, [B, max_length + 2]. Lengths are of the tokens between SOT and EOT.
     """
     check_lengths(min_length, max_length)
     if num_beams < 1:

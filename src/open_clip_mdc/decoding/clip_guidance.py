@@ -57,7 +57,7 @@ def encode_text(clip: torch.nn.Module, text: Tensor, device: str | torch.device)
 
 
 class Guide:
-    """CLIP's view of captions of the images of one batch; no caption of an image is encoded twice."""
+    """CLIP's view of captions of the images of one batch. No caption of an image is encoded twice."""
 
     @torch.no_grad()
     def __init__(self, clip: Clip, image: Tensor, tokenizer: Callable, scale: float = 0.0, top_k: int = 5):

@@ -1,6 +1,6 @@
 """Masked diffusion decoding: [MASK] tokens are revealed in the order of the model's confidence (Eq. 6, Sec. 3.2).
 
-The algorithm and what it starts from; `generate.unmask_images` runs it on images. Revealing the most confident
+The algorithm and what it starts from. `generate.unmask_images` runs it on images. Revealing the most confident
 positions of a fully masked caption is MaskGIT's decoding (Chang et al. 2022), as in LLaDA (Nie et al. 2025).
 
 Dimensions: B captions, R rows, L positions, M masked tokens, K candidates, V vocabulary.
@@ -36,9 +36,9 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
     Args:
         network: bidirectional.
         text, valid: ids, mask_id where a token is to be found, long [R, L], and what is no padding, bool [R, L].
-        tokens_per_step: k, an int; or p, a float.
+        tokens_per_step: k, an int. Or p, a float.
         forbidden: ids that may not be chosen, without renormalising the others.
-        guide: re-weighs the `top_k` most probable tokens of each revealed position (`reweigh`); the order of positions
+        guide: re-weighs the `top_k` most probable tokens of each revealed position (`reweigh`). The order of positions
             and `log_prob` stay the network's.
         device: the network's, the text's if None. A text on the CPU is read without a wait for the device.
     """
@@ -141,7 +141,7 @@ def guided(conditional: Network, uncond: Network, scale: float, kl: list[Tensor]
     """Classifier-free guidance (Ho & Salimans 2022) on log p(x_0): uncond + scale * (conditional - uncond).
 
     Scale 1 is the conditional model, 0 the unconditional one, more than 1 follows the image more closely. `uncond` sees
-    the null image, or in MC-Diffusion's Masked Condition Strategy some of the features; there w in the sense of the
+    the null image, or in MC-Diffusion's Masked Condition Strategy some of the features. There w in the sense of the
     text is this scale, and Definition 2 as printed, w * uncond + (1 - w) * conditional, is scale 1 - w.
 
     `kl` gets the KL of each guided prediction from the conditional one, float32 [M] nats a call.

@@ -1,6 +1,6 @@
 """Captions of images: masked diffusion decoding (Eq. 6) or search from left to right, by the model's order (Sec. 3.2).
 
-An image is encoded once, and its keys and values are projected once; twice where guidance masks some features.
+An image is encoded once, and its keys and values are projected once. Twice where guidance masks some features.
 
 Dimensions: B images, R captions (R/B consecutive ones of an image), L positions, P patches, D image width.
 """
@@ -37,7 +37,7 @@ def best_of_lengths(decode: Callable[[Tensor], Decoded], log_prob: Tensor) -> De
 
     That is p(N | image) times the probability of the caption as if it had LENGTH_NORM tokens, which unlike its
     probability compares over N. The most probable lengths are tried, in that order, but for those that cannot win over
-    the first: no caption adds above 0. `decode` makes captions [R, L] of lengths, long [R] on the CPU, -1 for none;
+    the first: no caption adds above 0. `decode` makes captions [R, L] of lengths, long [R] on the CPU, -1 for none.
     `log_prob` [R, S] is theirs. The device is asked twice, whatever the number of lengths.
     """
     log_prob, lengths = log_prob.topk(min(MAX_LENGTHS, log_prob.shape[1]))
@@ -95,13 +95,13 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
             On the CPU nothing waits for the device.
         tokens_per_step: see `unmask_by_confidence`.
         sampler: "confidence" (Eq. 6, `unmask_by_confidence`), or "ancestral" (`denoise`), which draws.
-        steps: of "ancestral"; None is as many as the model was trained on, 100.
+        steps: of "ancestral". None is as many as the model was trained on, 100.
         guidance_scale: see `guided`; 1 is the model itself and runs no second pass.
         guidance_weak: the unconditional branch: "blind", the null image; or "masked", the image with each feature
             masked as in training, drawn once (MC-Diffusion). None is what the model was trained for.
         guidance_kl: gets the strength of guidance, see `guided`.
         blind: the null image, for a model that was not trained with zeros for it: `mean_image(...)`, [P, D].
-        sampling: how tokens are chosen; its generator draws whatever else is drawn.
+        sampling: how tokens are chosen. Its generator draws whatever else is drawn.
         samples: captions of each image, that differ if they are drawn.
         guide: re-weighs the most probable tokens of each step of "confidence" (`reweigh`) unless its scale is 0.
     """
@@ -184,11 +184,11 @@ def search_images(model: Captioner, image: Tensor, length: int | str | None = No
 
     Args:
         image: [B, 3, height, width], preprocessed.
-        length: tokens before EOT at most; "auto" or None is what the context holds. The model itself ends its captions.
-        num_beams: see `beam_search`; not used when sampling.
+        length: tokens before EOT at most. "auto" or None is what the context holds. The model itself ends its captions.
+        num_beams: see `beam_search`. Not used when sampling.
         sampling: a temperature draws tokens instead of searching.
         min_length: tokens before EOT at least: a likelihood favours short captions.
-        samples: captions of each image; they must be drawn.
+        samples: captions of each image. They must be drawn.
     """
     longest = model.context_length - 2
     max_length = longest if length in (None, "auto") else length
@@ -203,7 +203,7 @@ def search_images(model: Captioner, image: Tensor, length: int | str | None = No
 @torch.no_grad()
 def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide: Guide | None = None,
              rerank: bool = False, select: str | None = None, **options) -> Tensor | Decoded:
-    """Return captions as ids from SOT to EOT, then padding, long [R, L], like `CoCa.generate`; no mask ids.
+    """Return captions as ids from SOT to EOT, then padding, long [R, L], like `CoCa.generate`. No mask ids.
 
     Args:
         image: [B, 3, height, width], preprocessed.

@@ -1,6 +1,6 @@
 """Options of decoding and which go together, for `open_clip_mdc caption` and `clip_benchmark eval`. Imports no torch.
 
-OPTIONS has the names of `generate.generate` and of a CLIP model that helps; both commands make their flags of it.
+OPTIONS has the names of `generate.generate` and of a CLIP model that helps. Both commands make their flags of it.
 """
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Mapping
@@ -83,7 +83,7 @@ OPTIONS = {
 
 
 def add_flags(parser, names: Iterable[str], spell: Callable[[str], str]) -> None:
-    """Add flags to an argparse parser or group; `spell` turns a name of OPTIONS into the flag."""
+    """Add flags to an argparse parser or group. `spell` turns a name of OPTIONS into the flag."""
     for name in names:
         kind = " (masked diffusion)" * (name in OF_UNMASKING) + " (autoregressive)" * (name in OF_SEARCH)
         parser.add_argument(spell(name), **OPTIONS[name] | {"help": OPTIONS[name]["help"] + kind})
@@ -101,7 +101,7 @@ def needs_null_image(options: Mapping, model) -> bool:
 
 
 def check_null_images(count: int, flag: str) -> None:
-    """Raise TooFewImages where the mean of so many images cannot stand for none; `flag` is what names others."""
+    """Raise TooFewImages where the mean of so many images cannot stand for none. `flag` is what names others."""
     if count < MIN_NULL_IMAGES:
         raise TooFewImages(
             f"the mean of {plural(count, 'image')} shows what is in them: to know what a caption is worth without an "

@@ -12,7 +12,7 @@ COLDEST = 1e-6  # a temperature that any logits can be divided by
 
 
 class Sampling(NamedTuple):
-    """Greedy as it stands; with a temperature tokens are drawn."""
+    """Greedy as it stands. With a temperature tokens are drawn."""
 
     temperature: float = 0.0  # 0 takes the most probable token; more divides the logits before anything is cut off
     top_k: int | None = None  # keep the k most probable tokens

@@ -143,7 +143,7 @@ def with_codes(name: str, base_config: Callable[[str], dict | None]) -> dict:
 
 
 def any_base(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
-    """Return the config of an OpenCLIP base, of timm-NAME, or of small-BASE; None if there is none."""
+    """Return the config of an OpenCLIP base, of timm-NAME, or of small-BASE. None if there is none."""
     config = base_config(name) or timm_base(name)
     if config is None and name.startswith("small-"):
         config = any_base(name.removeprefix("small-"), base_config)
@@ -152,7 +152,7 @@ def any_base(name: str, base_config: Callable[[str], dict | None]) -> dict | Non
 
 
 def timm_base(name: str) -> dict | None:
-    """Return the config of timm-NAME, with the size of image that timm's encoder NAME is for; None if there is none."""
+    """Return the config of timm-NAME, with the size of image that timm's encoder NAME is for. None if there is none."""
     if not name.startswith("timm-"):
         return None
     timm = import_module("timm")

@@ -62,7 +62,7 @@ def as_list(images: Images, nested: bool = False) -> list[Path | Image.Image | T
 
 
 def as_captions(captions: str | Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the captions of each image, or one list for all; as many of each."""
+    """Return the captions of each image, or one list for all. As many of each."""
     each = [captions] if isinstance(captions, str) else captions
     if isinstance(each, (bytes, Mapping)) or not isinstance(each, Iterable):
         raise TypeError(f"captions is {str(captions)[:40]!r}; give a caption, a list of captions, or such a list for "

@@ -195,12 +195,12 @@ class PretrainedCaptioner:
         """Return scores of captions in nats, float32 [B, C], on the CPU.
 
         Args:
-            captions: one caption, or C captions, scored for every image; or a list of C captions for each image.
+            captions: one caption, or C captions, scored for every image. Or a list of C captions for each image.
             kind: "plain" is log p(caption given the image), "blind" log p(caption), which sees no image, "debiased"
                 plain - alpha * blind: the columns of `open_clip_mdc score`.
             alpha: of "debiased", by default 1.
             blind_images: of "blind" and "debiased": 32 images or more, whose mean stands for no image, or `mean_image`
-                of them; by default `images`.
+                of them. By default `images`.
             options: of `scoring.log_likelihood`.
 
         Raises ValueError: a caption is longer than the context, or too few images for their mean.
@@ -236,7 +236,7 @@ def describe_captions(decoded: Decoded, tokenizer) -> list[dict]:
     """Return {"caption": text, "tokens": [{"token", "step", "log_prob"}, ...]} of each caption, in reading order.
 
     A token that ends a word ends in a space. `step` is the one that revealed it, from 0, and `log_prob` what the model
-    gave it then (nats); both are None for a token that was given. Where the model itself chose to end the caption, the
+    gave it then (nats). Both are None for a token that was given. Where the model itself chose to end the caption, the
     last token is "<end>". The device is waited for once.
     """
     text, step, bits = torch.stack((*decoded[:2], decoded.log_prob.view(torch.int32).long())).cpu()
@@ -254,7 +254,7 @@ def describe_captions(decoded: Decoded, tokenizer) -> list[dict]:
 
 
 def default_device(device: str | None = None) -> str:
-    """Return the device given; else cuda where there is one, else cpu. Raises ValueError if it cannot be used."""
+    """Return the device given. Else cuda where there is one, else cpu. Raises ValueError if it cannot be used."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     checkpoints.check_device(device)
     return device
@@ -265,11 +265,11 @@ def load(pretrained: str | Path, model_name: str | None = None, device: str | to
     """Return a captioner as it was trained, in eval mode.
 
     Args:
-        pretrained: "photo", the captioner of photographs that the package brings; a run folder of open_clip_train, a
+        pretrained: "photo", the captioner of photographs that the package brings. A run folder of open_clip_train, a
             checkpoint file, a folder with open_clip_config.json, local-dir:DIR or hf-hub:ORG/NAME.
         model_name: the architecture of a checkpoint outside a run folder.
         device: by default cuda where there is one, else cpu.
-        precision: fp32, bf16 or fp16; by default bf16 on cuda, else fp32.
+        precision: fp32, bf16 or fp16. By default bf16 on cuda, else fp32.
 
     Raises FileNotFoundError or ValueError: it is not there, is no captioner, or holds other weights.
     """

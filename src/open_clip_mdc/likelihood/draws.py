@@ -1,6 +1,6 @@
 """Random masks and what is estimated from their values: Eq. 8 with its standard error.
 
-Exact mask counts, every count equally often; masks that depend on (seed, length) alone, so that all candidates of equal
+Exact mask counts, every count equally often. Masks that depend on (seed, length) alone, so that all candidates of equal
 length share them.
 
 Dimensions: R captions (rows), N scored tokens of a caption, K draws, S mask counts.
@@ -32,7 +32,7 @@ def mask_counts(num_tokens: int, interval: tuple[float, float] | None = None) ->
 
 
 def systematic_sample(size: int, draws: int, start: int) -> np.ndarray:
-    """Return integers spread evenly over [0, size), long [draws]; over all starts each one is equally frequent."""
+    """Return integers spread evenly over [0, size), long [draws]. Over all starts each one is equally frequent."""
     # Rounding an evenly spaced real grid instead is biased for many sizes and numbers of draws.
     return (start + np.arange(draws) * size // draws) % size
 
@@ -72,7 +72,7 @@ def estimate(values: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
 
     The estimate is N times the mean over mask counts of the mean over a count's draws. The standard error is that of a
     stratified sample with the finite population correction. With a single draw of some count the spread between the
-    counts stands in for that within, too large by the trend over n; from a single count it is inf.
+    counts stands in for that within, too large by the trend over n. From a single count it is inf.
     """
     member = np.eye(len(draws.population))[draws.stratum[:values.shape[1]]]  # [K, S]
     size = member.sum(0)

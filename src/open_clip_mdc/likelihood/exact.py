@@ -1,6 +1,6 @@
 """Likelihoods of captions in a given order: autoregressive (Eq. 7) and in order of confidence (heuristic, Sec. 4.2).
 
-A `Network` is the decoder with the image built in. SOT is given; every other token is scored, EOT included.
+A `Network` is the decoder with the image built in. SOT is given. Every other token is scored, EOT included.
 
 Dimensions: R captions (rows), I images, L positions, N scored tokens of a caption, M asked tokens, V vocabulary.
 """
@@ -83,7 +83,7 @@ def autoregressive(network: Network, text: Tensor, vocab_size: int,
 def heuristic(network: Network, text: Tensor, vocab_size: int, device: torch.device | str | None = None) -> Likelihood:
     """Reveal a caption in order of confidence and add up what its tokens got when revealed: the paper's heuristic.
 
-    Confidence is the highest probability in the vocabulary, whatever the true token's is; of equal ones the first
+    Confidence is the highest probability in the vocabulary, whatever the true token's is. Of equal ones the first
     position wins. As the next position depends on the revealed tokens alone, this is a chain rule: given the length,
     the probabilities of all captions add up to 1, and the score is the exact log-probability that decoding in order of
     confidence samples the caption. It is a likelihood of its own, which Eq. 8 does not bound.

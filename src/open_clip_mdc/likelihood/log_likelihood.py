@@ -59,15 +59,15 @@ def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method:
     Scores depend on nothing else in the batch, and equal candidates of an image get equal scores: they are scored once.
 
     Args:
-        model: a Captioner; it stays in the mode it is in (use `model.eval()`).
-        image: [B, 3, height, width]; ignored, and may be None, with `blind`.
-        text: long [B, L] or [B, C, L] as the tokenizer makes it: SOT, tokens, EOT, anything; best on the CPU.
+        model: a Captioner. It stays in the mode it is in (use `model.eval()`).
+        image: [B, 3, height, width]. Ignored, and may be None, with `blind`.
+        text: long [B, L] or [B, C, L] as the tokenizer makes it: SOT, tokens, EOT, anything. Best on the CPU.
         method: "autoregressive" for causal models (Eq. 7), "heuristic" or "monte_carlo" (Eq. 8) for the others,
-            "bound" for mask-and-replace diffusion, which the other two take for one that replaces nothing; None
+            "bound" for mask-and-replace diffusion, which the other two take for one that replaces nothing. None
             is the first that fits the model's objective.
         num_samples, seed: see `monte_carlo` and `bound`. interval, stop_confidence: see `monte_carlo`.
         blind: `mean_image(...)`, [P, D], stands for all images: the text prior, for log p(c | i) - alpha * log p(c).
-        memory_mib: what decoding may take beyond the weights, the encoder's share and the result; less is slower.
+        memory_mib: what decoding may take beyond the weights, the encoder's share and the result. Less is slower.
             None is 512 or what 4,096 tokens take, on CUDA a quarter of what is free.
         return_details: return the whole `Likelihood`, not just its first field.
 

@@ -1,6 +1,6 @@
 """The lower bound of a caption's log-likelihood by Monte Carlo (Eq. 8), with standard error and early stopping.
 
-The masks are those of draws.py, and race.py says which are read; here a network reads those of all images together.
+The masks are those of draws.py, and race.py says which are read. Here a network reads those of all images together.
 
 Dimensions: I images, R captions (rows), R/I consecutive rows per image, L positions, N scored tokens of a caption, K
 draws, J pairs of a caption and a draw.
@@ -25,7 +25,7 @@ def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, h
 
     Args:
         text: long [R, L].
-        row: long [J], which captions; those of an image follow one another.
+        row: long [J], which captions. Those of an image follow one another.
         hidden: bool [J, L].
     """
     def there(x: np.ndarray) -> Tensor:
@@ -62,12 +62,12 @@ def monte_carlo(network: Network, text: Tensor, vocab_size: int, num_samples: in
 
     Args:
         network: bidirectional.
-        text: long [R, L], each image's candidates; without scored tokens a row gets 0 and takes no part.
+        text: long [R, L], each image's candidates. Without scored tokens a row gets 0 and takes no part.
         num_samples: draws per caption, at most.
-        stop_confidence: e.g. 0.999; None draws all.
+        stop_confidence: e.g. 0.999. None draws all.
         max_tokens: tokens per decoder call.
-        num_images: I; their candidates race apart.
-        device: the network's, the text's if None; it is waited for once a look.
+        num_images: I. Their candidates race apart.
+        device: the network's, the text's if None. It is waited for once a look.
     """
     device = text.device if device is None else device
     text = text.cpu()

@@ -23,7 +23,7 @@ def log_wealth(scores: np.ndarray, draws: Draws, bet: np.ndarray) -> np.ndarray:
     The wealth of a score that is 0 or less passes 1/a with probability a at most, at any number of draws and whatever
     their distribution (Waudby-Smith & Ramdas 2024). Each draw multiplies it by 1 + bet * its share of the estimate, a
     count whose masks are all drawn by exp(bet * the count's share). By log(1 + x) <= x the product of the expectations
-    is exp(bet * score) at most; draws without replacement are negatively associated (Joag-Dev & Proschan 1983), so that
+    is exp(bet * score) at most. Draws without replacement are negatively associated (Joag-Dev & Proschan 1983), so that
     the expectation of the product is no more. No draw may make it negative: bet * `largest_share` * worst score <= 1.
     """
     stratum = draws.stratum[:scores.shape[1]]
@@ -43,7 +43,7 @@ def largest_share(draws: Draws, num_draws: int) -> float:
 def log_evidence(leader: np.ndarray, rivals: np.ndarray, draws: Draws, rival_draws: Draws, worst: float) -> np.ndarray:
     """Return the log of the mean wealth of bets that the leader's score [K] is above each rival's [R, K'], [R].
 
-    Of equal lengths the differences of the same draws are bet on; otherwise the leader's score is bet to be above a
+    Of equal lengths the differences of the same draws are bet on. Otherwise the leader's score is bet to be above a
     centre, and the rival's below it.
     """
     length, rival_length = draws.hidden.shape[1], rival_draws.hidden.shape[1]

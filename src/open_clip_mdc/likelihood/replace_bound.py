@@ -38,7 +38,7 @@ class Noise(NamedTuple):
 
 
 def draw_noise(num_tokens: int, num_samples: int, seed: int, schedule: Schedule) -> Noise:
-    """Draw a systematic sample of the times and one uniform number per token; depends on nothing but its arguments."""
+    """Draw a systematic sample of the times and one uniform number per token. Depends on nothing but its arguments."""
     last = len(schedule.mask) - 1
     rng = np.random.default_rng([seed, num_tokens])
     step = np.sort(systematic_sample(last, num_samples, rng.integers(last))) + 1

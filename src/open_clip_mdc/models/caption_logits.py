@@ -17,7 +17,7 @@ class CaptionLogits:
 
     def __init__(self, decoder: TextDecoder, image_kv: ImageKV, lengths: Sequence[int], causal: bool,
                  infer_time: Callable | None):
-        """Args: `infer_time` finds the step, long [R], where a call gives none; None where the decoder reads none."""
+        """Args: `infer_time` finds the step, long [R], where a call gives none. None where the decoder reads none."""
         self.decoder, self.image_kv, self.infer_time = decoder, image_kv, infer_time
         device = image_kv[0][0].device
         lengths = torch.as_tensor(lengths)

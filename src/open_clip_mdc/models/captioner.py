@@ -1,7 +1,7 @@
 """`Captioner`: an OpenCLIP image encoder and a text decoder that reconstructs the caption (Fig. 2, Sec. 3.2).
 
 The path of a batch to its loss: hide tokens (the objective's `corrupt`), drop the padding (packing.pack), both on the
-CPU; encode the image, run the decoder on the valid tokens, take the objective's loss where it is asked.
+CPU. Encode the image, run the decoder on the valid tokens, take the objective's loss where it is asked.
 
 Dimensions: B captions and images, R rows, P patches, L positions, N valid tokens, M asked tokens, D image width, W
 decoder width, V vocabulary.
@@ -175,7 +175,7 @@ class Captioner(nn.Module):
 
         Args:
             text: long [B, L], mask ids included.
-            valid: bool [B, L], what is no padding; by default up to the first EOT (give it when EOT is masked).
+            valid: bool [B, L], what is no padding. By default up to the first EOT (give it when EOT is masked).
 
         Raises ValueError: the text is longer than the context, or without `valid` a caption's end cannot be told.
         """
@@ -192,7 +192,7 @@ class Captioner(nn.Module):
         return self.text.output(hidden).view(*text.shape, -1)
 
     def infer_time(self, text: Tensor, lengths: Tensor) -> Tensor | None:
-        """Return the step, long [R], by the share of masks in texts [R, L] of [R] tokens; None if not needed."""
+        """Return the step, long [R], by the share of masks in texts [R, L] of [R] tokens. None if not needed."""
         if self.text.time_embedding is None:
             return None
         share = (text == mask_id(self.vocab_size)).sum(1).double() / (lengths - 1).clamp(min=1)
@@ -243,7 +243,7 @@ class Captioner(nn.Module):
 
         Args:
             image: [B, 3, height, width].
-            text: the result of `prepare`; or long [B, L] as the tokenizer makes it, which is prepared here, on the CPU.
+            text: the result of `prepare`. Or long [B, L] as the tokenizer makes it, which is prepared here, on the CPU.
 
         Returns:
             token_nll: float32 [M], e.g. -log p(token).

@@ -1,7 +1,7 @@
 """The image tower as a model of other libraries: timm, transformers, torch.export.
 
 All give the normalised patch tokens of `Captioner.encode_image_tokens`, of which `encode_image` is the mean (Sec. 4.2).
-OpenCLIP's ViT is the one that CLIP's weights are converted from everywhere; what it has beyond that is refused.
+OpenCLIP's ViT is the one that CLIP's weights are converted from everywhere. What it has beyond that is refused.
 
 Dimensions: B images, P patches, D width.
 """

@@ -1,7 +1,7 @@
 """The text decoder: 12 blocks of self-attention over the caption, cross-attention to the image, MLP (Secs. 3.2, 4.1).
 
 MDC attends both ways over the valid tokens, ARC causally. The linear layers run on packed tokens only: a batch of
-captions is [N, W], its N real tokens one after another; it takes the padded shape [R, L, W] for attention alone.
+captions is [N, W], its N real tokens one after another. It takes the padded shape [R, L, W] for attention alone.
 
 Dimensions: I images, R captions (rows), R/I consecutive rows per image, P patches, L positions, N real tokens of all
 rows, W width, H heads, D = W/H, V vocabulary.
@@ -51,7 +51,7 @@ def attention_mask(packed: Packed, dtype: torch.dtype) -> tuple[Tensor | None, b
 
 
 class DecoderBlock(nn.Module):
-    """Pre-norm self-attention, cross-attention, MLP; one MLP per layer, as in CapPa."""
+    """Pre-norm self-attention, cross-attention, MLP. One MLP per layer, as in CapPa."""
 
     def __init__(self, width: int, heads: int, mlp_ratio: float, image_width: int, act_layer: Callable,
                  norm_layer: Callable):
@@ -179,7 +179,7 @@ class TextDecoder(nn.Module):
 
         Args:
             packed: R rows, ids in [0, V].
-            image_kv: keys and values of I images; rows r*(R/I) to (r+1)*(R/I) belong to image r.
+            image_kv: keys and values of I images. Rows r*(R/I) to (r+1)*(R/I) belong to image r.
             time: the step of each row, long [R], of a decoder that is conditioned on it.
         """
         x = self.token_embedding(packed.token) + self.positional_embedding[packed.position]
@@ -199,7 +199,7 @@ class TextDecoder(nn.Module):
 
         Args:
             token: ids, long [R].
-            past: the second result of the step before, rows selected as the caller continues them; None at the first.
+            past: the second result of the step before, rows selected as the caller continues them. None at the first.
 
         Returns:
             [R, W], and the keys and values of all tokens so far.

@@ -1,7 +1,7 @@
 """Image towers: an image becomes normalised patch tokens, what the decoder attends to (Sec. 3.2, Fig. 2).
 
 Everything that depends on the kind of tower stands here. `visual` is OpenCLIP's VisionTransformer, its ModifiedResNet,
-its TimmModel, a VQTower, or a RegionTower around one of the first three, as `build` makes it; a checkpoint holds it
+its TimmModel, a VQTower, or a RegionTower around one of the first three, as `build` makes it. A checkpoint holds it
 under that name.
 
 Dimensions: B images, P patches, D width.

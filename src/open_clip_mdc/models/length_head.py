@@ -34,7 +34,7 @@ class LengthHead(nn.Linear):
 
     @property
     def narrowing(self) -> float:
-        """The divisor of features in training; a power of two, so that checkpoints give back the very weights."""
+        """The divisor of features in training. A power of two, so that checkpoints give back the very weights."""
         return 2.0 ** max(0, math.ceil(math.log2(self.in_features / 2 / WIDTH)))
 
     def reset_parameters(self) -> None:

@@ -9,13 +9,13 @@ from torch import nn
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:
-    """Return what autocast computes in on this kind of device; None where it is off."""
+    """Return what autocast computes in on this kind of device. None where it is off."""
     on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if on else None
 
 
 def without_autocast(device: str) -> AbstractContextManager:
-    """Return a context without autocast; a device that knows none (meta) needs nothing."""
+    """Return a context without autocast. A device that knows none (meta) needs nothing."""
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 

@@ -1,7 +1,7 @@
 """Region features: an image is seen whole and small, and in tiles at full resolution, by one tower.
 
 Not in the paper: captions of region features are claimed to be the more precise ones. With g x g tiles of side s the
-image has side g*s; the whole of it, shrunk to s, and its tiles go through the tower in one batch of 1 + g^2 images, and
+image has side g*s. The whole of it, shrunk to s, and its tiles go through the tower in one batch of 1 + g^2 images, and
 the decoder attends to the patch tokens of all, to each of which its region's learned embedding is added. The same
 tower at s sees as much of the whole and no detail, at g*s as many pixels and all of them in one context.
 

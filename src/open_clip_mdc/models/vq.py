@@ -2,7 +2,7 @@
 
 The VQ-VAE is the convolutional encoder of taming-transformers (Esser et al. 2021, arXiv 2012.09841) as diffusers keeps
 it, and one linear layer whose largest output is the code: of a Euclidean codebook e that is argmax 2 e.h - |e|^2, of a
-Gumbel one argmax of its projection. It is frozen, float32, and its weights travel in every checkpoint; `open_clip_mdc
+Gumbel one argmax of its projection. It is frozen, float32, and its weights travel in every checkpoint. `open_clip_mdc
 vq` makes them. The embedding of codes, of [MASK] and of their places is what is learnt here.
 
 With `quantise` false the latents themselves go through a linear map: the control for what discreteness does.
@@ -156,7 +156,7 @@ class VQTower(nn.Module):
         return tokens.mean(dim=1), tokens
 
     def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-        """Freeze the embedding; with any unlocked group only the VQ-VAE, which always is."""
+        """Freeze the embedding. With any unlocked group only the VQ-VAE, which always is."""
         for name, parameter in self.named_parameters():
             parameter.requires_grad = unlocked_groups > 0 and not name.startswith("vq.")
 

@@ -24,7 +24,7 @@ def mask_and_replace(name: str, preset: str) -> None:
 
     Where nothing is ever replaced those are the masked tokens, and this is "mdc" with t on the grid 1/T, ..., 1. The
     loss lacks the prior's KL (`prior_kl`), a constant. aux_weight * (2 - (t - 1)/T) * -log p(x_0 | x_t) may join it
-    (D3PM, Eq. 5; VQ-Diffusion's release).
+    (D3PM, Eq. 5. VQ-Diffusion's release).
     """
     def schedule(vocab_size: int, device: torch.device) -> Schedule:
         return make_schedule(vocab_size, STEPS, preset, device)

@@ -1,8 +1,8 @@
 """Mask-and-replace diffusion of token ids in closed form: forward noise, bridge, posterior, bound (MC-Diffusion).
 
-The forward process of VQ-Diffusion (Gu et al. 2022, arXiv 2111.14822, Eqs. 7, 8; discrete diffusion is D3PM's, Austin
+The forward process of VQ-Diffusion (Gu et al. 2022, arXiv 2111.14822, Eqs. 7, 8. Discrete diffusion is D3PM's, Austin
 et al. 2021, arXiv 2107.03006), applied to captions by MC-Diffusion. At each step a token stays, becomes [MASK], or
-becomes any id, all with equal probability; [MASK] stays [MASK]. Everything costs O(V) per token: no [V, V] matrix.
+becomes any id, all with equal probability. [MASK] stays [MASK]. Everything costs O(V) per token: no [V, V] matrix.
 
 Cumulative over t steps, of V ids and m = [MASK]:
 

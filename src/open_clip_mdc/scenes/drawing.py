@@ -15,7 +15,7 @@ Point = tuple[float, float]
 
 
 def _corners(count: int, outer: float, inner: float | None = None, turn: float = 0.0) -> list[Point]:
-    """Corners (x right, y down) of a polygon around the origin; with `inner`, every second corner is pulled in."""
+    """Corners (x right, y down) of a polygon around the origin. With `inner`, every second corner is pulled in."""
     radii = (outer, outer if inner is None else inner)
     angles = [turn + 2 * math.pi * i / count for i in range(count)]
     return [(radii[i % 2] * math.sin(angle), -radii[i % 2] * math.cos(angle)) for i, angle in enumerate(angles)]

@@ -39,7 +39,7 @@ def check(world: World) -> None:
 
 
 def draw_scene(world: World, rng: random.Random) -> Scene:
-    """Draw a scene; one of another redundancy by the same random numbers has other shapes and is else the same."""
+    """Draw a scene. One of another redundancy by the same random numbers has other shapes and is else the same."""
     drawn = plain.draw_scene(world, rng)
     objects = []
     for item in drawn.objects:

@@ -63,7 +63,7 @@ class World:
 
 @dataclass(frozen=True)
 class Scene:
-    """Objects in canonical order; `relation` (a key of RELATIONS) holds between each object and the next."""
+    """Objects in canonical order. `relation` (a key of RELATIONS) holds between each object and the next."""
 
     objects: tuple[SceneObject, ...]
     relation: str

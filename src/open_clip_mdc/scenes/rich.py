@@ -1,7 +1,7 @@
 """The rich world of scenes: 1 to 4 objects on a grid of four cells, and several true captions of each scene.
 
 Objects differ in colour (10), shape (8) and size (3). A short caption, like a web page's alt text, says one object and
-its place, or the first two objects and their relation; a long one has a few sentences. By which words, and what of the
+its place, or the first two objects and their relation. A long one has a few sentences. By which words, and what of the
 background and the number of objects, is drawn: the image does not decide the caption. Objects are said in reading
 order, as in plain.py and for its reason. Everything said is true, and no two objects of a scene have both colour
 and shape in common: a false caption is false of every object.

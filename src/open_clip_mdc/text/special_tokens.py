@@ -17,12 +17,12 @@ PAD_ID = 0
 
 
 def sot_id(vocab_size: int) -> int:
-    """Return the id that opens every caption; it is given to the model, never masked and never scored."""
+    """Return the id that opens every caption. It is given to the model, never masked and never scored."""
     return vocab_size - 2
 
 
 def eot_id(vocab_size: int) -> int:
-    """Return the id that ends every caption; it is learnt like any other token."""
+    """Return the id that ends every caption. It is learnt like any other token."""
     return vocab_size - 1
 
 
