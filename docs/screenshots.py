@@ -1,4 +1,4 @@
-"""Take the pictures of pages that captioning.md and jobs.md show, by the models of `make demo`.
+"""Take the pictures of pages that captioning.md shows, by the models of `make demo`.
 
     python docs/screenshots.py demo        # with playwright, and Chromium where the system has it
 """

@@ -190,7 +190,7 @@ def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: in
         name, _, weights = args.clip.partition(":")
         facts["CLIP"] = f"{name}:{shown(weights, args.html)}, {', '.join(parts)}; {clip_texts:.1f} texts a caption"
     if args.compare:
-        facts["On the right"] = shown(args.compare, args.html)
+        facts["Compared with"] = shown(args.compare, args.html)
     return facts
 
 
