@@ -54,7 +54,7 @@ def test_declared_dependencies_are_those_that_are_imported():
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 imported.add(node.module.split(".")[0])
     # It is said in one line how to get these, where they are missing.
-    optional = {"spacy", "nltk", "transformers", "diffusers", "ray"}
+    optional = {"spacy", "nltk", "transformers", "diffusers", "ray", "gradio", "argcomplete"}
     third_party = imported - set(sys.stdlib_module_names) - {"open_clip_mdc", "clip_benchmark_ext"} - optional
     used = {name.lower().replace("-", "_") for module in third_party for name in distributions.get(module, [module])}
     declared = set()
