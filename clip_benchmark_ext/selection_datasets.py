@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from open_clip_mdc.data.images import decode_image
 from open_clip_mdc.errors import close_names
 
-from .datasets import pair_readers, readers
+from .datasets import pair_readers, readers, statements
 from .datasets.local_files import Cell
 from .datasets.readers import NEGBENCH, SUGAR_CREPE_PP, VALSE_PIECES, WHATSUP, Case, Read
 from .metrics import selection_metrics, sugar_crepe
@@ -51,6 +51,7 @@ ROWS = {
     "cola": Row(pair_readers.cola, selection_metrics.WINOGROUND),
     "colorswap": Row(pair_readers.colorswap, selection_metrics.WINOGROUND),
     "mmvp_vlm": Row(pair_readers.mmvp_vlm, selection_metrics.TWO_IMAGES),
+    **{f"nlvr/{split}": Row(statements.nlvr, selection_metrics.STATEMENTS) for split in ("dev", "test")},
 }
 FAMILIES = tuple(dict.fromkeys(name.partition("/")[0] for name in ROWS))
 

@@ -32,7 +32,7 @@ _KARPATHY = "https://storage.googleapis.com/sfr-vision-language-research/dataset
 
 @dataclass(frozen=True)
 class Case:
-    """One decision: which of `captions` fits the image; the first `right` do (of two images: caption i fits image i).
+    """One decision: which of `captions` fits the image. The first `right` do (of two images: caption i fits image i).
 
     `group` is what the official metric averages over: the relation, the pair of attributes, the subset, the piece.
     `box` is (left, upper, right, lower) in pixels of the image, or None for the whole of it.

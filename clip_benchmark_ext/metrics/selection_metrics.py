@@ -77,6 +77,7 @@ class Metric(NamedTuple):
     groups: Callable[[Mapping[str, int]], set[str]] | None = None  # of the numbers of cases: those that the mean keeps
     kind: Callable[[Case], str] | None = None  # by which the shares are given, too
     together: Mapping[str, Callable[[Case], object]] = {}  # by name what cases share that count only if all are right
+    statements: bool = False  # a case is one caption, which may be false: metrics/statements.py
 
 
 def debiased_score(conditional: np.ndarray, blind: np.ndarray, alpha: float = 1.0) -> np.ndarray:
@@ -192,6 +193,7 @@ WINOGROUND = Metric({**RIGHT, "image_acc": lambda text, image: image == 1,
                      "acc": lambda text, image: (text == 1) & (image == 1)})
 ORDERS = Metric({"text_acc": lambda text, image: text >= 0, "text_acc_strict": RIGHT["text_acc"]}, "right")
 TWO_IMAGES = WINOGROUND._replace(kind=lambda case: case.group)
+STATEMENTS = Metric({}, statements=True)
 BY_KIND = PAIRS._replace(kind=lambda case: case.group)
 PLACES = Metric(RIGHT, kind=lambda case: case.group.split()[1], together={
     "pair_acc": lambda case: (*case.group.split()[::2], case.group.split()[1] in ("left", "right")),

@@ -19,6 +19,7 @@ from open_clip_mdc.text.special_tokens import not_whole
 from ..distributed import merge, own_batches
 from ..job import Job
 from ..metrics.selection_metrics import SURFACES, clip_benchmarks_metrics, debiased_score, selection_metrics
+from ..metrics.statements import statement_metrics
 from ..selection_datasets import SelectionDataset
 
 ROWS = ("plain", "blind", "debiased")
@@ -110,8 +111,8 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
                 if any(len(case.images) > 1 for case in dataset.cases):
                     raise ValueError(f"{dataset.name} also compares images of one caption, and --stop_confidence is "
                                      "about the captions of one image: leave it out")
-                if any(case.right > 1 for case in dataset.cases):
-                    raise ValueError(f"{dataset.name} has several right captions, and --stop_confidence stops at the "
+                if any(case.right != 1 for case in dataset.cases):
+                    raise ValueError(f"{dataset.name} has not one right caption, and --stop_confidence stops at the "
                                      "best one: leave it out")
             facts["cases_cut"] = count_cut(dataset, tokenizer, model.context_length)
             score = likelihood_scorer(model, tokenizer, device, null_image(model, dataloader, device), options, alpha)
@@ -123,10 +124,13 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
     surfaces = dict(SURFACES)
     if by_likelihood:  # which is a sum over tokens
         surfaces["length"] = lambda text: len(tokenizer.encode(text))
-    metrics, items = selection_metrics(dataset.metric, rows, dataset.cases, surfaces)
+    if dataset.metric.statements:
+        metrics, items = statement_metrics(rows, dataset.cases)
+    else:
+        metrics, items = selection_metrics(dataset.metric, rows, dataset.cases, surfaces)
     metrics |= {**facts, "items": items}
     if not by_likelihood:
-        theirs = {} if any(case.right > 1 for case in dataset.cases) else clip_benchmarks_metrics(
+        theirs = {} if any(case.right != 1 for case in dataset.cases) else clip_benchmarks_metrics(
             [case["upstream"] for case in cases])  # which know one right caption
         return {**metrics, **theirs, "scorer": "cosine"}
     metrics |= {"scorer": options["method"], "alpha": alpha, "blind": "mean image",

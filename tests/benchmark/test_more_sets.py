@@ -19,6 +19,7 @@ from PIL import ImageChops
 from clip_benchmark_ext import cli
 from clip_benchmark_ext.datasets.readers import Case
 from clip_benchmark_ext.metrics.selection_metrics import selection_metrics
+from clip_benchmark_ext.metrics.statements import statement_metrics
 from clip_benchmark_ext.selection_datasets import build_dataset, find_row
 from open_clip_mdc.scenes.drawing import render
 from open_clip_mdc.scenes.plain import RELATIONS, World, caption, draw_pair
@@ -137,6 +138,16 @@ class Files:
                     self.save(f"MLLM_VLM Images/{pattern}/{number}.jpg", shown)
                     rows.writerow([number, pattern, text])
 
+    def nlvr(self, split):
+        rows = []
+        for i, (scene, other, true, _) in enumerate(self.pairs):
+            for m, shown in enumerate((scene, other)):
+                for k in range(6):
+                    self.save(f"images/{i % 2}/{split}-{i}-{m}-{k}.png", shown)
+                rows.append({"sentence": true, "identifier": f"{i}-{m}", "directory": str(i % 2), "evals": {},
+                             "label": str(is_true(true, shown)).lower()})
+        (self.root / f"{split}.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
+
     def truth(self, case: Case) -> np.ndarray:
         """Score 1 where a caption is true of an image, 0 where it is not: [C], or [I, C] of two images."""
         scores = np.array([[float(is_true(text, self.scenes[image.name])) for text in case.captions]
@@ -184,7 +195,7 @@ def test_both_right_captions_of_sugar_crepe_pp_must_beat_the_wrong_one():
 
 def test_a_race_for_the_best_caption_is_refused_where_two_are_right(runs, clip_benchmark, tmp_path):
     Files(tmp_path / "set", "sugar_crepe_pp/swap_obj")
-    with pytest.raises(SystemExit, match="sugar_crepe_pp/swap_obj has several right captions, and --stop_confidence"):
+    with pytest.raises(SystemExit, match="sugar_crepe_pp/swap_obj has not one right caption, and --stop_confidence"):
         cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset", "sugar_crepe_pp/swap_obj",
                   "--dataset_root", str(tmp_path / "set"), "--num_workers", "0", "--quiet", "--scorer", "monte_carlo",
                   "--num_samples", "4", "--stop_confidence", "0.9"])
@@ -199,6 +210,30 @@ def test_a_statement_is_taken_for_true_if_the_image_makes_it_more_probable():
         metric = find_row(name).metric
         metrics, _ = selection_metrics(metric, {"plain": scores, "debiased": scores}, cases)
         assert metrics["statement_acc_debiased"] == share and "statement_acc" not in metrics
+
+
+def test_statements_of_nlvr_are_judged_one_by_one(runs, clip_benchmark, tmp_path):
+    files = Files(tmp_path / "set", "nlvr/dev")
+    dataset = build_dataset("nlvr/dev", tmp_path / "set")
+    assert len(dataset) == 12 * COUNT and dataset[0][1] == [files.pairs[0][2]]
+    truth = [files.truth(case) for case in dataset.cases]
+    assert [case.right for case in dataset.cases] == [int(score[0]) for score in truth]
+    cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset", "nlvr/dev", "--dataset_root",
+              str(tmp_path / "set"), "--num_workers", "0", "--quiet", "--output", "result.json"])
+    metrics = json.loads(Path("result.json").read_text())["metrics"]
+    assert metrics["cases"] == 12 * COUNT and metrics["majority"] == 0.5
+    assert metrics["auc_blind"] == 0.5  # each sentence is as often true as false
+    assert 0 <= metrics["text_acc_debiased"] <= 1 and "text_acc" not in metrics
+
+
+def test_the_numbers_of_statements_are_counted_by_hand():
+    cases = [Case(str(i), (Path(f"{i}.png"),), (sentence,), sentence, right=right)
+             for i, (sentence, right) in enumerate((("x", 1), ("x", 0), ("y", 1), ("y", 0), ("z", 1)))]
+    scores = [[2.0], [-1.0], [0.5], [1.0], [-3.0]]
+    metrics, items = statement_metrics({"plain": scores, "debiased": scores}, cases)
+    assert metrics["text_acc_debiased"] == 3 / 5 and items["values"]["text_acc_debiased"] == [1, 1, 1, 0, 0]
+    assert metrics["consistency_debiased"] == 1 / 3 and metrics["majority"] == 3 / 5
+    assert metrics["auc"] == 3 / 6  # of true against false: 2 is above both, 0.5 above one, -3 above none
 
 
 def test_a_surface_that_a_right_caption_has_too_gives_nothing_away():
@@ -239,6 +274,8 @@ def test_the_numbers_of_each_kind_are_the_metrics_of_its_cases():
      "row 0: .* is not .image, caption"),
     ("colorswap", "data/test.json", "img_0_1", "../img_9_1", "1 of 6 rows have no image"),
     ("mmvp_vlm", "Questions.csv", "1,Orientation", "1,..", "refused the file name '../1.jpg'"),
+    ("nlvr/dev", "dev.json", '"true"', '"maybe"', "row 0: label is 'maybe'"),
+    ("nlvr/dev", "dev.json", '"directory": "0"', '"directory": "../x"', "refused|no image"),
     ("mmvp_vlm", "Questions.csv", "1,Orientation", "0,a,b\n1,Orientation", "an even number of rows"),
 ])
 def test_a_damaged_row_is_named(tmp_path, name, file, old, new, words):

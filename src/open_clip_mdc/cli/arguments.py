@@ -9,7 +9,7 @@ from .shared import add_engine, add_images, add_model, flag, natural, positive
 
 KARPATHY = ("coco", "flickr30k", "flickr8k")
 FETCHED = ("coco", "flickr8k", "flickr30k", "cc3m", "cc12m", "recap", "sugar_crepe", "aro", "sugar_crepe_pp", "bivlc",
-           "whatsup", "cola", "negbench", "colorswap", "mmvp_vlm", "cub")
+           "whatsup", "cola", "negbench", "colorswap", "nlvr", "mmvp_vlm", "cub")
 OPTIONS = [name for name in decoding.OPTIONS if name not in ("length", "num_beams", *decoding.OF_CLIP)]
 KINDS = ("models", "objectives", "tasks", "datasets")  # of `list`
 QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"

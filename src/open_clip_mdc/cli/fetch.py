@@ -145,6 +145,10 @@ SOURCES = {
         commands=("# get the data by the link in https://github.com/Top34051/colorswap; then",
                   "unzip -q -d OUT images.zip",
                   "# OUT/test.json, OUT/images/img_0_1.png, ...; --dataset colorswap")),
+    "nlvr": Source(
+        "see its repository; the images are rendered",
+        commands=("git clone --depth 1 https://github.com/lil-lab/nlvr OUT",
+                  "# OUT/nlvr/dev/dev.json, OUT/nlvr/dev/images/*/dev-*.png; --dataset nlvr/dev")),
     "mmvp_vlm": Source(
         "MIT",
         commands=("hf download MMVP/MMVP_VLM --repo-type dataset --local-dir OUT",

@@ -1,0 +1,34 @@
+"""Statements about one image, true or false: NLVR (Suhr et al. 2017) in its official files."""
+import json
+from pathlib import Path
+
+from open_clip_mdc.data.paths import inside
+from open_clip_mdc.data.text import read_text
+
+from .local_files import Source, find, image_folder, need_images, texts
+from .readers import Case, Read
+
+PERMUTATIONS = 6  # of the three boxes of an image, an image each
+
+
+def nlvr(name: str, root: Path, **_) -> Read:
+    """Read sentences with a label and six images each: github.com/lil-lab/nlvr, its folder nlvr/dev or nlvr/test."""
+    split = name.partition("/")[2]
+    source = Source(f"{split}.json", ("", split, f"nlvr/{split}", f"nlvr/nlvr/{split}"), ("images",),
+                    "https://github.com/lil-lab/nlvr by git clone", f"ROOT/{split}.json, ROOT/images/*/{split}-*.png")
+    path = find(source, name, root)
+    folder = image_folder(source, name, path)
+    cases = []
+    for index, line in enumerate(filter(str.strip, read_text(path).split("\n"))):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {index + 1} is not JSON: {error}") from error
+        sentence, identifier, label = texts(row, ("sentence", "identifier", "label"), path, index)
+        if label.lower() not in ("true", "false"):
+            raise ValueError(f"{path}, row {index}: label is {label!r}, not true or false")
+        for k in range(PERMUTATIONS):
+            image = inside(folder, f"{row.get('directory')}/{split}-{identifier}-{k}.png", path, index)
+            cases.append(Case(f"{identifier}-{k}", (image,), (sentence,), sentence, right=int(label.lower() == "true")))
+    need_images(source, name, folder, cases)
+    return cases, {"cases_left_out": 0}

@@ -1,0 +1,35 @@
+"""The metrics of single statements that are true or false of an image (NLVR), from scores alone.
+
+    text_acc_debiased   the official number: share of statements taken for what they are, true if the image makes them
+                        more probable, the score above 0. No other row has a threshold
+    auc, auc_blind, auc_debiased    how probably a true statement scores above a false one (area under the ROC curve)
+    consistency_debiased    share of sentences all of whose images are judged rightly
+    majority            accuracy of the more frequent answer to everything
+"""
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from sklearn.metrics import roc_auc_score
+
+from ..datasets.readers import Case
+
+
+def statement_metrics(scores: Mapping[str, Sequence], cases: Sequence[Case]) -> tuple[dict, dict]:
+    """Return the metrics, as the head of this file has them, and items. `scores` are per row one array [1] a case."""
+    true = np.array([case.right for case in cases], dtype=bool)
+    metrics: dict = {"cases": len(cases), "majority": float(max(true.mean(), 1 - true.mean()))}
+    items: dict = {"images": [case.images[0].name for case in cases], "values": {}, "weights": {}}
+    for row, values in scores.items():
+        score = np.array([np.asarray(value, dtype=np.float64).item() for value in values])
+        suffix = "" if row == "plain" else f"_{row}"
+        if 0 < true.mean() < 1:
+            metrics[f"auc{suffix}"] = float(roc_auc_score(true, score))
+        if row == "debiased":
+            right, sentences = (score > 0) == true, defaultdict(list)
+            for case, outcome in zip(cases, right, strict=True):
+                sentences[case.group].append(outcome)
+            metrics["text_acc_debiased"] = float(right.mean())
+            metrics["consistency_debiased"] = float(np.mean([all(outcomes) for outcomes in sentences.values()]))
+            items["values"]["text_acc_debiased"] = right.astype(int).tolist()
+    return metrics, items
