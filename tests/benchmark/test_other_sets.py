@@ -45,7 +45,7 @@ def test_an_unknown_name_is_refused_before_the_model_is_loaded(runs, monkeypatch
     complaint = evaluate(runs, "--dataset", name, "--dataset_root", ".")
     assert complaint.startswith(f"error: --dataset {name} is not known") and "\n" not in complaint
     assert words in complaint and "Others: sugar_crepe/NAME, aro/NAME, winoground, valse/NAME, sugar_crepe_pp/NAME" in \
-        complaint and "mmvp_vlm, wds/NAME" in complaint
+        complaint and "mmvp_vlm, nlvr/NAME, wds/NAME" in complaint
 
 
 FOREIGN = [*other_sets.UPSTREAM, "vtab/cifar10", "vtab/diabetic_retinopathy", "vtab/resisc45", "tfds/mnist"]
