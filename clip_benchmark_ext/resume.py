@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from open_clip_mdc.data.journal import Journal, Rows
 
-from .distributed import merge, rank_and_size
+from .distributed import everywhere, merge, rank_and_size
 
 Batch = TypeVar("Batch")
 
@@ -25,6 +25,7 @@ def resumed(batches: Iterable[tuple[int, Batch]], file: Path, key: dict, make: C
     there if it `fits` the batch. The caller removes the `journals` once the whole is safe.
     """
     done = ChainMap(*(Rows(part, key, "batch") for part in journals(file)))
+    everywhere(True)  # have read: an empty journal of this run goes again while others look for earlier ones
     if done and rank_and_size()[0] == 0:
         logging.warning("what was stopped resumes: %d batches are done", len(done))
     rows = []
