@@ -1,4 +1,4 @@
-"""What `make docs` adds to the pages: the help of every command, pictures, and links to files of the repository.
+"""Add to the pages of `make docs`: the help of every command, pictures, and links to files of the repository.
 
 A page may link to a file outside docs/, as it is read on GitHub too. On the site such a link leads to $REPOSITORY_URL,
 or where that is not set it is text. A file that is not there ends the build.

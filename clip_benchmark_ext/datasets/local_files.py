@@ -2,7 +2,7 @@
 
 Nothing is downloaded. File names in a data file are not to be trusted.
 """
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from open_clip_mdc.data.files import parse_json
+from open_clip_mdc.data.text import read_text
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,17 @@ def read_json(path: Path, kind: type) -> dict | list:
     if not isinstance(content, kind):
         raise ValueError(f"{path} should hold a JSON {kind.__name__}, not a {type(content).__name__}")
     return content
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, object]]:
+    """Yield the number of each line that is not empty, and what it holds. Raises ValueError where that is no JSON."""
+    for index, line in enumerate(read_text(path).split("\n")):
+        if line.strip():
+            try:
+                row = parse_json(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {index + 1} is not JSON: {error}") from error
+            yield index, row
 
 
 def value(row: dict, key: str, kind: type | tuple[type, ...], path: Path, number: str | int):

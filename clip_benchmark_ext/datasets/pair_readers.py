@@ -1,7 +1,6 @@
 """Readers of data sets whose cases have two images and two captions, caption i of image i, in their official files."""
 import csv
 import io
-import json
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
@@ -10,7 +9,7 @@ import pyarrow.parquet as pq
 from open_clip_mdc.data.paths import inside
 from open_clip_mdc.data.text import read_text
 
-from .local_files import Cell, Source, find, how_to_get, image_folder, need_images, read_json, texts
+from .local_files import Cell, Source, find, how_to_get, image_folder, need_images, read_json, read_json_lines, texts
 from .readers import Case, Read
 
 
@@ -23,13 +22,7 @@ def winoground(name: str, root: Path, **_) -> Read:
     path = find(source, name, root)
     folder = image_folder(source, name, path)
     cases = []
-    for index, line in enumerate(read_text(path).split("\n")):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {index + 1} is not JSON: {error}") from error
+    for index, row in read_json_lines(path):
         first, second, caption_0, caption_1 = texts(
             row, ("image_0", "image_1", "caption_0", "caption_1"), path, index)
         images = tuple(  # the official file names images without ".png"

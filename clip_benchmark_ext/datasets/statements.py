@@ -1,11 +1,9 @@
 """Statements about one image, true or false: NLVR (Suhr et al. 2017) in its official files."""
-import json
 from pathlib import Path
 
 from open_clip_mdc.data.paths import inside
-from open_clip_mdc.data.text import read_text
 
-from .local_files import Source, find, image_folder, need_images, texts
+from .local_files import Source, find, image_folder, need_images, read_json_lines, texts
 from .readers import Case, Read
 
 PERMUTATIONS = 6  # of the three boxes of an image, an image each
@@ -19,11 +17,7 @@ def nlvr(name: str, root: Path, **_) -> Read:
     path = find(source, name, root)
     folder = image_folder(source, name, path)
     cases = []
-    for index, line in enumerate(filter(str.strip, read_text(path).split("\n"))):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {index + 1} is not JSON: {error}") from error
+    for index, row in read_json_lines(path):
         sentence, identifier, label = texts(row, ("sentence", "identifier", "label"), path, index)
         if label.lower() not in ("true", "false"):
             raise ValueError(f"{path}, row {index}: label is {label!r}, not true or false")

@@ -3,12 +3,14 @@
 Dimensions: B images, P patches, D width, H heads, C classes.
 """
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from open_clip_mdc.progress import progress_bar
+
+from .splits import Splits
 
 HEAD_WIDTH = 64
 
@@ -65,6 +67,20 @@ def moments(batches: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
         count, total, squares = count + len(tokens), total + tokens.sum(0), squares + tokens.square().sum(0)
     mean = total / count
     return mean.float(), (squares / count - mean.square()).clamp_min(1e-6).sqrt().float()
+
+
+def fit(make: Callable[[], nn.Module], splits: Splits, loss_of: Callable[[nn.Module, Tensor], Tensor],
+        quality: Callable[[nn.Module], float], rates: Sequence[float], seed: int, **options) -> tuple[float, nn.Module]:
+    """Return the learning rate whose head is best on the held-out images, and a head trained on all images by it.
+
+    `make` draws a head, `quality` measures one on `splits.val`, `options` are of `train`.
+    """
+    def fitted(lr: float, rows: Tensor) -> nn.Module:
+        torch.manual_seed(seed)
+        return train(make(), rows, loss_of, lr, seed=seed, **options)
+
+    lr = max(rates, key=lambda lr: quality(fitted(lr, splits.train)))
+    return lr, fitted(lr, torch.cat((splits.train, splits.val)))
 
 
 def train(head: nn.Module, rows: Tensor, loss_of: Callable[[nn.Module, Tensor], Tensor], lr: float,

@@ -73,23 +73,18 @@ def by_attention(job: Job, splits: Splits, name: str, classes: int) -> tuple[dic
     def loss_of(head: heads.AttentiveProbe, rows: Tensor) -> Tensor:
         return F.cross_entropy(head(splits.learn.rows(name, rows.tolist()).to(args.device)), labels[rows])
 
-    def fit(lr: float, rows: Tensor) -> heads.AttentiveProbe:
-        torch.manual_seed(args.seed)
-        head = heads.AttentiveProbe(mean, std, classes).to(args.device)
-        return heads.train(head, rows, loss_of, lr, WEIGHT_DECAY, args.fewshot_epochs, args.batch_size, args.seed,
-                           f"attentive probe of {name}")
-
     @torch.no_grad()
     def classify(head: heads.AttentiveProbe, cache: TokenCache, rows: Tensor) -> Tensor:
         return torch.cat([head(cache.rows(name, part.tolist()).to(args.device)).argmax(1).cpu()
                           for part in rows.split(args.batch_size)])
 
-    def on_held_out(lr: float) -> float:
-        found = classify(fit(lr, splits.train), splits.learn, splits.val)
+    def on_held_out(head: heads.AttentiveProbe) -> float:
+        found = classify(head, splits.learn, splits.val)
         return found.eq(labels[splits.val].cpu()).double().mean().item()
 
-    lr = max(LEARNING_RATES, key=on_held_out)
-    head = fit(lr, torch.cat((splits.train, splits.val)))
+    lr, head = heads.fit(lambda: heads.AttentiveProbe(mean, std, classes).to(args.device), splits, loss_of, on_held_out,
+                         LEARNING_RATES, args.seed, weight_decay=WEIGHT_DECAY, epochs=args.fewshot_epochs,
+                         batch_size=args.batch_size, desc=f"attentive probe of {name}")
     return {"attentive_learning_rate": lr}, classify(head, splits.test, torch.arange(len(splits.test)))
 
 

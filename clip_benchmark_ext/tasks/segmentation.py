@@ -86,18 +86,13 @@ def by_head(job: Job, splits: Splits, name: str, classes: int, grid: tuple[int, 
         rows = rows.tolist()
         return sampled_loss(head(splits.learn.rows(name, rows).to(args.device)), splits.learn.masks(rows))
 
-    def fit(lr: float, rows: Tensor) -> heads.LinearMask:
-        torch.manual_seed(args.seed)
-        head = heads.LinearMask(mean, std, classes, grid).to(args.device)
-        return heads.train(head, rows, loss_of, lr, WEIGHT_DECAY, args.fewshot_epochs, BATCH, args.seed,
-                           f"masks by {name}")
-
-    def on_held_out(lr: float) -> float:
-        found = confusions(fit(lr, splits.train), splits.learn, name, splits.val, classes, args.device)
+    def on_held_out(head: heads.LinearMask) -> float:
+        found = confusions(head, splits.learn, name, splits.val, classes, args.device)
         return measures(found.sum(0))["miou"]
 
-    lr = max(LEARNING_RATES, key=on_held_out)
-    head = fit(lr, torch.cat((splits.train, splits.val)))
+    lr, head = heads.fit(lambda: heads.LinearMask(mean, std, classes, grid).to(args.device), splits, loss_of,
+                         on_held_out, LEARNING_RATES, args.seed, weight_decay=WEIGHT_DECAY,
+                         epochs=args.fewshot_epochs, batch_size=BATCH, desc=f"masks by {name}")
     return lr, confusions(head, splits.test, name, torch.arange(len(splits.test)), classes, args.device)
 
 

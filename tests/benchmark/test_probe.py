@@ -130,7 +130,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """How many images went through the first layer of the trained and of the untrained tower."""
+    """Count the images that went through the first layer of the trained and of the untrained tower."""
     counts = {"trained": 0, "untrained": 0}
     load = towers.load
 

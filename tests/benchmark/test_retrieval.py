@@ -96,7 +96,7 @@ def test_recalls_are_those_counted_by_hand_plain_blind_debiased_and_at_every_alp
 
 
 def test_a_blind_score_finds_an_image_by_chance(runs, data, tmp_path):
-    """Of images with equally many captions k of N, whichever the k are."""
+    """Each image has k of the N captions, whichever they are."""
     scores = torch.randn(12).expand(6, 12)
     positive = torch.eye(6).repeat_interleave(2, 1).bool()
     for k in (1, 4):

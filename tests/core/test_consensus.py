@@ -55,7 +55,7 @@ def test_captions_shorter_than_an_n_gram_and_equal_captions():
 
 
 def test_consensus_is_right_where_the_most_probable_caption_stands_alone():
-    """Of a model that gives "1 2 3 4" .28, and .24 each to three captions that share "5 6 7" and are of a dog.
+    """Decode by a model that gives "1 2 3 4" .28, and .24 each to three captions that share "5 6 7" and are of a dog.
 
     The expected likeness to the truth, drawn from the model, is the risk that is minimised, by hand: the most probable
     caption is like itself alone.

@@ -192,7 +192,7 @@ def test_an_accumulated_step_is_the_step_and_the_negatives_are_of_all_its_micro_
     whole, parts = (weights(tmp_path, 1, name) for name in ("whole", "parts"))
     for name, x in whole.items():
         torch.testing.assert_close(parts[name], x, atol=2e-5, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
-    first = contrastive_losses(tmp_path, "whole")[:2]  # the process goes on logging
+    first = contrastive_losses(tmp_path, "whole")[:2]  # the process keeps logging
     assert first == pytest.approx(contrastive_losses(tmp_path, "parts")[:2], abs=1e-4) and first[0] > math.log(24)
     bias = weights(tmp_path, 1, "siglip")["logit_bias"]
     assert bias != -10 and open_clip_mdc.load(tmp_path / "siglip").model.logit_bias == bias

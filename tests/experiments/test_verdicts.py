@@ -161,7 +161,7 @@ def outcomes(rng: np.random.Generator, effects: np.ndarray, margin: float | None
 
 @pytest.mark.parametrize("common, spread", [(0.0, 1.0), (1.0, 1.0), (1.0, 3.0), (1.0, 10.0)])
 def test_at_most_five_percent_of_null_ledgers_hold_a_false_difference(common, spread):
-    """Whether seeds move all rows or none, and rows vary alike or not (the last ones by 10 times the first's)."""
+    """Seeds move all rows or none, and rows vary alike or not (the last ones by 10 times the first's)."""
     rng = np.random.default_rng(3)
     false = sum(bool({"above", "below"} & set(outcomes(rng, np.zeros(ROWS), 1.0, common, spread)))
                 for _ in range(LEDGERS))

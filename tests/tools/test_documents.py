@@ -20,7 +20,7 @@ LINKED = [*PAGES, *(REPO / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", 
 
 @pytest.fixture(scope="module")
 def world(scenes, runs, tmp_path_factory) -> Path:
-    """What a reader has beside the page: two photographs, what `make demo` leaves, a run."""
+    """Make what a reader has beside the page: two photographs, what `make demo` leaves, a run."""
     folder = tmp_path_factory.mktemp("world")
     pictures = Path(datasets.__file__).parent / "images"
     shutil.copy(pictures / "flower.jpg", folder / "photo.jpg")

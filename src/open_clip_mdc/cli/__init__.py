@@ -3,19 +3,17 @@
 A tool is a row here, a function in arguments.py and a module with `run(args)`, imported after the flags are read.
 """
 import argparse
-import ast
 import os
 import re
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 
 from ..data.files import end_when_terminated
 from ..data.outputs import is_folder, ready
 from ..errors import complaint, read_flags
 from ..version import __version__
 from . import arguments as flags
-from .shared import load_plugins
+from .shared import docstring, load_plugins
 
 TOOLS = {
     "list": "list the models, objectives, tasks and data sets that you can name",
@@ -44,8 +42,7 @@ DRIVERS = {"caption": "open_clip_mdc.bulk.units", "embed": "open_clip_mdc.bulk.u
 
 def examples(tool: str) -> str:
     """Return the commands in the docstring of a tool's module, which is not imported."""
-    module = f"{__name__}.{tool.replace('-', '_')}"
-    said = ast.get_docstring(ast.parse(find_spec(module).loader.get_source(module)))
+    said = docstring(f"{__name__}.{tool.replace('-', '_')}")
     return "examples:\n" + "\n".join(re.findall(r"^ +(?:open_clip_\w+ |export OPENAI|    -).*", said, re.MULTILINE))
 
 

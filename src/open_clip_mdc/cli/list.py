@@ -7,14 +7,13 @@ Models are for --model of open_clip_train, objectives for --model of clip_benchm
 tasks and data sets for its --task and --dataset.
 """
 import argparse
-import ast
-from importlib.util import find_spec
 
 import clip_benchmark_ext.tasks
 from clip_benchmark_ext.selection_datasets import ROWS
 
 from ..integration import configs
 from ..objectives import OBJECTIVES
+from .shared import docstring
 
 
 def models() -> list[tuple[str, str]]:
@@ -32,7 +31,7 @@ def tasks() -> list[tuple[str, str]]:
     rows = []
     for name, task in clip_benchmark_ext.tasks.TASKS.items():
         module = f"{clip_benchmark_ext.tasks.__name__}{task.place.partition(':')[0]}"
-        rows.append((name, ast.get_docstring(ast.parse(find_spec(module).loader.get_source(module))).splitlines()[0]))
+        rows.append((name, docstring(module).splitlines()[0]))
     return rows
 
 

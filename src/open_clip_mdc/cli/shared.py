@@ -1,8 +1,10 @@
 """Flags that several tools share, and the model and mean image that they name. Imports no torch."""
 import argparse
+import ast
 import hashlib
 import os
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ..data.outputs import is_folder
@@ -20,6 +22,11 @@ MOST_WORKERS = 16  # of a GPU; each reads the whole shard to decode its batches
 
 def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def docstring(module: str) -> str:
+    """Return what a module says at its head, without importing it."""
+    return ast.get_docstring(ast.parse(find_spec(module).loader.get_source(module)))
 
 
 def load_plugins(args: argparse.Namespace) -> None:
