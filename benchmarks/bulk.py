@@ -1,9 +1,9 @@
-"""The cost of bulk captioning beside the model: decoding images, resuming, Ray.
+"""Measure what bulk captioning costs beyond the model itself: decoding images, resuming, Ray.
 
     OMP_WAIT_POLICY=PASSIVE python -m benchmarks.bulk --scenes demo/scenes --pretrained demo/mdc      5 minutes, 2 cores
 
-The smallest model on the smallest images: of a larger model the rest is a smaller share. Wall time means something on a
-quiet machine only. CPU time, that of child processes included, also beside other work.
+It takes the smallest model and the smallest images, as the rest is a smaller share of a larger model's time. Compare
+wall time on a quiet machine only. CPU time includes child processes and is meaningful beside other work, too.
 """
 import argparse
 import os
@@ -30,7 +30,7 @@ from .report import machine, section_parser, write_report
 from .turns import take_turns
 
 LENGTH = "8"
-BATCH = 40  # the 1,000 images are whole batches: none waits for the image that does not come
+BATCH = 40  # a divisor of 1,000: no batch waits for the last image, which never comes
 RAY = """
 import ray
 ray.init(include_dashboard=False, logging_level="ERROR")
@@ -68,7 +68,7 @@ def caption(args: argparse.Namespace, *flags: object) -> list[str]:
 
 
 def beside_the_model(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
-    """Compare a shard with generating alone from its tensors by the same batches in the same process."""
+    """Compare captioning a shard with generating from its tensors alone, by the same batches in one process."""
     asked = tools.parse(caption(args, args.scenes / "val" / "00000.tar", "--out", out / "tables"))
     (unit,) = bulk.find_units(asked.paths)
     shard = caption_tool.worker(asked, [unit], 0)
@@ -82,7 +82,7 @@ def beside_the_model(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
 def interrupted(args: argparse.Namespace, out: Path) -> tuple[Path, Path]:
     """Return the journal of a run that was stopped before its last image, and that image."""
     last, lines = out / "last.png", out / "captions.jsonl"
-    os.mkfifo(last)  # nobody writes to it: there the run waits
+    os.mkfifo(last)  # nobody writes to it, so that the run waits for this image
     journal, saved = Path(f"{lines}.part"), out / "saved.part"
     run = subprocess.Popen([sys.executable, "-m", "open_clip_mdc", *caption(
         args, args.scenes / "val" / "00000.tar", last, "--out", lines, "--batch-size", BATCH, "--workers", 1)],
@@ -139,22 +139,22 @@ def report(args: argparse.Namespace) -> str:
         costs = beside_the_model(args, Path(folder)) | resuming(args, Path(folder))
         costs |= engines(args, Path(folder)) if with_ray else {}
     wall = {name: cost.wall for name, cost in costs.items()}
-    names = {"model": "generating from 1,000 tensors in memory", "shard": "the shard of these images to its table",
-             "load": "a process that imports and loads", "one": "`caption` of one image",
+    names = {"model": "generate from 1,000 tensors in memory", "shard": "caption the shard of these images to a table",
+             "load": "start a process, import, load the model", "one": "`caption` of one image",
              "resumed": "`caption` of that image after 1,000 finished ones", "local": "two shards by two local jobs",
              "ray": "two shards by two of Ray's actors", "start": "Ray's start"}
-    aims = [f"decoding hidden behind the model: wall {verdict(wall['shard'] / wall['model'], 1.1)}, CPU "
-            f"{costs['shard'].cpu / costs['model'].cpu:.2f}",
-            "finished images within the time of loading: "
+    aims = ["images are decoded while the model computes (wall time of the shard over that of the model): "
+            f"{verdict(wall['shard'] / wall['model'], 1.1)}, CPU {costs['shard'].cpu / costs['model'].cpu:.2f}",
+            "finished images cost no more than loading the model (time to skip them over time to load): "
             f"{verdict((wall['resumed'] - wall['one']) / wall['load'], 1.0)}",
-            "Ray within two jobs and its start: "
-            + (verdict(wall["ray"] / (wall["local"] + wall["start"]), 1.0) if with_ray else "it is not installed")]
+            "Ray costs no more than two local jobs and its own start: "
+            + (verdict(wall["ray"] / (wall["local"] + wall["start"]), 1.0) if with_ray else "Ray is not installed")]
     return "\n\n".join([
-        before, f"MDC-ViT-Ti-8, {LENGTH} tokens, on scenes of 32 px; medians of {args.rounds} rounds. CPU time is that "
-        "of child processes too, but of Ray's workers, which are none.",
+        before, f"MDC-ViT-Ti-8, {LENGTH} tokens, on scenes of 32 px, medians of {args.rounds} rounds. CPU time "
+        "includes child processes. Ray's workers are not child processes, so theirs is missing.",
         markdown_table(("", "wall, s", "CPU, s"), [
             (names[name], f"{cost.wall:.2f}", f"{cost.cpu:.2f}") for name, cost in costs.items()]),
-        f"Aims: {'; '.join(aims)}."])
+        "Aims:\n\n" + "\n".join(f"- {aim}" for aim in aims)])
 
 
 def main() -> None:

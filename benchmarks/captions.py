@@ -1,4 +1,4 @@
-"""Captions to measure with: real ones from a file, or a rendered twin of the same lengths where there is no file."""
+"""Return captions to measure with: real ones from a file, or made-up ones with the lengths of Flickr8k's."""
 import json
 from pathlib import Path
 
@@ -10,14 +10,14 @@ from open_clip_mdc.text.special_tokens import eot_id, sot_id
 
 WORDS = ("a the an in on with of and two dog man girl boy child woman people ball water snow grass street red black "
          "white brown blue running jumping standing playing sitting wearing holding at near through large").split()
-MEAN, SPREAD = 14.1, 0.28  # of the tokens of Flickr8k's test captions: the mean, and the log's standard deviation
-LONG = 12  # captions joined: more than 77 tokens
+MEAN, SPREAD = 14.1, 0.28  # tokens of Flickr8k's test captions: their mean, and the standard deviation of their log
+LONG = 12  # this many captions joined have more than 77 tokens
 
 
 def lengths(number: int, mean: float = MEAN, seed: int = 0) -> np.ndarray:
-    """Return numbers of tokens, SOT and EOT included, spread as Flickr8k's are: log-normal, within 4 to 77."""
+    """Return numbers of tokens, SOT and EOT included, distributed like Flickr8k's: log-normal, from 4 to 77."""
     tokens = np.exp(np.random.default_rng(seed).normal(np.log(mean), SPREAD, number))
-    for _ in range(20):  # until those that are cut no longer move the mean
+    for _ in range(20):  # clipping to 4 and 77 moves the mean, so it is corrected until it stays
         tokens = (tokens * mean / tokens.mean()).clip(4, 77)
     return tokens.round().astype(int)
 
@@ -48,7 +48,7 @@ def read_captions(path: str | None) -> list[str]:
 
 
 def spread(captions: list[str], number: int, long: bool = False) -> list[str]:
-    """Return `number` captions at even distances. Long ones join their neighbours until 77 tokens are full."""
+    """Return `number` captions at even distances in the list. Long ones join neighbours until 77 tokens are full."""
     stride = max(1, len(captions) // number)
     starts = [i * stride % len(captions) for i in range(number)]
     return [" ".join(captions[i:i + LONG]) if long else captions[i] for i in starts]

@@ -1,4 +1,4 @@
-"""Models to compare, each with its own loss: MDC, Algorithm 1 to the letter, OpenCLIP's CLIP and its CoCa.
+"""Models to compare, each with its own loss: MDC, the paper's Algorithm 1 as printed, OpenCLIP's CLIP and its CoCa.
 
 Dimensions: B images and captions, L = 77 positions, V vocabulary, M masked tokens.
 """
@@ -23,7 +23,7 @@ class Contestant(NamedTuple):
     model: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]  # of image [B, 3, height, width] and text [B, L] or `prepare`'s
 
-    def prepare(self, text: Tensor) -> Tensor | Captions:  # as the training loop corrupts and packs on the CPU
+    def prepare(self, text: Tensor) -> Tensor | Captions:  # noising and packing on the CPU, as in training
         return self.model.prepare(text) if isinstance(self.model, Captioner) else text
 
     def step(self, image: Tensor, text: Tensor) -> None:
@@ -32,9 +32,9 @@ class Contestant(NamedTuple):
 
 
 def algorithm_1(model: Captioner, image: Tensor, text: Tensor) -> Tensor:
-    """1/t * cross_entropy(logits[masked], text[masked]), with logits of all 77 positions, as the pseudocode has them.
+    """Return 1/t * cross_entropy(logits[masked], text[masked]), with logits of all 77 positions as in the pseudocode.
 
-    The normaliser is `CaptionLoss`'s. The paper leaves it open.
+    The paper does not say by what the sum is divided. Here it is divided as in `CaptionLoss`.
     """
     cfg, target = model.caption_cfg, target_tokens(text, model.vocab_size)
     t = torch.linspace(cfg.t_min, cfg.t_max, len(text), device=text.device)
@@ -54,7 +54,7 @@ def own_loss(model: nn.Module, loss: nn.Module, image: Tensor, text: Tensor) -> 
 
 
 def contestant(name: str, size: str, device: str = "cpu", compile_with: str | None = None) -> Contestant:
-    """Return a model of this name and size in training mode, compiled by a backend of torch.compile if one is given."""
+    """Return a model of this name and size in training mode, compiled if a backend of torch.compile is given."""
     open_clip_mdc.register()
     torch.manual_seed(0)
     config = {"Algorithm 1": f"MDC-{size}", "CLIP": size, "CoCa": f"coca_{size}"}.get(name, f"{name}-{size}")

@@ -1,9 +1,9 @@
-"""Speed of decoding captions against the plain loop, one token per step and beam search without a cache. CLIP's cost.
+"""Compare decoding with a plain loop, with one token per step, and with beam search without a cache.
 
     python -m benchmarks.decoding                                   5 minutes on 2 CPU cores
 
-Each step of the plain loop (`plain.unmask`) does the same work, so a third of the 15 is timed and counted three times,
-the encoder apart.
+It also measures what guidance by CLIP costs. Each step of the plain loop (`plain.unmask`) does the same work. So only a
+third of its 15 steps is timed and counted three times. The encoder is timed once.
 """
 import argparse
 from functools import partial
@@ -33,7 +33,7 @@ GUIDED_IMAGES = 4
 
 def uncached_step_logits(model: Captioner, image_kv: list) -> StepLogits:
     def step_logits(text: Tensor, parent: Tensor) -> Tensor:
-        text = F.pad(text, (0, 1))  # the token to predict; a causal model does not look at it
+        text = F.pad(text, (0, 1))  # a place for the token to predict, which a causal model does not attend to
         rows, length = text.shape
         last = torch.arange(1, rows + 1, device=text.device) * length - 1
         return model.token_logits(image_kv, [length] * rows)(text, last)

@@ -1,13 +1,13 @@
-"""Errors and savings of Monte Carlo's early stopping, by the kind of population: no model, no images.
+"""Measure the errors and savings of Monte Carlo's early stopping on artificial losses, without model and images.
 
-Each race has a new population, a loss for each mask and candidate, and new draws. `wrong` is the share of races whose
-winner is not the best one by all masks though drawing stopped early. `draws` is the mean per candidate, of which there
-are at most 1,024.
+Each race has a new population (a loss for each mask and candidate) and new draws. `wrong` is the share of races that
+stopped early with a winner that is not the best by all masks. `draws` is their mean number per candidate, of at most
+1,024. The populations of losses:
 
-    normal   losses of 3 nats, standard deviation 0.5
+    normal   mean 3 nats, standard deviation 0.5
     rare     0.2 nats, and 8 more with a probability of 4 %
-    lone     rare, but the best candidate, which loses 0.5 nats with every mask: luck can make any rival seem better
-    skewed   lognormal, of the standard normal distribution
+    lone     as rare, but the best candidate loses 0.5 nats with every mask, so that any rival may seem better by luck
+    skewed   lognormal, the exponential of a standard normal variable
 """
 import argparse
 import math
@@ -27,7 +27,10 @@ CANDIDATES, CONFIDENCES = (2, 3, 5, 16), (0.9, 0.99, 0.999)
 
 
 def population(kind: str, candidates: int, num_tokens: int, behind: float, rng: np.random.Generator) -> np.ndarray:
-    """Return log-likelihoods under each mask, a binary number: float64 [C, 2 ** N]. The first leads by `behind`."""
+    """Return log-likelihoods under each mask, float64 [C, 2 ** N]. The first candidate is better by `behind`.
+
+    A mask is a binary number with a digit for each token.
+    """
     shape = (candidates, 2 ** num_tokens)
     values = {"normal": lambda: -3 + rng.normal(0, 0.5, shape), "skewed": lambda: -rng.lognormal(0, 1, shape)}.get(
         kind, lambda: -0.2 - 8 * (rng.random(shape) < 0.04))()

@@ -1,11 +1,11 @@
-"""Everything about speed that waits for a GPU, MDC and OpenCLIP's CLIP on the same card.
+"""Measure speed and memory on a GPU, for MDC and OpenCLIP's CLIP on the same card.
 
     make bench-gpu                                                      all parts, each in at most 10 minutes
-    python -m benchmarks.gpu --parts steps --sizes ViT-L-14             one of them
-    python -m benchmarks.gpu --device cpu --small                       seconds on a CPU: does it all run?
+    python -m benchmarks.gpu --parts steps --sizes ViT-L-14             one part
+    python -m benchmarks.gpu --device cpu --small                       tries all parts on a CPU, in seconds
 
-Rows are added to gpu.json as they are measured, and GPU.md's section "Measured" is written anew from them. A part that
-runs out of time says so. Nothing here changes the card's settings.
+Rows are added to gpu.json as they are measured, and the section "Measured" of GPU.md is rewritten from them. A part
+that runs out of time says so. No setting of the card is changed.
 """
 import argparse
 import json
@@ -31,12 +31,11 @@ PARTS = {name: getattr(gpu_parts, name) for name in (
 IDENTITY = ("model", "size", "batch", "mode", "what", "tokens", "precision", "tokens a step")
 HEAD = """# Speed and memory on a GPU
 
-`make bench-gpu` measures all of this on the card at hand, each part within 10 minutes, and writes the section
-"Measured" anew.
+`make bench-gpu` measures all of this on your card, each part within 10 minutes, and rewrites the section "Measured".
 """
 STEPS = ("Training steps are forward, backward and AdamW, amp_bf16, with captions of Flickr8k's lengths (14.1 tokens "
-         "with SOT and EOT). GB: peak, weights and optimizer included. Share: of one large bfloat16 product's TFLOP/s "
-         "on the same card. CLIP reads 77 tokens whatever the caption.")
+         "with SOT and EOT). GB is the peak, weights and optimizer included. Share is that of the TFLOP/s of one large "
+         "bfloat16 product on the same card. CLIP reads 77 tokens whatever the caption.")
 
 
 def show(value: object) -> str | None:
@@ -112,24 +111,24 @@ def measure(part: str, bench: Bench, seconds: float, known: list[dict], save) ->
         known[:] = [old for old in known if identity(old) != identity(row)] + [row]
         save()
         print(part, {key: value for key, value in row.items() if key != "kernels"}, flush=True)
-    print(f"{part}: stopped after {seconds:.0f} s; run it again with fewer --sizes or --batches for the rest")
+    print(f"{part}: stopped after {seconds:.0f} s. Run it again with fewer --sizes or --batches for the rest")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default=",".join(PARTS), help="(default: %(default)s)")
-    parser.add_argument("--sizes", default="ViT-B-16", help="models of steps; the first one's elsewhere")
-    parser.add_argument("--batches", default="128,1024", help="of steps (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=480, help="after which a part takes no new row up")
+    parser.add_argument("--parts", default=",".join(PARTS), help="parts to measure (default: %(default)s)")
+    parser.add_argument("--sizes", default="ViT-B-16", help="models of the part steps. Other parts take the first one")
+    parser.add_argument("--batches", default="128,1024", help="batch sizes of the part steps (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=480, help="time after which a part begins no new row")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--small", action="store_true", help="tiny model and sizes")
-    parser.add_argument("--out", type=Path, help="folder of gpu.json and GPU.md (benchmarks; a CPU: none)")
+    parser.add_argument("--small", action="store_true", help="use a tiny model and small sizes")
+    parser.add_argument("--out", type=Path, help="folder of gpu.json and GPU.md (default: benchmarks, none on a CPU)")
     args = parser.parse_args()
     unknown = set(args.parts.split(",")) - set(PARTS)
     if unknown:
-        sys.exit(f"error: --parts {','.join(sorted(unknown))}: no such part; there are {', '.join(PARTS)}")
+        sys.exit(f"error: --parts {','.join(sorted(unknown))}: no such part. There are {', '.join(PARTS)}")
     if args.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("error: no CUDA device; --device cpu --small tries the script")
+        sys.exit("error: no CUDA device. --device cpu --small tries the script")
     bench = Bench(args.device, args.small, ("ViT-Ti-8",), (4,)) if args.small else Bench(
         args.device, args.small, tuple(args.sizes.split(",")), tuple(map(int, args.batches.split(","))))
     here = machine(args.device)

@@ -1,4 +1,4 @@
-"""Parts of `benchmarks.gpu`: what a card does with captioning's operators, the package apart, and with the models.
+"""Parts of `benchmarks.gpu`: single operators that captioning needs, without this package, and whole models.
 
 Dimensions: B captions, P patches, M predicted tokens.
 """
@@ -23,14 +23,14 @@ from .captions import lengths, random_text
 from .contestants import Contestant, contestant, count_flops, vocab_size
 from .turns import take_turns
 
-LENGTH = 15  # tokens that are decoded
-TEXTS = 6  # batches of other lengths that take turns, as in training
+LENGTH = 15  # tokens of a decoded caption
+TEXTS = 6  # batches of different lengths that take turns, as in training
 Row = dict[str, object]
 
 
 class Bench(NamedTuple):
     device: str  # "cuda" | "cpu"
-    small: bool  # seconds on a CPU: to see that everything runs
+    small: bool  # tiny sizes that run within seconds on a CPU, to try the script
     sizes: tuple[str, ...] = ("ViT-B-16",)
     batches: tuple[int, ...] = (128, 1024)
 
@@ -81,7 +81,7 @@ def copies(bench: Bench) -> Iterator[Row]:
 
 
 def losses(bench: Bench) -> Iterator[Row]:
-    """Cross-entropy over the vocabulary, forward and backward: M as of 1,024 captions of 14 and of 60 tokens."""
+    """Yield the cross-entropy over the vocabulary, forward and backward, for 1,024 captions of 14 and of 60 tokens."""
     width, vocab_size = (32, 1000) if bench.small else (512, 49408)
     linear = torch.nn.Linear(width, vocab_size, bias=False, device=bench.device)
 
@@ -118,7 +118,7 @@ def losses(bench: Bench) -> Iterator[Row]:
 
 
 def attentions(bench: Bench) -> Iterator[Row]:
-    """Self-attention of B captions and their cross-attention to P patches, forward and backward, one layer."""
+    """Yield one layer's self-attention of B captions and cross-attention to P patches, forward and backward."""
     batch, heads, depth, patches = (2, 2, 16, 9) if bench.small else (1024, 8, 64, 196)
     tokens = torch.from_numpy(lengths(batch))
     longest, total = -(-int(tokens.max()) // 16) * 16, int(tokens.sum())
@@ -143,7 +143,7 @@ def attentions(bench: Bench) -> Iterator[Row]:
                 return padded(q, k, v, attn_mask=is_key)
 
         def packed(*args) -> Tensor:
-            from torch.nn.attention.varlen import varlen_attn  # here: an older PyTorch has none, which is a row's note
+            from torch.nn.attention.varlen import varlen_attn  # an older PyTorch has none: the row then has a note
             return varlen_attn(*args)
 
         for backend in ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"):
@@ -206,13 +206,13 @@ def train_step(bench: Bench, name: str, size: str, batch: int, compiled: bool, p
         row["GB"] = torch.cuda.max_memory_allocated() / 1e9
     row["kernel ms"], row["kernels"] = heaviest(bench, step)
     if not compiled:
-        row["TFLOP/s"] = count_flops(forward_backward) / row["ms"] / 1e9  # batches have one mean length
+        row["TFLOP/s"] = count_flops(forward_backward) / row["ms"] / 1e9  # all batches have the same mean length
         row["share"] = row["TFLOP/s"] / peak
     return row
 
 
 def steps(bench: Bench) -> Iterator[Row]:
-    """MDC and CLIP in turn, eager and compiled. The compiled step does the multiplications of the eager one."""
+    """Yield training steps of MDC and CLIP, eager and compiled. TFLOP/s of both count the multiplications of eager."""
     peak = ceiling(bench)
     for size in bench.sizes:
         for batch in bench.batches:
@@ -233,7 +233,7 @@ def steps(bench: Bench) -> Iterator[Row]:
 
 
 def waits(function: Callable[[], object]) -> tuple[int, str]:
-    """Return how often the host waits for the device, by PyTorch's own detector, and where."""
+    """Return how often and where the host waits for the device, by PyTorch's own detector."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -259,7 +259,7 @@ def syncs(bench: Bench) -> Iterator[Row]:
             batch["loss"] = side.loss(*given)
 
     given = give()
-    forward()  # what is waited for once only
+    forward()  # waits that happen once only are not counted
     for name, function in (("training, forward", forward), ("training, backward", lambda: batch["loss"].backward()),
                            (f"decoding, {LENGTH} tokens", lambda: side.model.generate(image, length=LENGTH)),
                            ("scoring, heuristic", lambda: side.model.log_likelihood(image, text.to(bench.device)))):

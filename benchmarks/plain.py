@@ -1,4 +1,4 @@
-"""Decoding and scoring as one would first write them: the baseline of decoding.py and scoring.py.
+"""Decode and score in the simplest way, as a baseline for decoding.py and scoring.py.
 
 The image is encoded and projected once. Every step and every draw then decodes all 77 positions and computes
 log-probabilities over the vocabulary at each. Dimensions: C candidates, R captions, L = 77 positions, V vocabulary.
@@ -26,7 +26,7 @@ def log_probs(model: Captioner, image_kv: ImageKV, text: Tensor, valid: Tensor) 
 
 @torch.no_grad()
 def unmask(model: Captioner, image: Tensor, length: int, steps: int) -> Tensor:
-    """The first `steps` of Eq. 6 for captions of `length` tokens, ids [R, L]."""
+    """Return captions of `length` tokens after the first `steps` of Eq. 6, ids [R, L]."""
     vocab_size = model.vocab_size
     text = torch.zeros(len(image), model.context_length, dtype=torch.long)
     text[:, 0], text[:, 1:length + 1], text[:, length + 1] = sot_id(vocab_size), mask_id(vocab_size), eot_id(vocab_size)
@@ -41,7 +41,7 @@ def unmask(model: Captioner, image: Tensor, length: int, steps: int) -> Tensor:
 
 @torch.no_grad()
 def heuristic(model: Captioner, image: Tensor, text: Tensor) -> Tensor:
-    """The heuristic of the paper: [C] for one image [3, height, width] and captions [C, L]."""
+    """Return the paper's heuristic likelihood, [C], of captions [C, L] for one image [3, height, width]."""
     valid, masked = valid_tokens(text, model.vocab_size), target_tokens(text, model.vocab_size)
     noisy = text.masked_fill(masked, mask_id(model.vocab_size))
     score, image_kv = torch.zeros(len(text)), encode(model, image[None])
@@ -58,7 +58,7 @@ def heuristic(model: Captioner, image: Tensor, text: Tensor) -> Tensor:
 
 @torch.no_grad()
 def draws(model: Captioner, image: Tensor, text: Tensor, number: int) -> Tensor:
-    """Terms of Eq. 8, nats per masked token, for `number` masks of each caption of 1 to all its tokens: [C, number]."""
+    """Return terms of Eq. 8 in nats per masked token, [C, number]. Each hides 1 to all tokens of a caption."""
     terms, image_kv = [], encode(model, image[None])
     for row in text:
         num_tokens = int(target_tokens(row, model.vocab_size).sum())

@@ -1,4 +1,4 @@
-"""The Markdown file of results: a section per script, each replaced whole when its script has run."""
+"""Write the Markdown file of results. Each script has a section, which is replaced as a whole."""
 import argparse
 import os
 import sys
@@ -14,13 +14,14 @@ from open_clip_mdc.environment import environment
 RESULTS = Path(__file__).parent / "RESULTS.md"
 HEAD = """# Speed and memory on a CPU, as ratios
 
-Written by `make bench`; no number is typed by hand. ViT-B/32 with random weights, which run at the speed of trained
-ones. Sides take turns within a run; ratios are medians over the rounds. What a GPU does is in [GPU.md](GPU.md).
+`make bench` writes these sections, and no number is typed by hand. Models are ViT-B/32 with random weights, which are
+as fast as trained ones. Sides take turns within a run, and ratios are medians over rounds. For a GPU see
+[GPU.md](GPU.md).
 """
 
 
 def machine() -> str:
-    return (f"{date.today()}: {os.cpu_count()} cores, {environment(torch.get_num_threads())}, float32; load of the "
+    return (f"{date.today()}: {os.cpu_count()} cores, {environment(torch.get_num_threads())}, float32. Load of the "
             f"machine before: {os.getloadavg()[0]:.1f}.")
 
 
@@ -29,16 +30,16 @@ def section_parser(description: str, rounds: int = 5, model: bool = True,
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if captions:
         parser.add_argument("--captions",
-                            help="text file, a caption per line, or COCO captions json; rendered by default")
+                            help="text file with a caption per line, or COCO captions JSON (default: made-up captions)")
     if model:
         parser.add_argument("--size", default="ViT-B-32")
     parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file whose section is replaced")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="Markdown file in which the section is replaced")
     return parser
 
 
 def write_section(title: str, text: str, path: Path = RESULTS, head: str = HEAD) -> None:
-    """Put "## title" with this text into the file: in the place of the section of this title, or at the end."""
+    """Write "## title" with this text into the file, in place of the section with this title or at the end."""
     sections = path.read_text(encoding="utf-8").split("\n## ")[1:] if path.exists() else []
     new = f"{title}\n\n{text.strip()}\n"
     titles = [section.split("\n")[0] for section in sections]
@@ -51,7 +52,7 @@ def write_section(title: str, text: str, path: Path = RESULTS, head: str = HEAD)
 
 
 def write_report(title: str, report: Callable[[argparse.Namespace], str], args: argparse.Namespace) -> None:
-    """Write the section that a script's `report` makes of its flags, or exit with the problem in one line."""
+    """Write the section that a script's `report` returns. Exits with one line if there is a problem."""
     try:
         write_section(title, report(args), args.out)
     except (ValueError, OSError) as problem:

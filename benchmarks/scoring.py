@@ -1,9 +1,9 @@
-"""Speed and memory of caption likelihoods against the plain loop, and what early stopping saves.
+"""Compare caption likelihoods with a plain loop, in speed and memory, and measure what early stopping saves.
 
     python -m benchmarks.scoring --captions captions_test.json --scenes demo/scenes --pretrained demo/mdc
 
-2 to 3 minutes on 2 CPU cores. The first table checks that both sides agree. The third is about real differences between
-captions and needs a captioner trained on the scenes (`open_clip_mdc scenes`).
+It takes 2 to 3 minutes on 2 CPU cores. The first table checks that both sides agree. The third table needs captions
+that a model can tell apart, and so a captioner that is trained on `open_clip_mdc scenes`.
 """
 import argparse
 import json
@@ -28,7 +28,7 @@ from .contestants import contestant, random_images, tokenize
 from .report import machine, section_parser, write_report
 from .turns import CLEAR_PEAK, peak_growth, ratio, take_turns
 
-PLAIN_DRAWS, DRAWS = 6, 64  # per caption; the ratio is per draw
+PLAIN_DRAWS, DRAWS = 6, 64  # per caption. The ratio compares the time of a draw
 BUDGET_MIB, CANDIDATES = 256, (2, 200)
 TASKS = ("swap_att", "swap_obj", "replace_rel")
 
@@ -63,7 +63,7 @@ def peak_memory(method: str, size: str, candidates: int, captions: list[str]) ->
     model = contestant("MDC", size).model.eval()
     text = tokenize("MDC", size, captions)[None]
     image = random_images(1, model.visual.image_size[0])
-    model.log_likelihood(image, text[:, :1], method, num_samples=1)  # thread pools and the like
+    model.log_likelihood(image, text[:, :1], method, num_samples=1)  # warms up: thread pools and the like
     return peak_growth(lambda: model.log_likelihood(image, text[:, :candidates], method, num_samples=8,
                                                     memory_mib=BUDGET_MIB))
 
@@ -71,7 +71,7 @@ def peak_memory(method: str, size: str, candidates: int, captions: list[str]) ->
 def memory(size: str, captions: list[str]) -> list[tuple]:
     short = sorted(set(captions), key=lambda caption: (len(caption.split()), caption))[:max(CANDIDATES)]
     if len(short) < max(CANDIDATES):
-        raise ValueError(f"--captions has {len(short)} different captions; the memory table needs {max(CANDIDATES)}")
+        raise ValueError(f"--captions has {len(short)} different captions. The memory table needs {max(CANDIDATES)}")
     rows = []
     for method in tqdm(("heuristic", "monte_carlo"), desc="memory"):
         found = []

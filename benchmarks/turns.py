@@ -1,4 +1,7 @@
-"""Times of sides that take turns: only ratios taken in one run, round by round, mean anything. Peaks of memory."""
+"""Measure the times of sides that take turns, and peaks of memory.
+
+Other work on a machine slows all sides of a round alike. So only ratios within a round are comparable, not times of
+different runs."""
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +22,7 @@ def seconds(function: Callable[[], object]) -> float:
 
 def take_turns(sides: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1,
                measure: Callable[[Callable], Measured] = seconds) -> dict[str, list[Measured]]:
-    """Measure every side in each round. The rounds of the warm-up are left out."""
+    """Return the times of every side in each round, without the rounds of the warm-up."""
     taken: dict[str, list] = {name: [] for name in sides}
     for number in range(warm_up + rounds):
         for name, function in sides.items():
@@ -34,11 +37,11 @@ def ratio(above: list[float], below: list[float]) -> float:
 
 
 def peak_growth(function: Callable[[], object]) -> float:
-    """Return the MiB by which this process's resident memory rises at most during a call. Linux."""
+    """Return the peak of this process's resident memory during a call, in MiB above its start. Linux only."""
     def resident(field: str) -> int:
         return int(re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
-    CLEAR_PEAK.write_text("5")  # the peak starts anew
+    CLEAR_PEAK.write_text("5")  # resets the peak
     before = resident("VmRSS")
     function()
     return (resident("VmHWM") - before) / 1024

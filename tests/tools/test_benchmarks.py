@@ -98,8 +98,9 @@ def test_bulk_is_judged_by_its_aims(monkeypatch):
         monkeypatch.setattr(bulk, name, lambda args, out, part=part: {name: costs[name] for name in part})
     monkeypatch.setattr(bulk, "find_spec", lambda name: True)
     text = bulk.report(Namespace(rounds=3))
-    assert "behind the model: wall 1.09 of at most 1.10, met, CPU 1.00; finished images within the time of loading: " \
-        "1.12 of at most 1.00, missed; Ray within two jobs and its start: 0.96 of at most 1.00, met." in text
+    verdicts = [line.partition("): ")[2] or line.partition(": ")[2] for line in text.splitlines() if line[:2] == "- "]
+    assert verdicts == ["1.09 of at most 1.10, met, CPU 1.00", "1.12 of at most 1.00, missed",
+                        "0.96 of at most 1.00, met"]
     assert bulk.command_cost("-c", "pass").cpu > 0
     with pytest.raises(RuntimeError, match="ValueError: no"):
         bulk.command_cost("-c", "raise ValueError('no')")
