@@ -1,1 +1,1 @@
-"""Every table and figure of the papers, and the ledger of their claims."""
+"""All tables and figures of the papers, and the verdicts on their claims."""

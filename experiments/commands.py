@@ -1,4 +1,4 @@
-"""The commands of an experiment: data, training, evaluation. Nothing is run here."""
+"""Build the commands of an experiment: data, training, evaluation. Nothing is run here."""
 import os
 import re
 import shlex
@@ -31,7 +31,7 @@ def fill(path: str, place: Place) -> str:
 
 
 def start(command: Iterable[str], place: Place) -> list[str]:
-    """Return a command of scales.py with the environment's programs; FOLDER/*.tar is the folder's one shard."""
+    """Return a command of scales.py with the environment's programs. FOLDER/*.tar becomes the one shard there."""
     first, *rest = (fill(part, place) for part in command)
     rest = [str(next(Path(part[:-len("*.tar")]).glob("*.tar"), part)) if part.endswith("/*.tar") else part
             for part in rest]
@@ -67,7 +67,7 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
         backbone.lr, backbone.weight_decay, scale.batch * run.batches, last_epoch(scale, run))
     samples, lr = (batch, 0.0) if run.untrained else (data.samples, lr)
     processes, accumulate = max(place.gpus, 1), 1 if run.start else backbone.accumulate
-    workers = min(scale.workers, data.count(place.data, place.out) // processes)  # each reads shards of its own
+    workers = min(scale.workers, data.count(place.data, place.out) // processes)  # each worker needs a shard
     if batch % (processes * accumulate):
         raise ValueError(f"a batch of {batch} cannot be shared by GPUS={place.gpus}, {accumulate} steps each")
     if not workers:
@@ -85,13 +85,13 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
             (scale.image, "--pretrained-image", fill(scale.image or "", place), *(
                 ("--cache-features", place.out / "tokens") if run.locked else scale.free)),
             ("-VQ-" in run.model, "--pretrained", fill("{out}/data/vq.pt", place)),
-            # Where bounds are compared; else it only costs time.
+            # Only where bounds are compared, as validation costs time.
             (scale.val and not run.untrained and (run.epochs == scale.caption_epochs or "-VQ-" in run.model),
              "--val-data", fill(scale.val or "", place)),
-            # A captioner like the others.
+            # CoCa is trained by its caption loss alone, like the other captioners.
             (run.model.startswith("coca_"), "--coca-contrastive-loss-weight", 0, "--coca-caption-loss-weight", 1),
             (run.model == "ARC-ViT-L-14" and run.data == "cc12m", "--grad-clip-norm", "1.0"),  # Table 8
-            # Section 4.3 is read from these few losses.
+            # The noise of the loss (Section 4.3) is measured from every tenth step.
             (place.gpus == 0, "--device", "cpu", "--log-every-n-steps", 10)):
         command += map(str, flags if wanted else ())
     return command + [*scale.train_flags, "--seed", str(seed), "--logs", str(place.out / "runs"),
@@ -110,7 +110,7 @@ def changed(scale: Scale, run: Run, seed: int, place: Place) -> str | None:
     path = folder(run, seed, place) / "command.txt"
     if not path.parent.exists():
         return None
-    if not path.exists():  # nor any result, if it was killed at its very beginning
+    if not path.exists():  # an empty folder was killed before it wrote anything, and counts as unchanged
         return "it has no command.txt" if any(path.parent.rglob("*.*")) else None
     old, new = shlex.split(path.read_text(encoding="utf-8")), shlex.split(recipe(scale, run, seed))
     unlike = [(before, after) for before, after in zip_longest(old, new, fillvalue="nothing") if before != after]
@@ -127,7 +127,7 @@ def check_recipes(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place
 
 def variant(evaluation: Evaluation) -> str:
     flags = (re.sub(r"[^\w.-]+", "_", flag.removeprefix("--")) for flag in evaluation.flags)
-    return "-".join([evaluation.task, *flags, *(["clipscore"] if evaluation.judge else [])])
+    return "-".join([evaluation.task, *flags, *(["clipscore"] if evaluation.clipscore else [])])
 
 
 def evaluated(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place: Place,
@@ -150,8 +150,8 @@ def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[tuple[Run, int
     flags = [fill(flag, place) for flag in evaluation.flags]
     if evaluation.guide:
         flags += ["--clip", f"{evaluation.guide.model}:{checkpoint(scale, *helping(evaluation, seeds)[0], place)}"]
-    if evaluation.judge:
-        flags += ["--clipscore_model", evaluation.judge.model,
+    if evaluation.clipscore:
+        flags += ["--clipscore_model", evaluation.clipscore.model,
                   "--clipscore_pretrained", str(checkpoint(scale, *helping(evaluation, seeds)[-1], place))]
     output = place.out / "results" / variant(evaluation) / "{dataset}-{pretrained_full_path}.json"
     return command + ["--pretrained_model", *models, "--dataset", *evaluation.datasets,
@@ -161,7 +161,7 @@ def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[tuple[Run, int
 
 
 def evaluations(cells: Iterable[Cell]) -> list[tuple[Evaluation, list[Run]]]:
-    # Data sets that lie in one folder and are scored alike share a command.
+    # Data sets in one folder that are evaluated with the same flags share a command.
     runs: dict[Evaluation, dict[Run, None]] = {}
     datasets: dict[Evaluation, dict[str, None]] = {}
     for cell in cells:
@@ -173,8 +173,8 @@ def evaluations(cells: Iterable[Cell]) -> list[tuple[Evaluation, list[Run]]]:
 
 
 def helping(evaluation: Evaluation, seeds: Iterable[int]) -> list[tuple[Run, int]]:
-    """Return the CLIP runs of an evaluation of these seeds: that of a seed guides it, the next one scores it."""
-    return list(dict.fromkeys((run, seed + later) for run, later in ((evaluation.guide, 0), (evaluation.judge, 1))
+    """Return the CLIP runs of an evaluation: the one of the same seed guides decoding, that of the next seed scores."""
+    return list(dict.fromkeys((run, seed + later) for run, later in ((evaluation.guide, 0), (evaluation.clipscore, 1))
                               if run for seed in seeds))
 
 
@@ -200,7 +200,7 @@ def judge(scale: Scale, captioning: Captioning, seed: int, place: Place, url: st
 
 
 def page(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
-    """Return the command that captions 50 test photographs: ARC's to a file, MDC's to a page beside ARC's."""
+    """Return the command that captions 50 test photographs: ARC's into a file, MDC's into a page beside ARC's."""
     arc, mdc = (str(place.out / "tables" / f"photos-{objective}.jsonl") for objective in ("ARC", "MDC"))
     return [f"{place.bin}open_clip_mdc", "caption", "--pretrained", str(checkpoint(scale, run, seed, place)),
             f"{fill(scale.captioning[-1].root, place)}/test/0.tar", "--limit", "50",

@@ -1,11 +1,12 @@
-"""Steps against quality: one way of decoding after another, of trained captioners on the same held-out images.
+"""Compare ways of decoding by their number of steps and the quality of captions, on the same held-out images.
 
     python -m experiments.decodings --mdc build/demo/mdc --arc build/demo/arc --data build/demo/scenes/val/00000.tar \\
         --length 9 --out build/decodings/scenes
 
-Writes OUT.json (what each way said), OUT.md and OUT.png. Interrupted, the same command resumes at the next way. Errors
-are standard errors over images, of a difference that of the paired difference from MDC with a token a step. A step is a
-pass of the decoder: those of all lengths that auto tries and of all draws of a consensus count.
+Writes OUT.json (the captions), OUT.md and OUT.png. If it is interrupted, run the same command again to resume. Errors
+are standard errors over images. The error of a difference is that of the paired difference from MDC with one token a
+step. A step is a pass of the decoder. All passes count: those of every length that `auto` tries, and of every draw of a
+consensus.
 
 Dimensions: B images, P patches, D width.
 """
@@ -38,7 +39,7 @@ LENGTHS = dict(length="likely", samples=8, select="consensus")
 
 
 def ways(objective: str, length: int) -> dict[str, dict]:
-    """Return options of `generate` by the way's name, sampling's temperature among them."""
+    """Return the options of `generate` for each way of decoding, and the temperature of sampling."""
     if objective == "ARC":
         return {"ARC, greedy": dict(num_beams=1), "ARC, beam of 6": {}, f"ARC, consensus of {DRAWS} draws": CONSENSUS}
     return {BASE: dict(length=length),
@@ -53,7 +54,7 @@ def ways(objective: str, length: int) -> dict[str, dict]:
 
 
 def read(shard: str, transform, limit: int | None) -> tuple[list[torch.Tensor], list[list[str]]]:
-    """Return images, [3, H, W] each, and their captions."""
+    """Return the images of a shard, [3, H, W] each, and their captions."""
     samples = list(islice((s for s in read_samples(shard) if image_member(s)), limit))
     texts = [s["txt"].decode().replace(CAPTION_SEPARATOR, "\n").strip().splitlines() for s in samples]
     return [transform(decode_image(BytesIO(s[image_member(s)]))) for s in samples], texts
@@ -61,7 +62,7 @@ def read(shard: str, transform, limit: int | None) -> tuple[list[torch.Tensor], 
 
 @torch.inference_mode()
 def say(model, tokenizer, image_embs: torch.Tensor, options: dict) -> tuple[list[str], float]:
-    """Return captions of images by their patch tokens [B, P, D], and the mean number of steps of one."""
+    """Return captions for patch tokens [B, P, D], and the mean number of decoder passes a caption."""
     options, said, passes = dict(options), [], 0
     temperature, draws = options.pop("temperature", 0.0), options.get("samples", 1)
 
@@ -79,7 +80,7 @@ def say(model, tokenizer, image_embs: torch.Tensor, options: dict) -> tuple[list
 
 
 def measure(said: list[str], references: list[list[str]]) -> dict[str, np.ndarray]:
-    """Return each image's value of COLUMNS, percent but for CIDEr."""
+    """Return the metrics of COLUMNS for each image. All but CIDEr are percent."""
     captions, truth = dict(enumerate(said)), dict(enumerate(references))
     words = iter(split_words([*said, *(text for texts in references for text in texts)])[0])
     spoken = {i: [next(words)] for i in captions}
@@ -113,10 +114,11 @@ def report(said: dict[str, dict], references: list[list[str]], out: Path) -> str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mdc", required=True, help="run folder or checkpoint of masked diffusion")
-    parser.add_argument("--arc", required=True, help="of an autoregressive captioner")
-    parser.add_argument("--data", required=True, help="shard of held-out images with KEY.txt, a caption a line")
-    parser.add_argument("--length", type=int, required=True, help="tokens of MDC's captions where none is chosen")
+    parser.add_argument("--mdc", required=True, help="run folder or checkpoint of an MDC captioner")
+    parser.add_argument("--arc", required=True, help="run folder or checkpoint of an ARC captioner")
+    parser.add_argument("--data", required=True, help="shard of held-out images with KEY.txt, one caption per line")
+    parser.add_argument("--length", type=int, required=True,
+                        help="tokens of MDC's captions, where their number is fixed")
     parser.add_argument("--limit", type=int, help="take the first N images")
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
@@ -124,14 +126,14 @@ def main() -> None:
     file, about = Path(f"{args.out}.json"), {name: str(value) for name, value in vars(args).items()}
     said = json.loads(file.read_text()) if file.exists() else {"about": about}
     if said.pop("about") != about:
-        sys.exit(f"error: {file} is of other arguments: remove it, or give another --out")
+        sys.exit(f"error: {file} was made with other arguments. Remove it, or give another --out")
     try:
         for objective, pretrained in (("MDC", args.mdc), ("ARC", args.arc)):
             model, transform, tokenizer = checkpoints.load(pretrained, captioner=True)
             images, references = read(args.data, transform, args.limit)
             with torch.inference_mode():
                 embs = torch.cat([model.encode_image_tokens(x) for x in torch.stack(images).split(BATCH)])
-            model.encode_image_tokens = lambda image_embs: image_embs  # once, for all ways
+            model.encode_image_tokens = lambda image_embs: image_embs  # encoded above, once for all ways
             for way, options in ways(objective, args.length).items():
                 if way not in said:
                     captions, steps = say(model, tokenizer, embs, options)

@@ -1,10 +1,11 @@
-"""The vocabulary and the pairs of captions of SCALE=flickr8k, beside `open_clip_mdc prepare shards`.
+"""Make the vocabulary and the pairs of right and wrong captions of SCALE=flickr8k.
 
     python -m experiments.flickr8k bpe --shards 'flickr8k/train/{00000..00005}.tar' --out flickr8k_bpe.txt.gz
     python -m experiments.flickr8k pairs --shards flickr8k/test/00000.tar --out pairs
 
-A pair is a test caption and the same made false by rule: two nouns or colours swapped, or a noun, a colour or a
-preposition replaced. The format is SugarCrepe's. The rules are cruder than its writers, so these are no such scores.
+A pair is a test caption and a copy that a rule makes false: two nouns or colours are swapped, or a noun, a colour or a
+preposition is replaced. The format is SugarCrepe's. But SugarCrepe's wrong captions are written with more care, so do
+not compare these scores with SugarCrepe's.
 """
 import argparse
 import json
@@ -20,12 +21,12 @@ from open_clip_mdc.data.files import new_folder
 from open_clip_mdc.data.shards import find_shards, image_member, image_suffix, read_metadata, read_samples
 from open_clip_mdc.text import vocabulary as bpe
 
-MIN_COUNT = 5  # rarer words are spelt by pieces
+MIN_COUNT = 5  # rarer words are split into pieces
 SEED = 0
-PAIRS = 200  # of each kind, at most one of an image
+PAIRS = 200  # of each kind, and at most one of a kind from each image
 NOUNS = named_words.NOUNS
-COLOURS = [colour for colour in named_words.COLOURS if colour != "orange"]  # the pairs that results were measured on
-CONTEXT_WORDS = {"and", "with", "near", "beside", "next"}  # what stands on both sides of these may be swapped freely
+COLOURS = [colour for colour in named_words.COLOURS if colour != "orange"]  # as when results were measured
+CONTEXT_WORDS = {"and", "with", "near", "beside", "next"}  # a swap across one of these leaves the caption true
 RELATIONS = {"in front of": "behind", "behind": "in front of", "over": "under", "under": "over", "up": "down",
              "down": "up", "into": "out of", "out of": "into", "on top of": "beneath", "inside": "outside",
              "outside": "inside", "above": "below", "below": "above", "toward": "away from", "towards": "away from",
@@ -33,7 +34,7 @@ RELATIONS = {"in front of": "behind", "behind": "in front of", "over": "under", 
 
 
 def swap(caption: str, words: list[str]) -> str | None:
-    """Exchange the first two different of these words. None where that could stay true."""
+    """Swap the first two different words of this list. Return None if the caption could still be true."""
     text = caption.split()
     places = [i for i, word in enumerate(text) if word in words]
     for i, j in zip(places, places[1:], strict=False):

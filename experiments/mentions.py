@@ -1,17 +1,19 @@
-"""Measure the share of a token's loss that the image decides, by the token's place: said first or second of an object.
+"""Measure how much the image tells of a word, by the place of the word: first or second of its object.
 
     python -m experiments.mentions --pretrained RUN/checkpoints/epoch_1.pt --data val/00000.tar --name r90 --out results
 
-Each held-out scene of the world of mentions is captioned in both orders, so that the same words stand at both places of
-the same images. The last object is asked for: at the first one a causal reader does not know yet what the coin said, so
-that two words are right and the first is harder for a reason of its own. Tokens are asked as in training: by the
-objective's own corruption, each with its weight in the loss, whose mean is 1 at every token. Of each mention
+Each held-out scene of `open_clip_mdc scenes --world mentions` is captioned in both orders ("a red circle", "a circle
+red"). So the same words of the same images stand at both places. Only the words of the last object are measured. At the
+first object a causal model cannot know yet which of the two orders the caption has. Two words are then right, which
+makes the first one harder for a reason that has nothing to do with the image. Tokens are predicted as in training: by
+the objective's own corruption, each with its weight in the loss, whose mean is 1 at every token. For each mention of a
+word:
 
-    loss        -log p(token | image), nats
-    gap         the same with the mean image in the image's place, minus loss: what the image tells of the token
-    gain        -log p(token | visible words) of the world, minus loss. From the mean image, which it never saw, a model
-                guesses worse than that. The world has 1,024 captions of known probabilities
-    gradient    norm of the loss's gradient at the patch tokens: what the token tells the encoder
+    loss        -log p(token | image), in nats
+    gap         the loss with the mean image instead of the image, minus the loss: what the image tells of the token
+    gain        -log p(token | visible words), minus the loss. This p is exact, as the world has 1,024 captions of known
+                probabilities. A model guesses worse than that from the mean image, which it never saw
+    gradient    norm of the loss's gradient at the patch tokens: how strongly the token trains the encoder
 
 Dimensions: B captions, L positions, K mentions (first, second), P patches, D width, N all captions of the world.
 """
@@ -41,13 +43,13 @@ from open_clip_mdc.text.packing import NoisedCaptions, pack
 from .tables.position import DRAWS, MEASURES, PLACES, REDUNDANCIES
 
 BATCH = 100  # scenes
-DIGITS = 6  # of what is kept of an image
+DIGITS = 6  # significant digits of the values that are kept of each image
 
 
 def mention_positions(text: Tensor, words: Tensor) -> Tensor:
-    """Return where the captions [B, L] say one of the words (ids [W]) of all objects: long [B, K].
+    """Return the positions of these words (ids [W]) in the captions [B, L]: long [B, K].
 
-    Raises ValueError: K varies.
+    Raises ValueError if the captions have different numbers of them.
     """
     said = torch.isin(text, words)
     counts = said.sum(1)
@@ -58,12 +60,12 @@ def mention_positions(text: Tensor, words: Tensor) -> Tensor:
 
 
 def best_guess(noised: NoisedCaptions, text: Tensor, mentions: Tensor, captions: Tensor, p: Tensor) -> Tensor:
-    """Return -log p(token | visible tokens) of each mention by the world's law, float64 [B, K].
+    """Return the exact -log p(token | visible tokens) of each mention in this world, float64 [B, K].
 
     Args:
-        text, mentions: as in `measure`. Tokens before a mention are visible to a causal reader, those that are not
-            hidden to another.
-        captions: long [N, L], all that there are, one of each length. `p` are their probabilities, float64 [N].
+        text, mentions: as in `measure`. A causal model sees the tokens before a mention, any other model the tokens
+            that are not hidden.
+        captions: all captions of the world, long [N, L]. `p` are their probabilities, float64 [N].
     """
     causal = torch.as_tensor(noised.causal).expand(len(text))[:, None]
     equal = text[:, None] == captions  # [B, N, L]
@@ -77,33 +79,35 @@ def best_guess(noised: NoisedCaptions, text: Tensor, mentions: Tensor, captions:
     return torch.stack(columns, 1)
 
 
-def measure(model: Captioner, image_embs: Tensor, blind: Tensor, text: Tensor, mentions: Tensor, draws: int,
+def measure(model: Captioner, image_embs: Tensor, null_image: Tensor, text: Tensor, mentions: Tensor, draws: int,
             generator: torch.Generator, world: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    """Return for each mention the mean over `draws` corruptions of weight ("weight") and of weight times measure.
+    """Return the means of weight, and of weight times each measure, over `draws` corruptions of each mention.
 
     Args:
-        image_embs: patch tokens, [B, P, D]. `blind` are those of the mean image, [P, D].
-        text: long [B, L], on the CPU. `mentions` are positions in it, long [B, K].
+        image_embs: patch tokens, [B, P, D].
+        null_image: patch tokens of the mean image, [P, D].
+        text: captions, long [B, L], on the CPU.
+        mentions: positions in the captions, long [B, K].
         world: `captions` and `p` of `best_guess`.
 
     Returns:
-        float64 [B, K] by name: those of MEASURES, and "weight".
+        float64 [B, K] for each name of MEASURES, and for "weight".
     """
     image_embs = image_embs.detach().requires_grad_()
     sums = {name: torch.zeros(mentions.shape, dtype=torch.float64) for name in (*MEASURES, "weight")}
     for draw in range(draws):
-        # Uniform on (0, 1] for each caption, in another of as many strata at each draw.
+        # Uniform on (0, 1] for each caption, and stratified: each draw has an interval of its own.
         u = (draw + 1 - torch.rand(len(text), generator=generator, dtype=torch.float64)) / draws
         noised = model.corrupt(text, u, generator)
         captions = pack(text, noised, model.vocab_size).to(image_embs.device)
-        asked = noised.loss_mask.nonzero(as_tuple=True)
+        predicted = noised.loss_mask.nonzero(as_tuple=True)
 
-        def by_mention(losses: Tensor, asked: tuple = asked) -> Tensor:
-            return losses.new_zeros(text.shape).index_put(asked, losses).gather(1, mentions)
+        def by_mention(losses: Tensor, predicted: tuple = predicted) -> Tensor:
+            return losses.new_zeros(text.shape).index_put(predicted, losses).gather(1, mentions)
 
         losses = by_mention(model.token_nll(image_embs, captions).cpu())
         with torch.no_grad():
-            without = by_mention(model.token_nll(blind.expand_as(image_embs), captions).cpu())
+            without = by_mention(model.token_nll(null_image.expand_as(image_embs), captions).cpu())
         weight = noised.weight.gather(1, mentions).double()
         norms = torch.stack([torch.autograd.grad(losses[:, k].sum(), image_embs, retain_graph=True)[0].flatten(1)
                              .norm(dim=1).cpu() for k in range(mentions.shape[1])], 1)
@@ -126,15 +130,16 @@ def read_scenes(shard: str, transform) -> Iterator[tuple[str, Tensor, list[str]]
 
 def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: float, draws: int,
              seed: int = 0) -> dict[str, list]:
-    """Return the scenes' keys ("images") and of each scene, by "MEASURE_PLACE" and "weight_PLACE", the mean over both
-    orders.
+    """Return the keys of the scenes ("images"), and the mean over both orders of each scene.
+
+    The means have the names "MEASURE_PLACE" and "weight_PLACE".
     """
     words = torch.tensor([tokenizer.encode(word)[0] for word in (*COLOURS, *SHAPES)])
     possible, p = zip(*law(redundancy), strict=True)
     world = tokenizer(list(possible)), torch.tensor(p, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     scenes = list(read_scenes(shard, transform))
-    blind = mean_image(model, [torch.stack([image for _, image, _ in scenes[:NULL_IMAGES]])])
+    null_image = mean_image(model, [torch.stack([image for _, image, _ in scenes[:NULL_IMAGES]])])
     found: dict[str, list] = {"images": [key for key, _, _ in scenes]}
     rest = iter(scenes)
     while batch := list(islice(rest, BATCH)):
@@ -142,7 +147,7 @@ def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: flo
             embs = model.encode_image_tokens(torch.stack([image for _, image, _ in batch]))
         text = tokenizer([caption for _, _, captions in batch for caption in captions])
         mentions = mention_positions(text, words)[:, -len(PLACES):]
-        sums = measure(model, embs.repeat_interleave(2, 0), blind, text, mentions, draws, generator, world)
+        sums = measure(model, embs.repeat_interleave(2, 0), null_image, text, mentions, draws, generator, world)
         for name, values in sums.items():
             of_scene = values.view(len(batch), -1, len(PLACES)).mean(1)  # [scenes, orders, places]
             for place, value in zip(PLACES, of_scene.unbind(1), strict=True):
@@ -151,16 +156,16 @@ def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: flo
 
 
 def means(found: dict[str, list]) -> dict[str, float]:
-    """Return the mean over scenes by "MEASURE_PLACE", per unit of weight."""
+    """Return the weighted mean over scenes of each "MEASURE_PLACE"."""
     return {f"{name}_{place}": float(np.sum(found[f"{name}_{place}"]) / np.sum(found[f"weight_{place}"]))
             for name in MEASURES for place in PLACES}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pretrained", nargs="+", required=True, help="checkpoints")
+    parser.add_argument("--pretrained", nargs="+", required=True, help="checkpoints of captioners")
     parser.add_argument("--data", required=True, help="shard of held-out scenes")
-    parser.add_argument("--name", required=True, choices=REDUNDANCIES, help="of the data")
+    parser.add_argument("--name", required=True, choices=REDUNDANCIES, help="redundancy of the data")
     parser.add_argument("--out", required=True, type=Path, help="folder of the results")
     args = parser.parse_args()
     try:

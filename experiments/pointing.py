@@ -1,16 +1,21 @@
-"""The pointing game on rendered scenes: does a word look at its object when it is said?
+"""Play the pointing game on rendered scenes: does a word attend to its object when it is decoded?
 
     python -m experiments.pointing --scenes 'build/demo/scenes/val/00000.tar' \\
         --runs MDC=build/demo/mdc ARC=build/demo/arc untrained=build/demo/untrained
 
-Every model says the scene's own caption, so that all are asked about the same words: masked diffusion in the order of
-its confidence (the heuristic likelihood's), an autoregressive model from left to right. A word, a colour or a shape, is
-a hit if the patch that gets most of its cross-attention at the step that reveals it (`attention_maps.word_maps`, the
-mean over heads) is one of its object's: its centre lies in the object's box, or the box's centre lies in it. Columns
-are the mean over all layers and each layer. Chance is the share of patches that are the object's. "The middle" always
-points at the middle of the image, between patches where their number is even. "Any object" counts the patch of all
-layers that is some object's: who finds objects but not the one that is meant has this divided by their number. An
-interval is 1.96 standard errors, by the images.
+Every model reads the scene's own caption, so that all models are compared on the same words. MDC takes them in the
+order of its confidence (that of the heuristic likelihood), an autoregressive model from left to right. The words are
+colours and shapes. A word points at the patch that gets most of its cross-attention at the step that reveals it
+(`attention_maps.word_maps`, the mean over heads). It is a hit if that patch belongs to the word's object: the patch's
+centre lies in the object's box, or the box's centre lies in the patch.
+
+    all layers, layer N   hits by the mean attention of all layers, and by that of each
+    chance                the share of patches that belong to the object
+    the middle            hits of a model that always points at the middle of the image
+    any object            hits on any object, by all layers. A model that finds objects, but not the right one, has this
+                          share divided by the number of objects
+
+An interval is 1.96 standard errors over images.
 
 Dimensions: B images, L positions, K layers, H heads, P patches.
 """
@@ -40,7 +45,7 @@ WORDS = ("colour", "shape")
 
 
 def read_scenes(pattern: str, limit: int | None) -> list[dict]:
-    """Return samples whose KEY.json says what is where. Raises ValueError for others."""
+    """Return image, caption and objects of each sample. Raises ValueError if a KEY.json names no objects."""
     samples = islice((sample for shard in find_shards(pattern) for sample in read_samples(shard)), limit)
     scenes = []
     for sample in samples:
@@ -53,7 +58,7 @@ def read_scenes(pattern: str, limit: int | None) -> list[dict]:
 
 
 def own_patches(item: dict, shape: tuple[int, int]) -> Tensor:
-    """Return which patches are an object's, bool [P], by its centre and radius as shares of the image's side."""
+    """Return which patches belong to an object, bool [P]. Its centre and radius are shares of the image's side."""
     def along(centre: float, count: int) -> tuple[Tensor, Tensor]:
         middles = (torch.arange(count) + 0.5) / count
         return (middles - centre).abs() <= item["radius"], (middles - centre).abs() <= 0.5 / count + 1e-9
@@ -63,14 +68,14 @@ def own_patches(item: dict, shape: tuple[int, int]) -> Tensor:
 
 
 def middle(shape: tuple[int, int]) -> Tensor:
-    """Return how often each patch is pointed at by who points at the image's middle, [P]."""
+    """Return the share of hits on each patch if one always points at the image's middle, [P]."""
     rows, columns = (((torch.arange(n) + 0.5) / n - 0.5).abs() <= 0.5 / n + 1e-9 for n in shape)
     patches = (rows[:, None] & columns).flatten().double()
     return patches / patches.sum()
 
 
 def words_of(caption: str, item: dict, tokenizer) -> Iterator[tuple[str, list[int]]]:
-    """Yield colour and shape of an object that a caption names, each with the positions of its tokens."""
+    """Yield the colour and the shape of an object that a caption names, each with the positions of its tokens."""
     found = re.search(rf"\b{re.escape(item['colour'])} {re.escape(item['shape'])}\b", caption)
     if found:
         start = 1 + len(tokenizer.encode(caption[:found.start()]))
@@ -90,7 +95,7 @@ def spoken(loaded: PretrainedCaptioner, image: Tensor, text: Tensor) -> Decoded:
 
 
 def hits(loaded: PretrainedCaptioner, scenes: list[dict]) -> list[list[tuple[str, list[float]]]]:
-    """Return for each image its words: the kind, and the hits of chance, the middle, any object, the layers."""
+    """Return the words of each image, each with its kind and its hits: chance, the middle, any object, layers."""
     shape, tokenizer, results = grid(loaded.model.visual), loaded.tokenizer, []
     pairs = ((loaded.transform(decode_image(BytesIO(scene["image"]))), tokenizer(scene["caption"])[0])
              for scene in scenes)
@@ -112,7 +117,7 @@ def hits(loaded: PretrainedCaptioner, scenes: list[dict]) -> list[list[tuple[str
 
 
 def share(of_images: list[list[float]]) -> tuple[float, float]:
-    """Return the mean over all words, and 1.96 standard errors of it, as the words of an image belong together."""
+    """Return the mean over all words and 1.96 standard errors of it. Words of one image are not independent."""
     words = sum(map(len, of_images))
     mean = sum(map(sum, of_images)) / words
     influence = [sum(own) / words - mean * len(own) / words for own in of_images]
@@ -131,9 +136,9 @@ def rows(name: str, results: list[list[tuple[str, list[float]]]]) -> Iterator[li
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.pointing", description=__doc__.split("\n")[0])
-    parser.add_argument("--scenes", required=True, metavar="SHARDS", help="of open_clip_mdc scenes: val/00000.tar")
+    parser.add_argument("--scenes", required=True, metavar="SHARDS", help="val/00000.tar of open_clip_mdc scenes, say")
     parser.add_argument("--runs", required=True, nargs="+", metavar="NAME=RUN", help="captioners to compare")
-    parser.add_argument("--limit", type=int, help="only the first so many scenes")
+    parser.add_argument("--limit", type=int, metavar="N", help="take the first N scenes")
     args = parser.parse_args(argv)
     try:
         scenes, table = read_scenes(args.scenes, args.limit), []

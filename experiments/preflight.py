@@ -1,7 +1,7 @@
-"""A list of all that an experiment needs and does not find: folders, images, programs, models, GPUs, the judge.
+"""List everything that an experiment needs and that is missing: folders, images, programs, models, GPUs, the judge.
 
-Missing data, models or GPUs end the command. What only leaves a column of a table empty (Java, SPICE's models, no
-judge) is named and the rest is done. Each comes with the command that fetches it.
+Missing data, models or GPUs end the command. If something only leaves a column of a table empty (Java, SPICE's models,
+no judge), it is named and the rest is done. Each line comes with the command that fetches it.
 """
 import os
 import shutil

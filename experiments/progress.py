@@ -1,8 +1,9 @@
-"""Commands side by side: their output goes to files, the terminal shows how far they are.
+"""Run commands in parallel. Their output goes to files, and the terminal shows how far they are.
 
     python -m experiments.progress --logs demo/logs 'mdc=open_clip_train --epochs 2 ...' 'arc=open_clip_train ...'
 
-What a command writes goes to LOGS/LABEL.out, its messages to LOGS/LABEL.log, where a training says how far it is.
+Standard output of a command goes to LOGS/LABEL.out, its messages go to LOGS/LABEL.log. The progress of a training is
+read from there.
 """
 import argparse
 import fcntl
@@ -18,15 +19,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 EPOCH = re.compile(rb"Train Epoch: (\d+) \[.*?\((\d+)%\)\]")  # OpenCLIP's line
-TAIL = 10_000  # bytes of a log that are looked at
-SECONDS = 2  # between two looks
-QUIET_SECONDS = float(os.environ.get("PROGRESS_SECONDS", 30))  # between two lines where the bar goes to a file
+TAIL = 10_000  # bytes at the end of a log that are read
+SECONDS = 2  # between two readings of the logs
+QUIET_SECONDS = float(os.environ.get("PROGRESS_SECONDS", 30))  # between two lines of progress in a file
 
 
 class Step(NamedTuple):
     label: str
     command: list[str]
-    recipe: str = ""  # of a training: kept in its folder
+    recipe: str = ""  # content of a training's command.txt
     folder: Path | None = None
 
 
@@ -45,7 +46,7 @@ def fraction(step: Step, logs: Path) -> float | None:
 
 @contextmanager
 def alone(logs: Path) -> Iterator[int]:
-    """Wait for what an earlier call left running here: every step inherits the lock, whose descriptor this yields."""
+    """Wait until no step of an earlier call runs here. Yields the descriptor of a lock that every step inherits."""
     logs.mkdir(parents=True, exist_ok=True)
     from open_clip_mdc.data.files import open_own
     with open_own(logs / ".lock", "ab") as file:
@@ -58,13 +59,13 @@ def alone(logs: Path) -> Iterator[int]:
 
 
 def describe(step: Step, threads: str) -> None:
-    """Write a training's command.txt, and on the CPU environment.txt: a line for each that it resumed in."""
-    from open_clip_mdc.data.files import new_file  # here: `make -n` runs where nothing is installed
+    """Write a training's command.txt. On the CPU also write environment.txt, with a line for each machine it ran on."""
+    from open_clip_mdc.data.files import new_file  # imported here, as `make -n` runs where nothing is installed
     from open_clip_mdc.environment import environment
     step.folder.mkdir(parents=True, exist_ok=True)
     with new_file(step.folder / "command.txt") as partial:
         partial.write_text(step.recipe, encoding="utf-8")
-    if "cpu" not in step.command:  # a GPU's name would cost memory on it, and its digits do not repeat
+    if "cpu" not in step.command:  # reading a GPU's name would take memory on it, and its last digits do not repeat
         return
     path = step.folder / "environment.txt"
     known = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -108,19 +109,19 @@ def run_steps(title: str, steps: list[Step], logs: Path, jobs: int) -> None:
     from open_clip_mdc.data.files import end_when_terminated
     end_when_terminated()
     under_way: list[subprocess.Popen] = []
-    threads = max(1, (os.cpu_count() or 1) // jobs)  # of one left alone too: weights depend on it, in the last bits
+    threads = max(1, (os.cpu_count() or 1) // jobs)  # also of a single step: the last bits of weights depend on it
     pool = ThreadPoolExecutor(jobs)
     with alone(logs) as lock:
-        for step in steps:  # an old log says nothing of today
+        for step in steps:  # progress must not be read from an old log
             (logs / f"{step.label}.log").unlink(missing_ok=True)
         try:
             going = {pool.submit(run_step, step, logs, threads, lock, under_way): step for step in steps}
             try:
                 watch(title, going, logs)
-            except Exception:  # one failed: the others end by themselves
+            except Exception:  # one step failed: those that run may finish, and no other starts
                 pool.shutdown(cancel_futures=True)
                 raise
-        except SystemExit:  # by SIGTERM, perhaps while others are waited for
+        except SystemExit:  # SIGTERM, which may arrive while other steps run
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(under_way):
                 process.terminate()
@@ -142,7 +143,7 @@ def main() -> None:
     except (RuntimeError, OSError) as problem:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:
-        sys.exit("interrupted: the same command resumes here")
+        sys.exit("interrupted: run the same command again to resume")
 
 
 if __name__ == "__main__":

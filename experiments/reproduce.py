@@ -1,9 +1,10 @@
-"""One claim from nothing, compared with its archive: make reproduce CLAIM=scenes.bert15
+"""Run one claim from nothing and compare it with the archive: make reproduce CLAIM=scenes.bert15
 
     python -m experiments.reproduce scenes.bert15 --out build/reproduce/scenes.bert15 [--data DATA] [--dry-run]
 
-Makes the data, trains the claim's rows with the seeds that are archived, evaluates them, and says which results repeat
-to the digit, in what each was trained, and what the difference is in both. Interrupted, it resumes. Ids: claims.csv.
+Makes the data, trains the claim's rows with the archived seeds and evaluates them. It then says which results are equal
+to the archived ones to the digit, on which machines both were trained, and what difference each finds. If it is
+interrupted, run the same command again to resume. The ids are in experiments/results/claims.csv.
 """
 import argparse
 import os
@@ -37,14 +38,14 @@ class Task(NamedTuple):
 
     @property
     def tables(self) -> list[str]:
-        """The first table with all of the claim's cells. Of a claim across tables, those with any."""
+        """Names of the tables to run: the first that has all of the claim's cells, else all that have any."""
         found = {name: set(self.cells) & set(cells(self.scale)) for name, cells in TABLES.items()}
         whole = [name for name, cells in found.items() if len(cells) == len(self.cells)]
         return whole[:1] or [name for name, cells in found.items() if cells]
 
 
 def find(name: str, folder: Path = FOLDER / "results") -> Task:
-    """Return the task of an id such as scenes.bert15. Raises ValueError if there is no such claim, or no archive."""
+    """Return the task for an id such as scenes.bert15. Raises ValueError if there is no such claim or no archive."""
     scale, _, short = name.partition(".")
     if scale not in SCALES:
         raise ValueError(f"{name} is no claim: give SCALE.ID of experiments/results/claims.csv")
@@ -56,7 +57,7 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
                 part = "" if ledger == "claims" else f".{ledger}"
                 file = folder / f"{scale}{part}.tar.xz"
                 if not file.exists():
-                    raise ValueError(f"{name}: nothing of it is archived, {file} is not there")
+                    raise ValueError(f"{name} has no archived results: {file} does not exist")
                 return Task(SCALES[scale], claim, file)
     raise ValueError(f"{scale} has no claim {short}: see experiments/results/claims.csv")
 
@@ -71,13 +72,13 @@ def difference(results: Results, task: Task, seeds: list[int]) -> str:
 
 
 def reproduce(task: Task, place: Place, seeds: list[int] | None, run: Callable[[str, list[Step]], None]) -> str:
-    """Run what a claim needs, and return how it compares with the archive."""
+    """Run everything that a claim needs, and return a comparison with the archive."""
     with TemporaryDirectory() as folder:
         kept = Path(folder, "kept")
         archive.unpack(task.file, kept)
         results = read_results(kept)
         (row,) = claims.judge([task.claim], results, task.scale)
-        task = task._replace(claim=row.claim)  # at the checkpoint where it was judged
+        task = task._replace(claim=row.claim)  # judged at an earlier checkpoint, if the last one is saturated
         measured = claims.measured_of(results, task.scale)
         known = set.intersection(*(set(measured.numbers((cell,))) for cell in task.cells))
         seeds = sorted(known) if seeds is None else seeds
@@ -103,9 +104,10 @@ def environments(task: Task, seeds: list[int], out: Path) -> str:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("claim", help="SCALE.ID of experiments/results/claims.csv")
-    parser.add_argument("--out", type=Path, help="default: build/reproduce/CLAIM")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the data that is not made here")
-    parser.add_argument("--seeds", type=int, nargs="+", help="default: all that are archived")
+    parser.add_argument("--out", type=Path, help="folder of runs and results (default: build/reproduce/CLAIM)")
+    parser.add_argument("--data", type=Path, default=Path("data"),
+                        help="folder of the data that you provide (default: data)")
+    parser.add_argument("--seeds", type=int, nargs="+", help="seeds to run (default: all that are archived)")
     parser.add_argument("--bin", default="", help="folder of open_clip_train and its siblings, with a slash at the end")
     parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
     args = parser.parse_args(argv)
@@ -115,7 +117,7 @@ def main(argv: list[str] | None = None) -> None:
             print("\n".join(shlex.join(step.command) for step in steps))
         elif steps:
             (place.out / "results").mkdir(parents=True, exist_ok=True)
-            run_steps(title, steps, place.out / "logs", os.cpu_count() or 1)  # one thread each, as in the archives
+            run_steps(title, steps, place.out / "logs", os.cpu_count() or 1)  # one thread each, as when archived
     try:
         task = find(args.claim)
         place = Place(args.data, args.out or Path("build/reproduce") / args.claim, args.bin, 0)
@@ -125,7 +127,7 @@ def main(argv: list[str] | None = None) -> None:
     except (ValueError, OSError, RuntimeError) as problem:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:
-        sys.exit("interrupted: the same command resumes here")
+        sys.exit("interrupted: run the same command again to resume")
 
 
 if __name__ == "__main__":

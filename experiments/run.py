@@ -1,11 +1,12 @@
-"""Trains what is missing for a table, evaluates it, and collects the numbers.
+"""Train the missing runs of a table, evaluate them, and collect the numbers.
 
     make table5 SCALE=scenes                     # or: python -m experiments.run --tables table5 --scale scenes
     make -n table1 SCALE=paper DATA=/data        # only prints the commands
 
-It begins with a list of all that is missing on the machine (preflight.py). Interrupted, it resumes: finished runs and
-results are kept, half-trained ones continue from their last epoch, and a run with all of its results needs no
-checkpoint. One that was trained by another recipe than today's is named, and nothing is done.
+It begins with a list of everything that is missing on the machine (preflight.py). You can stop it and run the same
+command again: finished runs and results are kept, and half-trained runs continue from their last epoch. A run with all
+of its results needs no checkpoint. If a run was trained by another command than today's, it is named and nothing is
+done.
 """
 import argparse
 import os
@@ -27,7 +28,7 @@ from .tables.scales import Scale, named
 def cells_of(scale: Scale, names: list[str]) -> list[Cell]:
     if scale.tables and (others := [name for name in names if name not in scale.tables]):
         raise ValueError(f"{others[0]} is no table of {scale.name}; {', '.join(scale.tables)} are")
-    # Figure 6 shows the captions of Table 3. A ledger takes what is there.
+    # Figure 6 shows the captions of Table 3. Verdicts (`claims` and so on) are on the results that exist already.
     tables = cells_by_table(scale, ["table3" if name == "figure6" else name for name in names])
     return [cell for cells in tables.values() for cell in cells]
 
@@ -63,7 +64,8 @@ def trainings(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tup
 
 def evaluations(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tuple[Run, int]],
                 place: Place) -> Iterator[Step]:
-    # Numbered: two folders of data may be scored alike, and each has its log. A CLIP that helps is of the run's seed.
+    # Labels are numbered, as two folders of data may be evaluated with the same flags, and each needs its own log.
+    # A CLIP model that guides decoding has the seed of the run that it guides, so seeds are evaluated one by one.
     for number, (evaluation, runs) in enumerate(commands.evaluations(cells), 1):
         for group in [[seed] for seed in seeds] if commands.helping(evaluation, seeds) else [seeds]:
             if models := commands.evaluated(scale, runs, group, place, needed):
@@ -73,8 +75,8 @@ def evaluations(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[t
 
 def plan(scale: Scale, names: list[str], seeds: list[int], place: Place,
          cells: list[Cell] | None = None) -> Iterator[tuple[str, list[Step]]]:
-    """Yield the steps from nothing to the results of tables, or of some of their cells."""
-    for made in commands.to_make(scale, names, place):  # one after the other: some are made of what others made
+    """Yield all steps to the results of tables, or of some of their cells: data, training, evaluation."""
+    for made in commands.to_make(scale, names, place):  # one by one, as some read what an earlier one wrote
         yield "data", [Step(Path(made.folder).name, commands.start(made.command, place))]
     cells = cells or cells_of(scale, names)
     needed = unfinished(scale, cells, seeds, place)
@@ -96,10 +98,11 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", nargs="+", required=True, choices=TITLES)
     parser.add_argument("--scale", required=True, type=named)
-    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the data that is not made here")
-    parser.add_argument("--out", type=Path, help="default: build/SCALE")
-    parser.add_argument("--gpus", type=int, help="processes of torchrun; 0 is the CPU (default: the scale's)")
-    parser.add_argument("--seeds", type=int, nargs="+", help="default: the scale's")
+    parser.add_argument("--data", type=Path, default=Path("data"),
+                        help="folder of the data that you provide (default: data)")
+    parser.add_argument("--out", type=Path, help="folder of runs, results and tables (default: build/SCALE)")
+    parser.add_argument("--gpus", type=int, help="number of GPUs, or 0 for the CPU (default: the scale's)")
+    parser.add_argument("--seeds", type=int, nargs="+", help="seeds to train and evaluate (default: the scale's)")
     parser.add_argument("--jobs", type=int, help="steps at a time (default: one per core on the CPU, else 1)")
     parser.add_argument("--bin", default="", help="folder of open_clip_train and its siblings, with a slash at the end")
     parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
@@ -117,7 +120,7 @@ def main(argv: list[str] | None = None) -> None:
         if not args.dry_run:
             preflight.check(scale, args.tables, cells, seeds, place)
             with alone(place.out / "logs"):
-                pass  # what is under way there is not planned again
+                pass  # waits for a call that runs there, so that its steps are not planned again
         for title, steps in plan(scale, args.tables, seeds, place):
             if args.dry_run:
                 for step in steps:
@@ -129,7 +132,7 @@ def main(argv: list[str] | None = None) -> None:
     except (RuntimeError, ValueError) as problem:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:
-        sys.exit("interrupted: the same command resumes here")
+        sys.exit("interrupted: run the same command again to resume")
     print(shlex.join(commands.collect(scale, args.tables, place)) if args.dry_run else
           show(collect(scale, place, args.tables)))
 

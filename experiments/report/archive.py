@@ -1,12 +1,13 @@
-"""An experiment in one small file: results, those of single images, losses, recipes, environments.
+"""Pack an experiment into one small file: results down to single images, losses, commands, environments.
 
     python -m experiments.report.archive pack build/rich experiments/results/rich.tar.xz
     python -m experiments.report.archive unpack experiments/results/rich.tar.xz build/rich
     python -m experiments.report.archive compare experiments/results/rich.tar.xz build/rich
 
-From an archive collect.py makes tables and ledgers again, to the digit and without a model, but for Figures 3 and 6.
-Unpacked into a folder of the same name it can be continued: run.py trains and evaluates what has no result yet.
-`compare` names the results of one experiment (a folder or an archive) that another one does not repeat to the digit.
+collect.py makes tables and verdicts from an archive, to the digit and without a model. Figures 3 and 6 are the
+exception, as they show data and captions. An archive that is unpacked into a folder of its name can be continued:
+run.py trains and evaluates what has no result yet. `compare` takes two experiments, each a folder or an archive, and
+names the results that differ in any digit.
 """
 import argparse
 import io
@@ -28,7 +29,7 @@ RESULTS = ("results/*/*.json", "results/*/items/*.json", "results/judge/*.jsonl"
 def read(path: Path) -> bytes:
     if path.name != "out.log":
         return path.read_bytes()
-    # Of a training's log the losses alone, as results.py reads them.
+    # A training's log is reduced to the losses that results.py reads.
     lines = TRAIN_LOG_LINE.findall(path.read_text(encoding="utf-8", errors="replace"))
     return "".join("Train Epoch: {} [{}/ ({}%)] Caption_loss: {} (\n".format(*line) for line in lines).encode()
 
@@ -39,7 +40,7 @@ def members(out: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def pack(out: Path, archive: Path) -> int:
-    """Write the archive, whole or not at all: the same files give the same bytes. Returns the number of files."""
+    """Write the archive, whole or not at all, and return its number of files. The same files give the same bytes."""
     from open_clip_mdc.data.files import new_file
     found = list(members(out))
     if not any(name.startswith("results/") for name, _ in found):
@@ -54,20 +55,20 @@ def pack(out: Path, archive: Path) -> int:
 
 
 def unpack(archive: Path, out: Path) -> int:
-    """Put the archive's files below `out`, which may hold data, all or none. Returns their number."""
+    """Put all files of an archive into `out`, or none, and return their number. The folder may hold data already."""
     for folder in FOLDERS:
         if (out / folder).exists():
-            raise ValueError(f"{out / folder} is there already: give another folder")
+            raise ValueError(f"{out / folder} exists already: give another folder")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=out.parent) as whole:  # a damaged archive leaves nothing
+    with TemporaryDirectory(dir=out.parent) as whole:  # so that a damaged archive leaves nothing in `out`
         try:
             with tarfile.open(archive, "r:xz") as tar:
                 tar.extractall(whole, filter="data")
                 count = len(tar.getmembers())
         except (tarfile.TarError, lzma.LZMAError, EOFError) as problem:
-            raise ValueError(f"{archive} is no archive of results: {problem}") from problem
+            raise ValueError(f"{archive} is not an archive of results: {problem}") from problem
         if not (Path(whole) / "results").exists():
-            raise ValueError(f"{archive} is no archive of results: it has no results/")
+            raise ValueError(f"{archive} is not an archive of results: it has no results/")
         out.mkdir(exist_ok=True)
         for folder in filter(Path.exists, (Path(whole) / name for name in FOLDERS)):
             os.replace(folder, out / folder.name)
@@ -92,8 +93,8 @@ def compare(first: Path, second: Path) -> str:
                     if str(ours[key].get(name)) != str(theirs[key].get(name))} for key in both}
     lines = [f"{' '.join(map(str, key))}: " + ", ".join(f"{name} {a} and {b}" for name, (a, b) in sorted(names.items()))
              for key, names in unlike.items() if names]
-    return "\n".join([*lines, f"{len(both) - len(lines)} of {len(both)} results in both are equal to the digit; "
-                      f"{len(ours)} in {first}, {len(theirs)} in {second}"])
+    return "\n".join([*lines, f"{len(both) - len(lines)} of {len(both)} results in both are equal to the digit "
+                      f"({len(ours)} in {first}, {len(theirs)} in {second})"])
 
 
 def main() -> None:

@@ -1,14 +1,15 @@
-"""The ledger: the claims of tables/claims.csv, and what our results say of them.
+"""Ledgers: lists of claims (tables/claims.csv), each with the verdict of our results.
 
-A row compares two sides: "left is above right", or "left is level with right". A side is the mean over some cells of a
-table, each the mean over seeds. verdicts.py says what a difference comes to. Some have no verdict, whatever it is:
+A claim compares two sides: "left is above right", or "left is level with right". A side is the mean over some cells of
+a table, each of them a mean over seeds. verdicts.py judges the difference. Some claims get no verdict, however large
+their difference is:
 
-- *needs the paper's scale*: what the claim is about cannot be had small. Its difference here is shown and not judged.
-- *at the floor*: a probe that is not two standard errors above the same probe of pixels and of the untrained network.
-- *no image*: pairs of captions that are told apart without the image to within 10 points of with it. Others are
-  judged by what the image adds (debiased).
-- *saturated*: both sides are at 99 % or more, at the end of the run and, where its checkpoints are kept, at its
-  quarter.
+- *needs the paper's scale*: a small scale lacks something that the claim is about. The difference is shown, not judged.
+- *at the floor*: a probe is not two standard errors above the same probe of pixels, or of the untrained network.
+- *no image*: the image adds no more than 10 points to the accuracy on pairs of captions. Where it adds more, claims on
+  captioners are judged by debiased accuracy.
+- *saturated*: both sides have 99 % or more at the end of the run. Where checkpoints are kept, the claim is judged at a
+  quarter of the run, unless both sides have 99 % there, too.
 """
 import csv
 import io
@@ -27,9 +28,9 @@ from .results import Results
 from .sides import Measured, is_captioner
 from .verdicts import LEVEL, Finding, Pool, Side, Verdict, compare, decide
 
-CLAIM_SEPARATOR = "; here "  # between a claim of the paper and the rows that are compared
+CLAIM_SEPARATOR = ", here "  # between a claim of the paper and the rows that are compared
 PAPER = "needs the paper's scale"
-SEES = 10.0  # points by which pairs are told apart with the image rather than without it
+MIN_IMAGE_GAIN = 10.0  # points that the image has to add to the accuracy on pairs
 SATURATED = 99.0
 KINDS = ("shows", "contradicts", "within", "not resolved", "no verdict", "not run")
 
@@ -39,22 +40,22 @@ class Claim(NamedTuple):
     id: str
     where: str
     text: str
-    left: tuple[Cell, ...]  # empty: the scale has no such row
+    left: tuple[Cell, ...]  # empty if the scale has no such row
     right: tuple[Cell, ...]
-    level: bool = False  # left is level with right, not above
-    paper: str = ""
+    level: bool = False  # True: left is level with right. False: left is above right
+    paper: str = ""  # the paper's numbers
     needs: str = ""  # what a small scale lacks
 
     @property
     def sentence(self) -> str:
-        # With the rows that are compared, where they are of other lengths than the paper's sentence names.
+        # Name the rows that are compared, if they have other lengths than the paper's sentence says.
         rows = [cells[0].row.rpartition(", ")[2] for cells in (self.left, self.right) if cells]
         others = set(re.findall(r"MDC-\d+", self.text)) - set(rows)
         return self.text + (CLAIM_SEPARATOR + " / ".join(rows) if others and len(rows) == 2 else "")
 
 
 class Row(NamedTuple):
-    """A claim as it was judged."""
+    """A claim with its verdict."""
 
     claim: Claim
     verdict: str  # one of KINDS, or PAPER
@@ -73,7 +74,7 @@ class Row(NamedTuple):
 
 
 def names_of(scale: Scale) -> dict[str, str]:
-    """Return what stands for {name} in claims.csv: a small scale's data, network and lengths for the paper's."""
+    """Return the values for {name} in claims.csv: the scale's data, network and lengths."""
     captioning = scale.captioning[0]
     fixed = [length for length in captioning.lengths if length != "auto"] or ["auto"]
     found = {"alt": scale.data[scale.alt].label, "long": scale.data[scale.long].label,
@@ -86,7 +87,10 @@ def names_of(scale: Scale) -> dict[str, str]:
 
 
 def claims_of(name: str, scale: Scale) -> list[Claim]:
-    """Return the claims of a ledger: "claims" are the paper's. Ledgers are apart: one correction would weaken all."""
+    """Return the claims of a ledger. The paper's is named "claims".
+
+    Ledgers are corrected separately, as each further claim in a ledger makes all of its verdicts harder to reach.
+    """
     cells = {table: {(c.row, c.column): c for c in of_scale(scale)} for table, of_scale in TABLES.items()}
     names, found = names_of(scale), []
     labels = {group: [s.label + next(iter(averages(s))) for s in scale.selection
@@ -96,7 +100,7 @@ def claims_of(name: str, scale: Scale) -> list[Claim]:
             if ledger != name:
                 continue
             if any(name not in names for name in re.findall(r"{((?:ratio|amount)\d?)}", left + right + column)):
-                continue  # the scale has no second set of ratios, no smaller amount
+                continue  # the scale has fewer data sets for ratios or amounts than the claim names
             sides = [[(row.format(**names), label) for row in rows.split(" + ")
                       for label in (labels[of_side] if of_side in labels else [of_side.format(**names)])]
                      for rows, of_side in ((left, column), (right, other or column))]
@@ -109,12 +113,12 @@ def claims_of(name: str, scale: Scale) -> list[Claim]:
 
 
 def margin_of(claim: Claim, scale: Scale) -> float | None:
-    """Return what counts as level, which scales.py states. A loss has none."""
+    """Return the difference up to which sides count as level, from scales.py. A loss has none."""
     evaluation = (claim.left or claim.right)[0].evaluation
     return None if evaluation.task == "log" else scale.cider_margin if evaluation.metric == "CIDEr" else scale.margin
 
 
-# ---- what has no verdict
+# ---- claims without a verdict
 
 
 def at_the_floor(measured: Measured, side: tuple[Cell, ...]) -> str:
@@ -125,12 +129,12 @@ def at_the_floor(measured: Measured, side: tuple[Cell, ...]) -> str:
         floor = measured.side(tuple(cell._replace(run=run, evaluation=cell.evaluation._replace(flags=flags))
                                     for cell in side))
         if mine and floor and not clears(mine, floor):
-            return f"{side[0].row}, {mine.mean():.1f}, is not two standard errors above {row}, {floor.mean():.1f}"
+            return f"{side[0].row} ({mine.mean():.1f}) is not two standard errors above {row} ({floor.mean():.1f})"
     return ""
 
 
 def clears(side: Side, floor: Side) -> bool:
-    """Return whether a side is more than two standard errors above a floor, as far as these are known."""
+    """Return True if a side is more than two standard errors above a floor. An unknown error counts as 0."""
     finding = compare(side, floor)
     return finding.difference > 2 * (finding.error or 0.0)
 
@@ -144,7 +148,7 @@ def without_image(measured: Measured, side: tuple[Cell, ...]) -> str:
         return ""
     gain = statistics.fmean(plain.values()) - statistics.fmean(blind.values())
     row = side[0].row.partition(",")[0]
-    return f"{row} tells pairs apart by {gain:+.1f} points more with the image than without it" if gain <= SEES else ""
+    return f"the image adds {gain:+.1f} points to the accuracy of {row}" if gain <= MIN_IMAGE_GAIN else ""
 
 
 def saturated(sides: Iterable[Side | None]) -> bool:
@@ -158,7 +162,7 @@ def at_quarter(claim: Claim, scale: Scale) -> Claim:
     return claim._replace(text=f"{claim.text}, at {epoch}/{scale.epochs} of the run", left=sides[0], right=sides[1])
 
 
-# ---- judged
+# ---- verdicts
 
 
 def measured_of(results: Results, scale: Scale) -> Measured:
@@ -167,7 +171,7 @@ def measured_of(results: Results, scale: Scale) -> Measured:
 
 
 def judge(claims: Iterable[Claim], results: Results, scale: Scale) -> list[Row]:
-    """Return the rows of a ledger, judged together."""
+    """Return a verdict on each claim of a ledger. Claims are judged together, as p-values are corrected over all."""
     measured = measured_of(results, scale)
     rows = [judged_alone(claim, measured) for claim in claims]
     for number, verdict in zip((n for n, row in enumerate(rows) if not row.verdict),
@@ -178,7 +182,7 @@ def judge(claims: Iterable[Claim], results: Results, scale: Scale) -> list[Row]:
 
 
 def says(verdict: Verdict, level: bool) -> str:
-    """Return what a verdict says of a claim: "level" is shown within the margin, where 0 may be refused or not."""
+    """Return the verdict on a claim. "Level" is shown if the difference is within the margin, even if it is not 0."""
     if level:
         shown = verdict.p_within is not None and verdict.p_within <= LEVEL
         return "shows" if shown else {"above": "contradicts", "below": "contradicts"}.get(
@@ -211,7 +215,7 @@ def judged_alone(claim: Claim, measured: Measured) -> Row:
 
 
 def pools_of(rows: Iterable[Row], measured: Measured) -> Iterator[tuple[str, Pool]]:
-    """Yield the pooled standard deviations that a ledger could use, with what they are of."""
+    """Yield each pooled standard deviation that a ledger could use, after the name of its rows."""
     known = set()
     for row in rows:
         for side, other in ((row.claim.left, row.claim.right), (row.claim.right, row.claim.left)):
@@ -239,7 +243,7 @@ def counts(rows: Iterable[Row]) -> str:
 
 
 def ledger(rows: list[Row], results: Results, scale: Scale) -> str:
-    """Return a ledger as Markdown: judged claims, the standard deviations, and those that need another scale."""
+    """Return a ledger as Markdown: judged claims, standard deviations, and the claims that need the paper's scale."""
     from open_clip_mdc.data.markdown import markdown_table
     judged = [row for row in rows if row.verdict != PAPER]
     page = markdown_table(

@@ -1,9 +1,9 @@
-"""Results of clip_benchmark as the paper's tables and the ledger of its claims: Markdown, CSV and figures.
+"""Collect results into the paper's tables and the verdicts on its claims: Markdown, CSV and figures.
 
     python -m experiments.report.collect table1 table5 --scale scenes --out build/scenes
 
-A result is recognised by the folder it lies in (commands.variant), its data set, the name of its run and the epoch of
-its checkpoint. Mean and standard deviation are over the seeds that are there. What is missing is shown as missing.
+A result is recognised by its folder (commands.variant), its data set, the name of its run and the epoch of its
+checkpoint. Mean and standard deviation are over the seeds that have a result. A cell without one says "missing".
 """
 import argparse
 import sys
@@ -29,16 +29,16 @@ TITLES = {
     "figure5": "Figure 5: amount of data", "figure6": "Figure 6: captions of different length",
     "lengths": "Captions of every length", "steps": "Tokens revealed at a time",
     "table6": "Table 6: MC-Diffusion's forward processes and image encoders", "figure7": "Figure 7: guidance",
-    "table7": "Table 7: an article's claims: CLIP guidance, regions, folds",
+    "table7": "Table 7: an article's claims on CLIP guidance, regions and folds",
     "figure8": "Figure 8: a concept from few images", "figure9": "Figure 9: corrupted images",
     "figure10": "Figure 10: diversity", "figure11": "Figure 11: masked image features",
     "table8": "Table 8: two views of a caption at equal cost",
-    "claims": "What this shows of the paper's claims", "article": "What this shows of the article's claims",
-    "mcdiffusion": "What this shows of MC-Diffusion's claims", "views": "What this shows of two views",
+    "claims": "Verdicts on the paper's claims", "article": "Verdicts on the article's claims",
+    "mcdiffusion": "Verdicts on MC-Diffusion's claims", "views": "Verdicts on two views",
     "curves": "Learning curves", "photos": "Captions of photographs by a decoder on a trained encoder",
-    "towers": "What each objective makes of a trained encoder",
+    "towers": "A trained encoder after training by each objective",
     "position": "Does a token's visual signal depend on its place?",
-    "lastsaid": "What is always said last: linear probes",
+    "lastsaid": "Linear probes of the word that is always said last",
 }
 LEDGERS = ("claims", "mcdiffusion", "article", "views")
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
@@ -51,7 +51,7 @@ def cells_by_table(scale: Scale, names: Iterable[str]) -> dict[str, list[Cell]]:
     found = {name: cells(name, scale) for name in names if name in TABLES}
     if found and not any(found.values()):
         name = next(iter(found))
-        raise ValueError(f"{name} has no rows at {scale.name}; it is made at "
+        raise ValueError(f"{name} has no rows at scale {scale.name}. It has some at "
                          f"{', '.join(other.name for other in SCALES.values() if cells(name, other))}")
     return found
 
@@ -67,13 +67,13 @@ def environments(cells: list[Cell], numbers: list[dict[int, float]], place: Plac
 
 
 def write(path: Path, text: str) -> None:
-    from open_clip_mdc.data.files import new_file  # here: `make -n` runs where nothing is installed
+    from open_clip_mdc.data.files import new_file  # imported here, as `make -n` runs where nothing is installed
     with new_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str]:
-    """Make tables/NAME.md, .csv and figures of results/, both in `place.out`. Returns the Markdown by name."""
+    """Write tables/NAME.md, .csv and figures from results/, both in `place.out`. Returns the Markdown by name."""
     tables = cells_by_table(scale, names)
     folder = place.out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
             page = f"no rows at {scale.name}\n"
         else:
             commands.check_recipes(scale, dict.fromkeys(cell.run for cell in cells), seeds, place)
-            if name != "floors":  # beside each probe, where they were measured
+            if name != "floors":  # add the rows of pixels and of the untrained network, if they were measured
                 probes = {cell.column: cell.evaluation for cell in cells if cell.evaluation.task == "linear_probe"}
                 cells = [*cells, *(cell for cell in floor_cells(scale, probes) if values(results, scale, cell))]
             numbers = [values(results, scale, cell) for cell in cells]

@@ -1,4 +1,7 @@
-"""Cells with their numbers as pages: Markdown, CSV, and Figures 4, 5 and 6. Imports the standard library alone."""
+"""Write cells and their numbers as Markdown, CSV and Figures 4, 5 and 6.
+
+Imports at the top are of the standard library alone, as `make -n` runs where nothing is installed.
+"""
 import json
 import statistics
 from collections.abc import Iterable
@@ -13,12 +16,12 @@ from ..tables.cells import Cell
 from ..tables.paper_tables import systems
 from ..tables.scales import Captioning, Scale
 
-IMAGES = 4  # of Figure 6
+IMAGES = 4  # shown in Figure 6
 
 
 class Summary(NamedTuple):
     mean: float
-    std: float | None  # of one seed
+    std: float | None  # over seeds, None for one seed
     seeds: int
 
     def __str__(self) -> str:
@@ -33,10 +36,10 @@ def summarise(numbers: Iterable[float]) -> Summary | None:
 
 
 def markdown(cells: list[Cell], summaries: list[Summary | None]) -> str:
-    """Return a table with rows and columns in the order of the cells, the paper's numbers in brackets.
+    """Return a table whose rows and columns have the order of the cells, with the paper's numbers in brackets.
 
-    Best of a column and block in bold, second in italics, as the paper marks them. Rows and columns without a number
-    are named below.
+    The best number of a column and block is bold and the second italic, as in the paper. Rows and columns without a
+    number are named below the table.
     """
     from open_clip_mdc.data.markdown import markdown_table
     rows, columns = (list(dict.fromkeys(getattr(cell, what) for cell in cells)) for what in ("row", "column"))
@@ -64,11 +67,11 @@ def markdown(cells: list[Cell], summaries: list[Summary | None]) -> str:
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     outside = sorted({cell.row.rpartition(", ")[2] for cell in cells if cell.row not in absent} & {"CLIP-LB", "CoCa"})
     notes = [f"Seeds: {count}" + (", mean ± standard deviation" if seeds[-1] > 1 else ""),
-             *(["in brackets the paper's number"] if any(cell.paper is not None for cell in cells) else []),
+             *(["The paper's number is in brackets"] if any(cell.paper is not None for cell in cells) else []),
              *([f"{' and '.join(outside)} stands outside the comparison"] if outside else []),
-             *([f"not there: {', '.join(c for c in columns if c in empty)}"] if empty else []),
-             *([f"not run: {'; '.join(r for r in rows if r in absent)}"] if absent else [])]
-    return f"{table}\n\n{'; '.join(notes)}.\n"
+             *([f"Not measured: {', '.join(c for c in columns if c in empty)}"] if empty else []),
+             *([f"Not run: {'; '.join(r for r in rows if r in absent)}"] if absent else [])]
+    return f"{table}\n\n{'. '.join(notes)}.\n"
 
 
 def csv(cells: list[Cell], summaries: list[Summary | None]) -> str:

@@ -1,9 +1,9 @@
-"""Results of the measure of mentions: ratios of second to first, claims with verdicts, and a figure.
+"""Compare the second mention of a word with the first (experiments/mentions.py): ratios, verdicts and a figure.
 
-The logs of ratios are compared (verdicts.py), over seeds of the training and over held-out images. Let x be an image's
-sum over its mentions of weight times measure, w that of the weights, X and W sums over images, 1 and 2 the places. Then
-log ratio = log(X2 / W2) - log(X1 / W1), and an image moves it by x2 / X2 - w2 / W2 - x1 / X1 + w1 / W1. There is no
-such log where X1 or X2 is not positive.
+Ratios are compared by their logarithms (verdicts.py), over seeds and over held-out images. For each image let x be the
+sum over its mentions of weight times measure, and w the sum of the weights. X and W are sums over images, 1 and 2 the
+places. Then log ratio = log(X2 / W2) - log(X1 / W1), and the influence of an image is
+x2 / X2 - w2 / W2 - x1 / X1 + w1 / W1. The logarithm does not exist where X1 or X2 is not positive.
 """
 import json
 import math
@@ -19,7 +19,7 @@ from .claims import number as shown_p
 from .results import parts
 from .verdicts import Finding, Side, compare, decide
 
-MARGIN = math.log(1.1)  # within a tenth of one another is level
+MARGIN = math.log(1.1)  # ratios within a tenth of 1 count as level
 TESTED = {"gap": "gap to the mean image", "gain": "gain on the words alone", "gradient": "gradient at the encoder"}
 
 
@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 def log_ratio(values: dict[str, list[float]], measure: str) -> tuple[float, list[float]]:
-    """Return the log of second over first of a measure, and the influence of each image. NaN where there is none."""
+    """Return the log of second over first of a measure, and the influence of each image. NaN if it does not exist."""
     first, second = ([values[f"{name}_{place}"] for name in (measure, "weight")] for place in tables.PLACES)
     x1, w1, x2, w2 = map(sum, (*first, *second))
     if min(x1, x2) <= 0:
@@ -39,7 +39,7 @@ def log_ratio(values: dict[str, list[float]], measure: str) -> tuple[float, list
 
 
 def side(results: dict, scale: Scale, cell: Cell, measure: str) -> Side | None:
-    """Return the log ratio of a row's trainings. None if there is no result."""
+    """Return the log ratios of a row's runs by seed, with the influence of images. None if there is no result."""
     numbers, adds = {}, {}
     for seed, result in sorted(parts(results, scale, cell)[0].items()):
         items = json.loads((result.path.parent / "items" / result.path.name).read_text(encoding="utf-8"))
@@ -49,17 +49,17 @@ def side(results: dict, scale: Scale, cell: Cell, measure: str) -> Side | None:
 
 
 def rows(cells: list[Cell]) -> dict[Row, Cell]:
-    """Return one cell of each row: all are of one evaluation."""
+    """Return one cell of each row, as all cells of a row share an evaluation."""
     return {Row(cell.block, cell.row.partition(", ")[2]): cell for cell in cells}
 
 
 def against_one(side: Side | None, margin: float | None = None) -> Finding:
     none = side and Side(dict.fromkeys(side.numbers, 0.0), 0.0, {seed: {} for seed in side.numbers}, side.trainings)
-    return compare(side, none, margin)._replace(p=None)  # no claim that a ratio is other than 1 is made
+    return compare(side, none, margin)._replace(p=None)  # no claim here says that a ratio is not 1
 
 
 def claims(sides: dict[str, dict[Row, Side | None]]) -> tuple[list[tuple[str, Finding]], list[tuple[str, Finding]]]:
-    """Return claims and findings: the paper's, of MDC and of MDC beside ARC, and then the image's share elsewhere."""
+    """Return claims with findings: those of the paper (MDC, and MDC beside ARC), and those on other objectives."""
     level = {row: Row("r90", row) for row in ("BERT 15 %", "BERT 75 %", "parallel")} | {
         "MDC at redundancy 1": Row("r100", "MDC"), "control, ARC at redundancy 0": Row("r0", "ARC")}
     paper, beside = [], []
@@ -75,7 +75,7 @@ def claims(sides: dict[str, dict[Row, Side | None]]) -> tuple[list[tuple[str, Fi
 
 
 def of_last(cells: list[Cell]) -> list[Claim]:
-    """Return claims on probes of the shape where it is always said last, and where a coin decides."""
+    """Return claims on probes of the shape, trained where it is always said last and where a coin decides."""
     at = {tuple(cell.row.split(", ")): cell for cell in cells if cell.column == "shape"}
     coin, last = ({row: at[label, row] for row in tables.MAIN} for label in ("a coin decides", "shape always last"))
     rows = (("last-features", "shape always last: MDC above ARC", (last["MDC"],), (last["ARC"],)),
@@ -125,7 +125,7 @@ def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int,
         plot(means, ratios).savefig(partial, format="png", dpi=100)
     verdicts = []
     for group in claims(sides):
-        decided = decide(finding for _, finding in group)  # Holm's correction is over one of the tables
+        decided = decide(finding for _, finding in group)  # Holm's correction is over the claims of this table
         verdicts.append(markdown_table(
             ["claim", "ratio, or ratio of ratios (95 %)", "p (Holm)", "p within a tenth", "errors of", "verdict"],
             [[text, shown_ratio(v.finding), shown_p(v.p), shown_p(v.p_within),

@@ -1,9 +1,9 @@
-"""The pages of results, made of the archives: make results, or python -m experiments.report.publish.
+"""Write the pages of results from the archives: make results, or python -m experiments.report.publish.
 
-An archive results/SCALE.tar.xz fills results/SCALE.md between <!-- SCALE TABLE --> and <!-- end -->, an archive
-results/SCALE.PART.tar.xz results/PART.md. All claims come to results/claims.csv. RESULTS.md has of these what stands
+An archive results/SCALE.tar.xz fills results/SCALE.md between <!-- SCALE TABLE --> and <!-- end -->. An archive
+results/SCALE.PART.tar.xz fills results/PART.md. All claims go to results/claims.csv. From there they fill RESULTS.md
 between <!-- counts -->, <!-- better -->, <!-- worse -->, <!-- equal --> or <!-- claims ID ... --> and <!-- end -->.
-What is not in an archive, such as Figures 3 and 6, stays as it is.
+Everything that is in no archive, such as Figures 3 and 6, stays as it is.
 """
 import argparse
 import csv
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from ..commands import Place
 from ..tables.scales import SCALES
 from . import archive
-from .claims import COLUMNS, KINDS, PAPER
+from .claims import CLAIM_SEPARATOR, COLUMNS, KINDS, PAPER
 from .collect import LEDGERS, collect, write
 
 FOLDER = Path(__file__).parents[1]
@@ -25,7 +25,7 @@ BLOCK = re.compile(r"<!-- (counts|better|worse|equal|claims [\w -]+) -->\n(.*?)<
 
 
 def numbers_of(page: str) -> dict[tuple[str, str], str]:
-    """Return a page's cells with a number by row and column."""
+    """Return the cells of a page that hold a number, by row and column."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()
             if line.startswith("| ")]
     return {(row[0], column): cell for row in rows[2:] for column, cell in zip(rows[0][1:], row[1:], strict=False)
@@ -42,7 +42,10 @@ def check_kept(old: str, new: str, where: str) -> None:
 
 
 def insert(pages: dict[str, str], scale: str, path: Path) -> None:
-    """Renew the tables of a page. Raises ValueError if it has no place for one, or a number that a new one lacks."""
+    """Replace the tables of a page.
+
+    Raises ValueError if the page has no place for a table, or a number that the new table lacks.
+    """
     text = path.read_text(encoding="utf-8")
     for name, page in pages.items():
         found = re.search(rf"<!-- {scale} {name} -->\n(.*?)<!-- end -->", text, re.DOTALL)
@@ -55,7 +58,7 @@ def insert(pages: dict[str, str], scale: str, path: Path) -> None:
 
 
 def from_archive(file: Path, page: str) -> tuple[str, dict[str, str], str]:
-    """Return the scale of an archive, the tables that its page has a place for, and its claims as CSV."""
+    """Return the scale of an archive, the tables for which its page has a place, and its claims as CSV."""
     scale, _, part = file.name.removesuffix(".tar.xz").partition(".")
     names = set(re.findall(rf"<!-- {scale} (\w+) -->", page)).difference(WITHOUT_ARCHIVE)
     with TemporaryDirectory() as folder:
@@ -66,7 +69,7 @@ def from_archive(file: Path, page: str) -> tuple[str, dict[str, str], str]:
         return scale, pages, "".join((out / "tables" / f"{name}.csv").read_text(encoding="utf-8") for name in ledgers)
 
 
-# ---- RESULTS.md, of claims.csv
+# ---- RESULTS.md, from claims.csv
 
 
 def read_claims(text: str) -> list[dict[str, str]]:
@@ -74,7 +77,7 @@ def read_claims(text: str) -> list[dict[str, str]]:
 
 
 def shown(row: dict[str, str]) -> str:
-    """Return a difference with its interval and verdict, and nothing but the reason where there is no verdict."""
+    """Return a difference with its interval and verdict, or the reason why there is no verdict."""
     if not row["difference"]:
         return "not run"
     if row["verdict"] == "no verdict":
@@ -98,7 +101,7 @@ def chosen(rows: list[dict[str, str]], ids: list[str]) -> str:
         first = next((row for row in found if row), None)
         if first is None:
             raise ValueError(f"claims.csv has no claim {one}")
-        lines.append([one, re.split("; here |, at ", first["claim"])[0], first["its numbers"],
+        lines.append([one, re.split(f"{CLAIM_SEPARATOR}|, at ", first["claim"])[0], first["its numbers"],
                       *(shown(row) if row else "" for row in found)])
     return markdown_table(["claim", "", "paper", *scales], lines) + "\n"
 
@@ -115,7 +118,7 @@ def counts(rows: list[dict[str, str]]) -> str:
 
 
 def standing(rows: list[dict[str, str]], which: str) -> str:
-    """Return the paper's claims in which the left side, which is MDC, is better or worse than the right, or equal."""
+    """Return the paper's claims in which the left side (MDC) is better, worse or equal, as a list."""
     lines = []
     for row in rows:
         if row["ledger"] != "claims" or row["verdict"] in ("not resolved", "no verdict", "not run", PAPER):
@@ -124,12 +127,12 @@ def standing(rows: list[dict[str, str]], which: str) -> str:
         stands = "equal" if equal else "better" if float(row["difference"]) > 0 else "worse"
         if stands == which:
             scale, _, short = row["id"].partition(".")
-            lines.append(f"- {scale}, {row['paper']} ({short}): {row['claim']}: {shown(row)}")
+            lines.append(f"- {scale}, {row['paper']} ({short}). {row['claim']}: {shown(row)}")
     return "\n".join(lines or ["- nothing is resolved to be so"]) + "\n"
 
 
 def fill(page: str, rows: list[dict[str, str]]) -> str:
-    """Return RESULTS.md with its blocks made anew of the claims."""
+    """Return RESULTS.md with its blocks filled from the claims."""
     def block(match: re.Match) -> str:
         what, *ids = match[1].split()
         text = chosen(rows, ids) if what == "claims" else counts(rows) if what == "counts" else standing(rows, what)
@@ -138,7 +141,7 @@ def fill(page: str, rows: list[dict[str, str]]) -> str:
 
 
 def publish(folder: Path) -> str:
-    """Make the pages of a folder such as experiments/ anew. Returns the claims as CSV."""
+    """Write all pages of a folder such as experiments/. Returns the claims as CSV."""
     table = ",".join(COLUMNS) + "\n"
     for file in sorted((folder / "results").glob("*.tar.xz")):
         scale, _, part = file.name.removesuffix(".tar.xz").partition(".")

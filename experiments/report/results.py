@@ -1,4 +1,4 @@
-"""Results of a scale's runs, read from files, and their numbers by cell and seed."""
+"""Read the results of a scale's runs from files, and find the number of a cell by seed."""
 import json
 import math
 import re
@@ -12,7 +12,7 @@ from ..commands import variant
 from ..tables.cells import Cell, Evaluation
 from ..tables.scales import Scale
 
-# Epoch, samples, percent of the epoch, and loss of a line of training; a length head's loss is none of the objective.
+# Epoch, samples, percent of the epoch, and loss in a line of a training log. The loss of a length head is left out.
 TRAIN_LOG_LINE = re.compile(r"Train Epoch: (\d+) \[\s*(\d+)/.*?\((\d+)%\).*?Caption_loss: (\S+) \(")
 
 
@@ -27,9 +27,9 @@ Results = dict[tuple[str, str, str], dict[int, Result]]  # (variant, data set, r
 def loss_variation(log: str) -> dict[str, float]:
     """Return how much the loss varies from one logged step to the next, as a share of its mean, in the second half.
 
-    The root mean square of successive differences over sqrt(2): the standard deviation of the noise around any trend
-    that is slow beside the steps. NaN with fewer than two lines. What a resumed training did again counts once. The
-    logarithm is what ratios are judged by: a single spike makes the tail of the share itself heavy.
+    It is the root mean square of successive differences over sqrt(2): the standard deviation of the noise around any
+    trend that is slow beside the steps. NaN with fewer than two lines. Steps that a resumed training repeated count
+    once. Verdicts compare the logarithm, as a single spike makes the tail of the share itself heavy.
     """
     lines: list[tuple[tuple[int, int], float]] = []
     for epoch, samples, _, loss in TRAIN_LOG_LINE.findall(log):
@@ -47,7 +47,7 @@ def loss_variation(log: str) -> dict[str, float]:
 
 
 def read_results(out: Path) -> Results:
-    """Read all results below an experiment's folder: clip_benchmark's, the judge's, and what trainings logged."""
+    """Read all results in an experiment's folder: clip_benchmark's, the judge's, and losses and bounds of trainings."""
     results: Results = {}
 
     def add(key: tuple[str, str, str], seed: str, metrics: dict, path: Path) -> None:

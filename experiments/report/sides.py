@@ -1,4 +1,4 @@
-"""The measurements of a side of a claim, and the family that its rows share a standard deviation with."""
+"""Collect the measurements of a side of a claim, and of the rows with which it shares a standard deviation."""
 import json
 import statistics
 from collections.abc import Iterable
@@ -10,25 +10,26 @@ from ..tables.scales import Scale
 from .results import Results, parts, shares, values
 from .verdicts import Pool, Side, pool
 
-# Metrics that are no means over images of values between 0 and 1: nothing but results of single images bounds them.
+# Metrics that are not means over images of values between 0 and 1. Their variance is unknown without the results of
+# single images.
 UNBOUNDED = ("Bleu", "CIDEr", "CLIPScore", "macro", "guidance_kl", "div_", "mBLEU", "distinct", "mean_")
 
 
 class Measured:
-    """The results of a scale, by side. `cells` are all that a family is looked for in."""
+    """The results of a scale, by side. `cells` are the candidates for a family."""
 
     def __init__(self, results: Results, scale: Scale, cells: Iterable[Cell] = ()):
         self.results, self.scale, self.cells = results, scale, list(cells)
         self.families: dict[tuple, tuple[Pool, ...]] = {}
 
     def numbers(self, cells: tuple[Cell, ...]) -> dict[int, float]:
-        """Return a side's means by seed, of the seeds that all of its cells have."""
+        """Return the means of a side by seed, for the seeds that all of its cells have."""
         found = [values(self.results, self.scale, cell) for cell in cells]
         return {seed: statistics.fmean(by_seed[seed] for by_seed in found)
                 for seed in sorted(set.intersection(*map(set, found)))} if cells else {}
 
     def side(self, cells: tuple[Cell, ...], other: tuple[Cell, ...] = ()) -> Side | None:
-        """Return what is known of a side. Its family is that of rows measured as it or as `other`."""
+        """Return the measurements of a side. Its family are the rows that were evaluated as it or as `other`."""
         numbers = self.numbers(cells)
         if not numbers:
             return None
@@ -40,7 +41,7 @@ class Measured:
             sizes = evaluation.sizes or (0,) * len(for_datasets)
             for dataset, by_seed, weight, size in zip(evaluation.datasets, for_datasets, weights, sizes, strict=True):
                 weight *= evaluation.scale / len(cells)
-                # Subsets share images.
+                # Subsets of a selection set share images, so that an image counts once for all of them.
                 family = evaluation.root if evaluation.task == "image_caption_selection" else dataset
                 added = largest_variance(evaluation, [by_seed[seed].metrics for seed in numbers], weight, size)
                 bound = None if added is None or bound is None else bound + added
@@ -89,13 +90,14 @@ def is_captioner(run: Run) -> bool:
 
 
 def trainings(cells: tuple[Cell, ...]) -> frozenset:
-    # What a side's seeds are seeds of: the judge compares all systems of a test set in each of its answers.
+    # Two sides with the same trainings vary together over seeds. The judge compares all systems of a test set in each
+    # answer, so that its sides always do.
     return frozenset((cell.evaluation.task, cell.evaluation.datasets) if cell.evaluation.task == "judge"
                      else cell.run._replace(at=None) for cell in cells)
 
 
 def largest_variance(evaluation: Evaluation, metrics: list[dict], weight: float, size: int) -> float | None:
-    """Return a bound of the variance that a data set adds, from its size alone. None if the metric has none."""
+    """Return a bound on the variance from the images of a data set, by their number alone. None if there is none."""
     if evaluation.task == "log":
         return 0.0
     size = metrics[0].get("cases_in_groups") or metrics[0].get("cases") or metrics[0].get("images") or size
@@ -106,7 +108,7 @@ def largest_variance(evaluation: Evaluation, metrics: list[dict], weight: float,
 
 
 def read_items(path: Path, evaluation: Evaluation) -> list[tuple[str, float, float]] | None:
-    """Return (image, share of the mean, value) of each. Of a loss none, as it is measured on no image."""
+    """Return (image, share of the mean, value) of each image. A loss is measured on no image and has none."""
     if evaluation.task == "log":
         return []
     if evaluation.task == "judge":

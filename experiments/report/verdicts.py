@@ -1,30 +1,34 @@
-"""The verdict on a difference of two rows: its error, its p, and the correction over a ledger (claims.py).
+"""Judge the difference of two rows: its error, its p-value, and the correction over a ledger (claims.py).
 
-**The unit.** A claim is about a method, so seeds s of all trainings and images i of all images are samples. The
-difference D of two rows' means is taken over the seeds that both have, and errs by both.
+**Samples.** A claim is about a method. So the seeds that were trained are a sample of all seeds, and the test images a
+sample of all images. The difference D of two rows' means is taken over the seeds that both have. Its error has a part
+from seeds and a part from images.
 
-**Seeds** that both rows have are compared pairwise. Rows of different trainings share their standard deviation with
-the rows of their family: all captioners, or all CLIP models, that were measured alike (`pool`). What a seed does to all
-rows is taken out of it first. If Bartlett's test (1937) then finds rows that are not alike, it is taken within rows,
-and if these are not alike either, or the two rows are of the same trainings, from their own pairs. Rows are alike where
-p is 0.25 or more, the level at which pooling costs little (Bancroft 1964). A pair that varies more than its family (F
-test, 5 %) stands for itself, too. One seed resolves nothing.
+**Seeds** that both rows have are compared pairwise. Three seeds alone say little about a standard deviation. So rows
+of different trainings share it with their family: all captioners, or all CLIP models, with the same evaluation
+(`pool`). The effect that a seed has on all rows is removed first. If Bartlett's test (1937) then finds that rows have
+different standard deviations, the pooled deviation within rows is used instead. If these differ as well, or if the two
+rows come from the same trainings, the deviation is that of their own pairs. Deviations count as equal where p is 0.25
+or more, the level at which pooling costs little (Bancroft 1964). A pair that varies more than its family (F test, 5 %)
+uses its own deviation, too. One seed resolves nothing.
 
-**Images.** Where the results of single images are kept, each has an influence on D: its weighted deviation from the
-mean on the left minus that on the right. The sum of the squares of its means over seeds, times C / (C - 1) of C images,
-is the variance from images. What both sides find hard cancels. Where only the mean of values between 0 and 1 is kept,
-its variance is at most mean (1 - mean) / C (Bhatia and Davis 2000), taken with Agresti and Caffo's (2000) two more
-cases. Of a metric without either (BLEU in older archives) the error is unknown, and nothing is resolved.
+**Images.** Where the results of single images are kept, each image has an influence on D: its weighted deviation from
+the mean on the left minus that on the right. The variance from images is the sum over images of the squared mean
+influence over seeds, times C / (C - 1) for C images. Difficulty that both sides share cancels. Where only the mean of
+values between 0 and 1 is kept, its variance is at most mean (1 - mean) / C (Bhatia and Davis 2000), with two added
+cases as in Agresti and Caffo (2000). If neither is possible (BLEU in older archives), the error is unknown and nothing
+is resolved.
 
-**Together.** What a seed makes of an image is in the variances of both, and is taken off that of images, as in the
-analysis of variance of crossed samples. D is compared with sqrt(sum(t[k]^2 var[k])), where t[k] is Student's t of the
-degrees of freedom of seeds or of images: a bound that errs no more often than it says (Banerjee 1960). The degrees of
-freedom of Welch and Satterthwaite are none: of three seeds they err in one of seven ledgers of eleven claims.
+**Both together.** The interaction of a seed with an image is part of both variances. It is subtracted from that of
+images, as in the analysis of variance of crossed samples. D is compared with sqrt(sum(t[k]^2 var[k])), where t[k] is
+Student's t with the degrees of freedom of seeds or of images. This is a bound whose error rate is at most the nominal
+one (Banerjee 1960). The degrees of freedom of Welch and Satterthwaite are not used: with three seeds they give a false
+verdict in one of seven ledgers of eleven claims.
 
-**Two questions.** Is D other than 0 (two-sided)? Is D within the margin that was stated before, -m < D < m (two
-one-sided tests, Schuirmann 1987)? Holm's correction (1979) holds the chance that a ledger contains a false difference
-at 5 %, and that it contains a false equality at 5 %. A run that was added because earlier ones had resolved nothing is
-a second look, which p pays for (Pocock 1977: 0.029 for 0.05).
+**Two questions.** Is D different from 0 (two-sided)? Is D within a margin that was fixed before, -m < D < m (two
+one-sided tests, Schuirmann 1987)? By Holm's correction (1979) the chance that a ledger has any false difference is at
+most 5 %, and so is the chance of any false equality. If runs were added because earlier ones had resolved nothing, that
+is a second look at the data, for which p is corrected (Pocock 1977: 0.029 instead of 0.05).
 """
 import math
 import statistics
@@ -33,30 +37,30 @@ from functools import cache
 from typing import NamedTuple
 
 LEVEL = 0.05
-CHECK = 0.05  # p below which a pair varies more than its family
-ALIKE = 0.25  # Bartlett's p from which on rows are pooled
+CHECK = 0.05  # p of the F test below which a pair uses its own standard deviation
+ALIKE = 0.25  # Bartlett's p at or above which rows are pooled
 
 
 class Side(NamedTuple):
-    """A side of a claim as it was measured, in points."""
+    """The measurements of a side of a claim, in points."""
 
     numbers: dict[int, float]  # by seed
-    bound: float | None = None  # of the variance of the mean from images, if no more is known; None: nothing is
-    items: dict[int, dict] | None = None  # by seed, of each image: what it adds beyond its share of the mean
-    trainings: frozenset | None = None  # of which `numbers` are, up to the seed; None: not those of another side
-    pools: tuple = ()  # the family's `Pool`s, the first to hold is used
+    bound: float | None = None  # on the variance from images, used without `items`. None if it is unknown
+    items: dict[int, dict] | None = None  # by seed, the weighted deviation of each image from the mean
+    trainings: frozenset | None = None  # the runs behind `numbers`, without seeds. None never equals another side's
+    pools: tuple = ()  # `Pool`s of the family. The first that holds is used
 
     def mean(self, seeds: Iterable[int] | None = None) -> float:
         return statistics.fmean(self.numbers[seed] for seed in seeds or self.numbers)
 
 
 class Pool(NamedTuple):
-    """The standard deviation over seeds that rows of a family share."""
+    """The variance over seeds that rows of a family share."""
 
     variance: float
     freedom: float
-    paired: bool  # the seed's effect on all rows is taken out
-    p: float  # Bartlett's, that rows are alike
+    paired: bool  # whether the effect of a seed on all rows is removed
+    p: float  # of Bartlett's test that rows have equal variances
     rows: int
 
     @property
@@ -68,8 +72,8 @@ class Finding(NamedTuple):
     difference: float | None = None
     error: float | None = None
     interval: tuple[float, float] | None = None  # 95 %
-    p: float | None = None  # that D is 0
-    p_within: float | None = None  # that D is not within the margin
+    p: float | None = None  # of the hypothesis that D is 0
+    p_within: float | None = None  # of the hypothesis that D is not within the margin
     basis: str = "not run"
 
 
@@ -84,7 +88,10 @@ class Verdict(NamedTuple):
 
 
 def pool(rows: Sequence[dict[int, float]]) -> tuple[Pool, ...]:
-    """Return the pooled variances of rows of numbers by seed: seed by seed, and within rows. Two rows are a pair."""
+    """Return the pooled variances of rows, with the effect of seeds removed and within rows.
+
+    Each row has its numbers by seed. Fewer than three rows have none, as two are compared by their own pairs.
+    """
     import numpy as np
     from scipy.stats import bartlett
     rows = [row for row in rows if len(row) > 1 and all(map(math.isfinite, row.values()))]
@@ -106,7 +113,7 @@ def pool(rows: Sequence[dict[int, float]]) -> tuple[Pool, ...]:
 
 
 def seed_variance(left: Side, right: Side, seeds: Sequence[int]) -> tuple[float, float, str]:
-    """Return the variance of D from seeds, its degrees of freedom, and what it is of."""
+    """Return the variance of D from seeds, its degrees of freedom, and in words what it was computed from."""
     from scipy.special import fdtrc
     count, same = len(seeds), left.trainings is not None and left.trainings == right.trainings
     own = statistics.variance(left.numbers[seed] - right.numbers[seed] for seed in seeds)
@@ -121,11 +128,11 @@ def seed_variance(left: Side, right: Side, seeds: Sequence[int]) -> tuple[float,
 
 
 def item_variance(left: Side, right: Side, seeds: Sequence[int]) -> list[tuple[float, float]] | None:
-    """Return the variance of D from images but for the residual, and its degrees of freedom. [] of a loss."""
+    """Return the variance of D from images without the residual, and its degrees of freedom. Empty for a loss."""
     if left.items is None or right.items is None:
         return None if left.bound is None or right.bound is None else [(left.bound + right.bound, math.inf)]
     images = sorted(set().union(*(side.items[seed] for side in (left, right) for seed in seeds)), key=repr)
-    if not images:  # a loss, which is measured on no image
+    if not images:  # a loss is measured on no image
         return []
     import numpy as np
     adds = np.array([[left.items[seed].get(i, 0.0) - right.items[seed].get(i, 0.0) for i in images] for seed in seeds])
@@ -142,14 +149,14 @@ def item_variance(left: Side, right: Side, seeds: Sequence[int]) -> list[tuple[f
 
 
 def reach(parts: Sequence[tuple[float, float]], p: float) -> float:
-    """Return the distance from the truth that is exceeded on one side with a chance of p at most (Banerjee 1960)."""
-    from scipy.special import ndtri, stdtrit  # many times as fast as scipy.stats
+    """Return the distance from the true D that is exceeded on one side with probability p at most (Banerjee 1960)."""
+    from scipy.special import ndtri, stdtrit  # many times faster than scipy.stats
     return math.sqrt(sum(variance * float(stdtrit(freedom, p) if freedom < math.inf else ndtri(p)) ** 2
                          for variance, freedom in parts))
 
 
 def tail(parts: Sequence[tuple[float, float]], distance: float) -> float:
-    """Return the one-sided p of a distance: that of `reach`, or what is left of 1 where it is negative."""
+    """Return the one-sided p of a distance, the inverse of `reach`. A negative one has 1 minus that of its size."""
     from scipy.optimize import brentq
     if distance <= 0:
         return 1 - tail(parts, -distance) if distance else 0.5
@@ -160,7 +167,7 @@ def tail(parts: Sequence[tuple[float, float]], distance: float) -> float:
 
 
 def compare(left: Side | None, right: Side | None, margin: float | None = None, looks: int = 1) -> Finding:
-    """Compare two sides. `looks` is how often the results were judged, the last time included."""
+    """Compare two sides. `looks` counts how often the results have been judged, this time included."""
     if left is None or right is None:
         return Finding()
     seeds = sorted(left.numbers.keys() & right.numbers.keys())
@@ -190,7 +197,7 @@ def compare(left: Side | None, right: Side | None, margin: float | None = None, 
 
 @cache
 def pocock(p: float, looks: int) -> float:
-    """Return the chance that any of equally spaced looks is as extreme as p says (Pocock 1977): 0.05 for 0.0294."""
+    """Correct p for several equally spaced looks (Pocock 1977): with two looks 0.0294 becomes 0.05."""
     if looks == 1 or not 0 < p < 1:
         return p
     import numpy as np
@@ -203,7 +210,10 @@ def pocock(p: float, looks: int) -> float:
 
 
 def holm(values: list[float]) -> list[float]:
-    """Correct p-values: the k-th smallest of m times m - k + 1, never below that of a smaller one (Holm 1979)."""
+    """Correct p-values (Holm 1979).
+
+    The k-th smallest of m is multiplied by m - k + 1, and never ends below a smaller one.
+    """
     if not all(map(math.isfinite, values)):
         raise ValueError(f"p-values that are no numbers: {', '.join(str(p) for p in values if not math.isfinite(p))}")
     corrected, largest = [0.0] * len(values), 0.0

@@ -1,1 +1,1 @@
-"""Cells, scales, and the tables made of them."""
+"""Cells, scales, and the tables that are made of them."""

@@ -1,13 +1,13 @@
-"""The cells of a summary article's claims on masked diffusion captioning, which are not the paper's.
+"""Cells for claims that a summary article makes about masked diffusion captioning, beyond the paper's own.
 
-    table7    CLIP guidance and reranking; regions; the same gain over folds
-    figure8   a concept that training lacks, learnt from few images
+    table7    CLIP guidance and reranking, region features, and whether the gain of guidance holds over folds
+    figure8   a concept that is missing in training, learnt from few images
     figure9   corrupted images
     figure10  diversity against quality
-    figure11  image features masked in training images: how much visual context is to be inferred
+    figure11  image features that are masked in training, by their share
 
-The CLIP that helps a run of seed s is the run of seed s on the scale's short captions (of a fold: on the fold's), so
-that in figure8 it has seen the concept. The CLIP that gives CLIPScore is that of seed s + 1.
+A run of seed s is guided by the CLIP run of the same seed. That CLIP is trained on the scale's short captions (for a
+fold, on the fold's), so that in figure8 it has seen the concept. CLIPScore is by the CLIP run of seed s + 1.
 """
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +15,14 @@ from pathlib import Path
 from .cells import Cell, Run, caption_cells, captioner, captioning, clip, length_flags
 from .scales import CONCEPT, SHOTS, Scale
 
-BETTER = ("CIDEr", "exact match", "colours", "nouns", "relations", "CLIPScore")  # more is
+BETTER = ("CIDEr", "exact match", "colours", "nouns", "relations", "CLIPScore")  # columns where more is better
 COLUMNS = (*BETTER[:5], "hallucinating", "repeats", "CLIPScore", "CLIP texts")
 CLIP_SCALES = ("0.3", "1", "3")
 SAMPLES = "5"
 CORRUPTIONS = ("gaussian_noise", "gaussian_blur", "jpeg", "brightness")
 SEVERITIES = ("1", "3", "5")
 TOP_P = ("0.5", "0.8", "0.95", "1")
-# Per cent of features masked, in per cent of the images: -context25of10 and so on.
+# Percent of an image's features that are masked, and percent of images: (25, 10) is the model -context25of10.
 CONTEXT = ((25, 10), (50, 10), (100, 10), (25, 50), (50, 50), (100, 50), (25, 100), (50, 100))
 SYSTEMS = (("MDC", "MDC", ()), ("MDC with CLIP", "MDC", ("--clip_scale", "1")), ("ARC", "ARC", ()))
 
@@ -37,11 +37,11 @@ def guided(scale: Scale) -> Iterator[Cell]:
                 continue
             yield from caption_cells(scale, f"{objective}, {way}", captioner(scale, objective),
                                      COLUMNS if helped else COLUMNS[:-1], (*length_flags(scale, objective), *flags),
-                                     "CLIP", BETTER, guide=clip(scale) if helped else None, judge=clip(scale))
+                                     "CLIP", BETTER, guide=clip(scale) if helped else None, clipscore=clip(scale))
 
 
 def regions(scale: Scale) -> Iterator[Cell]:
-    # Scenes of three objects of two sizes: in tiles, and whole at the sizes of a tile and of all.
+    # Scenes of three objects of two sizes, seen as tiles, or as a whole image of a tile's size or of full size.
     if "big" in scale.data:
         model = f"MDC-{scale.backbone}"
         rows = {"whole, 32 px": Run(model, "big"), "whole, 64 px": Run(model, "big", size=64),
@@ -124,7 +124,7 @@ TABLES = {"table7": table7, "figure8": figure8, "figure9": figure9, "figure10": 
 
 
 def panels(name: str, cells: list[Cell], points: dict[tuple[str, str], float]) -> list[tuple[str, str, dict]]:
-    """Return (label of x, label of y, {line: its points}) of each panel of a figure. A missing number is None."""
+    """Return (x label, y label, points of each line) of the panels of a figure. A missing number is None."""
     rows, columns = (list(dict.fromkeys(getattr(cell, what) for cell in cells)) for what in ("row", "column"))
 
     def line(column: str, chosen: list[str], labels: list[str]) -> list[tuple]:

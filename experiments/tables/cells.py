@@ -1,4 +1,4 @@
-"""A cell of a table: which run, by which evaluation, fills which place. No cell knows a seed."""
+"""Cells of tables: the place of a number, the run that is evaluated and the evaluation. No cell knows a seed."""
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
@@ -6,17 +6,17 @@ from .scale import Scale
 
 
 class Run(NamedTuple):
-    """One training, up to its seed."""
+    """A training run without its seed."""
 
-    model: str  # name of a config
+    model: str  # name of a model, such as MDC-ViT-B-32
     data: str  # key of Scale.data
     batches: int = 1  # multiple of the scale's global batch (CLIP-LB)
     epochs: int = 1  # multiple of the scale's epochs
     start: "Run | str | None" = None  # fine-tuned from a run, or from OpenCLIP's weights of this tag
     size: int | None = None  # side of images, where it is not the config's
-    locked: bool = False  # the image tower stays as it began
-    untrained: bool = False  # as it began, all of it: the floor of a probe
-    at: int | None = None  # the checkpoint that is evaluated, that of this epoch; None: the last. Not of the training
+    locked: bool = False  # the image tower is frozen
+    untrained: bool = False  # initial weights, as a floor for probes
+    at: int | None = None  # epoch of the checkpoint to evaluate, by default the last. It changes no training
 
     def name(self, seed: int) -> str:
         longer = (f"-x{self.batches}" if self.batches > 1 else "") + (f"-e{self.epochs}" if self.epochs > 1 else "")
@@ -27,7 +27,7 @@ class Run(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Data sets of `clip_benchmark eval`. Task "judge" is `open_clip_mdc judge`, "log" what the training wrote."""
+    """An evaluation by `clip_benchmark eval`. Task "judge" is `open_clip_mdc judge`, "log" reads the training's log."""
 
     task: str
     root: str  # {data} is the data folder
@@ -35,10 +35,10 @@ class Evaluation(NamedTuple):
     metric: str
     flags: tuple[str, ...] = ()
     scale: float = 100.0
-    weight: str | None = None  # the metric, a count, that data sets are weighted by; None: all alike
-    sizes: tuple[int, ...] = ()  # test images or cases of the data sets, where results do not say it
-    guide: Run | None = None  # a CLIP model: that of the run's seed helps to caption, as the flags say
-    judge: Run | None = None  # that of the next seed gives CLIPScore
+    weight: str | None = None  # name of a count that weights the data sets in their average. By default all are equal
+    sizes: tuple[int, ...] = ()  # test images or cases of each data set, where results do not say it
+    guide: Run | None = None  # CLIP run of the same seed that guides decoding or reranks, as the flags say
+    clipscore: Run | None = None  # CLIP run of the next seed that gives CLIPScore
 
 
 class Cell(NamedTuple):
@@ -48,21 +48,21 @@ class Cell(NamedTuple):
     evaluation: Evaluation
     paper: float | None = None
     block: str = ""  # the best of a column is marked in each block
-    competes: bool = True  # for the best
+    competes: bool = True  # whether it may be marked as best
 
 
-KL = "KL, 1/1000 nats"  # of guided from plain predictions, a token
-METRICS = {  # of clip_benchmark's results, by column, where it is called otherwise
+KL = "KL, 1/1000 nats"  # of guided from unguided predictions, per token
+METRICS = {  # column -> name in clip_benchmark's results, where these differ
     "B@4": "Bleu_4", "ROUGE-L": "ROUGE_L", "exact match": "exact_match", "colours": "recall_colours",
     "nouns": "recall_nouns", "relations": "recall_relations", "hallucinating": "hallucinating_captions",
     "repeats": "repeated_words", "Div-1": "div_1", "Div-2": "div_2", "mBLEU-4": "mBLEU_4",
     "distinct": "distinct_captions", "novel": "novel_captions", "CLIP texts": "clip_texts_per_caption",
     "words": "mean_length", "steps": "mean_steps", KL: "guidance_kl"}
-FACTORS = {"CLIP texts": 1.0, "words": 1.0, "steps": 1.0, KL: 1000.0}  # others are percent
+FACTORS = {"CLIP texts": 1.0, "words": 1.0, "steps": 1.0, KL: 1000.0}  # other columns are percent
 
 
 def captioner(scale: Scale, objective: str, suffix: str = "") -> Run:
-    """Return a run that is asked for captions or their likelihoods. "" is CLIP."""
+    """Return the run of an objective whose captions or likelihoods are evaluated. Objective "" is CLIP."""
     return Run(f"{objective}-{scale.backbone}{suffix}".lstrip("-"), scale.alt, epochs=scale.caption_epochs)
 
 
@@ -71,21 +71,21 @@ def clip(scale: Scale) -> Run:
 
 
 def length_flags(scale: Scale, objective: str, length: str | None = None) -> tuple[str, ...]:
-    """Return the flags of a caption's length, by default the scale's first. An autoregressive model needs none."""
+    """Return the flags of the caption length, by default the scale's first. An autoregressive model needs none."""
     return () if objective in ("ARC", "CapPa") else ("--caption_length", length or scale.captioning[0].lengths[0])
 
 
 def captioning(scale: Scale, column: str, flags: tuple[str, ...], where: tuple[str, str] | None = None,
-               guide: Run | None = None, judge: Run | None = None) -> Evaluation:
-    """Return captioning of the scale's test set, or of another (root, data set), by the metric of a column."""
+               guide: Run | None = None, clipscore: Run | None = None) -> Evaluation:
+    """Return the captioning of the scale's test set, or of another (root, data set), by the metric of a column."""
     root, dataset = where or (scale.captioning[0].root, scale.captioning[0].dataset)
     return Evaluation("captioning", root, (dataset,), METRICS.get(column, column), flags, FACTORS.get(column, 100.0),
-                      guide=guide, judge=judge)
+                      guide=guide, clipscore=clipscore)
 
 
 def caption_cells(scale: Scale, row: str, run: Run, columns: Collection[str], flags: tuple[str, ...], block: str = "",
                   best: Collection[str] | None = None, **where) -> Iterator[Cell]:
-    """Yield the columns of a row of captioning. Those in `best` compete, by default all. See `captioning`."""
+    """Yield the cells of a captioning row. Columns in `best` may be marked as best, by default all."""
     for column in columns:
         yield Cell(row, column, run, captioning(scale, column, flags, **where), block=block,
                    competes=column in (columns if best is None else best))
@@ -100,19 +100,19 @@ def probes(scale: Scale) -> dict[str, Evaluation]:
 
 
 def floors(scale: Scale) -> dict[str, tuple[Run, tuple[str, ...]]]:
-    """Return the rows that a probe has to be above to say anything, with the flags of their probe."""
+    """Return the baselines that a probe has to beat: pixels and an untrained network, each with its flags."""
     run = Run(f"MDC-{scale.backbone}", scale.alt, untrained=True)
     return {"pixels": (run, ("--feature", "pixels")), "untrained network": (run, ())}
 
 
 def floor_cells(scale: Scale, columns: Mapping[str, Evaluation]) -> Iterator[Cell]:
-    """Yield the floors' rows of a table of probes, given the probe of each column."""
+    """Yield the rows of these baselines for a table of probes, given the probe of each column."""
     for row, (run, flags) in floors(scale).items():
         for column, evaluation in columns.items():
             yield Cell(row, column, run, evaluation._replace(flags=flags), competes=False)
 
 
 def probe(scale: Scale) -> Evaluation:
-    """Return the probe of the ablations: ImageNet, or the average of a small scale's."""
+    """Return the probe of the ablations: ImageNet, or the average of all probes at a small scale."""
     found = list(probes(scale).values())
     return found[0] if "ImageNet" in scale.probes else found[-1]

@@ -1,9 +1,9 @@
-"""Learning curves: every metric at eighths of one training, of all objectives by the same data, steps and schedule.
+"""Learning curves: metrics at eighths of a training run. All objectives have the same data, steps and schedule.
 
     make curves SCALE=rich
 
-Rows are the checkpoints of the runs of Tables 1 and 2 on short captions, with CapPa and MC-Diffusion beside them. An
-objective that learns later looks worse at one early point, so this is no claim of a ledger.
+Rows are the checkpoints of the runs of Tables 1 and 2 on short captions, and of CapPa and MC-Diffusion. An objective
+that learns later looks worse at any early checkpoint, so no claim is judged by these curves.
 """
 import math
 from collections.abc import Iterable, Iterator
@@ -16,11 +16,11 @@ from .scale import Scale
 
 OBJECTIVES = {"CLIP": "", "ARC": "ARC-", "MDC": "MDC-", "CapPa": "CapPa-", "MCD": "MCD-"}
 PROBE, BOUND, ENOUGH = "Average", "swap_att", 90.0
-DRAWS = 16  # of MCD's bound; with the default's 1,024 the selection of eight checkpoints would take ten hours
+DRAWS = 16  # of MCD's bound. With the default of 1,024 the selection at eight checkpoints would take ten hours
 
 
 def curves(scale: Scale) -> Iterator[Cell]:
-    """Selection at every checkpoint, probes and captions at those of `scale.curve`."""
+    """Yield selection at every checkpoint, and probes and captions at those of `scale.curve`."""
     for objective, prefix in OBJECTIVES.items() if scale.curve else ():
         flags = ("--num_samples", str(DRAWS)) if objective == "MCD" else ()
         for epoch in range(1, scale.epochs + 1):
@@ -38,7 +38,7 @@ def curves(scale: Scale) -> Iterator[Cell]:
 
 
 def images_until(scale: Scale, cells: Iterable[Cell], numbers: Iterable[dict[int, float]]) -> dict[str, str]:
-    """Return by objective the images seen at the first checkpoint with `ENOUGH` % on `BOUND`, a range over seeds."""
+    """Return how many images an objective has seen when it first has `ENOUGH` % on `BOUND`, as a range over seeds."""
     points: dict[str, list[tuple[int, dict[int, float]]]] = {}
     for cell, by_seed in zip(cells, numbers, strict=True):
         objective, _, share = cell.row.partition(", ")
@@ -52,7 +52,7 @@ def images_until(scale: Scale, cells: Iterable[Cell], numbers: Iterable[dict[int
     found = {}
     for objective, curve in points.items():
         firsts = [next((images for images, by_seed in curve if by_seed.get(seed, 0) >= ENOUGH), math.inf)
-                  for seed in curve[0][1]]  # seeds without a first checkpoint are not known from the beginning
+                  for seed in curve[0][1]]  # only seeds that were evaluated from the first checkpoint on
         if firsts:
             found[objective] = " to ".join(dict.fromkeys((shown(min(firsts)), shown(max(firsts)))))
     return found

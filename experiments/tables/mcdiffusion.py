@@ -1,10 +1,10 @@
-"""The cells of MC-Diffusion's claims (Image Captioning via Masked Conditional Diffusion), on the same data throughout.
+"""Cells for the claims of MC-Diffusion (Image Captioning via Masked Conditional Diffusion), all on the same data.
 
-    table6    the same data and loop by every forward process and image encoder, with controls
-    figure7   the strength of guidance: away from no image (CFG), from a masked one (MCS), and as MCS is printed
+    table6    forward processes and image encoders on the same data and training loop, with controls
+    figure7   guidance scales: classifier-free guidance (CFG), guidance by masked features (MCS), and MCS as printed
 
-Guidance of the same scale is weaker where the weak branch sees more: figure7 shows the KL of guided from plain
-predictions too.
+The same scale is weaker guidance where the unconditional branch sees more of the image. So figure7 also shows the KL of
+guided from unguided predictions.
 """
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +15,11 @@ from .scales import Scale
 COLUMNS = ("CIDEr", "B@4", "METEOR", "exact match", "colours", "nouns", "relations", "CLIPScore")
 SWEEP = ("0", "0.5", "1", "1.5", "2", "3", "5", "7")
 FEW = ("1", "3", "7")
-MEASURED = ("CIDEr", "B@4", "METEOR", "CLIPScore")  # by strength
+MEASURED = ("CIDEr", "B@4", "METEOR", "CLIPScore")  # for each guidance scale
 
 
 def models(scale: Scale) -> dict[str, Run]:
-    """Return the rows of Table 6. On CUB-200 those of MC-Diffusion, which reads codes only."""
+    """Return the rows of Table 6. On CUB-200 they are those of MC-Diffusion's paper, which has image codes only."""
     if scale.name == "cub":
         rows = {"ARC": ("ARC-VQ",), "MDC": ("MDC-VQ",), "MCD-VQ codes": ("MCD-VQ",),
                 "MCD-VQ codes, CFG": ("MCD-VQ", "-cfg"), "MCD-VQ codes, MCS": ("MCD-VQ", "-mcs")}
@@ -30,21 +30,22 @@ def models(scale: Scale) -> dict[str, Run]:
     return {row: captioner(scale, *name)._replace(locked="frozen" in row) for row, name in rows.items()}
 
 
-def judge_of(scale: Scale) -> Run | None:
-    return None if scale.name == "cub" else clip(scale)  # CUB-200 is too small to train one
+def clipscore_run(scale: Scale) -> Run | None:
+    return None if scale.name == "cub" else clip(scale)  # CUB-200 is too small to train a CLIP model
 
 
 def table6(scale: Scale) -> Iterator[Cell]:
     if not scale.val:
         return
     for row, run in models(scale).items():
-        yield from caption_cells(scale, row, run, COLUMNS, length_flags(scale, row), "all", judge=judge_of(scale))
+        yield from caption_cells(scale, row, run, COLUMNS, length_flags(scale, row), "all",
+                                 clipscore=clipscore_run(scale))
         yield Cell(row, "bound, nats per caption", run, Evaluation("log", "", ("",), "nelbo_per_caption", scale=1.0),
                    block="all", competes=False)
 
 
 def figure7(scale: Scale) -> Iterator[Cell]:
-    """Captions by the strength of guidance; w = 1 is none in the usual form, w = 0 in the printed one."""
+    """Yield captions by guidance scale w. No guidance is w = 1 in the usual form, and w = 0 in the printed one."""
     if not scale.val:
         return
     objective = "MCD-VQ" if scale.name == "cub" else "MCD"
@@ -56,7 +57,7 @@ def figure7(scale: Scale) -> Iterator[Cell]:
     for name, run, w, guidance, sampler in rows:
         flags = ("--caption_length", scale.captioning[0].lengths[0], *sampler, "--guidance_scale", guidance)
         yield from caption_cells(scale, f"{name}, w = {w}", run, (*MEASURED, KL), flags, name, MEASURED,
-                                 judge=judge_of(scale))
+                                 clipscore=clipscore_run(scale))
 
 
 TABLES = {"table6": table6, "figure7": figure7}

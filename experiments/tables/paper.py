@@ -1,6 +1,7 @@
-"""The paper's numbers (arXiv 2510.26799), to stand beside ours. Figures 4 and 5 have none in the text.
+"""Numbers of the paper (arXiv 2510.26799), to print beside ours. Its text has none for Figures 4 and 5.
 
-Table 1: linear probe accuracy in %, columns PROBES, keyed by (captions, backbone, method). Tables 4 and 5: ImageNet.
+Table 1 is the accuracy of linear probes in %, with the columns PROBES, keyed by (captions, backbone, method). Tables 4
+and 5 are on ImageNet.
 """
 from statistics import fmean
 

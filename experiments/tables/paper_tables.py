@@ -1,7 +1,7 @@
-"""Every table and figure of the paper as a list of cells: which run, by which evaluation, fills which place.
+"""The paper's tables and figures as lists of cells.
 
-A cell knows no seed: a run is trained once per seed, and collect.py takes mean and standard deviation over them. The
-paper's number stands only in a cell of the same training data, network and test data.
+A cell knows no seed. A run is trained once for each seed, and collect.py takes the mean and standard deviation over
+seeds. The paper's number stands only in cells with the same training data, network and test data.
 """
 from collections.abc import Iterable, Iterator
 
@@ -11,7 +11,7 @@ from .scales import Captioning, Scale, Selection
 
 
 def table1(scale: Scale) -> Iterator[Cell]:
-    """Linear probes. A small scale's columns carry the paper's number of ViT-B/32 where the probe is the same."""
+    """Yield linear probes. A small scale has the paper's number of ViT-B/32 beside it where the probe is the same."""
     for backbone, network in zip(scale.backbones, BACKBONES, strict=False):
         for data, captions in ((scale.alt, "CC12M"), (scale.long, "Recap-10M")):
             methods = {"CLIP": Run(backbone, data), "ARC": Run(f"ARC-{backbone}", data),
@@ -32,7 +32,7 @@ BACKBONES = ("ViT-B-32", "ViT-B-16", "ViT-L-14")
 
 
 def averages(selection: Selection) -> dict[str, tuple[str, str | None]]:
-    """Return columns of a group of cases: (metric's suffix, subsets' weight) by label, the official first."""
+    """Return (suffix of the metric, weight of subsets) for each average of a selection set, the official one first."""
     if selection.subsets[0].startswith("aro/vg_"):
         return {", macro": ("_macro", None), ", micro": ("_micro", None)}
     return {", micro": ("", "cases"), ", macro": ("", None)} if len(selection.subsets) > 1 else {"": ("", None)}
@@ -49,8 +49,9 @@ def scorers(scale: Scale) -> dict[str, tuple[Run, tuple[str, ...]]]:
 
 
 def table2(scale: Scale) -> Iterator[Cell]:
-    """Plain accuracy, and of captioners blind and debiased. The paper's number stands beside the data set's own
-    average.
+    """Yield plain accuracy, and for captioners blind and debiased accuracy.
+
+    The paper's number stands beside the official average of the data set.
     """
     for method, (run, flags) in scorers(scale).items():
         known = dict(zip(paper.SELECTIONS, paper.TABLE2[method], strict=True))
@@ -65,7 +66,7 @@ def table2(scale: Scale) -> Iterator[Cell]:
 
 
 def systems(scale: Scale, test: Captioning) -> dict[str, tuple[Run, tuple[str, ...]]]:
-    """Return the rows of Table 3 but for CoCa's: those that the judge compares."""
+    """Return the rows of Table 3 that the LLM judge compares, which are all but CoCa's."""
     def tuned(objective: str) -> Run:
         start = captioner(scale, objective)
         return start if test.train is None else Run(start.model, test.train, start=start)
@@ -74,7 +75,7 @@ def systems(scale: Scale, test: Captioning) -> dict[str, tuple[Run, tuple[str, .
 
 
 def table3(scale: Scale) -> Iterator[Cell]:
-    """Captioning. CoCa, for reference only, is OpenCLIP's, fine-tuned by the same command."""
+    """Yield captioning. CoCa is OpenCLIP's, fine-tuned by the same command, for reference only."""
     for test in scale.captioning:
         rows = systems(scale, test)
         if test.coca:
@@ -99,7 +100,7 @@ def table4(scale: Scale) -> Iterator[Cell]:
 
 
 def intervals(scale: Scale) -> dict[str, Run]:
-    """Return the runs of Table 5 by the paper's label. The last interval is MDC's own, which no name says."""
+    """Return the runs of Table 5 by the paper's label. The last interval is MDC's default, which no name mentions."""
     *others, own = paper.TABLE5
     suffixes = {label: "-t{}-{}".format(*label.strip("[]").split(", ")) for label in others} | {own: ""}
     return {label: Run(f"MDC-{scale.backbone}{suffix}", scale.search) for label, suffix in suffixes.items()}
@@ -112,7 +113,7 @@ def table5(scale: Scale) -> Iterator[Cell]:
 
 
 def stability(scale: Scale) -> Iterator[Cell]:
-    """Section 4.3: how much the training loss varies from one logged step to the next."""
+    """Yield how much the training loss varies from one logged step to the next (Section 4.3)."""
     for label, run in intervals(scale).items():
         for column, metric in (("variation of the loss in %", "variation"),
                                ("100 ln of the variation", "log_variation")):
@@ -147,12 +148,12 @@ def decodings(scale: Scale, flag: str, values: Iterable, others: tuple[str, ...]
 
 
 def lengths(scale: Scale) -> Iterator[Cell]:
-    """Every fixed length, and the one that the model chooses."""
+    """Yield captions of fixed lengths, and of the length that the model chooses."""
     return decodings(scale, "--caption_length", (*range(6, 21), "auto"))
 
 
 def steps(scale: Scale) -> Iterator[Cell]:
-    """Tokens per step: so many, or all that are so probable."""
+    """Yield captions by tokens per step: a fixed number, or all tokens that are at least so probable."""
     return decodings(scale, "--tokens_per_step", (1, 2, 3, 4, 6, 0.9, 0.7, 0.5, 0.3, 0.2), ("--caption_length", "12"))
 
 

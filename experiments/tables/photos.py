@@ -1,7 +1,7 @@
-"""Tables beside the paper of captioners that start from a trained image encoder, on photographs.
+"""Captioners of photographs that start from a trained image encoder, which the paper does not have.
 
-`photos`: MDC and ARC on a locked encoder, by recipes of decoding of which one each is chosen on validation. `towers`:
-what each objective makes of an encoder that it may change, beside the encoder as it came (locked).
+    photos  MDC and ARC on a locked encoder, by ways of decoding. The best of each is chosen on validation photographs
+    towers  encoders after training by each objective, beside the same encoder when it is locked
 """
 from collections.abc import Iterable, Iterator
 
@@ -18,7 +18,7 @@ def run_of(scale: Scale, objective: str, locked: bool = True) -> Run:
 
 
 def photos(scale: Scale) -> Iterator[Cell]:
-    """Yield each recipe on validation photographs, which choose, then on test photographs."""
+    """Yield each way of decoding on validation photographs, which choose one, and on test photographs."""
     for test in scale.captioning if "photos" in scale.tables else ():
         for objective, (flag, values) in RECIPES.items():
             for value in values:
@@ -43,7 +43,7 @@ def towers(scale: Scale) -> Iterator[Cell]:
 
 
 def chosen(cells: Iterable[Cell], numbers: Iterable[dict[int, float]]) -> dict[str, str]:
-    """Return the row of test photographs of each objective's best recipe on validation photographs."""
+    """Return the row on test photographs of the recipe that is best on validation photographs, by objective."""
     best: dict[str, tuple[float, str]] = {}
     for cell, by_seed in zip(cells, numbers, strict=True):
         split, objective, recipe = cell.row.split(", ")
@@ -55,7 +55,7 @@ def chosen(cells: Iterable[Cell], numbers: Iterable[dict[int, float]]) -> dict[s
 
 def note(cells: list[Cell], numbers: list[dict[int, float]]) -> str:
     rows = chosen(cells, numbers).values()
-    return "Chosen on validation photographs: " + "; ".join(rows) + ".\n" if rows else ""
+    return "Chosen on validation photographs:\n\n" + "".join(f"- {row}\n" for row in rows) if rows else ""
 
 
 TABLES = {"photos": photos, "towers": towers}

@@ -1,11 +1,11 @@
-"""Does a token's visual signal depend on its place? The paper's central claim, in the world of mentions.
+"""Cells for the paper's central claim: does a token's visual signal depend on its place in the caption?
 
-An object's colour and shape tell of each other (scenes/mentions.py), and a coin decides which is said first: what
-stands second is the same words, and can be guessed from what stands first. The measure is experiments/mentions.py's,
-report/position.py has what it comes to.
+In the scenes of scenes/mentions.py an object's shape can be guessed from its colour and the other way round. A coin
+decides which is said first. So the same words stand at both places, and the second can be guessed from the first.
+experiments/mentions.py measures it, and report/position.py compares the measurements.
 
-    position    what the image tells of a token, and the token the encoder, first and second said
-    lastsaid    what becomes of it: linear probes, where the shape is always said last
+    position    what the image tells of a token, and what the token tells the encoder, at both places
+    lastsaid    what it does to features: linear probes where the shape is always said last
 """
 from collections.abc import Iterator
 
@@ -15,11 +15,12 @@ from .scale import Data, Scale, made
 OBJECTIVES = {"MDC": "MDC-{}", "ARC": "ARC-{}", "CapPa": "CapPa-{}", "BERT 15 %": "BERT-{}-r15",
               "BERT 75 %": "BERT-{}-r75", "parallel": "Parallel-{}"}
 MAIN = ("MDC", "ARC")
-# The share of objects whose shape is their colour's; all objectives at the first, the main two at all.
+# The share of objects whose shape is the one that goes with their colour. All objectives are trained at the first
+# value, MDC and ARC at each.
 REDUNDANCIES = {"r90": 0.9, "r0": 0.0, "r50": 0.5, "r100": 1.0}
 MEASURES = ("loss", "gap", "gain", "gradient")
 PLACES = ("first", "second")
-DRAWS = 8  # of the objective's corruption, for each caption
+DRAWS = 8  # random corruptions of each caption
 
 SCENES = "open_clip_mdc scenes --world mentions --num-train 12800 --num-val 500 --num-probe 500 --num-pairs 1"
 DATA = {name: Data(f"{{out}}/data/{name}/train", f"redundancy {share}", 8, 12_800)

@@ -1,18 +1,18 @@
-"""A scale: where its data is, how its models are trained, what they are evaluated on."""
+"""The types of which a scale is made: data, hyperparameters, and what models are evaluated on."""
 import shlex
 from pathlib import Path
 from typing import NamedTuple
 
 
 class Data(NamedTuple):
-    """Training captions: webdataset shards 00000.tar and so on in a folder."""
+    """Images and captions to train on: webdataset shards 00000.tar and so on in a folder."""
 
-    folder: str  # {data} is the user's folder, {out} that of the experiment; in all paths of this file
-    label: str  # in tables
-    shards: int  # counted where the folder is there
-    samples: int  # of an epoch
-    fetch: str = ""  # the command that makes the folder; nothing where Scale.prepare does
-    first: bool = False  # only the folder's first shards
+    folder: str  # in all paths of this file {data} is the user's folder, {out} the experiment's
+    label: str  # its name in tables
+    shards: int  # used until the folder exists and its shards can be counted
+    samples: int  # per epoch
+    fetch: str = ""  # the command that makes the folder, empty where Scale.prepare does
+    first: bool = False  # whether only the first shards of the folder are used
 
     def count(self, data: Path, out: Path) -> int:
         folder = Path(self.folder.format(data=data, out=out))
@@ -25,7 +25,7 @@ class Data(NamedTuple):
 
 
 class Backbone(NamedTuple):
-    """Hyperparameters that go with a size of model (the paper's Tables 6 to 8)."""
+    """Hyperparameters that depend on the size of the model (Tables 6 to 8 in the paper)."""
 
     lr: float
     weight_decay: float
@@ -34,14 +34,14 @@ class Backbone(NamedTuple):
 
 class Probe(NamedTuple):
     dataset: str  # wds/NAME
-    images: int  # of its test split
+    images: int  # in its test split
 
 
 class Selection(NamedTuple):
     root: str
     subsets: tuple[str, ...]
     label: str
-    cases: int = 0  # of a subset, where results do not say it
+    cases: int = 0  # in each subset, where results do not say it
 
 
 def pairs(root: str, subsets: str, cases: int = 0) -> tuple[Selection, ...]:
@@ -49,18 +49,18 @@ def pairs(root: str, subsets: str, cases: int = 0) -> tuple[Selection, ...]:
 
 
 class Captioning(NamedTuple):
-    """Captions of a test set, after fine-tuning on `train` (a key of Scale.data) if it is given."""
+    """A test set to caption. If `train` (a key of Scale.data) is given, models are fine-tuned on it first."""
 
     root: str
     dataset: str
     label: str
     train: str | None
     lengths: tuple[str, ...]
-    coca: str | None = None  # tag of the weights that OpenCLIP's CoCa is fine-tuned from
+    coca: str | None = None  # tag of the pretrained weights that OpenCLIP's CoCa starts from
 
 
 class Tuning(NamedTuple):
-    """Hyperparameters of fine-tuning. Ours, the paper does not name its own."""
+    """Hyperparameters of fine-tuning. They are our choice, as the paper does not name its own."""
 
     lr: float = 5e-5
     weight_decay: float = 0.1
@@ -71,11 +71,11 @@ class Tuning(NamedTuple):
 class Made(NamedTuple):
     folder: str
     command: tuple[str, ...]
-    tables: tuple[str, ...] = ()  # that need it; all if there is none
+    tables: tuple[str, ...] = ()  # the tables that need it, empty for all
 
 
 def made(name: str, command: str, *tables: str) -> Made:
-    """Return data in the experiment's folder, and the command that makes it but for --out."""
+    """Return data in the experiment's folder and the command that makes it, to which --out is added."""
     folder = f"{{out}}/data/{name}"
     return Made(folder, (*shlex.split(command), "--out", folder), tables)
 
@@ -85,40 +85,40 @@ class Scale(NamedTuple):
     data: dict[str, Data]
     backbones: dict[str, Backbone]
     batch: int  # over all processes
-    warmup: int  # steps, but no more than a tenth of all
+    warmup: int  # steps, and at most a tenth of all steps
     epochs: int
-    workers: int  # of a process, where there are shards enough
+    workers: int  # per process, or fewer where there are not enough shards
     train_flags: tuple[str, ...]
     eval_flags: tuple[str, ...]
-    alt: str  # keys of data: short captions, long ones, those of the schedule search, growing subsets
-    long: str
-    search: str
-    amounts: tuple[str, ...]
+    alt: str  # key of data: short captions
+    long: str  # key of data: long captions
+    search: str  # key of data: captions of the search for an interval of t (Table 5)
+    amounts: tuple[str, ...]  # keys of data: subsets of growing size (Figure 5)
     ratios: tuple[str, ...]  # keys of data on which BERT's masking ratios are compared
     probes: dict[str, Probe]  # by label
     probe_root: str
     selection: tuple[Selection, ...]
-    draws: int  # Monte Carlo, per caption
+    draws: int  # of Monte Carlo, per caption
     captioning: tuple[Captioning, ...]
     prepare: tuple[Made, ...] = ()
     tuning: Tuning = Tuning()
-    curve: tuple[int, ...] = ()  # epochs whose checkpoints are evaluated for learning curves (curves.py); all are kept
+    curve: tuple[int, ...] = ()  # epochs that are evaluated for learning curves. If given, all checkpoints are kept
     seeds: tuple[int, ...] = (0, 1, 2)
     gpus: int = 0  # 0: the CPU
-    article: bool = False  # whether the claims of article.py and views.py are measured
-    # Times the epochs of the scale, for all tables but those of probes: where captions, or their likelihoods, are asked
-    # for. Diffusion learns late which attribute is whose; before, there is little to see.
+    article: bool = False  # whether it has the tables of article.py and views.py
+    # Runs whose captions or likelihoods are evaluated are this many times as long as those of probes. A diffusion model
+    # learns late which attribute belongs to which object, and before that their captions differ little.
     caption_epochs: int = 1
-    val: str | None = None  # shards on which the bound is measured, for mcdiffusion.py's claims
-    tables: tuple[str, ...] = ()  # and ledgers, that it has; all if there is none
+    val: str | None = None  # shards on which the bound is measured, for mcdiffusion.py
+    tables: tuple[str, ...] = ()  # tables and ledgers of this scale, empty for all
     image: str | None = None  # SOURCE of --pretrained-image for all captioners
-    free: tuple[str, ...] = ()  # flags of a run that trains such a tower, too
-    margin: float = 1.0  # points within which rows are called level
-    cider_margin: float = 1.0
-    fetch: tuple[tuple[str, str], ...] = ()  # folders and files of {data}, and what to run for each
+    free: tuple[str, ...] = ()  # flags of runs that train such an encoder further
+    margin: float = 1.0  # points within which two rows count as level
+    cider_margin: float = 1.0  # the same for CIDEr
+    fetch: tuple[tuple[str, str], ...] = ()  # (folder or file of {data}, the command that fetches it)
 
     @property
-    def backbone(self) -> str:  # the one of the ablations
+    def backbone(self) -> str:  # the backbone of the ablations
         return next(iter(self.backbones))
 
 

@@ -1,6 +1,7 @@
-"""The sizes at which every table runs: the paper's, and small ones.
+"""The scales at which tables run: the paper's, and small ones.
 
-Standard library only: `make -n table1 SCALE=paper` prints its commands where nothing is installed.
+This file imports the standard library alone, so that `make -n table1 SCALE=paper` prints its commands where nothing is
+installed.
 """
 from argparse import ArgumentTypeError
 
@@ -9,11 +10,11 @@ from clip_benchmark_ext.datasets.sugar_crepe import GROUPS as SUGAR_CREPE_GROUPS
 from . import position
 from .scale import CPU, Backbone, Captioning, Data, Probe, Scale, Selection, Tuning, made, pairs
 
-SHOTS = (1, 4, 16, 64, 256)  # images of a concept, of `open_clip_mdc scenes --without`
+SHOTS = (1, 4, 16, 64, 256)  # numbers of images that `open_clip_mdc scenes --without` renders of a concept
 CONCEPT = "yellow star"
 FOLDS = 5
 
-# Commands that a preflight prints; {{data}} is the user's folder.
+# Commands that preflight.py prints. {{data}} is the user's folder.
 IMG2DATASET = ("img2dataset --url_list {0}.tsv --input_format tsv --url_col url --caption_col caption --output_format "
                "webdataset --image_size 256 --resize_mode keep_ratio --output_folder {{data}}/{0}")
 KARPATHY = "open_clip_mdc prepare {0} --images {0}-images --annotations dataset_{0}.json --out {{data}}/{0}"
@@ -57,7 +58,7 @@ PAPER = Scale(
 
 SWAPS = "swap_att swap_obj replace_rel"
 SCENE_SHARDS = "{out}/data/scenes/train/{{00000..0000%d}}.tar"
-TEST_SHARDS = "open_clip_mdc prepare shards --captions-key caption --test"  # of scenes, whose captions are one each
+TEST_SHARDS = "open_clip_mdc prepare shards --captions-key caption --test"  # a scene has one caption
 
 SCENES = Scale(
     **CPU, name="scenes",
@@ -103,7 +104,8 @@ FLICKR8K = Scale(
         **{f"captions-{n}of6": Data("{out}/data/captions/train", f"{n},000", n, n * 5000, first=True)
            for n in (1, 2, 4)},
     },
-    # 64 px for the config's 96, three fifths of the time, buy epochs: after one of them captions are not yet language.
+    # Images of 64 px instead of the config's 96 take three fifths of the time. It is spent on more epochs, as after one
+    # epoch captions are not yet language.
     backbones={"ViT-Ti-16": Backbone(1e-3, 0.1)}, warmup=10_000, epochs=4,
     alt="captions", long="joined", search="captions",
     amounts=("captions-1of6", "captions-2of6", "captions-4of6", "captions"), ratios=("captions",),
@@ -124,11 +126,11 @@ FLICKR8K = Scale(
 )
 
 # Photographs with captions in {data}/train, val and test, in any layout that `open_clip_mdc prepare shards` reads, and
-# an encoder that is trained already. A run is four passes over Flickr8k's 30,000 captions, whatever the photographs.
+# a pretrained encoder. A run reads 120,000 captions (four times Flickr8k's 30,000), whatever the photographs are.
 
 
 def photos(name: str, base: str, image: str) -> Scale:
-    """Return a scale of a small decoder on the tower of an OpenCLIP base or of timm-NAME. `image` are its weights."""
+    """Return a scale with a small decoder on the encoder of an OpenCLIP base or of timm-NAME, and its weights."""
     return Scale(
         **CPU | dict(batch=64, train_flags=("--precision", "amp_bf16", "--force-image-size", "224", "--beta2", "0.98")),
         name=name,
@@ -155,8 +157,8 @@ ENCODERS = "{data}/../encoders"
 PHOTOS = photos("photos", "timm-tf_efficientnet_lite0", f"{ENCODERS}/efficientnet_lite0")
 PHOTOS_VIT = photos("photos-vit", "timm-vit_small_patch14_dinov2", f"{ENCODERS}/vit_small_patch14_dinov2_saliency")
 
-# The rich world: hours of two CPU cores, or of a GPU. A run is eight epochs with one cosine schedule, each of half of
-# the scenes, drawn anew. The checkpoints are kept, for learning curves (curves.py). Warm-up is a tenth of a run.
+# The rich world takes hours of two CPU cores, or of a GPU. A run has eight epochs and one cosine schedule. Each epoch
+# is a new draw of half of the scenes. All checkpoints are kept for learning curves (curves.py). Warm-up is a tenth.
 RICH_FOLDER = "{out}/data/rich"
 RICH_SCENES = "open_clip_mdc scenes --world rich --noise 0.1 --num-val 500"
 RICH_CAPTIONS = made("captions", "open_clip_mdc prepare shards --captions-key captions --test "
@@ -199,7 +201,7 @@ GPU = RICH._replace(
 CUB_SHARDS = ("open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split reed --classes "
               "trainvalclasses.txt testclasses.txt --out {data}/cub")
 CUB = Scale(
-    name="cub", tables=("table6", "figure7", "mcdiffusion"),  # MC-Diffusion's own; its optimiser is VQ-Diffusion's
+    name="cub", tables=("table6", "figure7", "mcdiffusion"),  # MC-Diffusion's data, and VQ-Diffusion's optimizer
     data={"cub": Data("{data}/cub/train", "CUB-200", 9, 8855, CUB_SHARDS)},
     backbones={"ViT-f8": Backbone(4.5e-4, 0.045)},
     batch=128, warmup=1000, epochs=200, workers=8, seeds=(0,), gpus=8,
@@ -228,7 +230,7 @@ SCALES = {scale.name: scale for scale in (PAPER, SCENES, RICH, GPU, FLICKR8K, PH
 
 
 def named(name: str) -> Scale:
-    """Return a scale; photos-timm-NAME is SCALE=photos on timm's encoder NAME, whose weights may be downloaded."""
+    """Return the scale of this name. photos-timm-NAME is SCALE=photos on timm's encoder NAME and may download it."""
     encoder = name.removeprefix("photos-timm-")
     if encoder != name:
         return photos(name, f"timm-{encoder}", f"timm:{encoder}")

@@ -1,8 +1,8 @@
-"""Table 8, beside the paper: two views of a caption with complementary masks, at equal cost (LaViDa, arXiv 2505.16839).
+"""Table 8, not of the paper: two views of a caption with complementary masks, at equal cost (LaViDa, arXiv 2505.16839).
 
-What one view hides the other shows, so that every token is learnt once a step. Two views are two captions to the
-decoder: they have half of MDC's epochs. MDC's encoder then does twice the work, and its optimiser twice the steps.
-Independent masks are the control, at the same cost.
+One view shows what the other hides, so that every token is predicted once a step. The decoder reads two captions
+instead of one, so these runs have half of MDC's epochs. MDC's encoder then does twice the work, and its optimizer takes
+twice the steps. Two views with independent masks are the control, at the same cost.
 """
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What the tests of experiments/ share: printed commands, and results written by hand."""
+"""Helpers for tests of experiments/: printed commands, and results written by hand."""
 import json
 import shlex
 from contextlib import redirect_stdout

@@ -1,4 +1,4 @@
-"""Claims about archive.py: tables without a model, only what is missing is made, another run is compared."""
+"""Claims about archive.py: archives give tables without a model, can be continued, and compare runs."""
 import json
 import shutil
 import tarfile
@@ -94,7 +94,7 @@ def test_a_finished_run_needs_no_checkpoint_and_one_that_lacks_a_result_is_train
 
 
 def test_what_a_run_is_made_with_is_trained_again_with_it_and_only_then(tmp_path):
-    """Figure 8: fine-tuned runs, some helped by CLIP; all results are there, no checkpoint is."""
+    """Figure 8 has fine-tuned runs, some guided by CLIP. All results exist, and no checkpoint does."""
     scale, there = scales.SCENES, place(tmp_path)
     for made in commands.to_make(scale, ["figure8"], there):
         Path(made.folder.format(out=tmp_path)).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Claims about claims.py and sides.py: the ledger of the paper's claims, and what results make of it."""
+"""Claims about claims.py and sides.py: the verdicts that results give to the paper's claims."""
 import csv
 import json
 import math
@@ -62,7 +62,7 @@ def test_a_ledger_from_results(tmp_path):
 
 
 def test_rows_of_a_family_share_their_standard_deviation(tmp_path):
-    """Five captioners that seeds move alike: pooled over them, without their common part; CLIP is another family."""
+    """Seeds move five captioners alike. Their deviation is pooled without that common part. CLIP is another family."""
     numbers = {"MDC-ViT-Ti-8": [70, 72, 71], "MDC-ViT-Ti-8-t0.0-1.0": [60, 62.5, 61], "ARC-ViT-Ti-8": [65, 67, 65.5],
                "BERT-ViT-Ti-8-r15": [50, 51.5, 51], "BERT-ViT-Ti-8-r75": [70.5, 72, 71], "ViT-Ti-8": [10, 90, 50]}
     for model, accuracies in numbers.items():
@@ -176,9 +176,9 @@ def test_a_probe_that_is_not_above_pixels_or_the_untrained_network_has_no_verdic
                          lp_acc1=accuracy + 0.001 * seed)
     wide, middle = (row_of(judged(tmp_path), short) for short in ("t-wide", "t-middle"))
     assert (wide.verdict, wide.p) == ("no verdict", None) and middle.verdict == "shows"
-    assert wide.why == "[0.0, 1.0], 45.0, is not two standard errors above pixels, 44.1"
+    assert wide.why == "[0.0, 1.0] (45.0) is not two standard errors above pixels (44.1)"
     page = claims.ledger(judged(tmp_path), read_results(tmp_path), scales.SCENES)
-    assert "*no verdict*: [0.0, 1.0], 45.0, is not" in page
+    assert "*no verdict*: [0.0, 1.0] (45.0) is not" in page
 
 
 def pairs(folder, scale, accuracies: dict[str, tuple[float, float, float]], at: int | None = None) -> None:
@@ -198,7 +198,7 @@ def test_pairs_told_apart_without_the_image_have_no_verdict_and_others_are_judge
     pairs(blind, scales.FLICKR8K, {"ARC": (0.90, 0.85, 0.50), "MDC (heuristic)": (0.80, 0.50, 0.70)})
     row = row_of(judged(blind, scales.FLICKR8K), "pairs-arc")
     assert (row.verdict, row.why) == (
-        "no verdict", "ARC tells pairs apart by +5.0 points more with the image than without it")
+        "no verdict", "the image adds +5.0 points to the accuracy of ARC")
     pairs(seeing, scales.FLICKR8K, {"ARC": (0.90, 0.75, 0.50), "MDC (heuristic)": (0.80, 0.50, 0.70)})
     row = row_of(judged(seeing, scales.FLICKR8K), "pairs-arc")
     assert row.finding.difference == pytest.approx(20.1) and row.verdict == "shows", "not -10"
@@ -252,7 +252,7 @@ def test_margins_are_those_of_the_scale_and_what_no_small_scale_carries_is_no_ro
     assert (claims.margin_of(of["arc"], scale), claims.margin_of(of["cider-arc"], scale)) == margins
     assert claims.margin_of(of["stable"], scale) is None
     assert {claim.needs for claim in rows if claim.id.startswith(("clip", "pairs-clip"))} == {
-        "a network of that size", "batches of 1,024: here CLIP has 31 or 63 negatives"}
+        "a network of that size", "batches of 1,024, as CLIP has 31 or 63 negatives here"}
     assert {"imagenet", "judge", "aro-arc", "cider-flickr30k"} <= {claim.id for claim in rows if claim.needs}
 
 
@@ -260,7 +260,7 @@ def test_margins_are_those_of_the_scale_and_what_no_small_scale_carries_is_no_ro
 def test_lengths_that_a_row_says_are_compared_are_those_of_its_cells(scale):
     for claim in claims.claims_of("claims", scale) if scale.selection and not scale.tables else ():
         rows = " / ".join(cells[0].row.rpartition(", ")[2] for cells in (claim.left, claim.right) if cells)
-        text, _, here = claim.sentence.partition("; here ")
+        text, _, here = claim.sentence.partition(", here ")
         assert text == claim.text and here in ("", rows)
         if claim.left and claim.right:
             assert set(re.findall(r"MDC-\w+", here or text)) <= set(rows.split(" / ")), claim.sentence
@@ -273,7 +273,7 @@ def test_the_sentence_on_two_views_and_its_control_are_about_cells_that_there_ar
 
 @pytest.mark.parametrize("scale", [scales.SCENES, scales.FLICKR8K])
 def test_the_articles_sentences_are_about_cells_that_there_are(scale):
-    """On the scenes all of them; on photographs those that need no scenes."""
+    """On scenes all claims have cells, on photographs those that need no scenes."""
     rows = claims.claims_of("article", scale)
     there = [claim for claim in rows if claim.left and claim.right]
     assert len(there) == len(rows) if scale is scales.SCENES else 10 < len(there) < len(rows)

@@ -25,7 +25,7 @@ def test_hand_written_results_give_the_hand_computed_table(tmp_path):
     assert f"| [0.0, 1.0] | 53.0 ± {math.sqrt(7):.1f} |" in page
     assert "| [0.4, 0.9] | *58.0* |" in page
     assert f"| [0.5, 1.0] | **64.0 ± {math.sqrt(28):.1f}** |" in page
-    assert "not run: [0.3, 0.8].\n" in page and "| [0.3, 0.8]" not in page
+    assert "Not run: [0.3, 0.8].\n" in page and "| [0.3, 0.8]" not in page
     assert "Seeds: 1 to 3" in page and page == (tmp_path / "tables" / "table5.md").read_text()
     rows = {row["row"]: row for row in csv.DictReader((tmp_path / "tables" / "table5.csv").open())}
     assert float(rows["[0.0, 1.0]"]["mean"]) == pytest.approx(53) and rows["[0.0, 1.0]"]["seeds"] == "3"
@@ -62,17 +62,17 @@ def test_rows_and_columns_of_which_there_is_nothing_are_named_below(tmp_path):
     write_result(tmp_path, "captioning", "ARC-ViT-Ti-8--short-e4--s0", "wds/captions", epoch=4, Bleu_4=0.5,
                  METEOR=0.4, CIDEr=1.0, ROUGE_L=0.5, mean_length=8.0)
     page = collect.collect(scales.SCENES, place(tmp_path), ["table3"])["table3"]
-    assert "not there: SPICE, LLM" in page and "SPICE" not in page.splitlines()[0]
+    assert "Not measured: SPICE, LLM" in page and "SPICE" not in page.splitlines()[0]
     (tmp_path / "results" / "judge").mkdir()
     (tmp_path / "results" / "judge" / "scenes--s0.json").write_text(
         json.dumps({"selection_rate": {"ARC": 0.75, "MDC-8": 0.25}, "judged": 40}))
     page = collect.collect(scales.SCENES, place(tmp_path), ["table3"])["table3"]
-    assert "not there: SPICE; not run: " in page
+    assert "Not measured: SPICE. Not run: " in page
     cells = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
     assert [row[1::cells[0].index("LLM") - 1] for row in cells[2:4]] == \
         [["scenes, ARC", "**75.0**"], ["scenes, MDC-8", "25.0"]]
     assert cells[3][cells[0].index("CIDEr")] == "missing"
-    assert "not run: scenes, MDC-10; scenes, MDC-auto.\n" in page
+    assert "Not run: scenes, MDC-10; scenes, MDC-auto.\n" in page
 
 
 def test_another_checkpoint_of_a_run_neither_hides_nor_replaces_its_result(tmp_path):
@@ -109,7 +109,7 @@ def test_a_table_says_in_what_its_runs_were_trained(tmp_path):
 
     def page() -> str:
         return collect.collect(scales.SCENES, place(tmp_path), ["table5"])["table5"]
-    assert page().endswith("not run: [0.3, 0.8]; [0.4, 0.9].\nTrained on A, 1 thread.\n")
+    assert page().endswith("Not run: [0.3, 0.8]; [0.4, 0.9].\nTrained on A, 1 thread.\n")
     with (folder / "environment.txt").open("a") as file:
         file.write("B, 1 thread\n")  # it was resumed there
     assert page().endswith("\nTrained on A, 1 thread (1 of 2 runs); A, 1 thread and B, 1 thread (1 of 2 runs).\n")
@@ -180,7 +180,7 @@ def test_a_file_that_is_no_result_is_named(tmp_path):
     ("figure11", {"CIDEr": 2.5, "exact_match": 0.1}, ["**250.0**", "**10.0**"]),
     ("table8", {"lp_acc1": 0.75}, ["**75.0**"])])
 def test_results_of_tables_beside_the_papers_are_found_where_their_commands_leave_them(tmp_path, name, metrics, shown):
-    """One result of each figure and table, by a run of seed 3; of a figure there is a plot."""
+    """Each figure and table has one result, of a run with seed 3. Each figure has a plot."""
     cells = list(TABLES[name](scales.SCENES))
     one = next(cell for cell in cells if cell.evaluation.guide) if name == "table7" else cells[0]
     run = one.run.name(3)

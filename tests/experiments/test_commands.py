@@ -24,7 +24,7 @@ PAPER_COMMANDS = ("--scale", "paper", "--data", "/data", "--out", "/out", "--tab
 
 
 def arguments(command: list[str]) -> list[str]:
-    """What a program is given, whoever starts it."""
+    """Return the arguments of a program, by whatever launcher it is started."""
     return command[command.index("--") + 1:] if command[0].endswith("torchrun") else command[1:]
 
 
@@ -230,7 +230,10 @@ def test_steps_that_run_side_by_side_neither_wait_for_one_another_nor_share_a_lo
 
 
 def test_the_clip_that_guides_and_the_one_that_scores_are_trained_whatever_the_seeds(tmp_path):
-    """That of a run's seed guides, the next scores; a fold's CLIP has not seen the fold's test images."""
+    """The CLIP run of the same seed guides, that of the next seed scores.
+
+    A fold's CLIP has not seen the fold's test images.
+    """
     stages = list(runner.plan(scales.SCENES, ["table7"], [2, 5], place(tmp_path)))
     made = {step.label for title, steps in stages if title == "training" for step in steps}
     assert made >= {"ViT-Ti-8--short--s2", "ViT-Ti-8--short--s3", "ViT-Ti-8--short--s6", "MDC-ViT-Ti-8--short-e4--s2",

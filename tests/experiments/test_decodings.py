@@ -78,4 +78,4 @@ def test_a_table_and_a_figure_of_what_was_said_and_a_command_that_resumes(runs, 
     assert (tmp_path / "out" / "x.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(decodings, "say", None)  # nothing is said again
     assert run() is None and capsys.readouterr().out == printed
-    assert "is of other arguments" in run("--limit", "2")
+    assert "was made with other arguments" in run("--limit", "2")

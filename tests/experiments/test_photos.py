@@ -59,8 +59,8 @@ def test_the_recipe_is_chosen_on_validation_photographs(tmp_path):
     page = collect.collect(scale, place(tmp_path), ["photos"])["photos"]
     first = {objective: next(row for row in scores if row.startswith(f"validation, {objective}"))
              for objective in ("MDC", "ARC")}
-    assert page.endswith("Chosen on validation photographs: " + "; ".join(
-        row.replace("validation", "test") for row in first.values()) + ".\n")
+    assert page.endswith("Chosen on validation photographs:\n\n" + "".join(
+        f"- {row.replace('validation', 'test')}\n" for row in first.values()))
 
 
 def test_validation_and_test_photographs_have_results_of_their_own():

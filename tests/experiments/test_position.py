@@ -1,4 +1,4 @@
-"""Claims about `make position`: the measure is what a plain loop gives, and known ratios come out as they are.
+"""Claims about `make position`: measures equal those of a plain loop, and known ratios are found.
 
     pytest tests/experiments/test_position.py
 """

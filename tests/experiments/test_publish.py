@@ -1,4 +1,4 @@
-"""Claims about publish.py: the pages of results are of the archives, to the digit, and say no more than they show."""
+"""Claims about publish.py: the pages agree with the archives to the digit, and claim no more than these show."""
 import csv
 import re
 import shutil
@@ -74,7 +74,7 @@ def test_tables_are_renewed_where_a_page_has_their_place(tmp_path):
     ("table5", "|  | a | b |\n| --- | --- | --- |\n| [0.5, 1.0] | **5.0 ± 1.0** | missing |\n",
      "|  | a | b |\n| --- | --- | --- |\n| [0.5, 1.0] | missing | 7.0 |\n", r"\[0.5, 1.0\], a \(\*\*5.0 ± 1.0\*\*\)"),
     ("table5", "|  | a |\n| --- | --- |\n| x | 5.0 |\n| y | 1.0 [3.0] |\n",
-     "|  | a |\n| --- | --- |\n| x | 5.5 |\n\nnot run: y.\n", r"y, a \(1.0 \[3.0\]\)"),
+     "|  | a |\n| --- | --- |\n| x | 5.5 |\n\nNot run: y.\n", r"y, a \(1.0 \[3.0\]\)"),
     ("figure6", "scenes 0\n\n- ARC: a\n", "missing\n", "what it shows")], ids=["cell", "row", "figure"])
 def test_a_number_of_a_page_is_never_replaced_by_nothing(tmp_path, name, old, new, lost):
     page, text = tmp_path / "scenes.md", "<!-- scenes {} -->\n{}<!-- end -->\n"

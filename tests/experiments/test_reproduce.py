@@ -1,4 +1,4 @@
-"""Claims about reproduce.py: a claim is run from nothing, only that, and compared with what was archived."""
+"""Claims about reproduce.py: it runs the rows of one claim, no others, and compares them with the archive."""
 import json
 
 import pytest
@@ -30,7 +30,7 @@ def test_its_commands_are_the_trainings_of_its_rows_with_the_archived_seeds(caps
 @pytest.mark.parametrize("claim, message", [
     ("bert15", "bert15 is no claim: give SCALE.ID"), ("scenes.none", "scenes has no claim none"),
     ("scenes.arc-b16", "scenes.arc-b16 needs the paper's scale: a network of that size"),
-    ("scenes.views", "scenes.views: nothing of it is archived"),
+    ("scenes.views", "scenes.views has no archived results"),
     ("scenes.bert15 --seeds 7", "has seeds 0, 1, 2 of this claim")])
 def test_what_cannot_be_run_again_is_said(claim, message, tmp_path):
     with pytest.raises(SystemExit, match=message):

@@ -70,7 +70,7 @@ def test_a_step_that_fails_says_where_its_log_is(tmp_path):
 
 
 def test_the_terminal_shows_how_far_trainings_are_and_not_what_they_say(tmp_path):
-    """Two of them side by side; each continues when the bar has shown its progress."""
+    """Two trainings run in parallel. Each continues when the bar has shown its progress."""
     says = ("import sys, time, pathlib; print('2026 | INFO | Train Epoch: 1 [ 640/1280 (50%)] Loss: 9', "
             "file=sys.stderr, flush=True)\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)")
     go = tmp_path / "go"

@@ -1,4 +1,4 @@
-"""Claims about verdicts.py: parts equal to textbook ones, few false ledgers, and the power that is left."""
+"""Claims about verdicts.py: formulas agree with textbooks, false verdicts are rare, and true differences are found."""
 import math
 from itertools import chain, combinations
 
