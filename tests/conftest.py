@@ -147,7 +147,7 @@ def run(*command: str, check: bool = True, timeout: float = 3600, fork: bool = F
 
 
 def complaint_of(*argv) -> str | int | None:
-    """What `open_clip_mdc ARGV`, run within this process, exits with: a complaint, or None if it has none."""
+    """Return the message with which `open_clip_mdc ARGV` exits when run in this process, or None if it succeeds."""
     try:
         cli.main(list(map(str, argv)))
     except SystemExit as end:
@@ -156,7 +156,7 @@ def complaint_of(*argv) -> str | int | None:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    """Until it is so; the time-out only ends what hangs."""
+    """Wait until a condition holds. The time-out only ends a test that hangs."""
     deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
@@ -184,7 +184,7 @@ def runs(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def clip_benchmark(tmp_path, monkeypatch):
-    """The command runs within this process, in an empty folder; the seam is taken away afterwards."""
+    """Run the command in this process and in an empty folder. Replaced attributes are restored afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["clip_benchmark"])
     yield

@@ -1,4 +1,4 @@
-"""The code on README's and the documentation's pages: found, parsed, run, and compared with what is printed below it.
+"""Find the code on README and the pages of docs/, parse and run it, and compare the output with the one shown.
 
 A comment before a block says what is special about it:
 
@@ -97,7 +97,7 @@ def commands(block: Block) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def module_and_flags(argv: list[str]) -> tuple[str, list[str]] | None:
-    """Return the Python module that a command runs, and its arguments; None of another program."""
+    """Return the Python module that a command runs and its arguments, or None if it is another program."""
     if argv[0] in MODULES:
         return MODULES[argv[0]], argv[1:]
     if argv[0] in ("python", "torchrun", ".venv4/bin/python") and "-m" in argv:

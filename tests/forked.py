@@ -1,4 +1,4 @@
-"""Python commands in processes that are forked from one which has imported OpenCLIP: it takes 5 s to import."""
+"""Run Python commands in forks of a process that has imported OpenCLIP, as the import takes 5 s."""
 import multiprocessing
 import os
 import runpy
@@ -12,7 +12,7 @@ PRELOADED = ["open_clip_train.main", "open_clip_mdc.train", "open_clip_mdc.integ
 
 
 def child(argv: list[str], cwd: str, env: dict[str, str], folder: Path) -> None:
-    """`python -m MODULE ...` or `python -c CODE ...`; what it says goes to files."""
+    """Return `python -m MODULE ...` or `python -c CODE ...` in a fork, with its output in files."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), descriptor)
     multiprocessing.set_start_method(None, force=True)  # the system's again

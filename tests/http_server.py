@@ -1,4 +1,4 @@
-"""An HTTP server on this machine, as long as a test needs it."""
+"""Run an HTTP server on this machine during a test."""
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @contextmanager
 def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[ThreadingHTTPServer]:
-    """The server, with its `url`; at the end nobody waits for answers that are still under way."""
+    """Yield the server, which has a `url`. It is closed without waiting for unfinished answers."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads, server.block_on_close = True, False
         server.url = f"http://127.0.0.1:{server.server_port}"

@@ -1,4 +1,4 @@
-"""Running open_clip_train in tests and reading what it leaves."""
+"""Run open_clip_train in tests and read its output."""
 import re
 from pathlib import Path
 
@@ -10,7 +10,7 @@ TORCHRUN = ("python", "-m", "torch.distributed.run", "--nproc_per_node", "2", "-
 
 
 def train_flags(*flags, logs, name="run", data=None, model="MDC-ViT-Ti-8", workers="0") -> list[str]:
-    """A short float32 run on the CPU; later flags win."""
+    """Return the flags of a short float32 run on the CPU. Later flags override earlier ones."""
     defaults = ["--model", model, "--logs", str(logs), "--name", name, "--precision", "fp32", "--workers", workers,
                 "--warmup", "2", "--lr", "1e-3", "--device", "cpu", "--log-every-n-steps", "1"]
     if data is not None:
@@ -41,5 +41,5 @@ def weights(logs: Path, epoch: int, name="run") -> dict[str, torch.Tensor]:
 
 
 def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    """Whether two state dicts are the same bit for bit."""
+    """Return whether two state dicts are the same bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)

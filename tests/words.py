@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-# No sentence begins a docstring so: it is a riddle until the name is read.
+# No docstring begins with these words, as it would be a riddle until one has read the name.
 RIDDLES = ("Of ", "What ", "Whether ", "Where ", "How ", "Its ", "Those ", "Whose ")
 
 

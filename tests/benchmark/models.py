@@ -40,7 +40,10 @@ def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 def labelled_webdataset(root: Path, classes: list[str], templates: list[str], per_split: int = 24,
                        shards: int = 1) -> Path:
-    """clip_benchmark's layout; image i has class i modulo their number. The first of several shards is the longest."""
+    """Write clip_benchmark's layout.
+
+    Image i has class i modulo their number. The first of several shards is the longest.
+    """
     for split, first in (("train", 1000), ("test", 0)):
         (root / split).mkdir(parents=True)
         (root / split / "nshards.txt").write_text(str(shards))

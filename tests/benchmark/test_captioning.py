@@ -1,6 +1,6 @@
 """Claims about `clip_benchmark eval --task captioning`, by the real command.
 
-The models are untrained: what they say is noise, as long as asked for, and any bytes at all.
+The models are untrained. Their captions are noise of the requested length, and may hold any bytes.
 """
 import json
 

@@ -1,4 +1,4 @@
-"""Claims about what `clip_benchmark eval --task captioning` keeps: captions, results, journals; and what it refuses."""
+"""Claims about the files of `clip_benchmark eval --task captioning`: captions, results, journals, and bad inputs."""
 import json
 import os
 import tarfile

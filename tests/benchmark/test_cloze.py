@@ -1,4 +1,4 @@
-"""Claims about cloze questions: which words are hidden, what counts as an answer, and whose answers they are."""
+"""Claims about cloze questions: which words are hidden, and how answers of models are counted."""
 import json
 import tarfile
 from io import BytesIO

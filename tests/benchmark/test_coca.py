@@ -1,4 +1,4 @@
-"""Claims about coca.py: the beam search of CoCa finds what a search of all captions finds."""
+"""Claims about coca.py: CoCa's beam search finds the same captions as an exhaustive search."""
 from itertools import product
 
 import open_clip

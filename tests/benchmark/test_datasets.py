@@ -16,7 +16,7 @@ needs_sugarcrepe = needs_data("sugarcrepe/rows_with_image.json")  # a part of it
 
 
 def sugar_crepe(root, images="val2017", keys=("0", "107", "109"), **overrides):
-    """A folder with rows whose keys have gaps; the last image is grey."""
+    """Write a folder of SugarCrepe with gaps in the keys of its rows. The last image is grey."""
     rows = {}
     for number, key in enumerate(keys):
         rows[key] = {"filename": f"{number:012d}.png", "caption": f"a cat on mat {key}",

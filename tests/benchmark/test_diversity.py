@@ -17,13 +17,13 @@ def test_n_equal_captions_have_the_least_diversity_and_n_without_a_word_in_commo
 
 
 def test_div_2_by_hand():
-    """Pairs: a red, red dog, a red (again), red cat; six words."""
+    """The pairs are a red, red dog, a red (again) and red cat. There are six words."""
     assert div(["a red dog", "a red cat"], 1) == 4 / 6 and div(["a red dog", "a red cat"], 2) == 3 / 6
     assert div(["one"], 2) == 0 and div([""], 1) == 0
 
 
 def test_m_bleu_by_hand():
-    """Of "a b c d e" against "a b c d f": n-grams 4/5, 3/4, 2/3, 1/2, no brevity; both ways alike."""
+    """"a b c d e" and "a b c d f" share 4 of 5, 3 of 4, 2 of 3 and 1 of 2 n-grams, without a brevity penalty."""
     expected = (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25
     assert m_bleu({"x": ["a b c d e", "a b c d f"]}) == pytest.approx(expected, rel=1e-6)
     # the third's references are both others: a b c d of the first, e of neither

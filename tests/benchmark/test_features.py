@@ -1,4 +1,4 @@
-"""Features for the probe and their cache. Run: pytest tests/benchmark/test_features.py"""
+"""Claims about the features of probes and their cache. Run: pytest tests/benchmark/test_features.py"""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Claims about the results of single images that are kept beside a result: their weighted mean is the metric."""
+"""Claims about results of single images, which are kept beside a result: their weighted mean is the metric."""
 import json
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The linear probe against upstream's training code. Run: pytest tests/benchmark/test_linear_probe.py"""
+"""Claims about the linear probe: it agrees with clip_benchmark's.    pytest tests/benchmark/test_linear_probe.py"""
 
 import json
 import math
@@ -39,7 +39,10 @@ class Vectors(torch.nn.Module):
 
 
 def clusters(num_rows, seed, noise=0.8, num_classes=NUM_CLASSES):
-    """Rows around one point per class; at this noise classes overlap, so that accuracies lie between 50 and 90 %."""
+    """Return rows around one point per class.
+
+    The noise makes classes overlap, so that accuracies lie between 50 and 90 %.
+    """
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(num_classes, WIDTH, generator=torch.Generator().manual_seed(99))
     targets = torch.arange(num_rows) % num_classes

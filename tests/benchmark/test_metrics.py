@@ -1,4 +1,4 @@
-"""Claims about caption metrics: known answers, hostile captions, what is missing."""
+"""Claims about caption metrics: known values, hostile captions, and metrics that cannot be computed."""
 import json
 import math
 import os
@@ -35,7 +35,7 @@ TOKENIZED = {  # by the rules of the Penn Treebank
 
 @pytest.fixture
 def fake_java(monkeypatch, tmp_path):
-    """Puts a script in place of Java; $REAL is the real one and $@ its arguments."""
+    """Put a script in place of Java. $REAL is the real Java and $@ its arguments."""
     def make(script: str) -> None:
         path = tmp_path / "bin" / "java"
         path.parent.mkdir()
@@ -169,7 +169,7 @@ def test_spice_without_its_models_says_how_to_get_them(monkeypatch, fake_java, t
 
 
 def test_spice_is_read_from_what_its_program_prints(monkeypatch, fake_java, tmp_path):
-    """Its models are 400 MB: a script stands in, and prints what SpiceStats.toString of its jar prints."""
+    """SPICE's models are 400 MB, so a script prints what SpiceStats.toString of its jar would print."""
     models = tmp_path / "models.jar"
     models.touch()
     monkeypatch.setattr(metrics, "SPICE_MODELS", (models,))

@@ -1,6 +1,6 @@
 """Claims about SugarCrepe++, BiVLC, What'sUp, COLA, NegBench, ColorSwap and MMVP-VLM: rendered scenes in their layouts.
 
-What is true of a scene is read from its coordinates, by another reader than the one that is tested.
+The true captions of a scene are derived from its coordinates, by other code than the readers under test.
 """
 import csv
 import json

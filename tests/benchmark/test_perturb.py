@@ -36,7 +36,7 @@ def test_pre_caption_lowers_cuts_and_drops_the_listed_punctuation_only():
     ("", ""),
 ])
 def test_captions_are_split_as_the_penn_treebank_does(text, tokens):
-    """By hand, from the treebank's rules; its quotes are `` and ''."""
+    """The expected words follow from the treebank's rules. Its quotes are `` and ''."""
     pytest.importorskip("nltk")
     assert perturb.treebank_tokenizer()(text) == tokens.split()
 

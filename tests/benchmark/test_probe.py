@@ -65,7 +65,10 @@ def test_the_attentive_probe_is_multi_head_attention_of_one_query():
 
 
 def marked(count: int, seed: int, width: int = 16, patches: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens one of which, at a random place, has a mark and the class; an unmarked one has the opposite class."""
+    """Return tokens of which one, at a random place, has a mark and the class.
+
+    An unmarked token has the opposite class.
+    """
     generator = torch.Generator().manual_seed(seed)
     tokens = 0.1 * torch.randn(count, patches, width, generator=generator)
     labels = torch.randint(0, 2, (count,), generator=generator)

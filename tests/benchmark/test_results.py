@@ -210,7 +210,10 @@ def vg_row(image, true, false, **group):
 
 
 def visual_genome(root, part, groups):
-    """A file of ARO with a row of each group; every seventh pair of captions differs only beyond a context of 8."""
+    """Write a file of ARO with a row of each group.
+
+    Every seventh pair of captions differs only beyond a context of 8.
+    """
     (root / "images").mkdir()
     rows = []
     for i, group in enumerate(groups):

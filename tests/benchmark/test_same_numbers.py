@@ -1,4 +1,4 @@
-"""Claims about what a number depends on: not on how many workers read, but on what the files hold."""
+"""Claims about results: they depend on the content of the data files, and not on the number of workers."""
 import json
 import os
 import shutil
@@ -182,7 +182,7 @@ def test_a_result_that_does_not_say_of_which_data_it_is_is_made_again_once(runs,
 
 
 def test_kept_features_are_those_of_the_content(runs, tmp_path):
-    """Of a tar that was written over at equal size and time, as rsync and the layers of a container do."""
+    """A tar is overwritten with the same size and time, as rsync and container layers do."""
     root = labelled_webdataset(tmp_path / "data", ["red", "blue", "green"], ["a {c}"])
     flags = ("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "wds/x", "--dataset_root", root, "--task",
              "linear_probe", "--num_workers", "0", "--feature_root")

@@ -126,7 +126,7 @@ def test_camvid_has_its_photographs_and_eleven_classes_beside_void(split, count)
 
 
 def halves(root: Path, count: int = 24) -> Path:
-    """Images of two colours side by side, whose classes the colours are; their upper row is void."""
+    """Return images of two colours side by side. A colour is a class, and the upper row is void."""
     colours = np.array([[200, 40, 40], [40, 200, 40], [40, 40, 200]])
     generator = np.random.default_rng(0)
     for split in ("train", "test"):

@@ -1,7 +1,7 @@
 """Claims about the numbers of likelihood tasks: derived again from `model.logits`, token by token and mask by mask.
 
-All runs as users run it, under autocast: the same network call of another shape then differs in bfloat16's last digit,
-likelihoods by some hundredths of a nat, and a case is certain if its margin is larger than that.
+Everything runs under autocast, as users run it. There a network call with another batch shape differs in the last digit
+of bfloat16, and likelihoods by some hundredths of a nat. So only cases with a larger margin are compared.
 """
 import json
 from itertools import combinations
@@ -100,7 +100,10 @@ def rows_by_hand(model, tokenizer, images, captions, options):
 
 
 def check_accuracy(accuracy, scores, tolerance):
-    """The share of cases whose first score is no lower than any other; those without a clear margin may be either."""
+    """Check the share of cases whose first score is no lower than any other.
+
+    Cases without a clear margin may count as either.
+    """
     margin = scores[:, 0] - scores[:, 1:].max(1)
     certain, unclear = (margin > tolerance).sum(), (abs(margin) <= tolerance).sum()
     assert unclear <= len(scores) / 4, margin

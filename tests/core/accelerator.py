@@ -1,7 +1,7 @@
-"""A device that works behind the host's back, as far as a CPU can show one: tensors that are "on" it are marked.
+"""Imitate an asynchronous device on a CPU, to count when the host has to wait for it.
 
-Its name is cpu:0. What is made there, moved there or computed of what is there is marked; a tensor of the CPU meets a
-marked one only where PyTorch would let it, as a number.
+The device is named cpu:0. Tensors that are made there, moved there or computed from tensors there are marked. A marked
+tensor may be combined with one of the CPU only where PyTorch allows it for a GPU: if that one is a single number.
 """
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ def mark(*found: Tensor) -> None:
 
 
 class Accelerator(TorchFunctionMode):
-    """Notes in `waits` whenever the host waits for the device, by what; modules can be put on it."""
+    """Count in `waits` how often the host waits for the device, by the reason. Modules can be moved to it."""
 
     def __init__(self, *modules: torch.nn.Module):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Captions whose likelihoods are computed by the plain path, one call a caption.
+"""Compute the likelihoods of captions in the simplest way, with a call of the network for each caption.
 
 Dimensions: R captions (rows), L positions, V vocabulary.
 """
@@ -18,7 +18,7 @@ def caption(*words, length=12, padding=0):
 
 
 def random_captions(count, lengths=range(2, 10), seed=0, length=12):
-    """Distinct captions of random words; the lengths take turns."""
+    """Return distinct captions of random words, of alternating lengths."""
     rng = np.random.default_rng(seed)
     lengths = itertools.cycle(lengths)
     return torch.tensor([caption(*rng.integers(1, V - 2, size=next(lengths)), length=length) for _ in range(count)])

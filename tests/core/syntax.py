@@ -1,4 +1,4 @@
-"""What a source file takes from the upstream packages and what it writes to them, read from its syntax tree."""
+"""Read from a source file's syntax tree which names of OpenCLIP and clip_benchmark it uses, and which it assigns to."""
 import ast
 from collections.abc import Iterator
 from importlib import import_module

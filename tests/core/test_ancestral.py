@@ -1,6 +1,6 @@
 """Claims about ancestral sampling and guidance by masked features.    pytest tests/core/test_ancestral.py
 
-The law of what is drawn is worked out with dense matrices.
+The exact distribution of the samples is computed with dense matrices.
 """
 import itertools
 import math
@@ -39,7 +39,7 @@ def one_token_network(table: torch.Tensor):
 
 
 def draw(table: torch.Tensor, schedule, steps: int, sampling: Sampling) -> torch.Tensor:
-    """How often each id comes, [V], from captions of one token."""
+    """Return how often each id is drawn, [V], from captions of one token."""
     text = torch.full((DRAWS, 1), V)
     drawn = denoise(one_token_network(table), text, torch.ones_like(text, dtype=torch.bool), schedule, steps,
                     sampling=sampling).text
@@ -47,7 +47,7 @@ def draw(table: torch.Tensor, schedule, steps: int, sampling: Sampling) -> torch
 
 
 def law(table: torch.Tensor, schedule, steps: int) -> torch.Tensor:
-    """What the reverse chain makes of its prior, [V], by matrices."""
+    """Return the distribution at the end of the reverse chain, [V], by products of matrices."""
     matrices, mask = dense(schedule), float(schedule.mask[-1])
     state = torch.full((V + 1,), (1 - mask) / V, dtype=torch.float64)
     state[V] = mask
@@ -84,7 +84,7 @@ def test_by_the_true_posterior_any_number_of_steps_draws_the_datas_law(preset, s
 
 
 def test_what_is_cut_is_cut_from_p_of_x_0():
-    """Of p = (.5, .3, .15, .05) top_p = .7 leaves two, however much is replaced on the way; greedy leaves one."""
+    """From p = (.5, .3, .15, .05) top_p = .7 leaves two ids, however much is replaced on the way. Greedy leaves one."""
     probability = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
     table = probability.log().expand(V + 1, T + 1, V)
     for preset in ("absorbing", "half"):

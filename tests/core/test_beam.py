@@ -129,7 +129,7 @@ def test_a_wide_beam_finds_the_most_likely_caption_of_all_where_greedy_does_not(
 
 
 def garden_path(text, parent):
-    """Token 0 looks better at first (0.6 to 0.4), but leads to no good end (0.5 and 0.5); 1 ends for certain."""
+    """Token 0 looks better at first (0.6 to 0.4), but its ends are unlikely (0.5 and 0.5). Token 1 ends for certain."""
     first = {2: [0.6, 0.4, 0.0, 0.0], 0: [0.5, 0.0, 0.0, 0.5], 1: [0.0, 0.0, 0.0, 1.0]}
     return torch.tensor([first.get(ids[-1], [0.25] * 4) for ids in text.tolist()]).log()
 
@@ -142,7 +142,10 @@ def test_two_beams_are_not_led_down_the_garden_path():
 
 
 def test_a_caption_that_ended_is_kept_while_less_likely_beams_fall_below_it():
-    """First 0: 0.5, EOT: 0.3, 1: 0.2. "" is found at once; "0" continues to 0.4 and then ends, "00" falls to 0.1."""
+    """The first token is 0 (0.5), EOT (0.3) or 1 (0.2).
+
+    "" is found at once. "0" continues to 0.4 and ends, "00" falls to 0.1.
+    """
     def table(text, parent):
         after = {(): [0.5, 0.2, 0.0, 0.3], (0,): [0.2, 0.0, 0.0, 0.8], (0, 0): [0.0, 0.0, 0.0, 1.0]}
         return torch.tensor([after.get(tuple(ids[1:]), [0.25] * 4) for ids in text.tolist()]).log()
@@ -153,7 +156,7 @@ def test_a_caption_that_ended_is_kept_while_less_likely_beams_fall_below_it():
 
 
 def test_of_equally_likely_captions_the_first_to_end_is_kept_whatever_the_other_images_take():
-    """Image 0 ends at once or after 0, at 0.5 either way; image 1, beside which the search goes on, after 0 and 0."""
+    """Image 0 ends at once or after 0, with 0.5 each. Image 1 ends after 0 and 0, so that the search goes on."""
     def table(text, parent):
         after = {(0, ()): [0.5, 0.0, 0.0, 0.5], (0, (0,)): [0.0, 0.0, 0.0, 1.0], (1, ()): [1.0, 0.0, 0.0, 0.0],
                  (1, (0,)): [1.0, 0.0, 0.0, 0.0], (1, (0, 0)): [0.0, 0.0, 0.0, 1.0]}

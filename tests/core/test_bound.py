@@ -99,7 +99,7 @@ def test_the_standard_error_is_that_of_repeated_estimates():
 
 
 def test_one_token_by_the_true_posterior_has_the_bound_of_its_probability():
-    """Where x_T tells nothing of x_0 the bound is tight, for every x_0."""
+    """If x_T tells nothing about x_0, the bound is tight for every x_0."""
     data = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
     for preset in ("absorbing", "replace"):
         schedule = make_schedule(V, T, preset)
@@ -198,7 +198,7 @@ def test_it_is_the_default_score_of_its_models_and_refused_for_others():
 
 
 def test_a_model_that_was_scored_still_trains():
-    """What scoring keeps of the schedule was made where tensors cannot be part of a gradient."""
+    """Scoring caches the schedule in inference mode, where tensors cannot be part of a gradient."""
     make_schedule.cache_clear()
     model, text, image = tiny_captioner("mcd-replace", t_min=0.0), captions([5, 9]), images(2)
     model.log_likelihood(image, text, num_samples=20)

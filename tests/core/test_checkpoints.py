@@ -1,4 +1,4 @@
-"""Claims about checkpoints: which load, and what tells two models apart.    pytest tests/core/test_checkpoints.py"""
+"""Claims about checkpoints: which load, and the fingerprint of a model.    pytest tests/core/test_checkpoints.py"""
 import copy
 import json
 import math
@@ -21,7 +21,7 @@ OLD_WEIGHTS = json.loads((Path(__file__).parent / "fixtures" / "weights_0.1.json
 
 @pytest.mark.parametrize("name", ["MDC-ViT-Ti-8", "ARC-ViT-Ti-8"])
 def test_a_run_of_version_0_1_loads_whole(name, tmp_path):
-    """Names and shapes of its weights are a fixture; every one of them arrives."""
+    """A fixture has the names and shapes of its weights. Every one of them must be loaded."""
     generator = torch.Generator().manual_seed(0)
     expected = {k: torch.randn(shape, generator=generator) for k, shape in OLD_WEIGHTS.items()}
     (tmp_path / "checkpoints").mkdir()
@@ -122,7 +122,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path):
 
 
 def test_a_checkpoint_appears_whole_or_not_at_all(tmp_path):
-    """As `open_clip_train` saves it; the reason of a failure is the system's, not PyTorch's."""
+    """It is saved as by `open_clip_train`. The error must have the system's reason, not PyTorch's."""
     script = """
 import resource, sys, torch, open_clip_mdc
 open_clip_mdc.register()

@@ -130,7 +130,7 @@ def test_a_step_multiplies_the_probabilities_of_the_candidates_by_clips_worked_o
 
 
 def test_a_guide_that_says_nothing_changes_no_distribution_and_sees_no_impossible_token():
-    """Ids 4 and 5, SOT and EOT, are not possible; three are, where five are asked for."""
+    """Ids 4 and 5, SOT and EOT, are impossible. Three ids are possible, where five are asked for."""
     log_prob = torch.tensor([[0.5, 0.3, 0.2, 0.0, 0, 0]]).log()
 
     def guide(captions, row):
@@ -226,7 +226,7 @@ def test_samples_of_an_image_are_consecutive_and_infilling_has_them_too(model, i
 
 
 def test_a_guide_can_be_given_to_the_bare_algorithm():
-    """Position 1 prefers 0 by .6 to .4; the guide wants 1."""
+    """Position 1 prefers 0 by .6 to .4. The guide prefers 1."""
     def network(lengths):
         return lambda text, predicted: torch.tensor([[0.6, 0.4, 0, 0]]).log()
 

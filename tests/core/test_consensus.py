@@ -18,7 +18,7 @@ TEXT = dict(context_length=16, vocab_size=V, width=32, heads=2, layers=1)
 
 
 def ids(captions):
-    """Words are numbers; what stands behind EOT is no part of a caption."""
+    """Return ids of words that are numbers. Tokens behind EOT are not part of a caption."""
     longest = max(map(len, captions))
     return torch.tensor([[V - 2, *words, V - 1, *[7] * (longest - len(words))] for words in captions])
 

@@ -239,7 +239,7 @@ def evaluate(run_folder, scenes, out, *flags) -> dict:
 
 
 def test_every_task_of_clip_benchmark_runs_by_cosine_and_by_likelihood(trained, scenes, tmp_path, clip_benchmark):
-    """The probe has 16 classes, so that chance is 6 %; the order of two objects is told by half."""
+    """The probe has 16 classes, so chance is 6 %. For the order of two objects chance is a half."""
     probe = ("--dataset", "wds/probe", "--dataset_root", scenes / "probe")
     pairs = ("--dataset", "sugar_crepe/swap_att", "--dataset_root", scenes / "sugarcrepe")
     found = {}

@@ -1,4 +1,4 @@
-"""Claims about decoding and scoring on a device that works behind the host's back: no step asks it for a number."""
+"""Claims about decoding and scoring on an asynchronous device: the host does not wait for it at each step."""
 import pytest
 import torch
 import torch.nn.functional as F
@@ -40,7 +40,7 @@ class Watch(TorchDispatchMode):
 
 
 def watched(network):
-    """The network, and a Watch of the algorithm and the decoder; packing happens on the host and is left out."""
+    """Return the network and a Watch of algorithm and decoder. Packing happens on the host and is not watched."""
     watch = Watch()
 
     def packing(lengths):
@@ -151,7 +151,7 @@ def kernels(algorithm, model, image, text):
 
 @pytest.fixture(scope="module")
 def base_decoder():
-    """The decoder of the B models: 12 layers, width 512, CLIP's vocabulary; what they read the image with is tiny."""
+    """Return the decoder of the B models: 12 layers, width 512, CLIP's vocabulary. Its image encoder is tiny."""
     return Captioner(64, dict(image_size=32, patch_size=8, width=64, head_width=32, layers=1),
                      dict(context_length=77, vocab_size=49408, width=512, heads=8, layers=12), {}).eval()
 
@@ -175,7 +175,7 @@ def test_scoring_waits_for_the_device_at_its_ends_alone():
 
 @pytest.mark.parametrize("objective", ["mcd-absorbing", "mcd-replace"])
 def test_mask_and_replace_is_drawn_and_scored_without_a_question(objective):
-    """What is masked when is drawn beforehand, so that the host knows what each step asks."""
+    """The masks of all steps are drawn beforehand, so that the host knows which tokens each step predicts."""
     model, image = tiny_captioner(objective, t_min=0.0, time_embedding=True), images(2)
     schedule = model.objective.schedule
 

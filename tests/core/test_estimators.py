@@ -1,4 +1,4 @@
-"""Claims about Eq. 7 and the heuristic: likelihoods that are those of a naive loop, and of tables by hand."""
+"""Claims about Eq. 7 and the heuristic: likelihoods equal those of a naive loop, and of tables written by hand."""
 import itertools
 import math
 
@@ -115,7 +115,10 @@ def test_confidence_is_a_probability_not_a_logit():
 
 @pytest.mark.parametrize("max_tokens", [1, 12, 40, 100, 10 ** 6])
 def test_decoder_calls_read_each_row_once_beside_rows_of_other_images(max_tokens):
-    """Images have 3, 1, 0, 7 and 2 rows; each call has as many of each of its images, a lone token where one lacks."""
+    """Images have 3, 1, 0, 7 and 2 rows.
+
+    Each call has equally many rows of each of its images, and fills up with single tokens.
+    """
     image, length = np.repeat([0, 1, 3, 4], [3, 1, 7, 2]), np.random.default_rng(0).integers(2, 9, 13)
     calls, seen = [], []
 

@@ -1,4 +1,4 @@
-"""Claims about shards by strangers, in every reader.    pytest tests/core/test_hostile_shards.py"""
+"""Claims about broken and hostile shards, in every reader.    pytest tests/core/test_hostile_shards.py"""
 import gzip
 import io
 import json
@@ -40,7 +40,7 @@ def write(path, *large: tuple[str, int], before: str = "0", suffix: str = "txt")
 
 
 def training_samples(url: str, is_train: bool) -> list[tuple]:
-    """What upstream's pipeline reads of a shard."""
+    """Return the samples that OpenCLIP's pipeline reads from a shard."""
     open_clip_mdc.register()
     from open_clip_train import data
     args = Namespace(train_data=url, val_data=url, train_num_samples=1, val_num_samples=None, dataset_resampled=False,

@@ -44,7 +44,10 @@ def unlocked(tmp_path_factory):
 
 
 def test_the_tower_is_locked_first_and_then_free(unlocked):
-    """Until the unlocking all weights are those of a locked run to the last bit; then those of the tower move, too."""
+    """Until it is unlocked all weights equal those of a locked run to the last bit.
+
+    After that the tower's weights move, too.
+    """
     start, first, second, third = (weights(unlocked, epoch, name) for epoch, name in (
         (1, "start"), (1, "after-2"), (2, "after-2"), (3, "after-2")))
     assert equal(tower(start), tower(second))
@@ -61,7 +64,7 @@ def test_a_run_resumes_bit_for_bit_before_the_unlocking_and_at_it(unlocked, name
 
 
 def test_the_optimizer_has_no_state_of_a_locked_tower_and_is_saved_as_openclip_saves_it(unlocked):
-    """Two groups with all parameters; Adam counts the steps of a parameter from its first gradient."""
+    """Two groups have all parameters. Adam counts the steps of a parameter from its first gradient."""
     saved = [torch.load(unlocked / name / "checkpoints" / f"epoch_{epoch}.pt", weights_only=True)["optimizer"]
              for name in ("after-2", "both") for epoch in (2, 3)]
     count = len(tower(weights(unlocked, 1, "after-2")))

@@ -191,7 +191,7 @@ def test_dinov2_of_transformers(tmp_path, registers, file_names):
 
 @torch.no_grad()
 def test_siglip_of_transformers_goes_into_timms(tmp_path):
-    """Its pooling is left out. transformers has the other GELU, which is told apart from timm's by 5e-4 at most."""
+    """Its pooling is left out. transformers has another GELU, which differs from timm's by 5e-4 at most."""
     sizes = dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, image_size=64, patch_size=16,
                  intermediate_size=3072)
     model = random(transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**sizes, hidden_act="gelu")))

@@ -1,4 +1,4 @@
-"""Claims about images of others: one picture on every path, and what a folder and a shard hold.
+"""Claims about users' images: each is read alike everywhere, and folders and shards may hold any format.
 
     pytest tests/core/test_images.py
 """
@@ -100,7 +100,7 @@ def photos(tmp_path_factory) -> Path:
 
 
 def training(photos: Path, is_train: bool) -> dict[str, np.ndarray]:
-    """What OpenCLIP's own pipeline gives to the transform, by the text beside it."""
+    """Return the images that OpenCLIP's pipeline gives to the transform, by the text beside them."""
     open_clip_mdc.register()
     shard, seen = str(photos / "retrieval" / "test" / "0.tar"), {}
     args = Namespace(train_data=shard, val_data=shard, train_num_samples=len(photographs()), val_num_samples=None,

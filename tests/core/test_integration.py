@@ -1,4 +1,4 @@
-"""Claims about the seam to the upstream packages.    pytest tests/core/test_integration.py"""
+"""Claims about the replaced attributes of OpenCLIP and webdataset.    pytest tests/core/test_integration.py"""
 import inspect
 import io
 import tarfile
@@ -155,7 +155,7 @@ def test_longer_context_and_larger_images_load_a_checkpoint_by_resizing(tmp_path
 
 
 def test_replaced_functions_take_arguments_with_no_more_attributes_than_upstreams_own_need(tmp_path):
-    """As upstream's tests call them: parsed flags without a rank; no seed, no model's name."""
+    """They are called as in OpenCLIP's tests, with parsed flags that have no rank, no seed and no model's name."""
     with tarfile.open(tmp_path / "0.tar", "w") as tar:
         for key, content in (("0.png", png(0)), ("0.txt", b"a red circle")):
             info = tarfile.TarInfo(key)
@@ -230,7 +230,7 @@ SOURCES = [*REPO.glob("src/**/*.py"), *REPO.glob("clip_benchmark_ext/**/*.py")]
 
 
 def test_nothing_else_writes_to_an_upstream_package():
-    """Only integration/patches.py may; everything else reads."""
+    """Only integration/patches.py may write. Every other file only reads."""
     for path in SOURCES:
         lines = upstream_writes(path.read_text(encoding="utf-8"))
         assert not lines or path.name == "patches.py", f"{path.name}:{lines[0]} writes to an upstream package"

@@ -1,4 +1,4 @@
-"""Claims about p(length | image): learnt beside the loss, without a trace in anything else.
+"""Claims about p(length | image): it is learnt beside the loss and changes nothing else.
 
     pytest tests/core/test_length_head.py
 """
@@ -27,7 +27,7 @@ main(sys.argv[1:])
 
 
 def features(model, image):
-    """What the head reads: the patch tokens' mean, which is the probed feature, and maximum."""
+    """Return the input of the head: the mean of the patch tokens, which is the probed feature, and their maximum."""
     tokens = model.encode_image_tokens(image)
     return SCALE / model.length_head.narrowing * torch.cat((model.encode_image(image), tokens.max(1).values), 1)
 
@@ -92,7 +92,10 @@ def test_training_by_the_real_command_gives_bit_for_bit_the_weights_that_it_give
 @pytest.mark.parametrize("width", [128, 768, 1280])
 @pytest.mark.parametrize("lr", [5e-4, 1e-3])
 def test_the_head_learns_the_distribution_of_lengths_at_every_width_and_is_never_worse_than_uniform(width, lr):
-    """From the first step on, of features that are twice as far from 0 as they vary; images tell nothing."""
+    """This holds from the first step on, with features whose mean is twice their spread.
+
+    Images tell nothing about lengths.
+    """
     share = torch.exp(-0.5 * ((torch.arange(76) - 11) / 3.0) ** 2)
     generator = torch.Generator().manual_seed(0)
     mean = 2 * torch.randn(width, generator=generator)
@@ -120,7 +123,10 @@ def test_checkpoints_hold_the_weights_of_ten_times_the_features_whatever_the_wid
 
 
 def test_auto_is_the_caption_of_highest_length_probability_times_probability_as_of_so_many_tokens(monkeypatch):
-    """Against captions of every length, one at a time; no empty caption, however probable."""
+    """It is compared with captions of every length, one at a time.
+
+    The empty caption is never chosen, however probable.
+    """
     monkeypatch.setattr(generate, "MAX_LENGTHS", 99)
     model, image = opinionated(tiny_captioner()), images(8)
     model.length_head.bias.data[0] = 50

@@ -38,7 +38,7 @@ def tower(logs, epoch: int, name: str) -> dict[str, torch.Tensor]:
 
 
 def test_the_locked_tower_stays_bit_for_bit_and_cosines_classify(trained, scenes, tmp_path, clip_benchmark):
-    """There are 16 classes, so that chance is 6 %; the validation has 64 pairs."""
+    """There are 16 classes, so chance is 6 %. The validation has 64 pairs."""
     assert equal(tower(trained, 3, "captioner"), tower(trained, 6, "lit"))
     rows = [json.loads(row) for row in (trained / "lit" / "checkpoints" / "results.jsonl").read_text().splitlines()]
     assert rows[-1]["clip_val_loss"] < rows[0]["clip_val_loss"] and rows[-1]["image_to_text_R@10"] > 0.3

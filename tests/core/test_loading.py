@@ -50,7 +50,10 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def runs(data, tmp_path_factory):
-    """Every case by the real `main`, in two processes: one unbroken, and another seed; one stopped and resumed."""
+    """Run every case by the real `main`, in two processes.
+
+    One is unbroken, then has another seed. One is stopped and resumed.
+    """
     logs = tmp_path_factory.mktemp("logs")
 
     def argv(name, case, *more):
@@ -80,7 +83,7 @@ def test_a_seed_is_a_seed_and_a_resumed_run_equals_the_unbroken_one(runs, case):
 
 
 def order(data, seed=0, rank=0, epochs=(0,)) -> list[list[tuple[int, str]]]:
-    """What a training loader of upstream's reads per epoch: (image, colour in the caption that was drawn)."""
+    """Return what a training loader reads in each epoch: (image, colour in the caption that was drawn)."""
     open_clip_mdc.register()
     args = SimpleNamespace(train_data=str(data / f"{{0..{SHARDS - 1}}}.tar"), train_num_samples=96, batch_size=12,
                            train_data_upsampling_factors=None, world_size=1, rank=rank, seed=seed, workers=0,
@@ -292,7 +295,7 @@ def test_validation_forgets_what_a_killed_run_said_of_epochs_that_it_did_not_sav
 
 
 def test_zero_shot_results_of_clip_are_kept_and_said_once_an_epoch(tmp_path, monkeypatch):
-    """By upstream's own evaluation, with fewer classes, without --val-data; the second epoch is evaluated again."""
+    """OpenCLIP's own evaluation runs with fewer classes and without --val-data. The second epoch is evaluated twice."""
     open_clip_mdc.register()
     from open_clip_train import main, zero_shot
     monkeypatch.setattr(zero_shot, "IMAGENET_CLASSNAMES", zero_shot.IMAGENET_CLASSNAMES[:5])

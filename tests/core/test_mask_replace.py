@@ -96,7 +96,10 @@ def test_an_unknown_schedule_is_refused(steps, preset):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_posterior_is_bayes_rule_with_dense_matrices(preset):
-    """For every x_t and every s < t; where x_t tells x_0 (nothing is replaced) the network is not asked."""
+    """This holds for every x_t and every s < t.
+
+    If x_t determines x_0 (nothing is replaced), the network's output is not used.
+    """
     schedule = make_schedule(V, T, preset)
     matrices = dense(schedule)
     for t, k in itertools.product(range(1, T + 1), range(V + 1)):
@@ -112,7 +115,7 @@ def test_the_posterior_is_bayes_rule_with_dense_matrices(preset):
 
 @pytest.mark.parametrize("preset", ["code", "half"])
 def test_the_posterior_is_that_of_diffusers(preset):
-    """VQ-Diffusion's scheduler counts times from 0, in float32; x_t of every kind at every time."""
+    """VQ-Diffusion's scheduler counts times from 0, in float32. Every kind of x_t is compared at every time."""
     scheduler = pytest.importorskip("diffusers").VQDiffusionScheduler
     size, steps = 30, 100
     names = (("alpha_cum_start", "alpha_cum_end"), ("gamma_cum_start", "gamma_cum_end"))

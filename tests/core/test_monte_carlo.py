@@ -1,4 +1,4 @@
-"""Claims about Eq. 8 by Monte Carlo: unbiased at any number of draws, honest of its error, right when stopped early."""
+"""Claims about Eq. 8 by Monte Carlo: it is unbiased, its standard error is right, and so is early stopping."""
 import itertools
 import math
 
@@ -28,7 +28,7 @@ def mask_values(model, image, text):
 
 
 def eq_8(values, counts=None):
-    """The sum over n of the mean over all masks of n tokens; over some counts only, N times their mean."""
+    """Return the sum over n of the mean over all masks of n tokens. Over some counts only, it is N times their mean."""
     num_tokens = max(map(len, values))
     counts = counts or range(1, num_tokens + 1)
     return num_tokens * np.mean([np.mean([v for hidden, v in values.items() if len(hidden) == n]) for n in counts])
@@ -332,7 +332,10 @@ def raced(monkeypatch, values, dropped, draws):
 
 @pytest.mark.parametrize("rival", [-2.0, -1.0])
 def test_who_dropped_out_stays_as_far_behind_the_leader_as_it_was_however_that_one_goes_on(monkeypatch, rival):
-    """The leader loses 1 nat a token in the first 4 draws of each mask count, then 9; one rival drops out before."""
+    """The leader loses 1 nat per token in the first 4 draws of each mask count, then 9.
+
+    One rival drops out before that.
+    """
     draws = drawing.draw_masks(20, 400)
     early = draws.repeat < 4
     values = np.array([np.where(early, -1.0, -9.0), np.full(len(early), rival), np.where(early, -3.0, -9.5)])

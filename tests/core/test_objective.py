@@ -290,7 +290,10 @@ def test_an_objective_is_one_row(monkeypatch):
 
 
 def test_nobody_else_compares_the_name_of_an_objective():
-    """The row says what follows from an objective; a name in another file is a place that a new one would miss."""
+    """The row of an objective has all of its properties.
+
+    If another file compared a name, a new objective would be missed there.
+    """
     folders = ("src/open_clip_mdc", "clip_benchmark_ext", "benchmarks", "experiments")
     for path in (path for folder in folders for path in sorted((REPO / folder).rglob("*.py"))):
         if path.parent.name != "objectives" and path.name != "configs.py":

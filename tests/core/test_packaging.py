@@ -72,7 +72,7 @@ def test_declared_dependencies_are_those_that_are_imported():
 
 
 def test_the_build_asks_for_a_setuptools_that_knows_a_license_expression():
-    """PEP 639 (license = "MIT" and license-files) came with setuptools 77; older ones refuse the file."""
+    """PEP 639 (license = "MIT" and license-files) came with setuptools 77. Older ones refuse the file."""
     text = (REPO / "pyproject.toml").read_text()
     assert 'license = "MIT"' in text
     assert int(re.search(r'requires = \["setuptools>=(\d+)', text)[1]) >= 77

@@ -1,7 +1,7 @@
-"""Claims about packed batches, and what the training path asks of a device.    pytest tests/core/test_packing.py
+"""Claims about packed batches, and about training without waits for the device.    pytest tests/core/test_packing.py
 
-There is no GPU here: that nothing waits for one is shown by running on the meta device, which has no values to wait
-for, and by forbidding the operators that would.
+These tests need no GPU. That nothing waits for one is shown by running on the meta device, which has no values to wait
+for, and by forbidding the operators that would wait.
 """
 import copy
 

@@ -1,4 +1,4 @@
-"""Claims about autocast: the decoder's blocks follow it, the logits do not; captions and scores stay what they are."""
+"""Claims about autocast: the decoder's blocks follow it, logits are float32, and captions and scores stay close."""
 import copy
 
 import pytest

@@ -157,7 +157,7 @@ def test_blind_and_debiased_scores_are_those_of_the_command(model, run, many, im
 
 
 def test_the_length_is_the_models_choice_where_it_has_learnt_to_choose(model, images, folder, tmp_path, monkeypatch):
-    """Of ARC, which ends captions by itself, the length was at most the context, and is."""
+    """ARC ends its captions by itself. Its maximum length is the context, as before."""
     assert model.caption(images) == model.caption(images, length="auto") != model.caption(images, length=15)
     arc = open_clip_mdc.load(run_folder(folder / "arc", "ARC-ViT-Ti-8"))
     assert arc.caption(images[:2]) == arc.caption(images[:2], length="auto")
@@ -276,7 +276,7 @@ def test_what_cannot_be_loaded_is_said(run, tmp_path, monkeypatch):
 
 
 def test_the_device_and_the_precision_can_be_chosen(run, images):
-    """bfloat16 rounds the features; the decoder stays in float32."""
+    """bfloat16 rounds the features. The decoder stays in float32."""
     plain, rounded = (open_clip_mdc.load(run, device="cpu", precision=p) for p in ("fp32", "bf16"))
     a, b = (model.encode_image(images) for model in (plain, rounded))
     assert 0 < (a - b).abs().max() < 0.1 and b.dtype == torch.float32

@@ -54,7 +54,10 @@ def test_the_auxiliary_loss_joins_in_training_only(objective):
 
 
 def test_a_decoder_that_is_told_the_time_begins_as_one_that_is_not():
-    """The same weights and random numbers; a checkpoint from before time was read loads and means the same."""
+    """Both have the same weights and random numbers.
+
+    A checkpoint without a time embedding loads and gives the same outputs.
+    """
     text, image = captions([5, 9, 12], seed=1), images(3)
     plain, told = (tiny_captioner("mcd", t_min=0.0, time_embedding=on) for on in (False, True))
     prepared = plain.prepare(text)

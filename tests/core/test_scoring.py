@@ -1,4 +1,4 @@
-"""Claims about likelihoods of many candidates: what they do not depend on, and what is refused."""
+"""Claims about likelihoods of many candidates: they do not depend on the batch, and bad inputs are refused."""
 import itertools
 from functools import partial
 

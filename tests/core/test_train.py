@@ -62,7 +62,7 @@ main(sys.argv[1:])
 
 
 def test_compiled_models_train_to_the_same_weights(csv, tmp_path):
-    """By the real `main`, with Inductor, on captions whose length changes from batch to batch; up to rounding."""
+    """The real `main` runs with Inductor, on captions of changing lengths. Weights are equal up to rounding."""
     config = open_clip_mdc.packaged_configs()["ViT-Ti-8"]
     config["vision_cfg"]["layers"] = config["text_cfg"]["layers"] = 1
     (tmp_path / "ViT-Shallow.json").write_text(json.dumps(config))
@@ -127,7 +127,7 @@ for argv in json.loads(sys.argv[1]):
 
 @pytest.fixture(scope="module")
 def two_processes(scenes, tmp_path_factory):
-    """Runs by the real `main` under torchrun: eager, compiled, one with masked features; then the eager one resumed."""
+    """Run the real `main` under torchrun: eager, compiled, one with masked features. Then resume the eager one."""
     folder = tmp_path_factory.mktemp("two")
     (folder / "dump.py").write_text(DUMP)
     shards = str(scenes / "train" / "{00000..00007}.tar")
@@ -158,7 +158,7 @@ def test_two_gloo_processes_hold_equal_weights_and_compiled_ones_train_to_the_sa
 
 
 def test_two_processes_train_alike_when_no_feature_is_masked_and_when_some_are(two_processes):
-    """Batches of two images, of which most have no masked feature; with accumulation."""
+    """Batches have two images, most without masked features, and gradients are accumulated."""
     weight = held(two_processes, "masked")
     assert len(losses(two_processes, "masked")) == 4
     assert weight["no_patch"].any() and weight["text.time_embedding.weight"].any()
@@ -175,7 +175,7 @@ def test_a_failing_validation_never_loses_the_checkpoint(csv, tmp_path):
 
 
 def test_odd_captions_and_images_train_or_are_logged(tmp_path):
-    """Grey, RGBA, palette and truncated images; empty, punctuation, endless and non-ASCII captions."""
+    """Images are grey, RGBA, palette or truncated. Captions are empty, punctuation, endless or non-ASCII."""
     scene = Image.effect_noise((40, 40), 60)
     images = {"grey": scene, **{mode: scene.convert(mode) for mode in ("RGBA", "P", "RGB")}}
     odd = ["", "!!!", "a red circle " * 40, "ein hündchen 犬 🐕"]

@@ -41,7 +41,10 @@ sys.exit(main(sys.argv[1:]))
 ])
 def test_training_ends_in_one_line_where_the_loss_or_weights_are_not_finite_and_keeps_the_last_good_checkpoint(
         csv, tmp_path, what, flags, said):
-    """The loss of the seventh step of four in an epoch; or a gradient of the last, after which no loss is taken."""
+    """An epoch has four steps.
+
+    Either the loss of the seventh step is not finite, or a gradient of the last step of all.
+    """
     where = dict(data=csv, logs=tmp_path, check=False, launcher=("python", "-c", BREAKS, what))
     ended = open_clip_train("--batch-size", "12", "--epochs", "3", *flags, **where)
     last = ended.stderr.strip().splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Claims about masked diffusion decoding (Eq. 6): what is revealed when, and that nothing else is."""
+"""Claims about masked diffusion decoding (Eq. 6): which tokens each step reveals, and that others stay as they are."""
 from functools import partial
 
 import pytest
@@ -83,7 +83,7 @@ def test_a_probability_reveals_at_once_what_is_at_least_so_certain_and_one_posit
 
 
 def test_what_was_revealed_changes_the_rest():
-    """The first position is sure of 0; the second says 1 alone, and 2 once it stands beside 0."""
+    """The first position is sure of 0. The second predicts 1 on its own, and 2 once it stands beside 0."""
     def token_logits(text, predicted):
         after = log([0.1, 0.1, 0.8, 0, 0]) if text[0, 1] == 0 else log([0.3, 0.6, 0.1, 0, 0])
         return torch.cat((log([0, 0, 0, 1.0, 0]), log([0.9, 0.1, 0, 0, 0]), after))[predicted]
@@ -98,7 +98,7 @@ def test_what_was_revealed_changes_the_rest():
 
 
 def test_forbidden_tokens_are_not_chosen_and_cost_their_position_confidence():
-    """Position 1 wants EOT at 0.8; its runner-up at 0.2 must wait for position 2 at 0.3."""
+    """Position 1 predicts EOT with 0.8. Its second choice with 0.2 must wait for position 2 with 0.3."""
     logits = log([0, 0, 0, 1.0, 0], [0.2, 0, 0, 0, 0.8], [0.25, 0.3, 0.25, 0.1, 0.1])
     decoded = unmask(table(logits), [[3, 5, 5]], 5, forbidden=(3, 4))
     assert decoded.text.tolist() == [[3, 0, 1]] and decoded.step.tolist() == [[-1, 1, 0]]
@@ -313,7 +313,10 @@ def test_where_eot_is_decoded_too_the_log_probs_add_up_to_the_papers_heuristic_s
 @pytest.mark.parametrize("options", [dict(), dict(sampling=Sampling(1.0)), dict(tokens_per_step=2)])
 def test_the_log_probs_of_generate_are_those_of_each_token_when_it_was_revealed_beside_the_given_eot(
         model, image, options):
-    """One plain pass per step over what stood then; where EOT is given this is not the heuristic score."""
+    """Each step is computed again from the tokens visible at that step.
+
+    With a given EOT this is not the heuristic score.
+    """
     decoded = generate(model, image, length=6, return_trace=True, **options)
     by_hand = torch.zeros_like(decoded.log_prob)
     for step in range(int(decoded.step.max()) + 1):

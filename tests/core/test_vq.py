@@ -1,4 +1,4 @@
-"""Claims about discrete image tokens: codes, what is learnt, what loads.    pytest tests/core/test_vq.py"""
+"""Claims about discrete image tokens: codes, training, loading.    pytest tests/core/test_vq.py"""
 import sys
 from argparse import Namespace
 
@@ -20,7 +20,7 @@ DECODER = dict(context_length=12, vocab_size=VOCAB, width=32, heads=2, layers=1)
 
 
 def tower(seed: int = 0, **changes) -> VQTower:
-    """Its vectors are latents of some images, so that images have different codes."""
+    """Return a tower whose vectors are latents of some images, so that images have different codes."""
     torch.manual_seed(seed)
     visual = VQTower(VQCfg(**TINY | changes), 32, 4, 16)
     visual.vq.set_codebook(visual.vq.latents(2 * bright(8) - 1).flatten(0, 1)[::8 * 64 // 24][:24])

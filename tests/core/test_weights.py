@@ -1,4 +1,4 @@
-"""Claims about files of weights: which load, whole, and what is said of the others.
+"""Claims about files of weights: good ones load as a whole, others are refused with a clear line.
 
     pytest tests/core/test_weights.py
 """
@@ -43,7 +43,7 @@ def clip_state():
 
 
 class Callback:
-    """Lightning's checkpoints hold such; a pickle of it runs code of this file."""
+    """A class that Lightning's checkpoints hold. Its pickle would run code of this file."""
 
 
 class Payload:
@@ -192,7 +192,7 @@ def test_what_a_file_is_of_is_said(state, clip_state, tmp_path):
 
 
 def test_a_vq_vae_alone_is_no_captioner(tmp_path):
-    """It trains one; a tool would run a decoder at random."""
+    """Training may start from it. A tool would run a decoder with random weights."""
     pytest.importorskip("diffusers")
     vq = {k: v for k, v in open_clip.create_model("MCD-VQ-ViT-Ti-8").state_dict().items() if k.startswith("visual.vq.")}
     torch.save({"state_dict": vq}, tmp_path / "vq.pt")

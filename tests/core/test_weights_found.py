@@ -57,7 +57,7 @@ def test_a_run_resumes_between_one_process_and_several(state, tmp_path, monkeypa
 
 
 def write_epochs(folder: Path, **stored: int | None) -> Path:
-    """RUN/checkpoints of files that store other epochs than their names say; None is a file that was cut off."""
+    """Write RUN/checkpoints whose files store other epochs than their names say. None is a truncated file."""
     for name, epoch in stored.items():
         path = folder / "checkpoints" / f"{name}.pt"
         torch.save({"epoch": epoch or 9, "state_dict": {}}, path)

@@ -1,11 +1,11 @@
-"""Faults on purpose, and what the commands make of them: the table in tests/FAULTS.md.
+"""Inject faults, check how the commands react, and write the table in tests/FAULTS.md.
 
     make faults
     python tests/faults/campaign.py --out tests/FAULTS.md [--only kill judge ...] [--kills 20] [--seed 0]
 
-A case is right if the command ends in a right result, or in one clear line and a status that is not 0; if no number is
-wrong, nothing is written outside the target, and JSON is JSON. Parts that are finished are kept in --work: the same
-command continues an interrupted campaign. The exit status is 1 if a case failed.
+A case passes if the command ends with a right result, or with one clear line and a status other than 0. In both cases
+no number may be wrong, nothing may be written outside the target, and JSON has to be valid. Finished parts are kept in
+--work, so that the same command continues an interrupted campaign. The exit status is 1 if a case failed.
 """
 import argparse
 import hashlib

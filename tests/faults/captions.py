@@ -1,4 +1,4 @@
-"""Hostile captions through tokenizer, training, scoring, prepare, the benchmark, and CSV, HTML and JSON output."""
+"""Send hostile captions through tokenizer, training, scoring, prepare, the benchmark, and CSV, HTML and JSON output."""
 import csv
 import html
 import json
@@ -92,7 +92,7 @@ def whole(caption: str, tokenizer) -> bool:
 
 
 def tokenize(world: World) -> Cases:
-    """Ids are in the vocabulary and end in EOT; what is decoded is text; infilling gives text, or one line."""
+    """Check that ids are in the vocabulary and end in EOT, and that decoding and infilling give text or one line."""
     model = open_clip_mdc.load(str(world.run), device="cpu")
     image = torch.zeros(1, 3, 32, 32)
     tokenizer, size = model.tokenizer, model.tokenizer.vocab_size
@@ -128,7 +128,7 @@ def finite_weights(folder: Path) -> str | None:
 
 
 def train(world: World) -> Cases:
-    """One epoch over shards and over a CSV file; empty captions of the latter are refused in one line."""
+    """Train one epoch over shards and over a CSV file. The latter's empty captions are refused in one line."""
     folder, captions = world.fresh("captions-train"), hostile(world)
     images = [image for image, _ in world.samples]
     write_shard(folder / "0.tar", [("png", images[i % len(images)], caption.encode(errors="surrogatepass"))
@@ -149,7 +149,10 @@ def train(world: World) -> Cases:
 
 
 def score(world: World) -> Cases:
-    """Each caption for an image, as CSV and JSONL, which are read back; too long a caption is refused in one line."""
+    """Score each caption for an image, as CSV and JSONL, and read these back.
+
+    Too long a caption is refused in one line.
+    """
     folder, tokenizer = world.fresh("captions-score"), open_clip_mdc.load(str(world.run), device="cpu").tokenizer
     lines = [caption.strip() for caption in hostile(world) if not set("\r\n") & set(caption) and caption.strip()]
     fit = [line for line in lines if whole(line, tokenizer)]
@@ -179,7 +182,7 @@ def score(world: World) -> Cases:
 
 
 def pairs(world: World) -> Cases:
-    """Scores of a data set's own captions, from shards and from a CSV file; what is too long has no score."""
+    """Score a data set's own captions, from shards and from a CSV file. Captions that are too long have no score."""
     folder, captions = world.fresh("captions-pairs"), hostile(world)
     images = [image for image, _ in world.samples]
     tokenizer = open_clip_mdc.load(str(world.run), device="cpu").tokenizer

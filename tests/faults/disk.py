@@ -1,4 +1,4 @@
-"""Full disks and read-only folders: one line, nothing half-written; with room again the right result."""
+"""Full disks and read-only folders: one line, nothing half-written, and the right result once there is room."""
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,7 +60,7 @@ def full(world: World) -> Cases:
 
 @contextmanager
 def mounted(folder: Path, options: str) -> Iterator[str | None]:
-    """A file system of its own in a folder; yields why there is none."""
+    """Mount a file system of its own in a folder. Yields the reason if that is impossible."""
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True)
     try:
         yield f"{SKIPPED}no file system can be mounted here: {made.stderr.strip()}" if made.returncode else None

@@ -1,4 +1,4 @@
-"""Broken checkpoints, JSON, tables, journals and kept features: a right result or one line, and no wrong number."""
+"""Broken checkpoints, JSON, tables, journals and kept features: a right result or one line, never a wrong number."""
 import json
 import os
 import shutil

@@ -1,7 +1,7 @@
-"""Broken and odd images through caption, embed, score, prepare, training and the benchmark.
+"""Send broken and odd images through caption, embed, score, prepare, training and the benchmark.
 
-What an image is worth is known from elsewhere: Pillow, asked for the formats that are read, decodes it or does not;
-of 16-bit grey, numpy. Those that are decoded are saved once more as plain PNGs, and must give the rows that these give.
+Pillow alone (numpy for 16-bit grey) says whether an image can be decoded. Images that can are also saved as plain PNGs,
+and both must give the same rows.
 """
 import json
 import math
@@ -66,7 +66,7 @@ class Images:
         yield "another program", "Ghostscript was started" if (self.folder / "started").exists() else None
 
     def compare(self, command: str, found: dict[str, object], plain: dict[str, object]) -> Cases:
-        """A case for each image: a row where it can be read, the row of its plain copy; else none."""
+        """Yield a case for each image: if it can be read, its row equals that of the plain copy, else it has none."""
         for odd in self.odd:
             name, problem = odd.name, None
             if name in self.bad and name in found:
@@ -117,7 +117,7 @@ def caption(world: World) -> Cases:
 
 
 def tables(world: World) -> Cases:
-    """caption, embed and score --pairs; the latter of a CSV file too, in which one image is missing."""
+    """Run caption, embed and score --pairs, the latter also on a CSV file in which one image is missing."""
     images = Images(world, "images-tables")
     write_shard(images.folder / "plain.tar", [])
     with tar_writer(images.folder / "plain.tar") as writer:
@@ -186,7 +186,10 @@ def prepare(world: World) -> Cases:
 
 
 def train(world: World) -> Cases:
-    """Over shards what is broken is left out; over a CSV file it ends training in one line that names the file."""
+    """Train.
+
+    Over shards broken images are left out. Over a CSV file they end training in one line that names the file.
+    """
     images = Images(world, "images-train")
     wds = ("--dataset-type", "webdataset", "--epochs", 1, "--batch-size", 4)
     ended = images.call(world.train, *wds, "--train-data", images.shard, "--train-num-samples", len(images.good),
@@ -211,7 +214,7 @@ def train(world: World) -> Cases:
 
 
 def evaluate(world: World) -> Cases:
-    """Captioning, a probe and a selection: a result of those that can be read; one line where one cannot."""
+    """Run captioning, a probe and a selection. They give a result if all images can be read, else one line."""
     images = Images(world, "images-eval")
     common = ("--model", "mdc", "--pretrained", world.run, "--num_workers", 0, "--no_amp", "--quiet")
     for kind in ("good", "all"):

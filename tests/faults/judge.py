@@ -1,6 +1,6 @@
-"""A judge server that lies, stalls and cuts: a vote counts or is malformed, never guessed, or the run ends in a line.
+"""A judge server that lies, stalls or breaks off: votes are valid or malformed, or the run ends in one line.
 
-The server's answers are drawn for each image; what each is worth is written beside it.
+The server's answers are drawn for each image. Each stands beside the vote that it should count as.
 """
 import gzip
 import json
@@ -100,14 +100,14 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def server(reply):
-    """`reply(number of the request)`; yields the address."""
+    """Run a server that answers with `reply(number of the request)`. Yields its address."""
     with serving(Handler) as http:
         http.reply, http.numbers, http.handle_error = reply, count(), lambda *_: None
         yield f"{http.url}/v1"
 
 
 def impatient() -> None:
-    """What takes minutes in earnest."""
+    """Shorten the waits that take minutes in real use."""
     from open_clip_mdc.cli import judge
     judge.TIMEOUT_SECONDS, judge.RETRIES = (1, 2), 1
     if hasattr(judge, "ANSWER_SECONDS"):
@@ -130,7 +130,7 @@ def write_systems(world: World, folder: Path, number: int, texts: list[str] | No
 
 
 def lies(world: World) -> Cases:
-    """Each kind of answer to all images, and to every second one after an honest one; then an honest server."""
+    """Give each kind of answer to all images, and to every second one after an honest answer. Then answer honestly."""
     names = list(LIES)[:max(4, world.args.broken * len(LIES) // 20)]
     for name in names:
         reply, worth = LIES[name]

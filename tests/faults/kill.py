@@ -1,7 +1,7 @@
-"""SIGKILL at random moments: the same command, given again, ends with what the undisturbed run ends with.
+"""SIGKILL at random moments: if the command is run again, it ends with the result of an undisturbed run.
 
-A command is killed at moments drawn uniformly over the undisturbed run's duration, started again, killed again, and at
-last left to its end: that is one life. Only the process that was started is killed; what it started has to cope.
+A case is a command that is killed at moments drawn uniformly over the duration of the undisturbed run. It is started
+again, killed again, and at last left to finish. Only the process itself is killed, not those that it started.
 """
 import hashlib
 import sys
@@ -30,7 +30,7 @@ class Job(NamedTuple):
 
 
 def digest(value: object) -> str:
-    """Of what a checkpoint holds."""
+    """Return a digest of the content of a checkpoint."""
     found = hashlib.sha256()
 
     def add(value: object) -> None:
@@ -50,7 +50,7 @@ def digest(value: object) -> str:
 
 
 def checkpoints(folder: Path) -> dict:
-    """All that training leaves but its log: weights, optimiser and epoch of each checkpoint; the rows of validation."""
+    """Return training's outputs without its log: weights, optimizer and epoch of each checkpoint, validation rows."""
     found = {str(path.relative_to(folder)): digest(torch.load(path, weights_only=True))
              for path in folder.rglob("*.pt") if not path.name.startswith(".")}
     return found | {path.name: path.read_text() for path in folder.rglob("results.jsonl")}
@@ -137,7 +137,7 @@ def finish(world: World, job: Job, folder: Path) -> Outcome:
 
 
 def kills(world: World, name: str) -> Cases:
-    """World's number of kills of one job; each is a case, and all of a life share what is wrong at its end."""
+    """Kill a job as often as World says. Each kill is a case, and all kills of a life share its final problem."""
     job, rng, killed, lives = JOBS[name], world.rng(f"kill/{name}"), 0, 0
     whole, begun = world.fresh(f"kill-{name}/whole"), time.monotonic()
     ended = finish(world, job, whole)

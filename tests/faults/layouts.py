@@ -1,7 +1,7 @@
-"""Images with captions in the layouts that people have them in: odd captions, and damaged files.
+"""Images with captions in common layouts, with odd captions and damaged files.
 
-What `prepare shards` takes of a whole one is known: each image with its own captions. Of a damaged one it is that, or
-less and named, or one line that names the file.
+From an undamaged layout `prepare shards` must take each image with its own captions. From a damaged one it may take
+fewer, if it names those that are left out, or end in one line that names the file.
 """
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Odd and broken images, and what Pillow says of them, or numpy of 16-bit grey."""
+"""Odd and broken images, and how Pillow (numpy for 16-bit grey) decodes them."""
 import io
 import warnings
 import zlib
@@ -116,7 +116,7 @@ def odd_images(world: World) -> list[Odd]:
 
 
 def decoded(data: bytes) -> Image.Image | None:
-    """As files of others are to be read; None for what cannot be."""
+    """Return an image as files of others are to be read, or None if it cannot be read."""
     try:
         with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=READ) as image:
             warnings.simplefilter("ignore")

@@ -1,6 +1,6 @@
-"""What people have: photographs that are turned by a note, and tables as common programs write them.
+"""Files as users have them: photographs with an EXIF orientation, and tables as common programs write them.
 
-What each should give is known before it is written, pixels or rows. Every reader must give just that.
+The right pixels or rows are known before a file is written. Every reader must give just these.
 """
 import csv
 import gzip
@@ -212,7 +212,7 @@ DAMAGES = ("cut", "an open quote", "Latin-1", "a cell too many", "a cell too few
 
 
 def table(rng: Random, damage: bool) -> tuple[str, bytes, list[tuple], bool]:
-    """What it is, the file, its rows, and whether it is packed."""
+    """Return the kind of a table, its file, its rows, and whether it is packed."""
     program = rng.choice(list(PROGRAMS))
     rows = [(f"{rng.choice(('', 'in/', 'v1.'))}{i}.{rng.choice(('jpg', 'png'))}",
              text if (text := caption(rng)).strip() else "a dog") for i in range(

@@ -1,4 +1,4 @@
-"""Where commands write: SIGTERM, mount points, links that others planted, and a run beside them that hangs."""
+"""The places where commands write: SIGTERM, mount points, planted links, and another run that hangs."""
 import os
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""Commands by their real `main`, each in a process forked from one that has loaded PyTorch, with a time-out and limits.
+"""Run commands by their real `main` with a time-out and limits, each in a fork of a process that has loaded PyTorch.
 
 A fork costs milliseconds where a console script costs ten seconds of imports. What the process prints comes back
 through pipes, which no limit on files touches.
@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
     pid: int  # of the session's leader
 
     def last_line(self) -> str:
-        """The last message; bars of progress are none."""
+        """Return the last message. Progress bars are no messages."""
         lines = [line.split("\r")[-1].strip() for line in self.err.splitlines()]
         return next((line for line in reversed(lines) if line), "")
 
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
 
 def start(main: Callable, argv: list[str], cwd: Path, out: int, err: int, prepare: Callable = lambda: None) -> int:
-    """Forks a process that runs main(argv) and ends; its id. `out` and `err` are file descriptors."""
+    """Fork a process that runs main(argv), and return its id. `out` and `err` are file descriptors."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -110,7 +110,7 @@ def run(main: Callable, *argv: object, cwd: Path, timeout: float = TIMEOUT,
 
 def run_until(main: Callable, *argv: object, cwd: Path, log: Path, moment: float,
               signal_: int = signal.SIGKILL) -> Outcome:
-    """Runs a command that gets SIGKILL or another signal, unless it has ended; what it started lives on."""
+    """Run a command that gets SIGKILL or another signal, unless it has ended. Processes that it started live on."""
     with log.open("w") as file:
         pid = start(main, [str(arg) for arg in argv], cwd, file.fileno(), file.fileno())
     begun, code = time.monotonic(), None
@@ -131,7 +131,7 @@ def exit_status(pid: int) -> int | None:
 
 
 def end(pid: int, reap: bool) -> None:
-    """Kills what is left of the session that `start` made; its leader too where it is to be waited for."""
+    """Kill the rest of the session that `start` made, and its leader too if it is to be waited for."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     if reap:

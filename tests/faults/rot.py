@@ -1,7 +1,7 @@
-"""Files of others that rotted or swell: safetensors by every way in, and members of shards that would fill the memory.
+"""Damaged safetensors in every place that reads them, and members of shards that would fill the memory.
 
-A file of weights is read as the very weights that were saved, or refused in one line that names it. A changed bit can
-be noticed only where the header holds a checksum. Members are refused by their headers, before they are read.
+A file of weights must give exactly the weights that were saved, or be refused in one line that names it. A changed bit
+is noticed only if the header has a checksum. Huge members are refused by their headers, before they are read.
 """
 import gzip
 import json
@@ -57,7 +57,7 @@ def changed_header(whole: bytes, rng: Random) -> bytes:
 
 
 def not_finite(state: dict[str, Tensor], path: Path, rng: Random) -> bytes:
-    """One number is none; all checksums are right."""
+    """Make one number NaN or infinite, with right checksums."""
     name = rng.choice([name for name, x in state.items() if x.is_floating_point() and x.numel()])
     changed = state[name].clone()
     changed.view(-1)[rng.randrange(changed.numel())] = rng.choice((float("nan"), float("inf"), -float("inf")))
@@ -70,7 +70,7 @@ KINDS = ("bit", "bits", "cut", "cut early", "longer", "pointer", "size", "header
 
 
 def rotten(kind: str, whole: bytes, state: dict[str, Tensor], path: Path, rng: Random) -> bytes:
-    """Of a whole file, one of KINDS."""
+    """Return a whole file as damaged by one of KINDS."""
     if kind == "bits":  # a block of the disk
         place = rng.randrange(len(whole))
         return whole[:place] + rng.randbytes(min(4096, len(whole) - place)) + whole[place + 4096:]
@@ -96,7 +96,7 @@ def alike(found: dict, right: dict[str, Tensor]) -> bool:
 
 
 def ways_in(folder: Path) -> dict[str, tuple[Path, Callable[[], dict]]]:
-    """By name: the file, and what reads the weights in it; of an export folder and of a file alone."""
+    """Return by name the file and the function that reads its weights, for export folders and single files."""
     import open_clip
     exported, alone, bare = folder / "e" / "open_clip_model.safetensors", folder / "w.safetensors", folder / "w.pt"
     return {
@@ -239,7 +239,7 @@ def swollen(samples: list[tuple], kind: str, size: int, place: int, packed: bool
 
 
 def training_texts(path: Path) -> list[str]:
-    """What a pass of validation over a shard reads."""
+    """Return the texts that a validation pass over a shard reads."""
     from open_clip_train import data
     args = Namespace(train_data=str(path), val_data=str(path), train_num_samples=1, val_num_samples=None, seed=0,
                      rank=0, train_data_upsampling_factors=None, workers=0, batch_size=1, world_size=1, device="cpu")
@@ -252,7 +252,7 @@ def peak() -> int:
 
 
 def members(world: World) -> Cases:
-    """World's number of shards with one giant, by the readers of tools and of training; at the limit it is read."""
+    """Write World's number of shards with one giant member, for all readers. A member just at the limit is read."""
     folder, rng = world.fresh("rot-members"), world.rng("rot-members")
     samples = world.samples[:6]
     open_clip_mdc.register()

@@ -1,4 +1,4 @@
-"""Shards and folders of people: keys with dots, several captions, images of any format under any name.
+"""Shards and folders as users have them: keys with dots, several captions, images of any format under any name.
 
 The samples are known before they are written. Every reader gives each of them, with its own caption and picture, or
 names what no reader can read.
@@ -68,7 +68,7 @@ def same(found: object, data: bytes) -> bool:
 
 
 def one_text(texts: list[str], members: list[tuple]) -> str:
-    """The caption that validation reads: the first of several that are joined; lines are one text."""
+    """Return the caption that validation reads: the first of several that are joined. Lines alone are one text."""
     joined = any(CAPTION_SEPARATOR.encode() in data for name, data in members if name.lower().endswith(".txt"))
     return texts[0] if joined or len(texts) == 1 else "\n".join(texts)
 
@@ -100,7 +100,7 @@ def shards(world: World) -> Cases:
         pictures = {key: np.asarray(decoded(data)) for key, (data, _) in wanted.items()}
 
         def paired(pairs: list[tuple], who: str, drawn: bool = False) -> str | None:
-            """Each sample once, its picture with its text; who draws one of several captions may give any."""
+            """Check that each sample comes once, image with text. Training may draw any of several captions."""
             left = dict(pictures)
             for image, text in pairs:
                 key = next((key for key, own in left.items() if np.array_equal(array(image), own)), None)

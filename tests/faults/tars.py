@@ -1,7 +1,7 @@
-"""Broken tars through caption, score, prepare, lengths, training and the benchmark.
+"""Send broken tars through caption, score, prepare, lengths, training and the benchmark.
 
-Of each it is known which samples it holds. A command gives the rows of all of them, or it says in one line that the tar
-is damaged, and writes nothing of it.
+The samples of each tar are known. A command gives the rows of all of them, or it says in one line that the tar is
+damaged and writes nothing from it.
 """
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""What the cases work on: rendered scenes, a small run, the commands, and folders in which nothing else is written."""
+"""The inputs of all cases: rendered scenes, a small run, the commands, and fresh folders to write in."""
 import csv
 import hashlib
 import io
@@ -41,7 +41,10 @@ def CLIP_BENCHMARK(argv: list[str]) -> int | None:
 
 
 class World:
-    """Attributes: `args`, counts and the seed; `folder`, of everything; `run`, an untrained model with opinions."""
+    """Attributes:
+
+    `args` has counts and the seed, `folder` is that of everything, `run` is an untrained model's folder.
+    """
 
     def __init__(self, folder: Path, args: Namespace):
         self.folder, self.args = folder, args
@@ -129,7 +132,7 @@ def write_csv(path: Path, rows: list[tuple], header: tuple = ("image", "caption"
 
 
 def write_shard(path: Path, samples: list[tuple]) -> Path:
-    """Samples of (suffix, image, text) as 0.png and 0.txt and so on; a text that is None is left out."""
+    """Write samples of (suffix, image, text) as 0.png, 0.txt and so on. A text that is None is left out."""
     with tar_writer(path) as writer:
         for i, (suffix, image, text) in enumerate(samples):
             writer.write({"__key__": f"k{i:04d}", suffix: image, **({} if text is None else {"txt": text})})
@@ -172,7 +175,7 @@ def strict_json(text: str) -> object:
 
 
 def check_json(folder: Path) -> str | None:
-    """What is wrong with the JSON and JSONL files of a folder."""
+    """Return the problems of the JSON and JSONL files in a folder."""
     for path in sorted(folder.rglob("*.json*")):
         if path.is_file() and path.suffix in (".json", ".jsonl"):
             text = path.read_text(encoding="utf-8")
@@ -195,7 +198,7 @@ def first(*problems: str | None) -> str | None:
 
 def each(world: "World", items: Iterable[tuple[str, object]], check: Callable[[object], str | None], cwd: Path,
          seconds: int = 120) -> Cases:
-    """Calls check(item) for named items in a process of its own; what it raises is wrong, and so is taking long."""
+    """Call check(item) for named items in a process of its own. An exception or a time-out is a failure."""
     items = list(items)
 
     def check_all(argv: list[str]) -> None:

@@ -9,7 +9,7 @@ from open_clip_mdc.text.special_tokens import mask_id, target_tokens
 
 @register_objective("span", corrupt_full_interval=whole_interval)
 def span(text, vocab_size, cfg, u, generator=None):
-    """Hide ceil(t * N) of a caption's N tokens, from a place drawn at random; each hidden token weighs N / hidden."""
+    """Hide ceil(t * N) of a caption's N tokens, from a random place on. Each hidden token weighs N / hidden."""
     target = target_tokens(text, vocab_size)
     number = target.sum(1)
     hidden = (sample_t(u, cfg.t_min, cfg.t_max).to(text.device) * number).ceil().clamp(min=1)

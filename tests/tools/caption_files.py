@@ -1,4 +1,4 @@
-"""What tests of `open_clip_mdc caption` give it, its command, and readers of what it writes."""
+"""Inputs for tests of `open_clip_mdc caption`, its command, and readers of its output."""
 import io
 import json
 from html.parser import HTMLParser
@@ -48,7 +48,7 @@ def lines(path="captions.jsonl") -> list[dict]:
 
 
 class Page(HTMLParser):
-    """What a browser would make of it, by another reader than the one that is tested there."""
+    """Read a page as a browser would, by other code than the one under test."""
 
     def __init__(self, text: str):
         super().__init__()

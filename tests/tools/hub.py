@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub: what huggingface_hub asks of it to create, fill and read a model repository."""
+"""A small Hugging Face hub: it answers huggingface_hub's requests to create, fill and read a model repository."""
 import base64
 import hashlib
 import json

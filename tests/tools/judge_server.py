@@ -1,4 +1,4 @@
-"""A judge for tests: an HTTP server on this machine, and images and captions for it to see."""
+"""A judge for tests: an HTTP server on this machine, with images and captions to judge."""
 import base64
 import json
 import threading

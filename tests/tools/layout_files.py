@@ -1,6 +1,6 @@
-"""Eight images with captions in each layout that people have them in, by the layout's own conventions.
+"""Write eight images with captions in each of the common layouts.
 
-Each returns what `open_clip_mdc prepare shards --train` takes, the names of the images, and the captions of each.
+Each function returns the value of `open_clip_mdc prepare shards --train`, the names of the images, and their captions.
 """
 import csv
 import io

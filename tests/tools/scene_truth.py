@@ -1,4 +1,4 @@
-"""What coordinates and pixels alone say about a scene of the plain world, and whether a caption is true of it."""
+"""Decide from coordinates and pixels alone whether a caption is true of a scene of the plain world."""
 import colorsys
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ HUES = {"red": 0.0, "yellow": 0.13, "green": 0.37, "blue": 0.63}
 
 
 def read_scene(objects):
-    """What the coordinates say: the relation, and the objects' names in the order in which it holds."""
+    """Return what the coordinates say: the relation, and the objects' names in the order in which it holds."""
     spread = {axis: max(o[axis] for o in objects) - min(o[axis] for o in objects) for axis in "xy"}
     axis = max(spread, key=spread.get)
     names = [f"{o['size']} {o['colour']} {o['shape']}".strip() for o in sorted(objects, key=lambda o: o[axis])]

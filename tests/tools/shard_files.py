@@ -1,4 +1,4 @@
-"""Shards and what is in them, images with five captions each in the scenes' words, and `open_clip_mdc prepare`."""
+"""Write and read shards, make images with five captions each, and run `open_clip_mdc prepare`."""
 import io
 import tarfile
 from functools import cache

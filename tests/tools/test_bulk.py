@@ -1,4 +1,4 @@
-"""Claims about shards worked on in bulk: tables, engines, claims.    pytest tests/tools/test_bulk.py"""
+"""Claims about bulk jobs over shards: tables, engines, locks.    pytest tests/tools/test_bulk.py"""
 import io
 import json
 import os
@@ -342,7 +342,7 @@ def test_a_ray_that_does_not_come_up_is_one_line(place, tmp_path, monkeypatch):
 
 
 def test_a_bar_counts_images_as_they_come_whatever_the_unit(place, tmp_path, monkeypatch):
-    """Of a folder there was nothing to see until it was done."""
+    """With a folder nothing was to be seen until it was done."""
     class Bar:
         n, total = 0, None
 

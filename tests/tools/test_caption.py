@@ -1,6 +1,6 @@
 """Claims about `open_clip_mdc caption`.    pytest tests/tools/test_caption.py
 
-The models are the real ones of the scenes, untrained, with an output layer large enough to have opinions.
+The models are those of the scenes, untrained, with an output layer so large that predictions are clear.
 """
 import json
 import os
@@ -256,7 +256,7 @@ def test_the_tokens_of_a_caption_in_any_script_put_together_are_the_caption():
 
 
 def test_clip_guides_by_its_own_view_of_each_image_and_the_lines_say_what_it_cost(runs, folder):
-    """Of a size that the captioner's transform does not make."""
+    """CLIP's image size is one that the captioner's transform does not make."""
     Path("big").mkdir()
     clip, _, big = open_clip.create_model_and_transforms("ViT-Ti-8", force_image_size=48)
     save_file(clip.state_dict(), "big/open_clip_model.safetensors")

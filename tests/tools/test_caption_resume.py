@@ -1,4 +1,4 @@
-"""Claims about `open_clip_mdc caption` that is interrupted and given again.
+"""Claims about `open_clip_mdc caption` when it is interrupted and run again.
 
     pytest tests/tools/test_caption_resume.py
 """

@@ -111,7 +111,7 @@ def test_a_new_file_replaces_what_a_link_leads_to_and_is_written_to_what_is_no_f
 
 
 def test_a_new_file_that_is_stdout_stands_among_what_is_printed(tmp_path):
-    """Where it is redirected to a file, that must not be replaced: what is printed next would be lost."""
+    """A file to which stdout is redirected must not be replaced, as later output would be lost."""
     (tmp_path / "stdout").symlink_to("/proc/self/fd/1")  # as /dev/stdout
     code = f"""from open_clip_mdc.data.files import new_file
 print("before", flush=True)
@@ -212,7 +212,7 @@ def test_a_shard_that_was_cut_anywhere_is_no_whole_one(tmp_path):
 
 
 def test_a_batch_of_which_some_are_known_is_read_as_a_whole(tmp_path):
-    """What is drawn for an image depends on its batch: one that was half noted must not become two."""
+    """Random draws for an image depend on its batch. So a batch that is half noted must not become two."""
     for name in "abcdef":
         Image.new("RGB", (4, 4)).save(tmp_path / f"{name}.png")
     (tmp_path / "g.png").write_bytes(b"no image")

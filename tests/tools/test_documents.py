@@ -1,4 +1,4 @@
-"""README and docs/: what they say to type works, and prints that.    pytest tests/tools/test_documents.py"""
+"""Claims about README and docs/: commands print what the pages show.    pytest tests/tools/test_documents.py"""
 import re
 import runpy
 import shutil

@@ -1,4 +1,4 @@
-"""The campaign of faults in miniature, so that it does not rot: tests/faults, `make faults`."""
+"""Claims about fault injection (tests/faults, `make faults`): each part runs with a few cases."""
 import json
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Claims about downloads, from a server of our own.    pytest tests/tools/test_fetch.py"""
+"""Claims about downloads, from a server on this machine.    pytest tests/tools/test_fetch.py"""
 import hashlib
 import re
 import shlex

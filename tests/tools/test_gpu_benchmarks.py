@@ -1,4 +1,4 @@
-"""Claims about benchmarks/ for GPUs, without one: that the measuring runs, and how much memory a loss takes."""
+"""Claims about the GPU benchmarks that need no GPU: all parts run, and the memory of the loss is bounded."""
 import json
 import sys
 import weakref
@@ -52,7 +52,7 @@ def test_bytes_are_those_alive_at_the_peak():
 
 @pytest.mark.parametrize("objective, limit", [("mdc", 4), ("mcd-absorbing", 5), ("mcd", 11), ("mcd-replace", 11)])
 def test_a_loss_holds_a_few_times_the_logits_and_nothing_of_v_by_v(objective, limit):
-    """Forward and backward, the auxiliary loss with it: float32 [M, V] so many times, 1 MB each; [V, V] is 67 MB."""
+    """Forward and backward, with the auxiliary loss, hold a few float32 [M, V] of 1 MB each. [V, V] would be 67 MB."""
     tokens, size = 64, 4096
     logits = torch.randn(tokens, size, requires_grad=True)
     ids = torch.randint(size, (tokens,))
@@ -63,7 +63,10 @@ def test_a_loss_holds_a_few_times_the_logits_and_nothing_of_v_by_v(objective, li
 
 
 def test_logits_of_a_batch_are_held_chunk_by_chunk(monkeypatch):
-    """All tokens of a batch at once would hold several times [M, V]; in chunks a quarter of it is held so often."""
+    """All tokens of a batch at once would hold several times [M, V].
+
+    In chunks it is several times a quarter of that.
+    """
     model, peaks = tiny_captioner(), {}
     width = model.text.output.in_features
     model.text.output = torch.nn.Linear(width, 4096)

@@ -1,4 +1,4 @@
-"""Claims about captions in one file of each kind, and about COCO's numbers of images.
+"""Claims about captions in one file of each format, and about COCO's image ids.
 
     pytest tests/tools/test_image_ids.py
 """

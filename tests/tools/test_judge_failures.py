@@ -1,4 +1,4 @@
-"""A judge that fails, and one that is asked again after a stop.    pytest tests/tools/test_judge_failures.py"""
+"""Claims about a judge that fails, and about resuming after a stop.    pytest tests/tools/test_judge_failures.py"""
 import os
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Claims about images with captions in the layouts that people have.    pytest tests/tools/test_layouts.py"""
+"""Claims about images with captions in common layouts.    pytest tests/tools/test_layouts.py"""
 import gc
 import json
 import os

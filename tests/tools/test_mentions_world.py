@@ -1,4 +1,4 @@
-"""Claims about the world of mentions: how often a shape is its colour's, order is a coin's, captions are true.
+"""Claims about the world of mentions: shapes go with colours as often as asked, order is random, captions are true.
 
     pytest tests/tools/test_mentions_world.py
 """

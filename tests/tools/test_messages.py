@@ -1,4 +1,4 @@
-"""Claims about mistakes: whatever is given, one line says what is wrong, where, and what to do.
+"""Claims about wrong inputs: one line says what is wrong, where, and what to do.
 
     pytest tests/tools/test_messages.py
 """
@@ -256,7 +256,7 @@ BENCHMARK = [
 
 
 def said(main, argv, capsys) -> str:
-    """What a command that ends by itself says last."""
+    """Return the last line of a command that ends by itself."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:
         main([str(arg) for arg in argv])

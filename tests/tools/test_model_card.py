@@ -1,4 +1,4 @@
-"""Claims about what the model card of `open_clip_mdc export` tells.    pytest tests/tools/test_model_card.py"""
+"""Claims about the model card of `open_clip_mdc export`.    pytest tests/tools/test_model_card.py"""
 import json
 
 import pytest

@@ -1,4 +1,4 @@
-"""Claims about where commands write: nothing is lost, left, or written elsewhere.
+"""Claims about the outputs of commands: nothing is lost, left over, or written elsewhere.
 
     pytest tests/tools/test_outputs.py
 """

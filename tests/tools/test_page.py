@@ -38,7 +38,7 @@ EXAMPLE = [("a ", None, None), ("skate", 2, 0.04), ("boarder ", 1, 0.9), ("jumps
 
 
 def test_a_grid_shows_what_stood_after_every_step(tmp_path):
-    """Hand-drawn; # is hidden, capitals are new."""
+    """The grid is drawn by hand. # is a hidden token, capitals are new."""
     rows = Page(write(tmp_path / "page.html", row(EXAMPLE)).read_text()).cells
     drawn = [[("#" if "mask" in names else text.upper() if "new" in names else text) for names, text in cells]
              for cells in rows]

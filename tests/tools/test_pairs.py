@@ -214,7 +214,10 @@ def test_an_image_that_shards_cannot_hold_is_kept_as_a_png(place, tmp_path):
 
 
 def test_a_unit_is_told_by_the_content_of_its_files(place, tmp_path):
-    """Not by size and time, which rsync, cp -p and containers keep; what was only touched or fetched again is good."""
+    """Size and time do not count, as rsync, cp -p and containers keep them.
+
+    A file that was only touched is unchanged.
+    """
     blind = ("--blind-images", place / "images")
     write_tar(tmp_path / "a.tar", {"k.png": png(1), "k.txt": b"a star"})
     (tmp_path / "b.csv").write_text(f"image,caption\n{tmp_path}/1.bmp,a star\n")

@@ -168,7 +168,7 @@ def test_flickr8k_shards_become_a_captioning_set_that_agrees_with_its_coco_file(
 
 
 def tokenize(is_train: bool):
-    """What the hook makes of a tokenizer that returns its text."""
+    """Return what the hook makes of a tokenizer that returns its text."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("read_alike", "seed_webdataset", "need_batches"):
             patch.setattr(hooks, name, lambda *args: None)

@@ -9,7 +9,7 @@ from shard_files import make_image, members, tool, write_tar
 
 @pytest.fixture
 def recap(tmp_path) -> Path:
-    """Six shards of four samples as img2dataset writes them; one has no re_caption, one no image."""
+    """Write six shards of four samples as img2dataset does. One sample has no re_caption, one no image."""
     for shard in range(6):
         content = {}
         for i in range(4):

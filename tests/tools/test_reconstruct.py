@@ -1,4 +1,4 @@
-"""Claims about reconstructions: of an untrained model too, nothing but the caption's tokens is shown."""
+"""Claims about reconstructions: only the caption's tokens are shown, by untrained models too."""
 import pytest
 from conftest import captions, images, tiny_captioner
 from PIL import Image

@@ -1,4 +1,4 @@
-"""Claims about the rich world: what is said is true, swaps are false, probes ask for one thing, a share is noise.
+"""Claims about the rich world: captions are true, swaps are false, a probe has one property, a share is noise.
 
     pytest tests/tools/test_rich_scenes.py
 """
@@ -62,7 +62,7 @@ def samples(folder):
 
 
 def named(noun, objects):
-    """The object that a noun names, which is never two; None if there is none. No size is said of a medium one."""
+    """Return the object that a noun names, or None. It never names two. A medium object has no word for its size."""
     *size, colour, shape = noun.split()
     found = [o for o in objects if (o["colour"], o["shape"]) == (colour, shape)]
     assert len(found) < 2
@@ -70,7 +70,7 @@ def named(noun, objects):
 
 
 def halves(item):
-    """Whether it is in the lower and in the right half."""
+    """Return whether an object is in the lower half and in the right half."""
     return item["y"] > 0.5, item["x"] > 0.5
 
 
@@ -89,7 +89,7 @@ def place_of(item):
 
 
 def is_true(text, scene):
-    """Judges all that a sentence says; at least one thing must be understood."""
+    """Return whether everything that a sentence says is true. At least one thing must be understood."""
     objects, said = scene["objects"], []
     for noun in re.findall(NOUN, text):
         said.append(named(noun, objects) is not None)
@@ -227,7 +227,7 @@ def test_many_processes_write_the_same_bytes(root, tmp_path):
 
 
 def probe_answer(name, objects):
-    """What the coordinates say."""
+    """Return the answer that follows from the coordinates."""
     a, *more = objects
     if name == "relation":
         b, = more

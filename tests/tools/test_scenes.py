@@ -1,4 +1,4 @@
-"""Claims about `open_clip_mdc scenes`: what is written repeats, is true, and is read by upstream.
+"""Claims about `open_clip_mdc scenes`: files are reproducible and true, and OpenCLIP and clip_benchmark read them.
 
     pytest tests/tools/test_scenes.py
 """

@@ -165,7 +165,10 @@ def test_without_the_weight_large_t_counts_more_in_the_mean():
 
 
 def rigged(noise, unsteady=0.0) -> Measurement:
-    """Means that are all equal and the noise given, exactly; `unsteady` is how much groups differ for t > 0.5."""
+    """Return gradients with equal means and exactly the given noise.
+
+    `unsteady` is how much groups differ for t > 0.5.
+    """
     size, n = 10, 10 * GROUPS  # micro-batches of one image in a group and in all
     exact = unweighted(np.ones((10, 10)), np.asarray(noise, dtype=float))
     within = size * (exact.products + np.diag(exact.noise))

@@ -71,7 +71,7 @@ def test_csv_and_jsonl_say_the_same_and_blind_images_may_be_others(place, tmp_pa
 
 @pytest.mark.parametrize("images", ["few", "few/00.png"])
 def test_of_few_images_there_is_the_plain_score_alone(place, tmp_path, capsys, images):
-    """Of one image the mean is the image: blind was the score, and debiased 0, without a word."""
+    """The mean of one image is that image: blind equalled the plain score and debiased was 0, without a warning."""
     assert score(place, "--images", place / images, "--out", tmp_path / "few.csv") is None
     said = capsys.readouterr().err
     assert said.startswith("blind and debiased scores are left out: the mean of ") and said.count("\n") == 1

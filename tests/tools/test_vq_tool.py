@@ -1,4 +1,4 @@
-"""Claims about `open_clip_mdc vq`: what is fitted and taken over, and its use.    pytest tests/tools/test_vq_tool.py"""
+"""Claims about `open_clip_mdc vq`: fitting, importing and using a VQ-VAE.    pytest tests/tools/test_vq_tool.py"""
 import json
 import math
 import random
@@ -264,7 +264,10 @@ def taming_latents(state: dict[str, torch.Tensor], cfg: VQCfg, x: torch.Tensor) 
 
 @pytest.mark.parametrize("gumbel", [False, True])
 def test_codes_of_a_checkpoint_are_those_of_its_definition_without_the_unused_ones(gumbel, tmp_path):
-    """13 codes, of which VQ-Diffusion's table keeps five; attention at the last level, as in the Gumbel VQGAN."""
+    """There are 13 codes, of which VQ-Diffusion's table keeps five.
+
+    Attention is at the last level, as in the Gumbel VQGAN.
+    """
     state = random_taming(TAMING, 13, gumbel)
     classes = torch.zeros(13, dtype=torch.long)
     classes[[11, 2, 5, 8, 9]] = torch.arange(1, 6)
@@ -302,7 +305,7 @@ def test_the_command_writes_what_training_takes(tmp_path):
 
 
 class Callback:
-    """What Lightning's checkpoints hold beside tensors."""
+    """A class that Lightning's checkpoints hold beside tensors."""
 
 
 @pytest.mark.parametrize("change, said", [
