@@ -31,7 +31,7 @@ VOCAB = 60
 LENGTH = 12
 
 
-SHARED = Path(os.environ.get("MDC_SHARED_DATA", REPO.parent / "shared" / "data"))  # real data; may not be there
+SHARED = Path(os.environ.get("MDC_SHARED_DATA", REPO.parent / "shared" / "data"))  # real data, which may be missing
 
 
 def needs_data(*names: str):

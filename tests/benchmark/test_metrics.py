@@ -86,7 +86,7 @@ def test_scores_are_those_computed_by_hand(no_java):
     candidates = {1: "A dog runs.", "b": "two cats sleep on a mat"}
     references = {"b": ["Two cats sleep on a mat!"], 1: ["a dog is running fast", "the dog"]}
     scored = score_captions(candidates, references)
-    # 9 words, 8 of them in a reference; the closest references have 2 (of 3 +- 1, 5 is farther) and 6 words: 9 > 8
+    # 9 words, 8 of them in a reference. The closest references have 2 words (nearer to 3 than 5 is) and 6: 9 > 8
     assert scored.scores["Bleu_1"] == pytest.approx(8 / 9)
     # image 1: longest common subsequences "a dog" (2 of 3 words, of 5) and "dog" (1 of 3, of 2)
     precision, recall, beta = 2 / 3, 1 / 2, 1.2

@@ -206,7 +206,7 @@ def test_a_statement_is_taken_for_true_if_the_image_makes_it_more_probable():
     two = [Case("2", (Path("a.png"), Path("b.png")), ("x", "y"), "g")]
     for name, cases, scores, share in (
             ("sugar_crepe_pp/swap_obj", one, [[1, -1, -2], [3, 2, 1]], ((0.5 + 1) / 2 + (1 + 0) / 2) / 2),
-            ("cola", two, [[[1, 2], [-1, 3]]], (1 + 0.5) / 2)):  # right on the diagonal; of the others one is above 0
+            ("cola", two, [[[1, 2], [-1, 3]]], (1 + 0.5) / 2)):  # the diagonal is right, one other is above 0
         metric = find_row(name).metric
         metrics, _ = selection_metrics(metric, {"plain": scores, "debiased": scores}, cases)
         assert metrics["statement_acc_debiased"] == share and "statement_acc" not in metrics

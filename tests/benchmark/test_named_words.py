@@ -23,7 +23,7 @@ def test_hallucination_and_recall_worked_out_by_hand():
     captions = {"a": "a red dog left of a cat", "b": "two men on a bench", "c": "something"}
     references = {"a": ["a red dog", "a blue dog right of a horse"], "b": ["a man sits"], "c": ["a green star"]}
     found, of_images, weights = metrics(captions, references)
-    # a: cat is in no reference; b: bench; c names nothing. Named: red, dog, cat, man, bench
+    # In no reference are cat (a) and bench (b), c names nothing. Named: red, dog, cat, man, bench
     assert found["hallucinating_captions"] == pytest.approx(2 / 3) and of_images["hallucinating_captions"] == [1, 1, 0]
     assert found["hallucinated_words"] == pytest.approx(2 / 5)
     assert found["recall_colours"] == pytest.approx(1 / 3)  # red of red, blue, green

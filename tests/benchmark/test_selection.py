@@ -174,7 +174,7 @@ def test_the_list_of_excluded_relations_has_157_names():
 
 
 def test_vg_attribution_averages_over_ordered_pairs_with_at_least_25_cases():
-    # white_round 25 rows with 20 right; round_white 24 rows (too few, another pair); red_big 50 rows, all right
+    # white_round has 25 rows with 20 right, round_white 24 rows (too few, another pair), red_big 50 rows, all right
     groups = ["white_round"] * 25 + ["round_white"] * 24 + ["red_big"] * 50
     scores = [RIGHT] * 20 + [WRONG] * 4 + [TIE] + [WRONG] * 24 + [RIGHT] * 50
     metrics = selection_metrics("aro/vg_attribution", {"plain": scores}, pair_cases(groups))
@@ -234,7 +234,7 @@ def test_winoground_text_image_and_group_score_are_strict():
         "text only": [[2, 1], [3, 4]],  # image 1 beats image 0 for caption 0
         "image only": [[1, 2], [0, 3]],  # image 0 prefers caption 1
         "neither": [[1, 2], [2, 1]],
-        "text tie": [[2, 2], [1, 3]],  # image 0 cannot decide; both captions find their image
+        "text tie": [[2, 2], [1, 3]],  # image 0 cannot decide, but both captions find their image
         "image tie": [[2, 1], [2, 3]],  # caption 0 cannot decide
     }
     metrics = selection_metrics("winoground", {"plain": list(cases.values())}, winoground_cases(6))

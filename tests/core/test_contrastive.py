@@ -108,7 +108,7 @@ def test_autocast_keeps_the_losses_near():
         torch.testing.assert_close(found[1][name].float(), x, atol=0.05, rtol=0.05)
 
 
-# Rank r takes rows r, r + 2, ...; both have as many target tokens, so that the mean of the ranks' means is the whole's.
+# Rank r takes rows r, r + 2, ... Both have equally many target tokens, so the mean of their means is the mean of all.
 RANKS = """
 import json, sys, torch, torch.distributed as dist
 sys.path.insert(0, sys.argv[1])

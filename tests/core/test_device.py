@@ -113,7 +113,7 @@ def test_unmasking_by_index_is_the_naive_loop_to_the_last_bit(lengths, tokens_pe
     with torch.no_grad():
         torch.nn.init.normal_(model.text.positional_embedding, std=0.5)
         text = fully_masked(torch.tensor(lengths), VOCAB)
-        text[0, 1] = 7  # a word that is given; the caption of one is finished then
+        text[0, 1] = 7  # a given word, with which one caption is finished
         valid = valid_tokens(text, VOCAB)
 
         def sampling():

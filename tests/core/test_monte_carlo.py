@@ -206,7 +206,7 @@ def test_certainty_is_wrong_no_more_often_than_promised(kind):
     # by 1 or 12 nats. Rare: a mask costs 8 nats more with a probability of 4 %; lone: but for the first caption.
     codes = np.arange(512)
     num_hidden = np.maximum(1, [code.bit_count() for code in codes])
-    share = (num_hidden - (codes >= 256)) / num_hidden  # of words; EOT, the ninth token, is alike for all
+    share = (num_hidden - (codes >= 256)) / num_hidden  # for words. EOT, the ninth token, has the same for all
     wrong, early = 0, {1: [], 12: []}
     for seed, candidates, behind in itertools.product(range(8), (2, 3, 5, 16), early):
         rng = np.random.default_rng([seed, candidates])

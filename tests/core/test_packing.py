@@ -201,7 +201,7 @@ def test_multiplications_grow_with_the_real_tokens_and_not_with_the_longest_capt
     """Parallel decoding, so that all target tokens are asked and chance has no say."""
     config = one_layer("Parallel-ViT-B-32")
     even, uneven = step_flops(config, [16] * 8), step_flops(config, [8] * 7 + [72])
-    assert uneven == pytest.approx(even, rel=0.02)  # as many tokens; attention alone pads to the longest
+    assert uneven == pytest.approx(even, rel=0.02)  # as many tokens, as only attention pads to the longest
     steps = [step_flops(config, [n] * 8) for n in (16, 32, 48)]
     assert steps[2] - steps[1] == pytest.approx(steps[1] - steps[0], rel=0.05)
 

@@ -69,7 +69,7 @@ def test_decoder_calls_stay_within_the_budget_and_change_no_score(objective, met
         return lambda text, places: calls.append((len(image_kv[0][0]), text.numel())) or token_logits(text, places)
 
     monkeypatch.setattr(Captioner, "token_logits", record)
-    image_bytes, token_bytes = 2 * 2 * 16 * 32 * 4, V * 12 + 16 * 32 * 4  # keys and values; logits and hidden states
+    image_bytes, token_bytes = 2 * 2 * 16 * 32 * 4, V * 12 + 16 * 32 * 4  # keys and values, then logits and states
     budget = 160_000
     monkeypatch.setattr(scoring, "MIB", budget)
     chunked = scoring.log_likelihood(model, image, text, method, **options, memory_mib=1)

@@ -15,7 +15,7 @@ from conftest import REPO
 from experiments.progress import Step, run_steps
 from open_clip_mdc.environment import processor
 
-HOURS = 7200  # seconds; ends a test that hangs, whatever else the machine does
+HOURS = 7200  # seconds, to end a test that hangs, even on a busy machine
 
 TINY = """
 import sys

@@ -20,7 +20,7 @@ import warnings
 from importlib.metadata import version
 from pathlib import Path
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch reads them; forked processes must not share threads
+os.environ["OMP_NUM_THREADS"] = "1"  # set before torch reads them, as forked processes must not share threads
 os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
 import captions  # noqa: E402

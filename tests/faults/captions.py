@@ -106,7 +106,7 @@ def tokenize(world: World) -> Cases:
         if ids[0] != size - 2 or ids[-1] != size - 1:
             return f"starts with {int(ids[0])}, ends with {int(ids[-1])}"
         if {size - 2, size - 1} & set(tokenizer.encode(caption)):
-            return None  # it names SOT or EOT: OpenCLIP cuts it there; scoring must refuse it
+            return None  # it contains SOT or EOT: OpenCLIP cuts it there, and scoring must refuse it
         said, pieces = decode_captions(text, tokenizer)[0], "".join(decode_tokens(ids[1:-1].tolist(), tokenizer))
         if said != pieces.strip() and "\ufffd" not in said:
             return f"decoded as {said[:60]!r}, token by token as {pieces[:60]!r}"

@@ -15,7 +15,7 @@ MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK",
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "EPS", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF", "ICO", "PDF", "SGI",
            "PCX", "DDS", "MPO")
 READ = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "JPEG2000", "PPM")
-BOMB = 50_000_000  # pixels; beyond these either a result or a refusal is right
+BOMB = 50_000_000  # pixels. A larger image may be read or refused
 LONGEST = 100  # times its width
 
 

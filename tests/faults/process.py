@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-TIMEOUT = 300  # seconds; ends what hangs on a busy machine too
+TIMEOUT = 300  # seconds, to end a command that hangs, even on a busy machine
 
 
 class Outcome(NamedTuple):

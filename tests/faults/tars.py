@@ -24,7 +24,7 @@ class Tar(NamedTuple):
     data: bytes
     samples: int  # with image and caption
     images: int  # with image
-    damaged: bool = False  # it may be refused; where False it must be read
+    damaged: bool = False  # True: it may be refused. False: it must be read
 
 
 def member(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "") -> tuple:

@@ -29,7 +29,7 @@ from open_clip_mdc import train  # noqa: E402
 from open_clip_mdc.data.files import new_file, new_folder  # noqa: E402
 from open_clip_mdc.data.shards import tar_writer  # noqa: E402
 
-Cases = Iterator[tuple[str, str | None]]  # name, what is wrong; None if nothing is
+Cases = Iterator[tuple[str, str | None]]  # name, and the problem or None
 SKIPPED = "skipped: "  # begins what could not be tried, and why
 MDC = tools.main
 TRAIN = train.main

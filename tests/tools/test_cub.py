@@ -10,7 +10,7 @@ from test_prepare import members
 from open_clip_mdc import cli
 from open_clip_mdc.data.shards import CAPTION_SEPARATOR
 
-# Class folders of the images and of the captions; three images each in the first two.
+# Class folders of the images and of the captions. The first two have three images each.
 CLASSES = {"001.Black_footed_Albatross": "001.Black_Footed_Albatross", "002.Laysan_Albatross": "002.Laysan_Albatross",
            "100.Brown_Pelican": "100.Brown-Pelican"}
 NAMES = [("001.Black_footed_Albatross", "Albatross_1"), ("001.Black_footed_Albatross", "Albatross_2"),

@@ -121,7 +121,7 @@ def test_bias_counts_against_an_interval_and_spread_over_t_as_noise():
 
 
 def test_an_interval_whose_gradient_points_away_from_the_aim_makes_no_progress():
-    # Nine bins pull along +1; the last pulls three times as strongly against them, and is much the least noisy.
+    # Nine bins pull along +1. The last pulls against them three times as strongly, and has by far the least noise.
     means = np.array([1.0] * 9 + [-3.0])
     noise = np.array([9.0] * 9 + [0.01])
     scores = interval_scores(unweighted(np.outer(means, means), noise))

@@ -143,7 +143,7 @@ def test_the_captioner_of_the_package_finds_photographs_by_what_people_said_of_t
     rows = search(None, *(f"{stem}.jpg" for stem in captions), "@said.txt", "--top", "8")
     right = [row["rank"] for row in rows if row["image"] == next(
         f"{stem}.jpg" for stem, caption in asked.items() if caption == row["sentence"])]
-    assert len(right) >= 3  # in the first quarter; by chance one of the four
+    assert len(right) >= 3  # of four are in the first quarter, one by chance
 
 
 @pytest.mark.parametrize("flags, words", [
