@@ -69,11 +69,11 @@ def caption(args: argparse.Namespace, *flags: object) -> list[str]:
 
 def beside_the_model(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
     """Compare captioning a shard with generating from its tensors alone, by the same batches in one process."""
-    asked = tools.parse(caption(args, args.scenes / "val" / "00000.tar", "--out", out / "tables"))
-    (unit,) = bulk.find_units(asked.paths)
-    shard = caption_tool.worker(asked, [unit], 0)
+    parsed = tools.parse(caption(args, args.scenes / "val" / "00000.tar", "--out", out / "tables"))
+    (unit,) = bulk.find_units(parsed.paths)
+    shard = caption_tool.worker(parsed, [unit], 0)
     loaded = shard.keywords["loaded"]
-    batches = [loaded.from_bytes(batch.image) for batch in Images([unit], loaded.to_bytes, asked.batch_size).loader(0)]
+    batches = [loaded.from_bytes(batch.image) for batch in Images([unit], loaded.to_bytes, parsed.batch_size).loader(0)]
     sides = {"model": lambda: [loaded.model.generate(x, length=int(LENGTH), return_trace=True) for x in batches],
              "shard": lambda: shard(unit, out / "00000.parquet")}
     return medians({name: partial(own_cost, side) for name, side in sides.items()}, args.rounds, warm_up=1)

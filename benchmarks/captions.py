@@ -47,7 +47,7 @@ def read_captions(path: str | None) -> list[str]:
     return captions
 
 
-def spread(captions: list[str], number: int, long: bool = False) -> list[str]:
+def evenly_spaced(captions: list[str], number: int, long: bool = False) -> list[str]:
     """Return `number` captions at even distances in the list. Long ones join neighbours until 77 tokens are full."""
     stride = max(1, len(captions) // number)
     starts = [i * stride % len(captions) for i in range(number)]

@@ -23,7 +23,7 @@ from open_clip_mdc.likelihood.exact import Likelihood
 from open_clip_mdc.models.captioner import Captioner
 
 from . import plain
-from .captions import read_captions, spread
+from .captions import evenly_spaced, read_captions
 from .contestants import contestant, random_images, tokenize
 from .report import machine, section_parser, write_report
 from .turns import CLEAR_PEAK, peak_growth, ratio, take_turns
@@ -39,7 +39,7 @@ def ours(model: Captioner, image: Tensor, text: Tensor, method: str, **options) 
 
 def speed(size: str, captions: list[str], rounds: int) -> list[tuple]:
     model = contestant("MDC", size).model.eval()
-    text = tokenize("MDC", size, spread(captions, 4)).view(2, 2, -1)
+    text = tokenize("MDC", size, evenly_spaced(captions, 4)).view(2, 2, -1)
     image = random_images(2, model.visual.image_size[0])
     cases = list(zip(image, text, strict=True))
     expected = torch.stack([plain.heuristic(model, *case) for case in cases])

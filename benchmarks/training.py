@@ -18,7 +18,7 @@ import torch
 from open_clip_mdc.data.markdown import markdown_table
 from open_clip_mdc.text.special_tokens import valid_tokens
 
-from .captions import read_captions, spread
+from .captions import evenly_spaced, read_captions
 from .contestants import Contestant, contestant, count_flops, random_images, tokenize
 from .report import machine, section_parser, write_report
 from .turns import peak_growth, ratio, take_turns
@@ -34,7 +34,7 @@ def names(size: str) -> list[str]:
 
 def make(args: argparse.Namespace, name: str, long: bool) -> tuple[Contestant, torch.Tensor, torch.Tensor]:
     side = contestant(name, args.size)
-    text = tokenize(name, args.size, spread(read_captions(args.captions), args.batch_size, long))
+    text = tokenize(name, args.size, evenly_spaced(read_captions(args.captions), args.batch_size, long))
     return side, random_images(args.batch_size, side.model.visual.image_size[0]), text
 
 

@@ -77,7 +77,7 @@ def reproduce(task: Task, place: Place, seeds: list[int] | None, run: Callable[[
         kept = Path(folder, "kept")
         archive.unpack(task.file, kept)
         results = read_results(kept)
-        (row,) = claims.judge([task.claim], results, task.scale)
+        (row,) = claims.give_verdicts([task.claim], results, task.scale)
         task = task._replace(claim=row.claim)  # judged at an earlier checkpoint, if the last one is saturated
         measured = claims.measured_of(results, task.scale)
         known = set.intersection(*(set(measured.numbers((cell,))) for cell in task.cells))

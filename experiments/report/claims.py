@@ -170,7 +170,7 @@ def measured_of(results: Results, scale: Scale) -> Measured:
                                      for cell in cells(scale)))
 
 
-def judge(claims: Iterable[Claim], results: Results, scale: Scale) -> list[Row]:
+def give_verdicts(claims: Iterable[Claim], results: Results, scale: Scale) -> list[Row]:
     """Return a verdict on each claim of a ledger. Claims are judged together, as p-values are corrected over all."""
     measured = measured_of(results, scale)
     rows = [judged_alone(claim, measured) for claim in claims]

@@ -88,7 +88,7 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
         elif name in LEDGERS:
             runs = dict.fromkeys(cell.run for table in TABLES.values() for cell in table(scale))
             commands.check_recipes(scale, runs, seeds, place)
-            rows = claims.judge(claims.claims_of(name, scale), results, scale)
+            rows = claims.give_verdicts(claims.claims_of(name, scale), results, scale)
             page = claims.ledger(rows, results, scale)
             write(folder / f"{name}.csv", claims.table(rows, scale))
         elif not (cells := tables[name]):
@@ -106,7 +106,8 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
                 page = markdown(cells, summaries)
                 write(folder / f"{name}.csv", csv(cells, summaries))
             if name == "lastsaid":
-                page += "\n" + claims.ledger(claims.judge(position.of_last(cells), results, scale), results, scale)
+                rows = claims.give_verdicts(position.of_last(cells), results, scale)
+                page += "\n" + claims.ledger(rows, results, scale)
             page += environments(cells, numbers, place)
             if name.startswith("figure"):
                 PLOTS.get(name, plot)(name, cells, summaries, folder / f"{name}.png")

@@ -51,7 +51,7 @@ def test_an_archive_gives_the_tables_and_the_ledger_again_without_a_checkpoint(t
     assert file.read_bytes() == packed, "other bytes of the same files"
     archive.unpack(file, tmp_path / "new")
     assert not list((tmp_path / "new").rglob("*.pt")) and pages(tmp_path / "new") == shown
-    with pytest.raises(ValueError, match="results is there already"):
+    with pytest.raises(ValueError, match="results exists already"):
         archive.unpack(file, tmp_path / "new")
     with pytest.raises(ValueError, match="holds no results/"):
         archive.pack(tmp_path, file)
@@ -61,7 +61,7 @@ def test_an_archive_gives_the_tables_and_the_ledger_again_without_a_checkpoint(t
     other = (tmp_path / "other.tar.xz").read_bytes()
     for damaged in (b"nothing", other, packed[:middle], packed[:middle] + b"damage" + packed[middle + 6:]):
         file.write_bytes(damaged)
-        with pytest.raises(ValueError, match="is no archive of results"):
+        with pytest.raises(ValueError, match="is not an archive of results"):
             archive.unpack(file, tmp_path / "other")
         assert not (tmp_path / "other").exists()
 
@@ -122,7 +122,7 @@ def test_what_a_second_experiment_does_not_repeat_is_named(tmp_path):
     experiment(first, range(2))
     experiment(second, range(1, 3))
     archive.pack(first, file)
-    said = f"8 of 8 results in both are equal to the digit; 16 in {file}, 16 in {second}"  # a probe and a log each
+    said = f"8 of 8 results in both are equal to the digit (16 in {file}, 16 in {second})"  # a probe and a log each
     assert archive.compare(file, second) == said
     name = f"{MODELS[1]}--short--s1"
     write_result(second, "linear_probe", name, "wds/probe", lp_acc1=0.25)

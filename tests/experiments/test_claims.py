@@ -34,7 +34,7 @@ def row_of(rows: list[claims.Row], short: str) -> claims.Row:
 
 
 def judged(folder, scale=scales.SCENES, ledger: str = "claims") -> list[claims.Row]:
-    return claims.judge(claims.claims_of(ledger, scale), read_results(folder), scale)
+    return claims.give_verdicts(claims.claims_of(ledger, scale), read_results(folder), scale)
 
 
 def test_a_ledger_from_results(tmp_path):

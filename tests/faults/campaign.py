@@ -47,7 +47,7 @@ MODULES = {kill: ("kills",), disk: (), places: ("kills",), captions: ("captions"
            layouts: ("people",)}
 PARTS = {name: part for module in MODULES for name, part in module.PARTS.items()}
 COUNTED = {name: counts for module, counts in MODULES.items() for name in module.PARTS}
-SHOWN = 20  # failures of a part in the report
+MAX_SHOWN = 20  # failures of a part in the report
 COUNTS = ("kills", "captions", "images", "tars", "broken", "rot", "people")
 PACKAGES = ("open_clip_torch", "clip_benchmark", "torch", "webdataset", "pillow", "pyarrow")
 
@@ -105,8 +105,8 @@ def report(parts: list[dict], args: argparse.Namespace, command: str) -> str:
         lines = []
         for part in parts:
             shown = list(part[kind].items())
-            lines += [f"- {part['part']}, {case}: {problem}" for case, problem in shown[:SHOWN]]
-            lines += [f"- {part['part']}: ... and {len(shown) - SHOWN} more"] * (len(shown) > SHOWN)
+            lines += [f"- {part['part']}, {case}: {problem}" for case, problem in shown[:MAX_SHOWN]]
+            lines += [f"- {part['part']}: ... and {len(shown) - MAX_SHOWN} more"] * (len(shown) > MAX_SHOWN)
         text += f"\n## {title}\n\n" + "\n".join(lines or ["None."]) + "\n"
     return text
 

@@ -11,7 +11,7 @@ from open_clip_mdc.text.special_tokens import valid_tokens
 
 sys.path.insert(0, str(REPO))
 from benchmarks import bulk, plain, report, training  # noqa: E402
-from benchmarks.captions import read_captions, spread  # noqa: E402
+from benchmarks.captions import evenly_spaced, read_captions  # noqa: E402
 from benchmarks.contestants import algorithm_1, contestant, count_flops, tokenize  # noqa: E402
 from benchmarks.turns import ratio, take_turns  # noqa: E402
 
@@ -131,8 +131,8 @@ def test_captions_come_from_a_file_or_are_rendered_with_the_lengths_of_flickr8k(
         read_captions(str(tmp_path / "none.txt"))
     rendered = read_captions(None)
     assert rendered == read_captions(None)
-    lengths = valid_tokens(tokenize("MDC", "ViT-B-32", spread(rendered, 500)), 49408).sum(1).double()
+    lengths = valid_tokens(tokenize("MDC", "ViT-B-32", evenly_spaced(rendered, 500)), 49408).sum(1).double()
     assert lengths.mean().item() == pytest.approx(14.1, abs=0.5)  # Flickr8k's test captions: 14.1, 4.0
     assert lengths.std().item() == pytest.approx(4.0, abs=0.6)
-    long = valid_tokens(tokenize("MDC", "ViT-B-32", spread(rendered, 8, long=True)), 49408).sum(1)
+    long = valid_tokens(tokenize("MDC", "ViT-B-32", evenly_spaced(rendered, 8, long=True)), 49408).sum(1)
     assert long.tolist() == [77] * 8
