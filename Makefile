@@ -26,32 +26,34 @@ export OMP_WAIT_POLICY := PASSIVE
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo                  install into .venv, render scenes, train on them, show what was learnt"
+	@echo "make demo                  install into .venv, render scenes, train on them, show what the models learnt"
 	@echo "make test                  install into .venv, run the tests"
-	@echo "make test OPENCLIP=4       those that meet OpenCLIP's internals, with its next version in .venv4 (OPENCLIP_WHEEL=FILE)"
-	@echo "make faults                kills, full disks, hostile captions, broken files, on purpose: tests/FAULTS.md (half an hour)"
-	@echo "make bench [CAPTIONS=FILE]  speed and memory against Algorithm 1, CLIP, CoCa and plain loops: benchmarks/RESULTS.md"
-	@echo "make bench-gpu             the same of a GPU, MDC and CLIP on one card: benchmarks/GPU.md"
-	@echo "make table6 figure7 mcdiffusion               MC-Diffusion's claims, and what they come to (scenes, flickr8k, cub)"
-	@echo "make table7 figure8 ... figure11 article      a summary article's (scenes; flickr8k without figure8)"
-	@echo "make table8 views                             two views of a caption with complementary masks, at equal cost (scenes)"
-	@echo "make curves SCALE=rich     learning curves in a richer world of scenes; SCALE=gpu on a GPU"
-	@echo "make photos                captions of photographs: a small decoder on a trained encoder, 20 minutes of two cores;"
-	@echo "     DATA=folder with train/, val/ and test/, SCALE=photos-vit or photos-timm-NAME for another encoder"
-	@echo "make towers SCALE=photos SEEDS='0 1 2'        what MDC, ARC and CapPa make of that encoder, locked and free"
-	@echo "make photo                 the captioner that the package brings, anew from make photos"
-	@echo "make decodings             steps against quality of captions, of scenes and photographs: figures of make demo and photos"
-	@echo "make table1 ... table5, figure3 ... figure6, stability, floors, lengths, steps, claims, or tables: the paper's, with"
-	@echo "     SCALE=scenes (default), rich, gpu, flickr8k or paper, DATA=folder of the data, GPUS=0 (the CPU) or more,"
-	@echo "     SEEDS='0 1 2', JUDGE_URL=endpoint of Table 3's judge; -n prints commands"
-	@echo "make docs                  the documentation as a site, site/index.html; a link that leads nowhere ends it"
-	@echo "make dist                  wheel and sdist, tried in an empty environment"
-	@echo "make position              does a token's visual signal depend on its place? A world made to ask it, six objectives"
-	@echo "make reproduce CLAIM=scenes.bert15            one claim of experiments/results/claims.csv from nothing, against the archive"
-	@echo "make results               all pages of results from their archives"
+	@echo "make test OPENCLIP=4       run the tests of OpenCLIP's internals with its next version in .venv4 (OPENCLIP_WHEEL=FILE)"
+	@echo "make faults                inject faults: killed jobs, full disks, broken and hostile files (half an hour)"
+	@echo "make docs                  build the documentation as a site, site/index.html. A broken link is an error"
+	@echo "make bench [CAPTIONS=FILE] measure speed and memory against Algorithm 1, CLIP, CoCa and plain loops"
+	@echo "make bench-gpu             measure MDC and CLIP on one GPU (benchmarks/GPU.md)"
+	@echo "make dist                  build wheel and sdist, and try them in an empty environment"
 	@echo "make lint | clean"
+	@echo
+	@echo "Tables and figures of the paper, which resume if you run the same command again:"
+	@echo "make table1 ... table5, figure3 ... figure6, stability, floors, lengths, steps, claims, or tables for all of them"
+	@echo "     SCALE=scenes (default), rich, gpu, flickr8k or paper, DATA=folder of the data, GPUS=0 (the CPU) or more,"
+	@echo "     SEEDS='0 1 2', JUDGE_URL=endpoint of Table 3's judge. make -n prints the commands"
+	@echo "make curves SCALE=rich     learning curves on richer scenes, or with SCALE=gpu on a GPU"
+	@echo "make position              test whether a token's visual signal depends on its place, for six objectives"
+	@echo "make table6 figure7 mcdiffusion               test the claims of MC-Diffusion (scenes, flickr8k, cub)"
+	@echo "make table7 figure8 ... figure11 article      test the claims of a summary article (scenes, flickr8k without figure8)"
+	@echo "make table8 views                             compare two views of a caption with one at equal cost (scenes)"
+	@echo "make photos                caption photographs with a small decoder on a trained encoder, 20 minutes of two cores"
+	@echo "     DATA=folder with train/, val/ and test/, SCALE=photos-vit or photos-timm-NAME for another encoder"
+	@echo "make towers SCALE=photos SEEDS='0 1 2'        train that encoder with MDC, ARC and CapPa, or lock it"
+	@echo "make photo                 make the captioner that is in the package, from make photos"
+	@echo "make decodings             compare ways of decoding by steps and quality, with the models of make demo and make photos"
+	@echo "make reproduce CLAIM=scenes.bert15            run one claim of results/claims.csv and compare it with its archive"
+	@echo "make results               write all pages of results from their archives"
 
-# Everything below runs in this environment; it is made anew when the dependencies change.
+# Everything below runs in this environment. It is made again when the dependencies change.
 .venv/installed: setup.py pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
@@ -63,7 +65,7 @@ $(SCENES): | .venv/installed
 	$(BIN)/open_clip_mdc scenes --out $@ --num-train $(DEMO_SCENES) --num-pairs 200
 
 # The run folders demo/mdc, demo/arc and demo/untrained (the same network before training: one step with learning rate
-# 0). Interrupted, they resume. One thread each: two train side by side, and so small a model gains nothing from a second.
+# 0). They resume after an interruption. Each has one thread, as two train in parallel and a second thread does not help.
 TRAIN := $(BIN)/open_clip_train --logs $(DEMO) --train-data "$(SCENES)/train/{00000..00007}.tar" --resume latest \
     --dataset-type webdataset --precision fp32 --device cpu --workers 1 --batch-size 64 --warmup 100 --wd 0.1
 LEARN := --lr 1e-3 --epochs $(DEMO_EPOCHS) --val-data $(SCENES)/val/00000.tar --log-every-n-steps 10
@@ -97,7 +99,7 @@ demo: | $(SCENES)
 test: .venv/installed
 ifeq ($(OPENCLIP),4)
 ifeq ($(wildcard $(OPENCLIP_WHEEL)),)
-	@echo "OpenCLIP 4 is not tested: there is no $(OPENCLIP_WHEEL); give OPENCLIP_WHEEL=FILE"
+	@echo "OpenCLIP 4 is not tested: there is no $(OPENCLIP_WHEEL). Give OPENCLIP_WHEEL=FILE"
 else
 	$(MAKE) .venv4/installed
 	OMP_NUM_THREADS=1 .venv4/bin/python -m pytest -n 2 --dist loadfile $(if $(SHORT),$(SHORT4),$(TESTS4))
@@ -106,7 +108,7 @@ else
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 endif
 
-# Its next version in a second environment, before all else that .venv has.
+# OpenCLIP's next version in a second environment. Its packages come before those of .venv.
 .venv4/installed: .venv/installed $(OPENCLIP_WHEEL)
 	rm -rf .venv4
 	$(BIN)/python -m venv --without-pip .venv4
@@ -122,7 +124,7 @@ docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "site/index.html"
 
-# What is released, as an empty environment installs it: each captions a photograph that comes with scikit-learn.
+# Wheel and sdist are installed into an empty environment each, and caption a photograph that comes with scikit-learn.
 EMPTY := build/empty
 dist: .venv/installed
 	rm -rf dist $(EMPTY)
@@ -133,12 +135,12 @@ dist: .venv/installed
 	    $(EMPTY)/bin/open_clip_mdc caption $(EMPTY)/lib/python*/site-packages/sklearn/datasets/images/flower.jpg \
 	        --out $(EMPTY)/captions.jsonl && cut -c-150 $(EMPTY)/captions.jsonl || exit; done
 
-# Interrupted, it continues; finished parts are in build/faults/parts.
+# It resumes after an interruption. Finished parts are in build/faults/parts.
 faults: .venv/installed
 	$(BIN)/python tests/faults/campaign.py --out tests/FAULTS.md
 
-# ---- The paper's tables and figures (experiments/run.py). The recipe runs under `make -n` too, and prints what it would
-# run: that depends on what is there already.
+# ---- The paper's tables and figures (experiments/run.py). `make -n` runs the recipe, too, as the commands that it prints
+# depend on the results that exist already.
 SCALE ?= scenes
 DATA ?= data
 GPUS ?=
@@ -159,7 +161,7 @@ photos: SEEDS := $(or $(SEEDS),0)
 tables $(TABLES) $(ARTICLE): | .venv/installed
 	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@) $(if $(filter position,$@),lastsaid)
 
-# One claim of experiments/results/claims.csv from nothing, compared with the archive; all pages of results from them.
+# Run one claim of experiments/results/claims.csv and compare it with the archive. Write all pages from the archives.
 .PHONY: reproduce results
 reproduce: | .venv/installed
 	+@$(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.reproduce $(CLAIM) --data '$(DATA)' --bin $(BIN)/ \
@@ -177,7 +179,7 @@ photo: photos
 	cp model_configs/photo/LICENSE build/photo/
 	rm -rf model_configs/photo && cp -r build/photo model_configs/photo
 
-# Writes experiments/figures/decodings-*.png and, in build/decodings, what was said and its tables.
+# Writes experiments/figures/decodings-*.png, and captions and tables into build/decodings.
 DECODINGS := OMP_NUM_THREADS=1 $(BIN)/python -m experiments.decodings
 decodings: photos | $(TRAINED)
 	$(DECODINGS) --mdc $(DEMO)/mdc --arc $(DEMO)/arc --data $(SCENES)/val/00000.tar --length 8 --limit 100 \
@@ -186,7 +188,7 @@ decodings: photos | $(TRAINED)
 	    --data build/photos/data/captions/test/0.tar --length 12 --limit 200 --out build/decodings/photos
 	for what in scenes photos; do cp build/decodings/$$what.png experiments/figures/decodings-$$what.png || exit; done
 
-# Writes benchmarks/RESULTS.md. One process at a time has the machine to itself, so its threads may spin.
+# Writes benchmarks/RESULTS.md. Only one process runs at a time, so its threads may spin.
 BENCH := OMP_WAIT_POLICY=ACTIVE $(BIN)/python -m benchmarks.
 TRAINED := $(DEMO)/mdc/checkpoints/epoch_$(DEMO_EPOCHS).pt
 $(TRAINED):
@@ -197,11 +199,11 @@ bench: | $(TRAINED)
 	$(BENCH)decoding
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.bulk --scenes $(SCENES) --pretrained $(DEMO)/mdc
 
-# The same on a GPU, each part within 10 minutes; writes "Measured" in benchmarks/GPU.md.
+# The same on a GPU, each part within 10 minutes. Writes the section "Measured" of benchmarks/GPU.md.
 bench-gpu: .venv/installed
 	$(BENCH)gpu --parts ceilings,copies,losses,attentions,syncs,decoding,scoring
 	for size in ViT-B-16 ViT-B-32 ViT-L-14; do $(BENCH)gpu --parts steps --sizes $$size || exit; done
 
-# Not build/SCALE: those are hours of training.
+# build/SCALE is kept, as it holds hours of training.
 clean:
 	rm -rf .venv .venv4 build/lib build/bdist.* build/demo build/empty *.egg-info .pytest_cache .ruff_cache demo dist site
