@@ -27,7 +27,7 @@ from .tables.scales import Scale, named
 
 def cells_of(scale: Scale, names: list[str]) -> list[Cell]:
     if scale.tables and (others := [name for name in names if name not in scale.tables]):
-        raise ValueError(f"{others[0]} is no table of {scale.name}; {', '.join(scale.tables)} are")
+        raise ValueError(f"{others[0]} is no table of {scale.name}, which has {', '.join(scale.tables)}")
     # Figure 6 shows the captions of Table 3. Verdicts (`claims` and so on) are on the results that exist already.
     tables = cells_by_table(scale, ["table3" if name == "figure6" else name for name in names])
     return [cell for cells in tables.values() for cell in cells]
