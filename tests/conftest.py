@@ -128,12 +128,12 @@ def png(number: int, size: int = 40) -> bytes:
 
 def run(*command: str, check: bool = True, timeout: float = 3600, fork: bool = False, **env: str
         ) -> subprocess.CompletedProcess:
-    """Runs a command with this Python's environment; its output is in the assertion when it fails.
+    """Run a command with this Python's environment. If it fails, its output is in the assertion.
 
-    The time-out only ends what hangs: a busy machine may take its time.
+    The time-out is long, as it only has to end a command that hangs, also on a busy machine.
 
     Args:
-        fork: of a process that has imported OpenCLIP already, for `python -m` and `python -c`.
+        fork: run `python -m` or `python -c` in a fork of a process that has imported OpenCLIP already.
     """
     env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "", **env}
     if fork:

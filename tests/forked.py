@@ -28,10 +28,10 @@ def child(argv: list[str], cwd: str, env: dict[str, str], folder: Path) -> None:
 
 
 def forked(argv: list[str], timeout: float, env: dict[str, str]) -> subprocess.CompletedProcess:
-    """Runs a command of `child`; the result is that of subprocess.run.
+    """Run a command of `child` and return the result as subprocess.run does.
 
     Raises:
-        subprocess.TimeoutExpired: it ran too long, and was killed.
+        subprocess.TimeoutExpired: the command ran too long and was killed.
     """
     context = multiprocessing.get_context("forkserver")  # of a clean process, not of the one that runs tests
     context.set_forkserver_preload(PRELOADED)

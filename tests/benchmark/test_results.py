@@ -1,4 +1,4 @@
-"""Claims about result files: their names, when they are kept, strict JSON; and a CLIP model's official numbers."""
+"""Claims about result files: names, skipping, strict JSON, and the official numbers of a CLIP model."""
 import json
 import os
 from pathlib import Path

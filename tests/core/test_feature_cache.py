@@ -52,8 +52,10 @@ def images_of(data: str) -> dict[bytes, torch.Tensor]:
 
 
 def test_the_tower_runs_once_an_image_and_never_again(data, tmp_path):
-    """Also for another run, with another decoder, seed and learning rate, and with worker processes; and the whole
-    training of the cached run comes again to the last bit."""
+    """This holds for a second run, too, with another decoder, seed and learning rate, and with worker processes.
+
+    The training of the cached run is repeatable to the last bit.
+    """
     cached = (*FLAGS, "--cache-features", str(tmp_path / "cache"))
     count = len(images_of(data))
     assert counted(tmp_path, train_flags(*cached, data=data, logs=tmp_path, name="first")) == count

@@ -26,8 +26,10 @@ def decoder(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def unlocked(tmp_path_factory):
-    """Three epochs, the tower free in the third; the same locked and free throughout; resumed before the unlocking,
-    at it, and with the other flags together."""
+    """Train three epochs with the tower free in the third.
+
+    Others have it locked or free throughout, resume before the unlocking or at it, or combine it with other flags.
+    """
     logs = tmp_path_factory.mktemp("unlocked")
     three = (*SYNTHETIC, "--epochs", "3", "--unlock-image-after", "2")
     both = (*three, "--image-lr-scale", "0.1", "--wd", "0.5")

@@ -23,8 +23,10 @@ EYE = torch.eye(V, dtype=torch.float64)
 
 @pytest.fixture(autouse=True)
 def much_replacement(monkeypatch):
-    """Schedules by which replacement matters: 35 % random ids at T, and a share of clean ones left; "late" replaces
-    nothing in the first step, after which a visible token is the true one."""
+    """Return schedules with much replacement: 35 % random ids at T, and some clean ones left.
+
+    "late" replaces nothing in the first step, after which a visible token is the true one.
+    """
     monkeypatch.setitem(mask_replace.PRESETS, "half", ((0.9, 0.05), (0.05, 0.6)))
     monkeypatch.setitem(mask_replace.PRESETS, "late", ((0.9, 0.1), (0.1, 0.6)))
     yield

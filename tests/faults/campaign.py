@@ -55,13 +55,13 @@ INTRODUCTION = """# Faults
 
     {command}
 
-Seed {seed}; {system}; {versions}; commits of the parts: {commits}.
+Seed {seed}. {system}. {versions}. Commits of the parts: {commits}.
 
-A case is right if the command ends in a right result, or in one clear line and a status that is not 0; if no number is
-wrong, nothing is written outside the target, and JSON is JSON. What a part does is said where it is defined, in
-[tests/faults](faults); where one command reads all captions, each is a case, and a failure of the command is one.
-The same command and seed make the same cases, but for the moments of SIGKILL: these are shares of a duration that is
-measured first. A commit is the one that a part was run at.
+A case passes if the command ends with a right result, or with one clear line and a status other than 0. In both cases
+no number may be wrong, nothing may be written outside the target, and JSON has to be valid. The files in
+[tests/faults](faults) say what each part does. If one command reads all captions, each caption is a case, and so is a
+failure of the command. The same command and seed make the same cases, except for the moments of SIGKILL, which are
+shares of a measured duration. The commits are those at which the parts were run.
 
 """
 

@@ -83,9 +83,9 @@ def plain(caption: str) -> str:
 
 
 def whole(caption: str, tokenizer) -> bool:
-    """Whether the model reads all of a caption.
+    """Return whether the model reads a caption to its end.
 
-    <end_of_text> behind a punctuation mark or a combining one is read as six tokens, and ends nothing.
+    <end_of_text> directly behind a punctuation mark or a combining mark is read as six tokens, and does not end it.
     """
     ids = tokenizer.encode(caption) if len(caption) < 2000 else [0] * CONTEXT
     return len(ids) + 2 <= CONTEXT and not {tokenizer.vocab_size - 2, tokenizer.vocab_size - 1} & set(ids)

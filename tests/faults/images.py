@@ -26,9 +26,10 @@ from open_clip_mdc.data.shards import read_samples, tar_writer
 
 
 class Images:
-    """The odd images as files, as a shard, and what they should give.
+    """The odd images as files and as a shard, with the results that are right.
 
-    Attributes: `good` and `bad`, names by what Pillow says; in neither is what is so large that both are right.
+    Attributes: `good` and `bad` are names of images that Pillow can and cannot decode. Very large ones are in neither,
+    as they may be read or refused.
     """
 
     def __init__(self, world: World, name: str):

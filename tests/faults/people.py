@@ -233,8 +233,10 @@ def table(rng: Random, damage: bool) -> tuple[str, bytes, list[tuple], bool]:
 
 
 def tables(world: World) -> Cases:
-    """World's number of tables, whole and damaged: training's rows are score's and those that were written; or both
-    refuse in a line that names the file."""
+    """Read World's number of tables, whole and damaged.
+
+    Training and score must read the rows that were written, or both refuse the file in a line that names it.
+    """
     folder, rng = world.fresh("people-tables"), world.rng("people-tables")
 
     def check(case: tuple) -> str | None:

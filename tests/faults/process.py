@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
         return next((line for line in reversed(lines) if line), "")
 
     def problem(self, wanted: int | None = None) -> str | None:
-        """What is wrong with how it ended: neither a result nor one clear line; None if nothing is.
+        """Return the problem if the command ended with neither a result nor one clear line, else None.
 
         Args:
             wanted: the only exit status that is right.

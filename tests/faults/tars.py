@@ -115,7 +115,9 @@ def through(world: World) -> Cases:
         before = path.read_bytes()
 
         def ends(command: str, ended, rows, wanted: int, tar=tar, folder=folder, whole=False) -> tuple:
-            """A case: all rows, or one line and none; with no row to be had one line or nothing.
+            """Return a case that passes with all rows, or with one line and none.
+
+            If no row can be read, nothing at all is right, too.
 
             Args:
                 whole: the command takes only pairs, and may refuse a tar that holds anything else.

@@ -18,9 +18,9 @@ CONTENT = bytes(range(256)) * 20_000
 
 
 class Server(BaseHTTPRequestHandler):
-    """Breaks off after `cut` bytes of an answer, as long as there are `cuts`; notes what was asked.
+    """A server that breaks off the first `cuts` answers after `cut` bytes, and records all requests.
 
-    With `signed`, redirects each question to another address. With `shift`, begins so many bytes after what is asked.
+    With `signed` it redirects each request to another address. With `shift` it begins that many bytes too late.
     """
 
     cuts, cut, ranges, asked, etag, signed, shift = 0, 3_000_000, True, [], "one", False, 0
