@@ -164,7 +164,7 @@ def test_what_out_cannot_be_is_said_in_one_line(place, tmp_path):
     (tmp_path / "foreign" / "000.parquet").write_bytes(b"PAR1")
     for tool, argv, words in [
         ("caption", (place / "000.tar", "--out", tmp_path / "c.txt"), "or .json, or be a folder"),
-        ("caption", (place / "000.tar", "--out", tmp_path / "c", "--html", "x.html"), "--limit and --clip go with"),
+        ("caption", (place / "000.tar", "--out", tmp_path / "c", "--html", "x.html"), "--limit and --clip need an"),
         ("caption", (tmp_path / "x.png", "--out", tmp_path / "c"), "is no shard (.tar) and no folder of images"),
         ("embed", (place / "000.tar", tmp_path / "other", "--out", tmp_path / "c"), "000 is there twice"),
         ("embed", (place / "000.tar", "--out", tmp_path / "no" / "c"), "--out"),

@@ -103,7 +103,7 @@ def test_the_length_of_a_model_that_has_learnt_to_choose_is_its_choice(runs, fol
 def test_consensus_writes_the_draw_that_the_other_draws_are_most_like(runs, folder, alias):
     draws = ("--length", "6", "--temperature", "1", "--samples", "4", "--select", "consensus", "--batch-size", "3")
     run("--pretrained", runs / alias, *PATHS, *draws, "--html", "page.html")
-    assert "that of 4 captions which is most like all of them" in Path("page.html").read_text()
+    assert "the one of 4 captions that is most similar to all of them" in Path("page.html").read_text()
     model, transform, tokenizer = loaded(runs / alias)
     args = caption.argparse.Namespace(seed=0, temperature=1.0, top_k=None, top_p=None)
     rows = [row["caption"] for row in lines()]
@@ -191,13 +191,13 @@ def test_drawn_and_guided_captions_are_those_of_the_seed_and_the_page_says_how(r
     command = ("x1.png", "x2.png", "--length", "5", "--html", "page.html", "--pretrained")
     captions = {}
     for alias, options, order, guidance in (
-            ("mdc", ("--sampler", "ancestral", "--temperature", "1"), "drawn in 100 steps (ancestral), tokens at "
+            ("mdc", ("--sampler", "ancestral", "--temperature", "1"), "ancestral sampling in 100 steps, tokens at "
                                                                        "temperature 1.0", None),
             ("mcs", ("--sampler", "ancestral", "--steps", "4", "--guidance-scale", "3"),
-             "drawn in 4 steps (ancestral), tokens at temperature 0.0",
+             "ancestral sampling in 4 steps, tokens at temperature 0.0",
              "scale 3.0, away from the image with masked features"),
-            ("cfg", ("--guidance-scale", "3", "--guidance-weak", "blind"), "the most confident first, 1 at a time",
-             "scale 3.0, away from no image")):
+            ("cfg", ("--guidance-scale", "3", "--guidance-weak", "blind"), "most confident token first, 1 at a time",
+             "scale 3.0, away from zeros")):
         assert run(*command, runs / alias, *options) is None
         captions[alias] = lines()
         page = Path("page.html").read_text()
@@ -232,14 +232,14 @@ def test_one_image_is_captioned_without_what_works_on_tables_of_shards(runs, fol
 
 @pytest.mark.parametrize("options, order", [
     ((), "1 at a time"), (("--tokens-per-step", "3"), "3 at a time"),
-    (("--temperature", "0.7"), "1 at a time, drawn at temperature 0.7"),
-    (("--tokens-per-step", "0.9"), "all tokens at least 0.9 probable at once"),
+    (("--temperature", "0.7"), "1 at a time, sampled at temperature 0.7"),
+    (("--tokens-per-step", "0.9"), "all tokens of probability 0.9 or more at once"),
     (("--tokens-per-step", "0.0", "--temperature", "1"),
-     "all tokens at least 0.0 probable at once, drawn at temperature 1.0"),
+     "all tokens of probability 0.0 or more at once, sampled at temperature 1.0"),
 ])
 def test_the_page_says_how_many_tokens_were_revealed_at_once_and_whether_they_were_drawn(runs, folder, options, order):
     run("--pretrained", runs / "mdc", "x1.png", "--length", "3", "--html", "page.html", *options)
-    assert f"the most confident first, {order}" in Page(Path("page.html").read_text()).texts["dd"]
+    assert f"most confident token first, {order}" in Page(Path("page.html").read_text()).texts["dd"]
 
 
 def test_the_tokens_of_a_caption_in_any_script_put_together_are_the_caption():
@@ -287,7 +287,7 @@ def test_captions_of_two_commands_stand_side_by_side_on_the_page(runs, folder):
     assert sum(attributes.get("class") == "pair" for tag, attributes in page.tags if tag == "article") == 6
     texts = sum(line["clip_texts"] for line in lines()) / 7
     assert page.texts["dd"][-2:] == [
-        f"ViT-Ti-8:clip.pt, scale 3.0 on 5 tokens a step, the best of 2; {texts:.1f} texts a caption",
+        f"ViT-Ti-8:clip.pt, scale 3.0 on 5 tokens per step, the best of 2, {texts:.1f} texts per caption",
         "plain.jsonl"]
 
 
@@ -367,11 +367,11 @@ def test_images_stand_the_way_up_that_the_camera_noted(tmp_path):
     (("x1.png", "--clip", "ViT-Ti-8:gone.pt", "--clip-scale", "1"), "gone.pt is no file and no tag of ViT-Ti-8"),
     (("x1.png", "--clip", "ViT-Ti-8:clip.pt", "--clip-scale", "1", "--pretrained", "arc"), "autoregressive"),
     (("x1.png", "--clip", "ViT-Ti-8:clip.pt", "--clip-rerank", "3"), "without one all are equal"),
-    (("x1.png", "--samples", "3", "--temperature", "1"), "of which one is written: add --select consensus"),
+    (("x1.png", "--samples", "3", "--temperature", "1"), "but only one is written: add --select consensus"),
     (("x1.png", "--select", "consensus"), "--select chooses among --samples, 2 or more"),
     (("x1.png", "--select", "consensus", "--samples", "3", "--length", "4"), "without one all are equal"),
     (("x1.png", "--compare", "x1.png"), "needs --html"),
-    (("x1.png", "--compare", "x1.png", "--html", "page.html"), "no file that this tool wrote"),
+    (("x1.png", "--compare", "x1.png", "--html", "page.html"), "is not a .jsonl file of open_clip_mdc caption"),
 ])
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(runs, folder, argv, words):
     Path("bare").mkdir()
@@ -392,5 +392,5 @@ def test_tokens_to_compare_have_a_step_and_its_log_probability_or_neither(tmp_pa
     assert read_captions(str(path))["a.png"]["tokens"] == row["tokens"]
     row["tokens"][0] |= {"step": step, "log_prob": log_prob}
     path.write_text(json.dumps(row))
-    with pytest.raises(ValueError, match="no file that this tool wrote"):
+    with pytest.raises(ValueError, match="is not a .jsonl file of open_clip_mdc caption"):
         read_captions(str(path))

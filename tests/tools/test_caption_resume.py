@@ -150,7 +150,7 @@ def test_ctrl_c_keeps_what_is_done(runs, folder):
         _, complaint = process.communicate()
     finally:
         process.kill()
-    assert process.returncode == 1 and "resume when the same command is given again\n" in complaint
+    assert process.returncode == 1 and "interrupted: run the same command again to resume" in complaint
     assert "Traceback" not in complaint
     assert [row["image"] for row in lines(part)[1:]] == ["x1.png"]
     os.remove("waits.png")

@@ -114,7 +114,7 @@ def test_missing_captions_images_and_lines_are_named_and_left_out_when_asked(cub
     (lambda cub: (cub / "CUB_200_2011" / "train_test_split.txt").write_text("1 1\n"),
      lambda cub: ("--split", "official"), "list different images"),
     (lambda cub: None, lambda cub: ("--split", "reed"), "--split reed needs --classes"),
-    (lambda cub: None, lambda cub: ("--split", "official", *reed(cub)[2:]), "--split official none"),
+    (lambda cub: None, lambda cub: ("--split", "official", *reed(cub)[2:]), "--split official takes none"),
 ])
 def test_bad_input_is_one_line(cub, change, flags, said):
     change(cub)

@@ -182,7 +182,7 @@ def test_the_card_tells_the_run_and_its_code_runs(out, images, model, monkeypatc
     for told in ("MDC-ViT-Ti-8", "48 x 48", "`cc12m/{00000..00009}.tar`", "| `--lr` | `0.0007` |", "`--warmup`",
                  "| wds/cifar10 | linear_probe | lp_acc1 | 0.5123 |"):
         assert told in card, told
-    assert not re.search("somebody|{{|--logs|None were given", card)
+    assert not re.search("somebody|{{|--logs|No results were given", card)
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in out.rglob("*") if path.is_file())
     monkeypatch.chdir(out.parent)
     turned = Image.Exif()
@@ -209,7 +209,7 @@ def test_a_folder_appears_whole_or_not_at_all(out, trained, folder, monkeypatch)
     monkeypatch.setattr(socket.socket, "connect", lambda *args: pytest.fail("used the network"))
     before = sorted(os.listdir(folder))
     assert "exists and is not an empty folder" in complaint("--pretrained", trained, "--out", out)
-    assert "no result file" in complaint("--pretrained", trained, "--out", folder / "new", "--results",
+    assert "is not a result file" in complaint("--pretrained", trained, "--out", folder / "new", "--results",
                                          trained / "params.txt", "--to", "open_clip")
     assert "--push name should be ORG/NAME" in complaint("--pretrained", trained, "--out", folder / "new", "--push",
                                                          "name")
@@ -233,7 +233,7 @@ def timm_tower(folder):
 
 def test_a_timm_encoder_goes_where_it_fits(timm_tower, folder, capsys):
     assert complaint("--pretrained", timm_tower, "--out", folder / "of_timm") is None
-    assert "Not exported to transformers: its image tower is timm's" in capsys.readouterr().out
+    assert "not exported to transformers: its image tower is timm's" in capsys.readouterr().out
     model = open_clip_mdc.load(timm_tower, device="cpu")
     image = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     features, tokens = model.encode_image(image), model.encode_image_tokens(image)
@@ -250,7 +250,7 @@ def test_a_model_of_regions_goes_to_open_clip_and_torch(tmp_path, capsys, model_
     path = run_folder(tmp_path / "run", "MDC-ViT-Ti-8-regions2", **model_args)
     assert complaint("--pretrained", path, "--out", tmp_path / "out") is None
     said, side = capsys.readouterr().out, 2 * model_args.get("force_image_size", 32)
-    assert all(f"Not exported to {name}: its image tower" in said for name in ("timm", "transformers"))
+    assert all(f"not exported to {name}: its image tower" in said for name in ("timm", "transformers"))
     patches = side // 2 // 8
     assert f"Images of {side} x {side} pixels, 5 regions x {patches} x {patches} patches" in \
         (tmp_path / "out" / "README.md").read_text().replace("\n", " ")

@@ -94,7 +94,7 @@ def test_a_connection_that_breaks_off_resumes_where_it_was(server, tmp_path):
 
 def test_what_came_is_kept_for_the_next_run_unless_the_servers_file_is_another(server, tmp_path, monkeypatch):
     server.cuts, server.cut = 100, 0
-    assert "broke off 5 times at byte 0; the same command resumes" in get(tmp_path)
+    assert "broke off 5 times at byte 0: run the same command to resume" in get(tmp_path)
     server.cut, server.asked = 2 ** 20, []
     monkeypatch.setattr(fetch, "TRIES", 1)
     monkeypatch.setattr(fetch, "append", cut_after(fetch.append, 3))

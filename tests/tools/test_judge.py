@@ -145,7 +145,7 @@ def test_malformed_answers_are_counted_and_belong_to_nobody(server, data, tmp_pa
 
 def test_a_judge_that_never_answers_properly_gives_no_rates(server, data, tmp_path):
     server.reply = always("I am a teapot")
-    assert "none of 3 answers names one caption" in failure(data(3, "x", "y"))
+    assert "none of 3 answers names exactly one caption" in failure(data(3, "x", "y"))
     assert results(tmp_path)["malformed"] == 3 and results(tmp_path)["selection_rate"] == {"x": None, "y": None}
 
 
@@ -194,7 +194,7 @@ def test_bad_input_is_named_in_one_line_before_anything_is_asked(server, data, t
     (tmp_path / "twice.jsonl").write_text('{"image": "a/0.png", "caption": ""}\n{"image": "b/0.png", "caption": ""}\n')
     for captions, message in [
         ([x], "names 1 systems, not 2 to 8"), ([x, x], "each system once"), ([x, "file.json"], "as NAME=FILE"),
-        ([x, few], "x and few caption different images: 1 ids are only in one of them, such as 1"),
+        ([x, few], "x and few caption different images: 1 ids are in only one of them, such as 1"),
         ([f"e={tmp_path}/empty.json", empty], "has no caption"), ([x, "z=nowhere.json"], "nowhere.json"),
         ([x, f"l={tmp_path}/list.json"], "list.json is neither JSON with"),
         ([x, f"t={tmp_path}/twice.jsonl"], "twice.jsonl has more than one caption for 0"),

@@ -52,9 +52,9 @@ def test_a_broken_connection_is_tried_again(server, data, tmp_path):
     (always({"": 290 * "x" + KEY}, 400), 290 * "x" + "***"),
     (always({}, 404), "answers 404"),
     (always({}, 307, Location="http://127.0.0.1:9/"), "answers 307"),  # the key goes nowhere else
-    (always(b"<html>\nwelcome</html>"), "gives no chat completion: <html> welcome</html>"),
-    (always(b'{"choices": []}'), "gives no chat completion"),
-    (always(["B"]), "gives no chat completion"),
+    (always(b"<html>\nwelcome</html>"), "does not answer with a chat completion: <html> welcome</html>"),
+    (always(b'{"choices": []}'), "does not answer with a chat completion"),
+    (always(["B"]), "does not answer with a chat completion"),
 ], ids=["wrong key", "long answer", "wrong path", "moved", "a web page", "no choices", "no text"])
 def test_a_refusal_stops_at_once_with_one_line(server, data, reply, message):
     server.reply = reply

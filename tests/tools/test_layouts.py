@@ -76,8 +76,8 @@ def test_what_cannot_be_used_stops_it_by_name_or_is_left_out_and_listed(tmp_path
     argv = ("--train", tmp_path / "in", "--out", tmp_path / "out")
     assert "6 images cannot be used" in complaint(*argv) and not (tmp_path / "out").exists()
     said = capsys.readouterr().err
-    for words in ("'sub/1.jpg': no captions", "2.txt, line 1 is no UTF-8 text", "3.jpg is no file",
-                  "4.jpg has 268,435,457 bytes", "'sub/5.jpg': captions of 4,999,999 letters", "8.jpg is no file"):
+    for words in ("'sub/1.jpg': no captions", "2.txt, line 1 is no UTF-8 text", "3.jpg is not a regular file",
+                  "4.jpg has 268,435,457 bytes", "'sub/5.jpg': captions of 4,999,999 letters", "8.jpg is not a regular file"):
         assert words in said, (words, said)
     assert complaint_of("prepare", "shards", *argv, "--skip-broken") is None
     assert len((tmp_path / "out/left_out.txt").read_text().splitlines()) == 6
@@ -106,13 +106,13 @@ HOSTILE = {
     "d.json": json.dumps({"images": [{"id": 1, "file_name": "../secret.jpg"}], "annotations": []}),
     "metadata.csv": "file_name,text\n../secret.jpg,x\n"}
 WRONG = {
-    "e.json": ("{", "is no JSON"), "f.json": ("[" * 10 ** 5, "is no JSON"), "g.json": ("[1]", "row 1 is int"),
-    "h.json": ("{}", "no captions_*.json of COCO"), "i.json": ("[]", "has no row"),
-    "j.jsonl": ("{}\n{", "line 2 is no JSON"),
-    "k.json": ('{"images": [], "annotations": [{"image_id": [], "caption": ""}]}', "no captions_*.json of COCO"),
+    "e.json": ("{", "is not JSON"), "f.json": ("[" * 10 ** 5, "is not JSON"), "g.json": ("[1]", "row 1 is int"),
+    "h.json": ("{}", "neither a captions_*.json of COCO"), "i.json": ("[]", "has no row"),
+    "j.jsonl": ("{}\n{", "line 2 is not JSON"),
+    "k.json": ('{"images": [], "annotations": [{"image_id": [], "caption": ""}]}', "neither a captions_*.json of COCO"),
     "l.json": ('{"images": [{"filename": "x", "sentences": []}]}', "prepare coco"),
-    "m.parquet": ("PAR1", "m.parquet is no whole parquet table"), "n.parquet": ("", "no whole parquet table"),
-    "o.csv": ("file_name,label\na.jpg,1\n", "no columns file_name,captions or"), "p.json": ("\x00" * 9, "is no JSON")}
+    "m.parquet": ("PAR1", "m.parquet is damaged"), "n.parquet": ("", "n.parquet is damaged"),
+    "o.csv": ("file_name,label\na.jpg,1\n", "no columns file_name,captions or"), "p.json": ("\x00" * 9, "is not JSON")}
 
 
 @pytest.mark.parametrize("name", [*HOSTILE, *WRONG])
@@ -138,7 +138,7 @@ def test_folders_without_captions_and_tables_without_images_say_what_is_missing(
                           ("empty", "holds no image, no shard (.tar) and no table (.parquet)"),
                           ("about.parquet", "has no column of image bytes, only url, caption"),
                           ("nowhere", "no such shard"), ("no-*.parquet", "no such shard"),
-                          ("coco/captions_val2017.json", "8 of 8 images are missing, the first is")):
+                          ("coco/captions_val2017.json", "8 of 8 images are missing, first")):
         assert words in (found := complaint("--train", tmp_path / source, "--out", tmp_path / "out")), found
 
 
@@ -149,12 +149,12 @@ def test_a_damaged_table_is_never_read_in_part(tmp_path):
     whole = path.read_bytes()
     place = whole.index(make_image(3)) + 300
     path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1:])
-    assert "is no whole parquet table" in complaint("--train", path, "--out", tmp_path / "out", "--skip-broken")
+    assert "is damaged: fetch or write it again" in complaint("--train", path, "--out", tmp_path / "out", "--skip-broken")
     pq.write_table(pa.table({"image": list(map(make_image, range(N))), "caption": pa.array([b"caf\xe9"] * N).cast(
         pa.string(), safe=False)}), path)
-    assert "is no whole parquet table" in complaint("--train", path, "--out", tmp_path / "out")
+    assert "is damaged: fetch or write it again" in complaint("--train", path, "--out", tmp_path / "out")
     path.write_bytes(whole[:len(whole) // 2])
-    assert "is no whole parquet table" in complaint("--train", path, "--out", tmp_path / "out")
+    assert "is damaged: fetch or write it again" in complaint("--train", path, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -82,7 +82,7 @@ def test_bad_input_is_named_in_one_line(shards):
         ("{0..3}.tar", FileNotFoundError, r"2.tar: no such shard \(2 of 4 of .* missing\)"),
         ("cut.tar", ValueError, "cut.tar: not a complete tar file"),
         ("text.tar", ValueError, "text.tar: not a complete tar file"),
-        ("empty.tar", ValueError, r"empty.tar: no KEY.txt in 1 shard"),
+        ("empty.tar", ValueError, r"empty.tar: no caption .KEY.txt. in 1 shard"),
     ]:
         with pytest.raises(error, match=message) as caught:
             run(shards / pattern, "--out", shards / "l.png")

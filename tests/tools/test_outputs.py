@@ -106,7 +106,7 @@ def test_nothing_is_replaced_that_nobody_named_nor_by_nothing(tmp_path, monkeypa
     assert complaint_of(*caption, "b.png", "--out", "captions-2.jsonl") is None
     assert "--out captions-2.jsonl is there already, and is replaced" in capsys.readouterr().err
     problem = complaint_of(*caption, "bad.jpg", "--out", "captions.jsonl")
-    assert "no image can be read, and captions.jsonl is not written" in problem and "bad.jpg" in problem
+    assert "no image can be read, so captions.jsonl is not written" in problem and "bad.jpg" in problem
     Path("y.jsonl.part").write_text("my own notes\n")
     assert "y.jsonl.part is damaged or no file of this tool" in complaint_of(*caption, "a.png", "--out", "y.jsonl")
     assert Path("captions.jsonl").read_text() == first and Path("y.jsonl.part").read_text() == "my own notes\n"

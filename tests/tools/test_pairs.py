@@ -262,13 +262,13 @@ def test_bad_input_is_named_in_one_line(place, tmp_path):
         ((), "give --images and --captions"),
         (("--images", place / "images"), "give --images and --captions"),
         (("--pairs", shard, "--captions", tmp_path / "c.txt"), "give --images and --captions"),
-        (("--pairs", shard, "--out", tmp_path / "s.csv"), "of --pairs it is a folder"),
+        (("--pairs", shard, "--out", tmp_path / "s.csv"), "should be a folder (no suffix), which gets one table"),
         (("--pairs", tmp_path / "x.csv"), "no columns image,caption or filepath,title, only"),
         (("--pairs", tmp_path / "empty.csv"), "has no row"),
         (("--pairs", tmp_path / "none.csv"), "none.csv"),
-        (("--pairs", place / "images"), "holds no shard: if its images have captions, make some by open_clip_mdc"),
+        (("--pairs", place / "images"), "holds no shard: if its images have captions, make shards of them by open_clip_mdc"),
         (("--pairs", shard, "--top", "0.3"), "--top and --out-shards go together"),
-        (("--images", place / "images", "--captions", tmp_path / "c.txt", "--top", "0.3"), "are for --pairs"),
+        (("--images", place / "images", "--captions", tmp_path / "c.txt", "--top", "0.3"), "need --pairs"),
     ]:
         complaint = score(place, *(argv if "--out" in argv else (*argv, "--out", tmp_path / "s")))
         assert complaint.startswith("error: ") and words in complaint and "\n" not in complaint, complaint

@@ -130,7 +130,7 @@ def test_bad_input_is_named_in_one_line(coco):
     with pytest.raises(SystemExit, match="cut.tar: not a complete tar file"):
         tool("shards", "--train", cut, "--out", coco / "out")
     empty = write_tar(coco / "empty.tar", {"0.jpg": make_image(0), "0.json": b'{"captions": "'})
-    with pytest.raises(SystemExit, match="no usable image for train; '0.jpg': no captions"):
+    with pytest.raises(SystemExit, match="no usable image for train: '0.jpg': no captions"):
         tool("shards", "--train", empty, "--out", coco / "out")
     assert not (coco / "out").exists()
 
@@ -292,7 +292,7 @@ def test_captions_are_found_where_img2dataset_and_clip_benchmark_write_them(tmp_
     for flags in ((), ("--captions-key", "text")):
         complaint = complaint_of("prepare", "shards", "--train", tmp_path / "other.tar", *flags, "--out",
                                  tmp_path / "no")
-        assert "no captions" in complaint and "keys of its JSON: alt, url" in complaint, complaint
+        assert "no captions" in complaint and "keys of the JSON: alt, url" in complaint, complaint
 
 
 def test_a_json_file_that_is_not_karpathys_is_named_for_what_it_is(tmp_path):

@@ -62,7 +62,7 @@ def test_shards_as_the_data_sets_own_readme_makes_them_have_the_text_in_key_txt(
     write_tar(tmp_path / "recap" / "0.tar", content)
     tool("recap", "--shards", tmp_path / "recap" / "0.tar", "--pairs", 3, "--out", tmp_path / "out")
     printed = capsys.readouterr().out
-    assert "the text of 1 of 1 shards is their KEY.txt" in printed and "1 sample left out: no re_caption" in printed
+    assert "1 of 1 shards have no re_caption in any KEY.json" in printed and "1 sample left out: no re_caption" in printed
     written = members(tmp_path / "out" / "00000.tar")
     assert [written[name].decode() for name in sorted(written) if name.endswith("txt")] == [
         f"A long text about {i}." for i in range(3)]
@@ -98,7 +98,7 @@ def test_a_run_goes_on_where_it_was_interrupted_and_several_jobs_write_the_same(
 
 def test_what_cannot_be_drawn_is_said_in_one_line(recap, capsys):
     draw(recap, 5)
-    with pytest.raises(SystemExit, match="another --seed need another --out"):
+    with pytest.raises(SystemExit, match="another --seed give another --out"):
         draw(recap, 5, "out", "--seed", "1")
     with pytest.raises(SystemExit, match="hold 22 pairs with a re_caption, fewer than --pairs 23"):
         draw(recap, 23)

@@ -294,7 +294,7 @@ def test_no_image_is_measured_twice_but_training_may_go_round(schedule_search, s
     model = ("--model", "MDC-ViT-Ti-8", "--steps", "3")  # trains on 6, so that 16 more go round
     assert schedule_search(*model, data=few)["num_samples"] == 16
     (tmp_path / "schedule.json").unlink()
-    with pytest.raises(SystemExit, match="^error: --train-data holds 20 images, and none is measured twice; lower "
+    with pytest.raises(SystemExit, match="^error: --train-data holds 20 images, and none is measured twice: lower "
                                          "--num-samples$"):
         schedule_search(*model, "--num-samples", "32", data=few)
     assert not (tmp_path / "schedule.json").exists()

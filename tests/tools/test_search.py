@@ -147,7 +147,7 @@ def test_the_captioner_of_the_package_finds_photographs_by_what_people_said_of_t
 
 
 @pytest.mark.parametrize("flags, words", [
-    (("photos", "photos"), "photos is a file or folder: what you search for comes last"),
+    (("photos", "photos"), "photos is a file or folder: the last argument should be a sentence"),
     (("photos", "@nowhere.txt"), "nowhere.txt"),
     (("nowhere", "a star"), "no image or folder nowhere"),
     (("photos", "a star", "--shortlist", "5"), "--shortlist K and --clip MODEL:FILE go together"),

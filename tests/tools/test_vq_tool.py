@@ -164,7 +164,7 @@ def test_too_few_images_are_refused(scenes, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("model", ["MCD-ViT-Ti-8", "ViT-B-32", "MCD-VQ-ViT-Ti-9"])
 def test_a_model_without_a_vq_vae_is_refused(model, tmp_path, scenes):
-    with pytest.raises(SystemExit, match=f"--model {model} is no model with a VQ-VAE") as error:
+    with pytest.raises(SystemExit, match=f"--model {model} is no known model with a VQ-VAE") as error:
         cli.main(["vq", "fit", "--model", model, "--train-data", str(scenes / "val" / "00000.tar"), "--out",
                   str(tmp_path / "vq.pt")])
     assert "\n" not in str(error.value)
@@ -314,7 +314,7 @@ class Callback:
      "has too many 1 weights: encoder.down.4.block.0.conv1.weight"),
     (lambda s: s.pop("quantize.embedding.weight"), "neither quantize.embedding.weight nor quantize.proj.weight"),
     (lambda s: s.update({"quant_conv.weight": torch.ones(8, 7, 1, 1)}), "quant_conv.weight is [8, 7, 1, 1]"),
-    (lambda s: s.update({"quantize.embedding.weight": torch.ones(9, 8)}), "9 codes are in use, and the model has 5"),
+    (lambda s: s.update({"quantize.embedding.weight": torch.ones(9, 8)}), "uses 9 codes, but the model has 5"),
     (lambda s: s.update(callback=Callback()), "holds other objects of Python (test_vq_tool.Callback)"),
 ])
 def test_other_checkpoints_are_refused_in_one_line(change, said, tmp_path):
@@ -332,5 +332,5 @@ def test_a_file_that_is_no_checkpoint_or_no_table_of_classes_is_refused(tmp_path
     torch.save(torch.rand(13), tmp_path / "used.pt")
     with pytest.raises(ValueError, match="x.ckpt is no checkpoint: neither torch.save"):
         taming.convert(str(tmp_path / "x.ckpt"), None, VQ(TAMING).state_dict())
-    with pytest.raises(ValueError, match="used.pt is no tensor of the classes of 13 codes"):
+    with pytest.raises(ValueError, match="used.pt should be a tensor of whole numbers, one for each of 13 codes"):
         taming.convert(str(tmp_path / "y.ckpt"), str(tmp_path / "used.pt"), VQ(TAMING).state_dict())

@@ -1,6 +1,7 @@
-"""The command line tools beside training and evaluation: `open_clip_mdc TOOL ...`.
+"""The command `open_clip_mdc TOOL ...`: every tool besides training and evaluation.
 
-A tool is a row here, a function in arguments.py and a module with `run(args)`, imported after the flags are read.
+A tool is a row of TOOLS, a function in arguments.py and a module with `run(args)`. The module is imported after the
+flags are read, so that `--help` is quick.
 """
 import argparse
 import os
@@ -19,35 +20,35 @@ TOOLS = {
     "list": "list the models, objectives, tasks and data sets that you can name",
     "scenes": "render the built-in synthetic data set",
     "fetch": "download data sets to train and test on, or say how to get them",
-    "prepare": "write shards of your images and captions, COCO, Flickr, CUB-200, Recap-DataComp to train and test on",
-    "lengths": "count the tokenised caption lengths of webdatasets (Fig. 3)",
+    "prepare": "write shards to train and test on, from your own data, COCO, Flickr, CUB-200 or Recap-DataComp",
+    "lengths": "plot how many tokens the captions of webdatasets have (Fig. 3 of the paper)",
     "caption": "caption images and write JSONL (optionally an HTML page), or caption shards into Parquet",
-    "score": "log-likelihoods of captions for images; filter pairs by them",
-    "search": "find the images that a sentence fits",
-    "embed": "features of the images of shards, as parquet tables",
+    "score": "compute log-likelihoods of captions given images, and filter image-text pairs by them",
+    "search": "find the images that fit a sentence best",
+    "embed": "write image features of webdataset shards as Parquet tables",
     "attention": "show where in the image each word of a caption comes from",
-    "app": "try a captioner in your browser: captions, words to fill in, scores, maps of words",
-    "judge": "let an LLM choose the best of several systems' captions (Table 3)",
-    "reconstruct": "show what a trained model makes of hidden captions",
-    "vq": "make the frozen VQ-VAE of a model that reads discrete image tokens",
-    "export": "write a model for OpenCLIP, timm, transformers and torch, or to the Hugging Face hub",
-    "schedule-search": "measure gradient noise over t and propose [t_min, t_max]",
+    "app": "try a captioner in your browser: caption, fill in words, score sentences, see where words come from",
+    "judge": "let an LLM choose the best of several systems' captions (Table 3 of the paper)",
+    "reconstruct": "show how well a trained model recovers masked captions",
+    "vq": "train or import the frozen VQ-VAE of a model that reads discrete image tokens",
+    "export": "export a model for OpenCLIP, timm, transformers and torch, and upload it to the Hugging Face hub",
+    "schedule-search": "measure gradient noise over the mask ratio t and propose an interval [t_min, t_max]",
 }
-# The modules whose `worker` makes tables of shards.
+# The modules whose `worker` writes one table per shard.
 WORKERS = {"caption": "caption", "embed": "embed", "score": "score"}
-# The modules that send shards to Ray: they import no torch.
+# The modules that send shards to Ray. They import no torch.
 DRIVERS = {"caption": "open_clip_mdc.bulk.units", "embed": "open_clip_mdc.bulk.units",
            "score": "open_clip_mdc.cli.score_pairs"}
 
 
 def examples(tool: str) -> str:
-    """Return the commands in the docstring of a tool's module, which is not imported."""
+    """Return the commands in the docstring of a tool's module, without importing it."""
     said = docstring(f"{__name__}.{tool.replace('-', '_')}")
     return "examples:\n" + "\n".join(re.findall(r"^ +(?:open_clip_\w+ |export OPENAI|    -).*", said, re.MULTILINE))
 
 
 def usage(tool: argparse.ArgumentParser) -> str:
-    """Return what has to be given, without the options, which stand below it in groups."""
+    """Return the usage line: required arguments only, as the options follow in groups."""
     needed = []
     for action in (action for action in tool._actions if action.required):
         value = action.metavar or action.dest.upper()
@@ -56,8 +57,9 @@ def usage(tool: argparse.ArgumentParser) -> str:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="open_clip_mdc", description="The tools beside training (open_clip_train) "
-                                     "and evaluation (clip_benchmark); open_clip_mdc TOOL --help says more.")
+    parser = argparse.ArgumentParser(prog="open_clip_mdc", description="Tools for captioners. To train one, run "
+                                     "open_clip_train. To evaluate one, run clip_benchmark eval. For the options of a "
+                                     "tool, run open_clip_mdc TOOL --help.")
     parser.add_argument("--version", action="version", version=f"open_clip_mdc {__version__}")
     tools = parser.add_subparsers(dest="tool", required=True, metavar="TOOL")
     for name, summary in TOOLS.items():
@@ -67,7 +69,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         getattr(flags, name.replace("-", "_"))(tool)
         if name not in ("prepare", "vq"):
             tool.usage = usage(tool)
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks for what may follow
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
         import argcomplete
         argcomplete.autocomplete(parser)
     args = read_flags(parser.parse_args, argv)
@@ -76,11 +78,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run a tool. Exits with 2 on wrong usage, with 1 and one line on bad input."""
+    """Run a tool. Exits with status 2 on wrong usage, and with 1 and one line on bad input."""
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     end_when_terminated()
-    # Threads of the model that spin while they wait take the cores of the processes that decode images.
+    # Model threads that spin while they wait would take cores from the processes that decode images.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     module = f"{__name__}.{args.tool.replace('-', '_')}"
     try:
@@ -92,5 +94,5 @@ def main(argv: list[str] | None = None) -> None:
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {complaint(problem, args, argv)}")
     except KeyboardInterrupt:
-        sys.exit("interrupted: caption, embed, fetch, judge, prepare recap, score --pairs and search resume when the "
-                 "same command is given again")
+        sys.exit("interrupted: run the same command again to resume (caption, embed, fetch, judge, prepare recap, "
+                 "score --pairs and search)")

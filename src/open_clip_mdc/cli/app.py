@@ -1,10 +1,10 @@
-"""Try a captioner in your browser: captions with their steps, words to fill in, scores of sentences, maps of words.
+"""Try a captioner in your browser: caption an image step by step, fill in words, score sentences, map words.
 
     open_clip_mdc app --pretrained RUN
-    open_clip_mdc app --blind-images photos/     # sentences get blind and debiased scores too
+    open_clip_mdc app --blind-images photos/     # adds blind and debiased scores of sentences
 
-The page is served to this machine only, unless --host says otherwise. It needs no network. What you drop on it is kept
-in a temporary folder, which is removed at the end. It is built on gradio (pip install 'open_clip_mdc[app]').
+The page is served to this machine only, unless you give --host. It needs no network. Uploads are kept in a temporary
+folder, which is removed at the end. The page is built on gradio (pip install 'open_clip_mdc[app]').
 """
 import argparse
 import os
@@ -27,20 +27,20 @@ from .page import card, legend, printable, render_page, thumbnail
 from .shared import load_captioner
 
 UPLOAD_LIMIT = "20mb"
-SENTENCES = 64  # scored at a time
+SENTENCES = 64  # the most that are scored at a time
 CSS = """#steps iframe {width: 100%; height: 30em; border: 0}
 #photograph img, #where img {width: 100%; height: 100%; object-fit: contain; image-rendering: pixelated}"""
 
 
 class Demo:
-    """The captioner as the page asks it. Each method takes the path of an upload and raises ValueError."""
+    """The captioner behind the page. Each method takes the path of an upload, and raises ValueError on bad input."""
 
     def __init__(self, loaded: PretrainedCaptioner, blind: torch.Tensor | None):
         self.loaded, self.blind = loaded, blind
 
     @torch.inference_mode()
     def caption(self, path: str | None, text: str | None = None) -> tuple[str, str, list[str], list[Image.Image]]:
-        """Return the caption, its steps as HTML, the words that were chosen, and a map of the image for each.
+        """Return the caption, its decoding steps as HTML, the words that were decoded, and an attention map for each.
 
         `text` is a caption with [MASK] to fill in.
         """
@@ -62,13 +62,13 @@ class Demo:
         return printable(row["caption"]) or "(no words)", frame, list(map(printable, words)), maps
 
     def score(self, path: str | None, sentences: str) -> list[list]:
-        """Return a row for each line of `sentences`, the best first: it and its score, in nats.
+        """Return a row [sentence, score in nats] for each line of `sentences`, the best first.
 
-        With a null image the row ends in the blind and the debiased score.
+        With a null image, the row also has the blind (unconditional) and the debiased score.
         """
         lines = [line.strip() for line in sentences.splitlines() if line.strip()]
         if not 0 < len(lines) <= SENTENCES:
-            raise ValueError(f"give 1 to {SENTENCES} sentences, one a line")
+            raise ValueError(f"give 1 to {SENTENCES} sentences, one per line")
         image = self._read(path)
         columns = [self.loaded.score(image, lines)[0]]
         if self.blind is not None:
@@ -87,7 +87,7 @@ class Demo:
 
 
 def highlight(image: Image.Image, weights: torch.Tensor) -> Image.Image:
-    """Return the image, darker where a word's attention [rows, columns] is less than at the patch that got most."""
+    """Return the image darkened by a word's attention [rows, columns]: the patch with the most stays clear."""
     light = (255 * (0.1 + 0.9 * weights / weights.max())).round().byte().cpu().numpy()
     mask = Image.fromarray(light).resize(image.size, Image.Resampling.NEAREST)
     return Image.composite(image, Image.fromarray(np.zeros_like(image)), mask)
@@ -97,7 +97,7 @@ def build(demo: Demo):
     """Return the page, a gradio.Blocks."""
     import gradio as gr
 
-    def told(function):  # a mistake is a message on the page
+    def told(function):  # show a ValueError as a message on the page
         def call(*values):
             try:
                 return function(*values)
@@ -109,14 +109,14 @@ def build(demo: Demo):
         caption, steps, words, maps = demo.caption(path, text)
         return caption, steps, gr.Radio(list(zip(words, range(len(words)), strict=True)), value=None), maps, None
 
-    alone = {"concurrency_id": "model", "concurrency_limit": 1}  # the hooks of word_maps hear one caption at a time
+    alone = {"concurrency_id": "model", "concurrency_limit": 1}  # word_maps hooks the model: one caption at a time
     header = ["sentence", "log p(c|i)", "log p(c)", "debiased"][:2 if demo.blind is None else 4]
     with gr.Blocks(title="open_clip_mdc", analytics_enabled=False) as page:
         gr.Markdown("# open_clip_mdc\nDrop a photograph, and ask for a caption.")
         with gr.Row():
             image = gr.Image(type="filepath", sources=["upload", "clipboard"], label="Photograph",
                              elem_id="photograph", height=320)
-            image.preprocess = lambda upload: upload and upload.path  # gradio would try every format of Pillow
+            image.preprocess = lambda upload: upload and upload.path  # gradio would open every format that Pillow can
             with gr.Column():
                 caption = gr.Textbox(label="Caption", elem_id="caption", interactive=False)
                 ask = gr.Button("Caption", variant="primary", elem_id="ask")
@@ -129,7 +129,7 @@ def build(demo: Demo):
                              height=320, format="png")
         with gr.Row():
             with gr.Column(scale=1):
-                sentences = gr.Textbox(label="Sentences, one a line", lines=3, elem_id="sentences")
+                sentences = gr.Textbox(label="Sentences, one per line", lines=3, elem_id="sentences")
                 rate = gr.Button("Score", elem_id="rate")
             with gr.Column(scale=2):
                 scores = gr.Dataframe(headers=header, label="Scores in nats", elem_id="scores", interactive=False)
@@ -144,7 +144,7 @@ def build(demo: Demo):
 
 
 def launch(page, **options):
-    """Serve a page of `build`; `options` are those of gradio's launch. It asks nothing of any other address."""
+    """Serve a page of `build`, without contacting any other address. `options` are those of gradio's launch."""
     import gradio as gr
     return page.launch(share=False, max_file_size=UPLOAD_LIMIT, ssr_mode=False, theme=gr.themes.Base(), footer_links=[],
                        css=CSS, **options)
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> None:
     with TemporaryDirectory(prefix="open_clip_mdc_app_") as folder:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder, "HF_HUB_OFFLINE": "1"}
         if find_spec("gradio") is None:
-            raise ValueError("this takes gradio: pip install 'open_clip_mdc[app]'")
+            raise ValueError("the app needs gradio: pip install 'open_clip_mdc[app]'")
         loaded = load_captioner(args)
         blind = loaded.mean_image(find_images(args.blind_images, IMAGE_FILES)) if args.blind_images else None
         page = build(Demo(loaded, blind))

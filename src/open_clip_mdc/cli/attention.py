@@ -3,8 +3,9 @@
     open_clip_mdc attention --pretrained RUN photos/ --out page.html
     open_clip_mdc attention --pretrained RUN cat.jpg --text 'a [MASK] cat on a [MASK]'
 
-A word has the decoder's cross-attention over the image at the step that revealed it, the mean over layers and heads. A
-second image shows the patch features as colours: their first three principal components over all images of the page.
+Each word has a map of the decoder's cross-attention over the image at the step that revealed it, averaged over layers
+and heads. A second image shows the patch features as colours: their first three principal components over all images of
+the page.
 """
 import argparse
 
@@ -24,16 +25,16 @@ from .page import CARDS, printable, shown, shown_lines, thumbnail, write_page
 from .shared import check_length, load_captioner
 
 BATCH = 8
-COLOUR_RANGE = 2.0  # standard deviations of a principal component, on both sides
+COLOUR_RANGE = 2.0  # colours span this many standard deviations of a principal component, on each side
 
 
 def png(pixels: np.ndarray) -> str:
-    # [H, W, 2] is grey and how opaque, [H, W, 3] RGB.
+    # [H, W, 2] is grey and alpha, [H, W, 3] is RGB.
     return data_url(encode_png(Image.fromarray(pixels, {2: "LA", 3: "RGB"}[pixels.shape[2]])), "image/png")
 
 
 def overlay(weights: torch.Tensor) -> str:
-    # Black hides what got little of the attention [rows, columns]. The patch that got most is clear.
+    # Black covers patches with little attention [rows, columns]. The patch with the most stays clear.
     alpha = 0.9 * (1 - weights / weights.max())
     pixels = np.zeros((*alpha.shape, 2), np.uint8)
     pixels[..., 1] = (255 * alpha).round().byte().cpu().numpy()
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     model, options = loaded.model, {}
     if args.text is not None:
         if model.causal or "[MASK]" not in args.text or args.length:
-            raise ValueError("--text is a caption with a [MASK], for masked diffusion, and goes without --length")
+            raise ValueError("--text is a caption with a [MASK], for masked diffusion models only: leave out --length")
         options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length).to(loaded.device)
     elif args.length:
         options["length"] = args.length

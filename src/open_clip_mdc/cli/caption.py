@@ -1,4 +1,4 @@
-"""Caption images: a file of all captions and a page that shows how each came about, or parquet tables of shards.
+"""Caption images, into one file and a page that shows how each was decoded, or into Parquet tables of shards.
 
     open_clip_mdc caption --pretrained RUN photos/ 'more/*.jpg' 'shards/{000..009}.tar' --html captions.html
     open_clip_mdc caption --pretrained RUN cat.jpg --text 'a [MASK] cat on a [MASK]'
@@ -7,11 +7,12 @@
     open_clip_mdc caption --pretrained RUN photos/ --clip ViT-B-32:clip.pt --clip-scale 1 --out guided.jsonl \\
         --html both.html --compare captions.jsonl
 
-A line is {"image": path or shard::key, "caption": text, "tokens": [{"token", "step", "log_prob"}, ...]}, with --clip
-also "clip_texts", how many captions CLIP read for this one. `pretrained.describe_captions` says what tokens are. A CSV
-file or parquet table has these columns, tokens in CSV as JSON. A .json is COCO's results format (data/image_ids.py). A
-table OUT/SHARD.parquet has the columns key, caption and tokens. Unreadable images are skipped, the first are named at
-the end, and make the exit status 1.
+A line is {"image": path or shard::key, "caption": text, "tokens": [{"token", "step", "log_prob"}, ...]}. With --clip it
+also has "clip_texts", the number of texts that CLIP read for it. Tokens are as in `pretrained.describe_captions`. A CSV
+file or Parquet table has the same columns, with tokens in CSV as JSON. A .json is COCO's results format
+(data/image_ids.py), with image_id from the KEY.json beside an image or the digits of its name. A table
+OUT/SHARD.parquet has the columns key, caption and tokens. Unreadable images are skipped, the first are named at the
+end, and the exit status is 1.
 """
 import argparse
 import hashlib
@@ -47,7 +48,7 @@ from .rows import write_rows
 from .shared import check_engine, check_length, flag, load_captioner, null_image
 
 CLIP = ("clip_scale", "clip_top_k", "clip_rerank")
-# What captions depend on, in the order in which journals and tables name it.
+# Settings that decide a caption, in the order in which journals and tables list them.
 SETTINGS = ("length", "min_length", "tokens_per_step", "sampler", "steps", "text", "temperature", "top_k", "top_p",
             "seed", "guidance_scale", "guidance_weak")
 
@@ -67,23 +68,23 @@ def check(args: argparse.Namespace) -> None:
     Sampling(args.temperature, args.top_k, args.top_p).check()
     decoding.check(given_options(args), flag)
     if args.compare and not args.html:
-        raise ValueError("--compare needs --html, the page on which captions stand side by side")
+        raise ValueError("--compare needs --html, the page that shows captions side by side")
     if is_folder(args.out) and (args.html or args.limit or args.clip):
-        raise ValueError("--html, --limit and --clip go with an --out that is one file, such as captions.jsonl")
+        raise ValueError("--html, --limit and --clip need an --out that is one file, such as captions.jsonl")
     if args.samples > 1 and not args.select:
-        raise ValueError("--samples draws several captions, of which one is written: add --select consensus")
+        raise ValueError("--samples draws several captions, but only one is written: add --select consensus")
     check_engine(args)
     check_length(args)
 
 
 def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, paths: list) -> tuple[dict, str | None]:
-    """Return options of `generate.generate`, and what their mean image is of. Sets args.length to the default."""
+    """Return options of `generate.generate`, and a description of their null image. Sets args.length if not given."""
     model = loaded.model
     decoding.check_kind(given_options(args), model.causal, flag)
     if args.text is None and args.length is None:
         args.length = default_length(model)
         if args.select and args.length == "auto" and not model.causal:
-            args.length = "likely"  # auto would decode as many lengths for each sample
+            args.length = "likely"  # auto would decode several lengths for each sample
     blind, options = None, {name: value for name in ("length", "min_length", "tokens_per_step", "steps")
                             if (value := getattr(args, name)) is not None}
     if args.text:
@@ -111,11 +112,11 @@ def settings(args: argparse.Namespace, loaded: PretrainedCaptioner, blind: str |
     drawn = args.temperature or args.length == "sample" or args.sampler == "ancestral"
     return {"model": fingerprint(loaded.model), "precision": loaded.precision, "blind": blind,
             **{name: getattr(args, name) for name in SETTINGS},
-            **({"batch_size": args.batch_size} if drawn else {}),  # a batch's draws come from one generator
+            **({"batch_size": args.batch_size} if drawn else {}),  # a batch draws from one generator
             **({"samples": args.samples, "select": args.select} if args.select else {})}
 
 
-# ---- tables of shards
+# ---- one table per shard
 
 
 def schema_of(name: str, clip: bool = False):
@@ -129,7 +130,7 @@ def worker(args: argparse.Namespace, units: list, number: int):
     from ..bulk.units import files_of
     from .shard_table import table_worker
     schema = schema_of("key")
-    check(args)  # Ray's driver cannot: it imports no torch
+    check(args)  # Ray's driver imports no torch and so could not
     loaded = load_captioner(args, number)
     options, blind = decoding_options(args, loaded, [file for unit in units for file in files_of(unit)])
 
@@ -147,48 +148,48 @@ def checked(token: dict) -> dict:
     step, log_prob = token["step"], token["log_prob"]
     if not (step is log_prob is None or
             type(step) is int and 0 <= step < 10_000 and type(log_prob) in (int, float) and -1e6 < log_prob < 1):
-        raise TypeError(f"{step!r} and {log_prob!r} are no step and its log-probability")
+        raise TypeError(f"{step!r} and {log_prob!r} are not a step and its log-probability")
     return {"token": "" + token["token"], "step": step, "log_prob": log_prob}
 
 
 def read_captions(path: str, name: str | None = None) -> dict[str, dict]:
-    """Read lines by image of a file that this tool wrote, with `name` (default: `path`) as "image", to say whose."""
+    """Return the rows, by image, of a file that this tool wrote. Each row's "image" becomes `name` or else `path`."""
     try:
         rows = [parse_json(line) for line in read_lines(path)]
         return {row["image"]: {"image": name or path, "caption": "" + row["caption"],
                                "tokens": [checked(token) for token in row["tokens"]]} for row in rows}
     except (ValueError, KeyError, TypeError) as problem:
-        raise ValueError(f"--compare {path} is no file that this tool wrote: {problem!r}") from problem
+        raise ValueError(f"--compare {path} is not a .jsonl file of open_clip_mdc caption: {problem!r}") from problem
 
 
 def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: int, clip_texts: float) -> dict[str, str]:
     facts = {"Checkpoint": shown(args.pretrained, args.html), "Images": str(images)}
     if args.text:
-        facts["To fill in"] = f"{args.text} (what was given is in italics)"
+        facts["To fill in"] = f"{args.text} (given words are in italics)"
     elif args.length in ("auto", "sample", "likely"):
-        facts["Length"] = "the model's choice"
+        facts["Length"] = "chosen by the model"
     else:
         facts["Length"] = f"at most {args.length} tokens" if causal else f"{args.length} tokens"
-    drawn = f", drawn at temperature {args.temperature}" if args.temperature else ""
+    drawn = f", sampled at temperature {args.temperature}" if args.temperature else ""
     if causal:
         facts["Order"] = "autoregressive" + (drawn or ", by beam search")
     elif args.sampler == "ancestral":
-        facts["Order"] = f"drawn in {args.steps or STEPS} steps (ancestral), tokens at temperature {args.temperature}"
+        facts["Order"] = f"ancestral sampling in {args.steps or STEPS} steps, tokens at temperature {args.temperature}"
     else:
         k = 1 if args.tokens_per_step is None else args.tokens_per_step
-        at_once = f"all tokens at least {k} probable at once" if isinstance(k, float) else f"{k} at a time"
-        facts["Order"] = f"the most confident first, {at_once}{drawn}"
+        at_once = f"all tokens of probability {k} or more at once" if isinstance(k, float) else f"{k} at a time"
+        facts["Order"] = f"most confident token first, {at_once}{drawn}"
     if args.select:
-        facts["Chosen"] = f"that of {args.samples} captions which is most like all of them"
+        facts["Chosen"] = f"the one of {args.samples} captions that is most similar to all of them"
     if "guidance_scale" in options:
-        weak = {"masked": "the image with masked features"}.get(
-            options["guidance_weak"], "the mean image" if "blind" in options else "no image")
-        facts["Guidance"] = f"scale {args.guidance_scale}, away from {weak}; probabilities are the guided ones"
+        uncond = {"masked": "the image with masked features"}.get(
+            options["guidance_weak"], "the null image" if "blind" in options else "zeros")
+        facts["Guidance"] = f"scale {args.guidance_scale}, away from {uncond} (probabilities are after guidance)"
     if args.clip:
-        parts = [f"scale {args.clip_scale} on {args.clip_top_k} tokens a step"] if args.clip_scale else []
+        parts = [f"scale {args.clip_scale} on {args.clip_top_k} tokens per step"] if args.clip_scale else []
         parts += [f"the best of {args.clip_rerank}"] if args.clip_rerank > 1 else []
         name, _, weights = args.clip.partition(":")
-        facts["CLIP"] = f"{name}:{shown(weights, args.html)}, {', '.join(parts)}; {clip_texts:.1f} texts a caption"
+        facts["CLIP"] = f"{name}:{shown(weights, args.html)}, {', '.join(parts)}, {clip_texts:.1f} texts per caption"
     if args.compare:
         facts["Compared with"] = shown(args.compare, args.html)
     return facts
@@ -203,13 +204,13 @@ def lines_of(batch: Batch, loaded: PretrainedCaptioner, clip: Clip | None, optio
     rows = loaded.decode(loaded.from_bytes(batch.image), guide=guide,
                          sampling=sampling_of(args, batch.new, loaded.device), **options)
     for i, (name, row) in enumerate(zip(batch.new, rows, strict=True)):
-        if sys.stdout.isatty():  # a file has them in --out
+        if sys.stdout.isatty():  # elsewhere --out is enough
             tqdm.write(printable(f"{name}: {row['caption']}"))
         yield {"image": name, **row, **({"clip_texts": guide.texts[i]} if guide else {})}
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write --out and --html when every image was looked at. Interrupted, the same command resumes."""
+    """Write --out and --html once all images are captioned. If interrupted, the same command resumes."""
     check(args)
     if is_folder(args.out):
         from ..bulk import units
@@ -217,7 +218,7 @@ def run(args: argparse.Namespace) -> None:
     paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     others = read_captions(args.compare, shown(args.compare, args.html)) if args.compare else {}
     coco = Path(args.out).suffix.lower() == ".json"
-    ids = read_image_ids(paths, args.limit) if coco else {}  # before the long work, so that it fails early
+    ids = read_image_ids(paths, args.limit) if coco else {}  # fail before the long work
     loaded = load_captioner(args)
     options, blind = decoding_options(args, loaded, paths)
     if args.clip_rerank > 1:
@@ -238,7 +239,7 @@ def run(args: argparse.Namespace) -> None:
         names += batch.names
         skipped += map(printable, batch.problems)
     if not names:
-        raise ValueError("\n  ".join([f"no image can be read, and {args.out} is not written:", *skipped[:MAX_SHOWN]]))
+        raise ValueError("\n  ".join([f"no image can be read, so {args.out} is not written:", *skipped[:MAX_SHOWN]]))
     if args.html:
         title = f"Captions by {find(args.pretrained, args.model).model_name}"
         texts = [rows[name]["clip_texts"] for name in names] if clip else []

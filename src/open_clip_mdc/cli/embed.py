@@ -1,11 +1,14 @@
-"""Write features of the images of shards as parquet tables: what is probed, searched, clustered or shown to a detector.
+"""Write image features of webdataset shards as Parquet tables, to probe, search or cluster them.
 
     open_clip_mdc embed --pretrained RUN 'shards/{000..009}.tar' photos/ --out features/
     open_clip_mdc embed --pretrained RUN 'shards/{000..999}.tar' --out features/ --kind patches --layer 5 --engine ray
 
-OUT/SHARD.parquet (OUT/FOLDER.parquet of a folder of images) has the columns key and feature: [D] numbers, of patches
-[P, D]; float32, or float16 under --precision bf16 and fp16. gap is the mean of the patch tokens, which the paper probes
-(Sec. 4.2), cls the class token, which the decoder does not see. After the last norm.
+OUT/SHARD.parquet (OUT/FOLDER.parquet for a folder of images) has the columns key and feature. A feature is [D], or
+[P, D] for patches, in float32, or in float16 with --precision bf16 and fp16. gap is the mean of the patch tokens, which
+the paper probes (Sec. 4.2). cls is the class token, which the decoder does not see. All are taken after the final
+LayerNorm.
+
+Dimensions: P patches, D width.
 """
 import argparse
 from functools import partial

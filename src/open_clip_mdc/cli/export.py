@@ -4,12 +4,12 @@
     open_clip_mdc export --pretrained logs/RUN --out DIR --to open_clip timm --results results/*.json --push ORG/NAME
     open_clip_mdc export --pretrained logs/RUN --out DIR --to open_clip --half --about about.md
 
-    open_clip      open_clip_config.json, open_clip_model.safetensors, the vocabulary: the captioner, whole
-    timm           config.json, model.safetensors: the image tower; transformers' AutoModel reads it too
-    transformers   clip_vision_model/: the image tower as CLIPVisionModel, for LLaVA and the like
-    torch          encode_image.pt2: images -> features and patch tokens, a torch.export program
+    open_clip      the whole captioner: open_clip_config.json, open_clip_model.safetensors and the vocabulary
+    timm           the image tower: config.json, model.safetensors, which transformers' AutoModel reads too
+    transformers   the image tower as CLIPVisionModel, for LLaVA and the like: clip_vision_model/
+    torch          images -> features and patch tokens, a torch.export program: encode_image.pt2
 
-Every destination's features are compared with `encode_image` before the folder appears. Only --push uses the network.
+The features of every format are compared with `encode_image` before the folder appears. Only --push uses the network.
 """
 import argparse
 import json
@@ -34,7 +34,7 @@ from ..models.captioner import Captioner
 from ..text.vocabulary import write_merges
 from .model_card import model_card
 
-TOLERANCE = 1e-4  # of a feature, whose scale is 1, after other kernels
+TOLERANCE = 1e-4  # largest difference of a feature, whose scale is 1, computed by other kernels
 CLIP_FOLDER = "clip_vision_model"
 PROGRAM = "encode_image.pt2"
 
@@ -44,7 +44,7 @@ def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) 
     config["vision_cfg"]["image_size"] = list(encoder.region_tower(model.visual).image_size)
     config["text_cfg"]["context_length"] = model.context_length
     config["quick_gelu"] = isinstance(model.text.blocks[0].mlp.gelu, QuickGELU)
-    if model.logit_bias is not None:  # of --siglip
+    if model.logit_bias is not None:  # trained with --siglip
         config["init_logit_bias"] = float(model.logit_bias)
     if "bpe_path" in config["text_cfg"].get("tokenizer_kwargs", {}):
         name = Path(config["text_cfg"]["tokenizer_kwargs"]["bpe_path"]).name
@@ -57,7 +57,7 @@ def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) 
 
 
 def interpolation(preprocess_cfg: dict) -> str:
-    # to OpenCLIP's transform in evaluation "random" is bicubic
+    # OpenCLIP's evaluation transform takes "random" as bicubic.
     return "bilinear" if preprocess_cfg["interpolation"] == "bilinear" else "bicubic"
 
 
@@ -70,7 +70,7 @@ def write_timm(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> No
         "input_size": (3, *loaded.model.visual.image_size), "mean": cfg["mean"], "std": cfg["std"],
         "interpolation": interpolation(cfg), "crop_pct": 1.0, "crop_mode": crop})
     config = json.loads((folder / "config.json").read_text())
-    for name in ("num_classes", "in_chans"):  # transformers gives them itself
+    for name in ("num_classes", "in_chans"):  # transformers passes them itself
         config["model_args"].pop(name, None)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     weights.add_checksum(folder / "model.safetensors")
@@ -82,7 +82,7 @@ def write_transformers(loaded: PretrainedCaptioner, model_name: str, folder: Pat
     norm = getattr(model, "vision_model", model).post_layernorm
     compare(loaded.model, lambda image: norm(model(image).last_hidden_state[:, 1:]))
     if cfg["resize_mode"] == "longest":
-        raise ValueError("CLIPImageProcessor does not pad images, as --image-resize-mode longest does")
+        raise ValueError("CLIPImageProcessor cannot pad images, which this model needs (--image-resize-mode longest)")
     side = loaded.model.visual.image_size[0]
     squash, square = cfg["resize_mode"] == "squash", {"height": side, "width": side}
     CLIPImageProcessor(
@@ -106,7 +106,10 @@ DESTINATIONS = {"open_clip": write_open_clip, "timm": write_timm, "transformers"
 @torch.no_grad()
 def compare(model: Captioner, tokens: Callable[[Tensor], Tensor],
             feature: Callable[[Tensor], Tensor] | None = None) -> None:
-    """Raise ValueError unless another network gives this model's patch tokens, and feature, of random images."""
+    """Raise ValueError unless another network gives the same patch tokens (and feature) as this model.
+
+    Compares them on random images.
+    """
     image = torch.randn(3, 3, *model.visual.image_size, generator=torch.Generator().manual_seed(0))
     expected = encoder.patch_tokens(model.visual, image)
     differences = [(tokens(image) - expected).abs().max()]
@@ -116,24 +119,24 @@ def compare(model: Captioner, tokens: Callable[[Tensor], Tensor],
         raise ValueError(f"its features would differ by {max(differences):.2g}")
 
 
-def write_all(loaded: PretrainedCaptioner, model_name: str, asked: list[str] | None, folder: Path) -> list[str]:
-    """Fill the folder with what was asked, or all that this model fits, and return the destinations that are in it."""
+def write_all(loaded: PretrainedCaptioner, model_name: str, formats: list[str] | None, folder: Path) -> list[str]:
+    """Write the model in `formats`, or in all that can hold it, and return those that were written."""
     done = []
-    for name in asked or DESTINATIONS:
+    for name in formats or DESTINATIONS:
         try:
             if name == "transformers" and not find_spec("transformers"):
                 raise ValueError("transformers is not installed: pip install transformers")
             DESTINATIONS[name](loaded, model_name, folder)
             done.append(name)
         except ValueError as problem:
-            if asked:
+            if formats:
                 raise ValueError(f"{model_name} cannot be exported to {name}: {problem}") from problem
-            print(f"Not exported to {name}: {problem}")
+            print(f"not exported to {name}: {problem}")
     return done
 
 
 def push(folder: Path, repo: str) -> str:
-    """Upload to the Hugging Face hub (HF_ENDPOINT, the token of `hf auth login` or HF_TOKEN), and return the URL."""
+    """Upload to the Hugging Face hub and return the URL. Takes HF_ENDPOINT, and the token of `hf auth login`."""
     from huggingface_hub import HfApi
     api = HfApi(library_name="open_clip_mdc")
     repo = api.create_repo(repo, exist_ok=True).repo_id
@@ -145,9 +148,9 @@ def run(args: argparse.Namespace) -> None:
     if args.push and args.push.count("/") != 1:
         raise ValueError(f"--push {args.push} should be ORG/NAME")
     if args.half and "open_clip" not in (args.to or DESTINATIONS):
-        raise ValueError("--half is of the destination open_clip: name it by --to")
+        raise ValueError("--half is for the format open_clip: add open_clip to --to")
     logging.getLogger("timm").setLevel(logging.ERROR)
-    loaded = load(args.pretrained, args.model, "cpu")  # where `compare` runs the other networks
+    loaded = load(args.pretrained, args.model, "cpu")  # as are the networks that `compare` runs
     model_name = find(args.pretrained, args.model).model_name
     out = Path(args.out)
     with new_folder(out) as folder:
@@ -157,11 +160,11 @@ def run(args: argparse.Namespace) -> None:
         card = model_card(loaded.model, args, done)
         (folder / "README.md").write_text(card, encoding="utf-8")
         for path in filter(Path.is_file, folder.rglob("*")):
-            path.chmod(0o644)  # safetensors makes files that only their owner reads
+            path.chmod(0o644)  # safetensors makes files that only their owner can read
     print(f"{', '.join(done)}: {out}")
     if args.push:
         try:
             print(push(out, args.push))
         except (OSError, ValueError) as problem:
-            raise ValueError(f"{out} is written, but not uploaded: {problem}\nTo try again: "
+            raise ValueError(f"{out} is written, but not uploaded: {problem}\n  To try again, run: "
                              f"hf upload {args.push} {out}") from problem

@@ -1,10 +1,11 @@
-"""Downloads data sets to train and test on, or says how to get those that no plain download gives.
+"""Download data sets to train and test on, and print the commands for what cannot be downloaded directly.
 
     open_clip_mdc fetch coco --out data/coco
-    open_clip_mdc fetch recap --out data/recap --print       # only says what there is and what to run
+    open_clip_mdc fetch recap --out data/recap --print       # only print what there is and what to run
 
-A download that breaks off resumes, also in a later run, as long as the server's file is the same. It appears under its
-name when it is whole and has the right checksum, where one is published (COCO's by LAVIS, Flickr8k's by mlverse).
+An interrupted download resumes when the same command is run again, as long as the server's file is the same. A file
+gets its name once it is complete and has the published checksum, if there is one (COCO's by LAVIS, Flickr8k's by
+mlverse).
 """
 import argparse
 import hashlib
@@ -19,13 +20,13 @@ import requests
 from ..data.files import hash_file, open_own
 from ..progress import progress_bar
 
-TRIES = 5  # without a new byte
-TIMEOUT = 60  # seconds without an answer
+TRIES = 5  # in a row without a new byte
+TIMEOUT = 60  # seconds
 
 
 class File(NamedTuple):
     url: str
-    size: str = ""  # about
+    size: str = ""  # rounded
     checksum: str | None = None  # ALGORITHM:HEX
 
     @property
@@ -36,7 +37,7 @@ class File(NamedTuple):
 class Source(NamedTuple):
     licence: str
     files: tuple[File, ...] = ()
-    commands: tuple[str, ...] = ()  # by hand, then; OUT is the folder
+    commands: tuple[str, ...] = ()  # to run by hand after the download, where OUT is the folder
 
 
 COCO, SUGAR_CREPE = "http://images.cocodataset.org/zips", "https://raw.githubusercontent.com/RAIVNLab/sugar-crepe"
@@ -48,27 +49,27 @@ IMG2DATASET = ("img2dataset --url_list %s --input_format %s --url_col url --capt
                "--processes_count 16 --thread_count 64")
 SOURCES = {
     "coco": Source(
-        "captions CC BY 4.0; the photographs stay under Flickr's terms",
+        "captions CC BY 4.0, photographs under Flickr's terms",
         (File(f"{COCO}/train2014.zip", "13 GB", "md5:0da8c0bd3d6becc4dcb32757491aca88"),
          File(f"{COCO}/val2014.zip", "6 GB", "md5:a3d79f5ed8d289b7a7554ce06a5782b3"), KARPATHY),
         ("for f in OUT/*.zip; do unzip -q -d OUT $f; done",
          "open_clip_mdc prepare coco --images OUT --annotations OUT/dataset_coco.json --out OUT/shards")),
     "flickr8k": Source(
-        "non-commercial research and education; the photographs stay under Flickr's terms",
+        "non-commercial research and education, photographs under Flickr's terms",
         (File(f"{FLICKR8K}/Flickr8k_Dataset.zip", "1 GB", "md5:f18a1e2920de5bd84dae7cf08ec78978"), KARPATHY),
         ("for f in OUT/*.zip; do unzip -q -d OUT $f; done",
          "open_clip_mdc prepare flickr8k --images OUT/Flicker8k_Dataset --annotations OUT/dataset_flickr8k.json "
          "--out OUT/shards")),
     "flickr30k": Source(
-        "non-commercial research and education, on request; the photographs stay under Flickr's terms",
+        "non-commercial research and education, on request, photographs under Flickr's terms",
         (KARPATHY,),
-        ("# ask for flickr30k-images.tar.gz: https://forms.illinois.edu/sec/229675; then",
+        ("# request flickr30k-images.tar.gz at https://forms.illinois.edu/sec/229675, then",
          "tar -xf flickr30k-images.tar.gz -C OUT && unzip -q -d OUT OUT/caption_datasets.zip",
          "open_clip_mdc prepare flickr30k --images OUT/flickr30k-images --annotations OUT/dataset_flickr30k.json "
          "--out OUT/shards")),
     "cc3m": Source(
         "any use, with acknowledgement of Google LLC as the source of the data",
-        commands=("# get Train_GCC-training.tsv: https://ai.google.com/research/ConceptualCaptions/download; then",
+        commands=("# get Train_GCC-training.tsv at https://ai.google.com/research/ConceptualCaptions/download, then",
                   "sed -i '1s/^/caption\\turl\\n/' Train_GCC-training.tsv",
                   IMG2DATASET % ("Train_GCC-training.tsv", "tsv", "caption"))),
     "cc12m": Source(
@@ -84,7 +85,7 @@ SOURCES = {
                   "open_clip_mdc prepare recap --shards 'OUT/shards/{00000..99999}.tar' --pairs 10000000 "
                   "--out OUT/recap-10M")),
     "sugar_crepe": Source(
-        "MIT; captions and photographs are COCO's",
+        "MIT, with captions and photographs of COCO",
         (*(File(f"{SUGAR_CREPE}/0047054b243992f0fad63d6f64f7544862daf846/data/{name}.json", "", f"sha256:{checksum}")
            for name, checksum in (
             ("add_att", "012d88d729693d193760e6f3393b06a1cf874380a9db0062e937201199fe044d"),
@@ -97,26 +98,26 @@ SOURCES = {
          VAL2017),
         ("unzip -q -d OUT OUT/val2017.zip",)),
     "aro": Source(
-        "MIT; captions and photographs are Visual Genome's, COCO's and Flickr30k's",
+        "MIT, with captions and photographs of Visual Genome, COCO and Flickr30k",
         tuple(File(f"https://storage.googleapis.com/sfr-vision-language-research/datasets/{name}.json")
               for name in ("coco_karpathy_test", "flickr30k_test")),
         ("gdown 1kX2iCHEv0CADL8dSO1nMdW-V0NqIAiP3 -O OUT/visual_genome_relation.json",
          "gdown 13tWvOrNOLHxl3Rm9cR3geAdHx2qR3-Tw -O OUT/visual_genome_attribution.json",
          "gdown 1qaPlrwhGNMrR3a11iopZUT_GPP_LrgP9 -O OUT/vgr_vga_images.zip && unzip -q -d OUT "
          "OUT/vgr_vga_images.zip",
-         "# the Order tests show COCO's val2014 and Flickr30k's images: fetch coco, fetch flickr30k")),
+         "# the Order tests need the images of COCO's val2014 and Flickr30k: fetch coco, fetch flickr30k")),
     "sugar_crepe_pp": Source(
-        "MIT; captions and photographs are COCO's",
+        "MIT, with captions and photographs of COCO",
         (*(File(f"https://raw.githubusercontent.com/Sri-Harsha/scpp/main/data/{name}.json")
            for name in ("swap_obj", "swap_att", "replace_obj", "replace_att", "replace_rel")), VAL2017),
-        ("unzip -q -d OUT OUT/val2017.zip", "# OUT/swap_obj.json, ..., OUT/val2017/*.jpg; --dataset "
+        ("unzip -q -d OUT OUT/val2017.zip", "# gives OUT/swap_obj.json, ..., OUT/val2017/*.jpg for --dataset "
          "sugar_crepe_pp/swap_obj")),
     "bivlc": Source(
-        "MIT; captions and photographs are COCO's, the other images SDXL's",
+        "MIT, with captions and photographs of COCO and images generated by SDXL",
         commands=("hf download imirandam/BiVLC --repo-type dataset --include 'data/*' --local-dir OUT",
-                  "# OUT/data/test-*.parquet; --dataset bivlc")),
+                  "# gives OUT/data/test-*.parquet for --dataset bivlc")),
     "whatsup": Source(
-        "MIT; photographs are the authors', COCO's and Visual Genome's",
+        "MIT, with photographs of the authors, COCO and Visual Genome",
         commands=(*(f"gdown {number} -O OUT/{name}" for name, number in (
             ("controlled_images_dataset.json", "1ap8mmmpQjLIjPGuplkpBgc1hoEHCj4hm"),
             ("controlled_clevr_dataset.json", "1unNNosLbdy9NDjgj4l8fsQP3WiAAGA6z"),
@@ -128,33 +129,33 @@ SOURCES = {
                 ("controlled_images", "19KGYVQjrV3syb00GgcavB2nZTW5NXX0H"),
                 ("controlled_clevr", "13jdBpg8t3NqW3jrL6FK8HO93vwsUjDxG"),
                 ("vg_images", "1idW7Buoz7fQm4-670n-oERw9U-2JLJvE"))),
-            "# and COCO's val2017 in OUT/val2017; --dataset whatsup/controlled_images_a")),
+            "# put COCO's val2017 in OUT/val2017, for --dataset whatsup/controlled_images_a")),
     "cola": Source(
-        "MIT; photographs are Visual Genome's",
+        "MIT, with photographs of Visual Genome",
         (File("https://raw.githubusercontent.com/arijitray1993/COLA/main/data/"
               "COLA_multiobjects_matching_benchmark.json"),),
         ("grep -oE 'https?://[^\"]+[.]jpg' OUT/COLA_multiobjects_matching_benchmark.json | sort -u | "
-         "wget -nc -P OUT/images -i -", "# OUT/images/2414605.jpg, ...; --dataset cola")),
+         "wget -nc -P OUT/images -i -", "# gives OUT/images/2414605.jpg, ... for --dataset cola")),
     "negbench": Source(
-        "MIT; photographs are COCO's and Pascal VOC's",
+        "MIT, with photographs of COCO and Pascal VOC",
         (VAL2017,),
         ("# get *_mcq_llama3.1_rephrased.csv by the link in https://github.com/m1k2zoo/negbench/blob/main/datasets.md",
-         "unzip -q -d OUT OUT/val2017.zip", "# of VOC2007 OUT/JPEGImages/*.jpg; --dataset negbench/coco")),
+         "unzip -q -d OUT OUT/val2017.zip", "# put VOC2007's images in OUT/JPEGImages, for --dataset negbench/coco")),
     "colorswap": Source(
-        "MIT; the images are generated",
-        commands=("# get the data by the link in https://github.com/Top34051/colorswap; then",
+        "MIT, with generated images",
+        commands=("# get the data by the link in https://github.com/Top34051/colorswap, then",
                   "unzip -q -d OUT images.zip",
-                  "# OUT/test.json, OUT/images/img_0_1.png, ...; --dataset colorswap")),
+                  "# gives OUT/test.json, OUT/images/img_0_1.png, ... for --dataset colorswap")),
     "nlvr": Source(
-        "see its repository; the images are rendered",
+        "see its repository, with rendered images",
         commands=("git clone --depth 1 https://github.com/lil-lab/nlvr OUT",
-                  "# OUT/nlvr/dev/dev.json, OUT/nlvr/dev/images/*/dev-*.png; --dataset nlvr/dev")),
+                  "# gives OUT/nlvr/dev/dev.json, OUT/nlvr/dev/images/*/dev-*.png for --dataset nlvr/dev")),
     "mmvp_vlm": Source(
         "MIT",
         commands=("hf download MMVP/MMVP_VLM --repo-type dataset --local-dir OUT",
-                  "# OUT/Questions.csv, OUT/MLLM_VLM Images/*/*.jpg; --dataset mmvp_vlm")),
+                  "# gives OUT/Questions.csv, OUT/MLLM_VLM Images/*/*.jpg for --dataset mmvp_vlm")),
     "cub": Source(
-        "non-commercial research and education; the photographs belong to who took them",
+        "non-commercial research and education, photographs owned by their photographers",
         (File("https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz", "",
               "md5:97eceeb196236b17998738112f37df78"),),
         ("tar -xf OUT/CUB_200_2011.tgz -C OUT",
@@ -175,13 +176,13 @@ def open_rest(url: str, part: Path) -> requests.Response:
     if answer.status_code == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
         answer.close()
         answer = ask(url)
-    if answer.status_code != 416:  # that is all of it
+    if answer.status_code != 416:  # which says that the file is complete
         answer.raise_for_status()
     return answer
 
 
 def identity(file: File, answer: requests.Response) -> str:
-    # What tells this file from another under the same address. Redirects may be signed anew.
+    # Tells this file from a later one at the same address. Redirects are left out, as their signatures change.
     known = [file.url, *(answer.headers.get(name, "") for name in ("ETag", "Last-Modified", "Content-Length"))]
     return hashlib.sha256("\n".join(known).encode()).hexdigest()[:12]
 
@@ -196,7 +197,10 @@ def append(answer: requests.Response, part: Path, bar) -> None:
 
 
 def download(file: File, folder: Path) -> Path:
-    """Download the file unless it is there. Raises OSError: the server breaks off. ValueError: another checksum."""
+    """Download the file unless it is there, and return its path.
+
+    Raises OSError if the server breaks off too often, ValueError for a wrong size or checksum.
+    """
     target, tries, size = folder / file.name, 0, -1
     if target.exists():
         return target
@@ -214,15 +218,15 @@ def download(file: File, folder: Path) -> Path:
                 before, size = size, part.stat().st_size if part.exists() else 0
                 tries = 0 if size > before else tries + 1
                 if tries == TRIES:
-                    raise OSError(f"{file.url} broke off {TRIES} times at byte {size}; the same command resumes: "
-                                  f"{problem}") from problem
+                    raise OSError(f"{file.url} broke off {TRIES} times at byte {size}: run the same command to resume "
+                                  f"({problem})") from problem
                 time.sleep(tries)
     problem = find_problem(file, part, length)
     if problem:
         part.unlink()
-        raise ValueError(f"{file.url} {problem}: it is removed; fetch it again")
+        raise ValueError(f"{file.url} {problem}: it was removed, run the same command to fetch it again")
     os.replace(part, target)
-    for other in folder.glob(f".{escape(file.name)}.{'?' * 12}.part"):  # of what the server had before
+    for other in folder.glob(f".{escape(file.name)}.{'?' * 12}.part"):  # parts of an earlier version
         other.unlink(missing_ok=True)
     return target
 
@@ -249,5 +253,5 @@ def run(args: argparse.Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for file in source.files:
             print(download(file, folder))
-        commands = ["then:", *commands] if commands else []
+        commands = ["then run:", *commands] if commands else []
     print(*commands, sep="\n", end="\n" * bool(commands))

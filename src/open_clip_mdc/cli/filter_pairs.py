@@ -20,13 +20,19 @@ from ..errors import plural
 def threshold(tables: list[Path], top: float) -> float:
     scores = np.concatenate([read_rows(path, ["debiased"])["debiased"].drop_null().to_numpy() for path in tables])
     if not len(scores):
-        raise ValueError("no caption has a score: nothing can be kept")
+        raise ValueError("no caption has a debiased score: --top has nothing to keep")
     place = len(scores) - max(1, round(top * len(scores)))
     return float(np.partition(scores, place)[place])
 
 
 def keep(least: float, job: tuple, out: Path) -> None:
-    """Write the samples of a unit with a caption of this score, and TARGET_stats.json. `job`: unit, table, target."""
+    """Write the samples of a unit whose captions score `least` or more, and TARGET_stats.json.
+
+    Args:
+        least: the debiased score of the worst caption to keep.
+        job: the unit, the table of its scores, and the target shard.
+        out: the file to write.
+    """
     unit, table, target = job
     rows = read_rows(table, ["key", "caption", "debiased"]).to_pylist()
     kept: dict[str, list[str]] = defaultdict(list)
@@ -68,8 +74,8 @@ def write_kept(units: list[Unit], tables: list[Path], args: argparse.Namespace) 
         stats.append(read_stats(target))
         check_source(units_of[target], stats[-1].get("source"), target)
         if stats[-1].get("threshold") != least:
-            raise ValueError(f"{target} holds what had {stats[-1].get('threshold')} or more, and --top {args.top} is "
-                             f"{least}: give another --out-shards")
+            raise ValueError(f"{target} was kept at a score of {stats[-1].get('threshold')} or more, but --top "
+                             f"{args.top} means {least}: give another --out-shards")
     write_sizes(folder)
     captions, images = (sum(s[name] for s in stats) for name in ("captions", "pairs"))
     print(f"{plural(captions, 'caption')} of {plural(images, 'image')} with a debiased "

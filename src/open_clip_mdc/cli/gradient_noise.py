@@ -1,15 +1,15 @@
-"""Mean and noise of the encoder's gradient at every t, and what they say of an interval of t (beside Table 5).
+"""Measure mean and noise of the encoder's gradient at every t, and score intervals of t by them (compare Table 5).
 
 At time t an image gives the random gradient g_t = weight(t) * d nll / d encoder, where nll is the sum over the
-caption's masked tokens. Image and mask are what is random. `measure` collects sums, `moments` turns them into unbiased
-estimates of m_t . m_s with m_t = E g_t and of tr Cov(g_t), `interval_scores` turns those into the criterion.
+caption's masked tokens. Image and mask are random. `measure` collects sums. `moments` turns them into unbiased
+estimates of m_t . m_s, with m_t = E g_t, and of tr Cov(g_t). `interval_scores` turns those into the criterion.
 
-The weight 1/t makes the noise of (0, 1] infinite: for small t a caption of n tokens has one masked token with
-probability n * t and else none, so E|g_t|^2 ~ n * |d|^2 / t for the gradient d of one token's nll, and the integral of
-1/t diverges at 0. It does so slowly (like a logarithm). Here t starts at T_FLOOR.
+The weight 1/t makes the noise of (0, 1] infinite. For small t a caption of n tokens has one masked token with
+probability n * t and else none. So E|g_t|^2 ~ n * |d|^2 / t for the gradient d of one token's nll, and the integral of
+1/t diverges at 0, but only like a logarithm. Here t starts at T_FLOOR.
 
-BD3-LM's clipped-schedule search (Arriola et al. 2025) takes the interval of least variance of the NELBO. Here the noise
-is that of the encoder's gradient, and an interval pays for the bias that it brings.
+BD3-LM's clipped-schedule search (Arriola et al. 2025) takes the interval with the least variance of the NELBO. Here the
+noise is that of the encoder's gradient, and the bias of an interval counts against it.
 
 Dimensions: T values of t, G groups of K micro-batches each, B images of a micro-batch, D coordinates of the gradient.
 """
@@ -31,23 +31,23 @@ from ..text.special_tokens import target_tokens
 
 EDGES = np.linspace(0, 1, 11).round(1)
 MIDDLES = (EDGES[:-1] + EDGES[1:]) / 2
-# In the paper's batch of 1,024, with t drawn systematically on (0, 1], the lowest stratum is (0, 1/1024]; its one t has
-# no lower bound. Half or double the floor changes the noise of the first bin by 15 %, and of the others not at all.
+# In the paper's batch of 1,024, with stratified t on (0, 1], the lowest stratum is (0, 1/1024]. Its one t has no lower
+# bound. Halving or doubling the floor changes the noise of the first bin by 15 %, and that of the others not at all.
 T_FLOOR = 1 / 1024
 GROUPS = 8  # for standard errors
 MAX_COORDINATES = 2 ** 20
 
 
 class Measurement(NamedTuple):
-    """Sums over micro-batches, of gradients without the weight."""
+    """Sums over micro-batches of gradients without the loss weight."""
 
-    cross: np.ndarray  # [G, G, T, T]: inner products of the groups' summed gradients
-    products: np.ndarray  # [G, T, T]: the sums of inner products within a micro-batch
+    cross: np.ndarray  # [G, G, T, T], inner products of the groups' summed gradients
+    products: np.ndarray  # [G, T, T], sums of the inner products within a micro-batch
     num_batches: int  # K
     batch_size: int  # B
-    nll: np.ndarray  # [T, G * K * B]: the nats of a caption's masked tokens
-    masked: np.ndarray  # [T, G * K * B]: their number
-    mean_tokens: float  # scored tokens of a caption
+    nll: np.ndarray  # [T, G * K * B], nats of a caption's masked tokens
+    masked: np.ndarray  # [T, G * K * B], number of these tokens
+    mean_tokens: float  # scored tokens per caption
 
 
 class Moments(NamedTuple):
@@ -65,8 +65,11 @@ def measure(model: Captioner, data: Iterable[tuple[Tensor, Tensor]], num_batches
             times: np.ndarray = MIDDLES) -> Measurement:
     """Measure gradients of GROUPS * num_batches micro-batches at each of the times.
 
-    Images and random numbers are the same at all times: what they share drops out of the comparison. `data` yields
-    image [B, 3, height, width] on the model's device and text [B, L] on the CPU, of one B throughout.
+    Images and random numbers are the same at all times, so that their noise cancels in the comparison.
+
+    Args:
+        data: yields image [B, 3, height, width] on the model's device and text [B, L] on the CPU, always with the same
+            B.
     """
     model.eval()
     encoder = [p for p in model.visual.parameters() if p.requires_grad]
@@ -74,7 +77,7 @@ def measure(model: Captioner, data: Iterable[tuple[Tensor, Tensor]], num_batches
     generator, total = torch.Generator(), GROUPS * num_batches
     whole = CaptionCfg(t_min=0.0, t_max=1.0, loss_weight="none")
     coordinates = slice(None)
-    if size > MAX_COORDINATES:  # some of them scale all inner products by one factor
+    if size > MAX_COORDINATES:  # a random subset scales all inner products by about the same factor
         coordinates = torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:MAX_COORDINATES].to(device)
     sums = torch.zeros(GROUPS, len(times), min(size, MAX_COORDINATES), device=device)
     products = np.zeros((GROUPS, len(times), len(times)))
@@ -105,8 +108,8 @@ def measure(model: Captioner, data: Iterable[tuple[Tensor, Tensor]], num_batches
 def moments(measured: Measurement, leave_out: int | None = None) -> Moments:
     """Return unbiased estimates from all groups, or from all but one.
 
-    Let x_k be the gradient of micro-batch k of n at time t, y_k at time s, each a mean over B independent images. For
-    k != l E[x_k . y_l] = m_t . m_s, and E|x_k|^2 = |m_t|^2 + tr Cov(g_t) / B, so that both are unbiased:
+    Let x_k be the gradient of micro-batch k of n at time t, and y_k that at time s, each a mean over B independent
+    images. Then E[x_k . y_l] = m_t . m_s for k != l, and E|x_k|^2 = |m_t|^2 + tr Cov(g_t) / B. So both are unbiased:
 
         products = (sum_k x_k . sum_l y_l - sum_k x_k . y_k) / (n (n - 1))
         noise = B * (sum_k |x_k|^2 / n - products[t, t])
@@ -119,10 +122,10 @@ def moments(measured: Measurement, leave_out: int | None = None) -> Moments:
 
 
 def weigh(unweighted: Moments, kind: str) -> Moments:
-    """Return moments with the loss weight, each an average over its bin, of which only the middle was measured.
+    """Return moments with the loss weight, averaged over each bin from a measurement at its middle.
 
-    Within a bin the noise without weight is taken to be proportional to t, as it is for small t (above), so that 1/t^2
-    times it averages to noise(middle) / middle * log(high / low) / (high - low).
+    Within a bin the unweighted noise is assumed to be proportional to t, as it is for small t (head of this file).
+    Times 1/t^2 it averages to noise(middle) / middle * log(high / low) / (high - low).
     """
     noise = unweighted.noise
     if kind == "inverse_t":
@@ -132,28 +135,28 @@ def weigh(unweighted: Moments, kind: str) -> Moments:
 
 
 def interval_scores(unweighted: Moments) -> pd.DataFrame:
-    """Return what one image is worth when t is uniform on an interval, for each interval of whole bins and each weight.
+    """Return the progress per image with t uniform on an interval, for each interval of whole bins and each weight.
 
     Columns: weight, t_min, t_max, snr (of one image), cosine (to the aim), progress.
 
-    The aim is the NELBO of Eq. 5, t in (0, 1] with weight 1/t, whose gradient has mean m. Training on an interval I
-    follows gradients g with mean m_I instead: biased, but perhaps less noisy. A step -h * g changes the aim by
+    The aim is the NELBO of Eq. 5, with t in (0, 1] and weight 1/t, whose gradient has mean m. Training on an interval I
+    follows gradients g with mean m_I instead, which are biased but perhaps less noisy. A step -h * g changes the aim by
 
         -h * m . m_I + h^2 / 2 * c * E|g|^2        (c: mean curvature, the same for all I)
 
-    on average, and the best h >= 0 gains max(m . m_I, 0)^2 / (2 c E|g|^2): nothing where the interval points away from
-    the aim. As a share of what a noiseless step along m gains:
+    on average. The best h >= 0 gains max(m . m_I, 0)^2 / (2 c E|g|^2), which is 0 if the interval points away from the
+    aim. As a share of the gain of a noiseless step along m this is
 
         progress = max(m . m_I, 0)^2 / (|m|^2 E|g|^2) = max(cosine(m, m_I), 0)^2 * snr / (1 + snr)
 
-    with snr = |m_I|^2 / tr Cov(g) and E|g|^2 = |m_I|^2 + tr Cov(g), where tr Cov(g) is the noise at each t and the
-    spread of the means over t. The ratio of two intervals' progress is a ratio of images needed.
+    with snr = |m_I|^2 / tr Cov(g) and E|g|^2 = |m_I|^2 + tr Cov(g), where tr Cov(g) is the noise at each t plus the
+    variance of the means over t. The ratio of two intervals' progress is the ratio of the images that they need.
 
-    What it leaves out: (1) noise limits a step for batches well below 1 / snr images. For much larger ones the squared
-    cosine alone is left, by which the whole interval is best. (2) Neighbouring t agree in direction, so it favours
-    narrow intervals, but a model must know all of its decoding and scoring masks: the caller sets a least width.
-    (3) Gradients are compared as in gradient descent, without Adam's rescaling. (4) Features may gain from what the
-    NELBO does not reward. (5) The numerator is the square of an estimate, a little too large when that is noisy.
+    Limits: (1) Noise limits a step for batches well below 1 / snr images. For much larger ones only the squared cosine
+    is left, by which the whole interval is best. (2) Gradients at neighbouring t agree, so the criterion favours narrow
+    intervals, although a model needs all mask ratios to decode and score. The caller sets a minimum width.
+    (3) Gradients are compared as in gradient descent, without Adam's rescaling. (4) Features may gain from something
+    that the NELBO does not reward. (5) Noise makes the numerator, the square of an estimate, a little too large.
     """
     kinds = {kind: weigh(unweighted, kind) for kind in ("inverse_t", "none")}
     aim = kinds["inverse_t"].products.mean()
@@ -177,7 +180,7 @@ def interval_scores(unweighted: Moments) -> pd.DataFrame:
 
 
 def log_ratio_error(left_out: np.ndarray, reference: int) -> np.ndarray:
-    """Return jackknife standard errors [N] of log(score / reference) from scores with a group left out, [G, N]."""
+    """Return jackknife standard errors [N] of log(score / reference), from scores [G, N] with one group left out."""
     positive = (left_out > 0).all(0) & (left_out[:, reference] > 0).all()
     ratio = np.log(np.where(positive, left_out, 1) / np.where(positive, left_out[:, [reference]], 1))
     return np.where(positive, np.sqrt((len(ratio) - 1) * ratio.var(axis=0)), np.inf)

@@ -1,12 +1,12 @@
-"""An LLM judge chooses the best of several systems' captions for each image: the selection rates of Table 3.
+"""Let an LLM choose the best of several systems' captions for each image, for the selection rates of Table 3.
 
     export OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_MODEL=Qwen/Qwen2.5-VL-72B-Instruct OPENAI_API_KEY=...
     open_clip_mdc judge --captions MDC-10=mdc10.json MDC-15=mdc15.json ARC=arc.json --images photos/ --out judge.jsonl
 
-Any OpenAI-compatible chat endpoint sees the image, the paper's question and the captions as "A. ...", "B. ...", in an
-order drawn from the seed and the image's id alone. Captions that are equal are shown once, and share a vote. The answer
-to every image goes into --out as it comes, and the same command resumes where it was stopped. The rates, over the
-answers that name one caption, go beside it as .json. Other answers are counted, never guessed, and not asked again.
+Any OpenAI-compatible chat endpoint can be the judge. It sees the image, the question and the captions as "A. ...",
+"B. ...", in an order drawn from the seed and the image's id alone. Equal captions are shown once and share the vote.
+Each answer is written to --out at once, and the same command resumes an interrupted run. The selection rates go into a
+.json beside it. They are over the answers that name one caption. Other answers are counted as malformed.
 """
 import argparse
 import hashlib
@@ -35,15 +35,15 @@ from ..data.text import read_lines, read_text
 from ..progress import progress_bar
 from .judge_answers import LETTERS, assign_letters, parse_letter, report, summarise
 
-TIMEOUT_SECONDS = (10, 300)  # to connect, and between two bytes: a large model with a queue takes its time
-ANSWER_SECONDS, ANSWER_BYTES = 900, 2 ** 20  # of a whole answer
-# What servers take, by Pillow's format; an MPO is a JPEG of several pictures.
+TIMEOUT_SECONDS = (10, 300)  # to connect, and between two bytes: a large model with a queue is slow
+ANSWER_SECONDS, ANSWER_BYTES = 900, 2 ** 20  # limits of a whole answer
+# Media types that servers accept, by Pillow's format. An MPO is a JPEG of several pictures.
 SERVED = {"JPEG": "image/jpeg", "MPO": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}
-RETRIES = 7  # waits of 0, 1, 2, 4, ... 32 seconds where the server does not say how long
+RETRIES = 7  # after 0, 1, 2, 4, ... 32 seconds, unless the server says how long to wait
 
 
 class Place(NamedTuple):
-    """A file, or a stretch of a tar file, with an image's bytes."""
+    """Where an image's bytes are: a file, or a part of a tar file."""
 
     path: Path
     offset: int = 0
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 def read_captions(path: str) -> dict[str, str]:
-    """Read {id: caption} of a file, white space in captions made plain, so that none can pass for two."""
+    """Read {id: caption} from a file. Line breaks become spaces, so that no caption can look like two."""
     try:
         if path.endswith(".jsonl"):
             rows = [parse_json(line) for line in read_lines(path)]
@@ -80,7 +80,7 @@ def read_systems(arguments: list[str]) -> dict[str, dict[str, str]]:
     for name, captions in others:
         unlike = sorted(captions.keys() ^ reference.keys())
         if unlike:
-            raise ValueError(f"{first} and {name} caption different images: {len(unlike)} ids are only in one of "
+            raise ValueError(f"{first} and {name} caption different images: {len(unlike)} ids are in only one of "
                              f"them, such as {unlike[0]}")
     if not reference:
         raise ValueError(f"{pairs[0][1]} has no caption")
@@ -107,14 +107,14 @@ def _shard_images(shard: Path) -> dict[str, Place]:
 
 
 def find_places(source: str, ids: set[str]) -> dict[str, Place]:
-    """Return {id: place} for ids that are names in a folder, or keys or else numbers (from 0) in webdataset shards."""
+    """Return {id: place}. An id is a name in a folder, or a key or else a sample's number from 0 in shards."""
     found: list[tuple[str, Place]] = []
     keys: set[str] = set()
     for path in find_images([source]):
         shard = path.suffix.lower() in SHARDS
         images = _shard_images(path) if shard else {path.stem: Place(path)}
         for key, place in images.items():
-            # As clip_benchmark's captioning calls a key that comes again in a later shard.
+            # The captioning task renames a key like this that comes again in a later shard.
             found.append((f"{key}#{len(found)}" if shard and key in keys else key, place))
         keys |= images.keys()
     if shard and not ids <= dict(found).keys() and ids == {str(i) for i in range(len(ids))}:
@@ -128,7 +128,7 @@ def find_places(source: str, ids: set[str]) -> dict[str, Place]:
 
 
 def read_url(place: Place) -> str:
-    """Return the file's own bytes as a data URL, or a PNG if the image is not upright or of a format of few servers."""
+    """Return an image as a data URL: the file's own bytes, or a PNG if it is not upright or few servers read it."""
     with place.path.open("rb") as file:
         file.seek(place.offset)
         content = file.read(place.size)
@@ -149,9 +149,9 @@ def open_session(workers: int) -> requests.Session:
         session.mount(scheme, HTTPAdapter(pool_maxsize=workers, max_retries=retry))
     key = os.environ.get("OPENAI_API_KEY", "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise ValueError("$OPENAI_API_KEY has characters that no key has")
+        raise ValueError("$OPENAI_API_KEY has characters that a key cannot have: set it again")
     if key:
-        def authorise(request):  # not a header of the session, which a ~/.netrc would override
+        def authorise(request):  # a header of the session would be overridden by a ~/.netrc
             request.headers["Authorization"] = f"Bearer {key}"
             return request
         session.auth = authorise
@@ -159,12 +159,12 @@ def open_session(workers: int) -> requests.Session:
 
 
 def read_answer(response: requests.Response) -> bytes:
-    # What is sent slowly or without an end does not hold up the others for ever.
+    # A slow or endless answer must not hold up the others for ever.
     content, deadline = bytearray(), time.monotonic() + ANSWER_SECONDS
-    for part in response.iter_content(16):  # it waits for all 16; one at a time, a long answer is slow itself
+    for part in response.iter_content(16):  # few, as it waits for all bytes of a part, but one each would be slow
         content += part
         if len(content) > ANSWER_BYTES or time.monotonic() > deadline:
-            raise ValueError(f"{response.url} sends an answer without an end: {len(content)} bytes until now")
+            raise ValueError(f"{response.url} sends an endless answer: {len(content)} bytes so far")
     return bytes(content)
 
 
@@ -183,13 +183,13 @@ def ask(session: requests.Session, url: str, model: str, prompt: str, image: str
                           stream=True) as response:
             content = read_answer(response)
     except (requests.RequestException, UnicodeError) as problem:
-        raise OSError(f"{url} cannot be reached, {RETRIES} times tried again: {problem}") from problem
+        raise OSError(f"{url} cannot be reached after {RETRIES} retries: {problem}") from problem
     if response.status_code != 200:
         raise ValueError(f"{url} answers {response.status_code}: {_excerpt(response, content)}")
     try:
         return (parse_json(content)["choices"][0]["message"]["content"] or "").strip()
     except (ValueError, LookupError, TypeError, AttributeError) as problem:
-        raise ValueError(f"{url} gives no chat completion: {_excerpt(response, content)}") from problem
+        raise ValueError(f"{url} does not answer with a chat completion: {_excerpt(response, content)}") from problem
 
 
 def run(args: argparse.Namespace) -> None:
@@ -238,6 +238,6 @@ def run(args: argparse.Namespace) -> None:
                                initial=len(ids) - len(futures)):
                 future.result()
         finally:
-            stop.set()  # after a failure or Ctrl-C: answers that are under way are still recorded
+            stop.set()  # after a failure or Ctrl-C, only answers that are under way are still recorded
 
     report(out.with_suffix(".json"), settings, summarise(list(journal.rows.values()), list(systems)))

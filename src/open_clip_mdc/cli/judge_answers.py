@@ -1,4 +1,4 @@
-"""The ballot of one image and the count of all: letters, answers, selection rates (Table 3). judge.py asks."""
+"""Letter the captions of an image, parse the judge's answers, and compute selection rates (Table 3)."""
 import math
 import random
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..data.files import write_json
 
-LETTERS = "ABCDEFGH"  # no further: "I" is also a word
+LETTERS = "ABCDEFGH"  # ends here because "I" is also a word
 _CLAUSE = re.compile(r"[.!?;]+(?=\s|$)|\n+|\b(?:because|since|while|whereas|although|though|but|however)\b"
                      r"|\bas\b(?! the\b| being\b)", re.IGNORECASE)
 _MENTION = re.compile(r"(?<![\w'’&-])([A-H])(?![\w&-]|\.\w)")
@@ -20,7 +20,7 @@ _LETTER_CONTINUES = re.compile(r"\s+(?![a-z])|\s+(?:is|was|has|does|and|or|best|
 
 
 def assign_letters(captions: dict[str, str], seed: int, id: str) -> list[tuple[str, list[str]]]:
-    """Return distinct captions of {system: caption} in the order of their letters, each with its systems."""
+    """Return the distinct captions of {system: caption} in the order of their letters, each with its systems."""
     systems: dict[str, list[str]] = {}
     for name, caption in sorted(captions.items()):
         systems.setdefault(caption, []).append(name)
@@ -30,12 +30,16 @@ def assign_letters(captions: dict[str, str], seed: int, id: str) -> list[tuple[s
 
 
 def parse_letter(answer: str, captions: list[str]) -> str | None:
-    """Return the letter of the one caption that an answer chooses, or None for none, several or what is not understood.
+    """Return the letter of the one caption that an answer chooses, or None if it is unclear.
 
-    Strict by intent. Captions that the answer repeats are ignored. Then it must be a letter ("b", "(B)", "**B**",
-    "Answer: B"), or text that names one letter only ("Caption B, which ..."), or, if it names several, have clauses
-    with a single letter that declare it the best ("The best is B because A ..."), and these must agree. Letters are
-    capitals that stand alone. An "A" that may be the article counts against the others and not for itself.
+    Strict by intent. Captions that the answer repeats are ignored. The rest must be one of
+
+    - a letter: "b", "(B)", "**B**", "Answer: B"
+    - text that names one letter only: "Caption B, which ..."
+    - text that names several, with clauses that declare a single letter the best: "The best is B because A ...". All
+      such clauses must agree.
+
+    Letters are capitals that stand alone. An "A" that may be the article counts against other letters, and not for A.
     """
     for caption in sorted(captions, key=len, reverse=True):
         if " " in caption:
@@ -46,7 +50,7 @@ def parse_letter(answer: str, captions: list[str]) -> str | None:
     if bare:
         named = chosen = {bare[1].upper()}
     else:
-        for clause in _CLAUSE.split(re.sub(r"\b(is|be)\s*:\s*", r"\1 ", answer)):  # "is:" leads on to the next line
+        for clause in _CLAUSE.split(re.sub(r"\b(is|be)\s*:\s*", r"\1 ", answer)):  # a clause goes on after "is:"
             mentions = list(_MENTION.finditer(clause))
             letters = {mention[1] for mention in mentions}
             named |= letters
@@ -64,9 +68,9 @@ def parse_letter(answer: str, captions: list[str]) -> str | None:
 
 
 def summarise(votes: list[dict], names: list[str]) -> dict:
-    """Return selection rates over well-formed answers with binomial standard errors (too large where votes are shared).
+    """Return selection rates over well-formed answers, with binomial standard errors (too large if votes are shared).
 
-    `letters` counts the answers by letter: a judge may prefer a place in the list.
+    `letters` counts the answers by letter, as a judge may prefer a place in the list.
     """
     judged = [vote for vote in votes if vote["chosen"]]
     rates, errors = {}, {}
@@ -83,7 +87,7 @@ def summarise(votes: list[dict], names: list[str]) -> dict:
 def report(path: Path, settings: dict, summary: dict) -> None:
     write_json(path, {**settings, **summary}, indent=4)
     if not summary["judged"]:
-        raise ValueError(f"{path}: none of {summary['images']} answers names one caption")
+        raise ValueError(f"{path}: none of {summary['images']} answers names exactly one caption")
     width = max(map(len, settings["systems"]))
     print(f"{'system':<{width}}  selected (%)  standard error")
     for name, rate in summary["selection_rate"].items():

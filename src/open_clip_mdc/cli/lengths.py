@@ -1,8 +1,8 @@
-"""Caption lengths of webdatasets, as a table and a histogram (Fig. 3 of the paper).
+"""Count the tokens of the captions of webdatasets, and draw their histogram (Fig. 3 of the paper).
 
     open_clip_mdc lengths 'cc12m/{00000..01242}.tar' 'recap/{000..099}.tar' --names CC12M Recap --out lengths.png
 
-Lengths are in tokens with SOT and EOT, before truncation. Only the KEY.txt members are read, no image is decoded.
+Lengths include SOT and EOT, and are before truncation. Only the KEY.txt members are read. No image is decoded.
 """
 import argparse
 import os
@@ -35,7 +35,7 @@ def caption_lengths(shards: Sequence[str], tokenizer: SimpleTokenizer) -> np.nda
     lengths = [len(tokenizer.encode(text)) + 2 for shard in progress_bar(shards, os.path.dirname(shards[0]), "shard")
                for text in read_captions(shard)]
     if not lengths:
-        raise ValueError(f"{shards[0]}: no KEY.txt in {len(shards)} shard(s); captions are members that end in .txt")
+        raise ValueError(f"{shards[0]}: no caption (KEY.txt) in {len(shards)} shard(s)")
     return np.array(lengths)
 
 
@@ -70,11 +70,12 @@ def run(args: argparse.Namespace) -> None:
     sets = [find_shards(pattern) for pattern in args.shards]
     names = args.names or [os.path.dirname(shards[0]) or shards[0] for shards in sets]
     if len(names) != len(sets):
-        raise ValueError(f"--names has {len(names)} names for {len(sets)} data sets (quote the patterns)")
+        raise ValueError(f"--names has {len(names)} names for {len(sets)} data sets: give one name each, and quote the "
+                         "patterns of shards")
     register()
     tokenizer = open_clip.get_tokenizer(args.tokenizer)
     if open_clip.get_model_config(args.tokenizer) is None or not isinstance(tokenizer, SimpleTokenizer):
-        raise ValueError(f"--tokenizer {args.tokenizer}: no model of OpenCLIP or MDC with a tokenizer of CLIP's kind")
+        raise ValueError(f"--tokenizer {args.tokenizer}: no model with a BPE tokenizer like CLIP's")
     for warning in chain.from_iterable(map(warn_of_lines, sets)):
         print(f"warning: {warning}", file=sys.stderr)
     lengths = [caption_lengths(shards, tokenizer) for shards in sets]

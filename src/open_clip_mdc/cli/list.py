@@ -3,8 +3,8 @@
     open_clip_mdc list                      # everything
     open_clip_mdc list models datasets
 
-Models are for --model of open_clip_train, objectives for --model of clip_benchmark, where --pretrained names a run,
-tasks and data sets for its --task and --dataset.
+Models are for --model of open_clip_train. Objectives are for --model of clip_benchmark eval, with --pretrained RUN.
+Tasks and data sets are for its --task and --dataset.
 """
 import argparse
 
@@ -17,14 +17,14 @@ from .shared import docstring
 
 
 def models() -> list[tuple[str, str]]:
-    """Return a row for each name that a prefix or suffix makes of BASE, any model of OpenCLIP or timm-ENCODER."""
+    """Return a row for each prefix and suffix of BASE, which is any model of OpenCLIP or timm-ENCODER."""
     rows = [(pattern.replace("*", "BASE"), cfg["objective"]) for pattern, cfg in configs.ROWS.items()]
-    return [*rows, *((name, "a small image tower to put in the place of BASE") for name in configs.architectures())]
+    return [*rows, *((name, "a small image tower for BASE") for name in configs.architectures())]
 
 
 def objectives() -> list[tuple[str, str]]:
     order = {"any": "decodes in any order", "causal": "decodes from left to right"}
-    return [(name, f"{order[row.order]}; --scorer {' or '.join(row.scorers)}") for name, row in OBJECTIVES.items()]
+    return [(name, f"{order[row.order]} (--scorer {' or '.join(row.scorers)})") for name, row in OBJECTIVES.items()]
 
 
 def tasks() -> list[tuple[str, str]]:
@@ -41,7 +41,7 @@ def datasets() -> list[tuple[str, str]]:
         family, _, subset = name.partition("/")
         families.setdefault(family, []).append(subset)
     rows = [(name, f"selection: {', '.join(filter(None, subsets)) or 'one set'}") for name, subsets in families.items()]
-    return [*rows, ("folder", "classes as folders: DIR/train/CLASS/*.jpg, DIR/test/CLASS/*.jpg"),
+    return [*rows, ("folder", "your images in class folders: DIR/train/CLASS/*.jpg, DIR/test/CLASS/*.jpg"),
             ("wds/NAME", "webdataset shards with classes or captions"),
             ("NAME", "any data set of clip_benchmark, such as cifar10 or imagenet1k")]
 

@@ -1,4 +1,4 @@
-"""Write the model card of `open_clip_mdc export`: what the model is, how it loads, training, results."""
+"""Write the model card of `open_clip_mdc export`: what the model is, how to load it, its training and results."""
 import argparse
 import json
 import re
@@ -17,7 +17,7 @@ from ..models.captioner import Captioner
 from ..models.encoder import grid, num_patches, region_tower, width
 
 TEMPLATE = (resources.files("open_clip_mdc.cli") / "model_card.md.jinja").read_text(encoding="utf-8")
-# Flags that are about the machine, not the model.
+# Flags that concern the machine, not the model.
 NOT_TOLD = {"logs", "name", "log_path", "checkpoint_path", "tensorboard_path", "tensorboard", "wandb", "resume",
             "remote_sync", "rank", "local_rank", "device", "debug", "distributed", "distill", "log_level", "report_to",
             "wandb_notes", "wandb_project_name", "copy_codebase", "pretrained_image_path", "pretrained_text_path",
@@ -27,7 +27,10 @@ URL = r"[A-Za-z][A-Za-z0-9+.-]*://"
 
 
 def place_name(value: str, folders: int = 0) -> str:
-    """Return a file's name after so many of its folders, without a URL's password or a home. Other values whole."""
+    """Return the name of a file or URL with at most `folders` of its folders, and other values unchanged.
+
+    Passwords and home folders are left out.
+    """
     prefix = re.match(rf"{URL}|file:|local-dir:", value)
     if prefix:
         value = re.sub("^[^/]*@", "", re.split("[?#]", value[prefix.end():])[0])
@@ -43,7 +46,7 @@ def shard_names(pattern: str) -> list[str]:
 
 
 def fetched_names(command: str) -> list[str]:
-    # The shards that a "pipe:" reads, or else its first URL. Keys and options may be any word: none is told.
+    # The shards that a "pipe:" reads, or else its first URL. Nothing else is shown, as any word may be a key.
     words = [re.search(rf"{URL}.*|[^=]*$", word)[0] for word in re.split(r"::|[\s'\"`;|&<>()]+", command)]
     shards = [word for word in words if re.search(r"\.(tar|tgz|tar\.\w+)$", re.split("[?#]", word)[0])]
     found = shards or [word for word in words if re.match(URL, word)][:1]
@@ -51,14 +54,14 @@ def fetched_names(command: str) -> list[str]:
 
 
 def data_name(value: str) -> str:
-    """Return --train-data without the folders of the machine, and without the commands and keys that fetch it."""
+    """Return --train-data without this machine's folders, and without the commands and keys that fetch it."""
     files, *commands = re.split("(?:^|::)pipe:", value)
     return "::".join([name for pattern in files.split("::") if pattern for name in shard_names(pattern)] +
                      [name for command in commands for name in fetched_names(command)])
 
 
 def training_flags(weights: str | None) -> dict[str, str]:
-    """Return changed flags of open_clip_train, and the number of processes, of a checkpoint in a run folder."""
+    """Return the flags of open_clip_train in a checkpoint's run folder that differ from their defaults."""
     params = params_file(Path(weights or ""))
     if weights is None or not params.is_file():
         return {}
@@ -76,7 +79,7 @@ def result_rows(paths: list[str]) -> list[list[str]]:
             result = json.loads(Path(path).read_bytes())
             about, metrics = [result["dataset"], result["task"]], result["metrics"].items()
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
-            raise ValueError(f"--results {path} is no result file of clip_benchmark eval: {problem!r}") from problem
+            raise ValueError(f"--results {path} is not a result file of clip_benchmark eval: {problem!r}") from problem
         rows += [[*about, name, str(value) if isinstance(value, int) else f"{value:.4g}"] for name, value in metrics
                  if isinstance(value, Number) and not isinstance(value, bool)]
     return rows

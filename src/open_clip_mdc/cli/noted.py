@@ -1,4 +1,4 @@
-"""Note what is computed for images in a journal as it is done, so that the same command resumes."""
+"""Write the results of images to a journal as they are computed, so that the same command resumes."""
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -10,10 +10,14 @@ from ..progress import progress_bar
 
 def noted(part: Path, key: dict, images: Images, workers: int, make: Callable[[Batch], Iterable[dict]], what: str,
           others: Iterable[str] = ()) -> Iterator[tuple[Batch, Mapping[str, dict]]]:
-    """Yield batches, and the rows of the journal `part` by image: all that are known, those of the batch among them.
+    """Yield batches, each with all rows of the journal so far, by image.
 
-    `make(batch)` gives rows of the images in `batch.new`, with their names as "image". It is asked for images that the
-    journal does not have, or that changed since, and not for `others`.
+    Args:
+        part: the journal file.
+        key: settings that a resumed run must share.
+        make: computes the rows of the images in `batch.new`, with their names as "image". It is not called for images
+            that are in the journal and have not changed since, nor for `others`.
+        what: name of the progress bar.
     """
     since = part.stat().st_mtime_ns if part.exists() else 0
     changed = [str(path) for path in images.paths if path.exists() and path.stat().st_ctime_ns > since > 0]

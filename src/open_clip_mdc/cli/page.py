@@ -1,7 +1,7 @@
-"""Write pages of images and captions. Those of `open_clip_mdc caption` show the denoising as a grid (Eq. 6, Fig. 2).
+"""Write pages of images and captions, which for `open_clip_mdc caption` show the denoising as a grid (Eq. 6, Fig. 2).
 
-One file without script and without anything from elsewhere. Its Content-Security-Policy forbids both. Names and
-captions come from other people: all is escaped, and what a terminal or page would act on, not show, is written out.
+A page is one file without scripts or external resources. Its Content-Security-Policy forbids both. Names and captions
+come from other people, so all is escaped, and control characters are written out.
 """
 from functools import partial
 from html import escape
@@ -16,18 +16,18 @@ from PIL import Image
 from ..data.files import new_file
 from ..data.images import data_url
 
-SIDE = 480  # pixels of an embedded image
-BINS = (0.1, 0.25, 0.5, 0.75, 0.9)  # of probability: class p0 below the first, p5 from the last on
+SIDE = 480  # pixels of the longer side of an embedded image
+BINS = (0.1, 0.25, 0.5, 0.75, 0.9)  # edges of the probability classes p0 to p5
 LEGEND = ("under 10 %", "10 to 25", "25 to 50", "50 to 75", "75 to 90", "90 and more")
 
 
 def printable(text: str) -> str:
-    """Escape control, direction and broken characters: what cannot be shown cannot deceive."""
+    """Escape characters that do not print: control, text direction and broken ones."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def shown(name: str, page: str | Path) -> str:
-    """Return how a page names a file, an image of a shard or a checkpoint: without the folders of this machine."""
+    """Return the name of a file, an image of a shard or a checkpoint without this machine's folders, for a page."""
     source, colon, place = name.rpartition("local-dir:")
     place, separator, key = place.partition("::")
     path = Path(place)
@@ -45,7 +45,7 @@ def shown_lines(lines: list[str], paths: list[Path], page: str | Path) -> list[s
 
 
 def thumbnail(image: Image.Image) -> str:
-    """Return an RGB image as a data: URL of a small JPEG, or of a PNG where it is small already."""
+    """Return an RGB image as a data: URL of a thumbnail, a JPEG or, for small images, a PNG."""
     small = image.copy()
     small.thumbnail((SIDE, SIDE))
     kind = "png" if max(image.size) <= 128 else "jpeg"
@@ -60,7 +60,10 @@ def percent(log_prob: float) -> str:
 
 
 def word_classes(tokens: list[dict]) -> list[str]:
-    """Return CSS classes of the tokens' columns: probability p0 to p5, or "given"; "open", "continued" in a word."""
+    """Return the CSS classes of each token's column.
+
+    They are p0 to p5 by probability or "given", with "open" before and "continued" after a break within a word.
+    """
     classes = []
     inside = False
     for token in tokens:
@@ -76,7 +79,7 @@ def last_step(tokens: list[dict]) -> int:
 
 
 def describe_steps(tokens: list[dict]) -> str:
-    """Tell the grid in words, for who does not see it."""
+    """Describe the grid in words, for screen readers."""
     found = sorted((token for token in tokens if token["step"] is not None), key=lambda token: token["step"])
     return "; ".join(f"step {token['step'] + 1}: {printable(token['token'].strip())}, {percent(token['log_prob'])} %"
                      for token in found) or "nothing was revealed"
@@ -92,16 +95,21 @@ card, legend = CARDS.grids, partial(CARDS.legend, LEGEND)
 
 def render_page(title: str, facts: dict[str, str], explanation: str, cards: list[str], skipped: list[str],
                 style: str = "") -> str:
-    """Return a page: facts at its head, HTML of the explanation and the cards, lines on what was skipped.
+    """Return a page as HTML.
 
-    `style` is a template of CSS that the cards need beyond page.css.jinja.
+    Args:
+        facts: shown at the head.
+        explanation: HTML below the facts.
+        cards: HTML of each image.
+        skipped: lines about images that were left out.
+        style: a template of CSS that the cards need besides page.css.jinja.
     """
     return ENVIRONMENT.get_template("page.html.jinja").render(
         title=title, facts=facts, explanation=explanation, cards=cards, skipped=skipped, style=style)
 
 
 def write_page(path: str | Path, *content, **options) -> None:
-    """Write the page that `render_page` returns, at once."""
+    """Write the page of `render_page`, whole or not at all."""
     html = render_page(*content, **options)
     with new_file(path) as partial:
         partial.write_text(html, encoding="utf-8")

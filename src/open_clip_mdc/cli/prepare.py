@@ -1,21 +1,22 @@
-"""Shards to fine-tune and to test captioners on (Table 3), and the paper's subsets of Recap-DataComp.
+"""Write shards to fine-tune and test captioners on (Table 3), and the paper's subsets of Recap-DataComp.
 
-    open_clip_mdc prepare coco --images coco/ --annotations dataset_coco.json --out coco-wds       (flickr30k, flickr8k)
+    open_clip_mdc prepare coco --images coco/ --annotations dataset_coco.json --out coco-wds
     open_clip_mdc prepare shards --train 'flickr8k/train/{00000..00005}.tar' --test flickr8k/test/00000.tar --out f8k
-    open_clip_mdc prepare shards --train photos/ --val 'data/val-*.parquet' --out photos-wds      (prepare_layouts.py)
+    open_clip_mdc prepare shards --train photos/ --val 'data/val-*.parquet' --out photos-wds
     open_clip_mdc prepare shards --test captions_val2017.json --images val2017 --out coco-wds
-    open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split official --out cub       (cub.py)
+    open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split official --out cub
     open_clip_mdc prepare folds --shards 'flickr8k/train/{00000..00005}.tar' --k 5 --out folds
-    open_clip_mdc prepare recap --shards 'recap/{00000..99999}.tar' --pairs 10000000 --out recap-wds        (recap.py)
+    open_clip_mdc prepare recap --shards 'recap/{00000..99999}.tar' --pairs 10000000 --out recap-wds
 
-Annotations are Karpathy's split files (dataset_coco.json, ...). COCO's restval is trained on, as usual. Written are
+The annotations of COCO and Flickr are Karpathy's split files. COCO's restval is used for training, as usual. The output
+is
 
-    OUT/train/{00000..}.tar, OUT/val/{00000..}.tar    all captions of an image in KEY.txt, set apart by U+001E
-    OUT/test/{0..}.tar                                clip_benchmark's captioning format, a caption a line
+    OUT/train/{00000..}.tar, OUT/val/{00000..}.tar    all captions of an image in KEY.txt, separated by U+001E
+    OUT/test/{0..}.tar                                clip_benchmark's captioning format, one caption per line
 
 `folds` writes OUT/fold0 ... OUT/fold4, each with train/ and test/ as above. Test sets are disjoint. An image's fold
-follows from its name, however the shards are cut. To plain OpenCLIP U+001E is white space: it would read one long text,
-which is what --join writes on purpose.
+depends only on its name, however the shards are cut. Plain OpenCLIP takes U+001E for white space, and so reads one long
+text, which --join writes on purpose. prepare_layouts.py lists the layouts that `shards` reads.
 """
 import argparse
 import hashlib
@@ -57,40 +58,40 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
             place = Path(row.get("filepath", ""), row["filename"])
             if place.is_absolute() or ".." in place.parts:
                 raise ValueError(f"{annotations} names an image outside {images}: {str(place)!r}")
-            # In its folder (COCO's train2014, val2014), or beside the others.
+            # In the folder that it names (COCO's train2014, val2014), or directly in --images.
             path = Path(images, place) if Path(images, place).exists() else Path(images, place.name)
             rows.setdefault(SPLITS[row["split"]], []).append(
                 Sample(path.name, path, [s["raw"] for s in row["sentences"]]))
     except (KeyError, TypeError, AttributeError) as problem:
         why = f"it has no {problem}" if isinstance(problem, KeyError) else str(problem)
         if isinstance(content, dict) and "annotations" in content:
-            why = "it is COCO's own, which has no split into train, val and test"
-        raise ValueError(f"{what}: {why}; that is in {KARPATHY.url}") from problem
+            why = "it is COCO's own file, which has no split into train, val and test"
+        raise ValueError(f"{what}: {why}. Get Karpathy's from {KARPATHY.url}") from problem
     return rows
 
 
 def usable(samples: Iterable[Sample], left_out: list[str]) -> Iterator[tuple[str, Sample]]:
-    """Yield (suffix, sample) of each readable image with captions. The others go to `left_out`, with the reason."""
+    """Yield (suffix, sample) for each readable image with captions. Append the others to `left_out`, with reasons."""
     for name, image, captions, seen in progress_bar(samples, "prepare") if isinstance(samples, list) else samples:
         texts = captions if isinstance(captions, list) else [captions]
         texts = [" ".join(text.split()) for text in texts if tars.is_text(text)]  # no line end, no U+001E
         try:
             if not texts:
                 raise ValueError(f"no captions{seen}")
-            if 12 * sum(map(len, texts)) > tars.LARGEST_TEXT:  # so many bytes may a letter become in KEY.json
+            if 12 * sum(map(len, texts)) > tars.LARGEST_TEXT:  # a letter may take 12 bytes in KEY.json
                 raise ValueError(f"captions of {sum(map(len, texts)):,} letters")
             image = read_file(image, tars.LARGEST) if isinstance(image, Path) else image
             if not 0 < len(image) <= tars.LARGEST:
                 raise ValueError(f"an image of {len(image):,} bytes" if image else "no image")
             suffix, image = stored(image, name)
             yield suffix, Sample(name, image, texts)
-        except (OSError, ValueError) as problem:  # ValueError: also where no file can have this name
-            # The name comes from the data: quoted, it is one line.
+        except (OSError, ValueError) as problem:  # ValueError also for a name that no file can have
+            # The name comes from the data. Quoting keeps it on one line.
             left_out.append(f"{name!r}: {getattr(problem, 'strerror', None) or problem}")
 
 
 def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str, separator: str) -> dict[str, int]:
-    """Write shards of SHARD_SIZE samples and return their sizes. JPEG, PNG and WebP images stay byte for byte."""
+    """Write shards of SHARD_SIZE samples and return their sizes. JPEG, PNG and WebP images are copied unchanged."""
     sizes = {}
     for number, group in groupby(enumerate(samples), lambda item: item[0] // SHARD_SIZE):
         name = shard.format(number)
@@ -108,16 +109,16 @@ def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str,
 
 def refuse(left_out: list[str]) -> NoReturn:
     print(*left_out[:MAX_SHOWN], sep="\n", file=sys.stderr)
-    raise ValueError(f"{len(left_out)} images cannot be used, the first are named above: get them, or leave them out "
-                     f"by --skip-broken")
+    raise ValueError(f"{len(left_out)} images cannot be used, and the first are listed above: mend them, or leave them "
+                     f"out by --skip-broken")
 
 
 def write_test(folder: Path, samples: Iterable[tuple[str, Sample]]) -> dict[str, int]:
-    """Write FOLDER/test as clip_benchmark reads it for captioning, and return the shards' sizes."""
+    """Write FOLDER/test in clip_benchmark's captioning format, and return the shards' sizes."""
     sizes = write_split(folder / "test", samples, "{}.tar", "\n")
     (folder / "test").mkdir(parents=True, exist_ok=True)
     (folder / "test" / "nshards.txt").write_text(str(len(sizes)))
-    (folder / "dataset_type.txt").write_text("retrieval")  # clip_benchmark's word for captions
+    (folder / "dataset_type.txt").write_text("retrieval")  # clip_benchmark's name for data with captions
     return sizes
 
 
@@ -130,9 +131,9 @@ def report(left_out: list[str], skip: bool, folder: Path, out: str) -> list[str]
 
 
 def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[str], join: bool, skip: bool) -> None:
-    """Write train/, val/ and test/ under `out`, which appears only when it is complete, and print how to use them.
+    """Write train/, val/ and test/ under `out`, and print how to use them. `out` appears only when it is complete.
 
-    `left_out` grows while samples are read. They are listed in OUT/left_out.txt with `skip`, and an error without.
+    `left_out` grows while samples are read. With `skip` it is written to OUT/left_out.txt, and without it is an error.
     """
     hints = []
     with new_folder(out) as folder:
@@ -141,7 +142,7 @@ def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[str], jo
             sizes = write_test(folder, found) if split == "test" else write_split(
                 folder / split, found, "{:05d}.tar", " " if join else CAPTION_SEPARATOR)
             if not sizes:
-                raise ValueError(f"no usable image for {split}; {left_out[0] if left_out else 'there is none'}")
+                raise ValueError(f"no usable image for {split}: {left_out[0] if left_out else 'there is none'}")
             hints.append(f"{sum(sizes.values())} images: ")
             if split == "test":
                 hints[-1] += f"--dataset wds/{Path(out).name} --dataset_root {out} --task captioning"
@@ -153,17 +154,17 @@ def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[str], jo
 
 
 def fold_of(name: str, k: int) -> int:
-    """Return the fold in which an image is tested, 0 to k - 1: the same wherever it lies."""
+    """Return the fold that tests an image, 0 to k - 1, which depends on its name alone."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest(), "big") % k
 
 
 def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bool, skip: bool) -> None:
-    """Write k parts, and folds that train on links to all parts but one and test on that one.
+    """Write k parts, and k folds that each test on one part and train on links to the others.
 
         OUT/parts/I/{00000..}.tar, OUT/foldI/train/{00000..}.tar (links), OUT/foldI/test/{0..}.tar
     """
     if k < 2:
-        raise ValueError("--k 1 leaves nothing to train on: give 2 or more")
+        raise ValueError("--k 1 leaves nothing to train on: give --k 2 or more")
     left_out: list[str] = []
     with new_folder(out) as folder:
         parts = []
@@ -172,7 +173,7 @@ def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bo
             parts.append(write_split(folder / "parts" / str(fold), usable(samples, left_out), "{:05d}.tar",
                                      " " if join else CAPTION_SEPARATOR))
             if not parts[-1]:
-                raise ValueError(f"no usable image for fold {fold}; {left_out[0] if left_out else 'give a lower k'}")
+                raise ValueError(f"no usable image for fold {fold}: {left_out[0] if left_out else 'give a lower --k'}")
         hints = []
         for fold in range(k):
             mine = [str(folder / "parts" / str(fold) / shard) for shard in parts[fold]]
@@ -187,18 +188,18 @@ def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bo
             write_json(train / "sizes.json", sizes)
             hints.append(f"{sum(sizes.values())} images: --train-data '"
                          + shard_pattern(f"{out}/fold{fold}/train", len(sizes))
-                         + f"'; {sum(parts[fold].values())}: --dataset wds/fold{fold} --dataset_root {out}/fold{fold} "
-                           "--task captioning")
+                         + f"'\n{sum(parts[fold].values())} images: --dataset wds/fold{fold} --dataset_root "
+                           f"{out}/fold{fold} --task captioning")
         hints += report(left_out, skip, folder, out)
     print("\n".join(hints))
 
 
 def check_there(splits: dict[str, Iterable[Sample]]) -> None:
-    """Raise FileNotFoundError for image files that are missing: at once, not after an hour of copying."""
+    """Raise FileNotFoundError for missing image files at once, not after an hour of copying."""
     paths = [sample.image for split in splits.values() if isinstance(split, list) for sample in split
              if isinstance(sample.image, Path)]
     if missing := [path for path in paths if not os.path.exists(path)]:
-        raise FileNotFoundError(f"{len(missing)} of {len(paths)} images are missing, the first is {missing[0]}: check "
+        raise FileNotFoundError(f"{len(missing)} of {len(paths)} images are missing, first {missing[0]}: check "
                                 f"--images, or leave them out by --skip-broken")
 
 
@@ -212,7 +213,7 @@ def run(args: argparse.Namespace) -> None:
     if args.source == "shards":
         patterns = {split: getattr(args, split) for split in ("train", "val", "test") if getattr(args, split)}
         if not patterns:
-            raise ValueError("name at least one of --train, --val and --test")
+            raise ValueError("give at least one of --train, --val and --test")
         splits = {split: layouts.read(pattern, args.images, args.captions_key) for split, pattern in patterns.items()}
     elif args.source == "cub":
         rows, left_out = cub.read(args.images, args.captions, args.split, args.classes)

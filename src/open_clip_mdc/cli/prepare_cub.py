@@ -1,12 +1,12 @@
-"""CUB-200-2011 (Wah et al. 2011) with the ten captions an image of Reed et al. (2016), on which MC-Diffusion is tested.
+"""Read CUB-200-2011 (Wah et al. 2011) with the ten captions per image of Reed et al. (2016), MC-Diffusion's test set.
 
     open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split reed \\
         --classes trainvalclasses.txt testclasses.txt --out cub-wds
 
-Images are CLASS/NAME.jpg and captions CLASS/NAME.txt, where CLASS begins with the class's number: the rest of it is
-spelt differently in 17 folders, so that only number and NAME join them. Two splits are in use whose results do not
-compare: Reed's, in which no class is in both halves (8,855 and 2,933 images), and the official one of the images
-(5,994 and 5,794).
+Images are CLASS/NAME.jpg and captions CLASS/NAME.txt. They are joined by the class's number, with which CLASS begins,
+and NAME, because the rest of CLASS is spelt differently in 17 folders. Two splits are in use, whose results are not
+comparable. In Reed's no class is in both halves (8,855 and 2,933 images). The official one splits images (5,994 and
+5,794).
 """
 import random
 from collections.abc import Iterable
@@ -15,14 +15,14 @@ from pathlib import Path
 from ..data.text import read_lines
 
 CAPTIONS = 10
-Key = tuple[int, str]  # the class's number, the image's name without ending
+Key = tuple[int, str]  # the class's number, the image's name without suffix
 Rows = list[tuple[Path, list[str]]]
 
 
 def class_number(name: str) -> int:
     number = name.split(".")[0]
     if not number.isdecimal():
-        raise ValueError(f"{name!r} is no class of CUB-200, such as 001.Black_footed_Albatross")
+        raise ValueError(f"{name!r} is not a class of CUB-200, such as 001.Black_footed_Albatross")
     return int(number)
 
 
@@ -64,9 +64,9 @@ def official_split(images: str) -> dict[Key, str]:
 
 
 def read(images: str, captions: str, split: str, classes: list[str] | None) -> tuple[dict[str, Rows], list[str]]:
-    """Return image files with their captions for train and test, and what cannot be used, each with the reason."""
+    """Return the image files with captions of train and test, and a line with the reason for each unusable image."""
     if (split == "reed") != (classes is not None):
-        raise ValueError("--split reed needs --classes TRAIN TEST, and --split official none")
+        raise ValueError("--split reed needs --classes TRAIN TEST, and --split official takes none")
     files, texts = find(images, ".jpg"), find(captions, ".txt")
     halves = reed_split(files.keys() | texts.keys(), classes) if classes else official_split(images)
     rows: dict[str, Rows] = {"train": [], "test": []}
@@ -80,6 +80,6 @@ def read(images: str, captions: str, split: str, classes: list[str] | None) -> t
             rows[half].append((files[key], read_captions(texts[key])))
         except ValueError as problem:
             problems.append(f"{name!r}: {problem}")
-    random.Random(0).shuffle(rows["train"])  # neighbours in the folder are of one class
+    random.Random(0).shuffle(rows["train"])  # they are sorted by class
     print(f"{split} split: {len(rows['train'])} images to train on, {len(rows['test'])} to test on")
     return rows, problems

@@ -1,15 +1,15 @@
-"""Images with captions in the layouts that people have them in, for `open_clip_mdc prepare shards`.
+"""Read images with captions in common layouts, for `open_clip_mdc prepare shards`.
 
-    DIR/a.jpg, DIR/a.txt or DIR/a.json          captions beside images, in folders within, too (img2dataset's files)
-    DIR/metadata.csv, DIR/metadata.jsonl        Hugging Face's imagefolder: file_name, from there, and a caption
-    DIR/*.parquet                               image bytes, or {bytes, path}, in a column (Hugging Face, img2dataset)
-    captions_val2017.json                       COCO's captions; the images are in --images
-    chat.json, chat.jsonl                       rows of an image and its caption, or LLaVA's conversations, of which the
-                                                first answer is the caption
+    DIR/a.jpg, DIR/a.txt or DIR/a.json          captions beside images, also in subfolders (img2dataset's files)
+    DIR/metadata.csv, DIR/metadata.jsonl        Hugging Face's imagefolder: file_name relative to it, and a caption
+    DIR/*.parquet                               a column of image bytes, or of {bytes, path} (Hugging Face, img2dataset)
+    captions_val2017.json                       COCO's captions, with the images in --images
+    chat.json, chat.jsonl                       rows of an image and its caption, or LLaVA's conversations, whose first
+                                                answer is the caption
     pairs.csv                                   a table as open_clip_train reads it
-    DIR/*.tar                                   webdataset's shards (img2dataset's webdataset)
+    DIR/*.tar                                   webdataset shards (img2dataset's webdataset)
 
-Nothing in them is trusted: names stay within their folder, what is no file is not opened, sizes have limits.
+The content is not trusted: names must stay within their folder, only regular files are opened, and sizes have limits.
 """
 import re
 import stat
@@ -37,44 +37,44 @@ from ..data.shards import (
 from ..data.text import decode_text, read_lines
 from ..progress import progress_bar
 
-CAPTIONS = ("captions", "caption", "text")  # where captions are looked for; the first is --captions-key's default
-IMAGES = ("file_name", "image")  # names of a row's image
-NAMES = ("filename", "file_name", "key", "id")  # of the image, beside its bytes
+CAPTIONS = ("captions", "caption", "text")  # keys of captions, in this order, if --captions-key has its default
+IMAGES = ("file_name", "image")  # keys of the name of a row's image
+NAMES = ("filename", "file_name", "key", "id")  # keys of the image's name beside its bytes
 CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 
 class Sample(NamedTuple):
     """An image and its captions as the source has them."""
 
-    name: str  # of the image, kept in KEY.json
+    name: str  # the image's, kept in KEY.json
     image: bytes | Path
-    captions: object  # a list of texts, or what stood in its place
-    seen: str = ""  # where else there may be captions
+    captions: object  # a list of texts, or whatever the source has instead
+    seen: str = ""  # for a message: where else the captions may be
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """Return the bytes of a file. Raises OSError, or ValueError for one that has more than `most`, or a device."""
+    """Return the bytes of a file. Raises OSError, or ValueError for a device or more than `most` bytes."""
     about = path.stat()
     if not stat.S_ISREG(about.st_mode):
-        raise ValueError(f"{path} is no file")
+        raise ValueError(f"{path} is not a regular file")
     if about.st_size > most:
-        raise ValueError(f"{path} has {about.st_size:,} bytes, more than the {most:,} that are read")
+        raise ValueError(f"{path} has {about.st_size:,} bytes, more than the limit of {most:,}")
     return path.read_bytes()
 
 
 def caption_of(row: Mapping, key: str, names: tuple[str, ...] = CAPTIONS) -> object:
-    """Return what a row has under `key`, or under the first of `names` where `key` is the default."""
+    """Return the value of a row under `key`, or under the first of `names` that it has if `key` is the default."""
     return next((row[name] for name in (names if key == CAPTIONS[0] else (key,)) if row.get(name)), None)
 
 
 def captions_of(sample: dict, text: str, key: str) -> tuple[object, str]:
-    """Return captions in KEY.json, or else in the lines of KEY.txt, and where else there may be some."""
+    """Return the captions in KEY.json, or else in the lines of KEY.txt, and where else they may be for a message."""
     metadata = read_metadata(sample)
     captions = caption_of(metadata, key, CAPTIONS[:2])
     if captions is None and key == CAPTIONS[0]:
         captions = re.split(f"[\n{CAPTION_SEPARATOR}]", text) if text.strip() else metadata.get("text")
-    return captions, f"; its members: {', '.join(members(sample))}" + (
-        f", keys of its JSON: {', '.join(metadata)}; see --captions-key" if metadata else "")
+    return captions, f" (members: {', '.join(members(sample))}" + (
+        f", keys of the JSON: {', '.join(metadata)}, see --captions-key)" if metadata else ")")
 
 
 def read_shards(shards: list[str], key: str) -> Iterator[Sample]:
@@ -88,7 +88,7 @@ def read_shards(shards: list[str], key: str) -> Iterator[Sample]:
 
 
 def read_beside(folder: Path, images: list[Path], key: str) -> list[Sample]:
-    """Return images of a folder with the captions in a .txt or .json of their name."""
+    """Return the images of a folder with the captions in the .txt or .json of the same name."""
     found = []
     for path in images:
         try:
@@ -100,19 +100,19 @@ def read_beside(folder: Path, images: list[Path], key: str) -> list[Sample]:
             files, captions, seen = {"txt": path}, None, f": {problem}"
         found.append((Sample(str(path.relative_to(folder)), path, captions, seen), files))
     if not any(files for _, files in found):
-        raise ValueError(f"{folder}: none of its {len(found)} images has a .txt or .json beside it, and there is no "
-                         f"metadata.csv or metadata.jsonl: where are its captions?")
+        raise ValueError(f"{folder} has no captions: none of its {len(found)} images has a .txt or .json beside it, "
+                         f"and there is no metadata.csv or metadata.jsonl")
     return [sample for sample, _ in found]
 
 
 def from_rows(rows: Iterable, source: Path, folder: Path | None, key: str) -> list[Sample]:
-    """Return an image once with the captions of all its rows.
+    """Return each image once, with the captions of all its rows.
 
     Args:
         rows: objects with the name of an image and its captions.
-        folder: that images are in. None to take names as paths, from the present folder.
+        folder: the folder of the images, or None to take names as paths from the working directory.
 
-    Raises ValueError for a row that is no object, or names an image outside the folder.
+    Raises ValueError for a row that is not an object, or names an image outside the folder.
     """
     found: dict[str, Sample] = {}
     for number, row in enumerate(rows, 1):
@@ -127,10 +127,10 @@ def from_rows(rows: Iterable, source: Path, folder: Path | None, key: str) -> li
             name, image = f"row {number}", b""
         else:
             image = Path(name) if folder is None else inside(folder, name, source, number)
-        sample = found.setdefault(name, Sample(name, image, [], f"; its keys: {', '.join(row)}; see --captions-key"))
+        sample = found.setdefault(name, Sample(name, image, [], f" (keys: {', '.join(row)}, see --captions-key)"))
         sample.captions.extend(captions if isinstance(captions, list) else [captions])
     if not found:
-        raise ValueError(f"{source} has no row")
+        raise ValueError(f"{source} has no rows")
     return list(found.values())
 
 
@@ -145,32 +145,35 @@ def parse_line(path: Path, number: int, line: str) -> object:
     try:
         return parse_json(line)
     except ValueError as problem:
-        raise ValueError(f"{path}, line {number} is no JSON: {problem}") from problem
+        raise ValueError(f"{path}, line {number} is not JSON: {problem}") from problem
 
 
 def read_json(path: Path, images: str | None, key: str) -> list[Sample]:
-    """Return the images of COCO's captions, or of a list or lines of rows (`from_rows`)."""
+    """Return the images of COCO's captions, of a JSON list of rows, or of JSON lines (`from_rows`)."""
     if path.suffix.lower() == ".jsonl":
         rows = [parse_line(path, number, line) for number, line in enumerate(read_lines(path), 1)]
     else:
         try:
             rows = parse_json(path.read_bytes())
         except ValueError as problem:
-            raise ValueError(f"{path} is no JSON: {problem}") from problem
+            raise ValueError(f"{path} is not JSON: {problem}") from problem
     folder = path.parent
     if isinstance(rows, dict):
-        year = path.stem.removeprefix("captions_")  # COCO's annotations/captions_val2017.json is of val2017/
+        year = path.stem.removeprefix("captions_")  # COCO's annotations/captions_val2017.json names images in val2017/
         folder = next((there for above in (folder, folder.parent) if (there := above / year).is_dir()), folder)
         try:
             rows = coco_rows(rows, key)
         except (KeyError, TypeError) as problem:
-            raise ValueError(f"{path} is no captions_*.json of COCO, nor a list of images with captions (it has no "
-                             f"{problem}); Karpathy's dataset_coco.json is for: prepare coco") from problem
+            raise ValueError(f"{path} is neither a captions_*.json of COCO nor a list of images with captions: it has "
+                             f"no {problem}. Karpathy's dataset_coco.json is for `prepare coco`") from problem
     return from_rows(rows, path, Path(images) if images else folder, key)
 
 
 def read_csv(path: Path, images: str | None, key: str) -> list[Sample]:
-    """Return the images of a table. Those of a column file_name are beside it, others where open_clip_train looks."""
+    """Return the images of a table.
+
+    A column file_name is relative to the table. Other names are paths, as open_clip_train reads them.
+    """
     names = CAPTIONS if key == CAPTIONS[0] else (key,)
     columns = [*((image, name) for image in IMAGES for name in names), COLUMNS[1]]
     found = read_forms(path, columns, SEPARATORS, lambda lines, form: list(read_rows(lines, form)))
@@ -181,7 +184,7 @@ def read_csv(path: Path, images: str | None, key: str) -> list[Sample]:
 
 
 def find_columns(schema: pa.Schema, path: Path) -> tuple[str, bool]:
-    """Return the column of image bytes, and whether it is {bytes, path}. Raises ValueError where there is none."""
+    """Return the column of image bytes, and whether it is {bytes, path}. Raises ValueError if there is none."""
     found = {}
     for field in schema:
         kind = field.type
@@ -189,22 +192,22 @@ def find_columns(schema: pa.Schema, path: Path) -> tuple[str, bool]:
         if pa.types.is_binary(part := kind.field("bytes").type if whole else kind) or pa.types.is_large_binary(part):
             found[field.name] = whole
     if not found:
-        raise ValueError(f"{path} has no column of image bytes, only {', '.join(schema.names)}: img2dataset writes "
-                         f"such tables beside its shards and folders: name these")
+        raise ValueError(f"{path} has no column of image bytes, only {', '.join(schema.names)}: if img2dataset wrote "
+                         f"it, give the shards or folders beside it")
     name = next((name for name in ("image", *IMAGE_SUFFIXES) if name in found), next(iter(found)))
     return name, found[name]
 
 
 def read_parquet(paths: list[str], key: str) -> Iterator[Sample]:
-    """Stream tables of image bytes and captions. Raises ValueError where one is damaged or has no images."""
+    """Stream tables of image bytes and captions. Raises ValueError if one is damaged or has no images."""
     for path in map(Path, progress_bar(paths, "prepare", "table")):
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 names = file.schema_arrow.names
                 image, whole = find_columns(file.schema_arrow, path)
                 wanted = [name for name in names if name in (image, *NAMES, *CAPTIONS, key)]
-                seen = f"; its columns: {', '.join(names)}; see --captions-key"
-                # One row at a time: 16 of a file of 4 kB that says one large image again and again are gigabytes.
+                seen = f" (columns: {', '.join(names)}, see --captions-key)"
+                # One row at a time: a 4 kB file may repeat one large image, so that 16 rows are gigabytes.
                 for number, batch in enumerate(file.iter_batches(1, columns=wanted)):
                     [row] = batch.to_pylist()
                     data, name = row.pop(image), caption_of(row, CAPTIONS[0], NAMES)
@@ -213,14 +216,14 @@ def read_parquet(paths: list[str], key: str) -> Iterator[Sample]:
                     yield Sample(str(name or f"{path.name}#{number}"), data or b"", caption_of(row, key), seen)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
             why = " ".join(str(problem).split())
-            raise ValueError(f"{path} is no whole parquet table; fetch or write it again ({why})") from problem
+            raise ValueError(f"{path} is damaged: fetch or write it again ({why})") from problem
 
 
 def read_folder(folder: Path, images: str | None, key: str) -> Iterable[Sample]:
-    """Return what a folder holds: images by its metadata, shards, images with captions beside them, or tables."""
+    """Return the samples of a folder by the first of: its metadata, shards, images with captions beside, tables."""
     below = [Path(name) for name in files_below(folder)]
     below = [path for path in below if not is_hidden(str(path.relative_to(folder)))]
-    files = [path for path in below if path.is_file()]  # no link to /dev/zero
+    files = [path for path in below if path.is_file()]  # leaves out a link to /dev/zero
     tables = [path for path in files if path.name in ("metadata.csv", "metadata.jsonl")]
     if tables:
         if len({path.parent for path in tables}) < len(tables):
@@ -238,14 +241,14 @@ def read_folder(folder: Path, images: str | None, key: str) -> Iterable[Sample]:
 
 
 def read(pattern: str, images: str | None, key: str) -> Iterable[Sample]:
-    """Return the samples of a folder, a file or a pattern. A list where images are files.
+    """Return the samples of a folder, a file or a pattern, as a list if images are files.
 
     Args:
-        images: the folder of the images that a table or JSON names, by default its own.
-        key: name of the captions, of `CAPTIONS[0]` any of CAPTIONS.
+        images: the folder of the images that a table or JSON names, by default that of the table or JSON.
+        key: key of the captions, where `CAPTIONS[0]` means any of CAPTIONS.
 
-    Raises FileNotFoundError. ValueError where it is none of the layouts (head of this file). What cannot be used of a
-    layout is left in, without image or captions.
+    Raises FileNotFoundError, or ValueError if it has none of the layouts at the head of this file. Samples that cannot
+    be used are returned without image or captions.
     """
     if Path(pattern).is_dir():
         return read_folder(Path(pattern), images, key)

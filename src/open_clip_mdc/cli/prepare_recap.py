@@ -1,11 +1,11 @@
-"""The paper's random subsets of Recap-DataComp, with the recaptioned text in the place of the alt text.
+"""Draw the paper's random subsets of Recap-DataComp, with the recaptioned text instead of the alt text.
 
     open_clip_mdc prepare recap --shards 'recap/{00000..99999}.tar' --pairs 10000000 --out recap-wds --jobs 8
 
-Reads shards as img2dataset writes them: with --save_additional_columns '["re_caption"]' the text is in KEY.json. With
---caption_col re_caption, which the data set's own README has, KEY.txt is the text, and no KEY.json knows a re_caption.
-A seed orders the shards at random. They are written in that order as OUT/00000.tar, 00001.tar, ... until there are as
-many pairs as asked for. So the paper's 5, 10, 20 and 30 million are nested: asking for more adds shards to the folder.
+Reads shards that img2dataset wrote. With its --save_additional_columns '["re_caption"]' the text is in KEY.json. With
+--caption_col re_caption, as in the data set's README, the text is KEY.txt, and no KEY.json has a re_caption. The seed
+orders the shards at random. They are written in that order as OUT/00000.tar, 00001.tar, ... until there are --pairs
+pairs. So the paper's 5, 10, 20 and 30 million are nested, and a larger --pairs adds shards to the folder.
 """
 import argparse
 import random
@@ -28,7 +28,7 @@ def re_caption(sample: dict, in_json: bool) -> str:
 
 
 def recaption(job: tuple[str, Path], part: Path) -> None:
-    """Write a shard for `job` (source, target) to `part`, and what is in it to TARGET_stats.json."""
+    """Write a shard for `job` (source, target) to `part`, and its counts to TARGET_stats.json."""
     source, target = job
     in_json = any("re_caption" in tars.read_metadata(sample) for sample in tars.read_samples(source, ("json",)))
     stats = {"source": source, "text": "json" if in_json else "txt", "pairs": 0, "without_caption": 0,
@@ -39,10 +39,10 @@ def recaption(job: tuple[str, Path], part: Path) -> None:
             if not suffix or not text:
                 stats["without_caption" if suffix else "without_image"] += 1
                 continue
-            key = f"{target.stem}{stats['pairs']:06d}"  # our own; the source's is in its json
+            key = f"{target.stem}{stats['pairs']:06d}"  # a new one, as the source's key is in its json
             writer.write({"__key__": key, suffix: sample[suffix], "txt": text, "json": sample.get("json", b"{}")})
             stats["pairs"] += 1
-    write_json(tars.stats_file(target), stats, follow=False)  # before the shard appears
+    write_json(tars.stats_file(target), stats, follow=False)  # before the shard appears, so that none lacks it
 
 
 def worker(number: int) -> Callable:
@@ -63,18 +63,18 @@ def run(args: argparse.Namespace) -> None:
             for (source, target), _ in work:
                 done.append(tars.read_stats(target))
                 if done[-1]["source"] != source:
-                    raise ValueError(f"{target} was made from {done[-1]['source']}, not from {source}: other --shards "
-                                     f"or another --seed need another --out")
+                    raise ValueError(f"{target} was made from {done[-1]['source']}, not from {source}: for other "
+                                     f"--shards or another --seed give another --out")
                 bar.update(done[-1]["pairs"])
     tars.write_sizes(out)
     totals = list(accumulate(stats["pairs"] for stats in done))
     if totals[-1] < args.pairs:
         raise ValueError(f"all {len(sources)} shards hold {totals[-1]} pairs with a re_caption, fewer than --pairs "
-                         f"{args.pairs}; they are in {out}")
+                         f"{args.pairs} (they are in {out})")
     count = 1 + next(i for i, total in enumerate(totals) if total >= args.pairs)
     from_txt = sum(stats["text"] == "txt" for stats in done[:count])
     if from_txt:
-        print(f"the text of {from_txt} of {count} shards is their KEY.txt: no KEY.json of theirs knows a re_caption")
+        print(f"{from_txt} of {count} shards have no re_caption in any KEY.json: their text is KEY.txt")
     for what, why in (("without_caption", "no re_caption"), ("without_image", "no image")):
         dropped = sum(stats[what] for stats in done[:count])
         if dropped:

@@ -1,9 +1,12 @@
-"""Shows what a trained captioner makes of hidden captions: a table on the terminal and a contact sheet.
+"""Show how well a trained captioner recovers masked captions, in a table on the terminal and a contact sheet.
 
     open_clip_mdc reconstruct --pretrained logs/RUN --data 'scenes/val/00000.tar' --out sheet.png
 
-The loss is the NELBO of validation.py, of the trained network and of the one that a run from scratch with --seed 0
-began with. A reconstruction hides every token but the length and reveals the most confident one at a time (Eq. 6).
+The loss is the NELBO of validation.py, for the trained network and for the untrained one of --seed 0. A reconstruction
+starts with every token masked, so that only the length is given, and reveals the most confident token at each step
+(Eq. 6).
+
+Dimensions: B images, L tokens.
 """
 import argparse
 from functools import partial
@@ -27,14 +30,14 @@ BATCH = 64
 
 @torch.inference_mode()
 def reconstruct(model: Captioner, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-    """Return captions [B, L] of images, given only the number of tokens. A causal model searches, without it."""
+    """Return captions [B, L] of images, given only the number of tokens. A causal model is not given it."""
     if model.causal:
         return model.generate(image)
     image_kv = model.text.project_image(model.encode_image_tokens(image))
     hidden = text.masked_fill(target_tokens(text, model.vocab_size), mask_id(model.vocab_size))
     valid = valid_tokens(text, model.vocab_size)
     found = unmask_by_confidence(partial(model.token_logits, image_kv), hidden, valid, model.vocab_size).text
-    return found.masked_fill(~valid, eot_id(model.vocab_size))  # padding is no text where the model gives no EOT
+    return found.masked_fill(~valid, eot_id(model.vocab_size))  # padding is not text, even if the model gives no EOT
 
 
 def contact_sheet(images: list, captions: list[str], predictions: list[str], path: str) -> None:

@@ -1,6 +1,7 @@
-"""Rows about images in one file, by its suffix: JSON lines, CSV, or a parquet table.
+"""Write rows about images to one file, by its suffix as JSON lines, CSV or a Parquet table.
 
-In CSV what is no number and no text is JSON. A parquet table names images as tables of shards do (`tables.key_of`).
+CSV holds lists and objects as JSON. A Parquet table names images by the same rule as tables of shards
+(`tables.key_of`).
 """
 import csv
 import json
@@ -14,7 +15,7 @@ from ..data.files import new_file
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROWS = 1024  # that are held at a time
+ROWS = 1024  # in memory at a time
 
 
 def _in_cell(value: object) -> object:
@@ -31,12 +32,12 @@ def _write_parquet(path: Path, rows: Iterable[dict], schema: "pa.Schema") -> Non
 
 
 def write_rows(out: str | Path, columns: list[str], rows: Iterable[dict], schema: "pa.Schema | None" = None) -> None:
-    """Write {column: value} rows, whole or not at all. `schema` is of the columns of a parquet table."""
+    """Write {column: value} rows, all or nothing. `schema` is that of a Parquet table."""
     suffix = Path(out).suffix.lower()
     with new_file(out) as partial:
         if suffix == ".parquet":
             return _write_parquet(partial, rows, schema)
-        # Names of files are any bytes.
+        # File names may be any bytes.
         with partial.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             if suffix == ".csv":
                 writer = csv.DictWriter(file, columns)

@@ -1,14 +1,14 @@
-"""The built-in synthetic data sets: scenes of coloured shapes with true captions. Nothing has to be downloaded.
+"""Render the built-in synthetic data sets, scenes of coloured shapes with true captions, without any download.
 
-    open_clip_mdc scenes --out scenes              # 20,000 training scenes and everything listed in `build`
+    open_clip_mdc scenes --out scenes              # 20,000 training scenes, validation scenes and test sets
     open_clip_mdc scenes --out scenes3 --objects 3 --sizes --size 48
     open_clip_mdc scenes --out lengths --objects 1-3     # captions of three lengths
-    open_clip_mdc scenes --out fewshot --without "yellow star"     # and 1, 4, 16, 64, 256 scenes that have one
-    open_clip_mdc scenes --out rich --world rich --noise 0.1       # many captions are true of a scene, some of none
-    open_clip_mdc scenes --out r90 --world mentions --redundancy 0.9    # a shape can be guessed from the colour
+    open_clip_mdc scenes --out fewshot --without "yellow star"     # and shots of 1, 4, 16, 64, 256 scenes with one
+    open_clip_mdc scenes --out rich --world rich --noise 0.1       # several true captions, and 10 % wrong ones
+    open_clip_mdc scenes --out r90 --world mentions --redundancy 0.9    # most shapes follow from the colour
 
-A draw depends only on (seed, stream, index): the same seed writes the same bytes, a larger set begins with the scenes
-of a smaller one, and no split shares a stream with another. scenes/ has the worlds: plain, rich, mentions.
+A draw depends only on (seed, stream, index). So the same seed writes the same bytes, a larger set begins with the
+scenes of a smaller one, and splits are independent. The package scenes/ has the worlds plain, rich and mentions.
 """
 import argparse
 import json
@@ -29,9 +29,9 @@ from ..scenes.drawing import OUTLINES, mask, render
 
 World = plain_world.World | rich_world.World
 WORLDS = {module.World: module for module in (plain_world, rich_world, mentions_world)}
-SHOTS = (1, 4, 16, 64, 256)  # scenes to learn a concept from that the others lack
+SHOTS = (1, 4, 16, 64, 256)  # numbers of distinct scenes to learn a left-out object from
 TRAIN_SHARDS = 8  # OpenCLIP refuses fewer training shards than workers x ranks
-RICH_SHARD = 10_000  # scenes at most, of the rich world
+RICH_SHARD = 10_000  # the most scenes in a shard of the rich world
 
 
 def train_shards(world: World, count: int) -> int:
@@ -41,12 +41,13 @@ def train_shards(world: World, count: int) -> int:
 
 def _write_shard(root: Path, split: str, world: World, shard: str, indices: range, concept: bool | None = None,
                  distinct: int | None = None) -> Iterator[None]:
-    # SPLIT and SPLIT-long have the same images with short and with long captions.
+    # SPLIT has short captions, and SPLIT-long long ones of the same images.
     drawing = WORLDS[type(world)]
     draw = drawing.draw_scene if concept is None else partial(drawing.draw_scene, concept=concept)
     with tar_writer(root / split / shard) as short, tar_writer(root / f"{split}-long" / shard) as long:
         for index in indices:
-            rng = world.rng("shots", index % distinct) if distinct else world.rng(split, index)  # so many, repeated
+            # `distinct` scenes, repeated
+            rng = world.rng("shots", index % distinct) if distinct else world.rng(split, index)
             scene = draw(world, rng)
             texts = drawing.captions(scene, rng)
             sample = {
@@ -125,7 +126,7 @@ def _written(parts: list[partial], jobs: int) -> Iterator[int]:
     if jobs == 1:
         yield from (1 for part in parts for _ in part())
         return
-    with process_pool(jobs, "a process was killed (for its memory?): give fewer --jobs, or try again") as map_all:
+    with process_pool(jobs, "a process was killed, possibly out of memory: give fewer --jobs, or try again") as map_all:
         yield from map_all(_count, parts)
 
 
@@ -135,21 +136,23 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
 
         train/, val/              KEY.png, KEY.txt (one sentence), KEY.json (the scene and both captions), sizes.json
         train-long/, val-long/    the same images with long captions
-        probe/                    labelled one-object scenes, clip_benchmark's webdataset layout
+        probe/                    labelled one-object scenes in clip_benchmark's webdataset layout
         sugarcrepe/               swap_att.json, swap_obj.json, replace_rel.json, images/
 
-    In the rich world KEY.json has five short captions too, `captions`, and instead of probe/ there are probe-colour/,
+    In the rich world KEY.json also has `captions`, five short ones. Instead of probe/ there are probe-colour/,
     probe-shape/, probe-size/, probe-count/, probe-position/ and probe-relation/. In the world of mentions `captions`
     are the caption in both orders, and there are probe-colour/ and probe-shape/.
 
     With `masks` there is also
 
-        masks/                    train.tar, test.tar: KEY.png, KEY.mask.png (the shape at each pixel); classnames.txt
+        masks/                    train.tar and test.tar with KEY.png and KEY.mask.png (the shape at each pixel),
+                                  classnames.txt
 
-    In a world without a concept train/ and val/ lack it, and beside them are
+    In a world without an object train/ and val/ lack it, and there are also
 
-        concept/                  as val/, each scene with it
-        shots-1/ to shots-256/    as train/, 256 samples of so many scenes with it; the fewer are the first of the more
+        concept/                  like val/, with the object in each scene
+        shots-1/ to shots-256/    like train/, with 256 samples of 1 to 256 distinct scenes with the object. A smaller
+                                  set holds the first scenes of a larger one.
     """
     if min(num_train, num_val, num_probe, num_pairs) < 1:
         raise ValueError("--num-train, --num-val, --num-probe and --num-pairs must be at least 1")
@@ -178,7 +181,7 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
 
 OF_WORLD = {"objects": "plain", "sizes": "plain", "without": "plain", "noise": "rich", "redundancy": "mentions",
             "first": "mentions"}
-OTHERS = {"rich": "the rich one has 1 to 4 objects of 3 sizes", "mentions": "that of mentions has two objects"}
+OTHERS = {"rich": "the rich world has 1 to 4 objects of 3 sizes", "mentions": "the mentions world has two objects"}
 
 
 def world_of(args: argparse.Namespace) -> World:
@@ -186,7 +189,7 @@ def world_of(args: argparse.Namespace) -> World:
     for flag in given:
         if OF_WORLD[flag] != args.world:
             why = f": {OTHERS[args.world]}" if OF_WORLD[flag] == "plain" else ""
-            raise ValueError(f"--{flag} is of --world {OF_WORLD[flag]}{why}")
+            raise ValueError(f"--{flag} is only for --world {OF_WORLD[flag]}{why}")
     if objects := given.pop("objects", None):
         fewest, given["objects"] = objects
         given |= {} if fewest is None else {"fewest": fewest}

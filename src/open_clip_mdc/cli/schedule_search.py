@@ -1,11 +1,13 @@
 """Measure the encoder's gradient noise at every t, and propose the interval [t_min, t_max] that suits the data.
 
     open_clip_mdc schedule-search --model MDC-ViT-Ti-8-t0.0-1.0 --train-data 'scenes/train/{00000..00007}.tar'
-    open_clip_mdc schedule-search --pretrained logs/RUN --train-data ...     (measures a trained model)
+    open_clip_mdc schedule-search --pretrained logs/RUN --train-data 'scenes/train/{00000..00007}.tar'  # skips training
 
-The paper chose [0.5, 1] by training on four intervals and probing each (Table 5), as the loss over (0, 1] was "very
-unstable" where captions are short. Here one short training over (0, 1] is followed by a measurement, without labels
-(gradient_noise.interval_scores). Only the position of the interval is found: its width is --min-width.
+The paper chose [0.5, 1] by training on four intervals and probing each (Table 5), because the loss over (0, 1] was
+"very unstable" for short captions. Here one short training over (0, 1] is followed by a measurement without labels
+(gradient_noise.interval_scores). It finds only the position of the interval. You choose its width by --min-width.
+
+Dimensions: L tokens of a caption.
 """
 import argparse
 import json
@@ -39,15 +41,16 @@ PAPER = tuple(configs.intervals())  # Table 5
 
 def check(args: argparse.Namespace) -> None:
     if not args.model and not args.pretrained:
-        raise ValueError("give --model NAME to train it shortly, or --pretrained RUN to measure a trained model")
+        raise ValueError("give --model NAME to train a network first, or --pretrained RUN to measure a trained model")
     if args.model and not is_captioner(args.model):
         close = close_names(args.model, filter(is_captioner, open_clip.list_models()))
         raise ValueError(f"--model {args.model} is no captioner known here{close}")
     find_shards(args.train_data)
     if args.num_samples < GROUPS * args.batch_size:
-        raise ValueError(f"--num-samples {args.num_samples}: at least {GROUPS} times --batch-size {args.batch_size}")
+        raise ValueError(f"--num-samples {args.num_samples} should be at least {GROUPS} times --batch-size "
+                         f"{args.batch_size}")
     if not 0 <= args.min_width <= 1:
-        raise ValueError(f"--min-width {args.min_width}: an interval of t is 0 to 1 wide")
+        raise ValueError(f"--min-width {args.min_width} should be from 0 to 1")
 
 
 Sample = tuple[int, Tensor, Tensor]  # number in the shards, image [3, height, width], text [L]
@@ -63,12 +66,12 @@ def stream(shards: str, transform, tokenizer) -> Iterator[Sample]:
 
 
 def different(samples: Iterator[Sample]) -> Iterator[Sample]:
-    """Yield the same samples and raise ValueError where an image comes again: its gradients are not independent."""
+    """Yield the samples. Raises ValueError when an image comes again, as its gradients would not be independent."""
     first = next(samples)
     yield first
     for count, sample in enumerate(samples, 1):
         if sample[0] == first[0]:
-            raise ValueError(f"--train-data holds {count} images, and none is measured twice; lower --num-samples")
+            raise ValueError(f"--train-data holds {count} images, and none is measured twice: lower --num-samples")
         yield sample
 
 
@@ -79,7 +82,7 @@ def batches(samples: Iterator[Sample], size: int, device: str) -> Iterator[tuple
 
 
 def train(model: Captioner, data: Iterator[tuple[Tensor, Tensor]], steps: int, lr: float, seed: int) -> None:
-    """Train by Eq. 5 over all of (0, 1], with the paper's AdamW after a warm-up of a tenth of the steps."""
+    """Train by Eq. 5 with t in (0, 1], the paper's AdamW, and a warm-up over a tenth of the steps."""
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW([{"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
                                    {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}],
@@ -102,8 +105,10 @@ def train(model: Captioner, data: Iterator[tuple[Tensor, Tensor]], steps: int, l
 
 
 def per_t(measured: Measurement) -> pd.DataFrame:
-    """Return a row per t: nats per masked token and, with the weight 1/t ("inverse_t") and without ("none"), mean and
-    variance over images of the loss, |mean|^2 and trace of the covariance of its gradient.
+    """Return a row per t.
+
+    Columns: nats per masked token, signal-to-noise ratio of the gradient and, with the weight 1/t ("inverse_t") and
+    without ("none"), mean and variance over images of the loss, |mean|^2 and covariance trace of its gradient.
     """
     noise, tokens = moments(measured), measured.mean_tokens
     table = {"t": MIDDLES, "token_nll": measured.nll.sum(1) / measured.masked.sum(1).clip(1),
@@ -120,10 +125,12 @@ def per_t(measured: Measurement) -> pd.DataFrame:
 
 
 def search(measured: Measurement, min_width: float) -> pd.DataFrame:
-    """Return `interval_scores` of the whole measurement, best progress first, with further columns.
+    """Return `interval_scores` of the whole measurement, best progress first, with further columns:
 
-    gain (progress over that of (0, 1] with weight 1/t) and gain_error (one standard error). Of weight 1/t proposed (the
-    best of at least the least width), tied (as wide, and within two standard errors of it), best_of_any_width.
+        gain, gain_error     progress divided by that of (0, 1] with weight 1/t, and one standard error
+        proposed             the best interval with weight 1/t and at least `min_width`
+        tied                 the others of at least `min_width` within two standard errors of it
+        best_of_any_width    the best interval with weight 1/t
     """
     scores = interval_scores(moments(measured))
     left_out = np.array([interval_scores(moments(measured, leave_out=g)).progress for g in range(GROUPS)])
@@ -174,10 +181,10 @@ Per image, with t uniform on an interval (gain: progress over that of [0.0, 1.0]
 {text[1]}
 
 Proposed: t in {interval(best)}, {best.gain:.2f} times the progress per image of [0.0, 1.0].
-Not told apart from it: {tied}.
-Only its position was found; its width is that of --min-width {min_width:g}, as the criterion favours narrow intervals.
+Within two standard errors of it: {tied}.
+Only its position was found. Its width is --min-width {min_width:g}, because the criterion favours narrow intervals.
 Without this limit the best is {interval(any_width)}, {any_width.gain:.2f} +- {any_width.gain_error:.2f}.
-This holds while noise limits a step: for batches below about {1 / best.snr:.0f} images at this stage of training."""
+This holds while noise limits a step, for batches below about {1 / best.snr:.0f} images at this stage of training."""
 
 
 def draw(path: str, table: pd.DataFrame, scores: pd.DataFrame) -> None:
@@ -215,7 +222,7 @@ def run(args: argparse.Namespace) -> None:
         model, _, transform = open_clip.create_model_and_transforms(args.model, device=device)
         tokenizer = open_clip.get_tokenizer(args.model)
     if not isinstance(model, Captioner) or model.causal:
-        raise ValueError(f"{args.pretrained or args.model} has no interval of t: it is no masked diffusion captioner")
+        raise ValueError(f"{args.pretrained or args.model} has no interval of t: not a masked diffusion captioner")
     samples = stream(args.train_data, transform, tokenizer)
     steps = 0 if args.pretrained else args.steps
     if steps:
@@ -228,7 +235,7 @@ def run(args: argparse.Namespace) -> None:
     name = checkpoints.find(args.pretrained, args.model).model_name if args.pretrained else args.model
     best = scores[scores.proposed].iloc[0]
     proposed = configs.interval_name(name, round(best.t_min, 1), round(best.t_max, 1), open_clip.get_model_config)
-    print(f"To train so: open_clip_train --model {proposed}")
+    print(f"To train with it: open_clip_train --model {proposed}")
     settings = {key: value for key, value in vars(args).items() if key not in ("tool", "out", "plot")}
     content = {**settings, "steps": steps, "num_samples": measured.nll.shape[1],
                "mean_tokens": measured.mean_tokens, "proposal": json.loads(best.to_json()),
@@ -237,4 +244,4 @@ def run(args: argparse.Namespace) -> None:
                "intervals": json.loads(scores.to_json(orient="records", double_precision=10))}
     write_json(args.out, content, indent=1)
     draw(args.plot, table, scores)
-    print(f"\nNumbers: {args.out}, figure: {args.plot}")
+    print(f"\nnumbers: {args.out}, figure: {args.plot}")

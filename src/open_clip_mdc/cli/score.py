@@ -1,13 +1,14 @@
-"""Score image-text pairs by a captioner's likelihood: a CSV or JSONL file with a line per image and caption.
+"""Score image-text pairs by a captioner's log-likelihood, in nats.
 
     open_clip_mdc score --pretrained RUN --images cat.jpg photos/ --captions captions.txt --out scores.csv
+    open_clip_mdc score --pretrained RUN --pairs 'shards/{000..009}.tar' --out scores/
+    open_clip_mdc score --pretrained RUN --pairs pairs.csv --out scores/ --top 0.3 --out-shards kept/
 
-    open_clip_mdc score --pretrained RUN --pairs 'shards/{000..009}.tar' --out scores/     (score_pairs.py)
-
-Every caption of the file (one a line) is scored for every image. Columns: image, caption, score = log p(c | i),
-blind = log p(c), debiased = score - alpha * blind, and tokens: the per-token log-likelihoods in reading order, with the
-step at which the heuristic revealed each. The blind score sees the mean of many images: --blind-images, or all given.
-With --plain, or of fewer than 32 images, blind and debiased are left out.
+With --images and --captions every caption is scored for every image, in one CSV or JSONL file. Its columns are image,
+caption, score = log p(c | i), blind = log p(c), debiased = score - alpha * blind, and tokens. These are the
+log-likelihoods per token in reading order, with the step at which the heuristic revealed each. The blind score is
+conditioned on the null image, the mean of --blind-images or of all images. With --plain or fewer than 32 images, blind
+and debiased are left out. score_pairs.py describes --pairs.
 
 Dimensions: B images, C captions, L positions.
 """
@@ -35,7 +36,7 @@ from . import score_pairs
 from .rows import write_rows
 from .shared import load_captioner, prior_image
 
-COLUMNS = ("key", "caption", "score", "blind", "debiased", "num_tokens")  # of a table
+COLUMNS = ("key", "caption", "score", "blind", "debiased", "num_tokens")  # of the table of a shard
 
 
 # ---- each image with each caption
@@ -50,7 +51,13 @@ def read_captions(path: str) -> list[str]:
 
 def score_rows(model: Captioner, image: torch.Tensor, captions: list[str], text: torch.Tensor, tokenizer,
                prior: list[float] | None, alpha: float) -> list[list[dict]]:
-    """Return columns for each of B images and each of C captions, whose ids are `text` [C, L]; `prior` may be None."""
+    """Return the columns of each of B images with each of C captions.
+
+    Args:
+        image: [B, 3, height, width].
+        text: token ids of the captions, [C, L].
+        prior: log p(c) of the captions, or None to leave out blind and debiased scores.
+    """
     scores = log_likelihood(model, image, text.expand(len(image), -1, -1), return_details=True)
     scores = Likelihood(*(None if x is None else x.cpu() for x in scores))
     target = target_tokens(text, model.vocab_size)
@@ -69,7 +76,7 @@ def score_rows(model: Captioner, image: torch.Tensor, captions: list[str], text:
     return [[columns(i, c) for c in range(len(captions))] for i in range(len(image))]
 
 
-# ---- tables of each image with its own captions
+# ---- each image with its own captions, one table per shard
 
 
 def pair_captions(text: str | None) -> list[str]:
@@ -83,7 +90,7 @@ def score_columns(loaded: PretrainedCaptioner, blind: torch.Tensor | None, alpha
     some, most = [i for i, own in enumerate(fits) if own], max(map(len, fits))
     found: dict[tuple[int, str], tuple] = {}
     if some:
-        # Rows of equal length: what is repeated costs nothing.
+        # Rows get equal length by repeated captions, which cost nothing.
         text = tokenizer([(fits[i] + fits[i][:1] * most)[c] for i in some for c in range(most)])
         text = text.view(len(some), most, -1).to(loaded.device)
         with loaded.autocast():

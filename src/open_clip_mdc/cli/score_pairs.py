@@ -1,13 +1,13 @@
-"""Score a data set's own captions, and keep the best pairs: `open_clip_mdc score --pairs`. Imports no torch.
+"""Score a data set's images with their own captions and keep the best: `open_clip_mdc score --pairs`. Imports no torch.
 
     open_clip_mdc score --pretrained RUN --pairs 'cc12m/{00000..01242}.tar' --out scores/
     open_clip_mdc score --pretrained RUN --pairs pairs.csv --out scores/ --top 0.3 --out-shards kept/
 
-OUT/SHARD.parquet (of a CSV file OUT/NAME-00000.parquet, ... for every 10,000 rows) has a row per caption: key, caption,
-score = log p(c | i), blind = log p(c), debiased = score - alpha * blind, in nats, and num_tokens, the tokens that these
-are sums over. A caption that the tokenizer would cut has no score. --top keeps that share of the scored captions, those
-with the highest debiased score, and writes shards of them. With --plain, or of fewer than 32 images, blind and debiased
-are null.
+OUT/SHARD.parquet has a row per caption: key, caption, score = log p(c | i), blind = log p(c), debiased = score -
+alpha * blind, all in nats, and num_tokens, the number of tokens in these sums. A CSV file has a table
+OUT/NAME-00000.parquet, ... for every 10,000 rows. A caption that is longer than the model's context has no score. --top
+keeps that share of the scored captions, by debiased score, and writes shards of them. With --plain or fewer than 32
+images, blind and debiased are null.
 """
 import argparse
 from pathlib import Path
@@ -23,15 +23,14 @@ GIVE = "give shards (KEY.jpg and KEY.txt in a .tar), or a table with the columns
 
 def check(args: argparse.Namespace) -> None:
     if bool(args.pairs) == bool(args.images or args.captions) or bool(args.images) != bool(args.captions):
-        raise ValueError("give --images and --captions, which are scored each with each, or --pairs, scored each with "
-                         "its own")
+        raise ValueError("give --images and --captions, to score every caption with every image, or --pairs, to score "
+                         "images with their own captions")
     if args.pairs and not is_folder(args.out):
-        raise ValueError(f"--out {args.out}: of --pairs it is a folder, which gets a table for each shard; give a name "
-                         f"without a suffix")
+        raise ValueError(f"--out {args.out} should be a folder (no suffix), which gets one table per shard of --pairs")
     if not args.pairs and (args.top or args.out_shards):
-        raise ValueError("--top and --out-shards are for --pairs")
+        raise ValueError("--top and --out-shards need --pairs")
     if args.plain and (args.blind_images or args.top is not None or args.alpha != 1):
-        raise ValueError("--plain leaves the blind and the debiased score out, which --blind-images, --alpha and --top "
+        raise ValueError("--plain leaves out the blind and the debiased score, which --blind-images, --alpha and --top "
                          "are about")
     check_engine(args)
 
@@ -40,16 +39,16 @@ def run(args: argparse.Namespace) -> None:
     from ..bulk.units import find_units, write_all
     check(args)
     if (args.top is None) != (args.out_shards is None):
-        raise ValueError("--top and --out-shards go together: the share to keep, and where to")
+        raise ValueError("--top and --out-shards go together: give the share to keep and the folder to write it to")
     units = []
     for path in args.pairs:
         if Path(path).is_file() and not path.lower().endswith((*TABLES, *SHARDS)):
             check_kind(path)
-            raise ValueError(f"--pairs {path}: an image has no caption; {GIVE}")
+            raise ValueError(f"--pairs {path} is an image without a caption: {GIVE}")
         units += split_csv(Path(path)) if path.lower().endswith(TABLES) else find_units([path])
     folders = [unit for unit in units if isinstance(unit, Path) and unit.is_dir()]
     if folders:
-        raise ValueError(f"--pairs {folders[0]} holds no shard: if its images have captions, make some by "
+        raise ValueError(f"--pairs {folders[0]} holds no shard: if its images have captions, make shards of them by "
                          f"{to_shards(folders[0])}")
     tables, skipped, count = write_all(units, args)
     if args.top is not None:

@@ -1,18 +1,21 @@
-"""Find the images that a sentence fits: a captioner's likelihood ranks them, for a sentence or for each of a file.
+"""Find the images that fit a sentence best, or each sentence of a file, ranked by a captioner's likelihood.
 
     open_clip_mdc search photos/ "a dog in the snow"
     open_clip_mdc search --pretrained RUN 'shards/{000..009}.tar' @sentences.txt --top 5 --html found.html
     open_clip_mdc search photos/ "two people on a beach" --clip ViT-B-32:clip.pt --shortlist 200
 
-A line of OUT is {"sentence", "rank", "image": path or shard::key, "score", "blind", "debiased"}, in nats: score = log
-p(sentence | image), blind = log p(sentence) given the mean of many images, debiased = score - blind. For one sentence
-blind is the same whatever the image, so that score and debiased rank alike. Scores of two sentences do not compare, as
-a long or rare one is improbable of any image. Debiased ones of an image do: which of the sentences fits it best. They
-do not say whether any image fits: a sentence that none shows has a best image, too, and the mean image makes a rare
-sentence so improbable that all images add much to it. Of fewer than 32 images blind and debiased are left out. With
---shortlist K a CLIP model looks at all images, the captioner at each sentence's K best.
+A line of OUT is {"sentence", "rank", "image": path or shard::key, "score", "blind", "debiased"}.
 
-Dimensions: B images, S sentences, K of a shortlist, L positions.
+    score       log p(sentence | image) in nats. Use it to compare images for one sentence. Do not compare sentences by
+                it, as a long or rare one is improbable for any image.
+    blind       log p(sentence) given the null image, the mean of many images
+    debiased    score - blind. It ranks images like score, and also tells which of several sentences fits an image best.
+
+No score says whether any image fits. A sentence that no image shows still has a best image, even with a high debiased
+score, as a rare sentence is very improbable given the null image. With fewer than 32 images blind and debiased are left
+out. With --shortlist K a CLIP model ranks all images, and the captioner scores only the K best of each sentence.
+
+Dimensions: B images, S sentences, K images of a shortlist, L positions.
 """
 import argparse
 import os
@@ -44,14 +47,14 @@ COLUMNS = ("sentence", "rank", "image", "score", "blind", "debiased")
 
 def read_sentences(sentence: str) -> list[str]:
     if os.path.exists(sentence):
-        raise ValueError(f"{sentence} is a file or folder: what you search for comes last, a sentence or @FILE")
+        raise ValueError(f"{sentence} is a file or folder: the last argument should be a sentence, or @FILE")
     return read_captions(sentence[1:]) if sentence.startswith("@") else [sentence]
 
 
 @torch.no_grad()
 def cosines(args: argparse.Namespace, clip: Clip, paths: list[Path], sentences: list[str], device: str,
             part: Path) -> dict[str, list[float]]:
-    """Return each image's cosines with the sentences, [S] by name."""
+    """Return the cosines [S] of each image with the sentences, by the image's name."""
     texts = torch.cat([encode_text(clip.model, clip.tokenizer(sentences[i:i + TEXTS_PER_BATCH]), device).float()
                        for i in range(0, len(sentences), TEXTS_PER_BATCH)])
     texts = F.normalize(texts, dim=-1)
@@ -69,21 +72,26 @@ def cosines(args: argparse.Namespace, clip: Clip, paths: list[Path], sentences: 
 
 
 def best(scores: dict[str, list[float | None]], sentence: int, k: int) -> list[str]:
-    """Return the k best images of a sentence by its number, the first of equals first. Without those not scored."""
+    """Return the names of the k best images of a sentence, given by its number. Unscored images are left out."""
     named = [(name, row[sentence]) for name, row in scores.items() if row[sentence] is not None]
     return [name for name, _ in sorted(named, key=lambda pair: -pair[1])[:k]]
 
 
 def scored(loaded: PretrainedCaptioner, text: torch.Tensor, wanted: dict[str, list[int]] | None,
            batch: Batch) -> Iterator[dict]:
-    """Yield a row an image with log p of its `wanted` sentences, None for the others; text is [S, L]."""
+    """Yield a row per image with log p of its sentences, None for those that are not `wanted` for it.
+
+    Args:
+        text: token ids of the sentences, [S, L].
+        wanted: numbers of the sentences by image name. None for all sentences of all images.
+    """
     every = list(range(len(text)))
     of = {i: every if wanted is None else wanted[name] for i, name in enumerate(batch.new)
           if wanted is None or name in wanted}
     if not of:
         return
     most = max(map(len, of.values()))
-    index = torch.tensor([(own + own[:1] * most)[:most] for own in of.values()])  # what is repeated costs nothing
+    index = torch.tensor([(own + own[:1] * most)[:most] for own in of.values()])  # repeated texts cost nothing
     with loaded.autocast():
         found = log_likelihood(loaded.model, loaded.from_bytes(batch.image[list(of)]), text[index]).tolist()
     for (i, own), values in zip(of.items(), found, strict=True):
@@ -102,9 +110,10 @@ def write_found(args: argparse.Namespace, hits: list[list[dict]], paths: list[Pa
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print and write the best images of each sentence. Interrupted, the same command resumes."""
+    """Print and write the best images of each sentence. If interrupted, the same command resumes."""
     if bool(args.clip) != bool(args.shortlist):
-        raise ValueError("--shortlist K and --clip MODEL:FILE go together: how many are scored, and who chooses them")
+        raise ValueError("--shortlist K and --clip MODEL:FILE go together: give the number of images and the model "
+                         "that chooses them")
     if args.shortlist and args.shortlist < args.top:
         raise ValueError(f"--shortlist {args.shortlist} should be at least --top {args.top}")
     sentences = read_sentences(args.sentence)
@@ -130,7 +139,7 @@ def run(args: argparse.Namespace) -> None:
         found |= {name: rows[name]["scores"] for name in batch.names if wanted is None or name in wanted}
         skipped += map(printable, batch.problems)
     if not found:
-        raise ValueError("\n  ".join([f"no image can be read, and {args.out} is not written:", *skipped[:MAX_SHOWN]]))
+        raise ValueError("\n  ".join([f"no image can be read, so {args.out} is not written:", *skipped[:MAX_SHOWN]]))
     hits = []
     for s, sentence in enumerate(sentences):
         hits.append([])
@@ -140,9 +149,9 @@ def run(args: argparse.Namespace) -> None:
     if args.html:
         facts = {"Checkpoint": shown(args.pretrained, args.html), "Images": str(len(of_clip or found))}
         if mean:
-            facts["No image"] = mean.partition(",")[0]
+            facts["Null image"] = mean.partition(",")[0]
         if clip:
-            facts["Shortlist"] = f"the {args.shortlist} best by {args.clip.partition(':')[0]}"
+            facts["Shortlist"] = f"the {args.shortlist} best images by {args.clip.partition(':')[0]}"
         write_found(args, hits, paths, facts, skipped)
     write_rows(args.out, [*COLUMNS[:4], *(COLUMNS[4:] if prior else ())], (hit for own in hits for hit in own))
     for done in (part, Path(f"{part}.clip")):

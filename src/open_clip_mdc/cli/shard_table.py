@@ -1,4 +1,4 @@
-"""Writer of a shard's table: what the workers of caption, score and embed share (bulk/units.py sends them shards)."""
+"""Write the table of a shard, for the workers of caption, score and embed (bulk/units.py sends them shards)."""
 import argparse
 from collections.abc import Callable
 from functools import partial
@@ -16,15 +16,15 @@ from ..models.fingerprint import fingerprint
 
 def table_worker(args: argparse.Namespace, loaded: PretrainedCaptioner, schema: pa.Schema,
                  columns: Callable[[Batch], dict], **settings) -> Callable:
-    """Return the function that writes a unit's table to --out, in whose rows `settings` are the same."""
+    """Return the function that writes a unit's table to --out. Raises ValueError for tables of other `settings`."""
     settings = {"tool": args.tool, "model": fingerprint(loaded.model), "precision": loaded.precision, **settings}
-    check_settings(settings, list(Path(args.out).glob("*.parquet"))[:1])  # one stands for all
+    check_settings(settings, list(Path(args.out).glob("*.parquet"))[:1])  # all have those of the first
     return partial(write_shard, loaded=loaded, args=args, schema=schema, settings=settings, columns=columns)
 
 
 def write_shard(shard: Unit, out: Path, loaded: PretrainedCaptioner, args: argparse.Namespace, schema: pa.Schema,
                 settings: dict, columns: Callable[[Batch], dict]) -> None:
-    # `columns` of a batch are by the schema's names, with `key` only where rows are not the batch's images.
+    # `columns` gives a batch's values by column. They have `key` only if rows are not the batch's images.
     stats, source, skipped = {"images": 0, "rows": 0, "broken": 0}, source_of(shard), []
     with write_table(out, schema) as table:
         for batch in Images(files_of(shard), loaded.to_bytes, args.batch_size).loader(args.workers):

@@ -1,4 +1,4 @@
-"""Flags that several tools share, and the model and mean image that they name. Imports no torch."""
+"""Flags that several tools share, and the model and null image that they name. Imports no torch."""
 import argparse
 import ast
 import hashlib
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ..data.outputs import is_folder
-from ..decoding.options import MIN_NULL_IMAGES, NULL_IMAGES, TooFewImages, check_null_images
+from ..decoding.options import MIN_NULL_IMAGES, TooFewImages, check_null_images
 from ..errors import number_from
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..integration.pretrained import PretrainedCaptioner
 
 natural, positive = number_from(0), number_from(1)
-MOST_WORKERS = 16  # of a GPU; each reads the whole shard to decode its batches
+MOST_WORKERS = 16  # per GPU: each worker reads the whole shard to decode its own batches
 
 
 def flag(name: str) -> str:
@@ -25,7 +25,7 @@ def flag(name: str) -> str:
 
 
 def docstring(module: str) -> str:
-    """Return what a module says at its head, without importing it."""
+    """Return a module's docstring, without importing the module."""
     return ast.get_docstring(ast.parse(find_spec(module).loader.get_source(module)))
 
 
@@ -37,52 +37,59 @@ def load_plugins(args: argparse.Namespace) -> None:
 
 def add_model(parser: argparse.ArgumentParser, required: bool = True, device: bool = True,
               default: str | None = None) -> None:
-    """Add the flags of a model. With `required` false --model may stand alone, for a network not trained yet."""
+    """Add the flags of a model. With `required` false, --model alone names an untrained network."""
     parser = parser.add_argument_group("model")
     parser.add_argument("--plugin", action="append", metavar="MODULE",
-                        help="module or file.py that registers the model's objective; may be given several times")
+                        help="module or file.py that registers the model's objective (may be repeated)")
     parser.add_argument("--pretrained", required=required and not default, default=default,
-                        help="checkpoint, run folder, local-dir: or hf-hub: id" +
+                        help="checkpoint file, run folder, local-dir:DIR or hf-hub:ORG/NAME" +
                         (f" (default: {default}, the captioner that comes with the package)" if default else ""))
-    parser.add_argument("--model", help="architecture, for a checkpoint outside a run folder" +
-                        (", or alone for an untrained network") * (not required))
+    parser.add_argument("--model", help="name of the model, for a checkpoint outside a run folder" +
+                        (", or without --pretrained for an untrained network") * (not required))
     if device:
         parser.add_argument("--device", help="device to run on (default: cuda if available, otherwise cpu)")
 
 
-def add_images(parser: argparse.ArgumentParser, blind: bool = True):
-    """Add the flags of tools that read images, with `blind` those of tools that need a mean image, too: a group."""
-    parser = parser.add_argument_group("reading images")
+def add_precision(parser) -> None:
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"),
-                        help="compute precision, weights are kept in float32 (default: bf16 on cuda, else fp32)")
-    parser.add_argument("--batch-size", type=positive, help="images at a time (default: 128 on cuda, else 32)")
+                        help="compute precision, with weights kept in float32 (default: bf16 on cuda, else fp32)")
+
+
+def add_images(parser: argparse.ArgumentParser, null_images: str | None = None):
+    """Add the flags of tools that read images, and return their group.
+
+    Tools that need a null image get --blind-images, whose default in words is `null_images`.
+    """
+    parser = parser.add_argument_group("reading images")
+    add_precision(parser)
+    parser.add_argument("--batch-size", type=positive, help="images per batch (default: 128 on cuda, else 32)")
     parser.add_argument("--workers", type=natural,
-                        help="image-loading worker processes, 0 loads in this one (default: the number of cores "
-                             f"less one, at most {MOST_WORKERS} on cuda, else 2)")
-    if blind:
+                        help="number of image-loading worker processes, or 0 to load in the main process (default: the "
+                             f"number of cores less one, at most {MOST_WORKERS} on cuda, else 2)")
+    if null_images:
         parser.add_argument("--blind-images", nargs="+", metavar="PATHS",
                             help=f"images to average into the null image of unconditional scores, at least "
-                                 f"{MIN_NULL_IMAGES} (default: the images given, at most {NULL_IMAGES} of tables)")
+                                 f"{MIN_NULL_IMAGES} (default: {null_images})")
     return parser
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
     parser = parser.add_argument_group("many shards")
     parser.add_argument("--engine", choices=("local", "ray"), default="local",
-                        help="processes here, or actors of the Ray cluster at $RAY_ADDRESS (default: %(default)s)")
+                        help="run in processes of this machine, or in actors of the Ray cluster at $RAY_ADDRESS "
+                             "(default: %(default)s)")
     parser.add_argument("--jobs", type=positive,
-                        help="shards at a time, in a process each (default: 1; of ray, one per GPU)")
+                        help="number of shards to process at a time (default: 1, or one per GPU with --engine ray)")
 
 
 def check_engine(args: argparse.Namespace) -> None:
-    """Raise ValueError for flags of an engine where none works: on one file for all."""
+    """Raise ValueError for --engine or --jobs with an --out that is one file."""
     if not is_folder(args.out) and (args.jobs or args.engine != "local"):
-        raise ValueError(f"--engine and --jobs are for tables of shards: --out {args.out} should then be a folder "
-                         f"(no suffix)")
+        raise ValueError(f"--engine and --jobs are for tables of shards: make --out {args.out} a folder (no suffix)")
 
 
 def check_length(args: argparse.Namespace) -> None:
-    """Raise ValueError for --length or --min-length beyond the model's context, by its config: before it is loaded."""
+    """Raise ValueError for --length or --min-length beyond the context in the model's config, before loading it."""
     from ..integration.checkpoints import longest_caption
     for flag, tokens in (("--length", args.length), ("--min-length", getattr(args, "min_length", None))):
         if isinstance(tokens, int) and tokens > (most := longest_caption(args.pretrained, args.model)):
@@ -90,7 +97,10 @@ def check_length(args: argparse.Namespace) -> None:
 
 
 def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCaptioner":
-    """Load the model that the flags name. Processes of --jobs, by `number`, share the GPUs or cores of a machine."""
+    """Load the model that the flags name.
+
+    `number` is that of the process among --jobs, which share the machine's GPUs or cores.
+    """
     import torch
 
     from ..integration.pretrained import default_device, load
@@ -111,9 +121,9 @@ def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCapt
 
 def null_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace,
                 limit: int | None = None) -> tuple["torch.Tensor", str]:
-    """Average --blind-images, or else the first `limit` readable images of `paths`, to stand for no image.
+    """Average --blind-images, or else the first `limit` readable images of `paths`, into the null image [P, D].
 
-    Returns [P, D], and what a resumed run compares: the number of images and a hash of their pixels.
+    Returns it with a description that a resumed run compares: the number of images and a hash of their pixels.
     """
     from ..data.images import Images
     from ..data.paths import IMAGE_FILES, SHARDS, count_images, find_images
@@ -149,13 +159,13 @@ def null_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namesp
 
 def prior_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace, limit: int | None = None,
                 say: bool = True) -> tuple["torch.Tensor | None", str | None]:
-    """Return `null_image`, or None twice where --plain or too few images leave blind and debiased scores out."""
+    """Return `null_image`, or (None, None) if --plain or too few images leave out blind and debiased scores."""
     if args.plain:
         return None, None
     try:
         return null_image(loaded, paths, args, limit)
     except TooFewImages as problem:
-        if args.blind_images or vars(args).get("out_shards"):  # what --top keeps is chosen by them
+        if args.blind_images or vars(args).get("out_shards"):  # --top chooses by the debiased score
             raise
         if say:
             print(f"blind and debiased scores are left out: {problem}", file=sys.stderr)

@@ -1,9 +1,9 @@
-"""Reads VQGANs of taming-transformers (Esser et al. 2021, arXiv 2012.09841), Euclidean and Gumbel, for `vq import`.
+"""Read VQGANs of taming-transformers (Esser et al. 2021, arXiv 2012.09841), Euclidean and Gumbel, for `vq import`.
 
-Names of weights change, 1 x 1 convolutions become linear layers, the quantiser becomes one linear layer (vq.py). Of a
-Gumbel codebook the code is the most probable one, where taming-transformers draws one even outside training.
+Weights are renamed, 1 x 1 convolutions become linear layers, and the quantiser becomes one linear layer (vq.py). A
+Gumbel codebook gives the most probable code, where taming-transformers draws one even outside training.
 
-Dimensions: N codes of the checkpoint, K of them kept, C latent width.
+Dimensions: N codes of the checkpoint, K codes that are kept, C latent width.
 """
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..data import weights
 
-# Ours (diffusers') and theirs, in this order.
+# Our names of weights (diffusers') and theirs, replaced in this order.
 NAMES = (
     ("mid_block.resnets.0", "mid.block_1"), ("mid_block.resnets.1", "mid.block_2"),
     ("mid_block.attentions.0", "mid.attn_1"), ("down_blocks", "down"), ("resnets", "block"), ("attentions", "attn"),
@@ -31,48 +31,51 @@ def their_name(name: str) -> str:
 
 
 def read_tensors(path: str) -> dict[str, Tensor]:
-    """Read names and tensors of a checkpoint. A tensor alone has the name ""."""
+    """Return {name: tensor} of a checkpoint. A lone tensor has the name ""."""
     content = weights.read(Path(path))
     try:
         return weights.state_dict({"": content} if isinstance(content, Tensor) else content, Path(path))
     except weights.Misfit as problem:
-        raise ValueError(f"{path} is no checkpoint: {problem}") from problem
+        raise ValueError(f"{path} is not a checkpoint: {problem}") from problem
 
 
 def kept_codes(path: str, used: str | None, count: int, kept: int) -> Tensor:
-    """Return which of `count` codes are kept, in which order: long [K]. `used` has their classes, 0 for no use."""
+    """Return the codes to keep out of `count`, in the model's order: long [K].
+
+    `used` is a file of N numbers, from 1 in the model's order, and 0 for codes that are dropped. None keeps all.
+    """
     classes = torch.arange(count) + 1 if used is None else read_tensors(used).get("", torch.empty(0))
     if classes.shape != (count,) or classes.is_floating_point():
-        raise ValueError(f"--used {used} is no tensor of the classes of {count} codes")
+        raise ValueError(f"--used {used} should be a tensor of whole numbers, one for each of {count} codes")
     codes = classes.argsort(stable=True)[int((classes == 0).sum()):]
     if not torch.equal(classes[codes], torch.arange(kept) + 1):
-        raise ValueError(f"{path}: {len(codes)} codes are in use, and the model has {kept}: give another --model, or "
-                         f"--used to say which are")
+        raise ValueError(f"{path} uses {len(codes)} codes, but the model has {kept}: give another --model, or --used "
+                         f"with the codes to keep")
     return codes
 
 
 def quantizer(path: str, source: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the quantiser's part of a checkpoint by our names, for all N codes: [N, C], [N] and [N, C]."""
+    """Return the quantiser's weights by our names, for all N codes: [N, C], [N] and [N, C]."""
     if "quantize.embedding.weight" in source:
         vectors = source["quantize.embedding.weight"]
         return {"score.weight": 2 * vectors, "score.bias": -vectors.square().sum(1), "vectors": vectors}
     gumbel = {"score.weight": "quantize.proj.weight", "score.bias": "quantize.proj.bias",
               "vectors": "quantize.embed.weight"}
     if missing := [name for name in gumbel.values() if name not in source]:
-        raise ValueError(f"{path} is no VQGAN of taming-transformers: it has neither quantize.embedding.weight nor "
+        raise ValueError(f"{path} is not a VQGAN of taming-transformers: it has neither quantize.embedding.weight nor "
                          f"{missing[0]}")
     return {ours: source[name].flatten(1) if source[name].ndim > 1 else source[name] for ours, name in gumbel.items()}
 
 
 def convert(path: str, used: str | None, own: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a checkpoint's weights by our names, as `own` has them with tensors of the shapes that are needed."""
+    """Return a checkpoint's weights by our names. `own` has the model's weights, whose names and shapes they get."""
     source = read_tensors(path)
     quantised = quantizer(path, source)
     theirs = {name: their_name(name) for name in own if name.startswith(CONVOLUTIONS)}
     there = {name for name in source if name.startswith(CONVOLUTIONS)}
     for what, names in (("lacks", set(theirs.values()) - there), ("has too many", there - set(theirs.values()))):
         if names:
-            raise ValueError(f"{path} is of another architecture than the model and {what} {len(names)} weights: "
+            raise ValueError(f"{path} has another architecture than the model: it {what} {len(names)} weights, "
                              f"{', '.join(sorted(names)[:MAX_SHOWN])}")
     keep = kept_codes(path, used, len(quantised["vectors"]), len(own["vectors"]))
     weights = {name: source[theirs[name]] for name in theirs}
@@ -81,6 +84,6 @@ def convert(path: str, used: str | None, own: dict[str, Tensor]) -> dict[str, Te
         if re.search(r"\.to_\w+(\.0)?\.weight$", name):
             weights[name] = weight.flatten(1)
         if weights[name].shape != own[name].shape:
-            raise ValueError(f"{path} is of another architecture than the model: {theirs.get(name, name)} is "
+            raise ValueError(f"{path} has another architecture than the model: {theirs.get(name, name)} is "
                              f"{list(weight.shape)}, and the model's is {list(own[name].shape)}")
     return weights

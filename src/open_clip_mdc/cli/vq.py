@@ -1,14 +1,14 @@
-"""Makes the frozen VQ-VAE of a model that reads images as discrete codes (MC-Diffusion), before it is trained.
+"""Train or import the frozen VQ-VAE of a model that reads images as discrete codes (MC-Diffusion).
 
     open_clip_mdc vq fit --model MCD-VQ-ViT-Ti-8 --train-data 'scenes/train/{00000..00007}.tar' --out vq.pt
     open_clip_mdc vq import --model MCD-VQ-ViT-f8-mcs --from last.ckpt --used taming_vqvae_2887.pt --out vq.pt
     open_clip_train --model MCD-VQ-ViT-Ti-8 --pretrained vq.pt ...
 
-Fitting (van den Oord et al. 2017, arXiv 1711.00937): a fifth of the steps trains a plain autoencoder. K-means of its
-latents is the first codebook, as one that starts at random is hardly used. Then latents are rounded to the nearest
-vector, straight-through for the gradient. The loss is the squared error of the image, of the vectors to the latents and
-a quarter of the latents to the vectors. Vectors that no latent has chosen for 100 steps are put where latents are. The
-decoder is thrown away.
+Fitting follows van den Oord et al. 2017 (arXiv 1711.00937), with two changes. A fifth of the steps trains a plain
+autoencoder, and K-means of its latents is the first codebook, because of a random one few codes would be used. Vectors
+that no latent has chosen for 100 steps are moved to random latents. Latents are rounded to the nearest vector with a
+straight-through gradient. The loss is the squared error of the image, plus that of the vectors to the latents, plus a
+quarter of that of the latents to the vectors. The decoder is thrown away.
 
 Dimensions: B images, P codes of each, K codes, C latent width.
 """
@@ -33,9 +33,9 @@ from ..models.vq import PREFIX, VQ, VQTower, make_decoder
 from ..progress import progress_bar
 from . import taming
 
-HELD_OUT = 256  # images, the first ones, that are not trained on
+HELD_OUT = 256  # the first images, which are not trained on
 MAX_SHOWN = 16
-PLAIN = 0.2  # of the steps, without a codebook
+PLAIN = 0.2  # share of steps without a codebook
 COMMITMENT = 0.25
 RESTART = 100  # steps
 LATENTS_PER_CODE = 64  # for k-means
@@ -44,14 +44,14 @@ LATENTS_PER_CODE = 64  # for k-means
 def tower(name: str) -> tuple[VQTower, object, object]:
     register()
     if not (open_clip.get_model_config(name) or {}).get("vq_cfg"):
-        raise ValueError(f"--model {name} is no model with a VQ-VAE known here; e.g. MCD-VQ-ViT-Ti-8")
+        raise ValueError(f"--model {name} is no known model with a VQ-VAE: give one such as MCD-VQ-ViT-Ti-8")
     model, train_transform, transform = open_clip.create_model_and_transforms(name)
     return model.visual, train_transform, transform
 
 
 def read_images(
         shards: list[str], transform, args: argparse.Namespace, **options) -> Iterator[tuple[list[str], Tensor]]:
-    """Yield names and images [B, 3, H, W]. Raises ValueError for an image that cannot be read."""
+    """Yield names and images [B, 3, H, W] in batches. Raises ValueError for an image that cannot be read."""
     images = Images([Path(shard) for shard in shards], transform, args.batch_size, **options)
     for batch in images.loader(args.workers):
         if batch.problems:
@@ -60,7 +60,7 @@ def read_images(
 
 
 def training_batches(shards: list[str], transform, args: argparse.Namespace, held_out: set[str]) -> Iterator[Tensor]:
-    """Yield images [B, 3, H, W] over and over, the shards in random order, without those held out."""
+    """Yield batches of images [B, 3, H, W] without end, with shards in random order and without `held_out`."""
     while True:
         count = 0
         seed = int(torch.randint(2 ** 31, ()))
@@ -75,29 +75,29 @@ def training_batches(shards: list[str], transform, args: argparse.Namespace, hel
 
 
 def k_means(latents: Tensor, codes: int, seed: int) -> Tensor:
-    """Return centres [codes, C] of latents [N, C]."""
+    """Return the k-means centres [codes, C] of latents [N, C]."""
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits
-    # Several threads add up the members of a cluster in the order in which they finish.
+    # One thread, as several add up the members of a cluster in the order in which they finish.
     with threadpool_limits(1, user_api="openmp"):
         centres = KMeans(codes, n_init=1, max_iter=50, random_state=seed).fit(latents.double().numpy()).cluster_centers_
     return torch.from_numpy(centres).float()
 
 
 def restart(codebook: Tensor, unused: Tensor, latents: Tensor) -> None:
-    """Put the unused vectors, bool [K], where latents [N, C] drawn at random are."""
+    """Move the unused vectors (bool [K], True if unused) of the codebook [K, C] to random latents of [N, C]."""
     chosen = torch.randint(len(latents), (int(unused.sum()),), device=latents.device)
     codebook[unused] = latents[chosen]
 
 
 def fit(visual: VQTower, decoder: nn.Module, data: Iterator[Tensor], steps: int, lr: float, seed: int) -> None:
-    """Train `visual.vq` and the decoder of [B, C, h, w] on images as OpenCLIP normalises them."""
+    """Train `visual.vq` and the decoder on normalised images. The decoder takes latents [B, C, rows, columns]."""
     vq, device = visual.vq.requires_grad_(True).train(), visual.embedding.device
     plain, codes = int(PLAIN * steps), len(vq.vectors)
     codebook = nn.Parameter(vq.vectors.clone())
     optimizer = torch.optim.Adam(
         [*vq.encoder.parameters(), *vq.quant_conv.parameters(), *decoder.parameters(), codebook], lr=lr)
-    rise = 0.1 if steps != 10 else 0.11  # OneCycleLR cannot rise in one step exactly, 0.1 * 10
+    rise = 0.1 if steps != 10 else 0.11  # OneCycleLR fails if the rise is exactly one step, 0.1 * 10
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=rise)
     uses = torch.zeros(codes, device=device)
     progress = progress_bar(range(steps), "vq", "step")
@@ -137,26 +137,26 @@ def start_codebook(visual: VQTower, codebook: Tensor, data: Iterator[Tensor], se
 
 
 def decode(decoder: nn.Module, latents: Tensor, visual: VQTower) -> Tensor:
-    """Return images [B, 3, H, W], about in [-1, 1], of latents [B, P, C]."""
+    """Return the images [B, 3, H, W], about in [-1, 1], of latents [B, P, C]."""
     return decoder(latents.transpose(1, 2).unflatten(2, visual.grid_size))
 
 
 class Quality(NamedTuple):
-    psnr: float  # dB, the mean over images
-    used: int  # codes
+    psnr: float  # mean over images, in dB
+    used: int  # number of codes in use
     perplexity: float  # of the codes' frequencies
 
 
 @torch.no_grad()
 def evaluate_codes(visual: VQTower, decoder: nn.Module, images: Tensor, batch_size: int) -> tuple[Quality, Tensor]:
-    """Return how good codes are for images [N, 3, H, W] that OpenCLIP has normalised, and these images after them."""
+    """Return the quality of the codes of normalised images [N, 3, H, W], and the images decoded from them."""
     device, vq = visual.embedding.device, visual.vq
     shown, errors, uses = [], [], torch.zeros(len(vq.vectors), device=device)
     for image in images.to(device).split(batch_size):
         code = visual.codes(image)
         uses += code.flatten().bincount(minlength=len(uses))
         result = decode(decoder, F.embedding(code, vq.vectors), visual).clamp(-1, 1)
-        errors.append((result - visual.pixels(image)).square().mean((1, 2, 3)) / 4)  # of x in [0, 1]
+        errors.append((result - visual.pixels(image)).square().mean((1, 2, 3)) / 4)  # as if pixels were in [0, 1]
         shown.append(result)
     frequency = uses[uses > 0] / uses.sum()
     perplexity = (-(frequency * frequency.log()).sum()).exp()
@@ -191,8 +191,8 @@ def run_fit(args: argparse.Namespace) -> None:
     codes = len(visual.vq.vectors)
     print(f"{len(images)} held-out images: PSNR {quality.psnr:.2f} dB, {quality.used} of {codes} codes in use "
           f"({quality.used / codes:.0%}), perplexity {quality.perplexity:.1f}")
-    print(f"Contact sheet, images above what their codes give: {sheet}")
-    print(f"open_clip_train --model {args.model} --pretrained {args.out} ...")
+    print(f"contact sheet, images above their reconstructions: {sheet}")
+    print(f"To train with it: open_clip_train --model {args.model} --pretrained {args.out} ...")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -201,4 +201,4 @@ def run(args: argparse.Namespace) -> None:
     visual, _, _ = tower(args.model)
     visual.vq.load_state_dict(taming.convert(args.source, args.used, visual.vq.state_dict()))
     write_vq(visual.vq, args.out)
-    print(f"open_clip_train --model {args.model} --pretrained {args.out} ...")
+    print(f"To train with it: open_clip_train --model {args.model} --pretrained {args.out} ...")

@@ -44,41 +44,43 @@ def tokens_per_step(value: str) -> int | float:
 # What argparse needs of each flag. Their order is that of the options in result files.
 OPTIONS = {
     "length": dict(type=caption_length, metavar="N|auto|sample|likely",
-                   help="tokens of a caption (default: 15; in open_clip_mdc auto where the model has learnt lengths); "
-                        "auto takes the most likely length, sample draws one, likely gives --samples the likely ones "
-                        "in turn; at most so many for autoregressive models, which end captions by themselves"),
-    "min_length": dict(type=number_from(0), metavar="N", help="tokens of a caption, at least (default: 0)"),
+                   help="caption length in tokens (for autoregressive models the maximum), or auto for the most likely "
+                        "length, sample to draw one, likely to give --samples the likely ones in turn (default: 15, "
+                        "but auto in open_clip_mdc if the model predicts lengths)"),
+    "min_length": dict(type=number_from(0), metavar="N", help="minimum caption length in tokens (default: 0)"),
     "tokens_per_step": dict(type=tokens_per_step, metavar="K|P",
-                            help="reveal K tokens per step or, given a probability such as 0.9, all tokens at least "
+                            help="reveal K tokens per step or, given a probability P such as 0.9, all tokens at least "
                                  "that probable (default: 1)"),
     "sampler": dict(choices=("confidence", "ancestral"),
                     help="reveal the most confident tokens first, or draw from the reverse diffusion (default: "
                          "confidence)"),
     "steps": dict(type=positive, metavar="N", help="number of steps of the ancestral sampler (default: 100)"),
-    "num_beams": dict(type=positive, metavar="N", help="width of the beam (default: 6)"),
-    "temperature": dict(type=float, metavar="T", help="draw tokens at this temperature (default: 0, greedy)"),
-    "top_k": dict(type=positive, metavar="K", help="draw among the K most probable tokens"),
-    "top_p": dict(type=float, metavar="P", help="draw among the fewest tokens that have probability P"),
+    "num_beams": dict(type=positive, metavar="N", help="number of beams of the beam search (default: 6)"),
+    "temperature": dict(type=float, metavar="T", help="sampling temperature (default: 0, greedy)"),
+    "top_k": dict(type=positive, metavar="K", help="sample from the K most probable tokens (default: all)"),
+    "top_p": dict(type=float, metavar="P",
+                  help="sample from the fewest tokens whose probabilities add up to P (default: 1, all)"),
     "samples": dict(type=positive, metavar="N",
-                    help="draw N captions per image, which needs a temperature; --select keeps one, without it metrics "
-                         "are of the first, and their diversity is measured"),
+                    help="number of captions to sample per image, which needs a temperature: --select keeps one, or "
+                         "clip_benchmark measures their diversity (default: 1)"),
     "select": dict(choices=("consensus",),
-                   help="keep that of an image's --samples which is most like all of them (minimum Bayes risk)"),
+                   help="keep the one of --samples that is most similar to all of them (minimum Bayes risk)"),
     "guidance_scale": dict(type=float, metavar="S",
-                           help="classifier-free guidance: more than 1 follows the image more closely (default: 1)"),
+                           help="scale of classifier-free guidance, above 1 to follow the image more closely (default: "
+                                "1, no guidance)"),
     "guidance_weak": dict(choices=("blind", "masked"),
-                          help="unconditional branch of guidance: no image (the mean image, or zeros where the model "
-                               "was trained with them), or the image with masked features (default: what the model was "
-                               "trained for, else blind)"),
+                          help="unconditional branch of guidance: blind is the null image, masked the image with some "
+                               "features masked (default: the one that the model was trained with, else blind)"),
     "clip": dict(metavar="MODEL:FILE",
-                 help="an OpenCLIP model that guides or reranks: its name and weights, or local-dir:DIR; CLIPScore "
-                      "must then be by another"),
+                 help="OpenCLIP model that guides or reranks captions, by name and weights, or local-dir:DIR"),
     "clip_scale": dict(type=float, metavar="S",
-                       help="at each step multiply the most probable tokens' probabilities by CLIP's to the power of S "
-                            "(default: 0, not at all)"),
-    "clip_top_k": dict(type=positive, metavar="K", help="tokens that CLIP compares at each step (default: 5)"),
+                       help="at each step, multiply the probabilities of the best tokens by CLIP's to the power of S "
+                            "(default: 0, no CLIP guidance)"),
+    "clip_top_k": dict(type=positive, metavar="K",
+                       help="number of tokens that CLIP compares at each step (default: 5)"),
     "clip_rerank": dict(type=positive, metavar="N",
-                        help="draw N captions and keep the one most similar to CLIP; needs a temperature"),
+                        help="sample N captions, which needs a temperature, and keep the one that CLIP finds closest "
+                             "to the image (default: 1)"),
 }
 
 

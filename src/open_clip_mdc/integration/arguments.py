@@ -12,19 +12,19 @@ def split(original: Callable, argv: list[str]) -> tuple[argparse.Namespace, argp
     """Return the flags that OpenCLIP does not have, and what its parser makes of the others."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     own.add_argument("--plugin", action="append", metavar="MODULE",
-                     help="Module or file.py that registers an objective (plugins.py); may be given several times.")
+                     help="Module or file.py that registers the model's objective (may be repeated).")
     own.add_argument("--allow-nonfinite-loss", action="store_true",
-                     help="Train on, and save, when a captioner's loss or weights are not finite.")
+                     help="Keep training and saving when a captioner's loss or weights are not finite.")
     own.add_argument("--pretrained-image", nargs="?", const=True, metavar="SOURCE",
                      help="Start the image tower of a captioner or LiT from weights of OpenCLIP, timm or transformers "
                      "(a file or a folder), a run, an export, or timm:NAME, which may be downloaded.")
     own.add_argument("--image-lr-scale", type=float, metavar="SCALE",
                      help="Learning rate of a captioner's image tower, as a multiple of the decoder's.")
     own.add_argument("--unlock-image-after", type=number_from(1), metavar="EPOCHS",
-                     help="Lock a captioner's image tower for so many epochs, then train it, too.")
+                     help="Lock a captioner's image tower for this many epochs, then train it as well.")
     own.add_argument("--cache-features", metavar="DIR",
-                     help="Compute the patch tokens of a locked image tower once, and keep them in DIR for all epochs "
-                     "and runs. Images are not augmented.")
+                     help="Compute the patch tokens of a locked image tower once, without augmentation, and keep them "
+                     "in DIR for all epochs and runs.")
     flags, rest = own.parse_known_args(argv)
     try:
         return flags, original(rest)
