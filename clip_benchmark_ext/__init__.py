@@ -1,1 +1,1 @@
-"""clip_benchmark for captioners: linear probes of GAP features, and everything that likelihoods can decide."""
+"""clip_benchmark for captioners: probes of their image features, and tasks decided by their likelihoods."""

@@ -1,11 +1,11 @@
-"""clip_benchmark with captioners: all of its tasks, and what likelihoods and GAP features add.
+"""The command `clip_benchmark`, extended to captioners and to more tasks and data sets.
 
-    clip_benchmark eval --model mdc --pretrained RUN --dataset sugar_crepe --dataset_root DIR
+    clip_benchmark eval --model mdc --pretrained RUN --dataset sugar_crepe/swap_obj --dataset_root DIR
     torchrun --nproc_per_node 8 -m clip_benchmark_ext.cli eval --distributed --model mdc ...
     clip_benchmark build *.json
 
-clip_benchmark's parser reads its flags, ours (flags.py) travel beside them as `args.flags`. Its loop over models, data
-sets and languages then calls what stands in for its `run` (run.py). Flags are read before torch is imported.
+clip_benchmark's parser reads its own flags. Ours (flags.py) go with them as `args.flags`. Its loop over models, data
+sets and languages then calls the replacement of its `run` (run.py). Flags are read before torch is imported.
 """
 import argparse
 import ast
@@ -22,8 +22,8 @@ from .flags import Flags, make_parser, read_flags
 
 BENCHMARK = (
     Replacement("clip_benchmark.cli:run", "clip_benchmark_ext.run:run",
-                "one model on one data set, done anew: captioners, ARO and VALSE, official metrics, probes of features "
-                "kept by content, captions saved before they are scored, result files that say what they are of"),
+                "one model on one data set, rewritten: captioners, more data sets with their official metrics, "
+                "features cached by content, captions saved before they are scored, result files with all settings"),
 )
 
 
@@ -31,9 +31,9 @@ MODEL_TYPES = ("open_clip", "ja_clip")  # clip_benchmark.models.MODEL_TYPES
 
 
 def light_function(module: str, name: str, **known: object) -> Callable:
-    """Return a function of an installed module whose imports take seconds, given the names that it needs of them.
+    """Return a function of an installed module without running the module's slow imports.
 
-    Raises LookupError if the module has no such function.
+    `known` gives the imported names that the function uses. Raises LookupError if the module has no such function.
     """
     source = find_spec(module).loader.get_source(module)
     body = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name]
@@ -61,7 +61,7 @@ def parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace,
 def check(args: argparse.Namespace, argv: list[str]) -> None:
     if not any(arg.partition("=")[0] in ("--model", "--pretrained_model") for arg in argv):
         raise ValueError("--model is missing: mdc, arc or another captioner with --pretrained RUN, or a model of "
-                         f"OpenCLIP with a tag (clip_benchmark's default: {args.model[0]}, {args.pretrained[0]})")
+                         f"OpenCLIP with a tag, such as --model {args.model[0]} --pretrained {args.pretrained[0]}")
     for name, lowest in (("batch_size", 1), ("num_workers", 0)):
         if getattr(args, name) < lowest:
             raise ValueError(f"--{name} {getattr(args, name)} should be at least {lowest}")
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int | None:
         args.flags = flags
         for plugin in flags.plugin or ():
             load_plugin(plugin)
-        if args.distributed:  # clip_benchmark would deal out whole data sets, this shares each
+        if args.distributed:  # clip_benchmark gives each process other data sets, here processes share each one
             args.distributed = False
             distributed.start("cuda" if torch.cuda.is_available() else "cpu")
         return upstream.main_eval(args)

@@ -1,7 +1,9 @@
-"""OpenCLIP's CoCa in the captioning task (Table 3's reference row): its decoder, searched by our beam search.
+"""Decode OpenCLIP's CoCa, the reference row of Table 3, by our beam search.
 
-Its own `generate` needs the beam search classes that transformers 5 has dropped. OpenCLIP's groups of diverse beams are
-not imitated. Dimensions: B images, R rows (R/B consecutive ones per image), n tokens so far, V vocabulary.
+CoCa's own `generate` needs beam search classes that transformers 5 has dropped. Its groups of diverse beams are not
+reproduced.
+
+Dimensions: B images, R rows (R/B consecutive ones per image), n tokens so far, V vocabulary.
 """
 from inspect import signature
 
@@ -16,9 +18,9 @@ from open_clip_mdc.models.interface import StepLogits
 
 
 def step_logits(model: CoCa, image: Tensor) -> StepLogits:
-    """Return the function to the next token's logits. The images [B, 3, height, width] are encoded once."""
+    """Return the function that gives the next token's logits [R, V]. Images [B, 3, height, width] are encoded once."""
     latent, embedded = model._encode_image(image)
-    # OpenCLIP 3.3 cuts the last logit unless told not to, 4.x never does.
+    # OpenCLIP 3.3 drops the last logit by default, 4.x never does.
     whole = {"output_labels": False} if "output_labels" in signature(CoCa.forward).parameters else {}
 
     def logits(text: Tensor, parent: Tensor) -> Tensor:
@@ -37,7 +39,10 @@ class CoCaCaptioner:
     @torch.no_grad()
     def generate(self, image: Tensor, length: int | str = "auto", num_beams: int = 6, min_length: int = 0,
                  return_trace: bool = False) -> Tensor | Decoded:
-        """Decode as decoding/generate.py. `length`: most tokens between SOT and EOT, "auto" for all of the context."""
+        """Decode captions like decoding/generate.py.
+
+        `length` is the maximum number of tokens between SOT and EOT, or "auto" for all of the context.
+        """
         longest = self.model.text.context_length - 2
         self.model.eval()
         decoded = beam_search(step_logits(self.model, image), len(image), self.vocab_size,

@@ -1,7 +1,7 @@
-"""Fingerprints of data sets: for the settings of results and for the keys of what is kept between runs.
+"""Compute fingerprints of data sets, for the settings in result files and for cache keys.
 
-Every file that a data set names counts with its content (SHA-256), wherever it lies and whenever it was written.
-Captions, labels, class names and templates count as they are.
+Every file that a data set names counts by its content (SHA-256), and not by its place or time. Captions, labels, class
+names and templates count as they are.
 """
 import dataclasses
 import hashlib
@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 from open_clip_mdc.data.files import files_below, sha256
 from open_clip_mdc.data.weights import hash_tensor
 
-# How images are read, of which a key tells by other means (`features.describe_data`); and parts of a stream.
+# Attributes for how images are read, which a cache key has elsewhere (`features.describe_data`), and a stream's stages.
 PASSED_OVER = ("transform", "transforms", "target_transform", "loader", "pipeline")
 
 
@@ -31,7 +31,7 @@ def shards_of(dataset: Dataset) -> list[str]:
 
 
 def hash_values(*values: object) -> str:
-    """Return the SHA-256 of tensors, and of anything else as it prints, in any nesting of lists and tuples."""
+    """Return the SHA-256 of values in any nesting of lists and tuples: tensors by content, others as they print."""
     digest = hashlib.sha256()
 
     def add(value: object) -> None:
@@ -48,11 +48,11 @@ def hash_values(*values: object) -> str:
 
 
 class Contents:
-    """Adds up what a data set holds. Attributes: `digest`; `images`, how many files and images were met."""
+    """Digest of what a data set holds. `images` is the number of files and images in it so far."""
 
     def __init__(self, folder: str):
         self.digest, self.folder, self.images = hashlib.sha256(), folder, 0
-        self.seen: dict[int, tuple[int, object]] = {}  # by id: what has parts, and its number
+        self.seen: dict[int, tuple[int, object]] = {}  # by id, each object with parts and its number
 
     def add_text(self, kind: str, text: str) -> None:
         self.digest.update(f"{kind} {len(text)} {text}\n".encode(errors="surrogatepass"))
@@ -87,7 +87,7 @@ class Contents:
             self.add_parts(value)
 
     def add_parts(self, value: object) -> None:
-        self.seen[id(value)] = len(self.seen), value  # kept: another object might get its id
+        self.seen[id(value)] = len(self.seen), value  # keeps the object alive, so that no other gets its id
         if isinstance(value, Mapping):
             parts = [part for pair in value.items() for part in pair]
         elif isinstance(value, (list, tuple, np.ndarray)):
@@ -106,7 +106,7 @@ class Contents:
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Return the SHA-256 of all that a data set holds but its transform. Of shards on the web, of the addresses."""
+    """Return the SHA-256 of all that a data set holds except its transform. Shards on the web count by address."""
     inner = dataset
     while isinstance(inner, Subset):
         inner = inner.dataset
@@ -115,7 +115,7 @@ def fingerprint(dataset: Dataset) -> str:
     found.add(dataset)
     for shard in shards_of(inner):
         found.add(shard)
-    # Where its attributes do not lead to all of its images, every file below its root counts.
+    # If its attributes do not lead to all images, every file below its root counts.
     if root and not isinstance(inner, IterableDataset) and found.images < len(inner) and os.path.isdir(root):
         for path in files_below(root):
             found.add_text("name", os.path.relpath(path, root))

@@ -1,6 +1,6 @@
-"""One data set over many processes: each takes every n-th batch, and the results are put back in order.
+"""Share a data set among processes: each takes every n-th batch, and the results are put back in order.
 
-A batch is computed as a single process would: the result is the same to the digit.
+Batches are those of a single process, so the result is the same to the last digit.
 """
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
@@ -14,7 +14,7 @@ from open_clip_mdc.progress import progress_bar
 
 
 def start(device_type: str) -> None:
-    # The first process scores captions alone, by programs that take their time, while the others wait.
+    # The first process alone scores captions, by slow programs, while the others wait.
     dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=timedelta(days=1))
     if device_type == "cuda":
         torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
@@ -25,8 +25,11 @@ def rank_and_size() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
 
 
-def own_batches(dataloader: Iterable, description: str) -> Iterator[tuple[int, tuple]]:
-    """Yield this process's batches with their numbers, behind a progress bar. A stream is read whole by each."""
+def own_batches(dataloader: Iterable, description: str, count: int | None = None) -> Iterator[tuple[int, tuple]]:
+    """Yield this process's batches with their numbers, and show a progress bar. A stream is read whole by each process.
+
+    `count` is the number of batches of all processes, if a stream's is known.
+    """
     rank, size = rank_and_size()
     indexed = isinstance(dataloader, DataLoader) and not isinstance(dataloader.dataset, IterableDataset)
     if indexed and size > 1:
@@ -36,13 +39,16 @@ def own_batches(dataloader: Iterable, description: str) -> Iterator[tuple[int, t
         total = len(batches)
     else:
         own = islice(dataloader, rank, None, size)
-        total = len(dataloader) if indexed else None
+        total = len(dataloader) if indexed else count and len(range(rank, count, size))
     for i, batch in enumerate(progress_bar(own, description, "batch", total=total, disable=rank != 0)):
         yield rank + i * size, batch
 
 
 def merge(numbered: list[tuple[int, object]]) -> list:
-    """Return the results of all processes' (batch number, result), in the order of the batches, on every process."""
+    """Return the results of all processes on every process, in the order of their batches.
+
+    `numbered` has (batch number, result) of this process.
+    """
     _, size = rank_and_size()
     parts = [numbered]
     if size > 1:

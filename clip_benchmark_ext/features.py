@@ -1,7 +1,9 @@
-"""Image features for the linear probe (the paper's section 4.1), and the files that keep them between runs.
+"""Extract image features for the linear probe (Sec. 4.1), and cache them between runs.
 
-Files are named by content: weights, images and their transform, kind of feature, precision. clip_benchmark names them
-by the checkpoint's path, which may hold new weights. Dimensions: B images of a batch, N images, P patches, D width.
+Cache files are named by content: weights, images and their transform, kind of feature, precision. clip_benchmark names
+them by the checkpoint's path, which may hold new weights.
+
+Dimensions: B images of a batch, N images, P patches, D width.
 """
 import hashlib
 import itertools
@@ -30,7 +32,7 @@ from .results import precision
 
 
 def default_feature(model: torch.nn.Module) -> str:
-    """Return what the paper probes (Sec. 4.2): "gap" of captioners, "cls" of CLIP; "pooled" of other towers."""
+    """Return the feature that the paper probes (Sec. 4.2), "gap" for captioners and "cls" for CLIP, else "pooled"."""
     if hasattr(model, "encode_image_tokens"):
         return "gap"
     visual = getattr(model, "visual", None)
@@ -42,8 +44,8 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[Tensor], Tensor]:
 
     gap: mean of the patch tokens after the final LayerNorm.
     cls: the [CLS] token after the final LayerNorm and before the projection, as the paper probes CLIP.
-    pooled: `model.encode_image`, as clip_benchmark probes every model: after the projection where there is one.
-    pixels: the image itself as the model reads it, which tells how much a probe finds without a network.
+    pooled: `model.encode_image`, which clip_benchmark probes for every model, after the projection if there is one.
+    pixels: the preprocessed image itself, to see how much a probe finds without a network.
 
     Raises ValueError if the kind is unknown, or the model's image tower has no such feature.
     """
@@ -81,7 +83,7 @@ def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, d
         with torch.autocast(device.type, enabled=amp):
             batch = encode(images.to(device, non_blocking=True)).cpu()
         if not batch.isfinite().all():
-            advice = "; try --no_amp" if amp else ""
+            advice = ": try --no_amp" if amp else ""
             raise ValueError(f"{desc}: the image encoder gave NaN or infinity{advice}")
         encoded.append((i, (batch, torch.as_tensor(target))))
     encoded = merge(encoded)
@@ -92,28 +94,28 @@ def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, d
 
 
 def cache_key(fingerprint: str, dataloader: Iterable, split: str, kind: str, normalize: bool,
-              device: str | torch.device, amp: bool) -> dict:  # `fingerprint` is the model's
+              device: str | torch.device, amp: bool) -> dict:  # `fingerprint` is that of the model
     return {"model": fingerprint, "open_clip": metadata.version("open_clip_torch"), "split": split, "feature": kind,
             "normalize": bool(normalize), "precision": precision(device, amp), "data": describe_data(dataloader)}
 
 
 def describe_data(dataloader: Iterable) -> dict:
-    """Return what tells a loader's images from others: content, number, transform, a hash of samples."""
+    """Return what identifies a loader's images: content, number, transform, a hash of samples."""
     dataset = getattr(dataloader, "dataset", dataloader)
     about = {"content": contents.fingerprint(dataset)}
     if isinstance(dataset, IterableDataset):
         samples = list(itertools.islice(dataset, 1))
-        if getattr(dataloader, "batch_size", 1) is None:  # the stream makes its own batches; their size must not count
+        if getattr(dataloader, "batch_size", 1) is None:  # the stream makes its own batches, whose size must not count
             samples = [[part[0] for part in batch] for batch in samples]
     else:
         about["images"] = len(dataset)
-        # They catch what a printed transform leaves out.
+        # Samples also show what a printed transform leaves out.
         samples = [dataset[i] for i in sorted({0, len(dataset) // 2, len(dataset) - 1})] if len(dataset) else []
-    while isinstance(dataset, Subset):  # a random part, such as --val_proportion makes
+    while isinstance(dataset, Subset):  # a random part, as for --val_proportion
         dataset = dataset.dataset
     transforms = [arg for stage in getattr(dataset, "pipeline", []) for arg in getattr(stage, "args", ())
-                  if callable(arg)]  # of a WebDataset
-    about["source"] = contents.shards_of(dataset) or type(dataset).__name__  # for readers
+                  if callable(arg)]  # those of a WebDataset
+    about["source"] = contents.shards_of(dataset) or type(dataset).__name__  # only for people who read the file
     about["transform"] = [text_of(t) for t in transforms] or text_of(getattr(dataset, "transform", None))
     about["sample"] = hash_values(samples)
     return about
@@ -122,15 +124,15 @@ def describe_data(dataloader: Iterable) -> dict:
 def cached_features(folder: str, key: dict, extract: Callable[[], tuple[Tensor, Tensor]],
                     note: str = "") -> tuple[Tensor, Tensor]:
     """Return the features [N, D] and targets [N] of a key from its file, or extract them and write it."""
-    os.makedirs(folder, exist_ok=True)  # before the long work, so that a folder that cannot be written fails early
+    os.makedirs(folder, exist_ok=True)  # fail before the long work if it cannot be written
     path = feature_path(folder, key)
     found = None
     try:
         found = load_features(path, key)
     except FileNotFoundError:
-        pass  # the ordinary miss
+        pass  # not cached yet
     except ValueError as error:
-        warnings.warn(f"{error}; extracting these features again", stacklevel=2)
+        warnings.warn(f"{error}: extracting these features again", stacklevel=2)
     if everywhere(found is not None):  # processes extract together or not at all
         return found
     features, targets = extract()
@@ -143,13 +145,13 @@ def feature_path(folder: str, key: dict) -> str:
 
 
 def save_features(path: str, key: dict, features: Tensor, targets: Tensor, note: str = "") -> None:
-    # With a checksum: the format would not notice a flipped bit.
+    # The checksum is for flipped bits, which the format would not notice.
     tensors = {"features": features.contiguous(), "targets": targets.contiguous()}
     save_tensors(path, tensors, {"key": _json(key), "checksum": hash_values(features, targets), "note": note})
 
 
 def load_features(path: str, key: dict) -> tuple[Tensor, Tensor]:
-    # Read in one go: safe_open opens the file twice, and in between another run may have put a new one in its place.
+    # Read in one go, as safe_open opens the file twice, and another run may replace it in between.
     with open(path, "rb") as file:
         data = file.read()
     try:
@@ -161,7 +163,7 @@ def load_features(path: str, key: dict) -> tuple[Tensor, Tensor]:
             tensors["features"], tensors["targets"]):
         raise ValueError(f"{path} is damaged (its checksum is wrong)")
     if metadata.get("key") != _json(key):
-        raise ValueError(f"{path} holds features of something else")
+        raise ValueError(f"{path} holds features of another model or data set")
     return tensors["features"], tensors["targets"]
 
 

@@ -1,6 +1,6 @@
-"""The flags that this package adds to `clip_benchmark eval`, and what they ask of a captioner.
+"""The flags that this package adds to `clip_benchmark eval`, and the arguments that they become for a captioner.
 
-Imports no torch before a model is there: `--help` is quick.
+Imports no torch before a model is loaded, so that `--help` is quick.
 """
 import argparse
 from collections import namedtuple
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from open_clip_mdc.objectives.base import CaptionCfg
     from open_clip_mdc.objectives.registry import Objective
 
-MDC_LENGTH = 15  # tokens, one of the paper's; an autoregressive model ends its captions by itself
+MDC_LENGTH = 15  # tokens, one of the paper's lengths
 NUM_BEAMS = 6  # the paper's
 FEATURES = ("gap", "cls", "pooled", "pixels")
 TASKS = ("auto", "captioning", "cloze", "image_caption_selection", "linear_probe", "probe", "segmentation",
@@ -28,55 +28,68 @@ def make_parser() -> argparse.ArgumentParser:
     objectives = dict.fromkeys(row["objective"] for row in ROWS.values())
     parser.add_argument_group("tasks of this package").add_argument(
         "--task", choices=TASKS, default="auto",
-        help="beside clip_benchmark's own: probe (k-NN, linear and attentive probes and a sweep over layers, beside an "
-             "untrained network and pixels), segmentation (a linear layer on patch tokens), cloze (words of captions "
-             "that are hidden and filled in)")
+        help="task to run, chosen by the data set with auto: clip_benchmark's own, or probe (k-NN, linear and "
+             "attentive probes of all layers, compared with an untrained network and pixels), segmentation (a linear "
+             "layer on patch tokens), cloze (fill in masked words of captions)")
     group = parser.add_argument_group("captioners", "--model takes the name of a config, such as MDC-ViT-B-32, or an "
-                                      f"objective alone ({', '.join(objectives)}), whose architecture is that of the "
-                                      "run or checkpoint given by --pretrained")
+                                      f"objective alone ({', '.join(objectives)}). The architecture is then that of "
+                                      "the run or checkpoint of --pretrained.")
     group.add_argument("--plugin", action="append", metavar="MODULE",
-                       help="module or file.py that registers the model's objective; may be given several times")
+                       help="module or file.py that registers the model's objective (may be repeated)")
     group.add_argument("--scorer", choices=["heuristic", "monte_carlo", "autoregressive", "bound", "cosine"],
-                       help="likelihood of a caption; default: heuristic for MDC, autoregressive for ARC, "
-                            "bound for MCD; cosine is of captioners that learnt to contrast, too (-contrastive)")
+                       help="score of a caption given an image: an estimate of its log-likelihood, or for -contrastive "
+                            "models also the cosine (default: heuristic for MDC, autoregressive for ARC, bound for "
+                            "MCD)")
     group.add_argument("--num_samples", type=number_from(1), default=1024,
-                       help="draws per caption of monte_carlo and bound (default and paper: 1024)")
-    group.add_argument("--stop_confidence", type=float,
-                       help="monte_carlo: stop drawing once the leader is this certain, e.g. 0.999; for plain scores "
-                            "of one image's captions, without a debiased row")
+                       help="number of draws per caption of --scorer monte_carlo and bound (default: 1024, the "
+                            "paper's)")
+    group.add_argument("--stop_confidence", type=float, metavar="P",
+                       help="--scorer monte_carlo: stop drawing once an image's best caption is this certain, such as "
+                            "0.999, which gives no debiased score (default: never)")
     group.add_argument("--trained_interval", action="store_true",
-                       help="monte_carlo: only mask counts of the interval of t that the model was trained on")
+                       help="--scorer monte_carlo: draw only mask counts from the interval of t of the training")
     group.add_argument("--alpha", type=finite, default=1.0,
-                       help="debiased scores: log p(c|image) - alpha * log p(c) (default: 1)")
+                       help="weight of the unconditional score: debiased = log p(c|image) - alpha * log p(c) (default: "
+                            "1)")
     group.add_argument("--shortlist", type=number_from(1), metavar="K",
-                       help="retrieval, with --clip: score only the K best by its cosine, in both directions")
-    group.add_argument("--perturbations", help="ARO Order: frozen negatives (made at first use if absent)")
+                       help="retrieval: score only the K images per caption and captions per image with the highest "
+                            "cosine by --clip")
+    group.add_argument("--perturbations", metavar="FILE",
+                       help="ARO Order: file of the negatives, which is made at first use (default: beside the "
+                            "captions)")
     group.add_argument("--feature", choices=FEATURES,
-                       help="linear probe, probe; default: gap for captioners, cls before the projection for CLIP (the "
-                            "paper's); pooled is what clip_benchmark itself probes")
+                       help="linear_probe and probe: feature to probe (default: gap for captioners and cls for CLIP as "
+                            "in the paper, else pooled, clip_benchmark's own)")
     group.add_argument("--image_size", type=number_from(1),
-                       help="probe and segmentation of --model timm-NAME: side of the images; default: the encoder's")
-    group.add_argument("--save_probe", help="linear probe: write the classifier to this safetensors file")
+                       help="probe and segmentation of --model timm-NAME: side of the images in pixels (default: the "
+                            "encoder's)")
+    group.add_argument("--save_probe", metavar="FILE",
+                       help="linear_probe: safetensors file to write the classifier to")
     group.add_argument("--corruption", metavar="NAME:SEVERITY",
-                       help="make test images worse, by gaussian_noise, gaussian_blur, jpeg or brightness, 1 to 5; 0 "
-                            "changes nothing")
+                       help="corrupt test images by gaussian_noise, gaussian_blur, jpeg or brightness, with a severity "
+                            "of 0 (unchanged) to 5")
     for title, names in (("decoding of captions", [name for name in decoding.OPTIONS if name not in decoding.OF_CLIP]),
                          ("help from a CLIP model", decoding.OF_CLIP)):
         decoding.add_flags(parser.add_argument_group(title), names,
                            lambda name: f"--{'caption_' * (name == 'length')}{name}")
     group.add_argument("--train_captions", metavar="SHARDS|TXT",
-                       help="captioning, with --samples: the share of captions that these do not have")
-    group.add_argument("--phrase", help="captioning: how often this is said of images whose references say it, and of "
-                                        "others")
-    group.add_argument("--save_captions",
-                       help="captioning: file of the captions, a template like --output; default: captions/ beside it")
+                       help="captioning with --samples: training captions, to measure the share of new ones")
+    group.add_argument("--phrase", help="captioning: words to count in captions of images whose references have them, "
+                                        "and of others")
+    group.add_argument("--save_captions", metavar="FILE",
+                       help="captioning: file to write the captions to, a template like --output (default: in "
+                            "captions/ beside it)")
     group.add_argument("--save_coco_results", metavar="FILE",
-                       help="captioning: write the captions in COCO's results format, too; a template like --output")
+                       help="captioning: file to write the captions to in COCO's results format, a template like "
+                            "--output")
     group.add_argument("--cloze_words", metavar="JSON",
-                       help="cloze: the words that are asked for, {kind: [words]}; default: colours, numbers, "
-                            "prepositions, and the captions' own frequent nouns and verbs")
-    group.add_argument("--clipscore_model", help="captioning: CLIPScore by this model, e.g. ViT-B-32-quickgelu")
-    group.add_argument("--clipscore_pretrained", help="its weights: a file, or a tag of OpenCLIP, which is downloaded")
+                       help="cloze: file of the words to mask, {kind: [words]} (default: colours, numbers, "
+                            "prepositions, and frequent nouns and verbs of the captions)")
+    group.add_argument("--clipscore_model", metavar="MODEL",
+                       help="captioning: OpenCLIP model that computes CLIPScore, such as ViT-B-32-quickgelu, other "
+                            "than that of --clip")
+    group.add_argument("--clipscore_pretrained", metavar="FILE|TAG",
+                       help="captioning: weights of --clipscore_model, a file or a tag of OpenCLIP to download")
     return parser
 
 
@@ -89,8 +102,8 @@ def read_flags(argv: Sequence[str]) -> tuple[Flags, list[str]]:
     return Flags(**vars(parsed)), rest
 
 
-# Of a task: clip_benchmark's arguments, our flags and the model's caption_cfg (None of a model that is no captioner of
-# ours) -> arguments of the method that it calls.
+# Each function below maps clip_benchmark's arguments, our flags and the model's caption_cfg (None if it is not one of
+# our captioners) to the arguments of the method that a task calls.
 
 
 def objective_of(cfg: "CaptionCfg") -> "Objective":
@@ -99,7 +112,7 @@ def objective_of(cfg: "CaptionCfg") -> "Objective":
 
 
 def scoring_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
-    """Return arguments of `log_likelihood`, and alpha."""
+    """Return the arguments of `log_likelihood`, and alpha."""
     if cfg is None:
         return {}
     scorers = (*objective_of(cfg).scorers, *["cosine"] * (cfg.contrastive_weight > 0))  # the default first
@@ -123,11 +136,12 @@ def retrieval_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg |
     if cfg is None:
         return {}
     if flags.stop_confidence is not None:
-        raise ValueError("--stop_confidence finds the best caption of an image, and retrieval ranks all: leave it out")
+        raise ValueError("--stop_confidence finds only the best caption, but retrieval ranks all: leave it out")
     if flags.shortlist and flags.scorer == "cosine":
-        raise ValueError("--shortlist is what likelihoods are computed of: leave it out with --scorer cosine")
+        raise ValueError("--shortlist is for likelihoods: leave it out with --scorer cosine")
     if (flags.clip is None) != (flags.shortlist is None):
-        raise ValueError("--shortlist K and --clip MODEL:FILE go together: what is scored, and who chooses it")
+        raise ValueError("--shortlist K and --clip MODEL:FILE go together: give the number of pairs to score and the "
+                         "model that chooses them")
     if flags.shortlist and flags.shortlist < max(args.recall_k):
         raise ValueError(f"--shortlist {flags.shortlist} should be at least --recall_k {max(args.recall_k)}")
     return scoring_options(args, flags, cfg) | (
@@ -136,18 +150,18 @@ def retrieval_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg |
 
 def check_samples(flags: Flags, drawn: bool) -> None:
     if (flags.samples or 2) < 2 or flags.samples and not drawn:
-        raise ValueError("--samples needs a temperature, and to be 2 or more")
+        raise ValueError("--samples should be 2 or more, and needs a temperature: give --temperature")
     if flags.samples and flags.clip_rerank:
         raise ValueError("--clip_rerank keeps one of the captions that it draws: leave out --samples")
     if flags.train_captions and (flags.select or not flags.samples):
-        raise ValueError("--train_captions is of --samples, whose diversity it is compared with")
+        raise ValueError("--train_captions is for the diversity of several captions: give --samples, without --select")
 
 
 def decoding_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
-    """Return arguments of `generate` and the fields of `Sampling`."""
+    """Return the arguments of `generate` and the fields of `Sampling`."""
     from open_clip_mdc.objectives.replace import STEPS
     if cfg is None and flags.clip:
-        raise ValueError(f"--clip helps captioners, such as MDC- and ARC-; {args.model} is none")
+        raise ValueError(f"--clip needs a captioner, such as MDC- and ARC- models, which {args.model} is not")
     causal = cfg is None or objective_of(cfg).order == "causal"
     ancestral = flags.sampler == "ancestral"
     asked = {name.removeprefix("caption_"): value for name in DECODING if (value := getattr(flags, name)) is not None}

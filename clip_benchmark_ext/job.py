@@ -1,4 +1,4 @@
-"""One model and one data set of `clip_benchmark eval`, and the batches that its task reads."""
+"""Build the data set of one run of `clip_benchmark eval`, and the batches that its task reads."""
 import os
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
@@ -21,16 +21,16 @@ from .flags import Flags
 
 
 def read_shards(shards: Iterable[dict], read_urls: Callable[[Iterable[dict]], Iterator[dict]]) -> Iterator[dict]:
-    """Yield the samples of shards: local ones read strictly, those on the web by webdataset."""
+    """Yield the samples of shards. Local ones are read strictly, those on the web by webdataset."""
     for shard in shards:
         yield from read_samples(shard["url"]) if os.path.exists(shard["url"]) else regroup(read_urls([shard]))
 
 
 def own_samples(samples: Iterable[dict], batch_size: int) -> Iterator[dict]:
-    """Yield every W-th batch for each of W workers, before it is decoded.
+    """Yield every W-th batch for each of W workers, before images are decoded.
 
-    webdataset deals out shards, and batches come as its workers make them: which rows meet in a batch, and in which
-    order they come, would depend on the number of workers.
+    With webdataset each worker reads other shards, so that batches and their order would depend on the number of
+    workers.
     """
     worker = get_worker_info()
     first, step = (worker.id, worker.num_workers) if worker else (0, 1)
@@ -45,23 +45,24 @@ def read_as_ours(dataset: WebDataset, root: str, batch_size: int) -> None:
     place = dataset.pipeline.index(split_by_worker)
     dataset.pipeline[place:place + 2] = [partial(read_shards, read_urls=dataset.pipeline[place + 1]),
                                          partial(own_samples, batch_size=batch_size), caption_data.decode_images]
-    dataset.pipeline[place + 3].args[0].partial = True  # webdataset's decoder: what is decoded is passed on
+    dataset.pipeline[place + 3].args[0].partial = True  # webdataset's decoder then passes on decoded images
 
 
 class Job(NamedTuple):
-    """One model and one data set. `args` are clip_benchmark's, with the names, the task and the device resolved."""
+    """One model on one data set. `args` are clip_benchmark's, with the names, the task and the device resolved."""
 
     args: Namespace
     flags: Flags
-    options: dict  # what our flags ask of the model, the defaults filled in
+    options: dict  # arguments of the model's method by our flags, with defaults filled in
     output: Path
-    model: torch.nn.Module = None  # or `towers.Towers`; from here on None before the model is loaded
+    # These are None until the model is loaded.
+    model: torch.nn.Module = None  # or `towers.Towers`
     transform: Callable = None
     tokenizer: Callable = None
 
     @property
     def by_cosine(self) -> bool:
-        """Return whether images and texts are compared as CLIP models do it, not by likelihood."""
+        """Return whether images and texts are compared by cosine, as by CLIP models, and not by likelihood."""
         return self.options.get("method", "cosine") == "cosine"
 
     @property
@@ -69,7 +70,7 @@ class Job(NamedTuple):
         return {"device": self.args.device, "amp": self.args.amp}
 
     def build(self, split: str, transform: Callable | None = None):
-        """Return the data set. Images by the model's transform unless another is given."""
+        """Return the data set, with the model's transform unless another is given."""
         args, transform, name = self.args, transform or self.transform, self.args.dataset.removeprefix("wds/")
         root = args.dataset_root.format(dataset=name, dataset_cleaned=name.replace("/", "-"))
         if args.dataset in masks.MASKED:
@@ -87,11 +88,12 @@ class Job(NamedTuple):
             if not args.dataset.startswith("wds/"):
                 raise
             raise FileNotFoundError(
-                f"no webdataset in {root}: it should hold {split}/nshards.txt and {split}/0.tar, ...; --dataset_root "
-                "takes such a folder or https://huggingface.co/datasets/clip-benchmark/wds_NAME/tree/main") from problem
+                f"no webdataset in {root}: --dataset_root should be a folder with {split}/nshards.txt and "
+                f"{split}/0.tar, ..., or https://huggingface.co/datasets/clip-benchmark/wds_NAME/tree/main"
+                ) from problem
         except UnicodeDecodeError as problem:
-            raise ValueError(f"a text in {root} is no UTF-8 ({problem}): save it as UTF-8") from problem
-        except AssertionError as problem:  # clip_benchmark's, e.g. of class names that are not there
+            raise ValueError(f"a text in {root} is not UTF-8 ({problem}): save it as UTF-8") from problem
+        except AssertionError as problem:  # clip_benchmark's, such as for missing class names
             raise ValueError(f"{args.dataset} in {root} is not fit for {args.task}: {problem}") from problem
         if args.dataset.startswith("wds/"):
             read_as_ours(dataset, root, args.batch_size)
@@ -99,16 +101,17 @@ class Job(NamedTuple):
         return caption_data.with_keys(dataset, transform) if keyed else dataset
 
     def load(self, split: str, transform: Callable | None = None) -> DataLoader:
-        """Return batches of `build`, in the order of the data set whatever the number of workers, never corrupted."""
+        """Return batches of `build` without --corruption, in the data set's order whatever the number of workers."""
         dataset, args = self.build(split, transform), self.args
         if args.dataset.startswith("wds/"):
-            # Each worker reads all shards: of those on the web one is enough.
+            # Each worker reads all shards, so one worker is enough for shards on the web.
             workers = min(args.num_workers, 1) if "://" in args.dataset_root else args.num_workers
             return DataLoader(dataset.batched(args.batch_size), batch_size=None, num_workers=workers)
         collate = getattr(dataset, "collate_fn", None) or builder.get_dataset_collate_fn(args.dataset)
         return DataLoader(dataset, args.batch_size, num_workers=args.num_workers, collate_fn=collate)
 
     def load_test(self, transform: Callable | None = None) -> DataLoader:
+        """Return batches of the test split, with --corruption."""
         transform = transform or self.transform
         if self.flags.corruption is not None:
             from .datasets import corruptions

@@ -1,4 +1,4 @@
-"""The model that --model and --pretrained name: a captioner as it was trained, any other as clip_benchmark loads it."""
+"""Load the model of --model and --pretrained: captioners as they were trained, others as clip_benchmark does."""
 import os
 from argparse import Namespace
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def is_encoder(model: str) -> bool:
 
 
 def resolve(model: str, pretrained: str) -> tuple[str, str]:
-    """Return the architecture and the checkpoint file (or schema id) that --model and --pretrained mean."""
+    """Return the architecture and the checkpoint (a file, or an id such as hf-hub:) of --model and --pretrained."""
     if is_encoder(model):
         return model, pretrained
     alias = model.lower() if model.lower() in OBJECTIVES else None
@@ -33,15 +33,15 @@ def resolve(model: str, pretrained: str) -> tuple[str, str]:
         raise ValueError(f"--model {model} needs --pretrained: a checkpoint, a run folder, local-dir:DIR or hf-hub:ID")
     name, weights, _ = checkpoints.find(pretrained, None if alias else model)
     if not is_captioner(name):
-        raise ValueError(f"{pretrained} is a checkpoint of {name}, which is no captioner; give --model {name}")
+        raise ValueError(f"{pretrained} is a checkpoint of {name}, which is no captioner: give --model {name}")
     if alias not in (None, checkpoints.objective(name)):
-        raise ValueError(f"{pretrained} is a checkpoint of {name}, no {alias.upper()}; give --model {name}")
+        raise ValueError(f"{pretrained} is a checkpoint of {name}, not {alias.upper()}: give --model {name}")
     return name, weights or name
 
 
 def load_model(args: Namespace) -> tuple[torch.nn.Module, Callable, Callable]:
     if args.skip_load:
-        raise ValueError("--skip_load finds no features here, which are kept by the model's content: leave it out")
+        raise ValueError("--skip_load cannot find features, which are cached by the model's content: leave it out")
     if is_captioner(args.model):
         return checkpoints.load(args.pretrained, None if ":" in args.model else args.model, device=args.device,
                                 captioner=True)
@@ -51,8 +51,8 @@ def load_model(args: Namespace) -> tuple[torch.nn.Module, Callable, Callable]:
     if named and ":" not in args.model and open_clip.get_model_config(args.model) is None:
         close = close_names(args.model, open_clip.list_models())
         raise ValueError(f"--model {args.model} is no model known here{close}")
-    # clip_benchmark knows nothing of a run's --force-image-size and other flags of images: it would resize the
-    # positional embedding of a checkpoint file to the config's image size, in silence.
+    # clip_benchmark does not know a run's --force-image-size and other image flags. It would silently resize the
+    # positional embedding of a checkpoint file to the config's image size.
     if named and ":" in args.model:
         model, transform, tokenizer = checkpoints.load(args.model, device=args.device, cache_dir=args.model_cache_dir)
     elif named and os.path.exists(args.pretrained):

@@ -1,7 +1,7 @@
-"""clip_benchmark's own data sets, of which none is fetched, and your own class folders.
+"""Build clip_benchmark's own data sets without downloads, and your own class folders.
 
-Its builders fetch what is not there and write it to your folder. Here they may read only, and a message says which
-files they want.
+clip_benchmark's builders download missing files into your folder. Here they may only read, and a message says which
+files they need.
 """
 import json
 import os
@@ -28,7 +28,8 @@ FOLDER_LAYOUT = "DIR/train/CLASS/*, DIR/test/CLASS/*"
 _CLASSES = "ROOT/CLASS/*.JPEG, a folder for each of ImageNet's classes"
 _KARPATHY = "ROOT/{0}_SPLIT_karpathy.txt (or --annotation_file) and ROOT/*.jpg"
 _DEVKIT = "ROOT/meta.bin and ROOT/val/CLASS/*.JPEG, as torchvision's ImageNet makes them"
-LAYOUTS = {  # what clip_benchmark reads; of the others it is what their torchvision class makes with download=True
+# The files that clip_benchmark reads. For other data sets they are those of their torchvision class, download=True.
+LAYOUTS = {
     "imagenet1k": _DEVKIT, "imagenet-w": _DEVKIT, "babel_imagenet": _DEVKIT,
     "imagenet1k-unverified": "ROOT/train/CLASS/*.JPEG and ROOT/val/CLASS/*.JPEG",
     "imagenetv2": "ROOT/ImageNetV2-matched-frequency/", "imagenet_sketch": _CLASSES, "imagenet-a": _CLASSES,
@@ -41,7 +42,7 @@ LAYOUTS = {  # what clip_benchmark reads; of the others it is what their torchvi
 UPSTREAM = (*LAYOUTS, *"""cifar10 cifar100 voc2007 voc2007_multilabel multilingual_mscoco_captions crossmodal3600 xtd10
             xtd200 flickr30k-200 food101 sun397 cars fgvc_aircraft dtd pets caltech101 flowers mnist stl10 eurosat gtsrb
             country211 pcam renderedsst2 dummy""".split())  # the last is for clip_benchmark's tests
-PREFIXES = ("wds/", "vtab/", "tfds/")  # and any name
+PREFIXES = ("wds/", "vtab/", "tfds/")  # before any name
 FETCHES = ("subprocess.Popen", "os.system", "os.posix_spawn", "socket.connect", "socket.getaddrinfo", "urllib.Request")
 
 
@@ -64,10 +65,10 @@ def known_name(name: str) -> str:
 
 
 class Fetching(PermissionError):
-    """Raised when a builder is about to fetch, to start a program, or to write to the user's folder."""
+    """Raised when a builder is about to download, to start a program, or to write to the user's folder."""
 
 
-_reading: list[str] = []  # the folder of the builder that runs
+_reading: list[str] = []  # the folder of the running builder
 
 
 def _hook(event: str, args: tuple) -> None:
@@ -80,12 +81,15 @@ def _hook(event: str, args: tuple) -> None:
         raise Fetching(f"{event} {args[0]!r}")
 
 
-_watch = cache(lambda: sys.addaudithook(_hook))  # for ever: Python takes none away
+_watch = cache(lambda: sys.addaudithook(_hook))  # for ever, as Python cannot remove an audit hook
 
 
 @contextmanager
 def reading_only(name: str, root: str) -> Iterator[None]:
-    """Let nothing within be fetched, started, or written below `root`: that something is missing is said instead."""
+    """Refuse downloads, new programs and writes below `root` within the block.
+
+    Raises FileNotFoundError that names the files which a data set needs.
+    """
     _watch()
     _reading.append(os.path.abspath(root))
     try:
@@ -96,15 +100,16 @@ def reading_only(name: str, root: str) -> Iterator[None]:
             cause = cause.__cause__ or cause.__context__
         if cause is None and not isinstance(problem, (FileNotFoundError, RuntimeError)):  # the latter is torchvision's
             raise
-        raise FileNotFoundError(f"{name} is not complete in {root}, and nothing is fetched unasked ({problem}). Wanted "
-                                f"is {LAYOUTS.get(name, 'what its class in torchvision or clip_benchmark makes')}, "
-                                f"with --dataset_root ROOT; or a webdataset, --dataset wds/{name}") from problem
+        raise FileNotFoundError(f"{name} is not complete in {root}, and nothing is downloaded ({problem}): give "
+                                f"--dataset_root ROOT with "
+                                f"{LAYOUTS.get(name, 'the files of its class in torchvision or clip_benchmark')}, or a "
+                                f"webdataset by --dataset wds/{name}") from problem
     finally:
         _reading.pop()
 
 
 class ClassFolders(ImageFolder):
-    """A folder for each class. What is hidden is no class and no image."""
+    """Images in a folder per class. Hidden files and folders are left out."""
 
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
         names = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir() and not is_hidden(entry.name))
@@ -120,10 +125,10 @@ def read_json(name: str) -> dict:
 
 def class_folders(root: str, split: str, transform, language: str = "en", classnames: str | None = None,
                   templates: str | None = None) -> ClassFolders:
-    """Return own images in class folders. Where there is no test split, val (validation, valid) is it.
+    """Return your own images in class folders. Without a test split, val (validation, valid) is the test split.
 
-    `classnames` and `templates` are clip_benchmark's custom files, with the key "folder". By default a class is called
-    as its folder, with spaces for "_", and the templates are ImageNet's. Raises FileNotFoundError.
+    `classnames` and `templates` are clip_benchmark's custom files, with the key "folder". By default a class has the
+    name of its folder, with spaces for "_", and the templates are ImageNet's. Raises FileNotFoundError.
     """
     names = (split, *(VALIDATION if split in ("test", "val") else ()))
     folder = next((path for name in names if (path := Path(root, name)).is_dir()), None)
@@ -139,13 +144,13 @@ def class_folders(root: str, split: str, transform, language: str = "en", classn
 
 
 def build(name: str, root: str, transform, split: str, **options) -> Dataset:
-    """Return a data set of clip_benchmark's, by its `options`, or class folders. Its images are upright."""
-    if transform is not None and not name.startswith("wds/"):  # flat: imagenet-w looks into it
+    """Return a data set of clip_benchmark's, by its `options`, or class folders. Images are turned upright."""
+    if transform is not None and not name.startswith("wds/"):  # not nested, as imagenet-w looks into it
         transform = Compose([upright, *getattr(transform, "transforms", [transform])])
     if name == FOLDER:
         dataset = class_folders(root, split, transform, options["language"], options["custom_classname_file"],
                                 options["custom_template_file"])
-    elif "://" in root:  # asked for
+    elif "://" in root:  # a download that was asked for
         return builder.build_dataset(name, root, transform, split, **options)
     else:
         try:
@@ -166,20 +171,21 @@ def _place(dataset: Dataset) -> str | None:
 
 def check_classes(splits: Mapping[str, Dataset]) -> None:
     if "val" in splits and (place := _place(splits["val"])) is not None and place == _place(splits["test"]):
-        raise ValueError(f"{place} is the test split, as there is no other: leave out --val_split")
+        raise ValueError(f"{place} is both the validation and the test split, as there is no other: leave out "
+                         "--val_split")
     numbers = {split: dataset.class_to_idx for split, dataset in splits.items() if hasattr(dataset, "class_to_idx")}
     for split, own in numbers.items():
         first = next(iter(numbers))
         if unlike := sorted(own.items() ^ numbers[first].items()):
             only = sorted(own.keys() ^ numbers[first].keys()) or [unlike[0][0]]
-            raise ValueError(f"{first} and {split} have different classes, so that a label would not mean the same: "
-                             f"{len(own)} and {len(numbers[first])}, {only[0]!r} is only in "
-                             f"{split if only[0] in own else first}. Make the folders of the classes that lack images")
+            raise ValueError(f"{split} and {first} have different classes, so that labels differ: {len(own)} and "
+                             f"{len(numbers[first])}, and {only[0]!r} is only in {split if only[0] in own else first}. "
+                             "Add the missing folders, if need be empty")
 
 
 def check_names(dataset: Dataset) -> None:
     folders = len(set(getattr(dataset, "class_to_idx", {}).values()))
     names = getattr(dataset, "classes", None) or []
     if folders and names and folders != len(names):
-        raise ValueError(f"{len(names)} class names, but {folders} class folders in {dataset.root}: the names would "
-                         "not fit. Make the folders of the classes that lack images, or give --custom_classname_file")
+        raise ValueError(f"{len(names)} class names, but {folders} class folders in {dataset.root}: add the missing "
+                         "folders, if need be empty, or give --custom_classname_file")

@@ -1,8 +1,8 @@
-"""Result files: where they are, which settings their numbers belong to, and strict JSON in them.
+"""Name, write and compare result files, which hold all settings of their numbers.
 
-"settings" has all that decides the numbers beside model, data set and task, with the SHA-256 of the weights, of files
-that options name, and of the data (`contents.fingerprint`). `--skip_existing` keeps a result of the very same settings
-and no other.
+Besides model, data set and task, "settings" has everything that decides the numbers, with the SHA-256 of the weights,
+of files that options name, and of the data (`contents.fingerprint`). `--skip_existing` keeps only a result of exactly
+the same settings. Result files are strict JSON, without NaN.
 """
 import json
 import logging
@@ -65,10 +65,12 @@ def named_files(option: str, value: object) -> list[str]:
 
 def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, object],
              data: Mapping[str, str]) -> dict:
-    """Return what a result is of, as plain JSON values.
+    """Return the names and settings of a result, as plain JSON values.
 
-    That is clip_benchmark's `arguments` which decide this task's numbers, our `options`, and by split the fingerprint
-    of the data.
+    Args:
+        arguments: names of clip_benchmark's arguments that decide this task's numbers.
+        options: our options.
+        data: the fingerprint of the data by split.
     """
     settings = {name: getattr(args, name) for name in (*OF_EVERY_TASK, *arguments)} | dict(options)
     settings |= {f"{name}_sha256": [sha256(path) for path in files] for name, value in settings.items()
@@ -84,12 +86,12 @@ def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, 
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def is_there(path: Path, about: dict) -> bool:
     try:
-        # Refuses a byte order mark, as others do, and NaN.
+        # Refuses NaN, and a byte order mark, as other readers do.
         saved = parse_json(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except FileNotFoundError:
         return False
@@ -97,14 +99,14 @@ def is_there(path: Path, about: dict) -> bool:
         saved = None
     if isinstance(saved, dict) and all(saved.get(name) == value for name, value in about.items()):
         return True
-    logging.warning("%s is the result of something else (%s): it is made again", path, unlike(saved, about))
+    logging.warning("%s is the result of another run (%s): it is computed again", path, unlike(saved, about))
     return False
 
 
 def unlike(saved: object, about: Mapping) -> str:
     settings = saved.get("settings") if isinstance(saved, dict) else None
     if not isinstance(settings, dict):
-        return "it does not say of what"
+        return "it has no settings"
     old, new = ({name: one.get(name) for name in about if name != "settings"} | one["settings"]
                 for one in (saved, about))
     return "other " + ", ".join(name for name in new | old if old.get(name) != new.get(name))
@@ -121,11 +123,12 @@ def without_nan(values: Mapping[str, object]) -> dict:
 
 
 def write_items(path: Path, items: Mapping[str, object]) -> None:
-    """Write what single images gave into items/ beside the result: comparisons of models are paired by it.
+    """Write the values of single images into items/ beside the result, for paired comparisons of models.
 
-    "images" of each case; by metric "values" and, where not all count alike, "weights"; of selections "..._differs".
+    `items` has "images", the name of each case, "values" by metric, "weights" by metric unless all are equal, and for
+    selection tasks "..._differs".
     """
-    folder = path.parent / "items"  # `clip_benchmark build *.json` takes every file for a result
+    folder = path.parent / "items"  # apart, as `clip_benchmark build *.json` takes every file for a result
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / path.name, items, allow_nan=False)
 

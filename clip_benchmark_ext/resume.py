@@ -1,4 +1,4 @@
-"""Long work on the batches of a data set: each process notes what it has done, and a later one does not do it again."""
+"""Resume long work on the batches of a data set: each process writes finished batches to a journal."""
 import glob
 import logging
 from collections import ChainMap
@@ -19,15 +19,15 @@ def journals(file: Path) -> list[Path]:
 
 def resumed(batches: Iterable[tuple[int, Batch]], file: Path, key: dict, make: Callable[[int, Batch], dict],
             fits: Callable[[dict, Batch], bool] = lambda row, batch: True) -> list[dict]:
-    """Return on every process what `make(number, batch)` gives for the batches of all, in their order.
+    """Return the rows of `make(number, batch)` for the batches of all processes, in order, on every process.
 
-    Each process notes its own in the journal FILE.partN. What any process noted before under the same key is taken from
-    there if it `fits` the batch. The caller removes the `journals` once the whole is safe.
+    Each process writes its rows to the journal FILE.partN. Rows that any process wrote earlier under the same key are
+    reused if they `fits` the batch. The caller removes the `journals` once the result is saved.
     """
     done = ChainMap(*(Rows(part, key, "batch") for part in journals(file)))
-    everywhere(True)  # have read: an empty journal of this run goes again while others look for earlier ones
+    everywhere(True)  # wait until all have read, as an empty journal of this run is removed again
     if done and rank_and_size()[0] == 0:
-        logging.warning("what was stopped resumes: %d batches are done", len(done))
+        logging.warning("resuming an interrupted run: %d batches are done", len(done))
     rows = []
     with Journal(file.with_name(f"{file.name}.part{rank_and_size()[0]}"), key, "batch") as journal:
         for i, batch in batches:

@@ -1,6 +1,6 @@
-"""`clip_benchmark eval` of one model on one data set: load, build the data, do the task, write the result file.
+"""Evaluate one model on one data set: load both, run the task, write the result file.
 
-`run` stands in for clip_benchmark's function of that name (cli.py), whose functions do what is not ours.
+`run` replaces clip_benchmark's function of that name (cli.py). Everything else is still done by clip_benchmark.
 """
 from argparse import Namespace
 from copy import copy
@@ -79,7 +79,7 @@ def evaluate(args: Namespace, flags: Flags) -> int:
 
     if args.skip_existing and everywhere(output.exists()) and everywhere(results.is_there(output, describe())):
         if args.verbose:
-            print(f"Skip {output}: it is there, of the same settings and data.")
+            print(f"Skip {output}: it exists, with the same settings and data.")
         return 0
 
     if output.suffix.lower() in OF_FILES:
@@ -98,7 +98,7 @@ def evaluate(args: Namespace, flags: Flags) -> int:
     else:
         job = Job(args, flags, options, output, *load_model(args))
     batches = job.load_test()
-    about = describe()  # before the long work, that what changes meanwhile is noticed by the next run
+    about = describe()  # before the long work, so that the next run notices files that change during it
     metrics = task.evaluate(job, batches)
     if rank_and_size()[0] == 0:
         if items := metrics.pop("items", None):

@@ -1,11 +1,11 @@
-"""The compositionality data sets (SugarCrepe, ARO, Winoground, ...): a row each, with its reader and its metric.
+"""List the compositionality data sets (SugarCrepe, ARO, Winoground, ...), each with its reader and its metric.
 
     dataset = build_dataset("sugar_crepe/swap_obj", root, transform)
     images, captions = dataset[0]     # [3, H, W] and C texts, the right one first
                                       # Winoground: [2, 3, H, W] and 2 texts, caption i belongs to image i
-                                      # SugarCrepe++: 3 texts, of which the first two are right
+                                      # SugarCrepe++: 3 texts, the first two are right
 
-Dimensions: B batch, C candidates, I images of a case, H and W the transform's size.
+Dimensions: B batch, C captions of a case, I images of a case, H and W the transform's size.
 """
 import re
 from collections.abc import Callable
@@ -57,13 +57,14 @@ FAMILIES = tuple(dict.fromkeys(name.partition("/")[0] for name in ROWS))
 
 
 def find_row(name: str) -> Row | None:
-    """Return a data set's row, None for other data sets. Any piece of VALSE has one: the file may be your own."""
+    """Return a data set's row, or None for other data sets. Any piece of VALSE has one, as it may be your own file."""
     family, _, part = name.partition("/")
     if name not in ROWS and family == "valse" and re.fullmatch(r"[\w-]+", part):
         return Row(readers.valse, PAIRS)
     if name not in ROWS and name.startswith(FAMILIES):
         own = [row for row in ROWS if row.partition("/")[0] == family]
-        raise ValueError(f"unknown data set {name!r}{close_names(name, ROWS)}; there are: {', '.join(own or FAMILIES)}")
+        raise ValueError(f"unknown data set {name!r}{close_names(name, ROWS)}: give one of "
+                         f"{', '.join(own or FAMILIES)}")
     return ROWS.get(name)
 
 
@@ -93,14 +94,18 @@ class SelectionDataset(Dataset):
 
 def build_dataset(name: str, root: str | Path, transform: Callable[[Image.Image], Tensor] | None = None,
                   **options) -> SelectionDataset:
-    """Read a data set, one of `ROWS`, from the folder that was fetched (clip_benchmark's --dataset_root).
+    """Read a data set of `ROWS` from its folder.
 
-    `transform` is from an RGB image to [3, H, W]; None leaves images as they are. `options` are ARO Order's: the file
-    of frozen negatives, by default beside the captions', and the `tagger` to make them with. Raises FileNotFoundError,
-    which says what to fetch and the layout, or ValueError.
+    Args:
+        root: the folder, clip_benchmark's --dataset_root.
+        transform: from an RGB image to [3, H, W]. None leaves images as they are.
+        options: for ARO Order, `perturbations`, the file of frozen negatives (by default beside the captions), and
+            `tagger`, which makes them.
+
+    Raises ValueError, or FileNotFoundError that says what to download and the layout.
     """
     row = find_row(name)
     if row is None:
-        raise ValueError(f"unknown data set {name!r}; there are: {', '.join(FAMILIES)}")
+        raise ValueError(f"unknown data set {name!r}: give one of {', '.join(FAMILIES)}")
     cases, facts = row.read(name, Path(root), **options)
     return SelectionDataset(name, cases, row.metric, transform, facts)

@@ -1,8 +1,9 @@
-"""Result files of `clip_benchmark eval` as a Markdown table, SugarCrepe's group averages included.
+"""Print result files of `clip_benchmark eval` as a Markdown table, with SugarCrepe's group averages.
 
-`python -m clip_benchmark_ext.table results/*.json` shows what the paper's tables show. A group of SugarCrepe has two
-rows: "macro", the mean over its subsets, and "micro", the mean over its cases, which is SugarCrepe's own. Probes have
-a row for each feature, their floors among them.
+    python -m clip_benchmark_ext.table results/*.json
+
+A group of SugarCrepe has two rows: "macro", the mean over its subsets, and "micro", the mean over its cases, which is
+SugarCrepe's own. Probes have a row for each feature, including the untrained network and pixels.
 """
 import argparse
 import json
@@ -28,9 +29,10 @@ COLUMNS = {  # column: the metric that it shows
     "majority": "majority_acc",
     **{f"{k}-NN": f"knn{k}_acc1" for k in (10, 20, 100, 200)}, "linear": "linear_acc1", "linear, macro": "linear_macro",
     "attentive": "attentive_acc1", "attentive, macro": "attentive_macro", "mIoU": "miou", "pixel accuracy": "pixel_acc",
-    "RefCLIPScore": "RefCLIPScore", "mean length": "mean_length", "references": "reference_mean_length",  # in words
+    "RefCLIPScore": "RefCLIPScore",
+    "mean length": "mean_length", "references": "reference_mean_length",  # numbers of words
 }
-OF_THE_SUBSET = {"dataset_root": None, "data_sha256": None}  # settings that subsets of a group need not share
+OF_THE_SUBSET = {"dataset_root": None, "data_sha256": None}  # settings that may differ between subsets of a group
 COUNTS = ("ties", "cases", "draws", "length")
 LENGTHS = ("mean length", "references")
 
@@ -45,7 +47,7 @@ def checked(name: str, value: object) -> object:
 
 
 def read_results(paths: list[str]) -> list[dict]:
-    """Return results as files have them, and SugarCrepe's averages of complete groups by model and settings."""
+    """Return the results of files, and SugarCrepe's averages of complete groups by model and settings."""
     results = []
     for path in paths:
         try:
@@ -54,7 +56,7 @@ def read_results(paths: list[str]) -> list[dict]:
             results += feature_rows({**{k: "" + result[k] for k in ("dataset", "model", "pretrained", "task")},
                             "metrics": metrics, "settings": result.get("settings", {}) | OF_THE_SUBSET})
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
-            raise ValueError(f"{path} is no result file of clip_benchmark eval: {problem!r}") from problem
+            raise ValueError(f"{path} is not a result file of clip_benchmark eval: {problem!r}") from problem
     families: dict[tuple, list[dict]] = {}
     for result in results:
         if result["dataset"].startswith("sugar_crepe/"):
@@ -72,7 +74,7 @@ def read_results(paths: list[str]) -> list[dict]:
 
 
 def feature_rows(result: dict) -> list[dict]:
-    """Return a result for each feature of a probe, whose metrics are named FEATURE/METRIC. Any other as it is."""
+    """Return one result per feature of a probe, whose metrics are named FEATURE/METRIC. Others stay as they are."""
     rows: dict[str, dict] = {}
     for name, value in result["metrics"].items():
         feature, _, metric = name.rpartition("/")
@@ -84,7 +86,10 @@ def feature_rows(result: dict) -> list[dict]:
 
 
 def markdown(results: list[dict]) -> str:
-    """Return one row per result. Only columns that some row has. Accuracies and caption metrics times 100."""
+    """Return a Markdown table with a row per result, and columns that some row has.
+
+    Accuracies and caption metrics are times 100.
+    """
     def cell(result: dict, column: str) -> str | None:
         number = result["metrics"].get(COLUMNS[column])
         if number is None or isinstance(number, str):  # --caption_length auto
@@ -108,8 +113,8 @@ def markdown(results: list[dict]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m clip_benchmark_ext.table", description=__doc__.split("\n")[0])
-    parser.add_argument("results", nargs="+", metavar="RESULT.json", help="files that clip_benchmark eval wrote")
-    logging.disable(logging.WARNING)  # a group without all of its subsets has no row, which is plain to see
+    parser.add_argument("results", nargs="+", metavar="RESULT.json", help="result files of clip_benchmark eval")
+    logging.disable(logging.WARNING)  # the table itself shows that an incomplete group has no row
     try:
         print(markdown(read_results(parser.parse_args().results)))
     except (ValueError, OSError) as problem:

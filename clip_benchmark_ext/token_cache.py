@@ -1,8 +1,10 @@
-"""Outputs of image encoders for every image of a split, computed in one pass and kept: a file for each batch.
+"""Cache the outputs of image encoders for every image of a split, one file per batch.
 
-FOLDER/KEY/NUMBER.safetensors holds a batch's tensors, memory-mapped, tokens in 16 bit. KEY is of all that decides them
-(`features.cache_key`). A file appears whole, so an interrupted pass encodes only what is missing, and processes share
-the batches. Dimensions: B images of a batch, N images, R rows.
+FOLDER/KEY/NUMBER.safetensors holds a batch's tensors, memory-mapped, with tokens in 16 bit. KEY is a hash of everything
+that decides them (`features.cache_key`). A file is written whole or not at all. So a resumed pass encodes only what is
+missing, and processes share the batches.
+
+Dimensions: B images of a batch, N images, R rows.
 """
 import hashlib
 import itertools
@@ -24,7 +26,7 @@ Encode = Callable[[Tensor], dict[str, Tensor]]  # images [B, 3, H, W] -> tensors
 
 
 class TokenCache:
-    """The tensors of a split by name. `targets` are class ids, long [N], or N masks, uint8 [height, width]."""
+    """The tensors of a split, by name. Targets are class ids, long [N], or N masks, uint8 [height, width]."""
 
     def __init__(self, files: list[Path]):
         self.files = files
@@ -45,18 +47,18 @@ class TokenCache:
         return self.parts[0].keys()
 
     def column(self, name: str) -> Tensor:
-        """Return a tensor of all images, [N, ...], in memory."""
+        """Return a tensor of all images, [N, ...], read into memory."""
         return torch.cat([part[name] for part in self.parts])
 
     def rows(self, name: str, which: Iterable[int]) -> Tensor:
-        """Return a tensor of some images, [R, ...] in float32, read from the disk."""
+        """Return a tensor of the images `which`, float32 [R, ...], read from disk."""
         return torch.stack([part[name][row] for part, row in map(self._place, which)]).float()
 
     def masks(self, which: Iterable[int]) -> list[Tensor]:
         return [part[f"mask.{row}"] for part, row in map(self._place, which)]
 
     def batches(self, name: str, size: int = 64) -> Iterator[tuple[range, Tensor]]:
-        """Yield row numbers and the tensor of these images, in order."""
+        """Yield row numbers and the tensor of these rows, in order."""
         for start in range(0, len(self), size):
             which = range(start, min(start + size, len(self)))
             yield which, self.rows(name, which)
@@ -68,7 +70,7 @@ class TokenCache:
 
 def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: str | torch.device, amp: bool,
          desc: str) -> TokenCache:
-    """Return the cache of a key. What is missing is encoded, each image once.
+    """Return the cache of a key, after encoding the batches that it lacks.
 
     Targets of the loader are class ids, or lists of masks. Raises ValueError if the loader is empty, or a feature is
     not finite.
@@ -76,7 +78,7 @@ def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: s
     text = json.dumps(key, sort_keys=True)
     place = Path(folder, f"{key['split']}-tokens-{hashlib.sha256(text.encode()).hexdigest()[:24]}")
     place.mkdir(parents=True, exist_ok=True)
-    about = place / "about.json"  # written last, and what it is of for a reader
+    about = place / "about.json"  # written last, and tells people what the folder holds
     found = sorted(place.glob("*.safetensors"))
     whole = {"batches": len(found), "key": key}
     if everywhere(about.exists() and about.read_text() == json.dumps(whole)):
@@ -100,7 +102,7 @@ def _encoded(encode: Encode, images: Tensor, targets: Tensor | list[Tensor], dev
     with torch.autocast(device.type, enabled=amp):
         found = {name: x.cpu().contiguous() for name, x in encode(images.to(device, non_blocking=True)).items()}
     if wrong := [name for name, x in found.items() if not x.isfinite().all()]:
-        raise ValueError(f"{desc}: NaN or infinity in {', '.join(wrong)}" + "; try --no_amp" * amp)
+        raise ValueError(f"{desc}: NaN or infinity in {', '.join(wrong)}" + ": try --no_amp" * amp)
     masks = isinstance(targets, list) and isinstance(targets[0], Tensor) and targets[0].ndim == 2
     return found | ({f"mask.{row}": mask for row, mask in enumerate(targets)} if masks else
                     {"targets": torch.as_tensor(targets)})

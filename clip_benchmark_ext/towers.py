@@ -1,7 +1,7 @@
-"""The image tower that a probe is of, as all its patch tokens, and the same architecture untrained.
+"""Load the image tower to probe, with all its patch tokens, and the same architecture untrained.
 
---model and --pretrained name a captioner, a CLIP model, or an encoder alone: timm-NAME with weights of timm or
-transformers. Dimensions: B images, P patches, D width.
+--model and --pretrained name a captioner, a CLIP model, or an image encoder alone, timm-NAME with weights of timm or
+transformers.
 """
 from argparse import Namespace
 from typing import NamedTuple
@@ -23,12 +23,12 @@ from .models import DEFAULT_PRETRAINED, is_encoder, load_model
 
 
 class Towers(NamedTuple):
-    """A trained image tower and an untrained one of its architecture, in eval mode, and their images."""
+    """A trained image tower and an untrained one of the same architecture, in eval mode, and their preprocessing."""
 
     trained: nn.Module
     untrained: nn.Module
     preprocess: PreprocessCfg
-    feature: str  # what is probed unless another feature is asked for: "gap" or "cls"
+    feature: str  # the feature to probe by default, "gap" or "cls"
 
 
 def build(config: dict, image_size: int | tuple[int, int] | None, quick_gelu: bool) -> nn.Module:
@@ -38,16 +38,16 @@ def build(config: dict, image_size: int | tuple[int, int] | None, quick_gelu: bo
 
 
 def load(args: Namespace, image_size: int | None) -> Towers:
-    """Return the image tower of --model and --pretrained. Raises ValueError, which names what does not fit."""
+    """Return the image towers of --model and --pretrained. Raises ValueError that names the flag to change."""
     if is_encoder(args.model):
         config, trained, preprocess = _encoder_alone(args, image_size)
         feature = "cls" if encoder.has_class_token(trained) else "gap"
     elif image_size is not None:
-        raise ValueError(f"--image_size {image_size} is of --model timm-NAME: {args.model} sees images as it was "
-                         "trained to")
+        raise ValueError(f"--image_size {image_size} is only for --model timm-NAME: {args.model} has the image size of "
+                         "its training")
     elif args.model_type != "open_clip":
-        raise ValueError(f"--model_type {args.model_type}: a probe is of image towers of OpenCLIP, timm-NAME and "
-                         "captioners")
+        raise ValueError(f"--model_type {args.model_type} cannot be probed: give a captioner, a model of OpenCLIP, or "
+                         "timm-NAME")
     else:
         model, _, _ = load_model(args)
         config, given = open_clip.get_model_config(args.model), model.visual
@@ -86,6 +86,6 @@ def _encoder_alone(args: Namespace, image_size: int | None) -> tuple[dict, nn.Mo
 
 
 def transform(towers: Towers, whole: bool = False):
-    """Return the transform from an image to [3, H, W], of the model, or by which all of an image is seen, squashed."""
+    """Return the model's transform from an image to [3, H, W]. With `whole` it squashes the image, without a crop."""
     return image_transform_v2(PreprocessCfg(**vars(towers.preprocess) | ({"resize_mode": "squash"} if whole else {})),
                               is_train=False)

@@ -1,7 +1,9 @@
-"""Images with several captions each, as captioning and retrieval read them, and the ids that captions are saved under.
+"""Read images with several captions each, for captioning and retrieval, with the ids that captions are saved under.
 
-A webdataset has KEY.jpg and KEY.txt, a caption a line. clip_benchmark drops the key, which is all that says what a
-caption belongs to: here it stays. Other data sets go by place: "0", "1", ... Dimensions: B images.
+A webdataset has KEY.jpg and KEY.txt, with one caption per line, and its ids are the keys, which clip_benchmark would
+drop. Other data sets have the ids "0", "1", ... in their order.
+
+Dimensions: B images.
 """
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -15,12 +17,12 @@ from open_clip_mdc.data.images import decode_image, without_image
 from open_clip_mdc.data.paths import to_shards
 from open_clip_mdc.data.shards import image_member, read_metadata
 
-DECODED = "jpg"  # where clip_benchmark looks, too
-NAME = "__name__"  # of the image as its owner calls it: "filename" of KEY.json
+DECODED = "jpg"  # the member that clip_benchmark reads
+NAME = "__name__"  # member with the image's original name, the "filename" of KEY.json
 
 
 def decode_images(samples: Iterable[dict]) -> Iterator[dict]:
-    """Yield each sample of a webdataset with its upright RGB image under DECODED, and its labels or captions alone."""
+    """Yield each sample of a webdataset with its upright RGB image as DECODED, its name, and its labels or captions."""
     for sample in samples:
         suffix = image_member(sample)
         if suffix is None:
@@ -33,7 +35,7 @@ def decode_images(samples: Iterable[dict]) -> Iterator[dict]:
 def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tuple[Tensor, list[str], str, str]:
     name = f"{sample['__url__']}, sample {sample['__key__']}"
     if "txt" not in sample:
-        raise ValueError(f"{name}: this task needs an image and a .txt, a caption a line")
+        raise ValueError(f"{name}: this task needs an image and a .txt with one caption per line")
     try:
         captions = sample["txt"].decode("utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -42,7 +44,7 @@ def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tup
 
 
 def with_keys(dataset: Dataset, transform: Callable) -> Dataset:
-    """Let the samples of a webdataset become (image, captions, key, file name). Other data sets stay as they are."""
+    """Turn the samples of a webdataset into (image, captions, key, file name). Other data sets stay as they are."""
     if not hasattr(dataset, "pipeline"):
         return dataset
     dataset.pipeline = dataset.pipeline[:-3]  # clip_benchmark's last stages: decode, pick two members, transform
@@ -56,13 +58,13 @@ def read_batch(number: int, batch: Sequence, dataloader: DataLoader) -> tuple[li
     texts = []
     for i, captions in zip(ids, references, strict=True):
         if not isinstance(captions, (list, tuple)) or not any(str(caption).strip() for caption in captions):
-            raise ValueError(f"image {i} has no captions to compare with: give another --task. "
-                             f"One is made of images with captions by {to_shards('DIR', 'test')}")
+            raise ValueError(f"image {i} has no captions to compare with: give another --task, or make a data set from "
+                             f"images with captions by {to_shards('DIR', 'test')}")
         texts.append([caption.strip() for caption in captions if caption.strip()])
     return ids, images, texts
 
 
-def unique_ids(ids: Sequence[str]) -> list[str]:  # keys may start anew in every shard
+def unique_ids(ids: Sequence[str]) -> list[str]:  # shards may have the same keys
     seen, unique = set(), []
     for place, i in enumerate(ids):
         unique.append(f"{i}#{place}" if i in seen else i)

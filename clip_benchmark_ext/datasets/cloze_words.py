@@ -1,8 +1,8 @@
-"""Words of captions that can be asked for: closed lists of colours, numbers and places, frequent nouns and verbs.
+"""Choose the words of captions to mask in cloze questions: colours, numbers, prepositions, frequent nouns and verbs.
 
-No tagger is used, so that the questions do not depend on what is installed. Nouns and verbs are found in the data set's
-own captions by where they stand (`frequent_nouns`, `frequent_verbs`), which is right for most and wrong for some:
-a verb in -s such as "watches" may pass for a noun.
+No part-of-speech tagger is used, so that the questions do not depend on installed packages. Nouns and verbs are found
+in the data set's own captions by their position (`frequent_nouns`, `frequent_verbs`). This is right for most words, but
+a verb in -s such as "watches" may be taken for a noun.
 """
 import re
 from collections import Counter
@@ -19,17 +19,17 @@ CLOSED = {
     "preposition": "in on at near over under through across behind beside between into onto along around above below "
                    "down up against inside outside off".split(),
 }
-SAME = {"grey": "gray"}  # either answers for the other
+SAME = {"grey": "gray"}  # spellings that count as the same answer
 DETERMINERS = {*"a an the his her their its some another this several".split(), *CLOSED["colour"], *CLOSED["number"]}
-# What often stands behind a noun, and is none itself.
+# Words that often follow a noun and are not nouns.
 FUNCTION_WORDS = DETERMINERS | {*CLOSED["preposition"], *(
     "and is are was with while that who which of to from by for as be being it he she they them him there has have or "
     "other something anything nothing everything during").split()}
-FEWEST, MOST = 20, 50  # a noun's or verb's occurrences, and words of a list
+FEWEST, MOST = 20, 50  # fewest occurrences of a noun or verb, and most words of a list
 
 
 class Question(NamedTuple):
-    """A caption whose characters `start` to `stop` are hidden."""
+    """A caption whose characters `start` to `stop` are masked."""
 
     kind: str
     caption: str
@@ -45,7 +45,7 @@ class Question(NamedTuple):
 
 
 def same(word: str) -> str:
-    """Return what stands for a word and for those that answer for it."""
+    """Return the normal form of a word, which all accepted spellings share."""
     word = " ".join(word.lower().split())
     return SAME.get(word, word)
 
@@ -55,7 +55,8 @@ def tokens_of(caption: str) -> list[str]:
 
 
 def _counts(captions: Iterable[str]) -> tuple[Counter, Counter, Counter]:
-    total, behind, before = Counter(), Counter(), Counter()  # of a word: all, behind a determiner, before no noun
+    # Occurrences of a word: all, after a determiner, and before something that is no noun.
+    total, behind, before = Counter(), Counter(), Counter()
     for caption in captions:
         for previous, (word, following) in zip([".", *(words := tokens_of(caption))], pairwise([*words, "."]),
                                                strict=False):
@@ -66,10 +67,11 @@ def _counts(captions: Iterable[str]) -> tuple[Counter, Counter, Counter]:
 
 
 def frequent_nouns(captions: Iterable[str]) -> list[str]:
-    """Return the MOST frequent words of FEWEST occurrences or more that stand as nouns do.
+    """Return the MOST most frequent nouns, by their position, with at least FEWEST occurrences.
 
-    A fifth of a noun's occurrences follow an article, a possessive, a number or a colour, and three in five precede the
-    end, a mark, a function word or a word in -ing. What ends in -ing itself is left to `frequent_verbs`.
+    A word counts as a noun if at least a fifth of its occurrences follow an article, a possessive, a number or a
+    colour, and at least three in five precede the end, punctuation, a function word or a word in -ing. Words in -ing
+    are left to `frequent_verbs`.
     """
     total, behind, before = _counts(captions)
     return [word for word, count in total.most_common() if count >= FEWEST and len(word) > 2 and word.isalpha()
@@ -78,14 +80,14 @@ def frequent_nouns(captions: Iterable[str]) -> list[str]:
 
 
 def frequent_verbs(captions: Iterable[str]) -> list[str]:
-    """Return the MOST frequent words in -ing of FEWEST occurrences or more, of which one in ten follows an article."""
+    """Return the MOST most frequent words in -ing with at least FEWEST occurrences, few of them after an article."""
     total, behind, _ = _counts(captions)
     return [word for word, count in total.most_common() if count >= FEWEST and word.endswith("ing")
             and word not in FUNCTION_WORDS and behind[word] < 0.1 * count][:MOST]
 
 
 def word_lists(captions: Sequence[str], file: str | None = None) -> dict[str, list[str]]:
-    """Return the words of each kind: of a JSON `file` {kind: [words]}, or else CLOSED, nouns and verbs of `captions`.
+    """Return the words of each kind, from a JSON `file` {kind: [words]} or else CLOSED, nouns and verbs of `captions`.
 
     Raises ValueError for a file of another form.
     """
@@ -96,12 +98,12 @@ def word_lists(captions: Sequence[str], file: str | None = None) -> dict[str, li
     for kind, words in lists.items():
         if not re.fullmatch(r"\w+", kind) or not isinstance(words, list) or len({same(str(x)) for x in words}) < 2 or \
                 not all(isinstance(word, str) and word.strip() for word in words):
-            raise ValueError(f"{file}: {kind!r} should be a word with a list of two words or more, not {words!r:.100}")
+            raise ValueError(f"{file}: {kind!r} should be a name with a list of two words or more, not {words!r:.100}")
     return lists
 
 
 def questions(caption: str, lists: Mapping[str, Sequence[str]]) -> list[Question]:
-    """Return a question for each kind that a caption has a word of: its first one."""
+    """Return a question for the first word of each kind in a caption."""
     found = []
     for kind, words in lists.items():
         longest_first = sorted(map(re.escape, words), key=len, reverse=True)

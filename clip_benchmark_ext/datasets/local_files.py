@@ -1,6 +1,6 @@
-"""Annotation files and images that the user fetched: found, read with suspicion, described where they are missing.
+"""Find and read annotation files and images that you downloaded, and say how to get those that are missing.
 
-Nothing is downloaded. File names in a data file are not to be trusted.
+Nothing is downloaded here. File names in a data file are not trusted.
 """
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,16 +17,13 @@ from open_clip_mdc.data.text import read_text
 
 @dataclass(frozen=True)
 class Source:
-    """The places where a data set's files are looked for and, if they are not there, where to get them.
-
-    `folders` are tried below the root, in this order, for `file`; `images` below the folder of `file`, for images.
-    """
+    """Where to find a data set's files, and where to get them if they are missing."""
 
     file: str
-    folders: tuple[str, ...]
-    images: tuple[str, ...]
-    fetch: str
-    layout: str
+    folders: tuple[str, ...]  # of `file`, below the root, tried in this order
+    images: tuple[str, ...]  # folders of the images, below that of `file`, tried in this order
+    fetch: str  # what to download, for a message
+    layout: str  # where to put it, for a message
 
 
 @lru_cache(maxsize=2)  # rows are read in order
@@ -37,7 +34,7 @@ def _row_group(table: Path, number: int) -> pa.Table:
 
 @dataclass(frozen=True)
 class Cell:
-    """An image in a parquet table as Hugging Face stores it, {"bytes", "path"}: by its row in a row group."""
+    """An image in a Parquet table in Hugging Face's form {"bytes", "path"}, by row group and row."""
 
     table: Path
     group: int
@@ -49,7 +46,7 @@ class Cell:
         return f"{self.table.name}#{self.group}.{self.row}.{self.column}"
 
     def open(self) -> BytesIO:
-        """Return the encoded image. Raises ValueError where the cell holds none."""
+        """Return the encoded image. Raises ValueError if the cell holds none."""
         content = _row_group(self.table, self.group)[self.column][self.row].as_py()
         if not isinstance(content, dict) or not isinstance(content.get("bytes"), bytes):
             raise ValueError(f"{self.table}: {self.name} holds no image")
@@ -72,14 +69,14 @@ def image_folder(source: Source, name: str, path: Path) -> Path:
 
 
 def need_images(source: Source, name: str, folder: Path, cases: list) -> None:
-    """Raise FileNotFoundError, in one message, unless every image of every row is there. ValueError without rows."""
+    """Raise FileNotFoundError, with one message for all, if images are missing, and ValueError if there are no rows."""
     rows = [case.images for case in cases]
     if not rows:
         raise ValueError(f"{name}: {source.file} has no rows")
     missing = {path for path in {path for row in rows for path in row} if not path.is_file()}
     if missing:
         count = sum(any(path in missing for path in row) for row in rows)
-        raise FileNotFoundError(f"{name}: {count} of {len(rows)} rows have no image; {len(missing)} files are "
+        raise FileNotFoundError(f"{name}: {count} of {len(rows)} rows have no image, as {len(missing)} files are "
                                 f"missing in {folder}, such as {min(missing).name}. {how_to_get(source)}")
 
 
@@ -98,7 +95,7 @@ def read_json(path: Path, kind: type) -> dict | list:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, object]]:
-    """Yield the number of each line that is not empty, and what it holds. Raises ValueError where that is no JSON."""
+    """Yield number and content of each line that is not empty. Raises ValueError for a line that is not JSON."""
     for index, line in enumerate(read_text(path).split("\n")):
         if line.strip():
             try:

@@ -1,6 +1,8 @@
-"""Images with a class for each pixel, as `--task segmentation` reads them: CamVid, ADE20K, VOC 2012, shards of yours.
+"""Read images with a class for each pixel, for `--task segmentation`: CamVid, ADE20K, VOC 2012 and your own shards.
 
-A mask has a class id a pixel, and VOID where none is asked for. Dimensions: B images, H and W pixels of a mask.
+A mask has a class id per pixel, and VOID for pixels that do not count.
+
+Dimensions: B images, H and W height and width of a mask.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,14 +26,15 @@ VOC = ("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "c
        "dog", "horse", "motorbike", "person", "plant", "sheep", "sofa", "train", "monitor")
 
 Source = Path | bytes
-Pair = tuple[str, Source, Source]  # a name, the image and the mask
+Pair = tuple[str, Source, Source]  # name, image and mask
 
 
 def _of_shard(root: Path, split: str) -> list[Pair]:
-    """SPLIT.tar of KEY.png and KEY.mask.png, or KEY.jpg and KEY.png."""
+    """Return the pairs of SPLIT.tar, which has KEY.png and KEY.mask.png, or KEY.jpg and KEY.png."""
     pairs = []
     for sample in read_samples(str(root / f"{split}.tar")):
-        suffix, name = image_member(sample), f"{split}.tar, sample {sample['__key__']}"  # the same wherever they lie
+        # The name has no folder, so that a data set's fingerprint does not depend on its place.
+        suffix, name = image_member(sample), f"{split}.tar, sample {sample['__key__']}"
         mask = sample.get("mask.png", sample.get("png") if suffix != "png" else None)
         if suffix is None or mask is None:
             raise ValueError(f"{root}, {name}: it needs an image and KEY.mask.png, or KEY.jpg and KEY.png")
@@ -52,10 +55,10 @@ def _of_voc(root: Path, split: str) -> list[Pair]:
 
 class Layout(NamedTuple):
     read: Callable[[Path, str], list[Pair]]
-    looks: str  # for a message
-    classes: tuple[str, ...] = ()  # () by classnames.txt
-    void: tuple[int, ...] = (VOID,)  # ids in the files
-    first: int = 0  # the id of the first class in the files
+    looks: str  # its files, for a message
+    classes: tuple[str, ...] = ()  # empty to read classnames.txt
+    void: tuple[int, ...] = (VOID,)  # ids of pixels that do not count, in the files
+    first: int = 0  # id of the first class, in the files
 
 
 MASKED = {
@@ -64,13 +67,13 @@ MASKED = {
                      tuple(f"class {n}" for n in range(1, 151)), (0,), 1),
     "voc2012": Layout(_of_voc, "JPEGImages/, SegmentationClass/ and ImageSets/Segmentation/train.txt, val.txt", VOC),
     "masks": Layout(_of_shard, "train.tar and test.tar of KEY.png and KEY.mask.png (or KEY.jpg and KEY.png), whose "
-                    "class ids are 0, 1, ... and 255 where none counts, and classnames.txt"),
+                    "class ids are 0, 1, ... and 255 for pixels that do not count, and classnames.txt"),
 }
 
 
 @dataclass(eq=False, repr=False)
 class MaskedImages(Dataset):
-    split: str  # "val" where there is no test split
+    split: str  # "val" if there is no test split
     pairs: list[Pair]
     classes: list[str]
     void: tuple[int, ...]
@@ -89,8 +92,8 @@ class MaskedImages(Dataset):
                              f"{ids.shape[1]} x {ids.shape[0]}")
         void, ids = np.isin(ids, self.void), ids.astype(int) - self.first
         if (wrong := ids[~void & ((ids < 0) | (ids >= len(self.classes)))]).size:
-            raise ValueError(f"{name}: its mask has the class {wrong[0] + self.first}, of {len(self.classes)} classes "
-                             f"from {self.first} on")
+            raise ValueError(f"{name}: its mask has the class {wrong[0] + self.first}, but there are "
+                             f"{len(self.classes)} classes from {self.first} on")
         return self.transform(image), torch.from_numpy(np.where(void, VOID, ids).astype(np.uint8))
 
     @staticmethod
@@ -104,18 +107,21 @@ def _opened(source: Source) -> Path | BytesIO:
 
 
 def read_mask(source: Path | BytesIO, name: str) -> np.ndarray:
-    """Return class ids, uint8 [H, W], of a palette's or grey PNG."""
+    """Return the class ids, uint8 [H, W], of a palette or grey PNG."""
     try:
         with Image.open(source, formats=["PNG"]) as image:
             if image.mode not in ("P", "L"):
                 raise ValueError(f"its mask has pixels of mode {image.mode}, not a class id each")
             return np.asarray(image)
-    except Exception as problem:  # of damaged files, of any kind
+    except Exception as problem:  # damaged files raise exceptions of any kind
         raise ValueError(f"{name}: {problem}") from problem
 
 
 def build(name: str, root: str, split: str, transform: Callable[[Image.Image], Tensor]) -> MaskedImages:
-    """Read a data set of MASKED. Where there is no test split, val is it. Raises FileNotFoundError or ValueError."""
+    """Read a data set of MASKED, with val as the test split if there is none.
+
+    Raises FileNotFoundError or ValueError.
+    """
     layout, folder = MASKED[name], Path(root)
     try:
         classes = list(layout.classes) or read_names(folder / "classnames.txt")

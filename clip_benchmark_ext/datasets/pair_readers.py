@@ -1,4 +1,4 @@
-"""Readers of data sets whose cases have two images and two captions, caption i of image i, in their official files."""
+"""Read the official files of data sets whose cases have two images and two captions, caption i for image i."""
 import csv
 import io
 from pathlib import Path, PurePosixPath
@@ -14,7 +14,7 @@ from .readers import Case, Read
 
 
 def winoground(name: str, root: Path, **_) -> Read:
-    """Read two images, two captions of the same words: huggingface.co/datasets/facebook/winoground (gated)."""
+    """Read Winoground, two captions of the same words: huggingface.co/datasets/facebook/winoground (gated)."""
     source = Source("examples.jsonl", ("", "data", "winoground", "winoground/data"), ("images", "../images"),
                     "data/examples.jsonl and data/images.zip from https://huggingface.co/datasets/facebook/winoground "
                     "(needs an account that accepted its terms)",
@@ -35,7 +35,7 @@ def winoground(name: str, root: Path, **_) -> Read:
 
 
 def colorswap(name: str, root: Path, **_) -> Read:
-    """Read captions that swap two colours: github.com/Top34051/colorswap, its file test.json and images."""
+    """Read ColorSwap, captions that swap two colours: test.json and images of github.com/Top34051/colorswap."""
     source = Source("test.json", ("", "data", "colorswap", "colorswap/data"), ("images", "../images"),
                     "the data by the link in https://github.com/Top34051/colorswap",
                     "ROOT/test.json, ROOT/images/*.png")
@@ -69,7 +69,7 @@ def cola(name: str, root: Path, **_) -> Read:
 
 
 def mmvp_vlm(name: str, root: Path, **_) -> Read:
-    """Read MMVP-VLM: rows 1 and 2 of Questions.csv are a pair, and so on: huggingface.co/datasets/MMVP/MMVP_VLM."""
+    """Read MMVP-VLM, every two rows of Questions.csv as a case: huggingface.co/datasets/MMVP/MMVP_VLM."""
     source = Source("Questions.csv", ("", "MMVP_VLM", "mmvp_vlm"), ("MLLM_VLM Images", "MMVP_VLM_Images"),
                     "https://huggingface.co/datasets/MMVP/MMVP_VLM", "ROOT/Questions.csv, ROOT/MLLM_VLM Images/*/*.jpg")
     path = find(source, name, root)
@@ -89,7 +89,7 @@ def mmvp_vlm(name: str, root: Path, **_) -> Read:
 
 
 def bivlc(name: str, root: Path, **_) -> Read:
-    """Read BiVLC's parquet tables, whose cells hold the images: huggingface.co/datasets/imirandam/BiVLC."""
+    """Read BiVLC's Parquet tables, whose cells hold the images: huggingface.co/datasets/imirandam/BiVLC."""
     source = Source("test-*.parquet", ("", "data", "bivlc", "BiVLC/data"), (),
                     "data/test-*.parquet from https://huggingface.co/datasets/imirandam/BiVLC", "ROOT/test-*.parquet")
     tables = next((found for folder in source.folders if (found := sorted((root / folder).glob(source.file)))), None)
@@ -102,7 +102,7 @@ def bivlc(name: str, root: Path, **_) -> Read:
                 groups = [file.read_row_group(number, columns=["caption", "negative_caption", "type"]).to_pylist()
                           for number in range(file.num_row_groups)]
         except (pa.ArrowException, OSError) as problem:
-            raise ValueError(f"{table} is no whole parquet table: fetch it again ({problem})") from problem
+            raise ValueError(f"{table} is damaged: fetch it again ({problem})") from problem
         for group, rows in enumerate(groups):
             for row, values in enumerate(rows):
                 first, second, kind = texts(values, ("caption", "negative_caption", "type"), table, f"{group}.{row}")

@@ -1,9 +1,9 @@
-"""The four word-order perturbations of ARO's COCO-Order and Flickr30k-Order (Table 2), made once and read from a file.
+"""Make the four word-order perturbations of ARO's COCO-Order and Flickr30k-Order (Table 2) once, and read them later.
 
 Source: github.com/mertyg/vision-language-models-are-bows, `dataset_zoo/perturbations.py` and `retrieval.py` (commit
-42dbb5e), which draws new negatives in every run, by whichever versions of spaCy and nltk. Here they are made at first
-use with a fixed seed, by spaCy's `en_core_web_sm` and nltk's `word_tokenize` (extra `[aro]`), and frozen with the
-SHA-256 of their file, which belongs beside every number made from them.
+42dbb5e). That code draws new negatives in every run, by the installed versions of spaCy and nltk. Here they are made at
+first use with a fixed seed, by spaCy's `en_core_web_sm` and nltk's `word_tokenize` (extra `[aro]`), and frozen in a
+file. Report its SHA-256 with every number that is measured on them.
 """
 import hashlib
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from open_clip_mdc.data.files import new_file
 from open_clip_mdc.progress import progress_bar
 
-# Order of the options in every ARO Order case: the right caption, then these four.
+# The captions of an ARO Order case are the right one, then these four.
 PERTURBATIONS = ("shuffle_nouns_and_adj", "shuffle_allbut_nouns_and_adj", "shuffle_within_trigrams", "shuffle_trigrams")
 NOUN_TAGS = frozenset({"NN", "NNS", "NNP", "NNPS"})
 ADJECTIVE_TAGS = frozenset({"JJ", "JJR", "JJS"})
@@ -31,8 +31,8 @@ def pre_caption(text: str, max_words: int = MAX_WORDS) -> str:
 
 
 def treebank_tokenizer() -> Tokenizer:
-    """Return nltk's `word_tokenize` without its data: sentences are found without a trained model."""
-    import nltk  # optional: only this function needs it
+    """Return nltk's `word_tokenize` without its data, as it finds sentences without a trained model."""
+    import nltk  # optional, only this function needs it
     from nltk.tokenize import NLTKWordTokenizer, PunktSentenceTokenizer
     words, sentences = NLTKWordTokenizer(), PunktSentenceTokenizer()
 
@@ -81,7 +81,7 @@ def shuffle_trigrams(tokens: list[str], rng: random.Random) -> str:
 
 
 def perturb(caption: str, tagger: Tagger, tokenizer: Tokenizer, rng: random.Random) -> list[str]:
-    """Return the four negatives of one raw caption, in the order of `PERTURBATIONS`, each through `pre_caption`."""
+    """Return the four negatives of one raw caption, in the order of `PERTURBATIONS`, normalised by `pre_caption`."""
     tagged, tokens = tagger(caption), tokenizer(caption)
     texts = (shuffle_nouns_and_adj(tagged, rng), shuffle_allbut_nouns_and_adj(tagged, rng),
              shuffle_within_trigrams(tokens, rng), shuffle_trigrams(tokens, rng))
@@ -89,7 +89,7 @@ def perturb(caption: str, tagger: Tagger, tokenizer: Tokenizer, rng: random.Rand
 
 
 def spacy_tagger() -> Tagger:
-    import spacy  # optional: only this function needs it
+    import spacy  # optional, only this function needs it
     nlp = spacy.load("en_core_web_sm", disable=["parser", "ner", "lemmatizer"])  # none of them changes a tag
 
     def tag(text: str) -> list[tuple[str, str]]:
@@ -101,10 +101,14 @@ def spacy_tagger() -> Tagger:
 
 def frozen_options(path: str | Path, dataset: str, captions: Iterable[str],
                    tagger: Tagger | None = None) -> tuple[list[list[str]], str]:
-    """Return N lists of five options, the right one first, and the SHA-256 of the frozen file. It is made at first use.
+    """Return for each caption five options, the right one first, and the SHA-256 of the frozen file.
 
-    `captions` are raw, in the order of the data set; `tagger` (default `spacy_tagger()`) makes the file. Raises
-    FileNotFoundError where it cannot, ValueError if the file was changed or belongs to other captions.
+    Args:
+        path: the file, which is made if it is not there.
+        captions: raw captions in the order of the data set.
+        tagger: part-of-speech tagger that makes the file, by default `spacy_tagger()`.
+
+    Raises FileNotFoundError if the file cannot be made, ValueError if it was changed or belongs to other captions.
     """
     path, captions = Path(path), list(captions)
     if not path.is_file():
@@ -114,11 +118,11 @@ def frozen_options(path: str | Path, dataset: str, captions: Iterable[str],
         claimed = content.pop("sha256")
         cases = [(str(case["caption"]), [str(text) for text in case["perturbed"]]) for case in content["cases"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a file of frozen perturbations ({error!r}); move it away to make a new one") \
+        raise ValueError(f"{path} is not a file of frozen perturbations ({error!r}): move it away to make a new one") \
             from error
     if _sha256(content) != claimed:
         raise ValueError(f"{path} was changed after it was made: its content does not have the SHA-256 written in it. "
-                         "Get the original back, or move it away to make new negatives (numbers then differ)")
+                         "Restore the original, or move it away to make new negatives (numbers then differ)")
     if content.get("dataset") != dataset:
         raise ValueError(f"{path} holds the perturbations of {content.get('dataset')}, not of {dataset}")
     if [caption for caption, _ in cases] != captions:
@@ -135,9 +139,9 @@ def _freeze(path: Path, dataset: str, captions: list[str], tagger: Tagger | None
         tagger, tokenizer = tagger or spacy_tagger(), treebank_tokenizer()
     except (ImportError, OSError) as error:
         raise FileNotFoundError(
-            f"{path} is missing, and making the negatives of {dataset} needs spaCy's tagger and nltk ({error}). Either "
-            "`pip install spacy nltk && python -m spacy download en_core_web_sm`, or give a file frozen elsewhere: "
-            "--perturbations FILE") from error
+            f"{path} is missing, and to make the negatives of {dataset} takes spaCy's tagger and nltk ({error}). Run "
+            "`pip install spacy nltk && python -m spacy download en_core_web_sm`, or give a file that was made "
+            "elsewhere: --perturbations FILE") from error
     rng = random.Random(SEED)
     content = {
         "dataset": dataset, "seed": SEED, "tagger": tagger.__name__, "tokenizer": tokenizer.__name__,
@@ -150,8 +154,8 @@ def _freeze(path: Path, dataset: str, captions: list[str], tagger: Tagger | None
         with new_file(path) as partial:
             partial.write_text(json.dumps(content, ensure_ascii=False, indent=0), encoding="utf-8")
     except OSError as error:
-        raise FileNotFoundError(f"cannot write the perturbations of {dataset} to {path} ({error.strerror}); name a "
-                                "place that can be written: --perturbations FILE") from error
+        raise FileNotFoundError(f"cannot write the perturbations of {dataset} to {path} ({error.strerror}): give a "
+                                "file that can be written by --perturbations FILE") from error
 
 
 def _sha256(content: dict) -> str:

@@ -1,4 +1,4 @@
-"""Readers of official files of data sets with one image a case: a name and a folder -> cases, and facts about them."""
+"""Read the official files of data sets with one image per case. A reader takes a name and a folder."""
 import csv
 import io
 import logging
@@ -15,7 +15,7 @@ VALSE_PIECES = ("existence", "plurals", "counting-hard", "counting-small-quant",
                 "action-replacement", "actant-swap", "coreference-standard", "coreference-hard", "foil-it")
 
 SUGAR_CREPE_PP = ("swap_obj", "swap_att", "replace_obj", "replace_att", "replace_rel")
-WHATSUP = {  # the file, the folder of images, and Google Drive's number of the file
+WHATSUP = {  # the file, the folder of images, and Google Drive's id of the file
     "controlled_images_a": ("controlled_images_dataset.json", "controlled_images", "1ap8mmmpQjLIjPGuplkpBgc1hoEHCj4hm"),
     "controlled_images_b": ("controlled_clevr_dataset.json", "controlled_clevr", "1unNNosLbdy9NDjgj4l8fsQP3WiAAGA6z"),
     "coco_qa_one_obj": ("coco_qa_one_obj.json", "val2017", "1RsMdpE9mmwnK4zzMPpC1-wTU_hNis-dq"),
@@ -32,18 +32,14 @@ _KARPATHY = "https://storage.googleapis.com/sfr-vision-language-research/dataset
 
 @dataclass(frozen=True)
 class Case:
-    """One decision: which of `captions` fits the image. The first `right` do (of two images: caption i fits image i).
-
-    `group` is what the official metric averages over: the relation, the pair of attributes, the subset, the piece.
-    `box` is (left, upper, right, lower) in pixels of the image, or None for the whole of it.
-    """
+    """One decision, which of `captions` fits the image."""
 
     key: str
     images: tuple[Path | Cell, ...]
-    captions: tuple[str, ...]
-    group: str
-    box: tuple[int, int, int, int] | None = None
-    right: int = 1
+    captions: tuple[str, ...]  # the right ones first, or with two images caption i for image i
+    group: str  # relation, pair of attributes, subset or piece, over which the official metric averages
+    box: tuple[int, int, int, int] | None = None  # (left, upper, right, lower) in pixels, or None for the whole image
+    right: int = 1  # number of right captions
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -51,13 +47,13 @@ class Case:
         return self.captions[self.right:]
 
 
-Read = tuple[list[Case], dict]  # cases, and facts about them: numbers and texts
+Read = tuple[list[Case], dict]  # cases, and facts about them for the result file
 
 
 def sugar_crepe(name: str, root: Path, **_) -> Read:
-    """Read keys (with gaps) to filename, caption, negative_caption. Official: github.com/RAIVNLab/sugar-crepe.
+    """Read SugarCrepe, a caption and a negative per image: github.com/RAIVNLab/sugar-crepe.
 
-    A file `rows_with_image.json` ({subset: [keys]}) beside it restricts the set to those rows.
+    A file `rows_with_image.json` ({subset: [keys]}) beside it restricts the set to these rows.
     """
     subset = name.partition("/")[2]
     source = Source(f"{subset}.json", ("", "sugar_crepe", "data"), ("val2017", "images", "../val2017"),
@@ -75,7 +71,7 @@ def sugar_crepe(name: str, root: Path, **_) -> Read:
             raise ValueError(f"{selection} names rows that {path} does not have, such as {unknown[0]!r}")
         left_out, rows = len(rows) - len(set(keys)), {key: rows[key] for key in dict.fromkeys(keys)}
         if left_out:
-            logging.warning("%s: %d of %d rows are left out, because %s names only %d; this is not the full data set",
+            logging.warning("%s is not the full data set: %d of %d rows are left out, because %s names only %d",
                             name, left_out, left_out + len(rows), selection, len(rows))
     folder = image_folder(source, name, path)
     cases = []
@@ -87,7 +83,7 @@ def sugar_crepe(name: str, root: Path, **_) -> Read:
 
 
 def visual_genome(name: str, root: Path, **_) -> Read:
-    """Read ARO's VG-Relation and VG-Attribution: a list of crops with a true and a false caption."""
+    """Read ARO's VG-Relation and VG-Attribution, a true and a false caption per image crop."""
     part = name.partition("/")[2]
     file, drive_id = {
         "vg_relation": ("visual_genome_relation.json", "1kX2iCHEv0CADL8dSO1nMdW-V0NqIAiP3"),
@@ -118,7 +114,7 @@ def visual_genome(name: str, root: Path, **_) -> Read:
 
 
 def order(name: str, root: Path, perturbations: str | Path | None = None, tagger: Tagger | None = None) -> Read:
-    """Read ARO's COCO-Order and Flickr30k-Order: a case per caption of Karpathy's test split, five word orders each."""
+    """Read ARO's COCO-Order and Flickr30k-Order, five word orders of each caption of Karpathy's test split."""
     part = name.partition("/")[2]
     file, archive, layout = {
         "coco_order": ("coco_karpathy_test.json", "http://images.cocodataset.org/zips/val2014.zip", "val2014/*.jpg"),
@@ -135,14 +131,14 @@ def order(name: str, root: Path, perturbations: str | Path | None = None, tagger
             if not isinstance(caption, str):
                 raise ValueError(f"{path}, row {index}: a caption is {caption!r}, not a text")
     frozen = path.with_name(f"{part}_perturbations.json") if perturbations is None else Path(perturbations)
-    need_images(source, name, path.parent, cases)  # before the minutes that tagging may take
+    need_images(source, name, path.parent, cases)  # first, as tagging may take minutes
     options, sha256 = frozen_options(frozen, name, [case.captions[0] for case in cases], tagger)
     cases = [replace(case, captions=tuple(texts)) for case, texts in zip(cases, options, strict=True)]
     return cases, {"cases_left_out": 0, "perturbations": str(frozen), "perturbations_sha256": sha256}
 
 
 def valse(name: str, root: Path, **_) -> Read:
-    """Read a caption and a foil of rows that two of three annotators confirmed, as the official README asks."""
+    """Read VALSE, a caption and a foil per image, of rows that two of three annotators confirmed (as in its README)."""
     piece = name.partition("/")[2]
     source = Source(f"{piece}.json", ("", "data", "valse"), ("images", "../images"),
                     f"https://raw.githubusercontent.com/Heidelberg-NLP/VALSE/main/data/{piece}.json (pieces: "
@@ -163,7 +159,7 @@ def valse(name: str, root: Path, **_) -> Read:
 
 
 def sugar_crepe_pp(name: str, root: Path, **_) -> Read:
-    """Read SugarCrepe++: two captions that mean the same and a wrong one. Official: github.com/Sri-Harsha/scpp."""
+    """Read SugarCrepe++, two captions that mean the same and a wrong one: github.com/Sri-Harsha/scpp."""
     subset = name.partition("/")[2]
     source = Source(f"{subset}.json", ("", "data", "scpp/data", "sugar_crepe_pp"),
                     ("val2017", "images", "../val2017", "../images"),
@@ -182,7 +178,7 @@ def sugar_crepe_pp(name: str, root: Path, **_) -> Read:
 
 
 def whatsup(name: str, root: Path, **_) -> Read:
-    """Read What'sUp, where something is: github.com/amitakamath/whatsup_vlms. The first option is the right one."""
+    """Read What'sUp, captions that say where something is, the right one first: github.com/amitakamath/whatsup_vlms."""
     subset = name.partition("/")[2]
     file, images, drive_id = WHATSUP[subset]
     source = Source(file, ("", "data", "whatsup", "whatsup_vlms/data"), (images,),
@@ -208,14 +204,14 @@ def whatsup(name: str, root: Path, **_) -> Read:
 
 
 def _placed(image: str, path: Path, index: int) -> str:
-    parts = PurePosixPath(image).stem.split("_")  # mug_left_of_plate: the objects and how they stand
+    parts = PurePosixPath(image).stem.split("_")  # two objects and their relation, such as mug_left_of_plate
     if len(parts) < 3:
-        raise ValueError(f"{path}, row {index}: {image!r} does not name two objects and how they stand")
+        raise ValueError(f"{path}, row {index}: {image!r} does not name two objects and their relation")
     return f"{parts[0]} {parts[1]} {parts[-1]}"
 
 
 def negbench(name: str, root: Path, **_) -> Read:
-    """Read NegBench's questions, four captions with and without negation: github.com/m1k2zoo/negbench."""
+    """Read NegBench, multiple choice among captions with and without negation: github.com/m1k2zoo/negbench."""
     stem, images = NEGBENCH[name.partition("/")[2]]
     file = f"{stem}_mcq_llama3.1_rephrased.csv"
     source = Source(file, ("", "images", "data/images", "negbench"), (images, f"../{images}", "."),

@@ -1,4 +1,4 @@
-"""Statements about one image, true or false: NLVR (Suhr et al. 2017) in its official files."""
+"""Read NLVR (Suhr et al. 2017), true and false statements about one image, in its official files."""
 from pathlib import Path
 
 from open_clip_mdc.data.paths import inside
@@ -6,11 +6,11 @@ from open_clip_mdc.data.paths import inside
 from .local_files import Source, find, image_folder, need_images, read_json_lines, texts
 from .readers import Case, Read
 
-PERMUTATIONS = 6  # of the three boxes of an image, an image each
+PERMUTATIONS = 6  # images per statement, with the three boxes in each order
 
 
 def nlvr(name: str, root: Path, **_) -> Read:
-    """Read sentences with a label and six images each: github.com/lil-lab/nlvr, its folder nlvr/dev or nlvr/test."""
+    """Read the folder nlvr/dev or nlvr/test of github.com/lil-lab/nlvr, labelled sentences with six images each."""
     split = name.partition("/")[2]
     source = Source(f"{split}.json", ("", split, f"nlvr/{split}", f"nlvr/nlvr/{split}"), ("images",),
                     "https://github.com/lil-lab/nlvr by git clone", f"ROOT/{split}.json, ROOT/images/*/{split}-*.png")

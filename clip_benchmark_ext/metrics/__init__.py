@@ -1,1 +1,1 @@
-"""Metrics of captions and of selection tasks."""
+"""Metrics of captions and of selection tasks, from texts and scores alone."""

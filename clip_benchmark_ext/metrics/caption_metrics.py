@@ -1,7 +1,7 @@
 """Caption metrics by pycocoevalcap, as in the COCO evaluation: BLEU, METEOR, ROUGE-L, CIDEr and SPICE (Table 3).
 
-The tokenizer, METEOR and SPICE are its Java programs, started from here: its wrappers write into site-packages, fetch
-models unasked, lose count of captions at Unicode's line ends, may wait for ever, and lose all scores with one.
+Its Java programs (tokenizer, METEOR, SPICE) are started from here. Its own wrappers write into site-packages, download
+models, miscount captions with Unicode line ends, may wait for ever, and lose all scores if one fails.
 """
 import contextlib
 import importlib.util
@@ -35,24 +35,24 @@ PLAIN_WORD = re.compile(
     re.VERBOSE)
 PTB_BRACKETS = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
 NO_JAVA = "there is no Java: install a runtime, such as Debian's default-jre-headless"
-NO_SPICE_MODELS = ("its language models are not there: `python -m pycocoevalcap.spice.get_stanford_models` fetches "
-                   "them once (400 MB)")
-# A program that has not answered by then is given up: starting it, and a caption with its references.
+NO_SPICE_MODELS = ("its language models are missing: run `python -m pycocoevalcap.spice.get_stanford_models` once "
+                   "(400 MB)")
+# Time limits of a Java program, to start and per caption with its references.
 START_SECONDS, CAPTION_SECONDS = 600, 2
 
 
 class CaptionScores(NamedTuple):
     scores: dict[str, float]  # by pycocoevalcap's names
-    missing: dict[str, str]  # metric -> why, and what to do about it
-    word_tokenizer: str  # "PTB", the COCO evaluation's; "plain" where Java is missing
-    mean_length: float  # words of a candidate
-    reference_mean_length: float  # words of a reference
-    of_images: dict[str, list[float]]  # each image's value, whose mean is the metric or, of BLEU and METEOR, near it
+    missing: dict[str, str]  # by metric, why it could not be computed and what to do about it
+    word_tokenizer: str  # "PTB" as in the COCO evaluation, or "plain" without Java
+    mean_length: float  # words per candidate
+    reference_mean_length: float  # words per reference
+    of_images: dict[str, list[float]]  # by metric, a value per image, whose mean is the metric (BLEU, METEOR: about)
 
 
 def score_captions(candidates: Mapping[Hashable, str],
                    references: Mapping[Hashable, Sequence[str]]) -> CaptionScores:
-    """Return Bleu_1 to Bleu_4, METEOR, ROUGE_L, CIDEr and SPICE, as far as they can be computed here."""
+    """Return Bleu_1 to Bleu_4, METEOR, ROUGE_L, CIDEr and SPICE, or the reasons why some cannot be computed here."""
     check(candidates, references)
     counts = [len(references[i]) for i in candidates]
     words, word_tokenizer = split_words([*candidates.values(), *(r for i in candidates for r in references[i])])
@@ -72,7 +72,7 @@ def score_captions(candidates: Mapping[Hashable, str],
     longest = max(len(caption.split()) for caption in hypotheses)
 
     def bleu(n: int) -> float:
-        if 0 < longest < n:  # pycocoevalcap divides a small number by another; of no word at all it gives nothing
+        if 0 < longest < n:  # pycocoevalcap would return the quotient of two tiny numbers
             raise ValueError(f"no caption has {n} words in a row to be found in a reference: the longest has {longest}")
         scores, values = all_bleu()
         if n == 4:
@@ -92,9 +92,9 @@ def score_captions(candidates: Mapping[Hashable, str],
         try:
             value = float(compute())
             if not math.isfinite(value):
-                raise ValueError("it is no number for these captions")
+                raise ValueError("it is NaN or infinite for these captions")
             scores[name] = value
-        except Exception as problem:  # a metric that fails must not lose the others after hours of decoding
+        except Exception as problem:  # a metric that fails must not lose the others, after hours of decoding
             missing[name] = " ".join(str(problem).split()) or repr(problem)
             logging.warning("%s is missing: %s", name, missing[name])
     return CaptionScores(scores, missing, word_tokenizer, mean_words(hypotheses),
@@ -108,7 +108,7 @@ def check(candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequ
         lacking = [i for i in one if i not in other]
         if lacking:
             shown = ", ".join(map(repr, lacking[:5])) + (", ..." if len(lacking) > 5 else "")
-            raise ValueError(f"captions and references are not of the same images: {len(lacking)} of {len(one)} lack "
+            raise ValueError(f"captions and references are for different images: {len(lacking)} of {len(one)} lack "
                              f"{what}: {shown}")
     for i, caption in candidates.items():
         if not isinstance(caption, str):
@@ -119,21 +119,20 @@ def check(candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequ
 
 
 def check_idf(references: Sequence[Sequence[str]]) -> None:
-    # CIDEr weighs words by how few images have them: an image whose words all images have gets 0, whatever its caption.
+    # CIDEr weighs words by how few images have them. So an image gets 0 for any caption if all images have its words.
     words = [{word for text in texts for word in ngrams(text.split())} for texts in references]
     images = Counter(word for of_image in words for word in of_image)
     silent = sum(all(images[word] == len(words) for word in of_image) for of_image in words)
     if silent == len(words):
-        raise ValueError("it weighs words by how few images have them in their references, and here all images have "
-                         "the same" if silent > 1 else
-                         "it weighs words by how few images have them in their references, and here is one image")
+        raise ValueError("it weighs words by how few images have them in their references, but here " +
+                         ("all images have the same words" if silent > 1 else "there is one image"))
     if silent:
-        logging.warning("CIDEr gives %d of %d images nothing, whatever their captions are: the words of their "
-                        "references are in those of all images", silent, len(words))
+        logging.warning("CIDEr is 0 for %d of %d images, whatever their captions: the words of their references are in "
+                        "those of all images", silent, len(words))
 
 
 def bleu_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[list[float], list[float]]:
-    """Return BLEU-1 to BLEU-4 of all captions, and BLEU-4's jackknife pseudo-value of each image (Tukey 1958)."""
+    """Return BLEU-1 to BLEU-4 of all captions, and a jackknife pseudo-value of BLEU-4 per image (Tukey 1958)."""
     scorer = BleuScorer(n=4)
     for hypothesis, targets in zip(hypotheses, references, strict=True):
         scorer += (hypothesis, targets)
@@ -162,12 +161,12 @@ def split_words(captions: Sequence[str]) -> tuple[list[str], str]:
     try:
         return ptb_words(captions), "PTB"
     except (OSError, ValueError, subprocess.SubprocessError) as problem:
-        logging.warning("words are split by a plain rule, not as in the COCO evaluation, and scores may differ in the "
-                        "third digit: %s", problem)
+        logging.warning("captions are split into words by a plain rule, not as in the COCO evaluation, so that scores "
+                        "may differ in the third digit: %s", problem)
         return [plain_words(caption) for caption in captions], "plain"
 
 
-def ptb_words(captions: Sequence[str]) -> list[str]:  # as the COCO evaluation
+def ptb_words(captions: Sequence[str]) -> list[str]:  # as in the COCO evaluation
     lines = run_java("-cp", PTB_JAR, "edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase",
                      text="".join(f"{one_line(caption)}\n" for caption in captions),
                      seconds=patience(len(captions))).split("\n")[:-1]
@@ -176,7 +175,7 @@ def ptb_words(captions: Sequence[str]) -> list[str]:  # as the COCO evaluation
     return [without_punctuation(line.split()) for line in lines]
 
 
-def plain_words(caption: str) -> str:  # without Java, the same of nearly every caption
+def plain_words(caption: str) -> str:  # needs no Java, and agrees with `ptb_words` on nearly every caption
     text = re.sub(r"\bcannot\b", "can not", caption.lower().replace("’", "'").replace('"', " "))
     text = re.sub(r"(?<=\w)(n't|'(?:s|re|ve|ll|d|m))\b", r" \1", text)
     return without_punctuation([PTB_BRACKETS.get(word, word) for word in PLAIN_WORD.findall(text)])
@@ -214,15 +213,15 @@ def run_java(*arguments: str | Path, text: str = "", seconds: float = START_SECO
 
 def failure(errors: bytes) -> str:
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    shown = [line for line in lines if "Exception" in line or "Error" in line] or lines or ["it says nothing"]
+    shown = [line for line in lines if "Exception" in line or "Error" in line] or lines or ["it printed no error"]
     return f"its Java program failed (it was made for Java 8): {shown[0].strip()}"
 
 
 def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, list[float]]:
-    """Return METEOR 1.5 of tokenized captions, over all of them, and of each.
+    """Return METEOR 1.5 of all tokenized captions, and of each.
 
-    Its protocol: a line per caption is answered by the caption's statistics. A line with all of these is answered by a
-    score for each, and the score of all.
+    Its program answers a line per caption with the caption's statistics. It answers a line with all of these with a
+    score per caption and the score of all.
     """
     def sentence(text: str) -> str:
         return text.replace("|||", " ")  # separates the fields
@@ -252,16 +251,16 @@ def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> tu
             raise ValueError(failure(errors.read())) from problem
         finally:
             alarm.cancel()
-            with contextlib.suppress(OSError):  # what it did not read
+            with contextlib.suppress(OSError):  # the program may not have read everything
                 process.stdin.close()
             process.kill()
 
 
 def spice(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return SPICE of tokenized captions, mean over images, to the three digits that its program prints.
+    """Return SPICE of tokenized captions, the mean over images, to the three digits that its program prints.
 
-    Its file of results needs the JavaScript engine that Java 15 dropped, and its cache a native library: neither is
-    asked for, and any Java will do.
+    Its result file would need the JavaScript engine that Java 15 dropped, and its cache a native library. Without them
+    any Java will do.
     """
     java()
     if not all(path.exists() for path in SPICE_MODELS):

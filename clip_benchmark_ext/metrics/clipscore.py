@@ -1,6 +1,7 @@
-"""CLIPScore and RefCLIPScore (Hessel et al. 2021, arXiv 2104.08718): captions scored by an OpenCLIP model.
+"""Score captions by an OpenCLIP model: CLIPScore and RefCLIPScore (Hessel et al. 2021, arXiv 2104.08718).
 
-Published numbers are OpenAI's ViT-B/32, which is ViT-B-32-quickgelu here. Scores of two models do not compare.
+Published numbers use OpenAI's ViT-B/32, which is ViT-B-32-quickgelu here. Scores by different models do not compare.
+
 Dimensions: N images with a candidate each, R references of an image, D width.
 """
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,19 +22,19 @@ PREFIX = "A photo depicts "  # before candidates and references
 
 def load(name: str | None, pretrained: str | None, device: str) -> Clip:
     if name is None:
-        raise ValueError(f"--clipscore_pretrained {pretrained} needs --clipscore_model, the architecture")
+        raise ValueError(f"--clipscore_pretrained {pretrained} needs --clipscore_model, the name of the model")
     if pretrained is None and ":" not in name:  # local-dir:, hf-hub:
         raise ValueError(f"--clipscore_model {name} needs --clipscore_pretrained: a file, or a tag to download")
     return clip_models.load(name, pretrained, device)
 
 
 def clip_scores(image_embs: Tensor, caption_embs: Tensor) -> Tensor:
-    """Return CLIP-S = 2.5 max(cos(caption, image), 0), [N], of embeddings [N, D] of any length."""
+    """Return CLIP-S = 2.5 max(cos(caption, image), 0), [N], of embeddings [N, D], which need not be normalised."""
     return WEIGHT * F.cosine_similarity(image_embs, caption_embs, dim=-1).clamp(min=0)
 
 
 def ref_clip_scores(image_embs: Tensor, caption_embs: Tensor, reference_embs: Sequence[Tensor]) -> Tensor:
-    """Return RefCLIP-S, the harmonic mean of CLIP-S and the nearest of N times [R, D] references, [N]."""
+    """Return RefCLIP-S, [N], the harmonic mean of CLIP-S and the highest cosine with a reference ([R, D] per image)."""
     with_image = clip_scores(image_embs, caption_embs)
     with_text = torch.stack([F.cosine_similarity(caption[None], texts, dim=-1).max()
                              for caption, texts in zip(caption_embs, reference_embs, strict=True)]).clamp(min=0)
@@ -52,7 +53,10 @@ def encode_texts(clip: Clip, texts: Sequence[str], device: str, what: str) -> Te
 @torch.no_grad()
 def evaluate(clip: Clip, dataloader: Iterable, captions: Mapping[str, str], references: Mapping[str, Sequence[str]],
              device: str) -> dict[str, list[float]]:
-    """Return CLIPScore and RefCLIPScore of each image, in the loader's order. Captions go by `read_batch`'s ids."""
+    """Return CLIPScore and RefCLIPScore of each image, in the loader's order.
+
+    `captions` and `references` are by the ids of `read_batch`.
+    """
     encoded = []
     for i, batch in own_batches(dataloader, "CLIPScore, images"):
         ids, images, _ = read_batch(i, batch, dataloader)

@@ -1,12 +1,12 @@
-"""Numbers of cloze questions, from answers alone.
+"""Compute the metrics of cloze questions from their answers.
 
-    cloze_acc_KIND      share of questions whose word was filled in, of a model that can
-    choice_acc_KIND     share whose word was the most probable of its list
-    majority_acc_KIND   share of the most frequent answer, in these very questions: what one answer to all would get
-    questions_KIND      how many questions
+    cloze_acc_KIND      share of questions whose word was filled in right, for models that can fill in
+    choice_acc_KIND     share of questions whose word was the most probable of its list
+    majority_acc_KIND   share of questions with the most frequent answer, the accuracy of always giving it
+    questions_KIND      number of questions
 
-Rows "_blind" saw the mean image, "_debiased" is the choice by log p(word | image) - alpha * log p(word). Names without
-a kind are means over the kinds.
+Rows "_blind" are given the null image. "_debiased" is the choice by log p(word | image) - alpha * log p(word). Names
+without a kind are means over the kinds.
 """
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -20,18 +20,18 @@ from .selection_metrics import debiased_score
 
 
 class Answer(NamedTuple):
-    """A question's kind and answer, what was filled in, and the scores of its list's words, with and without image."""
+    """A cloze question with the model's answers, given the image and given the null image (blind)."""
 
     kind: str
-    answer: str
-    filled: str | None
+    answer: str  # the right word
+    filled: str | None  # None if the model cannot fill in
     filled_blind: str | None
-    scores: Sequence[float]
+    scores: Sequence[float]  # of the words of the list of its kind
     scores_blind: Sequence[float]
 
 
 def outcomes(one: Answer, words: Sequence[str], alpha: float) -> dict[str, bool]:
-    """Return by the metric's name whether a question was answered."""
+    """Return whether a question was answered right, by metric."""
     rows = {"": one.scores, "_blind": one.scores_blind,
             "_debiased": debiased_score(one.scores, one.scores_blind, alpha)}
     found = {f"choice_acc{row}": same(words[int(np.argmax(scores))]) == one.answer for row, scores in rows.items()}
@@ -50,7 +50,7 @@ def cloze_metrics(answers: Mapping[str, Sequence[Answer]], lists: Mapping[str, S
     """Return the metrics of answers by image, and items for `results.write_items`."""
     kinds = [kind for kind in lists if any(one.kind == kind for own in answers.values() for one in own)]
     if not kinds:
-        raise ValueError(f"no caption has a word that is asked for: {', '.join(lists)}")
+        raise ValueError(f"no caption has a word of the lists {', '.join(lists)}: give others by --cloze_words")
     metrics, values, weights, means = {}, {}, {}, defaultdict(list)
     for kind in kinds:
         by_image = [[one for one in own if one.kind == kind] for own in answers.values()]

@@ -1,8 +1,8 @@
-"""Diversity of several captions of an image (--samples): Div-n, mBLEU-4, distinct and novel captions.
+"""Measure the diversity of several captions per image (--samples): Div-n, mBLEU-4, distinct and novel captions.
 
-Div-n is the number of distinct n-grams over the number of words in all captions of an image, its mean over images.
-mBLEU-4 is the mean of BLEU-4 of one caption against the others of its image, so that less is more diverse (Shetty et
-al. 2017, arXiv 1703.10476). Whoever says nonsense is diverse: compare at equal CIDEr.
+Div-n is the number of distinct n-grams divided by the number of words in all captions of an image, averaged over
+images. mBLEU-4 is the mean BLEU-4 of one caption against the others of its image, so that less is more diverse (Shetty
+et al. 2017, arXiv 1703.10476). Nonsense is diverse too, so compare models at equal CIDEr.
 """
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -32,7 +32,7 @@ def m_bleu(samples: Mapping[str, Sequence[str]]) -> float:
 
 
 def read_train_captions(path: str) -> set[str]:
-    """Return the captions of training shards, all those of KEY.txt, or of a text file, one a line."""
+    """Return all captions of training shards (KEY.txt), or of a text file with one per line, normalised."""
     if not path.endswith(".tar"):
         texts = read_lines(path)
     else:
@@ -45,10 +45,11 @@ def read_train_captions(path: str) -> set[str]:
 
 
 def metrics(samples: Mapping[str, Sequence[str]], train: set[str] | None = None) -> tuple[dict, dict]:
-    """Return the metrics of two or more captions of every image, and those that are means over images for each image.
+    """Return the metrics of two or more captions per image, and values per image for those that are means over images.
 
-    div_1, div_2, mBLEU_4 (None, with the reason, where no caption has four words), `distinct_captions` (their share
-    among an image's) and, with `train`, `novel_captions`, the share of captions that no training image has.
+    They are div_1, div_2, mBLEU_4 (None, with the reason, if no caption has four words), `distinct_captions` (the share
+    of distinct ones among an image's) and, with `train`, `novel_captions` (the share that is not among training
+    captions).
     """
     samples = {image: [normal(caption) for caption in captions] for image, captions in samples.items()}
     of_images = {

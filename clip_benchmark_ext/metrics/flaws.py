@@ -1,14 +1,16 @@
-"""Flaws of captions that a reader sees first, and references seldom have: repeated words, no words, no end.
+"""Count obvious flaws of captions, which references seldom have.
 
-`repeating_captions` is the share of captions with a word twice in a row, `cut_captions` of those whose last word cannot
-be the last one, `empty_captions` of those without a word, and `distinct_words` the mean number of different words.
+    repeating_captions    share of captions with a word twice in a row
+    cut_captions          share of captions whose last word cannot end a sentence
+    empty_captions        share of captions without a word
+    distinct_words        mean number of different words per caption
 """
 from collections.abc import Mapping
 from statistics import fmean
 
 from .named_words import normal, repeats
 
-# Articles, prepositions that take a noun, and conjunctions: what captions of people do not end in.
+# Articles, prepositions that take a noun, and conjunctions, in which captions by people do not end.
 LEAD_ON = set("a an the of with and or but while as at into onto from for by his her its their is are to".split())
 
 

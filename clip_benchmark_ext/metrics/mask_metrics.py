@@ -1,4 +1,7 @@
-"""Measures of masks from one confusion matrix over a whole split. Dimensions: C classes, G groups of images."""
+"""Compute the metrics of masks from one confusion matrix over a whole split.
+
+Dimensions: C classes, G groups of images.
+"""
 import math
 
 import torch
@@ -6,14 +9,17 @@ from torch import Tensor
 
 
 def confusion(predicted: Tensor, target: Tensor, classes: int) -> Tensor:
-    """Return how many pixels of a class (row) are taken for another (column), long [C, C], void pixels left out."""
+    """Return the confusion matrix long [C, C], with target classes as rows and predicted ones as columns.
+
+    Void pixels are left out.
+    """
     counts = target < classes
     return torch.bincount(target[counts].long() * classes + predicted[counts].long(), minlength=classes ** 2).view(
         classes, classes)
 
 
 def class_iou(matrix: Tensor) -> Tensor:
-    """Return the intersection over union of each class, double [C], NaN of one that neither side has."""
+    """Return the intersection over union of each class, double [C], NaN for a class that never occurs."""
     hits = matrix.diagonal().double()
     return hits / (matrix.sum(0) + matrix.sum(1) - hits)
 
@@ -26,8 +32,10 @@ def measures(matrix: Tensor) -> dict[str, float]:
 def with_errors(groups: Tensor) -> dict[str, float]:
     """Return mIoU and pixel accuracy of all images, with standard errors by a jackknife over groups of images.
 
+    Groups are of images because the pixels of an image are not independent.
+
     Args:
-        groups: the confusion matrices of the groups, [G, C, C]. Pixels of an image are no independent draws.
+        groups: the confusion matrices of the groups, [G, C, C].
     """
     total = groups.sum(0)
     found, parts = measures(total), [measures(total - group) for group in groups]

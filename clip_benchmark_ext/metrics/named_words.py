@@ -1,8 +1,8 @@
-"""Nouns, colours and relations in captions: what is recalled of the references, and what none of them has.
+"""Count nouns, colours and relations in captions that the references have (recall) or lack (hallucination).
 
-A word that a caption names and no reference does is hallucinated, as in CHAIR (Rohrbach et al. 2018, arXiv 1809.02156).
-Words are short lists, of the built-in scenes and of what Flickr8k's captions say most, without synonyms, so that the
-rate compares captioners and says little by itself.
+A word in a caption and in none of its references is hallucinated, as in CHAIR (Rohrbach et al. 2018, arXiv 1809.02156).
+The lists are short: words of the built-in scenes and the most frequent ones of Flickr8k, without synonyms. So use the
+rates to compare captioners, as they mean little by themselves.
 """
 import re
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ def repeats(caption: str) -> int:
     return sum(a == b for a, b in zip(words, words[1:], strict=False))
 
 
-Measured = tuple[dict, dict, dict]  # metrics; by metric each image's value, and its weight in the mean
+Measured = tuple[dict, dict, dict]  # metrics, their values per image, and the weights of these in the mean
 
 
 def weighted_means(columns: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Measured:
@@ -49,12 +49,15 @@ def weighted_means(columns: Mapping[str, tuple[Sequence[float], Sequence[float]]
 
 
 def metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Measured:
-    """Return the metrics of captions by image.
+    """Return the metrics of captions by image:
 
-    `hallucinating_captions`, the share of captions that name a noun or a colour which no reference of the image has.
-    `hallucinated_words`, the share of the nouns and colours named that are such; `recall_KIND`, the share of what the
-    references name that the caption does; `repeated_words`, words a caption that stand twice in a row; `exact_match`,
-    the share of captions that equal a reference, letter case and spaces apart. Shares of nothing are left out.
+        hallucinating_captions    share of captions with a noun or colour that no reference of the image has
+        hallucinated_words        share of nouns and colours that no reference of the image has
+        recall_KIND               share of the references' words of a kind that the caption has
+        repeated_words            mean number of words that stand twice in a row
+        exact_match               share of captions that equal a reference, except for letter case and spaces
+
+    Shares over no words are left out.
     """
     columns = {name: ([], []) for name in ("hallucinating_captions", "hallucinated_words", "repeated_words",
                                            "exact_match", *(f"recall_{kind}" for kind in KINDS))}
@@ -77,7 +80,7 @@ def metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]
 
 
 def phrase_metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]], phrase: str) -> Measured:
-    """Return how often captions say a phrase: `phrase_recall` where a reference does, else `phrase_false_alarms`."""
+    """Return the share of captions with a phrase: `phrase_recall` if a reference has it, else `phrase_false_alarms`."""
     pattern = re.compile(rf"\b{re.escape(phrase.lower())}\b")
     found = [float(bool(pattern.search(caption.lower()))) for caption in captions.values()]
     true = [float(any(pattern.search(text.lower()) for text in references[image])) for image in captions]

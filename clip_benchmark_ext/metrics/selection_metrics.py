@@ -1,46 +1,47 @@
-"""The official metrics of the compositionality data sets (Table 2), from scores alone: no model, no images.
+"""Compute the official metrics of the compositionality data sets (Table 2), from scores alone.
 
     scores = {"plain": [...], "blind": [...], "debiased": [...]}       # any rows, one array per case, dataset order
     metrics, items = selection_metrics(dataset.metric, scores, dataset.cases) # {"text_acc": ..., ...}
 
-An array is [C], the score of each candidate (the right ones first), or of two images [I, C] = [2, 2], the score of
-image i with caption c. Higher is better. Row "plain" has no suffix in the metrics' names, any other row has its own:
+An array is [C], the score of each caption, the right ones first. With two images it is [I, C] = [2, 2], the score of
+image i with caption c. Higher is better. Names of metrics have the row as a suffix, except for "plain":
 
-    text_acc            the official number of the data set, unless said otherwise:
+    text_acc            the official number of the data set, unless noted below:
                           SugarCrepe, VALSE, What'sUp, NegBench
                                               share of cases whose right caption scores strictly higher
                           SugarCrepe++        share of cases whose two right captions score strictly higher
-                          ARO VG-Relation     mean over relations, but for the 157 that the official notebook leaves out
+                          ARO VG-Relation     mean over relations, without the 157 that the official notebook leaves out
                           ARO VG-Attribution  mean over ordered pairs of attributes with at least 25 cases
                           ARO *-Order         share of cases whose right caption is no worse than any other
                           Winoground, BiVLC, ColorSwap
                                               share of cases whose two images both prefer their own caption
-    text_acc_macro, text_acc_micro    ARO VG-*: mean over groups (= text_acc), mean over their cases
-    text_acc_strict     ARO *-Order: ties counted as wrong
-    image_acc, acc      of two images the image and the group score; image_acc is COLA's and MMVP-VLM's official number
-    text_acc_KIND, ...  the same of cases of one kind: NegBench's positive, negative and hybrid, BiVLC's add, replace
-                        and swap, MMVP-VLM's visual patterns, What'sUp's places
-    pair_acc, set_acc   What'sUp's photographs: share of opposite places (left and right) of two objects that are both
-                        right, and of all four places that are
-    statement_acc_debiased    share of captions taken for what they are: true if the image makes them more probable, the
-                        score above 0; the mean of the share of right and that of wrong ones, so that chance is a half
-    ties, tied_cases    cases that a tie at the top decides, and the keys of the first ten of them
-    image_ties          the same for Winoground's image score (all of them in a blind row: it cannot tell images apart)
+    text_acc_macro, text_acc_micro    ARO VG-*: mean over groups (= text_acc), and mean over their cases
+    text_acc_strict     ARO *-Order: ties count as wrong
+    image_acc, acc      two images: the image score (COLA's and MMVP-VLM's official number) and the group score
+    text_acc_KIND, ...  the same for cases of one kind: NegBench's positive, negative and hybrid, BiVLC's add, replace
+                        and swap, MMVP-VLM's visual patterns, What'sUp's relations
+    pair_acc, set_acc   What'sUp's photographs of two objects: share of opposite relations (left and right) that are
+                        both right, and share of object pairs whose four relations are all right
+    statement_acc_debiased    share of captions judged right, where a score above 0 means true (the image makes the
+                        caption more probable): the mean over right and over wrong captions, so that chance is 1/2
+    ties, tied_cases    number of cases with a tie at the top, and the keys of the first ten of them
+    image_ties          the same for the image score (all cases of a blind row, which cannot tell images apart)
     same_words_acc      share of the `same_words` cases whose right caption scores strictly higher
     same_full_stop_acc, same_capital_acc, same_length_acc
-                        the same of the cases that `full_stop_differs` and so on do not count
+                        the same for the cases that `full_stop_differs` and so on do not count
 
-For all rows together there are `cases`, `ties_count_as`, for ARO VG-* `groups` and `cases_in_groups` that the official
-mean keeps, and the numbers of cases in which a text alone may decide:
+All rows share `cases` and `ties_count_as`, for ARO VG-* `groups` and `cases_in_groups` in the official mean, and the
+numbers of cases that may be decided by the texts alone:
 
-    duplicates          a wrong candidate is the same text as the right one: they can only tie
-    same_words          a wrong candidate is the right one's words in another order: no bag of words tells them apart
-    full_stop_differs   some but not all captions end in a full stop (12 to 22 % of SugarCrepe's, always a wrong one,
-                        whose likelihood pays for a token more)
-    capital_differs     some but not all begin with a capital
-    length_differs      of captioners: a wrong caption has more or fewer tokens
+    duplicates          a wrong caption equals the right one, so that they tie
+    same_words          a wrong caption has the same words in another order, so that no bag of words tells them apart
+    full_stop_differs   some but not all captions end in a full stop (12 to 22 % of SugarCrepe's cases, always a wrong
+                        one, whose likelihood has one more token)
+    capital_differs     some but not all captions begin with a capital
+    length_differs      captioners: a wrong caption has more or fewer tokens
 
-Equal texts within a case get equal scores here, whatever noise the scorer added: an estimator must not win by chance.
+Equal texts within a case get equal scores here, so that a noisy estimator cannot win by chance.
+
 Dimensions: N cases, I images of a case, C captions of a case.
 """
 
@@ -57,10 +58,10 @@ import numpy as np
 from ..datasets.readers import Case
 
 TIES_NAMED = 10
-MIN_PAIR_CASES = 25  # VG-Attribution: pairs of attributes with fewer cases are left out, as officially
-OF_ALL_ROWS = ("groups", "cases_in_groups", "text_acc_missing")  # have no suffix
+MIN_PAIR_CASES = 25  # VG-Attribution officially leaves out pairs of attributes with fewer cases
+OF_ALL_ROWS = ("groups", "cases_in_groups", "text_acc_missing")  # names without a suffix
 
-# What of a caption may give it away without its meaning.
+# Features of a caption that may give it away without its meaning.
 SURFACES: dict[str, Callable[[str], object]] = {
     "full_stop": lambda caption: caption.rstrip().endswith("."),
     "capital": lambda caption: caption.lstrip()[:1].isupper(),
@@ -70,18 +71,20 @@ Outcomes = np.ndarray  # int [N]: 1 right, 0 a tie at the top, -1 wrong
 
 
 class Metric(NamedTuple):
-    """A data set's official number."""
+    """The official metric of a data set."""
 
-    shares: dict[str, Callable[[Outcomes, Outcomes], np.ndarray]]  # by name which cases count, by caption and by image
+    # By name of the metric: from the outcomes of captions and of images to the cases that count as right.
+    shares: dict[str, Callable[[Outcomes, Outcomes], np.ndarray]]
     ties_count_as: str = "wrong"
-    groups: Callable[[Mapping[str, int]], set[str]] | None = None  # of the numbers of cases: those that the mean keeps
-    kind: Callable[[Case], str] | None = None  # by which the shares are given, too
-    together: Mapping[str, Callable[[Case], object]] = {}  # by name what cases share that count only if all are right
-    statements: bool = False  # a case is one caption, which may be false: metrics/statements.py
+    groups: Callable[[Mapping[str, int]], set[str]] | None = None  # from cases per group to the groups of the mean
+    kind: Callable[[Case], str] | None = None  # the kind of a case, to give the shares by kind too
+    # By name of the metric: what cases have in common that count as right only together.
+    together: Mapping[str, Callable[[Case], object]] = {}
+    statements: bool = False  # True if a case is one caption, true or false (metrics/statements.py)
 
 
 def debiased_score(conditional: np.ndarray, blind: np.ndarray, alpha: float = 1.0) -> np.ndarray:
-    """Return log p(c|i) - alpha * log p(c), what the image adds to the likelihood; alpha = 1 is the PMI."""
+    """Return log p(c|i) - alpha * log p(c), which for alpha = 1 is the pointwise mutual information."""
     return np.asarray(conditional, dtype=np.float64) - alpha * np.asarray(blind, dtype=np.float64)
 
 
@@ -90,7 +93,8 @@ def suffix_of(row: str) -> str:
 
 
 def symmetric_relations() -> frozenset[str]:
-    # The 157 that ARO's notebook leaves out: github.com/mertyg/vision-language-models-are-bows, "Replicate ARO! ...".
+    # The 157 relations that ARO's notebook "Replicate ARO! ..." leaves out
+    # (github.com/mertyg/vision-language-models-are-bows).
     path = Path(__file__).parents[1] / "aro_symmetric_relations.json"
     return frozenset(json.loads(path.read_text(encoding="utf-8")))
 
@@ -103,10 +107,13 @@ def has_same_words(case: Case) -> bool:
 
 def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Sequence[Case],
                       surfaces: Mapping[str, Callable[[str], object]] = SURFACES) -> tuple[dict, dict]:
-    """Return the metrics of one data set, as the head of this file has them, and items for `results.write_items`.
+    """Return the metrics of one data set (listed at the head of this file), and items for `results.write_items`.
 
-    `scores` are per row ("plain", "blind", "debiased", ...) one array [C] or [I, C] per case, in the order of `cases`.
-    `surfaces` by name what of a caption is compared. Raises ValueError for arrays of other numbers or shapes, or NaN.
+    Args:
+        scores: by row ("plain", "blind", "debiased", ...), an array [C] or [I, C] per case, in the order of `cases`.
+        surfaces: by name, a function of a caption whose values are compared.
+
+    Raises ValueError for arrays of another number or shape, or NaN.
     """
     same_words = np.array([has_same_words(case) for case in cases])
     differs = {name: np.array([not {*map(surface, case.wrong)} <= {*map(surface, case.captions[:case.right])}
@@ -155,7 +162,7 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
 
 
 def _items(metric: Metric, right: Mapping[str, list[int]], cases: Sequence[Case]) -> dict:
-    averages: dict[str, list[float] | None] = {"": None}  # the weight of each case in each average
+    averages: dict[str, list[float] | None] = {"": None}  # by average, the weight of each case
     if metric.groups:
         sizes = Counter(case.group for case in cases)
         kept = metric.groups(sizes)
@@ -168,10 +175,10 @@ def _items(metric: Metric, right: Mapping[str, list[int]], cases: Sequence[Case]
 
 
 def clip_benchmarks_metrics(scores: Sequence[np.ndarray]) -> dict[str, float]:
-    """Return what clip_benchmark itself reports, to compare with its tables: other numbers under other names.
+    """Return the accuracies that clip_benchmark itself reports, under names of their own.
 
-    It is the mean over all cases, whatever the official average leaves out, and of equal scores the first counts,
-    which is the right caption's. `scores` are [C] or [I, C] of each case.
+    They are means over all cases, including those that the official average leaves out. Ties count as right, as the
+    right caption is first. `scores` are [C] or [I, C] for each case.
     """
     right = []
     for array in map(np.atleast_2d, scores):
@@ -179,12 +186,12 @@ def clip_benchmarks_metrics(scores: Sequence[np.ndarray]) -> dict[str, float]:
         right.append(((array.argmax(1) == truth).all(), (array.argmax(0)[:len(array)] == truth).all()))
     text, image = np.array(right).T
     metrics = {"clip_benchmark_text_acc": _mean(text)}
-    if any(array.ndim == 2 for array in scores):  # otherwise an image has no rival
+    if any(array.ndim == 2 for array in scores):  # otherwise there is one image
         metrics |= {"clip_benchmark_image_acc": _mean(image), "clip_benchmark_acc": _mean(text & image)}
     return metrics
 
 
-# ---- what the official numbers are
+# ---- the official metrics
 
 
 RIGHT = {"text_acc": lambda text, image: text == 1}
@@ -223,7 +230,7 @@ def group_accuracies(correct: Sequence[bool], cases: Sequence[Case]) -> dict[str
 
 
 def _outcome(array: np.ndarray, right: int = 1) -> int:
-    outcomes = []  # of [I, C] the worst of the I images counts; its right caption is on the diagonal
+    outcomes = []  # of [I, C], the worst of the I images counts, with its right caption on the diagonal
     for image, scores in enumerate(np.atleast_2d(array)):
         fits = slice(image, image + right)
         worst_right, best_wrong = scores[fits].min(), np.delete(scores, fits).max()

@@ -1,10 +1,10 @@
-"""The metrics of single statements that are true or false of an image (NLVR), from scores alone.
+"""Compute the metrics of single statements that are true or false for an image (NLVR), from scores alone.
 
-    text_acc_debiased   the official number: share of statements taken for what they are, true if the image makes them
-                        more probable, the score above 0. No other row has a threshold
-    auc, auc_blind, auc_debiased    how probably a true statement scores above a false one (area under the ROC curve)
-    consistency_debiased    share of sentences all of whose images are judged rightly
-    majority            accuracy of the more frequent answer to everything
+    text_acc_debiased   the official number: share of statements judged right, where a score above 0 means true (the
+                        image makes the statement more probable). Other rows have no threshold
+    auc, auc_blind, auc_debiased    area under the ROC curve: the chance that a true statement outscores a false one
+    consistency_debiased    share of sentences that are judged right for all of their images
+    majority            accuracy of always giving the more frequent answer
 """
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from ..datasets.readers import Case
 
 
 def statement_metrics(scores: Mapping[str, Sequence], cases: Sequence[Case]) -> tuple[dict, dict]:
-    """Return the metrics, as the head of this file has them, and items. `scores` are per row one array [1] a case."""
+    """Return the metrics (listed at the head of this file) and items. `scores` have an array [1] per case, by row."""
     true = np.array([case.right for case in cases], dtype=bool)
     metrics: dict = {"cases": len(cases), "majority": float(max(true.mean(), 1 - true.mean()))}
     items: dict = {"images": [case.images[0].name for case in cases], "values": {}, "weights": {}}

@@ -1,4 +1,4 @@
-"""SugarCrepe's groups of subsets and their averages (Table 2): over cases, as its authors do, and over subsets."""
+"""Average SugarCrepe's groups of subsets (Table 2), over cases as its authors do, and over subsets."""
 import logging
 from collections.abc import Iterable
 
@@ -8,13 +8,13 @@ from ..datasets.sugar_crepe import GROUPS
 
 
 def group_averages(results: Iterable[dict]) -> dict[str, dict]:
-    """Return by group SugarCrepe's macro (over subsets) and micro (over cases) averages of one model's result files."""
+    """Return SugarCrepe's macro (over subsets) and micro (over cases) averages of one model's results, by group."""
     subsets = {}
     for result in results:
         family, _, subset = result["dataset"].partition("/")
         if family == "sugar_crepe" and any(subset in members for members in GROUPS.values()):
             if subset in subsets:
-                raise ValueError(f"sugar_crepe/{subset} is there twice; give the results of one model and one scorer")
+                raise ValueError(f"sugar_crepe/{subset} is there twice: give the results of one model and one scorer")
             subsets[subset] = result["metrics"]
     groups = {}
     for group, members in GROUPS.items():
@@ -26,7 +26,7 @@ def group_averages(results: Iterable[dict]) -> dict[str, dict]:
             continue
         rows = [{key.removeprefix("text_acc") for key in part if key.startswith("text_acc")} for part in parts]
         if any(row != rows[0] for row in rows):
-            raise ValueError(f"the subsets of sugar_crepe/{group} were not scored alike: {', '.join(members)}")
+            raise ValueError(f"the subsets of sugar_crepe/{group} do not have the same scores: {', '.join(members)}")
         counts = [part.get("cases") for part in parts]
         groups[f"sugar_crepe/{group}"] = average = {}
         for suffix in sorted(rows[0]):

@@ -1,6 +1,6 @@
-"""The tasks of `clip_benchmark eval`: a Job and the batches of its split -> metrics.
+"""The tasks of `clip_benchmark eval`, functions from a Job and the batches of its split to metrics.
 
-A task's code is imported when it is asked for: a linear probe needs none that writes or scores captions.
+A task's code is imported only when it runs, as most tasks need little of the package.
 """
 from argparse import Namespace
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from ..job import Job
 class Task(NamedTuple):
     """A task's function, and the arguments and flags that decide its numbers."""
 
-    place: str
-    arguments: tuple[str, ...] = ()  # of clip_benchmark's, those that decide this task's numbers
-    flags: tuple[str, ...] = ()  # of ours, for any model
-    captioner_flags: tuple[str, ...] = ()  # of ours, for captioners
+    place: str  # module:function
+    arguments: tuple[str, ...] = ()  # clip_benchmark's arguments that decide this task's numbers
+    flags: tuple[str, ...] = ()  # our flags, for any model
+    captioner_flags: tuple[str, ...] = ()  # our flags, for captioners only
     options: Callable[[Namespace, Flags, CaptionCfg | None], dict] = lambda *_: {}
-    of_towers: bool = False  # `Job.model` is the `towers.Towers`
+    of_towers: bool = False  # True if `Job.model` is a `towers.Towers`
 
     def evaluate(self, job: Job, batches: DataLoader) -> dict:
         module, _, function = self.place.partition(":")

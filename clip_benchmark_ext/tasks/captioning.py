@@ -1,13 +1,13 @@
-"""The captioning task: every image's caption is decoded, saved, and compared with its references (Table 3).
+"""Captioning: decode a caption for every image, save it, and compare it with its references (Table 3).
 
-Captions are saved before they are scored, beside the result in captions/:
+Captions are saved before they are scored, in captions/ beside the result:
 
-    {"captions": {id: caption}, "filenames": {id: that of KEY.json, where it has one}, "tokens": {id: number},
-     "steps": {id: number}, "references": {id: [captions]}, "samples": {id: [captions]} with --samples
-     of which none is selected, ...}
+    {"captions": {id: caption}, "filenames": {id: that in KEY.json, if any}, "tokens": {id: number},
+     "steps": {id: number}, "references": {id: [captions]}, "samples": {id: [captions]} with --samples but not --select,
+     ...}
 
-The same command takes them from there as long as weights, data and settings are the same. A decoding that was stopped
-resumes from the batches that each process notes in its journal FILE.partN.
+The same command reuses them if weights, data and settings are the same. An interrupted run resumes from the batches
+that each process wrote to its journal FILE.partN.
 """
 import json
 import logging
@@ -48,7 +48,7 @@ from .selection import null_image
 
 def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mapping, blind: Tensor | None,
              guide: Guide | None = None, guidance_kl: list[Tensor] | None = None) -> Decoded:
-    """Decode the captions of a batch. What is drawn depends on the seed and the batch's number alone."""
+    """Decode the captions of a batch. Random draws depend only on the seed and the batch's number."""
     if guide is not None and options.get("clip_rerank"):
         options = {**options, "samples": options["clip_rerank"], "rerank": True}
     options = {name: value for name, value in options.items() if name not in ("batch_size", *OF_CLIP)}
@@ -64,9 +64,9 @@ def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mappi
 
 
 def decode(job: Job, batches: DataLoader, key: dict, file: Path, clip: Clip | None) -> dict[str, dict]:
-    """Return on every process captions, tokens, steps, references and so on, each by image.
+    """Return captions, tokens, steps, references and so on by image, on every process.
 
-    Every batch is noted in this process's journal beside `file`. What any process noted before is not done again.
+    Each process writes its batches to a journal beside `file`. Batches in any earlier journal are not decoded again.
     """
     model, tokenizer, options, device = job.model, job.tokenizer, job.options, job.args.device
     clip_images = clip and job.load_test(clip.transform)
@@ -85,7 +85,7 @@ def decode(job: Job, batches: DataLoader, key: dict, file: Path, clip: Clip | No
                                    options.get("clip_scale", 0.0), options.get("clip_top_k", 5))
             kl = [] if guided else None
             text, step, _ = generate(model, images.to(device), i, options, blind, guide, kl)
-        count = len(text) // len(ids)  # consecutive ones are of an image
+        count = len(text) // len(ids)  # consecutive captions per image
         texts = decode_captions(text.cpu(), tokenizer)
         return {"ids": ids, "names": list(batch[3]) if len(batch) > 3 else [""] * len(ids),
                 "captions": texts[::count], "references": references,
@@ -121,9 +121,9 @@ def load_or_decode(job: Job, batches: DataLoader, file: Path, clip: Clip | None)
     first = rank_and_size()[0] == 0
     saved = merge([(0, read_captions(file, key))] if first else [])[0]
     if saved is not None:
-        logging.warning("captions are those of %s: same weights, data and settings", file)
+        logging.warning("captions are taken from %s, which has the same weights, data and settings", file)
         return saved
-    file.parent.mkdir(parents=True, exist_ok=True)  # before the long work, so that it fails early
+    file.parent.mkdir(parents=True, exist_ok=True)  # fail before the long work
     facts = {name: getattr(job.args, name) for name in ("dataset", "split", "model", "pretrained")}
     saved = {**decode(job, batches, key, file, clip), "decoding": job.options, **facts, "key": key}
     if first:
@@ -134,15 +134,15 @@ def load_or_decode(job: Job, batches: DataLoader, file: Path, clip: Clip | None)
 
 
 def coco_ids(batches: DataLoader, dataset: str) -> list[int]:
-    """Return the numbers by which COCO's servers know the images, in order. Raises ValueError where there are none."""
+    """Return the image_ids of COCO's results format, in order. Raises ValueError if the images have none."""
     data = batches.dataset
     if shards := shards_of(data):
         if any("://" in shard for shard in shards):
-            raise ValueError("--save_coco_results reads the image_ids of shards on this machine: fetch them first")
+            raise ValueError("--save_coco_results needs shards on this machine to read image_ids: download them first")
         return list(read_image_ids(map(Path, shards)).values())
     if (ids := getattr(data, "ids", None)) is None:
-        raise ValueError(f"--save_coco_results: the images of {dataset} have no image_id. Those of mscoco_captions and "
-                         f"of webdatasets may have one")
+        raise ValueError(f"--save_coco_results: the images of {dataset} have no image_id, unlike those of "
+                         f"mscoco_captions and some webdatasets")
     return list(check_image_ids((str(i), image_id({"image_id": i}, str(i))) for i in ids).values())
 
 
@@ -152,8 +152,8 @@ def load_clips(options: Mapping, clipscore: tuple[str | None, str | None], devic
     weights = [model.model.state_dict() for model in (scoring, clip) if model]
     if len(weights) == 2 and weights[0].keys() == weights[1].keys() and all(
             torch.equal(weights[0][name], weights[1][name]) for name in weights[0]):
-        raise ValueError("CLIPScore by the very CLIP that --clip names would measure how well it was obeyed: give "
-                         "--clipscore_model and --clipscore_pretrained of another")
+        raise ValueError("CLIPScore by the model of --clip would be biased, as the captions were chosen by it: give "
+                         "another --clipscore_model and --clipscore_pretrained")
     return clip, scoring
 
 
@@ -179,20 +179,21 @@ def measure(saved: Mapping, phrase: str | None, train_captions: set[str] | None,
 
 
 def run(job: Job, batches: DataLoader) -> dict:
-    """Decode, save and score captions. On all but the first of several processes the result is not complete.
+    """Decode, save and score captions.
 
-    Returns the metrics, `NAME_missing` with the reason for one that could not be computed. The share of captions that
-    have as many tokens as one of their references (length_match). Mean lengths. And how the captions were made.
+    Returns the metrics, with `NAME_missing` for the reason why one could not be computed, mean lengths, the share of
+    captions with as many tokens as one of their references (length_match), and the decoding options. Only the first of
+    several processes returns them.
     """
     args, flags, options = job.args, job.flags, job.options
     if isinstance(job.model, CoCa):
         job = job._replace(model=CoCaCaptioner(job.model))
     if not hasattr(job.model, "generate"):
-        raise ValueError(f"{args.model} writes no captions: give another --task")
+        raise ValueError(f"{args.model} cannot write captions: give another --task")
     clipscore = flags.clipscore_model, flags.clipscore_pretrained
-    clip, scoring = load_clips(options, clipscore, args.device)  # before the long work: fails early
+    clip, scoring = load_clips(options, clipscore, args.device)  # fail before the long work
     known = diversity.read_train_captions(flags.train_captions) if flags.train_captions else None
-    # In a folder of their own: `clip_benchmark build *.json` takes every file for a result.
+    # In a folder of their own, as `clip_benchmark build *.json` takes every file for a result.
     file = Path(file_name(flags.save_captions, args)) if flags.save_captions else \
         job.output.parent / "captions" / job.output.name
     coco = Path(file_name(flags.save_coco_results, args)) if flags.save_coco_results else None

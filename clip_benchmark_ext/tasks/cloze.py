@@ -1,12 +1,12 @@
-"""The cloze task: a word of a human caption is hidden and filled in, which needs no questions but the captions.
+"""Cloze: fill in a masked word of a human caption, which needs only captions, no questions.
 
-Of each caption the first word of each kind is asked for (datasets/cloze_words.py). A word of k tokens of the BPE is
-hidden by k [MASK] tokens, so that their number is known. They are filled in the most confident first, as captions are
-decoded (Eq. 6), and the answer is right if all are. The choice among a list's words is by the probability of a word's
-tokens given all others of the caption, each mask by itself. An autoregressive model fills in nothing: it chooses by the
+The first word of each kind in a caption is masked (datasets/cloze_words.py). A word of k BPE tokens becomes k [MASK]
+tokens, so the model knows their number. They are filled in the most confident first, as in decoding (Eq. 6), and the
+answer is right if all of them are. The model also chooses among the words of a list, by the sum of log-probabilities of
+a word's tokens, each given the unmasked words. An autoregressive model cannot fill in words. It only chooses, by the
 likelihood of the whole caption with each word of the list.
 
-Dimensions: B images, P patches, D width, Q questions (rows), C words of a list, L positions.
+Dimensions: B images, P patches, D width, Q questions (rows), k masks of a word, L positions, V vocabulary.
 """
 import logging
 from collections.abc import Sequence
@@ -35,19 +35,19 @@ ROWS = 256  # texts of a decoder call
 
 
 def hidden(question: Question, count: int, tokenizer, context_length: int) -> Tensor:
-    """Return the caption's ids with `count` [MASK] in the place of its word, long [1, L]."""
+    """Return the caption's token ids, long [1, L], with its word replaced by `count` [MASK]."""
     return tokenize_with_masks(tokenizer, question.fill(" [MASK]" * count + " "), context_length)
 
 
 def fill(model: Captioner, image_kv: ImageKV, text: Tensor) -> Tensor:
-    """Return texts [Q, L] whose [MASK] are filled in. `image_kv` is of Q images."""
+    """Return texts [Q, L] with their [MASK] filled in. `image_kv` are the keys and values of Q images."""
     forbidden = sot_id(model.vocab_size), eot_id(model.vocab_size)
     return unmask_by_confidence(partial(model.token_logits, image_kv), text, valid_tokens(text, model.vocab_size),
                                 model.vocab_size, 1, forbidden, device=image_kv[0][0].device).text.cpu()
 
 
 def mask_log_probs(model: Captioner, image_kv: ImageKV, text: Tensor) -> list[Tensor]:
-    """Return for each of Q texts log p of the tokens at its k masks, float32 [k, V] on the CPU."""
+    """Return the log-probabilities at the k masks of each of Q texts, float32 [k, V] on the CPU."""
     masked = text == mask_id(model.vocab_size)
     device = image_kv[0][0].device
     lengths = valid_tokens(text, model.vocab_size).sum(1)
@@ -59,9 +59,11 @@ def mask_log_probs(model: Captioner, image_kv: ImageKV, text: Tensor) -> list[Te
 
 def infill(model: Captioner, tokenizer, tokens: Tensor, images: Sequence[int], asked: Sequence[Question],
            lists: dict) -> list[tuple[str, list[float]]]:
-    """Return for each question what is filled in, and the scores of its list's words, in nats.
+    """Return for each question the word that is filled in, and the scores of the words of its list, in nats.
 
-    `tokens` are patch tokens [B, P, D], and `images` says of each question which of them it is about.
+    Args:
+        tokens: patch tokens, [B, P, D].
+        images: for each question, the number of its image in `tokens`.
     """
     make = partial(hidden, tokenizer=tokenizer, context_length=model.context_length)
     kv = model.text.project_image(tokens)
@@ -95,7 +97,7 @@ def infill(model: Captioner, tokenizer, tokens: Tensor, images: Sequence[int], a
 
 def choose(model: Captioner, tokenizer, tokens: Tensor, images: Sequence[int], asked: Sequence[Question],
            lists: dict) -> list[tuple[None, list[float]]]:
-    """Return for each question None and the log-likelihoods of its caption with each word of its list."""
+    """Return for each question None, and the log-likelihoods of its caption with each word of its list."""
     answers = [(None, [])] * len(asked)
     for kind, words in lists.items():
         numbers = [number for number, question in enumerate(asked) if question.kind == kind]
@@ -114,7 +116,7 @@ def no_pixels(image: Image.Image) -> Tensor:
 
 @torch.inference_mode()
 def answer(job: Job, batches: DataLoader, lists: dict) -> tuple[dict[str, list[Answer]], int]:
-    """Return on every process the answers by image, and how many questions did not fit the context."""
+    """Return the answers by image and the number of questions beyond the context length, on every process."""
     model, tokenizer, device = job.model, job.tokenizer, job.args.device
     ask = choose if model.causal else infill
     longest = {kind: max(words, key=lambda word: len(tokenizer.encode(word))) for kind, words in lists.items()}

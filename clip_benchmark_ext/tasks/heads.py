@@ -1,4 +1,4 @@
-"""Small networks on frozen patch tokens, and how they are trained and their learning rate is chosen.
+"""Small networks on frozen patch tokens, their training and the choice of their learning rate.
 
 Dimensions: B images, P patches, D width, H heads, C classes.
 """
@@ -16,16 +16,16 @@ HEAD_WIDTH = 64
 
 
 class AttentiveProbe(nn.Module):
-    """One learned query attends to the patch tokens, a linear layer classifies what it takes.
+    """Attentive probe: one learned query attends to the patch tokens, and a linear layer classifies the result.
 
-    Multi-head attention of a single query, as the attentive probe of AIM (arXiv 2401.08541) and AIMv2 (2411.14402) and,
-    without its MLP, CapPa's MAP head (2306.07915). Tokens are standardised over the training set, where AIM has a
-    BatchNorm without parameters. Keys and values of tokens are never made: with one query the keys' weights apply to
-    the query and the values' to the means, which is the same and P times cheaper.
+    Multi-head attention of a single query, like the attentive probe of AIM (arXiv 2401.08541) and AIMv2 (2411.14402),
+    and CapPa's MAP head (2306.07915) without its MLP. Tokens are standardised over the training set, where AIM has a
+    BatchNorm without parameters. Keys and values of tokens are never computed. With one query it is equivalent, and P
+    times cheaper, to apply the key weights to the query and the value weights to the means.
     """
 
     def __init__(self, mean: Tensor, std: Tensor, classes: int):
-        """Args: `mean` and `std` are the tokens', [D]."""
+        """Create a probe from mean and standard deviation of the tokens, [D] each."""
         super().__init__()
         width = len(mean)
         self.heads = next(n for n in range(max(width // HEAD_WIDTH, 1), 0, -1) if width % n == 0)
@@ -36,9 +36,9 @@ class AttentiveProbe(nn.Module):
         self.classifier = nn.Linear(width, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[B, P, D] -> logits [B, C]."""
+        """Return the logits [B, C] of tokens [B, P, D]."""
         query, key, value = (x.unflatten(0, (self.heads, -1)) for x in (self.query, self.key.weight, self.value.weight))
-        # A constant of a head does not change its softmax, so the mean need not be subtracted here.
+        # The mean would add the same constant to all logits of a head, which its softmax ignores.
         direction = torch.einsum("hd,hdw->hw", query, key) / (query.shape[1] ** 0.5 * self.std)
         attention = (tokens @ direction.T).softmax(1)  # [B, P, H]
         seen = (attention.mT @ tokens - self.mean) / self.std  # [B, H, D]
@@ -46,7 +46,7 @@ class AttentiveProbe(nn.Module):
 
 
 class LinearMask(nn.Module):
-    """A linear layer on standardised patch tokens, which lie in a grid."""
+    """Linear layer on standardised patch tokens, which lie in a grid."""
 
     def __init__(self, mean: Tensor, std: Tensor, classes: int, grid: tuple[int, int]):
         super().__init__()
@@ -55,12 +55,12 @@ class LinearMask(nn.Module):
         self.linear, self.grid = nn.Linear(len(mean), classes), grid
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[B, P, D] -> logits [B, C, rows, columns]."""
+        """Return the logits [B, C, rows, columns] of tokens [B, P, D]."""
         return self.linear((tokens - self.mean) / self.std).mT.unflatten(2, self.grid)
 
 
 def moments(batches: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation [D] of tokens that come in batches [B, P, D]."""
+    """Return mean and standard deviation, [D] each, of tokens in batches [B, P, D]."""
     count, total, squares = 0, 0, 0
     for tokens in batches:
         tokens = tokens.flatten(0, 1).double()
@@ -71,9 +71,12 @@ def moments(batches: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
 
 def fit(make: Callable[[], nn.Module], splits: Splits, loss_of: Callable[[nn.Module, Tensor], Tensor],
         quality: Callable[[nn.Module], float], rates: Sequence[float], seed: int, **options) -> tuple[float, nn.Module]:
-    """Return the learning rate whose head is best on the held-out images, and a head trained on all images by it.
+    """Return the best learning rate on held-out images, and a head trained with it on all training images.
 
-    `make` draws a head, `quality` measures one on `splits.val`, `options` are of `train`.
+    Args:
+        make: creates a head.
+        quality: measures a head on `splits.val`.
+        options: arguments of `train`.
     """
     def fitted(lr: float, rows: Tensor) -> nn.Module:
         torch.manual_seed(seed)
@@ -85,7 +88,7 @@ def fit(make: Callable[[], nn.Module], splits: Splits, loss_of: Callable[[nn.Mod
 
 def train(head: nn.Module, rows: Tensor, loss_of: Callable[[nn.Module, Tensor], Tensor], lr: float,
           weight_decay: float, epochs: int, batch_size: int, seed: int, desc: str) -> nn.Module:
-    """Train a head by AdamW with a cosine schedule down to 0 after a twentieth of warm-up.
+    """Train a head by AdamW, with a warm-up over a twentieth of the steps and a cosine schedule down to 0.
 
     Args:
         rows: row numbers of the images.

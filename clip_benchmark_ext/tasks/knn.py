@@ -1,7 +1,9 @@
 """k-nearest-neighbour classification by the protocol of DINOv2 (arXiv 2304.07193, from Wu et al., arXiv 1805.01978).
 
 Each of the k nearest training images by cosine votes for its class with weight exp(cosine / temperature). Nothing is
-trained or chosen. Dimensions: N images, D width, C classes.
+trained or tuned.
+
+Dimensions: N images, D width, C classes.
 """
 import torch
 import torch.nn.functional as F
@@ -13,11 +15,13 @@ TEMPERATURE = 0.07
 
 def knn_votes(train: Tensor, labels: Tensor, test: Tensor, classes: int, ks: tuple[int, ...] = KS,
               temperature: float = TEMPERATURE, chunk: int = 1024) -> dict[str, Tensor]:
-    """Return the votes of the test images, float [N, C], by "knn" and k, at most the number of training images.
+    """Return the votes of the test images, float [N, C], by name ("knn10", ...).
 
     Args:
-        train: training features, [number of training images, D], with class ids `labels`.
+        train: training features, [number of training images, D].
+        labels: their class ids.
         test: test features, [N, D].
+        ks: numbers of neighbours. Those above the number of training images are left out.
     """
     ks = tuple(k for k in ks if k <= len(train))
     if not ks:

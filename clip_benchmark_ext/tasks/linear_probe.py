@@ -1,9 +1,11 @@
 """Linear probe of image features (Sec. 4.1 and Table 1), on CPU and GPU.
 
-On the same features the accuracy is clip_benchmark's to the last digit. Its defaults are the paper's protocol: AdamW,
-learning rate 0.1, batch 64, 10 epochs, cosine schedule, no weight decay, or with a validation split the one that CLIP's
-search finds (arXiv 2103.00020, A.3). Unlike its code, this draws the same few-shot subset whether the features were
-already there or not, and refuses too few images of a class. Dimensions: N images, D width, C classes.
+On the same features the accuracy equals clip_benchmark's to the last digit. Its defaults are the paper's protocol:
+AdamW, learning rate 0.1, batch 64, 10 epochs, cosine schedule and no weight decay. With a validation split the weight
+decay is chosen by CLIP's search (arXiv 2103.00020, A.3). Unlike clip_benchmark's code, this draws the same few-shot
+subset whether features were cached or not, and refuses classes with too few images.
+
+Dimensions: N images, D width, C classes.
 """
 import itertools
 import json
@@ -34,28 +36,29 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
     """Train a linear classifier on a model's image features and measure it on the test split.
 
     Args:
-        loaders: images and class ids of "train", "test" and, to choose the weight decay by, "val" if at all.
-        feature: a kind of `feature_fn`; None is `default_feature`.
-        fewshot_k: training images per class, drawn at random; -1 for all.
-        val_proportion: instead of a "val" loader, the share of training rows to set aside, of a stream too.
-        save_probe: a safetensors file to write, with `weight` [C, D] and `bias` [C] of the logits.
+        loaders: images and class ids of "train", "test" and optionally "val", which chooses the weight decay.
+        feature: a kind of `feature_fn`, or None for `default_feature`.
+        fewshot_k: number of random training images per class, or -1 for all.
+        val_proportion: share of training rows to hold out instead of a "val" loader. Works for streams too.
+        save_probe: a safetensors file to write, with `weight` [C, D] and `bias` [C].
 
     Returns lp_acc1, lp_acc5 (None, with the reason, for five or fewer classes), lp_mean_per_class_recall, the settings,
-    and items: for each test image whether its class was found.
+    and items with 1 for each test image that is classified correctly.
     """
     if fewshot_k == 0 or epochs < 1:
-        raise ValueError(f"fewshot_k is {fewshot_k} and epochs is {epochs}: give -1 or at least 1, and at least 1")
+        raise ValueError(f"fewshot_k is {fewshot_k} and epochs is {epochs}: give -1 or at least 1 for fewshot_k, and "
+                         "at least 1 for epochs")
     if val_proportion is not None and ("val" in loaders or not 0 < val_proportion < 1):
         raise ValueError(f"val_proportion is {val_proportion}: give a share between 0 and 1, and no val_split")
     if save_probe is not None:
-        os.makedirs(os.path.dirname(save_probe) or ".", exist_ok=True)  # fails before the long work, if at all
+        os.makedirs(os.path.dirname(save_probe) or ".", exist_ok=True)  # fail before the long work
 
     feature = feature or default_feature(model)
     rng_state = torch.get_rng_state()
     data = _load_splits(model, loaders, feature, normalize, amp, device, feature_root, note)
     torch.set_rng_state(rng_state)
-    # clip_benchmark draws the order of the training rows after its split and a seed for each loader that it reads:
-    # so does this, whether features were there already or not.
+    # Draw the split and then a seed per loader, as clip_benchmark does before it orders the training rows, whether
+    # features were cached or not.
     if val_proportion is not None:
         features, targets = data["train"]
         for split, part in zip(
@@ -74,9 +77,10 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
 def probe_features(data: dict[str, tuple[Tensor, Tensor]], fewshot_k: int, batch_size: int, lr: float, epochs: int,
                    seed: int, device: str | torch.device, amp: bool, verbose: bool = False
                    ) -> tuple[torch.nn.Linear, dict]:
-    """Train the classifier on features [N, D] and class ids [N] by split, and measure it.
+    """Train the classifier on (features [N, D], class ids [N]) by split, and measure it.
 
-    With "val" the weight decay is the best there, then both train. Returns the classifier and what `evaluate` returns.
+    With a split "val" the weight decay is chosen on it, and the final training uses it too, unless few-shot. Returns
+    the classifier, and the same metrics as `evaluate`.
     """
     rows = choose_rows(data["train"][1], fewshot_k)
     train_data = tuple(tensor[rows] for tensor in data["train"])
@@ -95,7 +99,7 @@ def probe_features(data: dict[str, tuple[Tensor, Tensor]], fewshot_k: int, batch
 
         weight_decay = best_weight_decay(validation_accuracy)
         if fewshot_k < 0:
-            # The whole training set, val included; in few-shot that would be more images than the k asked for.
+            # The whole training set, with val. In few-shot that would be more than k images per class.
             train_data = tuple(torch.cat(pair) for pair in zip(train_data, data["val"], strict=True))
 
     probe = train(*train_data, num_classes, weight_decay, **settings)
@@ -141,7 +145,7 @@ def _load_splits(model: torch.nn.Module, loaders: dict[str, DataLoader], kind: s
 
 
 def choose_rows(targets: Tensor, fewshot_k: int) -> Tensor:
-    """Draw row numbers from torch's global generator: a random order of all, or the first k of each class in it."""
+    """Return random row numbers by torch's global generator: all in random order, or the first k of each class."""
     order = torch.randperm(len(targets))
     if fewshot_k < 0:
         return order
@@ -154,22 +158,22 @@ def choose_rows(targets: Tensor, fewshot_k: int) -> Tensor:
     if scarce:
         c, n = next(iter(scarce.items()))
         raise ValueError(
-            f"insufficient data: {len(scarce)} of {len(taken)} classes have fewer than the {fewshot_k} training images "
-            f"asked for (class {c} has {n}); choose a smaller --fewshot_k")
+            f"insufficient data: {len(scarce)} of {len(taken)} classes have fewer than {fewshot_k} training images "
+            f"(class {c} has {n}): give a smaller --fewshot_k")
     return torch.tensor(rows)
 
 
 def train(features: Tensor, targets: Tensor, num_classes: int, weight_decay: float, lr: float, epochs: int,
           batch_size: int, amp: bool, device: str | torch.device, seed: int) -> torch.nn.Linear:
-    """Train a linear classifier of features [N, D] with AdamW and a cosine schedule down to 0, without warm-up.
+    """Train a linear classifier of features [N, D] with AdamW and a cosine schedule from `lr` to 0, without warm-up.
 
-    Weights and batches are drawn from torch's global generator, seeded here. `lr` is that of the first step.
+    Weights and batches are drawn from torch's global generator, which is seeded here.
     """
     torch.manual_seed(seed)
     device = torch.device(device)
     probe = torch.nn.Linear(features.shape[1], num_classes).to(device)
     optimizer = torch.optim.AdamW(probe.parameters(), lr=lr, weight_decay=weight_decay)
-    # Row numbers, not rows: gathering by index is much faster than worker processes that fetch rows one by one.
+    # Row numbers, not rows, as gathering by index is much faster than loading rows one by one.
     batches = DataLoader(range(len(features)), batch_size=batch_size, shuffle=True)
     steps = epochs * len(batches)
     row_batches = itertools.chain.from_iterable(itertools.repeat(batches, epochs))  # each pass shuffles anew
@@ -194,7 +198,7 @@ def predict(probe: torch.nn.Linear, features: Tensor, batch_size: int, amp: bool
 
 
 def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
-    """Return the best of 97 weight decays from 1e-6 to 1e2 by clip_benchmark's `find_peak`. Of equals the smaller."""
+    """Return the best of 97 weight decays from 1e-6 to 1e2 by clip_benchmark's `find_peak`, the smaller of equals."""
     candidates = np.logspace(-6, 2, num=97).tolist()
     accuracy: dict[int, float] = {}
 
@@ -211,7 +215,7 @@ def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
 
 
 def top_k_accuracy(logits: Tensor, targets: Tensor, ks: tuple[int, ...]) -> list[float]:
-    """Return for each k, at most C, the share of rows of logits [N, C] whose target is among the k largest."""
+    """Return for each k <= C the share of rows of logits [N, C] with the target among the k largest."""
     hits = logits.topk(max(ks), dim=1).indices == targets[:, None]  # [N, max k]
     return [hits[:, :k].sum().item() / len(targets) for k in ks]
 

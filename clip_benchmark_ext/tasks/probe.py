@@ -1,7 +1,8 @@
-"""`--task probe`: k-NN, linear and attentive probes and a sweep over layers, from one pass over the images.
+"""k-NN, linear and attentive probes of all layers, from one pass over the images.
 
-Beside the encoder stand two floors: "untrained", its architecture with fresh weights, and "pixels", the image in
-32 x 32. What is chosen (weight decay, learning rate) is chosen on held-out training images, never on test images.
+The encoder is compared with two baselines: "untrained", its architecture with random weights, and "pixels", the image
+at 32 x 32. Weight decay and learning rate are chosen on held-out training images, never on test images.
+
 Dimensions: B images of a batch, N images, P patches, D width, C classes.
 """
 import math
@@ -27,7 +28,7 @@ WEIGHT_DECAY = 0.1
 
 
 def encode_fn(job: Job, kind: str) -> Encode:
-    """Return the function that passes images once through each tower: features of all layers, and patch tokens."""
+    """Return the function from images to features of all layers and patch tokens, with one pass through each tower."""
     trained, untrained = job.model.trained, job.model.untrained
 
     def feature(tokens: Tensor, extra: Tensor | None) -> Tensor:
@@ -44,14 +45,14 @@ def encode_fn(job: Job, kind: str) -> Encode:
 
 
 def accuracy(name: str, predicted: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return the share of right classes, its mean over classes, and the binomial standard error of the former."""
+    """Return the accuracy, its mean over classes, and its binomial standard error."""
     share = predicted.eq(targets).double().mean().item()
     return {f"{name}_acc1": share, f"{name}_macro": float(balanced_accuracy_score(targets, predicted)),
             f"{name}_se": math.sqrt(share * (1 - share) / len(targets))}
 
 
 def by_features(job: Job, splits: Splits, name: str, classes: int) -> tuple[dict, dict[str, Tensor]]:
-    """Return metrics of k-NN and of the linear probe on a feature, and the predicted classes [N] by probe."""
+    """Return the weight decay of the linear probe, and the classes [N] that k-NN and the linear probe predict."""
     args, labels, targets = job.args, splits.learn.column("targets"), splits.test.column("targets")
     learn, test = (F.normalize(cache.column(name), dim=-1) if args.normalize else cache.column(name)
                    for cache in (splits.learn, splits.test))
@@ -66,7 +67,7 @@ def by_features(job: Job, splits: Splits, name: str, classes: int) -> tuple[dict
 
 
 def by_attention(job: Job, splits: Splits, name: str, classes: int) -> tuple[dict, Tensor]:
-    """Return the learning rate of the attentive probe on patch tokens, and the predicted classes [N]."""
+    """Return the learning rate of the attentive probe on patch tokens, and the classes [N] that it predicts."""
     args, labels = job.args, splits.learn.column("targets").to(job.args.device)
     mean, std = heads.moments(tokens for _, tokens in splits.learn.batches(name))
 
@@ -89,10 +90,10 @@ def by_attention(job: Job, splits: Splits, name: str, classes: int) -> tuple[dic
 
 
 def run(job: Job, batches: DataLoader) -> dict:
-    """Return by row ("", "layer_1/", ..., "untrained/", "pixels/") the accuracies of all probes, and items."""
+    """Return the accuracies of all probes by row ("", "layer_1/", ..., "untrained/", "pixels/"), and items."""
     kind = job.flags.feature or job.model.feature
     if kind == "cls" and not encoder.has_class_token(job.model.trained) or kind == "pooled":
-        raise ValueError(f"--feature {kind}: this task probes gap, or cls where the image tower has a class token")
+        raise ValueError(f"--feature {kind} cannot be probed here: give gap, or cls for a tower with a class token")
     splits = load_splits(job, batches, encode_fn(job, kind), kind)
     targets = splits.test.column("targets")
     labels = splits.learn.column("targets")

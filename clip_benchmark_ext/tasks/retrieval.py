@@ -1,16 +1,16 @@
-"""Retrieval: of captioners by likelihood, of CLIP models by cosine. Both are measured by clip_benchmark's own recall.
+"""Zero-shot retrieval, for captioners by likelihood and for CLIP models by cosine, with clip_benchmark's recall.
 
-    image_retrieval_recall@k   text -> image: the share of captions whose image is among the k best
-    text_retrieval_recall@k    image -> text: the share of images with a caption of theirs among the k best
+    image_retrieval_recall@k   text -> image: the share of captions with their image among the k best
+    text_retrieval_recall@k    image -> text: the share of images with one of their captions among the k best
 
-Rows are plain, log p(c | i), blind, log p(c) given the mean image, and debiased, log p(c | i) - alpha * log p(c), as in
-VisualGPTScore (arXiv 2306.01879) and IG Captioner (arXiv 2311.17072). log p(c) is the same for all images of a caption:
-text -> image is equal plain and debiased, and chance blind. In `text_retrieval_recall@k_by_alpha` alpha is that of
-`alphas`. One that is chosen there needs other images to be measured on.
+Rows are plain, log p(c | i), blind, log p(c) given the null image, and debiased, log p(c | i) - alpha * log p(c), as in
+VisualGPTScore (arXiv 2306.01879) and IG Captioner (arXiv 2311.17072). log p(c) does not depend on the image. So for
+text -> image plain and debiased are equal, and blind is chance. `text_retrieval_recall@k_by_alpha` has a value for each
+alpha of `alphas`. If you choose alpha by it, measure on other images.
 
-With a shortlist of K, the likelihood re-orders the K best by a CLIP model's cosine in each direction.
+With a shortlist of K, the likelihood re-ranks the K best by a CLIP model's cosine, in each direction.
 
-Dimensions: N images, C captions of all images, B images at once.
+Dimensions: N images, C captions of all images, B images at once, L tokens, Q queries, R ranked items.
 """
 import logging
 from argparse import Namespace
@@ -43,13 +43,13 @@ from ..resume import journals, resumed
 from .selection import null_image
 
 ALPHAS = [i / 10 for i in range(16)]
-PAIRS = 1024  # at once, in a row of the journal; or those of one image, where it has more
+PAIRS = 1024  # at once and in a row of the journal, or all of one image if these are more
 MOST_IMAGES = 64  # at once
-MANY_CALLS = 10_000_000  # of the decoder
+MANY_CALLS = 10_000_000  # decoder passes from which a warning is given
 
 
 def read_captions(job: Job, batches: DataLoader, clip: Clip | None) -> tuple[list[str], list[list[str]], Tensor | None]:
-    """Return on every process the images' ids, their captions, and all cosines [N, C] where there is a CLIP model."""
+    """Return the images' ids, their captions, and with a CLIP model all cosines [N, C], on every process."""
     loader, found = job.load_test(clip.transform) if clip else batches, []
     for i, batch in own_batches(loader, "images for CLIP" if clip else "captions"):
         ids, images, texts = read_batch(i, batch, loader)
@@ -69,36 +69,46 @@ def best(scores: Tensor, k: int) -> Tensor:
 
 
 def hits(scores: Tensor, positive: Tensor, k: int) -> Tensor:
-    """Return which rows of scores [Q, R] have something positive [Q, R] among the k best, float32 [Q]."""
-    best = scores.topk(k)  # upstream's table of all R columns, k times, would be large
+    """Return 1 for each row of scores [Q, R] with a positive among its k best, else 0: float32 [Q].
+
+    `positive` is a boolean mask [Q, R].
+    """
+    best = scores.topk(k)  # clip_benchmark's tensor of k x R for each row would be large
     return (zeroshot_retrieval.recall_at_k(best.values, positive.gather(1, best.indices), k) > 0).float()
 
 
 def likelihoods(job: Job, tokens: Tensor, needed: Tensor, options: dict, file: Path, key: dict) -> Tensor:
-    """Return log p(c | i) of the `needed` pairs [N, C], float32, -inf elsewhere; noted in journals beside `file`.
+    """Return log p(c | i) of the `needed` pairs, float32 [N, C], with -inf elsewhere.
 
-    An image is encoded once for all of its captions, whose ids are `tokens` [C, L].
+    Each image is encoded once for all of its captions. Finished batches are written to journals beside `file`.
+
+    Args:
+        tokens: token ids of the captions, [C, L].
+        needed: bool [N, C], True for pairs to score.
     """
     most = int(needed.sum(1).max())
-    size = min(MOST_IMAGES, max(1, PAIRS // most))  # whatever --batch_size is, so that a run resumes with any
+    size = min(MOST_IMAGES, max(1, PAIRS // most))  # independent of --batch_size, so that a run resumes with any
     loader = job._replace(args=Namespace(**vars(job.args) | {"batch_size": size})).load_test()
 
     def score(number: int, batch: Sequence) -> dict:
         own = [row.nonzero().flatten() for row in needed[number * size:][:len(batch[0])]]
-        # What is repeated costs nothing.
+        # Rows get equal length by repeated captions, which cost nothing.
         index = torch.stack([F.pad(row, (0, most - len(row)), value=int(row[0])) for row in own])
         found = log_likelihood(job.model, batch[0].to(job.args.device), tokens[index], **options).float().cpu()
         values = torch.cat([x[:len(row)] for x, row in zip(found, own, strict=True)])
         return {"scores": b64encode(values.numpy().tobytes()).decode()}
 
-    rows = resumed(own_batches(loader, "likelihoods"), file, key, score)
+    rows = resumed(own_batches(loader, "likelihoods", -(-len(needed) // size)), file, key, score)
     values = np.concatenate([np.frombuffer(b64decode(row["scores"]), np.float32) for row in rows])
     return torch.full(needed.shape, -torch.inf).masked_scatter(needed, torch.from_numpy(values.copy()))
 
 
 def measure(rows: dict[str, Tensor], positive: Tensor, ks: Sequence[int], listed: tuple[Tensor, Tensor] | None,
             ids: Sequence[str]) -> dict:
-    """Return recalls of scores [N, C] by row, and items. `listed` says which pairs count, text -> image first."""
+    """Return the recalls of scores [N, C] by row, and items.
+
+    `listed` has the shortlisted pairs as boolean masks [N, C] for text -> image and image -> text, or is None.
+    """
     metrics, values, weights, counts = {}, {}, {}, positive.sum(1)
     for row, scores in rows.items():
         by_text, by_image = (scores if listed is None else scores.masked_fill(~mask, -torch.inf)
@@ -131,8 +141,7 @@ def run(job: Job, batches: DataLoader) -> dict:
         ids, texts, cosines = read_captions(job, batches, clip)
     flat = [text for own in texts for text in own]
     if max(args.recall_k) > min(len(ids), len(flat)):
-        raise ValueError(f"--recall_k {max(args.recall_k)} is more than there are: {len(ids)} images, {len(flat)} "
-                         "captions")
+        raise ValueError(f"--recall_k {max(args.recall_k)} is too large for {len(ids)} images and {len(flat)} captions")
     tokens = tokenizer(flat)
     positive = torch.zeros(len(ids), len(flat), dtype=torch.bool)
     positive[torch.arange(len(ids)).repeat_interleave(torch.tensor([len(own) for own in texts])),
@@ -142,8 +151,8 @@ def run(job: Job, batches: DataLoader) -> dict:
     passes = decoder_passes(tokens, model.vocab_size, **options)
     total = int(needed.sum(0) @ passes + passes.sum())
     if total > MANY_CALLS:
-        logging.warning("%d images x %d captions: about %d decoder passes; --clip MODEL:FILE --shortlist K scores only "
-                        "the K best by a CLIP model", len(ids), len(flat), total)
+        logging.warning("%d images x %d captions take about %d decoder passes: add --clip MODEL:FILE --shortlist K to "
+                        "score only the K best by a CLIP model", len(ids), len(flat), total)
 
     key = {"model": fingerprint(model), "split": f"{args.split}-likelihoods", "data": describe_data(batches),
            "likelihood": options, "precision": precision(**job.common),

@@ -1,9 +1,10 @@
-"""`--task segmentation`: a linear layer on frozen patch tokens says each pixel's class, beside its floors.
+"""Segmentation by a linear layer on frozen patch tokens, compared with an untrained network and pixels.
 
-As DINOv2's linear head (arXiv 2304.07193) on the last layer: standardised tokens, a linear layer, logits enlarged
-bilinearly to the mask. Unlike theirs all of an image is squashed to the tower's size, once. "pixels" is the same on
-the pixels of a patch. The learning rate is chosen on held-out training images.
-Dimensions: B images, P patches, D width, C classes, S places in an image.
+Like DINOv2's linear head (arXiv 2304.07193) on the last layer: standardised tokens, a linear layer, and logits enlarged
+bilinearly to the mask. Unlike theirs, the whole image is squashed to the tower's size, without sliding windows.
+"pixels" is the same head on the pixels of each patch. The learning rate is chosen on held-out training images.
+
+Dimensions: B images, P patches, D width, C classes, S places in an image, G groups of images.
 """
 import torch
 import torch.nn.functional as F
@@ -22,12 +23,12 @@ from .splits import Splits, load_splits
 LEARNING_RATES = (1e-4, 1e-3, 1e-2, 1e-1)
 WEIGHT_DECAY = 1e-4
 BATCH = 16  # images
-PLACES = 2048  # that a step looks at in each image
+PLACES = 2048  # random pixels per image in a training step
 GROUPS = 20  # of the jackknife
 
 
 def encode_fn(job: Job) -> Encode:
-    """Return the function that passes images once through each tower: patch tokens, and the pixels of the patches."""
+    """Return the function from images to the patch tokens of both towers and the pixels of the patches."""
     trained, untrained = job.model.trained, job.model.untrained
     grid = encoder.grid(trained)
 
@@ -39,7 +40,7 @@ def encode_fn(job: Job) -> Encode:
 
 
 def patches(images: Tensor, grid: tuple[int, int]) -> Tensor:
-    """[B, 3, H, W] -> the pixels of each patch of a grid, [B, P, D], sides rounded up to whole patches."""
+    """Return the pixels [B, P, D] of each patch of a grid over images [B, 3, H, W], enlarged to whole patches."""
     size = [-(-side // count) for side, count in zip(images.shape[2:], grid, strict=True)]
     whole = [side * count for side, count in zip(size, grid, strict=True)]
     images = images if whole == list(images.shape[2:]) else F.interpolate(images, whole, mode="bilinear")
@@ -47,12 +48,15 @@ def patches(images: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def at_places(logits: Tensor, places: Tensor) -> Tensor:
-    """Return the logits [B, C, S] that bilinear enlargement of [B, C, h, w] has at (x, y), [B, S, 2] in 0 to 1."""
+    """Return the logits [B, C, S] at `places`, by bilinear interpolation of logits [B, C, rows, columns].
+
+    `places` are (x, y) from 0 to 1, [B, S, 2].
+    """
     return F.grid_sample(logits, 2 * places[:, None] - 1, padding_mode="border", align_corners=False)[:, :, 0]
 
 
 def sampled_loss(logits: Tensor, masks: list[Tensor]) -> Tensor:
-    """Return the cross-entropy at PLACES random pixels of each mask, void left out: on average that of all pixels."""
+    """Return the mean cross-entropy at PLACES random pixels of each mask, without void pixels."""
     places, targets = [], []
     for mask in masks:
         height, width = mask.shape
@@ -66,7 +70,7 @@ def sampled_loss(logits: Tensor, masks: list[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def confusions(head: heads.LinearMask, cache: TokenCache, name: str, rows: Tensor, classes: int, device: str) -> Tensor:
-    """Return the confusion matrix of each of GROUPS groups of images, long [G, C, C]."""
+    """Return the confusion matrices of GROUPS groups of images, long [G, C, C]."""
     groups = torch.zeros(min(GROUPS, len(rows)), classes, classes, dtype=torch.long)
     for start in range(0, len(rows), BATCH):
         part = rows[start:start + BATCH].tolist()
@@ -78,7 +82,7 @@ def confusions(head: heads.LinearMask, cache: TokenCache, name: str, rows: Tenso
 
 
 def by_head(job: Job, splits: Splits, name: str, classes: int, grid: tuple[int, int]) -> tuple[float, Tensor]:
-    """Return the learning rate that is best on held-out images, and the confusion matrices of the test images."""
+    """Return the best learning rate on held-out images, and the confusion matrices of the test images."""
     args = job.args
     mean, std = heads.moments(tokens for _, tokens in splits.learn.batches(name))
 
@@ -97,7 +101,7 @@ def by_head(job: Job, splits: Splits, name: str, classes: int, grid: tuple[int, 
 
 
 def run(job: Job, batches: DataLoader) -> dict:
-    """Return by row ("", "untrained/", "pixels/") mIoU and pixel accuracy, with standard errors, and the IoUs."""
+    """Return mIoU, pixel accuracy, their standard errors and the IoUs by row ("", "untrained/", "pixels/")."""
     names, grid = batches.dataset.classes, encoder.grid(job.model.trained)
     splits = load_splits(job, batches, encode_fn(job), "patches and masks")
     metrics: dict = {"grid": list(grid), "held_out": len(splits.val), "images": len(splits.test),

@@ -1,4 +1,4 @@
-"""The caption that fits the image (Table 2): captioners choose by likelihood, CLIP models by cosine.
+"""Select the caption that fits the image (Table 2), with captioners by likelihood and CLIP models by cosine.
 
 Dimensions: B cases, I images of a case, C captions of a case, P patches, D width.
 """
@@ -29,7 +29,10 @@ Scorer = Callable[[Tensor, Sequence[Sequence[str]]], list[dict[str, np.ndarray]]
 
 
 def null_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor:
-    """Return patch tokens averaged over the data set's first images, [P, D]. The same on every process."""
+    """Return the null image: patch tokens averaged over the data set's first images, [P, D].
+
+    It is the same on every process.
+    """
     images, seen = [], 0
     for image, *_ in dataloader:
         images.append(image.flatten(0, -4)[:NULL_IMAGES - seen].to(device))
@@ -41,9 +44,9 @@ def null_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor:
 
 def likelihood_scorer(model: Captioner, tokenizer: Callable, device: str, blind: Tensor, options: dict,
                       alpha: float) -> Scorer:
-    """Return the scorer of plain, blind and debiased scores, and the draws spent. `blind` is `null_image(...)`.
+    """Return the scorer of plain, blind and debiased scores, with the number of draws. `blind` is `null_image(...)`.
 
-    With `stop_confidence` in the options there is no debiased score: what dropped out of the race is rough.
+    With `stop_confidence` in the options there is no debiased score, as captions that drop out early have rough scores.
     """
     stops = options.get("stop_confidence") is not None
 
@@ -66,7 +69,7 @@ def likelihood_scorer(model: Captioner, tokenizer: Callable, device: str, blind:
 
 
 def cosine_scorer(model: torch.nn.Module, tokenizer: Callable, device: str) -> Scorer:
-    """Return the scorer by cosines in float32, and as clip_benchmark has them, in the embeddings' precision."""
+    """Return the scorer by cosine, in float32 and, like clip_benchmark ("upstream"), in the embeddings' precision."""
     @torch.no_grad()
     def score(images: Tensor, texts: Sequence[Sequence[str]]) -> list[dict[str, np.ndarray]]:
         images = images if images.ndim == 5 else images[:, None]
@@ -76,7 +79,7 @@ def cosine_scorer(model: torch.nn.Module, tokenizer: Callable, device: str) -> S
         pairs = zip(image_embs.split(images.shape[1]), text_embs.split([len(captions) for captions in texts]),
                     strict=True)
         scores = []
-        with torch.autocast(torch.device(device).type, enabled=False):  # clip_benchmark multiplies outside of it
+        with torch.autocast(torch.device(device).type, enabled=False):  # as clip_benchmark multiplies outside of it
             for image, text in pairs:
                 scores += per_case({"plain": image.float() @ text.float().t(), "upstream": image @ text.t()}, 1,
                                    len(image))
@@ -88,8 +91,8 @@ def count_cut(dataset: SelectionDataset, tokenizer: Callable, context_length: in
     cut = [case.key for case in dataset.cases
            if any(not_whole(caption, tokenizer, context_length) for caption in case.captions)]
     if cut:
-        logging.warning("%s: %d of %d cases have a caption that is cut at %d tokens, %s first", dataset.name, len(cut),
-                        len(dataset.cases), context_length, cut[0])
+        logging.warning("%s: %d of %d cases have a caption that is cut at %d tokens, such as %s", dataset.name,
+                        len(cut), len(dataset.cases), context_length, cut[0])
     return len(cut)
 
 
@@ -101,7 +104,7 @@ def per_case(scores: dict[str, Tensor | np.ndarray], cases: int, num_images: int
 
 def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool = True,
              options: dict | None = None, alpha: float = 1.0) -> dict:
-    """Measure which caption fits the image: plain, and of a captioner blind and debiased by `alpha`."""
+    """Return the metrics of a selection data set, for captioners plain, blind and debiased by `alpha`."""
     dataset: SelectionDataset = dataloader.dataset
     facts = dict(dataset.facts)
     by_likelihood = isinstance(model, Captioner) and options["method"] != "cosine"
@@ -109,11 +112,11 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
         if by_likelihood:
             if options.get("stop_confidence") is not None:
                 if any(len(case.images) > 1 for case in dataset.cases):
-                    raise ValueError(f"{dataset.name} also compares images of one caption, and --stop_confidence is "
-                                     "about the captions of one image: leave it out")
+                    raise ValueError(f"{dataset.name} also compares images of one caption, but --stop_confidence "
+                                     "compares only captions of one image: leave it out")
                 if any(case.right != 1 for case in dataset.cases):
-                    raise ValueError(f"{dataset.name} has not one right caption, and --stop_confidence stops at the "
-                                     "best one: leave it out")
+                    raise ValueError(f"{dataset.name} does not have exactly one right caption, but --stop_confidence "
+                                     "finds only the best one: leave it out")
             facts["cases_cut"] = count_cut(dataset, tokenizer, model.context_length)
             score = likelihood_scorer(model, tokenizer, device, null_image(model, dataloader, device), options, alpha)
         else:
@@ -122,7 +125,7 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
             dataloader, dataset.name)]) for case in batch]
     rows = {row: [case[row] for case in cases] for row in ROWS if row in cases[0]}
     surfaces = dict(SURFACES)
-    if by_likelihood:  # which is a sum over tokens
+    if by_likelihood:  # a sum over tokens, so that length may decide
         surfaces["length"] = lambda text: len(tokenizer.encode(text))
     if dataset.metric.statements:
         metrics, items = statement_metrics(rows, dataset.cases)
@@ -131,14 +134,14 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
     metrics |= {**facts, "items": items}
     if not by_likelihood:
         theirs = {} if any(case.right != 1 for case in dataset.cases) else clip_benchmarks_metrics(
-            [case["upstream"] for case in cases])  # which know one right caption
+            [case["upstream"] for case in cases])  # clip_benchmark's metrics need one right caption
         return {**metrics, **theirs, "scorer": "cosine"}
     metrics |= {"scorer": options["method"], "alpha": alpha, "blind": "mean image",
                 **{name: value for name, value in options.items() if name != "method"}}
     if "draws" in cases[0]:
         metrics["mean_draws"] = float(np.mean([case["draws"].mean() for case in cases]))
     if "debiased" not in rows:
-        metrics["debiased_missing"] = "--stop_confidence is about the plain score"
+        metrics["debiased_missing"] = "--stop_confidence computes only the plain score"
     return metrics
 
 

@@ -1,4 +1,4 @@
-"""Encoded images of a data set's splits: a probe learns from one, chooses by another and is measured on a third."""
+"""Encode the images of a data set's splits, to train a probe, choose its settings and test it."""
 from typing import NamedTuple
 
 import torch
@@ -13,20 +13,20 @@ from ..job import Job
 from ..other_sets import check_classes
 from ..token_cache import Encode, TokenCache
 
-HELD_OUT = 0.1  # of the training images, where no validation split is given
+HELD_OUT = 0.1  # share of the training images, if there is no validation split
 
 
 class Splits(NamedTuple):
-    """Images to learn from, validation images included, the row numbers of both, and images to measure on."""
+    """Encoded images by use."""
 
-    learn: TokenCache
-    train: Tensor
-    val: Tensor
+    learn: TokenCache  # training and validation images
+    train: Tensor  # row numbers of training images in `learn`
+    val: Tensor  # row numbers of validation images in `learn`
     test: TokenCache
 
 
 def load_splits(job: Job, batches: DataLoader, encode: Encode, kind: str) -> Splits:
-    """Encode what no earlier run has encoded, by `encode`, which gives `kind` of features."""
+    """Return the splits, after encoding by `encode` what is not cached. `kind` names the features in the cache key."""
     args, loaders = job.args, {"train": job.load(job.args.train_split)}
     if args.val_split is not None:
         loaders["val"] = job.load(args.val_split)
@@ -45,6 +45,6 @@ def load_splits(job: Job, batches: DataLoader, encode: Encode, kind: str) -> Spl
     held_out = max(round(count * (HELD_OUT if args.val_proportion is None else args.val_proportion)), 1)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(args.seed))
     if held_out >= count:
-        raise ValueError(f"{count} training images, of which {held_out} are held out: give more, or another "
+        raise ValueError(f"{held_out} of {count} training images would be held out: give more images, or another "
                          "--val_proportion")
     return Splits(caches["train"], order[held_out:], order[:held_out], caches["test"])

@@ -1,4 +1,4 @@
-"""Zero-shot classification, of captioners by the likelihood of the classes' captions.
+"""Zero-shot classification, for captioners by the likelihood of the classes' captions and for CLIP models by cosine.
 
 Dimensions: B images, N all images, K classes, T templates, L tokens.
 """
@@ -24,7 +24,7 @@ from ..other_sets import check_names
 from .linear_probe import top_k_accuracy
 from .selection import null_image
 
-MANY_CALLS = 10_000  # of the decoder for an image
+MANY_CALLS = 10_000  # decoder passes per image from which a warning is given
 
 
 def class_captions(classnames: Sequence[str], templates: Sequence[str] | dict[str, list[str]]) -> list[list[str]]:
@@ -35,21 +35,21 @@ def class_captions(classnames: Sequence[str], templates: Sequence[str] | dict[st
 
 def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Callable, captions: list[list[str]],
                       device: str, options: dict, alpha: float = 1.0) -> tuple[dict[str, Tensor], Tensor]:
-    """Return by row (plain, blind, debiased) the mean score of each class's captions, [N, K], and the targets [N].
+    """Return the mean score of each class's captions, [N, K], by row (plain, blind, debiased), and the targets [N].
 
-    Debiased is log p(c | i) - alpha * log p(c) (IG Captioner, arXiv 2311.17072): plainly, a class of a short or common
-    name wins whatever the image shows.
+    Debiased is log p(c | i) - alpha * log p(c) (IG Captioner, arXiv 2311.17072). Without it a class with a short or
+    common name wins whatever the image shows.
 
-    Every caption is decoded for every image: with K classes, T templates and captions of n tokens an image costs K * T
-    * n decoder passes of the heuristic, K * T of an autoregressive model. One template is the thing to use.
+    Every caption is scored for every image. With K classes, T templates and captions of n tokens an image costs
+    K * T * n decoder passes with the heuristic, and K * T with an autoregressive model. So use a single template.
     """
     if options.get("stop_confidence") is not None:
-        raise ValueError("--stop_confidence finds the best of some captions, and a class's score is a mean over "
-                         "captions: leave it out for zero-shot classification")
+        raise ValueError("--stop_confidence finds only the best caption, but a class's score is a mean over captions: "
+                         "leave it out for zero-shot classification")
     flat = [caption for one in captions for caption in one]
     tokens = tokenize_whole(flat, tokenizer, model.context_length).to(device)
     if (passes := int(decoder_passes(tokens, model.vocab_size, **options).sum())) > MANY_CALLS:
-        logging.warning("%d classes x templates: %d decoder passes for every image; a single template is cheaper",
+        logging.warning("%d captions of classes take %d decoder passes per image: use a single template to save time",
                         len(flat), passes)
 
     def of_classes(scores: Tensor) -> Tensor:  # [B, K * T] -> [B, K]
@@ -82,7 +82,7 @@ def cosine_logits(job: Job, batches: DataLoader) -> tuple[Tensor, Tensor]:
 def read_classifier(path: str, classes: int) -> Tensor:
     content = weights.read(Path(path))  # [D, K]
     if not isinstance(content, Tensor) or content.ndim != 2 or content.shape[1] != classes:
-        raise ValueError(f"--load_clfs {path} holds no classifier of {classes} classes, as --save_clf writes it")
+        raise ValueError(f"--load_clfs {path} is not a classifier of {classes} classes from --save_clf")
     weights.check_finite(content, Path(path))
     return content
 

@@ -7,6 +7,7 @@ from tqdm import tqdm
 
 EVERY = 60.0  # seconds from line to line
 FORMAT = "{desc}: {n_fmt} of {total_fmt}{unit}, {elapsed} gone, {remaining} to go, {rate_fmt}{postfix}"
+OPEN_FORMAT = "{desc}: {n_fmt}{unit}, {elapsed} gone, {rate_fmt}{postfix}"  # if the total is not known
 
 
 class Lines:
@@ -29,5 +30,7 @@ def progress_bar(items: Iterable | None = None, what: str = "", unit: str = "ima
     plural = "" if options.get("unit_scale") else "es" if unit == "batch" else "s"
     options |= {"desc": what, "unit": " " * bool(plural) + unit + plural}
     if not sys.stderr.isatty():
-        options |= {"file": Lines(), "mininterval": EVERY, "maxinterval": EVERY, "bar_format": FORMAT}
+        known = options.get("total") is not None or hasattr(items, "__len__")
+        options |= {"file": Lines(), "mininterval": EVERY, "maxinterval": EVERY,
+                    "bar_format": FORMAT if known else OPEN_FORMAT}
     return tqdm(items, **options)

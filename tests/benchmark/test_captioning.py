@@ -174,7 +174,7 @@ def test_the_clip_that_guides_may_not_score(runs, data, tmp_path, monkeypatch):
     name, weights = save_clip(tmp_path)
     copy = tmp_path / "under-another-name.pt"
     copy.write_bytes((tmp_path / f"{name}.pt").read_bytes())
-    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="by the very CLIP that --clip names"):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="by the model of --clip would be biased"):
         patch.setattr(Captioner, "generate", None)
         evaluate(tmp_path, *flags(runs, data), "--clip", f"{name}:{weights}", "--clip_scale", "1",
                  "--clipscore_model", name, "--clipscore_pretrained", str(copy))

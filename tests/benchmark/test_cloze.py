@@ -61,7 +61,7 @@ def test_the_numbers_of_answers_that_were_counted_by_hand():
     assert items["values"]["choice_acc_colour_blind"] == [0.5, 0, 0]
     chosen, _ = cloze_metrics({"b": [answers["b"][0]._replace(filled=None)]}, lists)
     assert not any(name.startswith("cloze") for name in chosen) and chosen["choice_acc_number"] == 0
-    with pytest.raises(ValueError, match="no caption has a word that is asked for: colour, number"):
+    with pytest.raises(ValueError, match="no caption has a word of the lists colour, number"):
         cloze_metrics({"c": []}, lists)
 
 
@@ -151,7 +151,7 @@ def test_the_default_words_are_closed_lists_and_the_data_sets_own(runs, data, cl
 @pytest.mark.parametrize("content, words", [
     ("[]", "should hold a JSON dict"), ('{"colour": ["red"]}', "a list of two words or more"),
     ('{"colour": ["grey", "gray"]}', "a list of two words or more"), ('{"a b": ["x", "y"]}', "'a b' should be a word"),
-    ('{"colour": ["mauve", "teal"]}', "no caption has a word that is asked for: colour"),
+    ('{"colour": ["mauve", "teal"]}', "no caption has a word of the lists colour"),
 ])
 def test_words_that_cannot_be_asked_for_are_one_line(runs, data, clip_benchmark, content, words):
     (data.parent / "words.json").write_text(content)

@@ -161,7 +161,7 @@ def test_features_that_are_not_finite_and_empty_data_are_refused():
     def broken(image):
         return image.flatten(1) / 0
 
-    with pytest.raises(ValueError, match="NaN or infinity; try --no_amp"):
+    with pytest.raises(ValueError, match="NaN or infinity: try --no_amp"):
         extract_features(broken, DataLoader(Images()), "cpu", amp=True)
     with pytest.raises(ValueError, match="empty"):
         extract_features(broken, [], "cpu", amp=False)
@@ -244,7 +244,7 @@ def test_a_file_under_a_wrong_name_is_not_believed(tmp_path):
     fetch(tmp_path, tiny_clip(seed=1))
     key = cache_key(fingerprint(tiny_clip()), DataLoader(Images()), "train", "pooled", False, "cpu", False)
     next(tmp_path.iterdir()).rename(feature_path(str(tmp_path), key))
-    with pytest.warns(UserWarning, match="features of something else"):
+    with pytest.warns(UserWarning, match="features of another model or data set"):
         assert fetch(tmp_path, tiny_clip())[2] == 3
 
 

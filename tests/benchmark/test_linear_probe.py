@@ -176,7 +176,7 @@ def test_separable_features_are_classified_without_error(tmp_path):
 
 
 def test_too_few_images_of_a_class_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"8 of 8 classes have fewer than the 40 .*class 0 has 39.*--fewshot_k"):
+    with pytest.raises(ValueError, match=r"8 of 8 classes have fewer than 40 .*class 0 has 39.*--fewshot_k"):
         run(tmp_path, fewshot_k=40)
 
 

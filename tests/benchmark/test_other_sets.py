@@ -64,7 +64,7 @@ def test_nothing_is_fetched_or_written_for_any_of_clip_benchmarks_sets(root, tmp
             found = "built"
         except (ValueError, OSError) as problem:
             found = str(problem)
-        words = "built" if name == "dummy" else "nothing is fetched unasked"
+        words = "built" if name == "dummy" else "nothing is downloaded"
         assert words in found or "needs the package" in found or name == "imagenet-w", (name, found)
         assert sorted(path.name for path in tmp_path.rglob("*")) == ["there"], name
     layout = pytest.raises(FileNotFoundError, other_sets.build, "mscoco_captions", str(tmp_path), None, "test", **args)

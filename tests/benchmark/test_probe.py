@@ -228,9 +228,9 @@ def test_an_encoder_of_timm_at_another_size_and_an_untrained_one_by_its_seed(dat
     (("--model", "timm-test_vit"), "--model timm-test_vit needs --pretrained: a file or folder of weights"),
     (("--model", "timm-test_vitt", "--pretrained", "x"), "timm has no such encoder; close to it: timm-test_vit"),
     (("--model", "timm-test_vit", "--pretrained", "nowhere.pt"), "--pretrained nowhere.pt: no such file or folder"),
-    (("--model", "mdc", "--pretrained", "RUN", "--image_size", "48"), "--image_size 48 is of --model timm-NAME"),
-    (("--model", "mdc", "--pretrained", "RUN", "--feature", "pooled"), "--feature pooled: this task probes gap"),
-    (("--model", "mdc", "--pretrained", "RUN", "--val_proportion", "1"), "24 training images, of which 24"),
+    (("--model", "mdc", "--pretrained", "RUN", "--image_size", "48"), "--image_size 48 is only for --model timm-NAME"),
+    (("--model", "mdc", "--pretrained", "RUN", "--feature", "pooled"), "--feature pooled cannot be probed here"),
+    (("--model", "mdc", "--pretrained", "RUN", "--val_proportion", "1"), "24 of 24 training images would be held out"),
     (("--model", "timm-test_vit", "--pretrained", "x", "--task", "linear_probe"), "an image encoder alone: give"),
 ])
 def test_what_cannot_work_is_said_in_one_line(runs, data, flags, said):

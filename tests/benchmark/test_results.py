@@ -67,7 +67,7 @@ def test_a_result_is_kept_for_the_very_same_settings_and_no_other(runs, data, mo
         evaluate(*command, *before)
         with pytest.raises(Loaded):
             evaluate(*command, *after)
-        assert "result of something else" in caplog.text
+        assert "result of another run" in caplog.text
     assert Path("result.json").read_bytes() == first
     evaluate(*command, *after)
     settings = [json.loads(first)["settings"], strict("result.json")["settings"]]

@@ -66,11 +66,11 @@ def test_what_is_no_result_file_is_named_in_one_line(tmp_path):
     result = run("python", "-m", "clip_benchmark_ext.table", str(tmp_path / "x.json"), check=False, fork=True)
     assert result.returncode == 1 and result.stderr.startswith("error: ") and "x.json is no result" in result.stderr
     for name, value in [("text_acc", "1"), ("text_acc_blind", [1]), ("scorer", 3), ("cases", {}), ("lp_acc1", True)]:
-        with pytest.raises(ValueError, match=f"is no result file .*{name} is "):
+        with pytest.raises(ValueError, match=f"is not a result file .*{name} is "):
             read_results([write(tmp_path, "sugar_crepe/swap_att", **{name: value})])
     path = Path(write(tmp_path, "sugar_crepe/swap_att", text_acc=0.5))
     for changed in ({"pretrained": 3}, {"dataset": None}, {"metrics": [1]}, {"settings": 3}):
         path.write_text(json.dumps(json.loads(path.read_text()) | changed))
-        with pytest.raises(ValueError, match="is no result file"):
+        with pytest.raises(ValueError, match="is not a result file"):
             read_results([str(path)])
     assert "usage:" in run("python", "-m", "clip_benchmark_ext.table", "--help", fork=True).stdout

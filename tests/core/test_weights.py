@@ -205,5 +205,5 @@ def test_a_vq_vae_alone_is_no_captioner(tmp_path):
 def test_a_classifier_of_other_classes_is_refused(tmp_path):
     torch.save(torch.ones(8, 4), tmp_path / "c.pt")
     assert read_classifier(str(tmp_path / "c.pt"), 4).shape == (8, 4)
-    with pytest.raises(ValueError, match="--load_clfs .*c.pt holds no classifier of 5 classes"):
+    with pytest.raises(ValueError, match="--load_clfs .*c.pt is not a classifier of 5 classes"):
         read_classifier(str(tmp_path / "c.pt"), 5)

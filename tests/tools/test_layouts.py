@@ -77,7 +77,8 @@ def test_what_cannot_be_used_stops_it_by_name_or_is_left_out_and_listed(tmp_path
     assert "6 images cannot be used" in complaint(*argv) and not (tmp_path / "out").exists()
     said = capsys.readouterr().err
     for words in ("'sub/1.jpg': no captions", "2.txt, line 1 is no UTF-8 text", "3.jpg is not a regular file",
-                  "4.jpg has 268,435,457 bytes", "'sub/5.jpg': captions of 4,999,999 letters", "8.jpg is not a regular file"):
+                  "4.jpg has 268,435,457 bytes", "'sub/5.jpg': captions of 4,999,999 letters",
+                  "8.jpg is not a regular file"):
         assert words in said, (words, said)
     assert complaint_of("prepare", "shards", *argv, "--skip-broken") is None
     assert len((tmp_path / "out/left_out.txt").read_text().splitlines()) == 6
@@ -149,7 +150,7 @@ def test_a_damaged_table_is_never_read_in_part(tmp_path):
     whole = path.read_bytes()
     place = whole.index(make_image(3)) + 300
     path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1:])
-    assert "is damaged: fetch or write it again" in complaint("--train", path, "--out", tmp_path / "out", "--skip-broken")
+    assert "damaged: fetch or write it again" in complaint("--train", path, "--out", tmp_path / "out", "--skip-broken")
     pq.write_table(pa.table({"image": list(map(make_image, range(N))), "caption": pa.array([b"caf\xe9"] * N).cast(
         pa.string(), safe=False)}), path)
     assert "is damaged: fetch or write it again" in complaint("--train", path, "--out", tmp_path / "out")

@@ -154,7 +154,7 @@ TOOLS = [  # arguments, words of the message
     (("attention", "images", *MDC, "--length", "76"), "--length 76 is more than this model's context holds"),
     ((*CAPTION, *ARC, "--min-length", "76"), "--min-length 76 is more than this model's context holds"),
     ((*CAPTION, *MDC, "--html", "c.html", "--compare", "steps.jsonl"), "--compare steps.jsonl is not a .jsonl file of"),
-    ((*CAPTION, *MDC, "--html", "c.html", "--compare", "probs.jsonl"), "0 and nan are not a step and its log-probability"),
+    ((*CAPTION, *MDC, "--html", "c.html", "--compare", "probs.jsonl"), "0 and nan are not a step and its log-prob"),
     (("attention", "images", *MDC, "--text", "", "--out", "x.html"), "--text is a caption with a [MASK]"),
     ((*CAPTION, *MDC, "--text", ""), "has no [MASK] to fill in"),
     # score, embed

@@ -266,7 +266,7 @@ def test_bad_input_is_named_in_one_line(place, tmp_path):
         (("--pairs", tmp_path / "x.csv"), "no columns image,caption or filepath,title, only"),
         (("--pairs", tmp_path / "empty.csv"), "has no row"),
         (("--pairs", tmp_path / "none.csv"), "none.csv"),
-        (("--pairs", place / "images"), "holds no shard: if its images have captions, make shards of them by open_clip_mdc"),
+        (("--pairs", place / "images"), "if its images have captions, make shards of them by open_clip_mdc"),
         (("--pairs", shard, "--top", "0.3"), "--top and --out-shards go together"),
         (("--images", place / "images", "--captions", tmp_path / "c.txt", "--top", "0.3"), "need --pairs"),
     ]:

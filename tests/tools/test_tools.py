@@ -120,6 +120,6 @@ def test_ctrl_c_is_one_line(monkeypatch):
     def interrupted(args):
         raise KeyboardInterrupt
     monkeypatch.setattr("open_clip_mdc.cli.prepare_recap.find_shards", interrupted)
-    with pytest.raises(SystemExit, match="^interrupted: run the same command again to resume .caption, embed, ") as stopped:
+    with pytest.raises(SystemExit, match="^interrupted: run the same command again to resume .caption, ") as stopped:
         tools.main(["prepare", "recap", "--shards", "x", "--out", "y", "--pairs", "1"])
     assert "\n" not in stopped.value.code
