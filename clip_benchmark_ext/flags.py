@@ -28,9 +28,9 @@ def make_parser() -> argparse.ArgumentParser:
     objectives = dict.fromkeys(row["objective"] for row in ROWS.values())
     parser.add_argument_group("tasks of this package").add_argument(
         "--task", choices=TASKS, default="auto",
-        help="task to run, chosen by the data set with auto: clip_benchmark's own, or probe (k-NN, linear and "
-             "attentive probes of all layers, compared with an untrained network and pixels), segmentation (a linear "
-             "layer on patch tokens), cloze (fill in masked words of captions)")
+        help="task to run: clip_benchmark's own, or probe (k-NN, linear and attentive probes of all layers, compared "
+             "with an untrained network and pixels), segmentation (a linear layer on patch tokens) or cloze (fill in "
+             "masked words of captions) (default: auto, chosen by the data set)")
     group = parser.add_argument_group("captioners", "--model takes the name of a config, such as MDC-ViT-B-32, or an "
                                       f"objective alone ({', '.join(objectives)}). The architecture is then that of "
                                       "the run or checkpoint of --pretrained.")

@@ -76,7 +76,7 @@ def scenes(parser: argparse.ArgumentParser) -> None:
                         help="number of caption pairs per task (default: %(default)s)")
     parser.add_argument("--jobs", type=positive, default=1, help="number of processes (default: %(default)s)")
     parser.add_argument("--seed", type=natural, default=0,
-                        help="random seed, the same of which writes the same bytes (default: %(default)s)")
+                        help="random seed, which decides every byte that is written (default: %(default)s)")
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -155,8 +155,8 @@ def _add_decoding(parser: argparse.ArgumentParser):
     add_model(parser, default="photo")
     group = parser.add_argument_group("decoding")
     decoding.add_flags(group, ["length"], flag)
-    group.add_argument("--text", help="caption to fill in, with a [MASK] for each unknown token, such as 'a [MASK] dog "
-                       "on a [MASK]' (masked diffusion)")
+    group.add_argument("--text", help="masked diffusion: caption to fill in, with a [MASK] for each unknown token, "
+                       "such as 'a [MASK] dog on a [MASK]'")
     return group
 
 

@@ -188,7 +188,7 @@ def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bo
             write_json(train / "sizes.json", sizes)
             hints.append(f"{sum(sizes.values())} images: --train-data '"
                          + shard_pattern(f"{out}/fold{fold}/train", len(sizes))
-                         + f"'\n{sum(parts[fold].values())} images: --dataset wds/fold{fold} --dataset_root "
+                         + f"', {sum(parts[fold].values())} images: --dataset wds/fold{fold} --dataset_root "
                            f"{out}/fold{fold} --task captioning")
         hints += report(left_out, skip, folder, out)
     print("\n".join(hints))

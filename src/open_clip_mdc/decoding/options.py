@@ -87,8 +87,8 @@ OPTIONS = {
 def add_flags(parser, names: Iterable[str], spell: Callable[[str], str]) -> None:
     """Add flags to an argparse parser or group. `spell` turns a name of OPTIONS into the flag."""
     for name in names:
-        kind = " (masked diffusion)" * (name in OF_UNMASKING) + " (autoregressive)" * (name in OF_SEARCH)
-        parser.add_argument(spell(name), **OPTIONS[name] | {"help": OPTIONS[name]["help"] + kind})
+        kind = "masked diffusion: " * (name in OF_UNMASKING) + "autoregressive: " * (name in OF_SEARCH)
+        parser.add_argument(spell(name), **OPTIONS[name] | {"help": kind + OPTIONS[name]["help"]})
 
 
 def guides(options: Mapping) -> bool:
