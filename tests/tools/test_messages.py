@@ -232,7 +232,7 @@ BENCHMARK = [
     ((*CREPE, "--model", "mdc"), "--model mdc needs --pretrained"),
     ((*CREPE, "--model", "MDC-ViT-Ti-8"), "--model MDC-ViT-Ti-8 needs --pretrained"),
     ((*CREPE, "--model", "mdc", "--pretrained", "nowhere"), "--pretrained: no checkpoint at nowhere"),
-    ((*CREPE, "--model", "mdc", "--pretrained", "arc"), "is a checkpoint of ARC-ViT-Ti-8, no MDC"),
+    ((*CREPE, "--model", "mdc", "--pretrained", "arc"), "is a checkpoint of ARC-ViT-Ti-8, not MDC"),
     ((*CREPE, "--model", "mdc", "--pretrained", "clip"), "is a checkpoint of ViT-Ti-8, which is no captioner"),
     ((*CREPE, "--model", "ViT-B-33", "--pretrained", "x"), "is no model known here; close to it: ViT-B-32"),
     ((*CREPE, "--model", "mdc", *MDC), "swap_obj.json"),
