@@ -75,7 +75,7 @@ def convert(path: str, used: str | None, own: dict[str, Tensor]) -> dict[str, Te
     there = {name for name in source if name.startswith(CONVOLUTIONS)}
     for what, names in (("lacks", set(theirs.values()) - there), ("has too many", there - set(theirs.values()))):
         if names:
-            raise ValueError(f"{path} has another architecture than the model: it {what} {len(names)} weights, "
+            raise ValueError(f"{path} has another architecture than the model and {what} {len(names)} weights: "
                              f"{', '.join(sorted(names)[:MAX_SHOWN])}")
     keep = kept_codes(path, used, len(quantised["vectors"]), len(own["vectors"]))
     weights = {name: source[theirs[name]] for name in theirs}
