@@ -200,7 +200,7 @@ def test_bad_input_is_named_in_one_line_before_any_decoding(runs, data, tmp_path
         "image a has no captions": flags(runs, empty),
         "nshards.txt": flags(runs, tmp_path / "absent"),
         "has wrong captions too": flags(runs, data, dataset="sugar_crepe/swap_obj"),
-        "--samples needs a temperature": [*mdc, "--samples", "3"],
+        "--samples should be 2 or more, and needs a temperature": [*mdc, "--samples", "3"],
         "--train_captions is for the diversity": [*mdc, "--train_captions", "x.txt"],
         "--select chooses among --samples": [*mdc, "--select", "consensus"],
         "leave out --samples": [*mdc, "--samples", "3", "--temperature", "1", "--clip", "ViT-B-32:x.pt",

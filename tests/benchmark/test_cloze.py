@@ -150,7 +150,7 @@ def test_the_default_words_are_closed_lists_and_the_data_sets_own(runs, data, cl
 
 @pytest.mark.parametrize("content, words", [
     ("[]", "should hold a JSON dict"), ('{"colour": ["red"]}', "a list of two words or more"),
-    ('{"colour": ["grey", "gray"]}', "a list of two words or more"), ('{"a b": ["x", "y"]}', "'a b' should be a word"),
+    ('{"colour": ["grey", "gray"]}', "a list of two words or more"), ('{"a b": ["x", "y"]}', "'a b' should be a name"),
     ('{"colour": ["mauve", "teal"]}', "no caption has a word of the lists colour"),
 ])
 def test_words_that_cannot_be_asked_for_are_one_line(runs, data, clip_benchmark, content, words):

@@ -105,7 +105,7 @@ def test_unknown_names_are_refused_with_the_list_of_known_ones(tmp_path):
     for name, known in (("sugar_crepe/swap", "sugar_crepe/add_att, .*sugar_crepe/swap_obj$"), ("sugar_crepes", "aro, "),
                         ("aro/../../etc", "aro/vg_relation, "), ("valse/../x", "valse/existence, "),
                         ("winoground/x", "winoground$"), ("sugar_crepe_pp/swap", "sugar_crepe_pp/swap_obj, ")):
-        with pytest.raises(ValueError, match=f"unknown data set '{name}'.*there are: .*{known}"):
+        with pytest.raises(ValueError, match=f"unknown data set '{name}'.*give one of .*{known}"):
             find_row(name)
     with pytest.raises(ValueError, match="sugar_crepe, aro, winoground"):
         build_dataset("cifar10", tmp_path)

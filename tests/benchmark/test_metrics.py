@@ -157,7 +157,7 @@ def test_a_metric_that_can_say_nothing_is_missing_with_its_reason(no_java, candi
 
 def test_images_of_which_cider_says_nothing_are_counted(no_java, caplog):
     scored = score_captions({1: "a b c d", 2: "a b c d x"}, {1: ["a b c d"], 2: ["a b c d x"]})
-    assert "CIDEr gives 1 of 2 images nothing" in caplog.text
+    assert "CIDEr is 0 for 1 of 2 images" in caplog.text
     assert scored.of_images["CIDEr"][0] == 0 < scored.scores["CIDEr"]
 
 

@@ -340,7 +340,7 @@ def test_results_of_two_models_or_of_unlike_scorings_are_not_mixed():
         group_averages([result("swap_att", 1, 1), result("swap_att", 2, 0)])
     unlike = result("swap_obj", 1, 1)
     del unlike["metrics"]["text_acc_blind"]
-    with pytest.raises(ValueError, match="not scored alike"):
+    with pytest.raises(ValueError, match="do not have the same scores"):
         group_averages([result("swap_att", 1, 1), unlike])
 
 

@@ -108,7 +108,7 @@ def test_missing_captions_images_and_lines_are_named_and_left_out_when_asked(cub
 
 @pytest.mark.parametrize("change, flags, said", [
     (lambda cub: (cub / "test.txt").write_text("002.Laysan_Albatross\n"), reed, "class 2 is in"),
-    (lambda cub: (cub / "test.txt").write_text("Pelican\n"), reed, "'Pelican' is no class of CUB-200"),
+    (lambda cub: (cub / "test.txt").write_text("Pelican\n"), reed, "'Pelican' is not a class of CUB-200"),
     (lambda cub: (cub / "CUB_200_2011" / "train_test_split.txt").unlink(), lambda cub: ("--split", "official"),
      "train_test_split.txt"),
     (lambda cub: (cub / "CUB_200_2011" / "train_test_split.txt").write_text("1 1\n"),

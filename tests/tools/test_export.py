@@ -252,7 +252,7 @@ def test_a_model_of_regions_goes_to_open_clip_and_torch(tmp_path, capsys, model_
     said, side = capsys.readouterr().out, 2 * model_args.get("force_image_size", 32)
     assert all(f"not exported to {name}: its image tower" in said for name in ("timm", "transformers"))
     patches = side // 2 // 8
-    assert f"Images of {side} x {side} pixels, 5 regions x {patches} x {patches} patches" in \
+    assert f"images of {side} x {side} pixels (5 regions x {patches} x {patches} patches)" in \
         (tmp_path / "out" / "README.md").read_text().replace("\n", " ")
     image = torch.randn(3, 3, side, side, generator=torch.Generator().manual_seed(0))
     tokens = open_clip_mdc.load(path, device="cpu").encode_image_tokens(image)

@@ -96,7 +96,7 @@ def test_an_interrupted_search_resumes_and_finds_the_same(runs, folder, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(noted_module.Journal, "append", stop)
-        assert "search resume" in search(*command)
+        assert "again to resume" in search(*command)
     assert len(Path("found.jsonl.part").read_text().splitlines()) == 21
     assert "begun with another sentences" in search(runs / "arc", "photos", "a star")
     asked = []
