@@ -291,7 +291,8 @@ def test_every_word_is_one_token_and_the_committed_merges_are_the_ones_this_code
 @pytest.mark.parametrize("more, message", [
     (("--sizes",), "--sizes is only for --world plain"), (("--objects", "3"), "--objects is only for --world plain"),
     (("--without", "red star"), "--without is only for --world plain"), (("--noise", "1"), "--noise 1.0 should be"),
-    (("--size", "31"), "--size 31 cannot show objects"), (("--world", "plain", "--noise", "0.1"), "--noise is only for")])
+    (("--size", "31"), "--size 31 cannot show objects"),
+    (("--world", "plain", "--noise", "0.1"), "--noise is only for")])
 def test_flags_of_the_other_world_are_refused_in_one_line(tmp_path, more, message):
     with pytest.raises(SystemExit, match=message):
         cli.main(flags(tmp_path / "x", *more))
