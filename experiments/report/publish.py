@@ -128,7 +128,7 @@ def standing(rows: list[dict[str, str]], which: str) -> str:
         if stands == which:
             scale, _, short = row["id"].partition(".")
             lines.append(f"- {scale}, {row['paper']} ({short}). {row['claim']}: {shown(row)}")
-    return "\n".join(lines or ["- nothing is resolved to be so"]) + "\n"
+    return "\n".join(lines or ["- no claim so far"]) + "\n"
 
 
 def fill(page: str, rows: list[dict[str, str]]) -> str:

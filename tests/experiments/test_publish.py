@@ -99,7 +99,7 @@ def test_pages_are_made_of_an_archive_with_their_claims_and_counts(tmp_path):
     assert (tmp_path / "results" / "mcdiffusion.md").read_text() == (RESULTS / "mcdiffusion.md").read_text()
     assert [row for row in CLAIMS if row["ledger"] == "mcdiffusion"] == rows
     text = page.read_text()
-    assert "| mcdiffusion | scenes | " in text and "- nothing is resolved to be so" in text
+    assert "| mcdiffusion | scenes | " in text and "- no claim so far" in text
     assert re.search(r"\| codes-vit \| control: codes above a ViT that learns \|  \| \+164.1 .*, \*shows\* \|", text)
     page.write_text("<!-- claims no-such -->\n<!-- end -->\n")
     with pytest.raises(ValueError, match="claims.csv has no claim no-such"):
