@@ -134,7 +134,7 @@ def test_timm_is_told_the_size_of_images(name, size, grid):
 
 @pytest.mark.parametrize("name, size, said", [
     ("mixer_s16_224", 112, "112 x 112"),
-    ("crossvit_9_240", 240, "without pooling"), ("volo_d1_224", 224, "lie in no grid")])
+    ("crossvit_9_240", 240, "without pooling"), ("volo_d1_224", 224, "do not form a grid")])
 def test_a_size_that_timm_does_not_take_and_a_network_without_tokens_are_refused(name, size, said):
     with pytest.raises(ValueError, match=f"{name}.*{said}") as error:
         Captioner(None, timm_tower(name, size), DECODER, dict(objective="mdc"))

@@ -222,8 +222,8 @@ MISUSES = [  # what is done, the error, its words
     (lambda m: m.caption(IMAGE, blind_images=IMAGE), ValueError, "changes nothing without a guidance_scale"),
     (lambda m: m.caption(IMAGE, guidance_scale=2.0), ValueError, "the mean of 1 image shows what is in them"),
     (lambda m: m.features(IMAGE, "mean"), ValueError, "kind is 'mean'; it must be gap, cls or patches"),
-    (lambda m: m.features(IMAGE, layer=4), ValueError, "layer is 4; its image tower has layers 0 to 3, or -4 to -1"),
-    (lambda m: m.features(IMAGE, layer=1.0), ValueError, "layer is 1.0; its image tower has layers 0 to 3"),
+    (lambda m: m.features(IMAGE, layer=4), ValueError, "layer is 4; this image tower has layers 0 to 3, or -4 to -1"),
+    (lambda m: m.features(IMAGE, layer=1.0), ValueError, "layer is 1.0; this image tower has layers 0 to 3"),
     *((lambda m, images=images: m.caption(images), error, words) for images, error, words in [
         ([], ValueError, "there are no images"), ((), ValueError, "there are no images"),
         (torch.zeros(0, 3, 48, 48), ValueError, "there are no images"),

@@ -63,7 +63,7 @@ def test_captions_outside_ascii_survive():
 
 def test_a_caption_that_would_be_cut_is_not_scored():
     assert not_whole("dog " * 75, TOKENIZER, 77) is None
-    assert "has 78 tokens with SOT and EOT, and the model reads 77" in not_whole("dog " * 76, TOKENIZER, 77)
+    assert "has 78 tokens with SOT and EOT, but the model reads at most 77" in not_whole("dog " * 76, TOKENIZER, 77)
     for name in ("<end_of_text>", "<start_of_text>", "<End_of_Text>"):
         with pytest.raises(ValueError, match="caption 2 holds <start_of_text> or <end_of_text>"):
             tokenize_whole(["a dog", f"a dog{name} and all that it does not say"], TOKENIZER, 77)

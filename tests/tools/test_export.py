@@ -233,7 +233,7 @@ def timm_tower(folder):
 
 def test_a_timm_encoder_goes_where_it_fits(timm_tower, folder, capsys):
     assert complaint("--pretrained", timm_tower, "--out", folder / "of_timm") is None
-    assert "not exported to transformers: its image tower is timm's" in capsys.readouterr().out
+    assert "not exported to transformers: its image tower is a timm model" in capsys.readouterr().out
     model = open_clip_mdc.load(timm_tower, device="cpu")
     image = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     features, tokens = model.encode_image(image), model.encode_image_tokens(image)
@@ -275,8 +275,8 @@ def test_a_run_of_random_interpolation_is_exported_with_that_of_its_evaluation(t
 
 def test_a_destination_that_does_not_fit_is_refused(timm_tower, folder):
     message = complaint("--pretrained", timm_tower, "--out", folder / "refused", "--to", "open_clip", "transformers")
-    assert message.endswith("cannot be exported to transformers: its image tower is timm's, and CLIPVisionModel is "
-                            "CLIP's")
+    assert message.endswith("cannot be exported to transformers: its image tower is a timm model, and "
+                            "CLIPVisionModel holds only CLIP's ViT")
     assert not (folder / "refused").exists()
 
 

@@ -170,7 +170,7 @@ TOOLS = [  # arguments, words of the message
     (("score", *MDC, "--pairs", "b.csv", "--out", "tables"), "has no column"),
     (("score", *MDC, "--pairs", "0.tar", "--out", "tables", "--top", "30"), "--top: 30 should be more than 0"),
     (("embed", "0.tar", *MDC, "--out", "tables", "--feature", "max"), "invalid choice: 'max'"),
-    (("embed", "0.tar", *MDC, "--out", "tables", "--layer", "99"), "layer is 99; its image tower has layers 0 to"),
+    (("embed", "0.tar", *MDC, "--out", "tables", "--layer", "99"), "layer is 99; this image tower has layers 0 to"),
     (("embed", "0.tar", *MDC, "--out", "tables", "--jobs", "0"), "--jobs: 0 should be at least 1"),
     # the others
     (("prepare", "coco", "--images", "images", "--annotations", "nowhere.json", "--out", "x"),

@@ -1,6 +1,6 @@
-"""Logits of the predicted tokens alone, at the cost of the real ones: what decoding (Eq. 6) and scoring (Eq. 8) run.
+"""Logits of predicted tokens only, which decoding (Eq. 6) and scoring (Eq. 8) ask for. Padding costs no compute.
 
-Dimensions: I images, R captions (rows, R/I consecutive ones per image), L positions, M predicted tokens, V vocabulary.
+Dimensions: B images, R captions (R/B consecutive rows per image), L positions, M predicted tokens, V vocabulary.
 """
 from collections.abc import Callable, Sequence
 
@@ -13,21 +13,24 @@ from .interface import ImageKV
 
 
 class CaptionLogits:
-    """A `TokenLogits` of captions of known lengths: places are packed once for any number of decoder calls."""
+    """A `TokenLogits` for captions of known lengths. They are packed once for any number of decoder calls."""
 
     def __init__(self, decoder: TextDecoder, image_kv: ImageKV, lengths: Sequence[int], causal: bool,
                  infer_time: Callable | None):
-        """Args: `infer_time` finds the step, long [R], where a call gives none. None where the decoder reads none."""
+        """Pack the positions of R captions of these lengths.
+
+        Args: `infer_time` finds the step, long [R], when a call does not give it. None if the decoder reads no step.
+        """
         self.decoder, self.image_kv, self.infer_time = decoder, image_kv, infer_time
         device = image_kv[0][0].device
         lengths = torch.as_tensor(lengths)
         valid = torch.arange(int(lengths.max())) < lengths[:, None]
         self.packed = each_tensor(pack_tokens(valid.long(), valid, causal), lambda x: x.to(device, non_blocking=True))
-        # For each place of [R, L] the packed token whose hidden state predicts it.
+        # For each position of [R, L], the packed token whose hidden state predicts it.
         self.predictor = (valid.flatten().cumsum(0) - 1 - int(causal)).to(device, non_blocking=True)
 
     def __call__(self, text: Tensor, predicted: Tensor, time: Tensor | None = None) -> Tensor:
-        """[M, V] of the places `predicted`, long [M] into R*L, of `text`, long [R, L] with mask ids."""
+        """Return logits [M, V] at `predicted`, long [M] into R*L, of `text`, long [R, L] with mask ids."""
         if time is None and self.infer_time is not None:
             time = self.infer_time(text, self.packed.valid.sum(1))
         place, token = self.packed.place, text.flatten()

@@ -1,10 +1,10 @@
 """`Captioner`: an OpenCLIP image encoder and a text decoder that reconstructs the caption (Fig. 2, Sec. 3.2).
 
-The path of a batch to its loss: hide tokens (the objective's `corrupt`), drop the padding (packing.pack), both on the
-CPU. Encode the image, run the decoder on the valid tokens, take the objective's loss where it is asked.
+From a batch to its loss: on the CPU, noise the captions (the objective's `corrupt`) and drop padding (packing.pack). On
+the device, encode the images, run the decoder on the valid tokens, and compute the loss of the predicted ones.
 
-Dimensions: B captions and images, R rows, P patches, L positions, N valid tokens, M asked tokens, D image width, W
-decoder width, V vocabulary.
+Dimensions: B images, R captions (rows), P patches, L positions, N valid tokens, M predicted tokens, D image width,
+W decoder width, V vocabulary.
 """
 import re
 from collections.abc import Mapping, Sequence
@@ -34,24 +34,26 @@ from .decoder import TextDecoder
 from .interface import ImageKV
 from .length_head import LengthHead, fill_missing_from_init, length_nll
 
-LOSS_ROWS = 4096  # logits of so many tokens are held at a time; more and smaller chunks take longer
+LOSS_ROWS = 4096  # tokens whose logits are held at a time. Smaller chunks take longer.
 
 
 class Captioner(nn.Module):
-    """Image encoder and text decoder, in the place where OpenCLIP has a `CustomTextCLIP`.
+    """Image encoder and text decoder, used in the place of OpenCLIP's `CustomTextCLIP`.
 
     OpenCLIP's train loop, factory and logger rely on:
-        `visual` (with `image_size`), `text` (with `positional_embedding`: resized by --force-context-length),
-        `logit_scale`, a buffer that is not saved: OpenCLIP logs and clamps it (an unused parameter would stop DDP),
+        `visual` (with `image_size`), `text` (with `positional_embedding`, which --force-context-length resizes),
+        `logit_scale`, which OpenCLIP logs and clamps. It is an unsaved buffer, as DDP stops at unused parameters.
         `logit_bias = None`, `lock_image_tower`, `set_grad_checkpointing`, `no_weight_decay`,
-        `forward`, which returns only tensors besides `logit_scale` that can be concatenated over micro-batches.
+        `forward`, whose outputs but `logit_scale` can be concatenated over micro-batches.
     """
 
     def __init__(self, embed_dim: int | None, vision_cfg: CLIPVisionCfg | dict[str, Any],
                  text_cfg: CLIPTextCfg | dict[str, Any], caption_cfg: CaptionCfg | dict[str, Any],
                  quick_gelu: bool = False, cast_dtype: torch.dtype | None = None, vq_cfg: dict[str, Any] | None = None):
-        """Args: as OpenCLIP's model classes. `embed_dim` is None or the encoder's width, as nothing is projected (else
-        ValueError). `vq_cfg` (vq.VQCfg) makes the encoder a frozen VQ-VAE's codes.
+        """Build both towers.
+
+        Args: those of OpenCLIP's model classes. `embed_dim` must be None or the encoder's width (else ValueError), as
+        nothing is projected. `vq_cfg` (vq.VQCfg) makes the encoder a `VQTower`.
         """
         super().__init__()
         vision_cfg = CLIPVisionCfg(**vision_cfg) if isinstance(vision_cfg, dict) else vision_cfg
@@ -83,7 +85,7 @@ class Captioner(nn.Module):
         self.vocab_size = text_cfg.vocab_size
         has_length_head = self.caption_cfg.length_head and not self.causal
         self.length_head = LengthHead(image_width, self.context_length) if has_length_head else None
-        if self.caption_cfg.condition_drop:  # zeros at first: no random numbers that a model without would not draw
+        if self.caption_cfg.condition_drop:  # zeros draw no random numbers, so other weights start as without it
             no_patch = torch.zeros(image_width)
             if self.caption_cfg.condition_zeros:
                 self.register_buffer("no_patch", no_patch, persistent=False)
@@ -94,9 +96,9 @@ class Captioner(nn.Module):
         self.seed_t(0)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False):
-        """Load the weights. A file of `open_clip_mdc vq` gives the frozen VQ-VAE, and the rest stays as it was made.
+        """Load weights. A file of `open_clip_mdc vq` fills the frozen VQ-VAE only, and the rest keeps its values.
 
-        Raises Misfit, a RuntimeError that says what the weights are of.
+        Raises Misfit, a RuntimeError that says which kind of model the weights belong to.
         """
         if encoder.load(self.visual, state_dict):
             return None
@@ -109,13 +111,13 @@ class Captioner(nn.Module):
         encoder.lock(self.visual, unlocked_groups)
 
     def train(self, mode: bool = True) -> "Captioner":
-        """As a module's, but a tower that is locked whole runs as in evaluation: BatchNorm keeps its statistics."""
+        """Set the mode. A fully locked image tower stays in eval mode, so that BatchNorm keeps its statistics."""
         super().train(mode)
         encoder.keep_locked(self.visual)
         return self
 
     def set_grad_checkpointing(self, enable: bool = True, impl: str = "inline") -> None:
-        if impl == "composable":  # OpenCLIP 4.x's under --fsdp
+        if impl == "composable":  # what OpenCLIP 4.x asks for under --fsdp
             for _, block in self.fsdp_shard_modules():
                 composable_checkpoint(block)
             return
@@ -123,9 +125,9 @@ class Captioner(nn.Module):
         self.text.set_grad_checkpointing(enable)
 
     def fsdp_shard_modules(self) -> list[tuple[str, nn.Module]]:
-        """Return name and module of what OpenCLIP 4.x shards one by one under --fsdp, inner ones first.
+        """Return names and modules that OpenCLIP 4.x shards one by one under --fsdp, inner ones first.
 
-        They are the blocks of both towers, and of the decoder's what `project_image` calls before them.
+        They are the blocks of both towers, and each decoder block's `cross_kv`, which `project_image` calls before it.
         """
         return [(name, module) for name, module in self.named_modules()
                 if re.search(r"blocks\.\d+(\.cross_kv)?$", name)][::-1]
@@ -137,21 +139,21 @@ class Captioner(nn.Module):
     # ---- image
 
     def encode_image_tokens(self, image: Tensor, masked: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
-        """Return normalised patch tokens, what the decoder attends to: [B, P, D] from [B, 3, height, width].
+        """Return the normalised patch tokens that the decoder attends to: [B, P, D] from [B, 3, height, width].
 
         Args:
-            masked: bool [B, P], tokens that `no_patch` or a VQTower's [MASK] stands for.
-            tokens: those of the image without `masked`, if at hand: only a tower with a [MASK] then reads it again.
+            masked: bool [B, P], tokens to replace by `no_patch` or by a VQTower's [MASK].
+            tokens: the unmasked tokens, if you have them. The image is then read again only by a VQTower.
         """
         if masked is None or encoder.has_mask(self.visual) and not self.caption_cfg.condition_zeros:
             return encoder.patch_tokens(self.visual, image, masked)
         if tokens is None:
             tokens = encoder.patch_tokens(self.visual, image)
-        masked = masked[:, :tokens.shape[1], None]  # fewer where patch_dropout drops some at random
+        masked = masked[:, :tokens.shape[1], None]  # patch_dropout leaves fewer tokens
         return torch.where(masked, self.no_patch.to(tokens.dtype), tokens)
 
     def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
-        """Return the GAP feature that is probed: the mean of the patch tokens, [B, D] (Sec. 4.2)."""
+        """Return the global average of the patch tokens, [B, D]: the feature that probes use (Sec. 4.2)."""
         features = self.encode_image_tokens(image).mean(dim=1)
         return F.normalize(features, dim=-1) if normalize else features
 
@@ -159,25 +161,25 @@ class Captioner(nn.Module):
 
     @property
     def causal(self) -> bool:
-        """True if captions are read from left to right when they are scored or decoded."""
+        """Return True if captions are scored and decoded from left to right."""
         return self.objective.order == "causal"
 
     def check_length(self, tokens: int) -> None:
-        """Raises ValueError if they are too many. (An index out of range would end a CUDA process.)"""
+        """Raise ValueError if a text is longer than the context. (On CUDA a bad index would end the process.)"""
         if tokens > self.context_length:
             raise ValueError(f"a text of {tokens} tokens, SOT and EOT included, is longer than this model's context "
                              f"of {self.context_length}")
 
     def logits(self, image: Tensor, text: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Return logits of every position of the text as it stands, [B, L, V]: plain, slow, for tests and notebooks.
+        """Return logits at every position of a text, [B, L, V]. It is simple and slow, for tests and notebooks.
 
-        A bidirectional model's position i predicts token i, a causal model's token i + 1.
+        Position i predicts token i in a bidirectional model, and token i + 1 in a causal one.
 
         Args:
             text: long [B, L], mask ids included.
-            valid: bool [B, L], what is no padding. By default up to the first EOT (give it when EOT is masked).
+            valid: bool [B, L], False at padding. By default True up to the first EOT. Give it if EOT is masked.
 
-        Raises ValueError: the text is longer than the context, or without `valid` a caption's end cannot be told.
+        Raises ValueError if the text is longer than the context, or if `valid` is needed to know where it ends.
         """
         self.check_length(text.shape[1])
         if valid is None:
@@ -192,18 +194,21 @@ class Captioner(nn.Module):
         return self.text.output(hidden).view(*text.shape, -1)
 
     def infer_time(self, text: Tensor, lengths: Tensor) -> Tensor | None:
-        """Return the step, long [R], by the share of masks in texts [R, L] of [R] tokens. None if not needed."""
+        """Return each row's step, long [R], judged by its share of masks. None if the decoder reads no step.
+
+        Args: `text` is long [R, L], `lengths` [R] counts the tokens of each row.
+        """
         if self.text.time_embedding is None:
             return None
         share = (text == mask_id(self.vocab_size)).sum(1).double() / (lengths - 1).clamp(min=1)
         return infer_time(share, self.objective.schedule(self.vocab_size, text.device))
 
     def token_logits(self, image_kv: ImageKV, lengths: Sequence[int]) -> CaptionLogits:
-        """Return a function that gives logits of predicted tokens only, at the cost of the real ones.
+        """Return a function from texts to logits of predicted tokens only. Padding costs no compute.
 
         Args:
-            image_kv: `self.text.project_image(...)` of I images; R/I consecutive rows belong to each.
-            lengths: the numbers of tokens of the R rows, at least one each.
+            image_kv: `self.text.project_image(...)` of B images. R/B consecutive rows belong to each.
+            lengths: number of tokens in each of the R rows, at least one.
 
         Raises ValueError if a length exceeds the context.
         """
@@ -214,21 +219,21 @@ class Captioner(nn.Module):
     # ---- training
 
     def seed_t(self, seed: int) -> None:
-        """Start the sequence of time offsets u0. It is equal on all ranks, so that their strata interlock."""
+        """Seed the offsets u0 of `stratified_uniform`. Give all ranks the same seed, so that their strata interlock."""
         self._t_rng = np.random.default_rng(seed)
 
     def corrupt(self, text: Tensor, u: Tensor | None = None,
                 generator: torch.Generator | None = None) -> NoisedCaptions:
-        """Add this objective's noise to `text`; u [B] is stratified over the ranks unless given."""
+        """Add this objective's noise to `text` [B, L]. By default u [B] is stratified over all ranks."""
         if u is None:
             ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else ()
             u = stratified_uniform(len(text), self._t_rng.random(), *ranks)
         return self.objective.corrupt(text, self.vocab_size, self.caption_cfg, u, generator)
 
     def prepare(self, text: Tensor) -> Captions:
-        """Noise and pack a batch [B, L] on the CPU: `forward` runs on the result once it is on the model's device.
+        """Noise and pack a batch [B, L] on the CPU. Move the result to the model's device and give it to `forward`.
 
-        In training this also draws which image features the decoder does not see.
+        In training this also draws which image features are masked (`condition_drop`).
         """
         captions = pack(text, self.corrupt(text), self.vocab_size)
         self.check_length(int(captions.packed.position.max()) + 1)
@@ -239,24 +244,24 @@ class Captioner(nn.Module):
         return captions
 
     def forward(self, image: Tensor, text: Tensor | Captions) -> dict[str, Tensor]:
-        """Return the loss of each predicted token, at the cost of the valid ones. Nothing waits for the device.
+        """Return the loss of each predicted token. Padding costs no compute, and the host never waits for the device.
 
         Args:
             image: [B, 3, height, width].
-            text: the result of `prepare`. Or long [B, L] as the tokenizer makes it, which is prepared here, on the CPU.
+            text: the result of `prepare`. Or ids, long [B, L], which are then prepared here, on the CPU.
 
         Returns:
-            token_nll: float32 [M], e.g. -log p(token).
-            token_weight: float32 [M], its weight in the loss.
-            num_target: float32 [R], the number of tokens that the loss is divided by.
-            logit_scale: [], for OpenCLIP's log.
-            length_nll: float32 [B], of the length head, where there is one.
+            token_nll: float32 [M], for most objectives -log p(token).
+            token_weight: float32 [M], the token's weight in the loss.
+            num_target: float32 [R], target tokens of each row. The loss is divided by their sum.
+            logit_scale: a scalar for OpenCLIP's log.
+            length_nll: float32 [B], the length head's loss, if the model has one.
         """
         captions = text if isinstance(text, Captions) else self.prepare(text.cpu()).to(image.device)
         return self.terms(self.encode_image_tokens(image, captions.masked), captions)
 
     def terms(self, image_embs: Tensor, captions: Captions) -> dict[str, Tensor]:
-        """Return what `forward` returns, of patch tokens [B, P, D]."""
+        """Return what `forward` returns, from patch tokens [B, P, D]."""
         output = {
             "token_nll": self.token_nll(image_embs, captions),
             "token_weight": captions.predicted.weight,
@@ -276,8 +281,8 @@ class Captioner(nn.Module):
         return self.token_loss(hidden, captions.predicted)
 
     def token_loss(self, hidden: Tensor, predicted: Predicted) -> Tensor:
-        # Logits are made chunk by chunk and made again for the gradient, so that never all [M, V] are held. Compiled
-        # code holds them in 16 bit only, and a loop would be compiled anew for each number of chunks.
+        # Logits are computed chunk by chunk, and again for the gradient, so that [M, V] is never held whole. Compiled
+        # code holds it in 16 bit, and would recompile a loop for each number of chunks.
         aux = (self.caption_cfg.aux_weight,) if self.training and self.caption_cfg.aux_weight else ()
 
         def loss(hidden: Tensor, *predicted: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""`ContrastiveCaptioner`: a captioner that learns to compare images with texts, too, in CoCa's and SigLIP 2's form.
+"""`ContrastiveCaptioner`: a captioner that is also trained with CLIP's contrastive loss, as CoCa and SigLIP 2 are.
 
-The image is encoded once. Its GAP feature is projected for the contrastive loss, and its patch tokens go to the
-decoder. Texts are read by a text tower of CLIP, of the decoder's size.
+The image is encoded once. The mean of its patch tokens is projected for the contrastive loss, and the decoder attends
+to the tokens. A text tower of CLIP, as large as the decoder, encodes the texts. The paper has no such model.
 
 Dimensions: B images and texts, P patches, L positions, D image width, E width of the embeddings.
 """
@@ -21,17 +21,20 @@ from .captioner import Captioner
 
 
 class ContrastiveCaptioner(Captioner):
-    """A captioner with CLIP's text tower beside its decoder, and what OpenCLIP needs to contrast the two.
+    """A captioner with CLIP's text tower beside its decoder.
 
     OpenCLIP's train loop, evaluation and `ClipLoss` rely on `encode_image`, `encode_text`, the parameters `logit_scale`
-    and `logit_bias` (of --siglip), and on normalised `image_features` and `text_features` in the output of `forward`.
+    and `logit_bias` (for --siglip), and on normalised `image_features` and `text_features` in the output of `forward`.
     """
 
     def __init__(self, embed_dim: int, vision_cfg: CLIPVisionCfg | dict[str, Any],
                  text_cfg: CLIPTextCfg | dict[str, Any], caption_cfg: CaptionCfg | dict[str, Any],
                  quick_gelu: bool = False, cast_dtype: torch.dtype | None = None, vq_cfg: dict[str, Any] | None = None,
                  init_logit_scale: float = math.log(1 / 0.07), init_logit_bias: float | None = None):
-        """Args: as OpenCLIP's model classes, E is `embed_dim`. The captioner is drawn as without the rest."""
+        """Build the captioner first, so that its weights start as those of a plain captioner. Then the text tower.
+
+        Args: those of OpenCLIP's model classes. E is `embed_dim`.
+        """
         super().__init__(None, vision_cfg, text_cfg, caption_cfg, quick_gelu, cast_dtype, vq_cfg)
         text_cfg = text_cfg if isinstance(text_cfg, dict) else asdict(text_cfg)
         self.text_tower = _build_text_tower(embed_dim, CLIPTextCfg(**text_cfg), quick_gelu, cast_dtype)
@@ -50,29 +53,29 @@ class ContrastiveCaptioner(Captioner):
         return super().no_weight_decay() | {f"text_tower.{name}" for name in self.text_tower.no_weight_decay()}
 
     def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
-        """Return the embedding that `encode_text`'s are compared with: the projected GAP feature, [B, E]."""
+        """Return the embedding to compare with `encode_text`'s, [B, E]: the mean of the patch tokens, projected."""
         return self.embed(self.encode_image_tokens(image), normalize)
 
     def embed(self, image_embs: Tensor, normalize: bool = False) -> Tensor:
-        """Return embeddings [B, E] of patch tokens [B, P, D]."""
+        """Return image embeddings [B, E] from patch tokens [B, P, D]."""
         features = project(image_embs, self.image_projection)
         return F.normalize(features, dim=-1) if normalize else features
 
     def encode_text(self, text: Tensor, normalize: bool = False) -> Tensor:
-        """Return embeddings of texts, [B, E] from ids [B, L]. Raises ValueError for more tokens than the context."""
+        """Return text embeddings [B, E] from ids [B, L]. Raises ValueError if L exceeds the context."""
         length = text.shape[1]
         self.check_length(length)
-        shorter = {"attn_mask": self.text_tower.attn_mask[:length, :length]}  # which OpenCLIP 3.3 leaves long
+        shorter = {"attn_mask": self.text_tower.attn_mask[:length, :length]}  # OpenCLIP 3.3 does not cut it
         features = functional_call(self.text_tower, shorter, text)
         return F.normalize(features, dim=-1) if normalize else features
 
     def prepare(self, text: Tensor) -> Captions:
-        """As a captioner's. The text tower reads the batch up to its longest caption."""
+        """Noise and pack a batch as `Captioner.prepare`, and keep the clean text, cut to the longest caption."""
         captions = super().prepare(text)
         return captions._replace(text=text[:, :captions.packed.valid.shape[1]])
 
     def terms(self, image_embs: Tensor, captions: Captions) -> dict[str, Tensor]:
-        """As a captioner's, with normalised `image_features` and `text_features` [B, E] where the texts are at hand."""
+        """Return `Captioner.terms` and, if the clean text was kept, normalised image and text features [B, E]."""
         output = super().terms(image_embs, captions)
         output["logit_scale"] = self.logit_scale.exp()
         if captions.text is not None:
@@ -84,7 +87,7 @@ class ContrastiveCaptioner(Captioner):
 
 
 def projection(width: int, embed_dim: int) -> nn.Parameter:
-    """Return a linear projection [D, E] as CLIP draws it."""
+    """Return a linear projection [D, E], initialised as CLIP's."""
     return nn.Parameter(width ** -0.5 * torch.randn(width, embed_dim))
 
 

@@ -1,7 +1,7 @@
-"""The image tower as a model of other libraries: timm, transformers, torch.export.
+"""Converts the image tower to timm, transformers and torch.export.
 
-All give the normalised patch tokens of `Captioner.encode_image_tokens`, of which `encode_image` is the mean (Sec. 4.2).
-OpenCLIP's ViT is the one that CLIP's weights are converted from everywhere. What it has beyond that is refused.
+Each gives the normalised patch tokens of `Captioner.encode_image_tokens`, whose mean is `encode_image` (Sec. 4.2). Of
+OpenCLIP's ViT the other libraries have only the form that CLIP's weights use. Other forms raise ValueError.
 
 Dimensions: B images, P patches, D width.
 """
@@ -19,14 +19,14 @@ from .captioner import Captioner
 if TYPE_CHECKING:
     from transformers import CLIPVisionModel
 
-CLIP_IN_TIMM = "vit_base_patch32_clip_224"  # the architecture that all sizes are told as
-OF_ARCHITECTURE = ("architecture", "input_size", "fixed_input_size", "num_classes", "first_conv", "classifier")
+CLIP_IN_TIMM = "vit_base_patch32_clip_224"  # the architecture whose sizes are then overridden
+ARCHITECTURE_KEYS = ("architecture", "input_size", "fixed_input_size", "num_classes", "first_conv", "classifier")
 TIMM_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
-TIMM_NORMS = {1e-5: {}, 1e-6: {"norm_layer": "layernorm"}}  # the architecture's own, and timm's LayerNorm
+TIMM_NORMS = {1e-5: {}, 1e-6: {"norm_layer": "layernorm"}}  # by eps: the architecture's own, timm's LayerNorm
 
 
 def activation(visual: nn.Module) -> str:
-    """Return a native tower's activation by transformers' name. Raises ValueError if its blocks are not plain."""
+    """Return the activation of an OpenCLIP ViT by transformers' name. Raises ValueError for special blocks."""
     if not isinstance(visual, VisionTransformer):
         raise ValueError(f"its image tower is a {type(visual).__name__}, which no other library has")
     block = visual.transformer.resblocks[0]
@@ -39,15 +39,15 @@ def activation(visual: nn.Module) -> str:
 
 
 def timm_model(visual: nn.Module) -> nn.Module:
-    """Return a timm ViT in eval mode: `forward` is [B, D], `forward_features` gives the tokens, prefix tokens first.
+    """Return a timm ViT in eval mode. `forward` gives [B, D], `forward_features` all tokens, prefix tokens first.
 
-    Raises ValueError if timm has no such model with the mean of the patch tokens as its feature.
+    Raises ValueError if timm has no such network, or none whose feature is the mean of the patch tokens.
     """
     import timm
     options = {"num_classes": 0, "global_pool": "avg"}
     if isinstance(visual, TimmModel):
         if not visual.has_last_norm:
-            raise ValueError("its tokens are the places of a feature map, normalised, and timm's are not normalised")
+            raise ValueError("its tokens are those of a feature map, normalised, and timm does not normalise them")
         architecture = visual.trunk.pretrained_cfg["architecture"]
         known = signature(type(visual.trunk)).parameters
         options |= {name: False for name in ("fc_norm", "use_fc_norm") if name in known}
@@ -69,31 +69,31 @@ def timm_model(visual: nn.Module) -> nn.Module:
             **({} if scale is None else {"init_values": 1.0}),
         }
         weights = names.to_timm(visual.state_dict())
-        if not pre_norm:  # timm's patch embedding has a bias then
+        if not pre_norm:  # then timm's patch embedding has a bias
             weights["patch_embed.proj.bias"] = torch.zeros(encoder.width(visual))
     try:
         model = timm.create_model(architecture, **options)
         model.load_state_dict(weights)
     except (RuntimeError, TypeError) as problem:
-        raise ValueError(f"timm's {architecture} with the mean of its patch tokens as feature is another network: "
+        raise ValueError(f"timm's {architecture} that averages its patch tokens is another network: "
                          f"{str(problem).splitlines()[0]}") from problem
-    # Else timm says of these weights the tag, the licence and the source of its own.
-    model.pretrained_cfg = {name: x for name, x in model.pretrained_cfg.items() if name in OF_ARCHITECTURE}
+    # Without this, timm would give these weights the tag, licence and source of its own.
+    model.pretrained_cfg = {name: x for name, x in model.pretrained_cfg.items() if name in ARCHITECTURE_KEYS}
     return model.eval()
 
 
 def clip_vision_model(visual: nn.Module) -> "CLIPVisionModel":
-    """Return transformers' `CLIPVisionModel` in eval mode. Raises ValueError if the tower is no ViT of CLIP.
+    """Return transformers' `CLIPVisionModel` in eval mode.
 
-    Patch tokens are `post_layernorm(last_hidden_state[:, 1:])`.
+    Its patch tokens are `post_layernorm(last_hidden_state[:, 1:])`. Raises ValueError if the tower is no ViT of CLIP.
     """
     from transformers import CLIPVisionConfig, CLIPVisionModel
     if isinstance(visual, TimmModel):
-        raise ValueError("its image tower is timm's, and CLIPVisionModel is CLIP's")
+        raise ValueError("its image tower is a timm model, and CLIPVisionModel holds only CLIP's ViT")
     act, block = activation(visual), visual.transformer.resblocks[0]
     height, width = visual.image_size
     if height != width or isinstance(visual.ln_pre, nn.Identity) or hasattr(block.ls_1, "gamma"):
-        raise ValueError("CLIPVisionModel has square images, a LayerNorm before its blocks and no layer scale")
+        raise ValueError("CLIPVisionModel needs square images, a LayerNorm before the blocks and no layer scale")
     model = CLIPVisionModel(CLIPVisionConfig(
         hidden_size=encoder.width(visual), intermediate_size=block.mlp.c_fc.out_features,
         num_hidden_layers=len(visual.transformer.resblocks), num_attention_heads=block.attn.num_heads,
@@ -105,12 +105,12 @@ def clip_vision_model(visual: nn.Module) -> "CLIPVisionModel":
     model = model.eval()
     missing, unexpected = getattr(model, "vision_model", model).load_state_dict(weights, strict=False)
     if unexpected or set(missing) - {"embeddings.position_ids"}:
-        raise ValueError(f"CLIPVisionModel lacks {unexpected} and has {missing} beside")
+        raise ValueError(f"CLIPVisionModel has no {unexpected} and needs {missing}")
     return model
 
 
 class ImageEncoder(nn.Module):
-    """Images [B, 3, height, width] -> the feature [B, D] and the patch tokens [B, P, D]."""
+    """Images [B, 3, height, width] -> the mean of the patch tokens [B, D], and the patch tokens [B, P, D]."""
 
     def __init__(self, model: Captioner):
         super().__init__()
@@ -122,7 +122,7 @@ class ImageEncoder(nn.Module):
 
 
 def exported_program(model: Captioner) -> torch.export.ExportedProgram:
-    """Return `ImageEncoder`, for any number of images at a time, as a graph that needs nothing but torch."""
+    """Return `ImageEncoder` as a graph for any batch size. Only torch is needed to run it."""
     batch = torch.export.Dim("batch", min=1)
     image = torch.zeros(2, 3, *model.visual.image_size, device=next(model.parameters()).device)
     return torch.export.export(ImageEncoder(model).eval(), (image,), dynamic_shapes=({0: batch},))

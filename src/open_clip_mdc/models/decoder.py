@@ -1,10 +1,10 @@
 """The text decoder: 12 blocks of self-attention over the caption, cross-attention to the image, MLP (Secs. 3.2, 4.1).
 
-MDC attends both ways over the valid tokens, ARC causally. The linear layers run on packed tokens only: a batch of
-captions is [N, W], its N real tokens one after another. It takes the padded shape [R, L, W] for attention alone.
+MDC's self-attention is bidirectional over the valid tokens, ARC's causal. Captions are packed for the linear layers:
+the real tokens of a batch, one after another, are [N, W]. Only attention works on the padded shape [R, L, W].
 
-Dimensions: I images, R captions (rows), R/I consecutive rows per image, P patches, L positions, N real tokens of all
-rows, W width, H heads, D = W/H, V vocabulary.
+Dimensions: B images, R captions (R/B consecutive rows per image), P patches, L positions, N real tokens of all rows,
+D image width, W decoder width, H heads, V vocabulary.
 """
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,40 +18,40 @@ from ..text.packing import Packed
 from .interface import ImageKV
 from .precision import autocast_dtype, in_chosen_precision, in_float32, in_training_step
 
-TextKV = list[tuple[Tensor, Tensor]]  # per layer: keys and values of the caption so far, [R, H, L, D] each
+TextKV = list[tuple[Tensor, Tensor]]  # per layer: keys and values of the caption so far, [R, H, L, W/H] each
 
 
 def pad(x: Tensor, packed: Packed) -> Tensor:
-    """[N, W] -> [R, L, W], zero where there is no token."""
+    """Return padded [R, L, W] from packed [N, W], zero where there is no token."""
     if packed.place is not None:
         x = x.new_zeros(packed.valid.numel(), x.shape[-1]).index_copy(0, packed.place, x)
     return x.view(*packed.valid.shape, x.shape[-1])
 
 
 def unpad(x: Tensor, packed: Packed) -> Tensor:
-    """[R, L, ...] -> [N, ...]."""
+    """Return packed [N, ...] from padded [R, L, ...]."""
     x = x.flatten(0, 1)
     return x if packed.place is None else x.index_select(0, packed.place)
 
 
 def attention_mask(packed: Packed, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
-    """Return `attn_mask` and `is_causal` of scaled_dot_product_attention, made once for all layers.
+    """Return `attn_mask` and `is_causal` for scaled_dot_product_attention. All layers share them.
 
-    The mask is 0 where a token may look and -inf elsewhere, [R, 1, 1 or L, L], or None. Valid tokens come first in a
-    row, so a causal row never sees its padding and needs no mask of its own.
+    The mask is 0 where a token may attend and -inf elsewhere, [R, 1, 1 or L, L], or None. Valid tokens come first in a
+    row, so causal attention never reaches padding and needs no mask.
     """
     valid, causal = packed.valid, packed.causal
-    may_look = valid[:, None, None, :]
+    may_attend = valid[:, None, None, :]
     if isinstance(causal, Tensor):
         square = torch.ones(valid.shape[1], valid.shape[1], dtype=torch.bool, device=valid.device)
-        may_look = (square.tril() | ~causal[:, None, None, None]) & may_look
+        may_attend = (square.tril() | ~causal[:, None, None, None]) & may_attend
     elif causal or not packed.padded:
         return None, bool(causal)
-    return torch.zeros_like(may_look, dtype=dtype).masked_fill(~may_look, float("-inf")), False
+    return torch.zeros_like(may_attend, dtype=dtype).masked_fill(~may_attend, float("-inf")), False
 
 
 class DecoderBlock(nn.Module):
-    """Pre-norm self-attention, cross-attention, MLP. One MLP per layer, as in CapPa."""
+    """Self-attention, cross-attention and MLP, each with a norm before it. One MLP per layer, as in CapPa."""
 
     def __init__(self, width: int, heads: int, mlp_ratio: float, image_width: int, act_layer: Callable,
                  norm_layer: Callable):
@@ -73,7 +73,7 @@ class DecoderBlock(nn.Module):
         return x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
     def project_image(self, image_embs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the image, [I, H, P, D] each, from [I, P, image_width]."""
+        """Return keys and values of the images, [B, H, P, W/H] each, from patch tokens [B, P, D]."""
         return self.split_heads(self.cross_kv(image_embs), 2)
 
     def forward(self, x: Tensor, packed: Packed, image_k: Tensor, image_v: Tensor, mask: Tensor | None,
@@ -82,7 +82,7 @@ class DecoderBlock(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
         x = x + self.self_out(unpad(y.transpose(1, 2).flatten(2), packed))
 
-        # All rows of an image ask its one set of keys and values, as one long row of queries: [I, H, (R/I)*L, D].
+        # The rows of an image are one long row of queries, [B, H, (R/B)*L, W/H], as they share its keys and values.
         q = pad(self.cross_q(self.ln_2(x)), packed).reshape(image_k.shape[0], -1, x.shape[-1])
         y = F.scaled_dot_product_attention(*self.split_heads(q, 1), image_k, image_v)
         y = y.transpose(1, 2).reshape(*packed.valid.shape, -1)
@@ -91,7 +91,7 @@ class DecoderBlock(nn.Module):
 
     def step(self, x: Tensor, image_k: Tensor, image_v: Tensor,
              past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """`forward`, causally, for one more token per row: [R, W] -> [R, W], and keys and values [R, H, L + 1, D]."""
+        """Run a causal `forward` for one more token per row: [R, W], and keys and values [R, H, L + 1, W/H]."""
         q, k, v = self.split_heads(self.self_qkv(self.ln_1(x))[:, None], 3)
         if past is not None:
             k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
@@ -104,7 +104,7 @@ class DecoderBlock(nn.Module):
 
 
 class VocabularyProjection(nn.Linear):
-    """Logits [M, V] of hidden states [M, W], float32 outside training even if the weights are not."""
+    """Logits [M, V] from hidden states [M, W]. Outside training they are float32, whatever the weights are."""
 
     @in_float32
     def forward(self, hidden: Tensor) -> Tensor:
@@ -114,18 +114,18 @@ class VocabularyProjection(nn.Linear):
 
 
 class TimeEmbedding(nn.Embedding):
-    """A vector per step 0..T, zeros at first: the decoder is then as without it, and draws no random numbers."""
+    """A vector for each step 0..T. It starts at zero and draws no random numbers, so all else starts as without it."""
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
 
 
 class TextDecoder(nn.Module):
-    """Decoder blocks between an input embedding of V + 1 rows (the last is [MASK]) and an untied output of V rows."""
+    """Decoder blocks. The input embedding has V + 1 rows, the last for [MASK]. The output, not tied to it, has V."""
 
     def __init__(self, vocab_size: int, context_length: int, width: int, heads: int, layers: int, mlp_ratio: float,
                  image_width: int, act_layer: Callable, norm_layer: Callable, steps: int | None = None):
-        """Args: `steps` is T of a decoder that is conditioned on the step."""
+        """Build the decoder. Args: `steps` is T for a decoder that reads the diffusion step, else None."""
         super().__init__()
         self.vocab_size = vocab_size
         self.context_length = context_length
@@ -140,7 +140,7 @@ class TextDecoder(nn.Module):
         self.init_parameters()
 
     def init_parameters(self) -> None:
-        # As OpenCLIP's TextTransformer: residual branches shrink with depth.
+        # As in OpenCLIP's TextTransformer, the output layers of residual branches start smaller in deeper networks.
         width, layers = self.positional_embedding.shape[1], len(self.blocks)
         nn.init.normal_(self.token_embedding.weight, std=0.02)
         nn.init.normal_(self.positional_embedding, std=0.01)
@@ -164,28 +164,28 @@ class TextDecoder(nn.Module):
     @property
     def body_dtype(self) -> torch.dtype:
         weight = self.blocks[0].self_qkv.weight
-        return (self.output.weight if hasattr(weight, "to_local") else weight).dtype  # FSDP2 casts what it has gathered
+        return (self.output.weight if hasattr(weight, "to_local") else weight).dtype  # FSDP2 casts gathered weights
 
     @in_chosen_precision
     def project_image(self, image_embs: Tensor) -> ImageKV:
-        """Return what the decoder needs of an image, once for all captions, draws and denoising steps."""
+        """Return keys and values of images from patch tokens [B, P, D]: once for all captions and decoding steps."""
         if autocast_dtype(image_embs.device.type) is None:
             image_embs = image_embs.to(self.body_dtype)
         return [block.project_image(image_embs) for block in self.blocks]
 
     @in_chosen_precision
     def forward(self, packed: Packed, image_kv: ImageKV, time: Tensor | None = None) -> Tensor:
-        """Return hidden states after the last norm, [N, W]. `output` turns predicted ones into logits.
+        """Return hidden states after the last norm, [N, W]. `output` makes logits of them.
 
         Args:
             packed: R rows, ids in [0, V].
-            image_kv: keys and values of I images. Rows r*(R/I) to (r+1)*(R/I) belong to image r.
-            time: the step of each row, long [R], of a decoder that is conditioned on it.
+            image_kv: keys and values of B images. Rows b*(R/B) to (b+1)*(R/B) - 1 belong to image b.
+            time: the step of each row, long [R], for a decoder that reads it.
         """
         x = self.token_embedding(packed.token) + self.positional_embedding[packed.position]
         if self.time_embedding is not None:
             x = x + self.time_embedding(unpad(time[:, None].expand(packed.valid.shape), packed))
-        x = x.to(self.body_dtype)  # parameters that are no nn.Linear stay float32 under --precision bf16
+        x = x.to(self.body_dtype)  # --precision bf16 keeps embeddings in float32
         mask, is_causal = attention_mask(packed, autocast_dtype(x.device.type) or x.dtype)
         for block, (image_k, image_v) in zip(self.blocks, image_kv, strict=True):
             args = (x, packed, image_k, image_v, mask, is_causal)
@@ -195,14 +195,14 @@ class TextDecoder(nn.Module):
 
     @in_chosen_precision
     def step(self, token: Tensor, image_kv: ImageKV, past: TextKV | None = None) -> tuple[Tensor, TextKV]:
-        """Return the hidden state of one more token per row: the last column of a causal `forward`.
+        """Return the hidden state of one more token per row, the last column of a causal `forward`.
 
         Args:
             token: ids, long [R].
-            past: the second result of the step before, rows selected as the caller continues them. None at the first.
+            past: keys and values from the last step, with the rows that you continue. None at the first step.
 
         Returns:
-            [R, W], and the keys and values of all tokens so far.
+            hidden states [R, W], and the keys and values of all tokens so far.
         """
         position = 0 if past is None else past[0][0].shape[2]
         x = (self.token_embedding(token) + self.positional_embedding[position]).to(self.body_dtype)

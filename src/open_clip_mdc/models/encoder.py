@@ -1,8 +1,8 @@
-"""Image towers: an image becomes normalised patch tokens, what the decoder attends to (Sec. 3.2, Fig. 2).
+"""Image towers: an image becomes the normalised patch tokens that the decoder attends to (Sec. 3.2, Fig. 2).
 
-Everything that depends on the kind of tower stands here. `visual` is OpenCLIP's VisionTransformer, its ModifiedResNet,
-its TimmModel, a VQTower, or a RegionTower around one of the first three, as `build` makes it. A checkpoint holds it
-under that name.
+This file holds everything that depends on the kind of tower. `visual` is what `build` returns: OpenCLIP's
+VisionTransformer, ModifiedResNet or TimmModel, a RegionTower around one of these, or a VQTower. Checkpoints hold it
+under the same name.
 
 Dimensions: B images, P patches, D width.
 """
@@ -24,13 +24,13 @@ FEATURES = ("gap", "cls", "patches")
 
 def build(vision_cfg: CLIPVisionCfg, quick_gelu: bool = False, cast_dtype: torch.dtype | None = None,
           vq_cfg: dict | None = None, regions: int = 1) -> nn.Module:
-    """Build a tower that gives all its patch tokens after its last norm and has no parameter beyond what they need.
+    """Build a tower that returns all patch tokens after its last norm, without parameters that they do not need.
 
     Args:
-        vq_cfg: makes it a VQTower, with `vision_cfg`'s sizes of images and patches and width.
-        regions: g of a RegionTower, whose tiles have `vision_cfg.image_size`; 1 is the tower itself.
+        vq_cfg: if given, build a VQTower with the image size, patch size and width of `vision_cfg`.
+        regions: g of a RegionTower, whose tiles have `vision_cfg.image_size`. 1 builds a plain tower.
 
-    Raises ValueError if the tower gives no tokens, sizes do not fit, or there is no such grid.
+    Raises ValueError if the tower gives no tokens, or if sizes do not fit.
     """
     if vq_cfg is not None:
         if regions != 1:
@@ -55,7 +55,7 @@ def build(vision_cfg: CLIPVisionCfg, quick_gelu: bool = False, cast_dtype: torch
 
 
 def load(visual: nn.Module, state_dict: dict[str, Tensor]) -> bool:
-    """Load a file that holds a VQTower's VQ-VAE alone (`open_clip_mdc vq`). Returns False if the weights are others."""
+    """Load a file with only a VQTower's VQ-VAE (`open_clip_mdc vq`). Returns False for any other tower or weights."""
     if not isinstance(visual, VQTower) or not all(name.startswith(PREFIX) for name in state_dict):
         return False
     visual.load_vq({name.removeprefix(PREFIX): weight for name, weight in state_dict.items()})
@@ -76,23 +76,23 @@ def width(visual: nn.Module) -> int:
 
 
 def num_patches(visual: nn.Module) -> int:
-    """Return P, unless some patches are dropped in training (patch_dropout)."""
+    """Return P. With patch_dropout, training has fewer."""
     if isinstance(visual, RegionTower):
         return len(visual.region_embedding) * num_patches(visual.tower)
     return math.prod(grid(visual))
 
 
 def has_mask(visual: nn.Module) -> bool:
-    """Return True if the tower has a [MASK] of its own, which leaves a token's place known."""
+    """Return True if the tower has a [MASK] of its own. A masked token then keeps its position embedding."""
     return isinstance(visual, VQTower)
 
 
 def patch_tokens(visual: nn.Module, image: Tensor, masked: Tensor | None = None) -> Tensor:
     """Return normalised patch tokens [B, P, D] of images [B, 3, height, width], without class and register tokens.
 
-    Tokens that were computed before, [B, P, D] in the place of images, are returned.
-
-    `masked`, bool [B, P], are hidden by the [MASK] of a tower that has one.
+    Args:
+        image: if these are tokens already, [B, P, D], they are returned.
+        masked: bool [B, P], tokens to replace by the tower's [MASK], if it has one.
     """
     if image.ndim == 3:
         return image
@@ -102,13 +102,13 @@ def patch_tokens(visual: nn.Module, image: Tensor, masked: Tensor | None = None)
         return visual(image, masked)[1]
     if isinstance(visual, (TimmModel, ModifiedResNet)):
         return trunk.tokens(visual, image)
-    return visual(image)[1].contiguous()  # else every layer of the decoder copies it
+    return visual(image)[1].contiguous()  # otherwise every decoder layer would copy it
 
 
 def grid(visual: nn.Module) -> tuple[int, int]:
-    """Return rows and columns of the patch tokens. Raises ValueError if they are of several regions."""
+    """Return rows and columns of the patch tokens. Raises ValueError for a RegionTower."""
     if isinstance(visual, RegionTower):
-        raise ValueError("this image tower sees an image in regions, whose tokens lie in no one grid")
+        raise ValueError("this image tower sees an image in regions, so its tokens do not form one grid")
     return tuple(visual.grid_size)
 
 
@@ -120,7 +120,7 @@ def num_layers(visual: nn.Module) -> int:
     return len(visual.trunk.blocks if isinstance(visual, TimmModel) else visual.transformer.resblocks)
 
 
-def _has_blocks(visual: TimmModel) -> bool:  # of a ViT, whose norm applies to each of them
+def _has_blocks(visual: TimmModel) -> bool:  # True for a ViT, whose last norm fits the output of every block
     return hasattr(visual.trunk, "num_prefix_tokens") and hasattr(visual.trunk, "blocks")
 
 
@@ -131,12 +131,12 @@ def has_class_token(visual: nn.Module) -> bool:
 
 
 def features(visual: nn.Module, image: Tensor, kind: str = "gap", layer: int = -1) -> Tensor:
-    """Return image features after the tower's last norm, whatever the layer: [B, D], of "patches" [B, P, D].
+    """Return image features [B, D], or [B, P, D] for "patches". The tower's last norm is applied at every layer.
 
     Args:
         image: [B, 3, height, width].
-        kind: "gap", the mean of the patch tokens (Sec. 4.2); "cls", the class token; "patches", all patch tokens.
-        layer: after which block, counted from 0, or from the end as -1, whose patch tokens the decoder attends to.
+        kind: "gap" is the mean of the patch tokens (Sec. 4.2), "cls" the class token, "patches" all patch tokens.
+        layer: take the output of this block, from 0, or from -1 backwards. The decoder attends to layer -1.
 
     Raises ValueError if there is no such kind, no such layer, or no class token.
     """
@@ -144,7 +144,7 @@ def features(visual: nn.Module, image: Tensor, kind: str = "gap", layer: int = -
         raise ValueError(f"kind is {kind!r}; it must be {', '.join(FEATURES[:-1])} or {FEATURES[-1]}")
     count = num_layers(visual)
     if not isinstance(layer, int) or isinstance(layer, bool) or not -count <= layer < count:
-        raise ValueError(f"layer is {layer!r}; its image tower has layers 0 to {count - 1}, or -{count} to -1")
+        raise ValueError(f"layer is {layer!r}; this image tower has layers 0 to {count - 1}, or -{count} to -1")
     if kind == "cls":
         if not has_class_token(visual):
             raise ValueError("this image tower has no class token: take the mean of its patches")
@@ -155,10 +155,10 @@ def features(visual: nn.Module, image: Tensor, kind: str = "gap", layer: int = -
 
 
 def layers(visual: nn.Module, image: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-    """Return for each block the patch tokens [B, P, D] and the class and register tokens, all after the last norm.
+    """Return each block's patch tokens [B, P, D] and its class and register tokens, all after the last norm.
 
-    One pass computes them. The last patch tokens are those of `patch_tokens`. A network of feature maps gives each
-    stage, whose P and D differ, and its last map.
+    They come from one pass, and the last patch tokens are those of `patch_tokens`. A convolutional network gives its
+    stages, whose P and D differ, and its last feature map.
     """
     if isinstance(visual, TimmModel) and not _has_blocks(visual):
         return [(tokens, None) for tokens in trunk.stages(visual, image)]
@@ -172,34 +172,34 @@ def layers(visual: nn.Module, image: Tensor) -> list[tuple[Tensor, Tensor | None
 
 
 def _blocks(visual: nn.Module, image: Tensor, which: list[int]) -> list[tuple[Tensor, Tensor | None]]:
-    if isinstance(visual, RegionTower):  # whose embeddings were learnt for the last layer
+    if isinstance(visual, RegionTower):  # whose region embeddings are for the last layer only
         return [(tokens.unflatten(0, (len(image), -1)).flatten(1, 2), None)
                 for tokens, _ in _blocks(visual.tower, visual.split(image), which)]
-    asked = dict(indices=which, stop_early=True, output_fmt="NLC", intermediates_only=True)
+    options = dict(indices=which, stop_early=True, output_fmt="NLC", intermediates_only=True)
     if isinstance(visual, TimmModel):
-        found = visual.trunk.forward_intermediates(image, norm=True, return_prefix_tokens=True, **asked)
+        found = visual.trunk.forward_intermediates(image, norm=True, return_prefix_tokens=True, **options)
         return [one if isinstance(one, tuple) else (one, None) for one in found]
-    found = visual.forward_intermediates(image, normalize_intermediates=True, output_extra_tokens=True, **asked)
+    found = visual.forward_intermediates(image, normalize_intermediates=True, output_extra_tokens=True, **options)
     return list(zip(found["image_intermediates"], found["image_intermediates_prefix"], strict=True))
 
 
 def lock(visual: nn.Module, unlocked_groups: int = 0) -> None:
-    """LiT: freeze the tower but for its last groups, as OpenCLIP counts them. Region embeddings are still learnt."""
+    """Freeze the tower except its last groups, as OpenCLIP counts them (LiT). Region embeddings stay trainable."""
     if isinstance(visual, RegionTower):
         return lock(visual.tower, unlocked_groups)
     if isinstance(visual, ModifiedResNet) and unlocked_groups:
-        raise ValueError("--lock-image-unlocked-groups: a ResNet of OpenCLIP is locked whole or not at all")
+        raise ValueError("--lock-image-unlocked-groups: OpenCLIP's ResNet can only be locked whole")
     native = not isinstance(visual, (TimmModel, VQTower, ModifiedResNet))
     if native:
-        visual.proj = nn.Parameter(torch.empty(0))  # upstream's last group; a captioner has none
-    # What runs as in evaluation (Captioner.train) needs no other layers, whose checkpoints would lack what is loaded.
+        visual.proj = nn.Parameter(torch.empty(0))  # OpenCLIP's last group, which a captioner lacks
+    # BatchNorm is not replaced by frozen layers, whose checkpoints would lack entries: see `keep_locked`.
     visual.lock(unlocked_groups=unlocked_groups + (native and unlocked_groups > 0))
     if native:
         visual.proj = None
 
 
 def keep_locked(visual: nn.Module) -> None:
-    """Make a tower that is locked whole run as in evaluation, so that BatchNorm keeps its statistics."""
+    """Put a fully locked tower in eval mode, so that BatchNorm keeps its statistics."""
     tower = region_tower(visual)
     if not any(p.requires_grad for p in tower.parameters()):
         tower.eval()

@@ -1,4 +1,4 @@
-"""A hash that tells one network from another."""
+"""A hash of a model, by which results and caches know which network made them."""
 import hashlib
 from dataclasses import is_dataclass
 
@@ -10,8 +10,8 @@ from ..data.weights import hash_tensor
 def fingerprint(model: torch.nn.Module) -> str:
     """Return the SHA-256 of a model's weights and settings.
 
-    The weights alone do not decide what a model says: those of ViT-B-32 fit ViT-B-32-quickgelu. So the kinds of modules
-    and their plain attributes (number of heads, pooling, the images' mean and size) count as well.
+    Weights alone do not decide what a model computes: those of ViT-B-32 also fit ViT-B-32-quickgelu. So the types of
+    modules and their plain attributes (number of heads, pooling, image mean and size) are hashed, too.
     """
     digest = hashlib.sha256()
     for name, module in model.named_modules():

@@ -1,16 +1,14 @@
-"""The length of an image's caption, p(N | image), which the loss of masked diffusion never learns (Sec. 3.2).
+"""The length head: p(N | image), the caption's length, which masked diffusion does not model (Sec. 3.2).
 
-A masked diffusion captioner models captions given their length, so that nothing it says about captions of different
-length compares. A classifier of the length stands beside it, as in DDCap (Zhu et al. 2022): one linear layer on the
-mean and the maximum of the patch tokens, detached, so that encoder and decoder are bit for bit what they would be
-without it. (From the mean alone, which is probed, the number of things is harder to tell.)
+A masked diffusion captioner models captions given their length, so its scores of captions of different lengths are not
+comparable. This classifier of the length, as in DDCap (Zhu et al. 2022), makes them so. It is one linear layer on the
+mean and the maximum of the patch tokens (from the mean alone it is harder to count objects). The tokens are detached,
+so encoder and decoder train bit for bit as they would without it.
 
-Adam moves every weight by the learning rate at each step, so that a logit moves by the sum of all features times it. In
-training the features are therefore divided by about their number. Checkpoints hold the weights of SCALE times the
-features, whatever the width.
+A step of Adam moves every weight by about the learning rate, and a logit by that times the sum of all features. So
+training divides the features by about their number. Checkpoints hold weights for SCALE times the features at any width.
 
-Dimensions: B images, P patches, L positions, D image width, N tokens of a caption between SOT and EOT, S lengths (N = 0
-to S - 1).
+Dimensions: B images, P patches, D image width, N tokens of a caption between SOT and EOT, S lengths (N = 0 to S - 1).
 """
 import math
 
@@ -20,21 +18,21 @@ from torch import Tensor, nn
 
 from .precision import without_autocast
 
-SCALE = 10.0  # of the features, for which a checkpoint's weights are
-WIDTH = 24  # D at which training sees them so, too: twice it learns faster, but jumps where features are far from 0
+SCALE = 10.0  # factor of the features that a checkpoint's weights are for
+WIDTH = 24  # largest D without a divisor in training. 48 learns faster, but is unstable where features are far from 0
 
 
 class LengthHead(nn.Linear):
-    """Logits of N. Begins with zeros, that is p(N) uniform, and draws no random numbers."""
+    """Logits of N. Its weights start at zero, so that p(N) is uniform and no random numbers are drawn."""
 
     def __init__(self, width: int, context_length: int):
         super().__init__(2 * width, context_length - 1)
         for parameter in self.parameters():
-            parameter.unclipped = True  # --grad-clip-norm would shorten the others' steps on its account
+            parameter.unclipped = True  # its gradients must not count in --grad-clip-norm
 
     @property
     def narrowing(self) -> float:
-        """The divisor of features in training. A power of two, so that checkpoints give back the very weights."""
+        """Return the divisor of features in training, a power of two, so that saving and loading is exact."""
         return 2.0 ** max(0, math.ceil(math.log2(self.in_features / 2 / WIDTH)))
 
     def reset_parameters(self) -> None:
@@ -42,7 +40,7 @@ class LengthHead(nn.Linear):
         nn.init.zeros_(self.bias)
 
     def forward(self, image_embs: Tensor) -> Tensor:
-        """Return float32 [B, S] whatever autocast says, from patch tokens [B, P, D], to which no gradient passes."""
+        """Return float32 logits [B, S] from patch tokens [B, P, D], without autocast and without a gradient to them."""
         image_embs = image_embs.detach().float()
         features = SCALE / self.narrowing * torch.cat((image_embs.mean(1), image_embs.amax(1)), 1)
         with without_autocast(image_embs.device.type):
@@ -58,25 +56,25 @@ class LengthHead(nn.Linear):
         super()._load_from_state_dict({**state_dict, f"{prefix}weight": weight}, prefix, *args)
 
     def log_prob(self, image_embs: Tensor) -> Tensor:
-        """Return log p(N | image) of captions with at least one token, float32 [B, S], -inf for N = 0.
+        """Return log p(N | image, N > 0), float32 [B, S], -inf for N = 0.
 
         Raises ValueError if the head was never trained.
         """
         if not self.weight.any():
-            raise ValueError("a length that the model chooses needs one that has learnt how long captions are; this "
-                             "one's length head was never trained (older checkpoints have none): give a number")
+            raise ValueError("this model cannot choose a length, as its length head was never trained (older "
+                             "checkpoints have none): give a number of tokens")
         empty = torch.zeros(self.out_features, dtype=torch.bool, device=image_embs.device)
         empty[0] = True
         return self(image_embs).masked_fill(empty, -torch.inf).log_softmax(1)
 
 
 def fill_missing_from_init(head: LengthHead, state_dict: dict, prefix: str, *_) -> None:
-    """Keep the head as it is where a checkpoint has none, or one for another context length."""
+    """Keep the initial weights where a checkpoint has none, or has them for another context length."""
     for name, own in head.state_dict().items():
         if prefix + name not in state_dict or state_dict[prefix + name].shape != own.shape:
             state_dict[prefix + name] = own
 
 
 def length_nll(logits: Tensor, num_target: Tensor) -> Tensor:
-    """Return -log p(N | image), float32 [B], from logits [B, S] and N + 1 [B], as EOT counts."""
+    """Return -log p(N | image), float32 [B], from logits [B, S] and `num_target` [B], which is N + 1 with EOT."""
     return F.cross_entropy(logits, num_target.long() - 1, reduction="none")

@@ -1,6 +1,6 @@
-"""LiT (arXiv 2111.07991): CLIP's text tower learns to fit a captioner's image tower, which may stay locked.
+"""LiT (arXiv 2111.07991): a CLIP text tower is trained to match a captioner's image tower, which may stay locked.
 
-The embedding of an image is its GAP feature, linearly projected, whatever the tower. The projection is learnt, too.
+An image's embedding is the mean of its patch tokens, linearly projected. The projection is learnt, too.
 
 Dimensions: B images, P patches, D image width, E width of the embeddings.
 """
@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from . import encoder
 from .contrastive import project, projection
 
+# OpenCLIP's constructor builds an image tower, which `LiT` then replaces. This is the smallest one.
 PLACEHOLDER = CLIPVisionCfg(layers=1, width=8, head_width=8, patch_size=8, image_size=8)
 
 
 class PooledTower(nn.Module):
-    """An image tower as OpenCLIP's models have it, made of a captioner's."""
+    """A captioner's image tower with the pooling and projection that OpenCLIP's CLIP models expect."""
 
     def __init__(self, tower: nn.Module, embed_dim: int):
         super().__init__()
@@ -26,7 +27,7 @@ class PooledTower(nn.Module):
         self.proj = projection(encoder.width(tower), embed_dim)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return embeddings [B, E] of images [B, 3, height, width] or of their patch tokens [B, P, D]."""
+        """Return embeddings [B, E] of images [B, 3, height, width], or of their patch tokens [B, P, D]."""
         return project(encoder.patch_tokens(self.tower, image), self.proj)
 
     def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
@@ -45,7 +46,7 @@ class PooledTower(nn.Module):
 
 
 class LiT(CustomTextCLIP):
-    """OpenCLIP's model of two towers, the image's a `PooledTower`."""
+    """OpenCLIP's two-tower model with a `PooledTower` as image tower."""
 
     def __init__(self, embed_dim: int, vision_cfg: CLIPVisionCfg | dict[str, Any], text_cfg: Any,
                  quick_gelu: bool = False, cast_dtype: torch.dtype | None = None, **rest):
@@ -55,5 +56,5 @@ class LiT(CustomTextCLIP):
 
 
 def patch_tower(model: nn.Module) -> nn.Module:
-    """Return the part of a captioner or LiT model that gives patch tokens."""
+    """Return the module of a captioner or LiT model that gives patch tokens."""
     return model.visual.tower if isinstance(model.visual, PooledTower) else model.visual

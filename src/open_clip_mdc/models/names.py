@@ -1,7 +1,7 @@
-"""Names of the weights of an image tower: timm's, OpenCLIP's, and those of four families of transformers.
+"""Translates names of image tower weights between timm, OpenCLIP and four model families of transformers.
 
-Each table is read in both directions: convert.py writes by it, tower_weights.py reads by it, timm's names between them.
-A name that begins with a dot stands within, any other at the beginning.
+timm's names are the common form. tower_weights.py reads weights by these tables, and convert.py writes by them, in the
+opposite direction. A pattern that begins with a dot matches anywhere in a name, any other only at its beginning.
 """
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ CLIP: Table = (  # transformers' CLIPVisionModel and SiglipVisionModel
     ("encoder.layers.", "blocks."), (".layer_norm1.", ".norm1."), (".layer_norm2.", ".norm2."),
     (".self_attn.out_proj.", ".attn.proj."), (".self_attn.", ".attn."),
 )
-DINOV2: Table = (  # transformers' Dinov2Model, with registers or without: its files', its modules' since version 5
+DINOV2: Table = (  # transformers' Dinov2Model, with or without registers. Names in files, and in modules since 5.0
     ("embeddings.patch_embeddings.projection.", "patch_embed.proj."), ("embeddings.position_embeddings", "pos_embed"),
     ("embeddings.", ""), ("encoder.layer.", "blocks."), ("layernorm.", "norm."),
     (".attention.attention.query.", ".attn.q_proj."), (".attention.attention.key.", ".attn.k_proj."),
@@ -29,16 +29,16 @@ DINOV2: Table = (  # transformers' Dinov2Model, with registers or without: its f
     (".attention.o_proj.", ".attn.proj."), (".attention.", ".attn."), (".layer_scale1.lambda1", ".ls1.gamma"),
     (".layer_scale2.lambda1", ".ls2.gamma"), (".mlp.weights_in.", ".mlp.w12."), (".mlp.weights_out.", ".mlp.w3."),
 )
-VIT: Table = DINOV2 + (  # transformers' ViTModel, which DINO and MAE are, too; read only
+VIT: Table = DINOV2 + (  # transformers' ViTModel, also for DINO and MAE. Only for reading
     (".layernorm_before.", ".norm1."), (".layernorm_after.", ".norm2."), (".intermediate.dense.", ".mlp.fc1."),
     (".output.dense.", ".mlp.fc2."), ("layers.", "blocks."),
 )
 FAMILIES = (("class_embedding", NATIVE), ("embeddings.patch_embedding.", CLIP),
-            ("embeddings.patch_embeddings.", VIT))  # by the beginning of a name that no other family has
+            ("embeddings.patch_embeddings.", VIT))  # keyed by the beginning of a name that only this family has
 
 
 def renamed(weights: Mapping[str, Tensor], table: Table, back: bool = False) -> dict[str, Tensor]:
-    """Return weights by timm's names, with `back` by the table's."""
+    """Return weights under timm's names, or with `back` from timm's names to the table's."""
     result = {}
     for name, x in weights.items():
         for pair in table:
@@ -52,7 +52,7 @@ def renamed(weights: Mapping[str, Tensor], table: Table, back: bool = False) -> 
 
 
 def joined(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights with the projections of queries, keys and values in one."""
+    """Return weights with the projections of queries, keys and values joined in one."""
     result = dict(weights)
     for name in weights:
         if ".attn.q_proj." in name:
@@ -63,7 +63,7 @@ def joined(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def split(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights with a projection for each of queries, keys and values."""
+    """Return weights with separate projections of queries, keys and values."""
     result = {}
     for name, x in weights.items():
         if ".attn.qkv." in name:
@@ -75,10 +75,7 @@ def split(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_timm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights of an image tower of any family by timm's names, and in timm's shapes.
-
-    Names of networks that are in none of the tables stay as they are.
-    """
+    """Return an image tower's weights with timm's names and shapes. Unknown names stay as they are."""
     for beginning, table in FAMILIES:
         if any(name.startswith(beginning) for name in weights):
             weights = joined(renamed(weights, table))
@@ -91,9 +88,10 @@ def to_timm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_native(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a ViT's weights, given by timm's names, as OpenCLIP's VisionTransformer has them.
+    """Return a ViT's weights for OpenCLIP's VisionTransformer, from timm's names.
 
-    It has no bias in its convolution: that is added to the position of every patch, which gives the same sum.
+    OpenCLIP's patch embedding has no bias. A bias is added to the position embeddings of the patches instead, which
+    computes the same.
     """
     weights = dict(weights)
     bias = weights.pop("patch_embed.proj.bias", None)

@@ -1,4 +1,4 @@
-"""The precision that the decoder computes in, in training and outside it."""
+"""Controls the decoder's precision: autocast in training, and outside training float32 logits and pre-cast blocks."""
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -9,27 +9,26 @@ from torch import nn
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:
-    """Return what autocast computes in on this kind of device. None where it is off."""
+    """Return autocast's dtype on this kind of device, or None if autocast is off."""
     on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if on else None
 
 
 def without_autocast(device: str) -> AbstractContextManager:
-    """Return a context without autocast. A device that knows none (meta) needs nothing."""
+    """Return a context that turns autocast off. It does nothing on a device without autocast (meta)."""
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def in_training_step(module: nn.Module) -> bool:
-    # With gradients, or in the first pass of --accum-freq, which OpenCLIP runs without. All that scores or decodes puts
-    # the model in eval mode, or runs in inference mode. Compiled code is a captioner's whole forward, whose graph the
-    # question for inference mode would break.
+    # Not told by gradients, as OpenCLIP runs the first pass of --accum-freq without them. Scoring and decoding use eval
+    # mode or inference mode. Only training compiles a captioner, and asking for inference mode would break its graph.
     return module.training and (torch.compiler.is_compiling() or not torch.is_inference_mode_enabled())
 
 
 def in_float32(method: Callable) -> Callable:
-    """Take a module's method out of autocast, but in a training step.
+    """Decorate a module's method to run without autocast, except in a training step.
 
-    Of logits, 8 bits would decide which token is revealed next. Where autocast is on, TF32's 11 bits may do.
+    In bfloat16, 8 bits of a logit would decide which token is revealed next. Under autocast, TF32 (11 bits) is allowed.
     """
     @wraps(method)
     def outside_autocast(self: nn.Module, *args, **kwargs):
@@ -47,10 +46,10 @@ def in_float32(method: Callable) -> Callable:
 
 
 def in_chosen_precision(method: Callable) -> Callable:
-    """Run a decoder's method in the precision of autocast by blocks that are cast once, not anew at each step.
+    """Decorate a decoder's method to run in autocast's precision with blocks that are cast once, not at each step.
 
-    Autocast itself would cast weights and activations at each product, more kernels than the products. In a training
-    step nothing changes, nor where gradients are asked for, which the copies would keep for themselves.
+    Autocast itself casts weights and activations at every product, which launches more kernels than the products do. In
+    a training step nothing changes. With gradients on, the original blocks run, as gradients of copies would be lost.
     """
     @wraps(method)
     def outside_autocast(self: nn.Module, *args, **kwargs):
@@ -65,7 +64,7 @@ def in_chosen_precision(method: Callable) -> Callable:
 
 
 def with_cast_blocks(decoder: nn.Module, dtype: torch.dtype | None) -> nn.Module:
-    """Return the decoder with a copy of its blocks in a lower precision, made when their weights have changed."""
+    """Return the decoder with a lower-precision copy of its blocks. It is copied again only if weights changed."""
     parameters = list(decoder.blocks.parameters())
     if dtype is None or parameters[0].dtype != torch.float32:
         return decoder
@@ -75,5 +74,5 @@ def with_cast_blocks(decoder: nn.Module, dtype: torch.dtype | None) -> nn.Module
             body = copy.copy(decoder)
             body._modules = {**decoder._modules, "blocks": copy.deepcopy(decoder.blocks).to(dtype)}
             body.__dict__.pop("cast", None)
-        decoder.cast = state, body  # in a tuple: no module of the decoder's, nor in its state_dict
+        decoder.cast = state, body  # a tuple keeps the copy out of the decoder's modules and state_dict
     return decoder.cast[1]

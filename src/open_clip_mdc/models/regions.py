@@ -1,9 +1,9 @@
-"""Region features: an image is seen whole and small, and in tiles at full resolution, by one tower.
+"""Region features: one tower encodes the downsampled image and its tiles at full resolution.
 
-Not in the paper: captions of region features are claimed to be the more precise ones. With g x g tiles of side s the
-image has side g*s. The whole of it, shrunk to s, and its tiles go through the tower in one batch of 1 + g^2 images, and
-the decoder attends to the patch tokens of all, to each of which its region's learned embedding is added. The same
-tower at s sees as much of the whole and no detail, at g*s as many pixels and all of them in one context.
+This is not in the paper. It tests the claim that region features give more precise captions. With g x g tiles of side s
+the image has side g*s. The whole image, shrunk to side s, and its tiles go through the tower as 1 + g^2 images. Each
+region has a learned embedding, which is added to its patch tokens, and the decoder attends to all of them. Compare with
+the same tower at side s (no detail) and at side g*s (as many pixels, in one context).
 
 Dimensions: B images, G = 1 + g^2 regions, P patches of a region, D width.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def split(image: Tensor, grid: int) -> Tensor:
-    """Shrink the whole image, then cut its tiles row by row: [B, 3, g*h, g*w] -> [B*G, 3, h, w]."""
+    """Return the shrunk image and then its tiles, row by row: [B*G, 3, h, w] from [B, 3, g*h, g*w]."""
     height, width = (side // grid for side in image.shape[2:])
     tiles = image.unflatten(3, (grid, width)).unflatten(2, (grid, height))  # [B, 3, g, h, g, w]
     tiles = tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # [B, g^2, 3, h, w]
@@ -21,10 +21,10 @@ def split(image: Tensor, grid: int) -> Tensor:
 
 
 class RegionTower(nn.Module):
-    """A tower in the place of `visual`, run by encoder.py."""
+    """An image tower that is applied to the regions of an image. encoder.py runs it."""
 
     def __init__(self, tower: nn.Module, grid: int, width: int):
-        """Args: `tower` is for images of side s, `width` is D. Raises ValueError if `grid` is less than 2."""
+        """Wrap a `tower` for images of side s. `grid` is g, `width` is D. Raises ValueError if `grid` is below 2."""
         super().__init__()
         if grid < 2:
             raise ValueError(f"caption_cfg.regions is {grid}; it must be 1, the whole image, or g for g x g tiles")
@@ -35,11 +35,11 @@ class RegionTower(nn.Module):
         nn.init.normal_(self.region_embedding, std=0.02)
 
     def split(self, image: Tensor) -> Tensor:
-        """[B, 3, g*s, g*s] -> [B*G, 3, s, s], those of an image one after another."""
+        """Return regions [B*G, 3, s, s] of images [B, 3, g*s, g*s], each image's one after another."""
         return split(image, self.grid)
 
     def join(self, tokens: Tensor) -> Tensor:
-        """[B*G, P, D] -> [B, G*P, D], the whole image first."""
+        """Return the tokens of an image's regions, [B, G*P, D], the whole image first, from [B*G, P, D]."""
         return (tokens.unflatten(0, (-1, len(self.region_embedding))) + self.region_embedding[:, None]).flatten(1, 2)
 
     def set_input_size(self, image_size: int | tuple[int, int]) -> None:

@@ -1,8 +1,8 @@
-"""The way in for an image encoder: weights of another library, under a tower's own names, all of them or none.
+"""Loads an image encoder's weights from another library into a tower. All must fit, or none are loaded.
 
-Heads are left out, as a captioner has none. Of CoCa's tower the norm before the attention that pools is the last norm,
-as it is the one that its patch tokens go through. Of a DINOv2 without registers the position embedding is resized
-without antialias, as its authors do it, of all others with it, as OpenCLIP, timm and DINOv2's authors do it.
+Classification and projection heads are left out, as a captioner has none. In a CoCa tower the last norm is the one
+before the attention pooling, as the patch tokens pass through that one. Position embeddings are resized with antialias,
+as OpenCLIP and timm do. Only a DINOv2 without registers is resized without, as its authors do.
 """
 import math
 import re
@@ -22,25 +22,25 @@ from ..data.weights import Misfit
 from . import encoder, names
 from .vq import VQTower
 
-# What stands before a tower's names.
-WITHIN = ("visual.", "tower.", "trunk.", "vision_model.", "dinov2.", "dinov2_with_registers.", "vit.")
+# What a whole model puts before the names of its image tower.
+PREFIXES = ("visual.", "tower.", "trunk.", "vision_model.", "dinov2.", "dinov2_with_registers.", "vit.")
 HEADS = re.compile(r"(head|fc|fc_norm|classifier|last_linear|pre_logits|attn_pool\w*|attnpool|conv_head|norm_head)\.|"
                    r"proj$|head_\w+\.|mask_token$|pooler\.")
-COUNTS = "num_batches_tracked"  # of BatchNorm, without use
+COUNTS = "num_batches_tracked"  # BatchNorm's counter, which is not used
 ACTIVATIONS = {"gelu": F.gelu, "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu,
                "quick_gelu": QuickGELU(), "silu": F.silu}  # by transformers' names
-# What others do not tell apart: OpenCLIP and timm where they convert SigLIP, transformers where it converts ViTs.
+# Pairs that other libraries treat as equal: OpenCLIP and timm when they convert SigLIP, transformers for ViTs.
 ALIKE = ({"gelu", "gelu_pytorch_tanh"}, {1e-6, 1e-12})
 
 
 def load(visual: nn.Module, given: Mapping[str, Tensor]) -> None:
-    """Put the weights of an image tower, or those in a whole model, into `visual`. Raises Misfit."""
+    """Load an image tower's weights, or those of the tower in a whole model, into `visual`. Raises Misfit."""
     found = converted(visual, given)
-    network_of(visual).load_state_dict(found, strict=False)  # all are there but what counts batches
+    network_of(visual).load_state_dict(found, strict=False)  # only BatchNorm's counters may be missing
 
 
 def converted(visual: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights under the names and in the sizes of a tower, which may be without data. Raises Misfit."""
+    """Return weights with the names and sizes of a tower, which may be on the meta device. Raises Misfit."""
     if isinstance(visual, VQTower):
         raise Misfit("its image tower is a frozen VQ-VAE, which comes from open_clip_mdc vq: give it by --pretrained")
     network, weights = network_of(visual), names.to_timm(image_part(given))
@@ -66,14 +66,14 @@ def converted(visual: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def network_of(visual: nn.Module) -> nn.Module:
-    """Return the network within a tower that another library has, too: timm's own, OpenCLIP's."""
+    """Return the network in a tower that another library has, too: timm's model or OpenCLIP's ViT."""
     tower = encoder.region_tower(visual)
     return tower.trunk if isinstance(tower, TimmModel) else tower
 
 
 def image_part(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what an image tower has of the weights of a model, without what stands before their names."""
-    for prefix in WITHIN:
+    """Return the image tower's part of a model's weights, without prefixes such as "visual."."""
+    for prefix in PREFIXES:
         part = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
         weights = part or weights
     return dict(weights)
@@ -85,16 +85,16 @@ def _sized(visual: VisionTransformer, weights: dict[str, Tensor]) -> dict[str, T
     if position is None or math.isqrt(len(position) - 1) ** 2 != len(position) - 1:
         return weights
     state = {"visual.positional_embedding": position}
-    scaled = hasattr(visual.transformer.resblocks[0].ls_1, "gamma")  # a native tower with layer scale is a DINOv2
+    scaled = hasattr(visual.transformer.resblocks[0].ls_1, "gamma")  # an OpenCLIP ViT with layer scale is a DINOv2
     resize_pos_embed(state, SimpleNamespace(visual=visual), antialias=not scaled)
     return weights | {"positional_embedding": state["visual.positional_embedding"]}
 
 
 def _adapted(trunk: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights as timm itself brings them into an encoder: old names, sizes of positions and windows."""
+    """Return weights that timm's own filter has adapted: old names, sizes of position embeddings and windows."""
     own = {name: x for name, x in trunk.state_dict().items() if not name.endswith(COUNTS)}
     adapt = getattr(sys.modules[type(trunk).__module__], "checkpoint_filter_fn", None)
-    patches = "patch_embed.proj.weight"  # which timm would resize in silence
+    patches = "patch_embed.proj.weight"  # timm would resize it silently, so another size is left to fail
     if adapt is None or all(name in weights and weights[name].shape == x.shape for name, x in own.items()) or (
             patches in own and patches in weights and own[patches].shape != weights[patches].shape):
         return weights
@@ -102,13 +102,13 @@ def _adapted(trunk: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
              and "antialias" in signature(adapt).parameters)
     try:
         return adapt(dict(weights), trunk, **({"antialias": False} if plain else {}))
-    except Exception as problem:  # of names that timm does not expect
-        raise Misfit(f"timm cannot bring it into its {type(trunk).__name__} "
+    except Exception as problem:  # timm meets unexpected names with errors of any kind
+        raise Misfit(f"timm cannot load it into its {type(trunk).__name__} "
                      f"({type(problem).__name__}: {str(problem)[:100]})") from problem
 
 
 def traits(network: nn.Module) -> dict[str, object]:
-    """Return what a ViT of OpenCLIP or timm computes with its weights: heads, activation, eps. {} of others."""
+    """Return settings of a ViT of OpenCLIP or timm that its weights do not show. {} for other networks."""
     if isinstance(network, VisionTransformer):
         block = network.transformer.resblocks[0]
         found = block.attn.num_heads, getattr(block.mlp, "gelu", None), network.ln_post.eps
@@ -128,7 +128,7 @@ def _activation(act: nn.Module | None) -> str | None:
 
 
 def check_traits(visual: nn.Module, given: Mapping[str, object]) -> None:
-    """Raise Misfit where an encoder with the same weights computes another thing, as far as that is known."""
+    """Raise Misfit if `given`, the settings that are known of the weights' network, differ from the tower's."""
     for name, own in traits(network_of(visual)).items():
         other = given.get(name)
         if None not in (own, other) and own != other and not any({own, other} <= same for same in ALIKE):

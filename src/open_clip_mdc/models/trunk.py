@@ -1,7 +1,7 @@
-"""Encoders that were made to classify: timm's of any kind, and CLIP's ResNets. What their tokens are, at which size.
+"""Patch tokens of encoders that were made to classify: timm's models of any kind, and CLIP's ResNets.
 
-A ViT gives patch tokens after prefix tokens (class, registers). A network of feature maps gives its last map, a token
-a place. Where no LayerNorm stands at its end, each token is normalised here, without parameters.
+A ViT gives prefix tokens (class, registers) and then patch tokens. A convolutional network gives its last feature map,
+one token per position. If a network does not end in a LayerNorm, tokens are normalised here, without parameters.
 
 Dimensions: B images, P patches, D width.
 """
@@ -24,17 +24,17 @@ class _Features(nn.Module):
 
 
 def settle(visual: TimmModel, name: str) -> None:
-    """Bring timm's encoder to `visual.image_size`, note the grid of its tokens, and drop what does not make them.
+    """Set timm's encoder to `visual.image_size`, store the grid of its tokens, and drop parameters without a gradient.
 
-    A parameter without a gradient stops DDP at the second step. Which have none, and the shape of the tokens, are seen
-    in a pass over tensors without data. Raises ValueError if the encoder has no such size, or gives no tokens.
+    DDP stops at the second step if a parameter gets no gradient. A pass on the meta device finds these parameters and
+    the tokens' shape. Raises ValueError if the encoder does not take this size, or gives no tokens.
     """
     trunk = visual.trunk
     try:
         if hasattr(trunk, "set_input_size") and visual.image_size != _made_for(trunk):
             trunk.set_input_size(img_size=visual.image_size)
         tokens, unused = _trial(trunk, visual.image_size)
-    except Exception as problem:  # of anybody's network
+    except Exception as problem:  # networks raise anything
         height, width = visual.image_size
         raise ValueError(f"timm's {name} does not take images of {height} x {width} (image_size), or is no image "
                          f"encoder: {(str(problem).splitlines() or [type(problem).__name__])[0][:200]}") from problem
@@ -45,7 +45,7 @@ def settle(visual: TimmModel, name: str) -> None:
     else:
         visual.grid_size = _grid(trunk, tokens.shape[1] - visual.num_prefix)
     if visual.grid_size is None:
-        raise ValueError(f"timm's {name} gives {tokens.shape[1]} tokens, which lie in no grid")
+        raise ValueError(f"timm's {name} gives {tokens.shape[1]} tokens, which do not form a grid")
     is_vit = hasattr(trunk, "num_prefix_tokens")
     visual.has_last_norm = is_vit or isinstance(getattr(trunk, "norm", None), nn.LayerNorm)
     for parameter in unused:
@@ -59,7 +59,7 @@ def _made_for(trunk: nn.Module) -> tuple[int, int]:
 
 
 def _trial(trunk: nn.Module, size: tuple[int, int]) -> tuple[Tensor, list[str]]:
-    """Return the tokens of an image without data, and the names of parameters that have no part in them."""
+    """Return the tokens of an image on the meta device, and the names of parameters without a gradient."""
     features, training = _Features(trunk), trunk.training
     state = {name: torch.empty_like(x, device="meta").requires_grad_(isinstance(x, nn.Parameter))
              for name, x in (*features.named_parameters(), *features.named_buffers())}
@@ -81,21 +81,21 @@ def _grid(trunk: nn.Module, count: int) -> tuple[int, int] | None:
 
 
 def settle_resnet(visual: ModifiedResNet) -> None:
-    """Leave out the attention that pools CLIP's ResNet, so that it gives its last map."""
+    """Remove the attention pooling of CLIP's ResNet, so that it returns its last feature map."""
     side = visual.image_size // 32
     visual.width, visual.grid_size = visual.attnpool.c_proj.in_features, (side, side)
     visual.attnpool = nn.Identity()
 
 
 def tokens(visual: nn.Module, image: Tensor) -> Tensor:
-    """Return normalised tokens [B, P, D], without class and register tokens, of a tower that was settled."""
+    """Return normalised tokens [B, P, D], without class and register tokens, after `settle` or `settle_resnet`."""
     if isinstance(visual, ModifiedResNet):
         return _of_map(visual(image), True, False)
     return _of_last(visual, visual.trunk.forward_features(image))
 
 
 def stages(visual: TimmModel, image: Tensor) -> list[Tensor]:
-    """Return the tokens of each stage of a network of feature maps, [B, P, D] of its own P and D, and `tokens`."""
+    """Return the tokens of each stage of a convolutional network, each with its own P and D, and then `tokens`."""
     if not hasattr(visual.trunk, "forward_intermediates"):
         return [tokens(visual, image)]
     last, maps = visual.trunk.forward_intermediates(image, output_fmt="NCHW")

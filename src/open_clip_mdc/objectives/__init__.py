@@ -1,17 +1,18 @@
-"""Mathematics of the forward process and the loss: an objective is a function, a file is a family.
+"""Training objectives: the forward process and the loss (Eqs. 1 to 7). Each file has one family of objectives.
 
-    mdc    each token is masked with probability t, t in (t_min, t_max]; weight 1/t (Eq. 5) or 1 (Table 4)
-    BERT   mdc with t_min = t_max: Eq. 1, whose divisor, the random number of masked tokens, 1/t replaces on average
-    parallel decoding      mdc with t_min = t_max = 1
-    arc    nothing is masked, the decoder is causal, every token has weight 1 (the negative of Eq. 7)
-    cappa  CapPa's mix: 75 % of the samples in parallel, 25 % autoregressive (Tschannen et al. 2023, Sec. 3)
-    mcd    mask-and-replace diffusion in 100 steps, MC-Diffusion's (replace_process.py); a row per schedule
-    complementary  two views of each caption: what one hides, the other shows, as in LaViDa, so that every token is
-           learnt once a step; two-views is its control, the same two rates with independent masks
+    mdc    Masked diffusion. Tokens are masked with probability t, with t in (t_min, t_max]. A masked token has weight
+           1/t (Eq. 5) or 1 (Table 4).
+    BERT   mdc with t_min = t_max. Eq. 1 divides by the number of masked tokens, here 1/t does so on average.
+    parallel decoding      mdc with t_min = t_max = 1.
+    arc    Autoregressive. Nothing is masked, the decoder is causal, every token has weight 1 (the negative of Eq. 7).
+    cappa  CapPa's mix: 75 % of the captions in parallel, 25 % autoregressive (Tschannen et al. 2023, Sec. 3).
+    mcd    MC-Diffusion's mask-and-replace diffusion in 100 steps (replace_process.py), a row per schedule.
+    complementary  Two views of each caption, as in LaViDa. One masks what the other shows, so every token is learnt.
+    two-views      The control of complementary: the same two rates, but independent masks.
 
 The continuous-time bound and its weight are those of MDLM (Sahoo et al. 2024) and MD4 (Shi et al. 2024).
 """
-from . import autoregressive, masked, replace  # noqa: F401  each registers its rows
+from . import autoregressive, masked, replace  # noqa: F401  each registers its objectives
 from .base import CaptionCfg
 from .registry import OBJECTIVES, Objective, register_objective
 

@@ -15,20 +15,20 @@ CAPPA_AUTOREGRESSIVE_FRACTION = 0.25
 
 def autoregressive(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
                    generator: torch.Generator | None = None) -> NoisedCaptions:
-    """Predict every token from those before it: the negative of Eq. 7."""
+    """Return targets for predicting every token from those before it: the negative of Eq. 7."""
     target = target_tokens(text, vocab_size)
     return NoisedCaptions(text, target, target.float(), target, True, torch.zeros(len(text), device=text.device))
 
 
 def autoregressive_targets(text: Tensor, vocab_size: int, u: Tensor,
                            generator: torch.Generator | None = None) -> NoisedCaptions:
-    """Return the targets of Eq. 7: a causal model has no noise, so its NELBO is its NLL."""
+    """Return the same targets for the NELBO. A causal model has no noise, so its NELBO is its NLL (Eq. 7)."""
     return autoregressive(text, vocab_size, CaptionCfg(), u)
 
 
 def captioning_with_parallel(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
                              generator: torch.Generator | None = None) -> NoisedCaptions:
-    """Mix as CapPa: u picks the captions read left to right. In the others every token is masked."""
+    """Mix as CapPa does: captions with a small u are read from left to right, and all others are fully masked."""
     target = target_tokens(text, vocab_size)
     causal = u.to(text.device, torch.float32) <= CAPPA_AUTOREGRESSIVE_FRACTION
     noisy = text.masked_fill(target & ~causal[:, None], mask_id(vocab_size))

@@ -1,6 +1,6 @@
-"""The part of a model config that chooses an objective, and how times are drawn.
+"""`CaptionCfg`, the part of a model config that chooses an objective, and the random numbers of times and masks.
 
-Dimensions: B captions of one process, P patches.
+Dimensions: B captions or images of one process, P patches.
 """
 import math
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ GOLDEN_RATIO = (5 ** 0.5 - 1) / 2
 
 
 def stratified_uniform(batch_size: int, u0: float, rank: int = 0, world_size: int = 1) -> Tensor:
-    """Draw uniform numbers, one in each of the global batch's equal strata: float64 [B] in (0, 1], also after rounding.
+    """Return stratified uniform numbers, float64 [B] in (0, 1]: one in each of the global batch's equal strata.
 
-    Every rank alone covers the interval too. The one random number `u0` in [0, 1) is equal on all ranks.
+    The strata of each rank alone cover the interval, too. Give all ranks the same random number `u0` in [0, 1).
     """
     stratum = torch.arange(batch_size, dtype=torch.float64) * world_size + rank
     return (stratum + (1 - u0)) / (batch_size * world_size)
 
 
 def golden_ratio_points(first: int, batch_size: int) -> Tensor:
-    """Return fixed numbers that cover (0, 1] evenly, for samples `first`, `first` + 1, ...: float64 [B]."""
-    # Any run of the golden ratio's multiples modulo 1 is even, however the data set is batched.
+    """Return fixed numbers, float64 [B], that cover (0, 1] evenly, for samples `first`, `first` + 1, ..."""
+    # Consecutive multiples of the golden ratio modulo 1 are evenly spread, however the data set is batched.
     index = torch.arange(first, first + batch_size, dtype=torch.float64)
     return 1 - (0.5 + index * GOLDEN_RATIO) % 1
 
 
 def mask_condition(shape: tuple[int, int], drop: float, rate: float, generator: torch.Generator | None = None,
                    device: torch.device | str = "cpu") -> Tensor:
-    """Draw features that the decoder does not see (MC-Diffusion, Algorithm 1): bool [B, P] of shape (B, P).
+    """Draw which image features are masked, bool [B, P], True where masked (MC-Diffusion, Algorithm 1).
 
-    Each image is chosen with probability `drop`, and each feature of a chosen image with probability `rate`.
+    Each image is chosen with probability `drop`, and each feature of a chosen image is masked with probability `rate`.
     """
     def draw(*size: int) -> Tensor:
         return torch.rand(size, generator=generator, device=device)
@@ -43,20 +43,20 @@ def mask_condition(shape: tuple[int, int], drop: float, rate: float, generator: 
 
 @dataclass
 class CaptionCfg:
-    """The part of a model config that makes a captioner. BERT is t_min == t_max, parallel decoding 1, 1."""
+    """A model config's `caption_cfg`. BERT has t_min == t_max, parallel decoding has 1 for both."""
 
     objective: str = "mdc"  # a key of OBJECTIVES
     t_min: float = 0.5
     t_max: float = 1.0
     loss_weight: str = "inverse_t"  # "inverse_t" | "none"
-    regions: int = 1  # g: the image is also seen in g x g tiles (regions.py)
-    length_head: bool = True  # learn p(N | image), too; a causal model has none, as it ends its captions itself
-    time_embedding: bool = False  # tell the decoder the step; for diffusion in steps
-    aux_weight: float = 0.0  # of the auxiliary loss -log p(x_0 | x_t) in training; for diffusion in steps
-    condition_drop: float = 0.0  # share of the training images of which features are masked (MC-Diffusion's P_cond)
-    condition_mask: float = 0.0  # share of their features that are (P_mask); 1 is classifier-free guidance's training
-    condition_zeros: bool = False  # zeros stand for a masked feature; else a vector that is learnt
-    contrastive_weight: float = 0.0  # of CLIP's loss beside the captions' (contrastive.py); 0: no text tower
+    regions: int = 1  # g > 1 encodes g x g tiles, too (regions.py)
+    length_head: bool = True  # also learn p(N | image). A causal model has none, as it predicts EOT
+    time_embedding: bool = False  # condition the decoder on the step (diffusion in steps only)
+    aux_weight: float = 0.0  # weight of the auxiliary loss -log p(x_0 | x_t) (diffusion in steps only)
+    condition_drop: float = 0.0  # share of training images with masked features (MC-Diffusion's P_cond)
+    condition_mask: float = 0.0  # share of their features that are masked (P_mask). 1 trains classifier-free guidance
+    condition_zeros: bool = False  # replace masked features by zeros, not by a learnt vector
+    contrastive_weight: float = 0.0  # weight of CLIP's contrastive loss (contrastive.py). 0 builds no text tower
 
     def __post_init__(self):
         if self.objective not in OBJECTIVES:
@@ -82,5 +82,5 @@ class CaptionCfg:
 
     @property
     def default_uncond(self) -> str:
-        """Return the unconditional branch of guidance by default: the one that the model was trained for."""
+        """Return the default unconditional branch of guidance, the one that the model was trained with."""
         return "masked" if self.condition_drop else "blind"

@@ -1,4 +1,4 @@
-"""The loss of predicted tokens, and the module that stands where OpenCLIP has its contrastive loss.
+"""The loss of predicted tokens (Eqs. 5, 7), and the module that replaces OpenCLIP's contrastive loss.
 
 Dimensions: B captions, M predicted tokens, V vocabulary, E width of embeddings.
 """
@@ -21,14 +21,14 @@ def cross_entropy(logits: Tensor, predicted: Predicted) -> Tensor:
 
 
 class CaptionLoss(nn.Module):
-    """sum(token_weight * token_loss) / sum(num_target), in the place of OpenCLIP's contrastive loss.
+    """sum(token_weight * token_nll) / sum(num_target), used in the place of OpenCLIP's contrastive loss.
 
-    Divided by target, not by predicted tokens: a token's gradient then does not depend on how many others were masked,
-    and micro-batches of an accumulated step add up to the step (the paper leaves the normaliser open).
+    The divisor counts target tokens, not predicted ones. So a token's gradient does not depend on how many others were
+    masked, and accumulated micro-batches add up to the whole batch. The paper does not say what it divides by.
     """
 
     def __init__(self, contrastive: Callable[..., Tensor] | None = None, contrastive_weight: float = 1.0):
-        """Args: OpenCLIP's loss of image and text features [B, E], for a captioner that has them, and its weight."""
+        """Args: `contrastive` is OpenCLIP's loss of image and text features [B, E], for a captioner with both."""
         super().__init__()
         self.contrastive, self.contrastive_weight = contrastive, contrastive_weight
 
@@ -36,7 +36,7 @@ class CaptionLoss(nn.Module):
                 length_nll: Tensor | None = None, image_features: Tensor | None = None,
                 text_features: Tensor | None = None, logit_bias: Tensor | None = None,
                 output_dict: bool = False) -> Tensor | dict[str, Tensor]:
-        """Return the loss, or with `output_dict` its terms, of what `Captioner.forward` returns."""
+        """Return the loss, or with `output_dict` its terms by name, from the outputs of `Captioner.forward`."""
         losses = {"caption_loss": (token_weight * token_nll).sum() / num_target.sum()}
         if length_nll is not None:
             losses["length_loss"] = length_nll.mean()

@@ -1,4 +1,4 @@
-"""Masked diffusion: a token is hidden with probability t and weighted by 1/t (Eqs. 4, 5, Algorithm 1).
+"""Masked diffusion: a token is masked with probability t, and its loss is weighted by 1/t (Eqs. 4, 5, Algorithm 1).
 
 Dimensions: B captions of one process, L positions, V vocabulary.
 """
@@ -14,7 +14,7 @@ from .registry import register_objective
 
 
 def alpha(t: Tensor) -> Tensor:
-    """Return the probability that a token is still visible at time t, the linear schedule (Sec. 3.2)."""
+    """Return the probability that a token is still visible at time t, by the linear schedule (Sec. 3.2)."""
     return 1 - t
 
 
@@ -24,15 +24,15 @@ def loss_weight(t: Tensor, kind: str = "inverse_t") -> Tensor:
 
 
 def sample_t(u: Tensor, t_min: float, t_max: float) -> Tensor:
-    """Return times, float32 [B] in (t_min, t_max]: t = 0 would hide nothing, at an infinite weight."""
+    """Return times, float32 [B] in (t_min, t_max]. t = 0 is left out, as it has an infinite weight and no mask."""
     return (t_min + (t_max - t_min) * u).float()
 
 
 def forward_process(text: Tensor, maskable: Tensor, t: Tensor, vocab_size: int,
                     generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-    """Hide each maskable token with probability 1 - alpha_t: q(x_t | x_0) (Eq. 2 from r = 0, Algorithm 1).
+    """Mask each maskable token with probability 1 - alpha_t: q(x_t | x_0) (Eq. 2 with r = 0, Algorithm 1).
 
-    Returns the text with mask_id where hidden, long [B, L], and where that is, bool [B, L].
+    Returns the noisy text, long [B, L], and a bool [B, L] that is True where a token is masked.
     """
     u = torch.rand(text.shape, device=text.device, generator=generator)
     masked = maskable & (u < (1 - alpha(t))[:, None])
@@ -41,27 +41,27 @@ def forward_process(text: Tensor, maskable: Tensor, t: Tensor, vocab_size: int,
 
 def whole_interval(text: Tensor, vocab_size: int, u: Tensor,
                    generator: torch.Generator | None = None) -> NoisedCaptions:
-    """Noise as in Eq. 5, t in (0, 1] and weight 1/t: an unbiased draw of the NELBO."""
+    """Noise with t in (0, 1] and weight 1/t (Eq. 5). The loss is then an unbiased estimate of the NELBO."""
     return masked_diffusion(text, vocab_size, CaptionCfg(t_min=0.0, t_max=1.0), u, generator)
 
 
 @register_objective("mdc", corrupt_full_interval=whole_interval)
 def masked_diffusion(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
                      generator: torch.Generator | None = None) -> NoisedCaptions:
-    """Mask a caption's tokens with probability t and weigh them by 1/t (Algorithm 1)."""
+    """Mask tokens with probability t, and weight the masked ones by 1/t (Algorithm 1)."""
     target = target_tokens(text, vocab_size)
     t = sample_t(u, cfg.t_min, cfg.t_max).to(text.device)
     noisy, masked = forward_process(text, target, t, vocab_size, generator)
-    # Not masked * weight: the weight of t < 2^-25 is infinite in float32, where nothing is masked.
+    # torch.where, not a product: for tiny t the weight is infinite in float32, and 0 * inf is NaN.
     weight = torch.where(masked, loss_weight(t, cfg.loss_weight)[:, None], 0)
     return NoisedCaptions(noisy, masked, weight, target, False, t)
 
 
 def two_views(complementary: bool) -> Callable:
-    """Mask at rates t and 1 - t, rows 2b and 2b + 1 of image b, each weighted as in Algorithm 1.
+    """Return an objective with two views of each caption, masked at rates t and 1 - t. Not in the paper.
 
-    The second view hides just what the first shows (`complementary`), or draws for itself. Both are unbiased for their
-    own t.
+    Rows 2b and 2b + 1 are of image b, each weighted as in Algorithm 1. The second view masks exactly what the first
+    shows if `complementary`, otherwise its mask is independent. Each view is unbiased for its own t.
     """
     def corrupt(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
                 generator: torch.Generator | None = None) -> NoisedCaptions:

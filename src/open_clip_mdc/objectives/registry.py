@@ -1,10 +1,10 @@
-"""The table of training objectives, and how to add a row to it, also from outside this package.
-
-An objective is a row of OBJECTIVES: how it corrupts a caption, what a predicted token costs, in which order the model
-reads, and which scores fit it. Whoever needs to know asks the row. Nobody asks for an objective's name.
+"""The table of training objectives. You can add your own, also from another package (tests/plugin_example).
 
     @register_objective("mine", corrupt_full_interval=whole_interval)
-    def mine(text, vocab_size, cfg, u, generator=None): ...     # -> NoisedCaptions; see tests/plugin_example
+    def mine(text, vocab_size, cfg, u, generator=None): ...  # -> NoisedCaptions
+
+A row of OBJECTIVES says how captions are noised, what the loss of a predicted token is, in which order the model reads,
+and which likelihood estimators fit. All other code asks the row. None compares an objective's name.
 
 Dimensions: B captions of one process, L positions, M predicted tokens, V vocabulary.
 """
@@ -15,17 +15,17 @@ from .loss import cross_entropy
 
 
 class Objective(NamedTuple):
-    """A way to train, and what follows from it for decoding and scoring."""
+    """An objective, and what follows from it for decoding and scoring."""
 
-    # (text [B, L], V, cfg, u [B], generator) -> NoisedCaptions of B rows, or of as many for each caption, one after
-    # another. u is uniform on (0, 1] over a global batch.
+    # (text [B, L], V, cfg, u [B], generator) -> NoisedCaptions with the same number of consecutive rows for each
+    # caption. u is uniform on (0, 1] over a global batch.
     corrupt: Callable
-    # (text, V, u, generator): the same with t in (0, 1], whatever interval is trained. Its mean loss is the NELBO.
+    # (text, V, u, generator) -> the same for t in (0, 1], whatever the trained interval. The mean loss is the NELBO.
     corrupt_full_interval: Callable
-    token_loss: Callable  # (logits [M, V], Predicted, aux_weight where there is a schedule) -> float32 [M]
-    order: str  # "any" | "causal": which decoders and estimators fit
-    scorers: tuple[str, ...]  # methods of likelihood.log_likelihood that fit, the first by default
-    schedule: Callable | None = None  # (V, device) -> Schedule of replace_process.py; None: t is continuous
+    token_loss: Callable  # (logits [M, V], Predicted, and aux_weight if there is a schedule) -> float32 [M]
+    order: str  # "any" | "causal": the order that the decoder can predict tokens in
+    scorers: tuple[str, ...]  # methods of `log_likelihood` that fit. The first is the default
+    schedule: Callable | None = None  # (V, device) -> Schedule of replace_process.py. None for continuous t
 
 
 OBJECTIVES: dict[str, Objective] = {}

@@ -1,4 +1,4 @@
-"""Mask-and-replace diffusion as an objective: MC-Diffusion's (replace_process.py has the process).
+"""MC-Diffusion's objective, mask-and-replace diffusion. The process itself is in replace_process.py.
 
 Dimensions: B captions, L positions, M predicted tokens, V vocabulary.
 """
@@ -12,7 +12,7 @@ from .loss import full_precision
 from .registry import register_objective
 from .replace_process import Schedule, bound_terms, make_schedule, noise
 
-STEPS = 100  # of mask-and-replace diffusion, VQ-Diffusion's
+STEPS = 100  # T, as in VQ-Diffusion
 
 
 def step_of(t: Tensor) -> Tensor:
@@ -20,11 +20,11 @@ def step_of(t: Tensor) -> Tensor:
 
 
 def mask_and_replace(name: str, preset: str) -> None:
-    """Register mask-and-replace diffusion: T times the bound at every token that has one.
+    """Register mask-and-replace diffusion. A token's loss is T times its term of the bound at step t.
 
-    Where nothing is ever replaced those are the masked tokens, and this is "mdc" with t on the grid 1/T, ..., 1. The
-    loss lacks the prior's KL (`prior_kl`), a constant. aux_weight * (2 - (t - 1)/T) * -log p(x_0 | x_t) may join it
-    (D3PM, Eq. 5. VQ-Diffusion's release).
+    Without replacement only masked tokens have a term, and this is "mdc" with t on the grid 1/T, ..., 1. The constant
+    KL of the prior is left out (`prior_kl`). If aux_weight is set, aux_weight * (2 - (t - 1)/T) * -log p(x_0 | x_t) is
+    added, as in D3PM (Eq. 5) and VQ-Diffusion's code.
     """
     def schedule(vocab_size: int, device: torch.device) -> Schedule:
         return make_schedule(vocab_size, STEPS, preset, device)

@@ -1,17 +1,17 @@
-"""Mask-and-replace diffusion of token ids in closed form: forward noise, bridge, posterior, bound (MC-Diffusion).
+"""Mask-and-replace diffusion of token ids in closed form: forward process, posterior, bound (MC-Diffusion).
 
-The forward process of VQ-Diffusion (Gu et al. 2022, arXiv 2111.14822, Eqs. 7, 8. Discrete diffusion is D3PM's, Austin
-et al. 2021, arXiv 2107.03006), applied to captions by MC-Diffusion. At each step a token stays, becomes [MASK], or
-becomes any id, all with equal probability. [MASK] stays [MASK]. Everything costs O(V) per token: no [V, V] matrix.
+This is VQ-Diffusion's forward process (Gu et al. 2022, arXiv 2111.14822, Eqs. 7, 8), a case of D3PM (Austin et al.
+2021, arXiv 2107.03006), which MC-Diffusion applies to captions. At each step a token stays, becomes [MASK], or becomes
+a random id (all are equally probable). [MASK] stays. Everything costs O(V) per token, without a [V, V] matrix.
 
-Cumulative over t steps, of V ids and m = [MASK]:
+Over t steps, for V ids i, j and m = [MASK]:
 
     q(x_t = j | x_0 = i) = keep_t [i = j] + replace_t,   q(x_t = m | x_0 = i) = mask_t,   keep + V replace + mask = 1
 
-From s to t > s the same with the numbers of `Schedule.bridge`. With replace = 0 this is MDC's process in T steps: T
-times the bound's term is -log p / t at a masked token and 0 elsewhere.
+`Schedule.bridge` gives these numbers for the steps from s to t > s. With replace = 0 this is MDC's process in T steps:
+T times the bound's term is -log p / t at a masked token and 0 elsewhere.
 
-Dimensions: R captions, L positions, M asked tokens, V vocabulary, T steps.
+Dimensions: R captions, L positions, M predicted tokens, V vocabulary, T steps.
 """
 from functools import lru_cache
 from typing import NamedTuple
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ..text.special_tokens import mask_id
 
-# keep and mask at t = 1 and t = T, linear between.
-# "code": the numbers of VQ-Diffusion's release, by which 1e-6 of the tokens are replaced; "replace": its paper's, 10 %.
+# keep and mask at t = 1 and t = T, linear between. "code" has the numbers of VQ-Diffusion's code, which replace 1e-6 of
+# the tokens. "replace" has those of its paper, which replace 10 %.
 PRESETS = {
     "code": ((0.99999, 9e-6), (9e-6, 0.99999)),
     "replace": ((0.99999, 0.0), (9e-6, 0.9)),
@@ -31,13 +31,13 @@ PRESETS = {
 
 
 class Schedule(NamedTuple):
-    """Cumulative probabilities, float64 [T + 1], index 0 is clean."""
+    """Cumulative probabilities by step, float64 [T + 1]. Step 0 is the clean caption."""
 
     keep: Tensor
     mask: Tensor
-    replace: Tensor  # of each of the V ids
+    replace: Tensor  # for each of the V ids
     vocab_size: int
-    absorbing: bool  # whether nothing is ever replaced: a visible token is the true one
+    absorbing: bool  # True if nothing is ever replaced, so that a visible token is the true one
 
     def at(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.keep[t], self.mask[t], self.replace[t]
@@ -52,7 +52,7 @@ class Schedule(NamedTuple):
 @lru_cache
 def make_schedule(vocab_size: int, steps: int = 100, preset: str = "absorbing",
                   device: torch.device | str = "cpu") -> Schedule:
-    """Make the schedule "absorbing" (mask_t = t/T, MDC's linear one in T steps), "code" or "replace" (`PRESETS`)."""
+    """Return the schedule "absorbing" (mask_t = t/T, MDC's linear one in T steps), "code" or "replace" (`PRESETS`)."""
     if steps < 2 or preset not in ("absorbing", *PRESETS):
         raise ValueError(f"a schedule needs at least 2 steps and one of absorbing, {', '.join(PRESETS)}; "
                          f"not {steps}, {preset!r}")
@@ -68,25 +68,29 @@ def make_schedule(vocab_size: int, steps: int = 100, preset: str = "absorbing",
 
 def noise(text: Tensor, noised: Tensor, t: Tensor, schedule: Schedule,
           generator: torch.Generator | None = None) -> Tensor:
-    """Draw q(x_t | x_0) of clean ids [R, L] where `noised`, bool [R, L], at t, long [R] in 1..T: long [R, L].
+    """Draw x_t, long [R, L], from q(x_t | x_0) of clean ids [R, L].
 
-    One uniform number per token says whether it is masked, replaced or kept. A replaced token can be any id, EOT too:
+    One uniform number per token decides if it is masked, replaced or kept. A replaced token can be any id, also EOT, so
     take lengths from the clean text.
+
+    Args:
+        noised: bool [R, L], True at tokens that get noise.
+        t: long [R] in 1..T.
     """
     _, mask, replace = (x[:, None] for x in schedule.at(t))
     u = torch.rand(text.shape, dtype=torch.float64, device=text.device, generator=generator)
     masked, replaced = noised & (u < mask), noised & (u < mask + schedule.vocab_size * replace)
-    if not schedule.absorbing:  # each id has `replace` of the interval; where that is 0 no token is replaced
+    if not schedule.absorbing:  # each id has a part of the interval, `replace` wide (which can be 0)
         other = (u - mask).div(replace.where(replace > 0, 1)).clamp(0, schedule.vocab_size - 1).long()
         text = text.where(~replaced, other)
     return text.masked_fill(masked, mask_id(schedule.vocab_size))
 
 
 def log_x_s(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Schedule) -> Tensor:
-    """Return log sum over x_0 of q(x_s | x_0) r(x_0), r the belief about x_0 given x_t: [M, V], unnormalised.
+    """Return log sum over x_0 of q(x_s | x_0) r(x_0), unnormalised, [M, V]. r is the belief about x_0 given x_t.
 
-    Of a masked token r is p(x_0). Of a visible token k that may have been replaced it is p(x_0) but for r_k, which is
-    multiplied by replacement's share of q(x_t = k | x_0 = k).
+    For a masked token, r is p(x_0). For a visible token k that may have been replaced, r is p(x_0) too, but r_k is
+    multiplied by the share of replacement in q(x_t = k | x_0 = k).
     """
     (keep_s, _, replace_s), (keep, _, replace) = ((x[:, None] for x in schedule.at(time)) for time in (s, t))
     k = x_t.clamp(max=schedule.vocab_size - 1)[:, None]
@@ -97,21 +101,28 @@ def log_x_s(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Schedule
 
 
 def arrivals(s: Tensor, t: Tensor, x_t: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor]:
-    """Return q(x_t | x_s) for x_s another id and for x_s = x_t, float64 [M]: times `log_x_s` it is p(x_s | x_t)."""
+    """Return the factors of exp(`log_x_s`) in p(x_s | x_t), float64 [M], for x_s another id, and for x_s = x_t.
+
+    A factor is q(x_t | x_s) / mask_t if x_t is [MASK], else q(x_t | x_s) / replace_t.
+    """
     stay, to_mask, to_other = schedule.bridge(s, t)
     _, mask, replace = schedule.at(t)
-    replace = replace.where(replace > 0, 1)  # not read where nothing is replaced; 1 keeps the gradients there finite
+    replace = replace.where(replace > 0, 1)  # 1 keeps unused gradients finite where nothing is replaced
     return torch.where(x_t == schedule.vocab_size, to_mask / mask, to_other / replace), (stay + to_other) / replace
 
 
 def log_posterior(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Schedule) -> Tensor:
     """Return log p(x_s | x_t) = log sum over x_0 of q(x_s | x_t, x_0) p(x_0 | x_t), normalised (VQ-Diffusion, Eq. 11).
 
-    A masked token stays so with mask_s / mask_t and otherwise is drawn from p(x_0), noised to time s. A visible token
-    that may have been replaced is judged anew (`log_x_s`). Where nothing is ever replaced it is the true one.
+    A masked token stays masked with probability mask_s / mask_t. Otherwise it is drawn from p(x_0), noised to time s. A
+    visible token is drawn again if it may have been replaced (`log_x_s`), and otherwise stays.
 
-    Args: log_p is log p(x_0 | x_t), [M, V]; x_t has [MASK], long [M]; 0 <= s < t, long [M].
-    Returns [M, V + 1], the last column is [MASK].
+    Args:
+        log_p: log p(x_0 | x_t), [M, V].
+        x_t: ids or [MASK], long [M].
+        s, t: long [M], 0 <= s < t.
+
+    Returns [M, V + 1]. The last column is [MASK].
     """
     (_, mask_s, _), (_, mask, replace) = schedule.at(s), schedule.at(t)
     is_masked = x_t == schedule.vocab_size
@@ -120,17 +131,17 @@ def log_posterior(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Sc
     log_q = log_x_s(log_p, x_t, s, t, schedule)
     here = log_q.gather(1, k) + torch.where(is_masked[:, None], other, same)
     posterior = (log_q + other).scatter(1, k, here)
-    carried = (~is_masked & (replace == 0))[:, None]
-    posterior = torch.where(carried, torch.full_like(posterior, -torch.inf).scatter(1, k, 0.0), posterior)
+    fixed = (~is_masked & (replace == 0))[:, None]
+    posterior = torch.where(fixed, torch.full_like(posterior, -torch.inf).scatter(1, k, 0.0), posterior)
     still = torch.where(is_masked, (mask_s / mask).log().to(log_p.dtype), -torch.inf)
     return torch.cat((posterior, still[:, None]), dim=1)
 
 
 def bound_terms(log_p: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, schedule: Schedule) -> Tensor:
-    """Return KL(q(x_s | x_t, x_0) || p(x_s | x_t)) at s = t - 1, the bound's term, nats per token, [M].
+    """Return the bound's terms KL(q(x_s | x_t, x_0) || p(x_s | x_t)) at s = t - 1, in nats, [M].
 
-    The true posterior has one value for x_0, one for x_t where it is another id, and one for all others. [MASK] has the
-    same probability on both sides. At t = 1 this is -log p(x_0 | x_1). `log_p` is [M, V], the others long [M].
+    The true posterior has three values: for x_0, for x_t if that is another id, and for all other ids. [MASK] is
+    equally probable on both sides. At t = 1 the term is -log p(x_0 | x_1). `log_p` is [M, V], the others long [M].
     """
     size, s = schedule.vocab_size, t - 1
     (keep_s, mask_s, replace_s), (keep, mask, replace) = schedule.at(s), schedule.at(t)
@@ -163,13 +174,13 @@ def bound_terms(log_p: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, schedule: Sc
 
 
 def infer_time(share: Tensor, schedule: Schedule) -> Tensor:
-    """Return the first step, long [R], at which such a share [R] of a caption's tokens is masked on average."""
+    """Return the first step, long [R], whose expected share of masked tokens is at least `share` [R]."""
     first = torch.searchsorted(schedule.mask[1:], share.double()) + 1
     return first.clamp(max=len(schedule.mask) - 1)
 
 
 def prior_kl(schedule: Schedule) -> float:
-    """Return KL(q(x_T | x_0) || p(x_T)), nats per token. p(x_T) is [MASK] with mask_T, else any id."""
+    """Return KL(q(x_T | x_0) || p(x_T)), nats per token. p(x_T) is [MASK] with probability mask_T, else any id."""
     keep, mask, replace = (x.tolist()[-1] for x in schedule[:3])
     size, visible = schedule.vocab_size, 1 - mask
     if visible <= 0:

@@ -1,8 +1,9 @@
-"""Captions without their padding: the real tokens of a batch one after another, and which of them are predicted.
+"""Packed captions: the real tokens of a batch, one after another without padding, and which of them are predicted.
 
-Training packs on the CPU, before the batch goes to the device, so that nothing on the training path waits for it.
+Training packs on the CPU, before the batch moves to the device, so that no training step waits for the device.
 
-Dimensions: R captions (rows) of B images, P patches, L positions, N valid tokens of all rows, M asked tokens, W width.
+Dimensions: B images, R captions (R/B consecutive rows per image), P patches, L positions, N valid tokens of all rows,
+M predicted tokens.
 """
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,40 +14,40 @@ from torch import Tensor
 
 from .special_tokens import valid_tokens
 
-LENGTH_MULTIPLE = 16  # of L in training: attention kernels need no copy of their mask
+LENGTH_MULTIPLE = 16  # L is a multiple of it in training, so that attention kernels need not copy the mask
 
 
 class NoisedCaptions(NamedTuple):
-    """Captions with noise, still padded: what the decoder reads and what it predicts."""
+    """Noised captions x_t, still padded, and which tokens to predict."""
 
-    text: Tensor  # long [R, L], mask_id where a token is hidden
-    loss_mask: Tensor  # bool [R, L], the tokens that the loss is a sum over
-    weight: Tensor  # float [R, L], their weight in it, 0 elsewhere
-    target: Tensor  # bool [R, L], the tokens whose number the loss is divided by
-    causal: bool | Tensor  # whether a caption is read from left to right; bool [R] where captions of a batch differ
-    t: Tensor  # float [R], how much is hidden
+    text: Tensor  # long [R, L], mask_id where a token is masked
+    loss_mask: Tensor  # bool [R, L], True at tokens to predict: the loss sums over these
+    weight: Tensor  # float [R, L], their weight in the loss, 0 elsewhere
+    target: Tensor  # bool [R, L], True at target tokens: the loss is divided by their number
+    causal: bool | Tensor  # True if captions are read from left to right, or bool [R] if they differ
+    t: Tensor  # float [R], the noise level
 
 
 class Packed(NamedTuple):
-    """Input of the decoder. Its linear layers run on the N tokens, attention on [R, L]."""
+    """Input of the decoder. Its linear layers run on N tokens, its attention on [R, L]."""
 
-    token: Tensor  # long [N], mask_id where a token is hidden
-    position: Tensor  # long [N], in its caption
-    place: Tensor | None  # long [N] into R*L; None when nothing is packed, so that the decoder pads by views
-    valid: Tensor  # bool [R, L], True first and False after
-    padded: bool  # whether `valid` is False anywhere, as far as is known without asking the device
-    causal: bool | Tensor  # whether a caption is read left to right; bool [R] where captions differ
+    token: Tensor  # long [N], mask_id where a token is masked
+    position: Tensor  # long [N], the token's position in its caption
+    place: Tensor | None  # long [N] into R*L. None if there is no padding, so that the decoder can use views
+    valid: Tensor  # bool [R, L], False at padding, which comes last in a row
+    padded: bool  # False if `valid` is known to be True everywhere without asking the device
+    causal: bool | Tensor  # True if captions are read from left to right, or bool [R] if they differ
 
 
 class Predicted(NamedTuple):
-    """The tokens that a loss is about."""
+    """The tokens that the loss predicts."""
 
-    index: Tensor  # long [M], the packed token that predicts it
-    row: Tensor  # long [M], the caption that it belongs to
-    token: Tensor  # long [M], what it is
-    read: Tensor  # long [M], what the decoder reads in its place
-    t: Tensor  # float [M], how much of its caption is hidden
-    weight: Tensor  # float [M], in the loss
+    index: Tensor  # long [M], the packed token whose hidden state predicts it
+    row: Tensor  # long [M], its caption
+    token: Tensor  # long [M], the true id x_0
+    read: Tensor  # long [M], the id x_t that the decoder reads at its position
+    t: Tensor  # float [M], the noise level of its caption
+    weight: Tensor  # float [M], its weight in the loss
 
 
 class Captions(NamedTuple):
@@ -54,10 +55,10 @@ class Captions(NamedTuple):
 
     packed: Packed
     predicted: Predicted
-    num_target: Tensor  # float [R], what the loss is divided by, summed over the batch
-    t: Tensor  # float [R], for networks that read the time
-    masked: Tensor | None = None  # bool [B, P], image features that the decoder does not get to see
-    text: Tensor | None = None  # long [B, L], without noise, for a text tower
+    num_target: Tensor  # float [R], number of target tokens. The loss is divided by their sum
+    t: Tensor  # float [R], the noise level, for decoders that read the step
+    masked: Tensor | None = None  # bool [B, P], True at masked image features
+    text: Tensor | None = None  # long [B, L], the clean captions for a text tower
 
     def to(self, device: torch.device | str | None = None, non_blocking: bool = False) -> "Captions":
         return each_tensor(self, lambda x: x.to(device=device, non_blocking=non_blocking))
@@ -80,11 +81,11 @@ def each_tensor(x, function: Callable[[Tensor], Tensor]):
 
 
 def pack_tokens(text: Tensor, valid: Tensor, causal: bool | Tensor, length_multiple: int | None = None) -> Packed:
-    """Pack the valid tokens, and cut L to the longest caption. Asks the text's device for sizes, so give it on the CPU.
+    """Pack the valid tokens, and cut L to the longest caption. Give tensors on the CPU, as their sizes are read.
 
     Args:
-        text, valid: [R, L]. `valid` is True first and False after, at least once per row.
-        length_multiple: L is rounded up to it, and nothing is a view. None leaves L and copies no more than needed.
+        text, valid: [R, L]. `valid` is True first and then False, at least once True per row.
+        length_multiple: L is rounded up to a multiple of it. None does not round, and needs no copies without padding.
     """
     length = int(valid.sum(1).max())
     if length_multiple is not None:
@@ -96,7 +97,10 @@ def pack_tokens(text: Tensor, valid: Tensor, causal: bool | Tensor, length_multi
 
 
 def predictor_index(predicted: Tensor, valid: Tensor, causal: bool | Tensor) -> Tensor:
-    """Return which packed token predicts each True one of `predicted` [R, L] (causal: the one before): long [M]."""
+    """Return the packed token that predicts each True position of `predicted` [R, L], long [M].
+
+    It is the token itself, or the one before it where `causal`.
+    """
     row, position = predicted.nonzero().unbind(1)
     lengths = valid.sum(1)
     back = causal[row].long() if isinstance(causal, Tensor) else int(causal)
@@ -104,26 +108,26 @@ def predictor_index(predicted: Tensor, valid: Tensor, causal: bool | Tensor) -> 
 
 
 def partition_indices(mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return where a mask [...] is True and where not: long [count] and the rest, into the flattened mask."""
-    # `nonzero` would wait for the device to count.
+    """Return the flat indices where a mask is True, long [count], and those of the rest."""
+    # `nonzero` would wait for the device to count them.
     places = mask.flatten().int().argsort(descending=True, stable=True)
     return places[:count], places[count:]
 
 
 def scatter_flat(x: Tensor, places: Tensor, values: Tensor) -> Tensor:
-    """Return x [R, L] with values [M] at places, long [M] into R*L."""
+    """Return x [R, L] with `values` [M] written at `places`, long [M] into R*L."""
     return x.flatten().scatter(0, places, values).view_as(x)
 
 
-def pack(text: Tensor, corrupted: NoisedCaptions, vocab_size: int) -> Captions:
-    """Pack a training batch: ids [B, L] as the tokenizer makes them, and R/B consecutive rows of noise for each."""
-    text = text.repeat_interleave(len(corrupted.text) // len(text), 0)
+def pack(text: Tensor, noised: NoisedCaptions, vocab_size: int) -> Captions:
+    """Pack a training batch of clean ids [B, L] and its noised captions, R/B consecutive rows for each."""
+    text = text.repeat_interleave(len(noised.text) // len(text), 0)
     valid = valid_tokens(text, vocab_size)
-    row, position = corrupted.loss_mask.nonzero().unbind(1)
+    row, position = noised.loss_mask.nonzero().unbind(1)
     return Captions(
-        pack_tokens(corrupted.text, valid, corrupted.causal, LENGTH_MULTIPLE),
-        Predicted(predictor_index(corrupted.loss_mask, valid, corrupted.causal), row, text[row, position],
-              corrupted.text[row, position], corrupted.t[row], corrupted.weight[row, position]),
-        corrupted.target.sum(1).float(),
-        corrupted.t,
+        pack_tokens(noised.text, valid, noised.causal, LENGTH_MULTIPLE),
+        Predicted(predictor_index(noised.loss_mask, valid, noised.causal), row, text[row, position],
+                  noised.text[row, position], noised.t[row], noised.weight[row, position]),
+        noised.target.sum(1).float(),
+        noised.t,
     )
