@@ -133,8 +133,8 @@ def test_captions_are_drawn_by_the_reverse_diffusion_with_the_seed_and_guided_by
                                  "seed": 0, "batch_size": 2}
     blind = evaluate(tmp_path, *guided, "--guidance_weak", "blind", name="blind")[1]
     assert "seed" not in blind["decoding"] and blind["captions"] != saved["captions"]
-    for wrong, words in ((["--steps", "4"], "--steps is of --sampler ancestral"),
-                         (["--sampler", "ancestral", "--tokens_per_step", "2"], "is of --sampler confidence"),
+    for wrong, words in ((["--steps", "4"], "--steps needs --sampler ancestral"),
+                         (["--sampler", "ancestral", "--tokens_per_step", "2"], "needs --sampler confidence"),
                          (["--guidance_weak", "blind"], "--guidance_weak changes nothing without a --guidance_scale"),
                          (["--guidance_scale", "nan"], "--guidance_scale is nan"),
                          (["--temperature", "inf"], "temperature is inf"),

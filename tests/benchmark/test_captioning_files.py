@@ -202,7 +202,7 @@ def test_bad_input_is_named_in_one_line_before_any_decoding(runs, data, tmp_path
         "has wrong captions too": flags(runs, data, dataset="sugar_crepe/swap_obj"),
         "--samples should be 2 or more, and needs a temperature": [*mdc, "--samples", "3"],
         "--train_captions is for the diversity": [*mdc, "--train_captions", "x.txt"],
-        "--select chooses among --samples": [*mdc, "--select", "consensus"],
+        "--select needs --samples 2 or more": [*mdc, "--select", "consensus"],
         "leave out --samples": [*mdc, "--samples", "3", "--temperature", "1", "--clip", "ViT-B-32:x.pt",
                                 "--clip_rerank", "2"],
         "--clip_scale or --clip_rerank needs --clip": [*mdc, "--clip_scale", "1"],

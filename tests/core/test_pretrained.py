@@ -220,7 +220,7 @@ MISUSES = [  # what is done, the error, its words
     (lambda m: m.caption(IMAGE, text=["a [MASK]"]), TypeError, r"it must be one caption with a \[MASK\]"),
     (lambda m: m.caption(IMAGE, text="a [MASK]", length=3), ValueError, "text says how many tokens there are"),
     (lambda m: m.caption(IMAGE, blind_images=IMAGE), ValueError, "changes nothing without a guidance_scale"),
-    (lambda m: m.caption(IMAGE, guidance_scale=2.0), ValueError, "the mean of 1 image shows what is in them"),
+    (lambda m: m.caption(IMAGE, guidance_scale=2.0), ValueError, "the mean of 1 image still shows them"),
     (lambda m: m.features(IMAGE, "mean"), ValueError, "kind is 'mean'; it must be gap, cls or patches"),
     (lambda m: m.features(IMAGE, layer=4), ValueError, "layer is 4; this image tower has layers 0 to 3, or -4 to -1"),
     (lambda m: m.features(IMAGE, layer=1.0), ValueError, "layer is 1.0; this image tower has layers 0 to 3"),

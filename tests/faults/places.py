@@ -9,7 +9,7 @@ from disk import left_over, mounted
 from kill import JOBS, finish
 from world import Cases, World, check_json, first, unlike
 
-from open_clip_mdc.bulk.locks import Claims
+from open_clip_mdc.bulk.locks import Locks
 
 TERMINATED = ("train-csv", "probe", "caption", "caption-shards", "score-shards", "scenes", "prepare")
 FOLDERS = ("caption-shards", "score-shards", "scenes", "prepare", "probe")  # whose `out` is a folder
@@ -70,7 +70,7 @@ def hung(world: World) -> Cases:
     folder = world.fresh("hung")
 
     def stop(argv: list[str]) -> None:
-        Claims(folder / "out").make("00000.parquet", lambda part: os.kill(os.getpid(), signal.SIGSTOP), wait=False)
+        Locks(folder / "out").make("00000.parquet", lambda part: os.kill(os.getpid(), signal.SIGSTOP), wait=False)
 
     (folder / "log").touch()
     with (folder / "log").open("w") as log:
@@ -80,7 +80,7 @@ def hung(world: World) -> Cases:
         shard = world.scenes / "train" / "00000.tar"  # alone: with others to do, nobody would wait
         ended = world.tool("caption", shard, "--length", 2, "--out", "out", cwd=folder, timeout=4 * process.TIMEOUT)
         process.end(holder, reap=True)
-    said = f"which process {holder} on" in ended.err
+    said = f"which is being made by process {holder} on" in ended.err
     yield "stopped", first(ended.problem(0), None if said else f"does not say who holds it: {ended.last_line()[:200]}",
                            None if (folder / "out" / "00000.parquet").exists() else "the shard is missing")
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from open_clip_mdc import cli
 from open_clip_mdc.bulk import units as bulk
-from open_clip_mdc.bulk.locks import Claims
+from open_clip_mdc.bulk.locks import Locks
 from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.pretrained import load
@@ -165,8 +165,8 @@ def test_what_out_cannot_be_is_said_in_one_line(place, tmp_path):
     for tool, argv, words in [
         ("caption", (place / "000.tar", "--out", tmp_path / "c.txt"), "or .json, or be a folder"),
         ("caption", (place / "000.tar", "--out", tmp_path / "c", "--html", "x.html"), "--limit and --clip need an"),
-        ("caption", (tmp_path / "x.png", "--out", tmp_path / "c"), "is no shard (.tar) and no folder of images"),
-        ("embed", (place / "000.tar", tmp_path / "other", "--out", tmp_path / "c"), "000 is there twice"),
+        ("caption", (tmp_path / "x.png", "--out", tmp_path / "c"), "is neither a shard (.tar) nor a folder of images"),
+        ("embed", (place / "000.tar", tmp_path / "other", "--out", tmp_path / "c"), "two inputs are named 000"),
         ("embed", (place / "000.tar", "--out", tmp_path / "no" / "c"), "--out"),
         ("embed", (place / "009.tar", "--out", tmp_path / "c"), "009.tar"),
         ("embed", (place / "000.tar", "--out", tmp_path / "foreign"), "is no table of open_clip_mdc"),
@@ -176,7 +176,7 @@ def test_what_out_cannot_be_is_said_in_one_line(place, tmp_path):
     assert not (tmp_path / "c").exists()
 
 
-# ---- engines and claims, with a function that needs no model
+# ---- engines and locks, with a function that needs no model
 
 TOY = '''
 import os, sys, time
@@ -261,17 +261,17 @@ def holders(path: Path) -> list[str]:
 
 
 def test_what_fails_leaves_nothing_and_is_not_there(tmp_path):
-    claims = Claims(tmp_path / "out")
+    locks = Locks(tmp_path / "out")
 
     def write(part):
         part.write_text("half")
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        claims.make("x", write, False)
+        locks.make("x", write, False)
     assert [p.name for p in (tmp_path / "out").iterdir()] == [".claims"]
-    assert claims.make("x", lambda part: part.write_text("whole"), False)
-    assert claims.make("x", write, False)  # there already
+    assert locks.make("x", lambda part: part.write_text("whole"), False)
+    assert locks.make("x", write, False)  # there already
     assert (tmp_path / "out" / "x").read_text() == "whole"
 
 
@@ -337,8 +337,8 @@ def test_a_ray_that_does_not_come_up_is_one_line(place, tmp_path, monkeypatch):
             raise Exception("The current node timed out during startup.\nThis could happen because ...")
     monkeypatch.setitem(sys.modules, "ray", Ray)
     complaint = run("embed", place, shards(place), "--out", tmp_path / "f", "--engine", "ray")
-    assert complaint == ("error: Ray did not start: The current node timed out during startup.; give the command "
-                         "again, or --engine local")
+    assert complaint == ("error: Ray did not start (The current node timed out during startup.): run the command "
+                         "again, or use --engine local")
 
 
 def test_a_bar_counts_images_as_they_come_whatever_the_unit(place, tmp_path, monkeypatch):

@@ -147,7 +147,7 @@ TOOLS = [  # arguments, words of the message
     ((*CAPTION, *MDC, "--guidance-scale", "2", "--blind-images", "nowhere"), "--blind-images: no image or folder"),
     ((*CAPTION, *MDC, "--guidance-scale", "2", "--blind-images", "broken.png"), "cannot read the image broken.png"),
     (("caption", "images/1.png", "--out", "c.jsonl", *MDC, "--guidance-scale", "2"), "which --blind-images names"),
-    (("caption", "images/1.png", *MDC, "--out", "tables"), "is no shard (.tar) and no folder of images"),
+    (("caption", "images/1.png", *MDC, "--out", "tables"), "is neither a shard (.tar) nor a folder of images"),
     (("caption", "cut.tar", *MDC, "--out", "tables"), "cut.tar: not a complete tar file"),
     (("caption", "0.tar", *MDC, "--out", "tables", "--length", "900"),
      "--length 900 is more than this model's context holds"),

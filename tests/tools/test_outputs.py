@@ -15,8 +15,8 @@ import pytest
 from conftest import complaint_of, run, wait_for
 from PIL import Image
 
-from open_clip_mdc.bulk import locks as data_claims
-from open_clip_mdc.bulk.locks import Claims
+from open_clip_mdc.bulk import locks as file_locks
+from open_clip_mdc.bulk.locks import Locks
 from open_clip_mdc.data.files import new_file, new_folder, open_own, write_json
 from open_clip_mdc.data.journal import Journal
 
@@ -120,11 +120,11 @@ def test_no_planted_link_is_written_through(tmp_path):
     for name in (".00000.parquet.part", "00000_stats.json", ".00000.parquet.0123456789ab", "l.jsonl.part", ".lock"):
         (out / name).symlink_to(tmp_path / "middle")
     (out / "dangling.parquet").symlink_to(tmp_path / "nothing")
-    claims = Claims(out)
+    locks = Locks(out)
     for name in ("00000.parquet", "dangling.parquet"):
-        assert claims.make(name, lambda part: part.write_text("made"), wait=False)
+        assert locks.make(name, lambda part: part.write_text("made"), wait=False)
         assert (out / name).read_text() == "made" and not (out / name).is_symlink()
-    claims.close()
+    locks.close()
     write_json(out / "00000_stats.json", {}, follow=False)
     for make in (lambda: Journal(out / "l.jsonl.part", {"a": 1}).__enter__(), lambda: open_own(out / ".lock", "ab")):
         with pytest.raises(ValueError, match="link|no file of this tool"):
@@ -132,7 +132,7 @@ def test_no_planted_link_is_written_through(tmp_path):
     (out / ".claims").unlink()
     (out / ".claims").symlink_to(victim)
     with pytest.raises(ValueError, match=".claims is a link"):
-        Claims(out)
+        Locks(out)
     assert victim.read_text() == "mine" and not (tmp_path / "nothing").exists()
 
 
@@ -206,7 +206,7 @@ def hang(folder: Path) -> None:
         part.write_text("half")
         os.kill(os.getpid(), signal.SIGSTOP)
         part.write_text("whole")
-    Claims(folder).make("x", write, wait=False)
+    Locks(folder).make("x", write, wait=False)
 
 
 def test_who_waits_for_what_hangs_says_who_and_in_the_end_makes_it(tmp_path, monkeypatch, capsys):
@@ -214,12 +214,13 @@ def test_who_waits_for_what_hangs_says_who_and_in_the_end_makes_it(tmp_path, mon
     holder.start()
     wait_for(lambda: [path for path in tmp_path.glob(".x.*") if path.read_text()])
     for name, seconds in (("PATIENCE", 0.1), ("REPEAT", 60), ("LEASE", 0.5)):
-        monkeypatch.setattr(data_claims, name, seconds)
-    claims = Claims(tmp_path)
-    assert not claims.make("x", Path.touch, wait=False)
-    assert claims.make("x", lambda part: part.write_text("whole"), wait=True)
+        monkeypatch.setattr(file_locks, name, seconds)
+    locks = Locks(tmp_path)
+    assert not locks.make("x", Path.touch, wait=False)
+    assert locks.make("x", lambda part: part.write_text("whole"), wait=True)
     said = capsys.readouterr().err
-    assert said.count("waiting for") == 1 and f"{tmp_path / 'x'}, which process {holder.pid} on " in said, said
+    assert said.count("waiting for") == 1, said
+    assert f"{tmp_path / 'x'}, which is being made by process {holder.pid} on " in said
     assert f"since {time.strftime('%Y-')}" in said
     os.kill(holder.pid, signal.SIGCONT)
     holder.join()

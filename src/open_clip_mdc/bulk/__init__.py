@@ -1,1 +1,1 @@
-"""Work over many shards: units of work, processes or Ray, locks, parquet tables. Imports no model."""
+"""Work on many shards, in processes or with Ray: units of work, locks, Parquet tables. Imports no model."""

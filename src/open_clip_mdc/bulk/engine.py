@@ -1,9 +1,10 @@
-"""Runs a function over shards: in this process, in processes of this machine, or in Ray's actors.
+"""Runs a function on shards: in this process, in several processes of this machine, or in Ray actors.
 
-    --engine local --jobs 4      four processes; of several GPUs each takes its own
-    --engine ray                 an actor per GPU of the cluster at $RAY_ADDRESS (ray://HOST:10001), or of one made here
+    --engine local --jobs 4      four processes, each on its own GPU if there are several
+    --engine ray                 an actor per GPU of the cluster at $RAY_ADDRESS (ray://HOST:10001), or of a local one
 
-A worker makes its function once, which loads the model. What is there is skipped. Runs share a folder (locks.py).
+A worker makes its function once, which loads the model. Existing files are skipped. Several runs can share an output
+folder (locks.py).
 """
 import argparse
 import multiprocessing
@@ -17,37 +18,41 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from .locks import Claims
+from .locks import Locks
 
-MAX_SHOWN = 20  # problems on the terminal
+MAX_SHOWN = 20  # problems in a message
 Make = Callable[[int], Callable[[object, Path], object]]  # worker's number -> function (shard, file to write)
 
 
 class Result(NamedTuple):
-    there: bool  # now; otherwise another run is making it, or
+    """What became of a file. If `there` is False without a `problem`, another run is making it."""
+
+    there: bool
     problem: str | None = None  # why it cannot be made
 
 
 class Worker:
+    """Makes files of shards. It loads the model at the first one."""
+
     def __init__(self, number: int = 0):
-        self.number, self.function, self.claims = number, None, {}
+        self.number, self.function, self.locks = number, None, {}
 
     def do(self, make: Make, shard: object, target: Path, wait: bool) -> Result:
-        """Make `target` of the shard, unless it is there. `wait` for another run that is making it."""
+        """Make `target` from the shard, unless it exists. `wait` says to wait for another run that is making it."""
         if self.function is None:
             self.function = make(self.number)
-        claims = self.claims.get(target.parent) or self.claims.setdefault(target.parent, Claims(target.parent))
+        locks = self.locks.get(target.parent) or self.locks.setdefault(target.parent, Locks(target.parent))
         try:
-            return Result(claims.make(target.name, lambda part: self.function(shard, part), wait))
-        except (ValueError, OSError) as problem:  # of this shard; the others are still made
+            return Result(locks.make(target.name, lambda part: self.function(shard, part), wait))
+        except (ValueError, OSError) as problem:  # the other shards are still made
             return Result(False, str(problem))
 
     def close(self) -> None:
-        for claims in self.claims.values():
-            claims.close()
+        for locks in self.locks.values():
+            locks.close()
 
 
-_do: Callable  # of a process of the pool
+_do: Callable  # set in each process of the pool
 
 
 def _do_here(*item) -> Result:
@@ -63,7 +68,7 @@ def _start(make: Make, number) -> None:
 def _or_end(function: Callable, *item):
     try:
         return function(*item)
-    except SystemExit as end:  # by SIGTERM; the executor would take it for a result
+    except SystemExit as end:  # raised on SIGTERM. The executor would take it for a result
         os._exit(end.code)
 
 
@@ -80,9 +85,9 @@ def _start_process(start: Callable | None, *args) -> None:
 
 @contextmanager
 def process_pool(jobs: int, killed: str, start: Callable | None = None, *args) -> Iterator[Callable]:
-    """Yield `map` over forked processes that end with this one: alone, they would keep the locks that they inherited.
+    """Yield a `map` over forked processes. They end with this process, as they would keep the locks they inherited.
 
-    `start(*args)` is called in each. Raises ValueError(`killed`) where one is killed.
+    `start(*args)` is called in each. Raises ValueError(`killed`) if one is killed.
     """
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(jobs, context, _start_process, (start, *args)) as pool:
@@ -99,8 +104,8 @@ def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
             yield lambda items: (worker.do(make, *item) for item in items)
         return
     number = multiprocessing.get_context("fork").Value("i", 0)
-    with process_pool(jobs, "a worker process was killed (for its memory?); the same command resumes", _start, make,
-                      number) as map_all:
+    with process_pool(jobs, "a worker process was killed, possibly out of memory: run the same command to resume",
+                      _start, make, number) as map_all:
         yield lambda items: map_all(_do_here, *zip(*items, strict=True))
 
 
@@ -115,16 +120,16 @@ def ray_workers(make: Make, jobs: int | None) -> Iterator[Callable]:
         try:
             ray.init(**({} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False,
                                                                   "logging_level": "ERROR"}))
-        except Exception as problem:  # a node that does not come up in time fails in many ways
+        except Exception as problem:  # a node that does not start in time raises errors of many kinds
             ray.shutdown()
             why = (str(problem).strip() or type(problem).__name__).splitlines()[0]
             where = os.environ.get("RAY_ADDRESS")
-            raise ValueError(f"Ray did not start{f' at {where}' if where else ''}: {why}; give the command again, or "
-                             "--engine local") from problem
+            raise ValueError(f"Ray did not start{f' at {where}' if where else ''} ({why}): run the command again, "
+                             "or use --engine local") from problem
     try:
         gpus = int(ray.cluster_resources().get("GPU", 0))
         if gpus and jobs and jobs > gpus:
-            raise ValueError(f"--jobs {jobs}: the cluster has {gpus} GPUs")  # the others would wait for ever
+            raise ValueError(f"--jobs {jobs}: the cluster has {gpus} GPUs")  # more actors would wait forever
         actor = ray.remote(Worker).options(num_gpus=int(gpus > 0), num_cpus=0, scheduling_strategy="SPREAD",
                                            max_restarts=-1, max_task_retries=-1)
         pool = ray.util.ActorPool([actor.remote(number) for number in range(jobs or gpus or 1)])
@@ -134,7 +139,7 @@ def ray_workers(make: Make, jobs: int | None) -> Iterator[Callable]:
             try:
                 yield from pool.map(lambda worker, item: worker.do.remote(make, *item), items)
             except ray.exceptions.RayTaskError as problem:
-                raise problem.cause from None  # its own text holds a traceback
+                raise problem.cause from None  # Ray's own message contains a traceback
         yield results
     finally:
         if own:
@@ -142,18 +147,19 @@ def ray_workers(make: Make, jobs: int | None) -> Iterator[Callable]:
 
 
 def make_each(make: Make, work: list[tuple[object, Path]], args: argparse.Namespace) -> Iterator[Path]:
-    """Yield the files, each once it is there, first those that are there already. Absolute paths, for other machines.
+    """Yield the file of each (shard, file) in `work` as soon as it exists, existing ones first.
 
-    `make` is picklable. Raises ValueError where some files could not be made. All the others are.
+    Give absolute paths, for other machines. `make` must be picklable. If some files cannot be made, all others are, and
+    then ValueError is raised.
     """
     there, todo = [], []
     for item in work:
         (there if item[1].exists() else todo).append(item)
     yield from (target for _, target in there)
     if not todo:
-        make(0)  # it also finds what is wrong with the flags  # it also finds what is wrong with the flags
+        make(0)  # this also checks the flags
         return
-    problems: dict[str, int] = {}  # and how often: a wrong flag is wrong for every shard
+    problems: dict[str, int] = {}  # with their counts, as a wrong flag is wrong for every shard
     with (ray_workers(make, args.jobs) if args.engine == "ray" else
           local_workers(make, min(args.jobs or 1, len(todo)))) as results:
         for wait in (False, True):

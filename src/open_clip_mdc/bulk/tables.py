@@ -1,7 +1,4 @@
-"""Tables of a shard's rows as parquet files, which say in their metadata how they were made and what was left out.
-
-Dimensions: B rows, D numbers of a feature.
-"""
+"""Parquet tables with the rows of a shard. Their metadata say how they were made and which images were left out."""
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,16 +8,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ABOUT = "open_clip_mdc"  # the key of our metadata
-GROUP_ROWS, GROUP_BYTES = 1024, 2 ** 26  # of a row group, about: what is held in memory
+GROUP_ROWS, GROUP_BYTES = 1024, 2 ** 26  # rows and bytes to hold in memory before a row group is written
 
 
 def key_of(name: str) -> str:
-    """Return the key of an image by its name, which is any bytes: what is no UTF-8 is escaped."""
+    """Return the key of an image from its name. Bytes that are no UTF-8 are escaped."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
 class Table:
-    """A table that is being written. `about` are plain values to keep with it, until it is closed."""
+    """A table that is being written. Put plain values in `about` to store them in its metadata."""
 
     def __init__(self, writer: pq.ParquetWriter):
         self.writer, self.about, self.waiting = writer, {}, []
@@ -38,7 +35,7 @@ class Table:
 
 @contextmanager
 def write_table(path: Path, schema: pa.Schema) -> Iterator[Table]:
-    """Yield a table that is written to `path` as it goes. The same rows give the same bytes."""
+    """Yield a table that is written to `path` row group by row group. The same rows give the same bytes."""
     with pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:
         table = Table(writer)
         yield table
@@ -47,15 +44,15 @@ def write_table(path: Path, schema: pa.Schema) -> Iterator[Table]:
 
 
 def read_rows(path: Path, columns: list[str]) -> pa.Table:
-    """Return some columns of a table. Raises ValueError where it is damaged: a changed bit is another number."""
+    """Return some columns of a table. Checksums are compared, and ValueError is raised if it is damaged."""
     try:
         return pq.read_table(path, columns=columns, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as problem:
-        raise ValueError(f"{path} is damaged: remove it, and the same command makes it anew ({problem})") from problem
+        raise ValueError(f"{path} is damaged: remove it and run the same command again ({problem})") from problem
 
 
 def read_about(path: Path) -> dict:
-    """Return what was kept with a table. Raises ValueError: another program wrote it, or it is no parquet file."""
+    """Return the metadata of a table. Raises ValueError if it is no Parquet file, or another program wrote it."""
     try:
         return json.loads(pq.read_metadata(path).metadata[ABOUT.encode()])
     except (pa.ArrowException, KeyError, TypeError, ValueError) as problem:

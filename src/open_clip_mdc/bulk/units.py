@@ -1,8 +1,8 @@
-"""Sends the shards that caption, score and embed are to work on to the engine, which makes OUT/SHARD.parquet of each.
+"""Finds units of work for caption, score and embed, and has the engine make OUT/UNIT.parquet of each.
 
-A unit is a shard, a folder of images, or some rows of a CSV file. Its table has a row per image that could be read, and
-its metadata name the unit, as shards of other data have the same names. Imports no torch: beside Ray's actors that
-would take a core from them (shard_table.py is the workers' side).
+A unit is a shard, a folder of images, or some rows of a CSV file. Its table has a row per image that could be read. Its
+metadata identify the unit, as shards of other data may have the same names. This file imports no torch, which would
+take a core from Ray's actors. Workers run cli/shard_table.py.
 """
 import argparse
 import hashlib
@@ -26,15 +26,15 @@ from .engine import make_each
 from .tables import read_about
 
 Unit = Path | CsvRows
-READ = multiprocessing.get_context("fork").Value("q")  # images that this process and its workers have done
+READ = multiprocessing.get_context("fork").Value("q")  # number of images done by this process and its workers
 
 
 def make_worker(args: argparse.Namespace, units: list[Unit], number: int) -> Callable:
-    return import_module(args.worker).worker(args, units, number)  # imported where it is called: units needs no torch
+    return import_module(args.worker).worker(args, units, number)  # imports torch, in a worker only
 
 
 def find_units(paths: list[str]) -> list[Unit]:
-    """Return the shards that patterns and folders hold. A folder without shards is a unit itself. Absolute."""
+    """Return the shards in folders and of glob patterns, by absolute path. A folder without shards is one unit."""
     units: list[Unit] = []
     for path in paths:
         try:
@@ -42,13 +42,13 @@ def find_units(paths: list[str]) -> list[Unit]:
         except FileNotFoundError:
             if not Path(path).is_dir():
                 raise
-            find_images([path])  # or there is nothing at all
+            find_images([path])  # raises if it has no images either
             units.append(Path(path))
     units = [unit.absolute() for unit in units]
     for unit in units:
         if not (unit.is_dir() or unit.suffix.lower() in SHARDS):
-            raise ValueError(f"{unit} is no shard (.tar) and no folder of images: with a folder as --out each of these "
-                             f"becomes a table; single images go with an --out that ends in .jsonl or .csv")
+            raise ValueError(f"{unit} is neither a shard (.tar) nor a folder of images, which a folder as --out needs. "
+                             "For single images give an --out that ends in .jsonl or .csv")
     return units
 
 
@@ -68,20 +68,20 @@ def place_of(unit: Unit) -> dict:
 
 
 def hash_files(unit: Unit, fact: Callable[[Path], object]) -> str:
-    """Return the SHA-256 of a fact about each file of a unit, the images that a CSV file names among them."""
+    """Return a SHA-256 of `fact` of each file of a unit, including the images that a CSV file names."""
     files = [unit.path, *(path for _, path, _ in read_csv(unit))] if isinstance(unit, CsvRows) else files_of(unit)
     facts = [[file.name, fact(file)] for file in files if file.is_file()]
     return hashlib.sha256(json.dumps(facts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def source_of(unit: Unit) -> dict:
-    """Return what tells a unit from another of its name, and from what stood there before. Plain values."""
-    # While "state" is the same, the files need not be read again.
+    """Return plain values that identify a unit and its content."""
+    # As long as "state" is the same, files need not be read again.
     return {**place_of(unit), "state": hash_files(unit, file_state), "sha256": hash_files(unit, sha256)}
 
 
 def check_source(unit: Unit, source: dict | None, made: Path) -> None:
-    """Raise ValueError where a file was made of another unit, or of this one before its content changed."""
+    """Raise ValueError if the file `made` came from another unit, or from this one before its content changed."""
     old = source or {"path": "nothing that it names"}
     now = {name: value for name, value in place_of(unit).items() if old.get(name) != value}
     if not now and (hash_files(unit, file_state) == old.get("state") or hash_files(unit, sha256) == old.get("sha256")):
@@ -98,12 +98,12 @@ def check_settings(settings: dict, tables: Iterable[Path]) -> None:
         old = read_about(path)["settings"]
         for name in settings | old:
             if old.get(name) != settings.get(name):
-                raise ValueError(f"{path} was made with {name} {old.get(name)}, not {settings.get(name)}: what is made "
-                                 f"otherwise needs another --out")
+                raise ValueError(f"{path} was made with {name} {old.get(name)}, not {settings.get(name)}: choose "
+                                 "another --out")
 
 
 def size_of(unit: Unit) -> int | None:
-    """Return how many images a unit has, of a shard by the sizes.json beside it, or None where nothing says it."""
+    """Return the number of images in a unit, or None if unknown. For a shard, the sizes.json beside it says it."""
     if isinstance(unit, CsvRows):
         return unit.count
     if unit.is_dir():
@@ -117,9 +117,10 @@ def size_of(unit: Unit) -> int | None:
 
 @contextmanager
 def images_bar(units: list[Unit], what: str) -> Iterator[Callable[[Unit, int, bool], None]]:
-    """Show how many images are done. Yields what to call with a unit, the number of its images, and if they were there.
+    """Show a progress bar of images. Yields a function to call when a unit is done.
 
-    Ray's workers count when a shard is done. A shard of unknown size counts as many as the others on average.
+    Its arguments are the unit, its number of images, and whether its table was there before. The bar moves image by
+    image, but with Ray only when a shard is done. A shard of unknown size counts as the average of the others.
     """
     sizes, over, before, done = {unit: size_of(unit) for unit in units}, threading.Event(), 0, 0
     READ.value = 0
@@ -149,18 +150,20 @@ def images_bar(units: list[Unit], what: str) -> Iterator[Callable[[Unit, int, bo
 
 
 def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], list[str], int]:
-    """Make the tables that are not there, and say what is in all of them.
+    """Make the tables that do not exist yet, and print a summary of all.
 
-    Returns their paths, in the order of `units`. What could not be read, the first of each table by name. And how many.
+    Returns the paths of the tables in the order of `units`, names of skipped images (the first ones of each table), and
+    the number of skipped images.
     """
     shown, args.out = args.out, str(Path(args.out).absolute())
-    if os.path.exists(args.pretrained):  # else an id
+    if os.path.exists(args.pretrained):  # otherwise it is a model id
         args.pretrained = os.path.abspath(args.pretrained)
     twice = [name for name, count in Counter(map(unit_name, units)).items() if count > 1]
     if twice:
-        raise ValueError(f"{twice[0]} is there twice, and both would be {twice[0]}.parquet: give them an --out each")
+        raise ValueError(f"two inputs are named {twice[0]}, so both would be {twice[0]}.parquet: give each its own "
+                         "--out")
     work = [(unit, Path(args.out) / f"{unit_name(unit)}.parquet") for unit in units]
-    totals, skipped, first = Counter(), {}, None  # skipped: of each table that is done
+    totals, skipped, first = Counter(), {}, None  # skipped: by table
     try:
         with images_bar(units, args.tool) as say:
             units_of, there = {target: unit for unit, target in work}, {made for _, made in work if made.exists()}
@@ -184,6 +187,6 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], 
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write a table for each of args.paths to --out. Raises ValueError if images were skipped. All else is written."""
+    """Write a table for each unit in args.paths to --out. If images were skipped, raises ValueError at the end."""
     _, skipped, count = write_all(find_units(args.paths), args)
     complain(skipped, count)

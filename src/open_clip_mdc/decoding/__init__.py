@@ -1,1 +1,1 @@
-"""Captions from a trained model: most confident first (Eq. 6), ancestral sampling, beam search, CLIP guidance."""
+"""Decoding of captions: most confident token first (Eq. 6), ancestral sampling, beam search, CLIP guidance."""

@@ -1,10 +1,10 @@
-"""Ancestral sampling of mask-and-replace diffusion: x_s is drawn from p(x_s | x_t), from t = T to 0 (MC-Diffusion).
+"""Ancestral sampling of mask-and-replace diffusion: draw x_s from p(x_s | x_t), from t = T down to 0 (MC-Diffusion).
 
-The reverse process of VQ-Diffusion (Gu et al. 2022, Eq. 11) in any number of steps: one from t to s has the bridge's
-posterior, and p(x_0 | x_t) is cut (top_p) before the posterior is taken. A uniform number per token decides for all
-steps when it is unmasked, as in the forward process. So it is known beforehand which logits a step reads.
+This is the reverse process of VQ-Diffusion (Gu et al. 2022, Eq. 11) in any number of steps. A step from t to s < t
+uses the posterior of that interval. top_k and top_p cut p(x_0 | x_t) before the posterior is computed. One uniform
+number per token decides when it is unmasked, so it is known beforehand which logits each step needs.
 
-Dimensions: R captions (rows), L positions, M asked tokens, V vocabulary, T steps of the schedule.
+Dimensions: R captions (rows), L positions, M predicted tokens, V vocabulary, T steps of the schedule.
 """
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ from .sampling import GREEDY, Decoded, Sampling, sample_tokens, truncate
 
 
 def times(steps: int, last: int) -> list[int]:
-    """Return `steps` + 1 times from T down to 0, evenly spaced. Raises ValueError if there are not as many."""
+    """Return `steps` + 1 evenly spaced times from T (`last`) down to 0. Raises ValueError if `steps` exceeds T."""
     if not 1 <= steps <= last:
         raise ValueError(f"steps is {steps}; it must be a number of steps from 1 to {last}")
     return np.linspace(last, 0, steps + 1).round().astype(int).tolist()
@@ -31,21 +31,21 @@ def times(steps: int, last: int) -> list[int]:
 def denoise(network: Network, text: Tensor, valid: Tensor, schedule: Schedule, steps: int | None = None,
             forbidden: Sequence[int] = (), sampling: Sampling = GREEDY,
             device: torch.device | str | None = None) -> Decoded:
-    """Draw every [MASK] of the text. What is given stays as it is.
+    """Fill in every [MASK] of the text by ancestral sampling. Given tokens stay as they are.
 
-    Masks and replacements are drawn at any temperature, tokens from p(x_0 | x_t) by `sampling`. A replacement can be
-    any id, EOT too, and is drawn anew later: lengths come from `valid`, and by the last step no mask, no replacement
-    and nothing forbidden is left.
+    `sampling` applies to p(x_0 | x_t). Masking and replacement are random at any temperature. A replacement can be any
+    id, also EOT, so lengths come from `valid`. It is drawn again later. After the last step no mask, no replacement and
+    no forbidden id is left.
 
     Args:
-        network: bidirectional. Conditioned on the step.
-        text, valid: ids, mask_id where a token is to be found, long [R, L], and what is no padding, bool [R, L].
-        steps: the schedule's T if None.
-        forbidden: ids that p(x_0 | x_t) is taken without, not renormalised.
-        device: the network's, the text's if None.
+        network: bidirectional, and given the step.
+        text: long [R, L], mask_id at the tokens to fill in.
+        valid: bool [R, L], False at padding.
+        steps: number of steps. None is the schedule's T.
+        forbidden: ids that p(x_0 | x_t) must not choose. The rest is not renormalised.
+        device: the network's device, by default the text's.
 
-    Returns:
-        the captions; `step` is the one since which a token stands, `log_prob` its log p(x_0 | x_t) then.
+    Returns the captions. `step` is when a token last changed, and `log_prob` is its log p(x_0 | x_t) at that step.
     """
     size, generator = schedule.vocab_size, sampling.generator
     grid = times(len(schedule.mask) - 1 if steps is None else steps, len(schedule.mask) - 1)
@@ -53,7 +53,7 @@ def denoise(network: Network, text: Tensor, valid: Tensor, schedule: Schedule, s
         text, valid, torch.tensor(forbidden, dtype=torch.long), torch.tensor(grid)))
     free = text == mask_id(size)
     u = torch.rand(text.shape, dtype=torch.float64, device=text.device, generator=generator)
-    # Masked at t is where u < mask_t; counted at all times at once, the only wait for the device.
+    # A token is masked at t where u < mask_t. All times are counted at once, as the host waits for the device here.
     masked = free & (u < schedule.mask[at].view(-1, 1, 1))  # [steps + 1, R, L]
     counts = torch.cat((valid.sum(1), masked.sum((1, 2)), torch.stack((free.sum(), (free & ~valid).sum())))).tolist()
     lengths, num_masked, (num_free, misplaced) = counts[:len(text)], counts[len(text):-2], counts[-2:]
@@ -79,7 +79,7 @@ def denoise(network: Network, text: Tensor, valid: Tensor, schedule: Schedule, s
         old = text.take(places)
         posterior = log_posterior(truncate(log_p, sampling).log_softmax(1).to(log_p.dtype), old, *(
             torch.full_like(places, time) for time in (s, t)), schedule)
-        new = sample_tokens(posterior[:, :size], Sampling(1.0, generator=generator))  # that it is unmasked is settled
+        new = sample_tokens(posterior[:, :size], Sampling(1.0, generator=generator))  # not [MASK], as u decided
         changed = (new != old) | (since.take(places) < 0)
         text = scatter_flat(text, places, new)
         since = scatter_flat(since, places, since.take(places).where(~changed, number))

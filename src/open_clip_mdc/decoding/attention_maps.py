@@ -1,9 +1,9 @@
-"""Maps of where in the image a word comes from: the decoder's cross-attention at the step that revealed it.
+"""Cross-attention maps: where in the image the decoder looked at the step that revealed a word.
 
-A decoded caption is replayed (Eq. 6). The paper shows no such maps. They are read from its decoder (Fig. 2) as it is.
+A decoded caption is replayed step by step (Eq. 6). The paper has no such maps, but its decoder (Fig. 2) is not changed.
 
-Dimensions: B images, T tokens that the model chose, L positions, K layers, H heads, P patches, D image width, W decoder
-width, V vocabulary.
+Dimensions: B images, L positions, M tokens that the model chose, K layers, H heads, P patches, D image width,
+W decoder width.
 """
 from typing import NamedTuple
 
@@ -17,12 +17,14 @@ from .sampling import Decoded
 
 
 class WordMaps(NamedTuple):
-    position: Tensor  # long [T], of the tokens in the caption
-    attention: Tensor  # float32 [T, K, H, P], what the patches get; sums to one over P
+    """The maps of one caption."""
+
+    position: Tensor  # long [M], positions of the tokens in the caption
+    attention: Tensor  # float32 [M, K, H, P], attention weights. They sum to 1 over P
 
 
 def attention_weights(query: Tensor, key: Tensor) -> Tensor:
-    """Return softmax(Q K^T / sqrt(W / H)), [T, H, P], from queries [T, W] and keys [H, P, W / H]."""
+    """Return softmax(Q K^T / sqrt(W / H)), [M, H, P], from queries [M, W] and keys [H, P, W / H]."""
     query = query.unflatten(-1, (len(key), -1))
     return (torch.einsum("thw,hpw->thp", query, key) * key.shape[-1] ** -0.5).softmax(-1)
 
@@ -32,19 +34,19 @@ def word_maps(model: Captioner, image: Tensor, decoded: Decoded) -> list[WordMap
     """Return each image's maps. `decoded` is `model.generate(image [B, 3, height, width], return_trace=True)`."""
     lengths = caption_lengths(decoded.text, model.vocab_size).tolist()
     image_embs = model.encode_image_tokens(image)
-    with without_autocast(image.device.type):  # whose blocks are copies without hooks
+    with without_autocast(image.device.type):  # autocast would run copies of the blocks, without our hooks
         return [_maps_of_one(model, embs, text[:n], step[:n]) for embs, text, step, n in zip(
             image_embs.split(1), decoded.text, decoded.step, lengths, strict=True)]
 
 
 def _maps_of_one(model: Captioner, image_embs: Tensor, text: Tensor, step: Tensor) -> WordMaps:
-    position = (step >= 0).nonzero().squeeze(1)  # that the decoder chose, with the caption as it read it then, [T, L]
-    texts = text.expand(len(position), -1)
-    if not model.causal:  # what comes later in a causal caption is not seen anyway
+    position = (step >= 0).nonzero().squeeze(1)
+    texts = text.expand(len(position), -1)  # [M, L], for each chosen token the caption as the decoder read it then
+    if not model.causal:  # a causal decoder does not see later tokens anyway
         texts = texts.masked_fill(step >= step[position, None], mask_id(model.vocab_size))
     rows, length = texts.shape
     place = torch.arange(rows, device=text.device) * length + position
-    image_kv, queries = model.text.project_image(image_embs), []  # of each layer [N, W]
+    image_kv, queries = model.text.project_image(image_embs), []  # for each layer [M*L, W]
     hooks = [block.cross_q.register_forward_hook(lambda module, args, output: queries.append(output))
              for block in model.text.blocks]
     try:
@@ -58,7 +60,7 @@ def _maps_of_one(model: Captioner, image_embs: Tensor, text: Tensor, step: Tenso
 
 
 def principal_components(image_embs: Tensor, count: int = 3) -> Tensor:
-    """Return patch features [B, P, D] along their first principal components, float32 [B, P, count], unit variance."""
+    """Return the first principal components of patch tokens [B, P, D], float32 [B, P, count], with unit variance."""
     x = image_embs.float().flatten(0, 1)
     x = x - x.mean(0)
     loadings = torch.linalg.eigh(x.T @ x).eigenvectors[:, -count:].flip(1)

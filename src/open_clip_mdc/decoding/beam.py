@@ -1,8 +1,8 @@
 """Autoregressive decoding (ARC): beam search, greedy search (one beam) and sampling.
 
-`generate.search_images` runs the searches on images, with a key/value cache.
+`generate.search_images` runs these on images, with a key/value cache.
 
-Dimensions: B images, K beams, R rows (R/B consecutive rows per image), n tokens so far (SOT included), V vocabulary.
+Dimensions: B images, K beams, R rows (R/B consecutive rows per image), n tokens so far (with SOT), V vocabulary.
 """
 import torch
 import torch.nn.functional as F
@@ -15,9 +15,9 @@ from .sampling import Decoded, Sampling, sample_tokens
 
 def next_log_probs(step_logits: StepLogits, text: Tensor, parent: Tensor, vocab_size: int, min_length: int,
                    max_length: int) -> Tensor:
-    """Return log-probabilities of the next token, float32 [R, V], -inf for those that the lengths rule out.
+    """Return log-probabilities of the next token, float32 [R, V], with -inf for tokens that the lengths rule out.
 
-    What is left is not normalised anew: the sum over a caption stays its log-likelihood under the model.
+    The rest is not renormalised, so their sum over a caption is the caption's log-likelihood (Eq. 7).
     """
     log_probs = step_logits(text, parent).float().log_softmax(1)
     tokens = text.shape[1] - 1  # so far, without SOT
@@ -29,7 +29,7 @@ def next_log_probs(step_logits: StepLogits, text: Tensor, parent: Tensor, vocab_
 
 def check_lengths(min_length: int, max_length: int) -> None:
     if not 0 <= min_length <= max_length:
-        raise ValueError(f"a caption of at least {min_length} and at most {max_length} tokens cannot be: needs "
+        raise ValueError(f"a caption cannot have at least {min_length} and at most {max_length} tokens: give "
                          "0 <= min_length <= max_length")
 
 
@@ -40,12 +40,12 @@ def in_reading_order(text: Tensor, log_prob: Tensor, vocab_size: int) -> Decoded
 
 def beam_search(step_logits: StepLogits, batch_size: int, vocab_size: int, max_length: int, num_beams: int = 6,
                 device: torch.device | str = "cpu", min_length: int = 0) -> Decoded:
-    """Find the most likely captions in a beam. One beam is greedy search.
+    """Search for each image's most likely caption with a beam. One beam is greedy search.
 
-    A caption is finished when ending it is among the image's K best continuations. The search stops when no beam can
-    overtake the best finished caption any more, which is certain, as log-likelihoods only fall.
+    A caption is finished when EOT is among the image's K best continuations. The search stops when no beam can overtake
+    the best finished caption. As log-likelihoods only fall, this is exact.
 
-    Returns SOT to EOT, then padding, [B, max_length + 2]. Lengths are of the tokens between SOT and EOT.
+    Returns SOT to EOT, then padding, [B, max_length + 2]. Lengths count the tokens between SOT and EOT.
     """
     check_lengths(min_length, max_length)
     if num_beams < 1:
@@ -53,14 +53,14 @@ def beam_search(step_logits: StepLogits, batch_size: int, vocab_size: int, max_l
     eot = eot_id(vocab_size)
     image = torch.arange(batch_size, device=device)
     text = torch.full((batch_size, 1), sot_id(vocab_size), device=device)
-    log_prob = torch.zeros(batch_size, 1, device=device)  # of every token of `text`
+    log_prob = torch.zeros(batch_size, 1, device=device)  # of each token of `text`
     parent = image
-    live = torch.zeros(batch_size, 1, device=device)  # log-likelihoods of the beams, [B, R/B]
+    live = torch.zeros(batch_size, 1, device=device)  # log-likelihood of each beam, [B, R/B]
     best_text = torch.full((batch_size, max_length + 2), PAD_ID, device=device)
     best_log_prob = torch.zeros(best_text.shape, device=device)
     best_score = torch.full((batch_size,), -torch.inf, device=device)
 
-    for length in range(1, max_length + 2):  # of the captions that this step ends, with EOT
+    for length in range(1, max_length + 2):  # of captions that end at this step, with EOT
         log_probs = next_log_probs(step_logits, text, parent, vocab_size, min_length, max_length)
         total = (live[..., None] + log_probs.view(*live.shape, vocab_size)).flatten(1)
         score, choice = total.topk(min(num_beams, total.shape[1]))
@@ -76,8 +76,8 @@ def beam_search(step_logits: StepLogits, batch_size: int, vocab_size: int, max_l
         best_text[:, :length + 1] = F.pad(text[last], (0, 1), value=eot).where(better, best_text[:, :length + 1])
         best_log_prob[:, :length + 1] = ended_log_prob.where(better, best_log_prob[:, :length + 1])
 
-        live = score.masked_fill(ends, -torch.inf)  # a beam that an ended caption displaced could not overtake it
-        if (best_score >= live.amax(1)).all():  # the step's only question to the device
+        live = score.masked_fill(ends, -torch.inf)  # a beam that lost its place to an ended caption cannot overtake it
+        if (best_score >= live.amax(1)).all():  # the host waits for the device only here
             break
         parent, newest = row.flatten(), token.flatten()
         text = torch.cat((text[parent], newest[:, None]), dim=1)

@@ -1,13 +1,13 @@
-"""A CLIP model beside a captioner: it re-weighs the tokens that decoding considers, or chooses among several captions.
+"""CLIP guidance: a CLIP model reweights tokens at each decoding step, or reranks finished captions.
 
-Not in the paper: it is claimed elsewhere for masked diffusion captioners, and is here to be measured. At each step the
-k most probable tokens of the position that is revealed are put into the caption completed by the step's own most
-probable tokens, so that CLIP reads whole captions only. Their log p becomes log p + scale * log softmax_k(cos/0.01)
-(`confidence.reweigh`), as ConZIC (Zeng et al. 2023) adds them and as MAGIC (Su et al. 2022) weighs a language model's.
-CLIP's own score of such captions is no evidence, as they were chosen by it.
+This is not in the paper. It tests a claim made elsewhere about masked diffusion captioners. At each step, each of the K
+most probable tokens of the revealed position is put into the caption, whose other masks are filled in with their most
+probable tokens. So CLIP reads whole captions only. A token's log p becomes log p + scale * log softmax_K(cos/0.01)
+(`confidence.reweigh`). ConZIC (Zeng et al. 2023) adds the two in this way, and MAGIC (Su et al. 2022) for a language
+model. Do not evaluate such captions by the same CLIP, as it chose them.
 
-Dimensions: B images, R captions (R/B consecutive ones of an image), M revealed tokens, K candidates, L positions, N
-texts, E embedding width.
+Dimensions: B images, R captions (R/B consecutive rows per image), M revealed tokens, K candidate tokens, L positions,
+E embedding width.
 """
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from ..text.special_tokens import decode_captions
 
-TEMPERATURE = 0.01  # of CLIP's own softmax, where its training leaves it
+TEMPERATURE = 0.01  # of CLIP's softmax after its training
 TEXTS_PER_BATCH = 256
 
 
@@ -27,7 +27,7 @@ class Clip(NamedTuple):
     """An OpenCLIP model that compares images with texts, in eval mode."""
 
     model: torch.nn.Module
-    transform: Callable  # an RGB image -> [3, H, W]; not the captioner's
+    transform: Callable  # an RGB image -> [3, height, width]. It differs from the captioner's
     tokenizer: Callable
 
 
@@ -41,9 +41,9 @@ class _Texts(torch.nn.Module):
 
 
 def encode_text(clip: torch.nn.Module, text: Tensor, device: str | torch.device) -> Tensor:
-    """Return the model's `encode_text` up to rounding, [N, E] from ids [N, L] on the CPU, at less cost."""
-    # In a causal tower the positions behind the last one that is pooled are read by none. Others run as they are.
-    # OpenCLIP keeps what a text tower is in a module of its own, or under names with "text_" in the model.
+    """Return the model's `encode_text`, equal up to rounding but faster: [R, E] from ids [R, L] on the CPU."""
+    # A causal tower need not read positions after the last one that it pools. Other towers run as they are.
+    # OpenCLIP keeps a text tower's attributes in a module of its own, or under names with "text_" in the model.
     tower, name, prefix = (clip.text, "clip.text", "") if hasattr(clip, "text") else (clip, "clip", "text_")
     pool = getattr(tower, f"{prefix}pool_type", None)
     causal = getattr(tower, "attn_mask", None) is not None and getattr(tower, "cls_emb", None) is None
@@ -57,19 +57,19 @@ def encode_text(clip: torch.nn.Module, text: Tensor, device: str | torch.device)
 
 
 class Guide:
-    """CLIP's view of captions of the images of one batch. No caption of an image is encoded twice."""
+    """Compares captions with the images of one batch by CLIP. A caption of an image is never encoded twice."""
 
     @torch.no_grad()
     def __init__(self, clip: Clip, image: Tensor, tokenizer: Callable, scale: float = 0.0, top_k: int = 5):
-        """Encode the image [B, 3, H, W] (by CLIP's own transform), once. `tokenizer` is the captioner's."""
+        """Encode images [B, 3, height, width] from CLIP's own transform. `tokenizer` is the captioner's."""
         self.clip, self.tokenizer, self.scale, self.top_k = clip, tokenizer, scale, top_k
         self.device = image.device
         self.image = F.normalize(clip.model.encode_image(image).float(), dim=-1)
-        self.known: list[dict[str, float]] = [{} for _ in image]  # of each image, the cosines of captions
+        self.known: list[dict[str, float]] = [{} for _ in image]  # for each image, the cosines of its captions
 
     @property
     def texts(self) -> list[int]:
-        """Return the number of captions that were encoded for each image: the cost of guidance."""
+        """Return the number of captions that were encoded for each image, which is the cost of guidance."""
         return [len(known) for known in self.known]
 
     @torch.no_grad()
@@ -87,12 +87,15 @@ class Guide:
                             device=self.device)
 
     def similarity(self, text: Tensor) -> Tensor:
-        """Return cosines of captions, long [R, L], with their images: [R]."""
+        """Return cosines [R] of captions, long [R, L], with their images."""
         per_image = len(text) // len(self.known)
         return self.cosines(decode_captions(text, self.tokenizer), [row // per_image for row in range(len(text))])
 
     def __call__(self, text: Tensor, image: Tensor) -> Tensor:
-        """Return scale * log softmax over K of CLIP's logits, float32 [M, K], for captions [M, K, L] of images [M]."""
+        """Return scale * log softmax over K of CLIP's logits, float32 [M, K].
+
+        Args: `text` has captions, long [M, K, L], and `image` the index of their image, long [M].
+        """
         images = [i for i in image.tolist() for _ in range(text.shape[1])]
         cosines = self.cosines(decode_captions(text.flatten(0, 1), self.tokenizer), images)
         return self.scale * (cosines.view(text.shape[:2]) / TEMPERATURE).log_softmax(1)

@@ -1,9 +1,9 @@
-"""Masked diffusion decoding: [MASK] tokens are revealed in the order of the model's confidence (Eq. 6, Sec. 3.2).
+"""Masked diffusion decoding: reveal [MASK] tokens in the order of the model's confidence (Eq. 6, Sec. 3.2).
 
-The algorithm and what it starts from. `generate.unmask_images` runs it on images. Revealing the most confident
-positions of a fully masked caption is MaskGIT's decoding (Chang et al. 2022), as in LLaDA (Nie et al. 2025).
+`generate.unmask_images` runs this on images. To reveal the most confident positions of a fully masked caption is
+MaskGIT's decoding (Chang et al. 2022), which LLaDA uses, too (Nie et al. 2025).
 
-Dimensions: B captions, R rows, L positions, M masked tokens, K candidates, V vocabulary.
+Dimensions: B captions, R rows, L positions, M predicted tokens, K candidate tokens, V vocabulary.
 """
 from collections.abc import Callable, Sequence
 
@@ -23,24 +23,25 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
                          tokens_per_step: int | float = 1, forbidden: Sequence[int] = (), sampling: Sampling = GREEDY,
                          guide: Callable[[Tensor, Tensor], Tensor] | None = None, top_k: int = 5,
                          device: torch.device | str | None = None) -> Decoded:
-    """Replace every [MASK], the most confident first. What is revealed stays (Eq. 6).
+    """Fill in every [MASK], most confident first. A revealed token never changes (Eq. 6).
 
-    Each step asks for the logits of the masked positions only, and reveals the k of each row whose most probable token
-    has the highest probability, the leftmost of equals. The paper's decoding is k = 1, greedy. With a probability p
-    instead of k, a step reveals the most confident position and every other one that is at least so confident
-    (Fast-dLLM, Wu et al. 2025), and waits for the device to know how many masks are left.
+    Each step computes logits of the masked positions only. In each row it reveals the k positions whose most probable
+    tokens have the highest probabilities, the leftmost of equal ones. The paper's decoding is k = 1 and greedy. Given a
+    probability p instead of k, a step reveals the most confident position and all others with confidence p or more
+    (Fast-dLLM, Wu et al. 2025). The host then waits for the device at each step.
 
-    The order looks at distributions, not at drawn tokens: with k = 1 and temperature 1 this samples from the model.
-    (To draw everywhere and keep the most probable draw, as MaskGIT and LLaDA do, favours probable tokens.)
+    Confidence is that of the distribution, not of the drawn token, so k = 1 at temperature 1 samples from the model.
+    (To draw at all positions and keep the most probable draw, as MaskGIT and LLaDA do, favours probable tokens.)
 
     Args:
         network: bidirectional.
-        text, valid: ids, mask_id where a token is to be found, long [R, L], and what is no padding, bool [R, L].
-        tokens_per_step: k, an int. Or p, a float.
-        forbidden: ids that may not be chosen, without renormalising the others.
-        guide: re-weighs the `top_k` most probable tokens of each revealed position (`reweigh`). The order of positions
+        text: long [R, L], mask_id at the tokens to fill in.
+        valid: bool [R, L], False at padding.
+        tokens_per_step: k if an int, p if a float.
+        forbidden: ids that must not be chosen. The rest is not renormalised.
+        guide: reweights the `top_k` most probable tokens of each revealed position (`reweigh`). The order of positions
             and `log_prob` stay the network's.
-        device: the network's, the text's if None. A text on the CPU is read without a wait for the device.
+        device: the network's device, by default the text's. For a text on the CPU and an int k, no step waits for it.
     """
     by_probability = isinstance(tokens_per_step, float)
     if not tokens_per_step >= (0 if by_probability else 1):
@@ -67,7 +68,7 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
         chosen = nowhere.scatter(1, best, True)
         if by_probability:
             chosen = chosen | (confidence.exp() >= tokens_per_step)
-        chosen = chosen.take(remaining)  # [M]; in a row that is finished nothing is asked
+        chosen = chosen.take(remaining)  # [M]. Finished rows have no remaining position
         if by_probability:
             count = int(chosen.sum())
         else:
@@ -88,15 +89,16 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
 
 def reweigh(log_prob: Tensor, filled: Tensor, places: Tensor, guide: Callable[[Tensor, Tensor], Tensor],
             top_k: int) -> Tensor:
-    """Let the `top_k` most probable ids of each revealed token share their probability anew: log p [M, V].
+    """Return log p [M, V] after the guide has redistributed the probability of the `top_k` most probable tokens.
 
     Args:
-        filled: long [R, L], the captions completed by the step's own most probable tokens.
-        places: where the tokens are to stand, long [M] into R*L.
-        guide: complete captions, long [M, K, L], and their rows, long [M] -> what is added to log p, [M, K].
+        log_prob: log p [M, V] of the network.
+        filled: long [R, L], captions whose masks are filled in with the most probable tokens of this step.
+        places: positions of the M tokens, long [M] into R*L.
+        guide: takes complete captions, long [M, K, L], and their rows, long [M]. Returns what to add to log p, [M, K].
     """
     value, token = log_prob.topk(min(top_k, log_prob.shape[1]), dim=1)
-    possible = torch.where(value == -torch.inf, token[:, :1], token)  # no caption that cannot come about is shown
+    possible = torch.where(value == -torch.inf, token[:, :1], token)  # the guide sees no forbidden token
     row, column = places // filled.shape[1], places % filled.shape[1]
     captions = filled[row][:, None].repeat(1, token.shape[1], 1).scatter(
         2, column[:, None, None].expand(*token.shape, 1), possible[..., None])
@@ -106,9 +108,9 @@ def reweigh(log_prob: Tensor, filled: Tensor, places: Tensor, guide: Callable[[T
 
 
 def fully_masked(lengths: Tensor, vocab_size: int, longest: int | None = None) -> Tensor:
-    """Return SOT, `lengths` [B] masks, EOT, padding: long [B, L]. `longest` is L - 2, by default that of `lengths`.
+    """Return SOT, `lengths` [B] masks, EOT and padding: long [B, L]. `longest` is L - 2, by default lengths.max().
 
-    A length of -1 is a lone EOT: nothing to find, at the cost of one token.
+    A length of -1 gives a row with only EOT, which costs one token.
     """
     position = torch.arange((int(lengths.max()) if longest is None else longest) + 2, device=lengths.device)
     end = lengths[:, None] + 1
@@ -119,9 +121,9 @@ def fully_masked(lengths: Tensor, vocab_size: int, longest: int | None = None) -
 
 
 def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context_length: int | None = None) -> Tensor:
-    """Return ids of captions with gaps, "a [MASK] dog on a [MASK]": SOT to EOT, then padding, long [B, context_length].
+    """Return ids, long [B, context_length], of captions with gaps such as "a [MASK] dog on a [MASK]".
 
-    One [MASK] stands for one token. Raises ValueError if a template does not fit, as cutting it would lose words.
+    One [MASK] is one token. Raises ValueError if a template is longer than the context.
     """
     context_length = context_length or tokenizer.context_length
     templates = [templates] if isinstance(templates, str) else templates
@@ -138,22 +140,23 @@ def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context
 
 
 def guided(conditional: Network, uncond: Network, scale: float, kl: list[Tensor] | None = None) -> Network:
-    """Classifier-free guidance (Ho & Salimans 2022) on log p(x_0): uncond + scale * (conditional - uncond).
+    """Return a network with classifier-free guidance (Ho & Salimans 2022): uncond + scale * (conditional - uncond).
 
-    Scale 1 is the conditional model, 0 the unconditional one, more than 1 follows the image more closely. `uncond` sees
-    the null image, or in MC-Diffusion's Masked Condition Strategy some of the features. There w in the sense of the
-    text is this scale, and Definition 2 as printed, w * uncond + (1 - w) * conditional, is scale 1 - w.
+    The networks are combined in log p(x_0). Scale 1 is the conditional model, 0 the unconditional one, and more than 1
+    follows the image more closely. `uncond` sees the null image, or an image with masked features (MC-Diffusion's
+    Masked Condition Strategy). This scale is MC-Diffusion's w as its text describes it. Its Definition 2 as printed,
+    w * uncond + (1 - w) * conditional, has scale 1 - w.
 
-    `kl` gets the KL of each guided prediction from the conditional one, float32 [M] nats a call.
+    Args: each call appends to `kl` the KL divergence of guided from conditional predictions, float32 [M], in nats.
     """
     def network(lengths: Sequence[int]) -> TokenLogits:
-        see, guess = conditional(lengths), uncond(lengths)
+        cond_logits, uncond_logits = conditional(lengths), uncond(lengths)
 
         def token_logits(text: Tensor, predicted: Tensor, *time: Tensor) -> Tensor:
-            with_image, without = (logits(text, predicted, *time).log_softmax(1) for logits in (see, guess))
-            combined = without + scale * (with_image - without)
+            cond, null = (logits(text, predicted, *time).log_softmax(1) for logits in (cond_logits, uncond_logits))
+            combined = null + scale * (cond - null)
             if kl is not None:
-                kl.append(F.kl_div(with_image, combined.log_softmax(1), reduction="none", log_target=True).sum(1))
+                kl.append(F.kl_div(cond, combined.log_softmax(1), reduction="none", log_target=True).sum(1))
             return combined
 
         return token_logits

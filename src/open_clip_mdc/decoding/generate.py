@@ -1,8 +1,8 @@
-"""Captions of images: masked diffusion decoding (Eq. 6) or search from left to right, by the model's order (Sec. 3.2).
+"""Captions images: masked diffusion decoding (Eq. 6), or search from left to right for a causal model (Sec. 3.2).
 
-An image is encoded once, and its keys and values are projected once. Twice where guidance masks some features.
+An image is encoded once, and its keys and values are computed once. If guidance masks image features, it is twice.
 
-Dimensions: B images, R captions (R/B consecutive ones of an image), L positions, P patches, D image width.
+Dimensions: B images, R captions (R/B consecutive rows per image), L positions, P patches, D image width, S lengths.
 """
 import math
 from collections.abc import Callable
@@ -24,21 +24,24 @@ from .consensus import agreement
 from .options import check_scale
 from .sampling import GREEDY, Decoded, Sampling, sample_tokens
 
-LENGTH = 15  # tokens of a caption, one of the paper's, of a model that cannot tell
-CHOSEN = ("auto", "sample", "likely")  # lengths that the model chooses
+LENGTH = 15  # default number of tokens for a model without a length head, one of the paper's lengths
+CHOSEN = ("auto", "sample", "likely")  # values of `length` for which the length head chooses
 SAMPLERS = ("confidence", "ancestral")
-MAX_LENGTHS = 8  # lengths per image, at most, that "auto" and "likely" decode
-LIKELY = 0.1  # of the most probable length's probability: so much makes a length "likely"
-LENGTH_NORM = 5  # tokens that each caption counts as when lengths are compared; the best of 1 to 10 on Flickr8k's val
+MAX_LENGTHS = 8  # most lengths per image that "auto" and "likely" decode
+LIKELY = 0.1  # a length is "likely" if it has at least this share of the most probable length's probability
+LENGTH_NORM = 5  # tokens that a caption counts as in `best_of_lengths`. The best of 1 to 10 on Flickr8k's val split
 
 
 def best_of_lengths(decode: Callable[[Tensor], Decoded], log_prob: Tensor) -> Decoded:
-    """Choose each image's length N by log p(N | image) + LENGTH_NORM * the mean of the tokens' log-probabilities.
+    """Return each row's best caption over lengths N, by log p(N | image) + LENGTH_NORM * mean token log-probability.
 
-    That is p(N | image) times the probability of the caption as if it had LENGTH_NORM tokens, which unlike its
-    probability compares over N. The most probable lengths are tried, in that order, but for those that cannot win over
-    the first: no caption adds above 0. `decode` makes captions [R, L] of lengths, long [R] on the CPU, -1 for none.
-    `log_prob` [R, S] is theirs. The device is asked twice, whatever the number of lengths.
+    The second term is the log-probability that the caption would have with LENGTH_NORM tokens. Unlike the plain sum it
+    is comparable over N. The most probable lengths are tried in turn. As the second term is at most 0, lengths that
+    cannot win against the first one are skipped. The host waits for the device twice.
+
+    Args:
+        decode: takes lengths, long [R] on the CPU, with -1 to skip a row. Returns captions [R, L].
+        log_prob: log p(N | image), [R, S].
     """
     log_prob, lengths = log_prob.topk(min(MAX_LENGTHS, log_prob.shape[1]))
     on_cpu = lengths.cpu()
@@ -55,8 +58,8 @@ def best_of_lengths(decode: Callable[[Tensor], Decoded], log_prob: Tensor) -> De
 
 
 def uncond_tokens(model: Captioner, image: Tensor, image_embs: Tensor, uncond: str, blind: Tensor | None,
-                generator: torch.Generator | None) -> Tensor:
-    """Return what guidance's unconditional branch sees in place of image_embs [B, P, D]: as many, or [1, P, D]."""
+                  generator: torch.Generator | None) -> Tensor:
+    """Return the patch tokens of guidance's unconditional branch, [B, P, D] or [1, P, D]."""
     cfg = model.caption_cfg
     if uncond not in ("blind", "masked"):
         raise ValueError(f"guidance_weak is {uncond!r}; it must be 'blind' or 'masked'")
@@ -69,12 +72,12 @@ def uncond_tokens(model: Captioner, image: Tensor, image_embs: Tensor, uncond: s
     if cfg.condition_zeros:
         return torch.zeros_like(image_embs[:1])
     if blind is None:
-        raise ValueError("guidance needs to know what no image is: blind=scoring.mean_image(model, images)")
+        raise ValueError("guidance needs a null image: give blind=mean_image(model, images)")
     return blind[None]
 
 
 def default_length(model: Captioner) -> int | str:
-    # A head of zeros was never trained: older checkpoints have none.
+    # A length head of zeros was never trained, as older checkpoints have none.
     return "auto" if model.causal or model.length_head is not None and model.length_head.weight.any() else LENGTH
 
 
@@ -87,23 +90,23 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
 
     Args:
         image: [B, 3, height, width], preprocessed.
-        length: N' of the paper, how many tokens are generated between SOT and EOT, which are given. "auto" is the
-            model's choice for each image (`best_of_lengths`), "sample" a draw from p(N | image); "likely" gives an
-            image's `samples` its most probable lengths in turn, those a tenth as probable as the first. None is
+        length: the paper's N', the number of tokens to generate between SOT and EOT, which are given. "auto" takes each
+            image's best length (`best_of_lengths`), "sample" draws from p(N | image), and "likely" gives an image's
+            `samples` its most probable lengths in turn (those at least a tenth as probable as the first). None is
             `default_length`.
-        text: captions to fill in instead, long [B, L] or [1, L] (`tokenize_with_masks`); `length` is then not used.
-            On the CPU nothing waits for the device.
+        text: captions to fill in, long [B, L] or [1, L] (`tokenize_with_masks`), instead of `length`. For a text on the
+            CPU, the host does not wait for the device.
         tokens_per_step: see `unmask_by_confidence`.
-        sampler: "confidence" (Eq. 6, `unmask_by_confidence`), or "ancestral" (`denoise`), which draws.
-        steps: of "ancestral". None is as many as the model was trained on, 100.
-        guidance_scale: see `guided`; 1 is the model itself and runs no second pass.
-        guidance_weak: the unconditional branch: "blind", the null image; or "masked", the image with each feature
-            masked as in training, drawn once (MC-Diffusion). None is what the model was trained for.
-        guidance_kl: gets the strength of guidance, see `guided`.
-        blind: the null image, for a model that was not trained with zeros for it: `mean_image(...)`, [P, D].
-        sampling: how tokens are chosen. Its generator draws whatever else is drawn.
-        samples: captions of each image, that differ if they are drawn.
-        guide: re-weighs the most probable tokens of each step of "confidence" (`reweigh`) unless its scale is 0.
+        sampler: "confidence" (Eq. 6, `unmask_by_confidence`) or "ancestral", which is random (`denoise`).
+        steps: number of steps for "ancestral". None is 100, as in training.
+        guidance_scale: see `guided`. 1 is the model itself, without a second pass.
+        guidance_weak: the unconditional branch. "blind" is the null image, "masked" the image with features masked as
+            in training, drawn once (MC-Diffusion). None is the one that the model was trained with.
+        guidance_kl: each decoder call appends the strength of guidance, see `guided`.
+        blind: the null image, [P, D] from `mean_image`. Not needed for a model that was trained with zeros for it.
+        sampling: how tokens are chosen. Its generator is used for all random numbers.
+        samples: number of captions per image. They differ only if they are drawn.
+        guide: reweights the most probable tokens of each step of "confidence" (`reweigh`) unless its scale is 0.
     """
     vocab_size, longest = model.vocab_size, model.context_length - 2
     length = default_length(model) if length is None and text is None else length
@@ -119,9 +122,9 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
     if sampler not in SAMPLERS:
         raise ValueError(f"sampler is {sampler!r}; it must be {' or '.join(map(repr, SAMPLERS))}")
     if sampler == "confidence" and steps is not None:
-        raise ValueError("steps are of sampler='ancestral'; 'confidence' has tokens_per_step")
+        raise ValueError("steps needs sampler='ancestral'; for 'confidence' give tokens_per_step")
     if sampler == "ancestral" and tokens_per_step != 1:
-        raise ValueError("tokens_per_step is of sampler='confidence'; 'ancestral' has steps")
+        raise ValueError("tokens_per_step needs sampler='confidence'; for 'ancestral' give steps")
     check_scale("guidance_scale", guidance_scale)
     if guide is not None:
         check_scale("the scale of CLIP", guide.scale)
@@ -145,7 +148,7 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
         if sampler == "confidence":
             return unmask_by_confidence(network, text, valid, vocab_size, tokens_per_step, forbidden, sampling, *guides,
                                         device=device)
-        make = model.objective.schedule or make_schedule  # continuous time: by the linear schedule in as many steps
+        make = model.objective.schedule or make_schedule  # a model of continuous time gets the linear one
         return denoise(network, text, valid, make(vocab_size, device=device), steps, forbidden, sampling, device)
 
     if text is not None:
@@ -180,15 +183,15 @@ def cached_step_logits(model: Captioner, image_kv: ImageKV) -> StepLogits:
 
 def search_images(model: Captioner, image: Tensor, length: int | str | None = None, num_beams: int = 6,
                   sampling: Sampling = GREEDY, min_length: int = 0, samples: int = 1) -> Decoded:
-    """Caption images by a causal model, R = samples * B.
+    """Caption images with a causal model, R = samples * B.
 
     Args:
         image: [B, 3, height, width], preprocessed.
-        length: tokens before EOT at most. "auto" or None is what the context holds. The model itself ends its captions.
-        num_beams: see `beam_search`. Not used when sampling.
-        sampling: a temperature draws tokens instead of searching.
-        min_length: tokens before EOT at least: a likelihood favours short captions.
-        samples: captions of each image. They must be drawn.
+        length: most tokens before EOT, which the model predicts itself. "auto" or None is what fits the context.
+        num_beams: see `beam_search`. Not used with a temperature.
+        sampling: with a temperature, tokens are drawn and there is no search.
+        min_length: fewest tokens before EOT. Without it, likelihood favours short captions.
+        samples: number of captions per image. More than one needs a temperature.
     """
     longest = model.context_length - 2
     max_length = longest if length in (None, "auto") else length
@@ -203,15 +206,15 @@ def search_images(model: Captioner, image: Tensor, length: int | str | None = No
 @torch.no_grad()
 def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide: Guide | None = None,
              rerank: bool = False, select: str | None = None, **options) -> Tensor | Decoded:
-    """Return captions as ids from SOT to EOT, then padding, long [R, L], like `CoCa.generate`. No mask ids.
+    """Return captions as ids from SOT to EOT, then padding, long [R, L], as `CoCa.generate` does. No id is a mask.
 
     Args:
         image: [B, 3, height, width], preprocessed.
-        return_trace: return `Decoded`, with the step and the log-probability of every token, rather than ids.
-        guide: re-weighs the tokens of a masked diffusion captioner at each step, where its scale is not 0.
-        rerank: return only that of an image's `samples` which the guide finds the most similar.
-        select: "consensus": return only that of an image's `samples` which is most like all of them (`agreement`).
-        options: of `unmask_images` for a masked diffusion captioner, of `search_images` for a causal one.
+        return_trace: return `Decoded`, with the step and the log-probability of every token, instead of ids.
+        guide: reweights tokens of a masked diffusion captioner at each step, if its scale is not 0.
+        rerank: keep only the one of an image's `samples` that the guide finds most similar to the image.
+        select: "consensus" keeps only the one of an image's `samples` that is most similar to all (`agreement`).
+        options: those of `unmask_images` for a masked diffusion captioner, of `search_images` for a causal one.
 
     Raises ValueError if an argument is out of range.
     """
@@ -222,14 +225,14 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
     if samples < 1 or samples > 1 and not drawn:
         raise ValueError(f"samples is {samples}; it must be 1, or more with a temperature: without one all are equal")
     if guide is not None and guide.scale and model.causal:
-        raise ValueError("CLIP guides masked diffusion: this model is autoregressive, whose captions it can rerank")
+        raise ValueError("CLIP guides masked diffusion only. This model is autoregressive: rerank its captions instead")
     if guide is not None and guide.scale and options.get("sampler") == "ancestral":
-        raise ValueError("CLIP guides the sampler 'confidence': captions of 'ancestral' it can rerank")
+        raise ValueError("CLIP guides the sampler 'confidence' only. For 'ancestral', rerank captions instead")
     if rerank and (guide is None or samples < 2):
         raise ValueError("reranking needs a guide and two samples or more")
     if select not in (None, "consensus") or select and (rerank or samples < 2):
-        raise ValueError(f"select is {select!r}; it must be 'consensus', of two samples or more and without rerank, or "
-                         "None")
+        raise ValueError(f"select is {select!r}; it must be None, or 'consensus' with two samples or more and without "
+                         "rerank")
     was_training = model.training
     model.train(False)
     try:

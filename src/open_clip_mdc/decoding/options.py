@@ -1,6 +1,6 @@
-"""Options of decoding and which go together, for `open_clip_mdc caption` and `clip_benchmark eval`. Imports no torch.
+"""Decoding options and checks for `open_clip_mdc caption` and `clip_benchmark eval`. Imports no torch.
 
-OPTIONS has the names of `generate.generate` and of a CLIP model that helps. Both commands make their flags of it.
+OPTIONS has the options of `generate.generate` and of CLIP guidance. Both commands make their flags from it.
 """
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Mapping
@@ -11,16 +11,16 @@ OF_UNMASKING = ("text", "tokens_per_step", "sampler", "steps", "guidance_scale",
                 "clip_top_k")
 OF_SEARCH = ("min_length", "num_beams")
 OF_CLIP = ("clip", "clip_scale", "clip_top_k", "clip_rerank")
-NULL_IMAGES = 256  # the first, whose mean stands for no image
-MIN_NULL_IMAGES = 32  # the mean of few images shows them
-LARGEST_SCALE = 1e6  # whose product with any log-probability is a number in float32
+NULL_IMAGES = 256  # images, the first ones, whose mean is the null image
+MIN_NULL_IMAGES = 32  # the mean of fewer still shows what is in them
+LARGEST_SCALE = 1e6  # its product with any log-probability is finite in float32
 DEFAULTS = {"temperature": 0.0, "sampler": "confidence", "guidance_scale": 1.0, "clip_scale": 0.0, "clip_top_k": 5,
             "clip_rerank": 1, "samples": 1}
 positive = number_from(1)
 
 
 class TooFewImages(ValueError):
-    """Too few images for a mean that stands for none."""
+    """Too few images for a null image."""
 
 
 def caption_length(value: str) -> int | str:
@@ -34,14 +34,14 @@ def caption_length(value: str) -> int | str:
 
 
 def tokens_per_step(value: str) -> int | float:
-    """Parse 2, two tokens, or 0.9, all that are so probable."""
+    """Parse a number of tokens such as 2, or a probability such as 0.9."""
     number = float(value) if "." in value else int(value)
     if not (0 <= number <= 1 if isinstance(number, float) else number >= 1):
         raise ArgumentTypeError(f"{value} should be a number of tokens, 1 or more, or a probability such as 0.9")
     return number
 
 
-# What argparse needs of each flag. Their order is that of the options in result files.
+# Arguments of argparse's add_argument by option. Result files list options in this order.
 OPTIONS = {
     "length": dict(type=caption_length, metavar="N|auto|sample|likely",
                    help="caption length in tokens (for autoregressive models the maximum), or auto for the most likely "
@@ -92,60 +92,60 @@ def add_flags(parser, names: Iterable[str], spell: Callable[[str], str]) -> None
 
 
 def guides(options: Mapping) -> bool:
-    """Return whether guidance has an unconditional branch. A scale of 1 is the model itself."""
+    """Return True if guidance is on. A scale of 1 is the model itself."""
     return options.get("guidance_scale", 1) != 1
 
 
 def needs_null_image(options: Mapping, model) -> bool:
-    """Return whether guidance needs the null image, as the captioner was not trained with zeros for it."""
+    """Return True if guidance needs a mean image, as the captioner was not trained with zeros for the null image."""
     return guides(options) and (options.get("guidance_weak") or model.caption_cfg.default_uncond) == "blind" \
         and not model.caption_cfg.condition_zeros
 
 
 def check_null_images(count: int, flag: str) -> None:
-    """Raise TooFewImages where the mean of so many images cannot stand for none. `flag` is what names others."""
+    """Raise TooFewImages if `count` images are too few for a null image. `flag` is the flag that names more."""
     if count < MIN_NULL_IMAGES:
-        raise TooFewImages(
-            f"the mean of {plural(count, 'image')} shows what is in them: to know what a caption is worth without an "
-            f"image takes {MIN_NULL_IMAGES} or more, which {flag} names")
+        raise TooFewImages(f"the mean of {plural(count, 'image')} still shows them, so it is no null image: give "
+                           f"{MIN_NULL_IMAGES} or more by {flag}")
 
 
-def check_kind(asked: Mapping, causal: bool, flag: Callable[[str], str]) -> None:
-    """Raise ValueError if one of the options `asked` is of the other kind of model; `flag` spells its name."""
+def check_kind(given: Mapping, causal: bool, flag: Callable[[str], str]) -> None:
+    """Raise ValueError if an option is for the other kind of model. `flag` turns an option's name into the flag."""
     for name in OF_UNMASKING if causal else OF_SEARCH:
-        if name in asked:
+        if name in given:
             kind = "is autoregressive" if causal else "decodes by unmasking captions of a given length"
             raise ValueError(f"{flag(name)} is not supported by this model, which {kind}")
 
 
 def check_scale(name: str, value: float) -> None:
-    """Raise ValueError for a scale of guidance, by the mean image or by CLIP, that makes no number of a logit."""
-    if not abs(value) <= LARGEST_SCALE:  # NaN neither
+    """Raise ValueError if a guidance scale (classifier-free or CLIP's) would make logits infinite or NaN."""
+    if not abs(value) <= LARGEST_SCALE:  # also refuses NaN
         raise ValueError(f"{name} is {value}; it must be a number from -1e6 to 1e6")
 
 
-def check(asked: Mapping, flag: Callable[[str], str]) -> None:
-    """Raise ValueError for options that do not go together, whatever the model."""
-    ancestral, helps = asked.get("sampler") == "ancestral", asked.get("clip_scale") or asked.get("clip_rerank", 1) > 1
+def check(given: Mapping, flag: Callable[[str], str]) -> None:
+    """Raise ValueError for options that do not go together, whatever the model is."""
+    ancestral = given.get("sampler") == "ancestral"
+    uses_clip = given.get("clip_scale") or given.get("clip_rerank", 1) > 1
     tokens_per_step, sampler, steps, weak, scale, clip, clip_scale, rerank = map(flag, (
         "tokens_per_step", "sampler", "steps", "guidance_weak", "guidance_scale", "clip", "clip_scale", "clip_rerank"))
-    if asked.get("text") is not None and asked.get("length") is not None:
+    if given.get("text") is not None and given.get("length") is not None:
         raise ValueError(f"{flag('text')} says how many tokens there are; leave out {flag('length')}")
-    if asked.get("text") is not None and "[MASK]" not in asked["text"]:
-        raise ValueError(f"{flag('text')} {asked['text']!r} has no [MASK] to fill in")
+    if given.get("text") is not None and "[MASK]" not in given["text"]:
+        raise ValueError(f"{flag('text')} {given['text']!r} has no [MASK] to fill in")
     for name in ("guidance_scale", "clip_scale"):
-        check_scale(flag(name), asked.get(name, DEFAULTS[name]))
-    if ancestral and "tokens_per_step" in asked:
-        raise ValueError(f"{tokens_per_step} is of {sampler} confidence; ancestral has {steps}")
-    if not ancestral and "steps" in asked:
-        raise ValueError(f"{steps} is of {sampler} ancestral; confidence has {tokens_per_step}")
-    if "guidance_weak" in asked and not guides(asked):
+        check_scale(flag(name), given.get(name, DEFAULTS[name]))
+    if ancestral and "tokens_per_step" in given:
+        raise ValueError(f"{tokens_per_step} needs {sampler} confidence; for ancestral give {steps}")
+    if not ancestral and "steps" in given:
+        raise ValueError(f"{steps} needs {sampler} ancestral; for confidence give {tokens_per_step}")
+    if "guidance_weak" in given and not guides(given):
         raise ValueError(f"{weak} changes nothing without a {scale} other than 1")
-    if "clip" in asked and not helps:
+    if "clip" in given and not uses_clip:
         raise ValueError(f"{clip} changes nothing without {clip_scale} or {rerank}")
-    if "select" in asked and (asked.get("samples", 1) < 2 or asked.get("clip_rerank", 1) > 1):
-        raise ValueError(f"{flag('select')} chooses among {flag('samples')}, 2 or more, and {rerank} among its own")
-    if helps and "clip" not in asked:
+    if "select" in given and (given.get("samples", 1) < 2 or given.get("clip_rerank", 1) > 1):
+        raise ValueError(f"{flag('select')} needs {flag('samples')} 2 or more, and cannot be used with {rerank}")
+    if uses_clip and "clip" not in given:
         raise ValueError(f"{clip_scale} or {rerank} needs {clip} MODEL:FILE")
-    if ancestral and asked.get("clip_scale"):
+    if ancestral and given.get("clip_scale"):
         raise ValueError(f"{clip_scale} guides {sampler} confidence, not ancestral")

@@ -1,6 +1,6 @@
-"""Choice of a token from its logits: the most probable one, or a drawn one.
+"""Chooses tokens from logits: the most probable ones (greedy), or draws with temperature, top_k and top_p.
 
-Dimensions: M tokens, V vocabulary.
+Dimensions: R captions (rows), L positions, M predicted tokens, V vocabulary.
 """
 import math
 from typing import NamedTuple
@@ -8,19 +8,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-COLDEST = 1e-6  # a temperature that any logits can be divided by
+COLDEST = 1e-6  # smallest temperature. Any logits can be divided by it
 
 
 class Sampling(NamedTuple):
-    """Greedy as it stands. With a temperature tokens are drawn."""
+    """How to choose tokens. The defaults are greedy, and a temperature draws."""
 
-    temperature: float = 0.0  # 0 takes the most probable token; more divides the logits before anything is cut off
+    temperature: float = 0.0  # 0 is greedy. Otherwise logits are divided by it, before top_k and top_p
     top_k: int | None = None  # keep the k most probable tokens
-    top_p: float | None = None  # of these, keep the fewest that together have probability p or more (nucleus sampling)
-    generator: torch.Generator | None = None  # of the logits' device; the global one if None
+    top_p: float | None = None  # then keep the fewest that together have probability p or more (nucleus sampling)
+    generator: torch.Generator | None = None  # on the logits' device. None is the global one
 
     def check(self) -> None:
-        """Raise ValueError for a value out of range, or one that greedy decoding does not read."""
+        """Raise ValueError if a value is out of range, or if greedy decoding would ignore it."""
         if self.temperature != 0 and not COLDEST <= self.temperature < math.inf:
             raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy), or finite and 1e-6 or more")
         if self.top_k is not None and self.top_k < 1:
@@ -35,7 +35,10 @@ GREEDY = Sampling()
 
 
 def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return logits at the temperature (0: of the likeliest token alone), cut to top_k and top_p: float64 [M, V]."""
+    """Return logits divided by the temperature and cut by top_k and top_p, float64 [M, V], -inf where cut.
+
+    Temperature 0 keeps the most probable token alone.
+    """
     logits = logits.double()
     if sampling.temperature == 0:
         return torch.full_like(logits, -torch.inf).scatter(1, logits.argmax(1, keepdim=True), 0.0)
@@ -54,7 +57,7 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
 def sample_tokens(logits: Tensor, sampling: Sampling) -> Tensor:
     """Choose one token per row of logits [M, V], greedily or by the Gumbel-max trick: long [M].
 
-    The noise is float64, as float32 noise draws rare tokens too rarely. Greedy choice takes the lowest id of equals.
+    The noise is float64, as float32 noise draws rare tokens too rarely. If greedy tokens are equal, the lowest id wins.
     """
     sampling.check()
     if sampling.temperature == 0:
@@ -64,13 +67,13 @@ def sample_tokens(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 class Decoded(NamedTuple):
-    """Decoded captions and how they came about.
+    """Decoded captions, with the step and the log-probability of each token.
 
-    The sum of `log_prob` is the likelihood of what was decoded given what was not. For a causal model that is the
-    caption's (Eq. 7). A masked diffusion model was given where the caption ends, so that it is not the caption's
-    heuristic score, for which EOT is one of the tokens to predict: use `log_likelihood`.
+    The sum of `log_prob` is the log-likelihood of the decoded tokens given the others. For a causal model this is the
+    caption's log-likelihood (Eq. 7). A masked diffusion model was given EOT, so the sum is not the caption's heuristic
+    score, which predicts EOT, too. Use `log_likelihood` for that.
     """
 
-    text: Tensor  # long [R, L], SOT to EOT, then padding; no mask ids
-    step: Tensor  # long [R, L], the step that decoded the token, from 0; -1 where it was given
-    log_prob: Tensor  # float32 [R, L], of the token at that step, temperature 1; 0 where it was given
+    text: Tensor  # long [R, L], SOT to EOT, then padding. No mask ids
+    step: Tensor  # long [R, L], the step that decoded the token, from 0, or -1 where it was given
+    log_prob: Tensor  # float32 [R, L], of the token at that step, at temperature 1, or 0 where it was given

@@ -1,7 +1,7 @@
-"""Random masks and what is estimated from their values: Eq. 8 with its standard error.
+"""Random masks for Eq. 8, and the estimate of Eq. 8 and its standard error from their values.
 
-Exact mask counts, every count equally often. Masks that depend on (seed, length) alone, so that all candidates of equal
-length share them.
+The number of masked tokens is stratified: every mask count is drawn equally often. Masks depend on (seed, length)
+alone, so that all candidates of equal length share them.
 
 Dimensions: R captions (rows), N scored tokens of a caption, K draws, S mask counts.
 """
@@ -16,12 +16,12 @@ MAX_ENUMERATED = 16  # masks are drawn without replacement where there are at mo
 
 
 class Draws(NamedTuple):
-    """Random masks for all captions of one length. Each prefix of whole repeats is such a set of draws, too."""
+    """Random masks for all captions of one length. The draws with `repeat` < n are a valid set as well, for any n."""
 
-    hidden: np.ndarray  # bool [K, N]
-    stratum: np.ndarray  # long [K] in [0, S), which of the S mask counts a draw has
-    repeat: np.ndarray  # long [K], ascending: how many draws of this count came before
-    population: np.ndarray  # float [S], how many masks of a count they are drawn from; inf: with replacement
+    hidden: np.ndarray  # bool [K, N], True at masked tokens
+    stratum: np.ndarray  # long [K] in [0, S), the index of the draw's mask count
+    repeat: np.ndarray  # long [K], ascending: the number of earlier draws with this mask count
+    population: np.ndarray  # float [S], number of masks that a count's draws come from. inf is with replacement
 
 
 def mask_counts(num_tokens: int, interval: tuple[float, float] | None = None) -> range:
@@ -32,18 +32,18 @@ def mask_counts(num_tokens: int, interval: tuple[float, float] | None = None) ->
 
 
 def systematic_sample(size: int, draws: int, start: int) -> np.ndarray:
-    """Return integers spread evenly over [0, size), long [draws]. Over all starts each one is equally frequent."""
-    # Rounding an evenly spaced real grid instead is biased for many sizes and numbers of draws.
+    """Return integers spread evenly over [0, size), long [draws]. A random `start` makes each equally probable."""
+    # Rounding an evenly spaced grid of real numbers would be biased for many sizes and numbers of draws.
     return (start + np.arange(draws) * size // draws) % size
 
 
 @lru_cache(maxsize=256)
 def draw_masks(num_tokens: int, num_samples: int, seed: int = 0, interval: tuple[float, float] | None = None) -> Draws:
-    """Draw at most `num_samples` random masks, equally often of each mask count.
+    """Draw at most `num_samples` random masks, equally many for each mask count.
 
-    The counts are a systematic sample from a random start: every count has the same expected number of draws. Of a
-    count that has few masks each is drawn at most once, so that short captions need fewer draws than asked for.
-    Depends on nothing but its arguments: all candidates of equal length, in any batch, get the same masks.
+    The counts are a systematic sample with a random start, so every count has the same expected number of draws. If a
+    count has few masks, each is drawn at most once. So short captions get fewer than `num_samples` draws. The result
+    depends on the arguments alone: all candidates of equal length, in any batch, get the same masks.
     """
     counts = mask_counts(num_tokens, interval)
     rng = np.random.default_rng([seed, num_tokens])
@@ -68,11 +68,11 @@ def draw_masks(num_tokens: int, num_samples: int, seed: int = 0, interval: tuple
 
 
 def estimate(values: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
-    """Return Eq. 8 and its standard error, float64 [R] each, from values [R, K] of the first draws.
+    """Return the estimate of Eq. 8 and its standard error, float64 [R] each, from values [R, K] of the first draws.
 
     The estimate is N times the mean over mask counts of the mean over a count's draws. The standard error is that of a
-    stratified sample with the finite population correction. With a single draw of some count the spread between the
-    counts stands in for that within, too large by the trend over n. From a single count it is inf.
+    stratified sample with finite population correction. If some count has a single draw, the spread between counts is
+    used instead of that within, which is too large as values change with the count. With one count it is inf.
     """
     member = np.eye(len(draws.population))[draws.stratum[:values.shape[1]]]  # [K, S]
     size = member.sum(0)

@@ -1,8 +1,9 @@
-"""Likelihoods of captions in a given order: autoregressive (Eq. 7) and in order of confidence (heuristic, Sec. 4.2).
+"""Likelihoods of captions by the chain rule, in reading order (Eq. 7) or in order of confidence (heuristic, Sec. 4.2).
 
-A `Network` is the decoder with the image built in. SOT is given. Every other token is scored, EOT included.
+A `Network` is the decoder with the images' keys and values. SOT is given. All other tokens are scored, also EOT.
 
-Dimensions: R captions (rows), I images, L positions, N scored tokens of a caption, M asked tokens, V vocabulary.
+Dimensions: B images, C candidates of an image, R captions (R/B consecutive rows per image), L positions, N scored
+tokens of a caption, M predicted tokens, V vocabulary.
 """
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,13 +19,13 @@ from ..text.special_tokens import caption_lengths, mask_id, target_tokens
 
 
 class Likelihood(NamedTuple):
-    """Scores of captions and what else their estimator knows: [R, ...], or [B, C, ...] from `log_likelihood`."""
+    """Scores of captions and details of their estimator. Shapes are [R, ...], or [B, C, ...] from `log_likelihood`."""
 
     log_likelihood: Tensor  # float32 [B, C], nats
-    token_log_likelihood: Tensor | None = None  # float32 [B, C, L], 0 where not scored; not of monte_carlo
-    order: Tensor | None = None  # long [B, C, L], the step at which a token was revealed, -1 if never; of heuristic
-    standard_error: Tensor | None = None  # float32 [B, C], inf if unknown; of monte_carlo and bound
-    draws: Tensor | None = None  # long [B, C], the draws behind the score; of monte_carlo and bound
+    token_log_likelihood: Tensor | None = None  # float32 [B, C, L], 0 where not scored. None for monte_carlo
+    order: Tensor | None = None  # long [B, C, L], the step that revealed a token, or -1. Only for heuristic
+    standard_error: Tensor | None = None  # float32 [B, C], inf if unknown. Only for monte_carlo and bound
+    draws: Tensor | None = None  # long [B, C], number of draws. Only for monte_carlo and bound
 
 
 def estimated(device: torch.device, score: np.ndarray, error: np.ndarray, draws: np.ndarray,
@@ -40,35 +41,35 @@ def token_log_prob(logits: Tensor, target: Tensor) -> Tensor:
 
 def decoder_calls(network: Network, image: np.ndarray, length: np.ndarray, num_images: int,
                   max_tokens: int) -> Iterator[tuple[np.ndarray, TokenLogits]]:
-    """Cut rows into decoder calls of several images, or else of a part of one image's rows.
+    """Split J rows into decoder calls. A call has all rows of several images, or a part of one image's rows.
 
     Args:
-        network: of `num_images` images; see `interface.Network`.
-        image, length: of each row, long [J]; images ascend.
-        max_tokens: per call, with padding.
+        network: for `num_images` images, see `interface.Network`.
+        image, length: of each row, long [J]. Images ascend.
+        max_tokens: tokens per call, with padding.
 
-    Yields the rows of a call, long [R], -1 for a lone token that fills up an image with fewer rows than the others, and
-    the call's function of texts [R, longest].
+    Yields the indices of a call's rows, long [R], and the call's `TokenLogits` for texts [R, longest]. All images of a
+    call have the same number of rows: an index of -1 is a row of one token that fills up an image with fewer.
     """
     rows_per_call = max(1, max_tokens // int(length.max()))
-    names, first, count = np.unique(image, return_index=True, return_counts=True)
+    images, first, count = np.unique(image, return_index=True, return_counts=True)
     start = 0
-    while start < len(names):
+    while start < len(images):
         stop = start + 1
-        while stop < len(names) and (stop + 1 - start) * count[start:stop + 1].max() <= rows_per_call:
+        while stop < len(images) and (stop + 1 - start) * count[start:stop + 1].max() <= rows_per_call:
             stop += 1
         number = np.arange(count[start:stop].max())
         rows = np.where(number < count[start:stop, None], first[start:stop, None] + number, -1)
         step = max(1, rows_per_call // len(rows))
-        images = () if stop - start == num_images else (names[start:stop],)
+        subset = () if stop - start == num_images else (images[start:stop],)
         for part in np.split(rows, range(step, rows.shape[1], step), axis=1):
-            yield part.ravel(), network(np.where(part >= 0, length[part], 1).ravel(), *images)
+            yield part.ravel(), network(np.where(part >= 0, length[part], 1).ravel(), *subset)
         start = stop
 
 
 def autoregressive(network: Network, text: Tensor, vocab_size: int,
                    device: torch.device | str | None = None) -> Likelihood:
-    """Score by Eq. 7: the sum over i of log p(c_i | c_<i, image), from the first token after SOT to EOT."""
+    """Return the log-likelihood of Eq. 7: the sum of log p(c_i | c_<i, image), from the token after SOT to EOT."""
     lengths = caption_lengths(text, vocab_size).tolist()
     text = text.to(device or text.device, non_blocking=True)
     captions = text[:, :max(lengths)]
@@ -81,14 +82,16 @@ def autoregressive(network: Network, text: Tensor, vocab_size: int,
 
 
 def heuristic(network: Network, text: Tensor, vocab_size: int, device: torch.device | str | None = None) -> Likelihood:
-    """Reveal a caption in order of confidence and add up what its tokens got when revealed: the paper's heuristic.
+    """Return the paper's heuristic: reveal a caption in order of confidence, and sum its tokens' log-probabilities.
 
-    Confidence is the highest probability in the vocabulary, whatever the true token's is. Of equal ones the first
-    position wins. As the next position depends on the revealed tokens alone, this is a chain rule: given the length,
-    the probabilities of all captions add up to 1, and the score is the exact log-probability that decoding in order of
-    confidence samples the caption. It is a likelihood of its own, which Eq. 8 does not bound.
+    A position's confidence is the highest probability in the vocabulary, even if that of the true token is lower. The
+    first of equal positions is revealed. The next position depends on the revealed tokens alone, so this is a chain
+    rule: given the length, the probabilities of all captions add up to 1. The score is the exact log-probability that
+    decoding in order of confidence samples this caption. It is another likelihood than the one that Eq. 8 bounds.
 
-    A text [R, L] on the CPU is read without a wait for the device, which is the network's, the text's if None.
+    Args:
+        text: long [R, L]. If it is on the CPU, the host does not wait for the device.
+        device: the network's device, by default the text's.
     """
     lengths = caption_lengths(text, vocab_size).cpu().numpy()
     text = text.to(device or text.device, non_blocking=True)
@@ -101,7 +104,7 @@ def heuristic(network: Network, text: Tensor, vocab_size: int, device: torch.dev
     order = torch.full_like(captions, -1)
     unknown, nowhere = torch.full_like(per_token, -torch.inf), torch.zeros_like(masked)
     for step in range(captions.shape[1] - 1):
-        if step == 0 or (left == step).any():  # a row that is finished shrinks to its SOT, and stays in its place
+        if step == 0 or (left == step).any():  # a finished row is cut to its SOT and keeps its index
             token_logits = network(np.where(left > step, lengths, 1))
         logits = token_logits(noisy, remaining)
         log_z = logits.logsumexp(1)

@@ -1,12 +1,12 @@
 """Likelihoods of any number of candidate captions for a batch of images, within a memory budget (Sec. 4.2).
 
-An image is encoded once, and its keys and values are projected once.
+An image is encoded once, and its keys and values are computed once. The methods, with decoder passes per caption:
 
-    autoregressive   1 decoder call a caption, causal models (Eq. 7)
-    heuristic        N calls: start fully masked; at each step score the true token where the model is most
-                     confident of anything, and reveal it
-    monte_carlo      up to `num_samples` calls: an unbiased estimate of the lower bound of Eq. 8, with standard error
-    bound            `num_samples` calls: the same of mask-and-replace diffusion, by its own bound
+    autoregressive   1 pass, for causal models (Eq. 7).
+    heuristic        N passes. Start fully masked. At each step, score and reveal the true token at the position where
+                     the model is most confident of any token.
+    monte_carlo      Up to `num_samples` passes. An unbiased estimate of the bound of Eq. 8, with standard error.
+    bound            `num_samples` passes. The same for the bound of mask-and-replace diffusion.
 
 Dimensions: B images, C candidates of an image, L positions, N scored tokens of a caption, P patches, D width.
 """
@@ -29,14 +29,14 @@ from .race import FIRST_ROUND
 from .replace_bound import bound
 
 MIB = 2 ** 20
-CPU_TOKENS = 4096  # of a call, at most, unless memory_mib says more: the work of larger ones leaves the CPU's caches
+CPU_TOKENS = 4096  # most tokens of a call unless memory_mib is given. Larger calls do not fit the CPU's caches
 
 
 def mean_image(model: Captioner, images: Iterable[Tensor]) -> Tensor:
-    """Return the null image: patch tokens averaged over batches of images, place by place, [P, D].
+    """Return the null image: patch tokens averaged over batches of images, position by position, [P, D].
 
-    In the image's place they turn p(caption | image) into a guess of p(caption). A grey image is one that the model
-    never saw. Use some hundred images of the data that is scored: the mean of one image is that image.
+    Used as the image, it turns p(caption | image) into an estimate of p(caption). (A grey image would be unlike any in
+    training.) Average a few hundred images of the data that you score, as the mean of few still shows them.
     """
     total, count = 0, 0
     with torch.no_grad():
@@ -56,28 +56,29 @@ def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method:
                    return_details: bool = False) -> Tensor | Likelihood:
     """Return log p(caption | image) in nats, exact or estimated, for any number of candidate captions per image.
 
-    Scores depend on nothing else in the batch, and equal candidates of an image get equal scores: they are scored once.
+    A score does not depend on the rest of the batch. Equal candidates of an image are scored once.
 
     Args:
-        model: a Captioner. It stays in the mode it is in (use `model.eval()`).
-        image: [B, 3, height, width]. Ignored, and may be None, with `blind`.
-        text: long [B, L] or [B, C, L] as the tokenizer makes it: SOT, tokens, EOT, anything. Best on the CPU.
-        method: "autoregressive" for causal models (Eq. 7), "heuristic" or "monte_carlo" (Eq. 8) for the others,
-            "bound" for mask-and-replace diffusion, which the other two take for one that replaces nothing. None
-            is the first that fits the model's objective.
+        model: a Captioner. Its mode is not changed, so call `model.eval()` before.
+        image: [B, 3, height, width]. With `blind` it is ignored and may be None.
+        text: long [B, L] or [B, C, L] from the tokenizer: SOT, tokens, EOT, anything. Best on the CPU.
+        method: "autoregressive" for causal models (Eq. 7), "heuristic" or "monte_carlo" (Eq. 8) for masked diffusion,
+            "bound" for mask-and-replace diffusion. (The other two score such a model as if it never replaced tokens.)
+            None is the first that fits the model's objective.
         num_samples, seed: see `monte_carlo` and `bound`. interval, stop_confidence: see `monte_carlo`.
-        blind: `mean_image(...)`, [P, D], stands for all images: the text prior, for log p(c | i) - alpha * log p(c).
-        memory_mib: what decoding may take beyond the weights, the encoder's share and the result. Less is slower.
-            None is 512 or what 4,096 tokens take, on CUDA a quarter of what is free.
+        blind: the null image, [P, D] from `mean_image`, used as every image. It gives log p(caption), which you can
+            subtract for a debiased score.
+        memory_mib: memory of the decoder, beside weights, encoder and result. Less is slower. By default it is 512, or
+            what 4,096 tokens take if that is less. On CUDA it is a quarter of the free memory.
         return_details: return the whole `Likelihood`, not just its first field.
 
     Returns float32 [B] or [B, C], or a Likelihood of such tensors. Raises ValueError if the method or an option does
-    not fit the model, a caption does not run from SOT to EOT, or the memory is too little for one caption.
+    not fit the model, if a caption does not run from SOT to EOT, or if the memory is too little for one caption.
     """
     method = method or model.objective.scorers[0]
     _check_options(model, method, num_samples, interval, stop_confidence)
     if blind is not None and stop_confidence is not None:
-        raise ValueError("stop_confidence stops once it is certain which caption fits its image best; "
+        raise ValueError("stop_confidence cannot be used with blind: it stops when the best caption is known, but "
                          "blind scores are subtracted from others and need all draws")
     image_embs = model.encode_image_tokens(image) if blind is None else blind.expand(len(text), -1, -1)
     if len(image_embs) != len(text):
@@ -118,7 +119,7 @@ def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method:
 
 def decoder_passes(text: Tensor, vocab_size: int, method: str, num_samples: int = 1024, seed: int = 0,
                    interval: tuple[float, float] | None = None, stop_confidence: float | None = None) -> Tensor:
-    """Return how often the decoder reads each caption [C, L] to score it, long [C]: at most, with `stop_confidence`."""
+    """Return the number of decoder passes to score each caption [C, L], long [C]. `stop_confidence` may need fewer."""
     lengths = caption_lengths(text, vocab_size).cpu() - 1
     passes = {"autoregressive": lambda n: 1, "heuristic": lambda n: n, "bound": lambda n: num_samples,
               "monte_carlo": lambda n: len(draw_masks(n, num_samples, seed, interval and tuple(interval)).repeat)}
@@ -143,7 +144,7 @@ def _check_options(model: Captioner, method: str, num_samples: int, interval: tu
 
 
 def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Return captions [B, C, L] cut to the longest, without padding, and the first candidate [B, C] equal to each."""
+    """Return captions [B, C, L], cut to the longest, repeats emptied, and the first candidate equal to each [B, C]."""
     eot = eot_id(vocab_size)
     broken = ((text[..., 0] != sot_id(vocab_size)) | ~(text == eot).any(-1)).nonzero().tolist()
     if broken:
@@ -157,15 +158,15 @@ def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
         first.append([seen.setdefault(caption.tobytes(), c) for c, caption in enumerate(captions)])
     first = torch.tensor(first)
     repeats = first != torch.arange(text.shape[1])
-    return text.masked_fill(repeats[..., None], eot), first  # a lone EOT has no scored token and costs next to nothing
+    return text.masked_fill(repeats[..., None], eot), first  # a lone EOT has no scored token and costs almost nothing
 
 
 def _chunk_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_mib: int | None,
                  copies: int = 2, draws: int | None = None) -> tuple[int, int, int]:
-    # Images and captions per image of a decoder call, and tokens per call. Counted are, per token, its float32 logits,
-    # `copies` of them and some 16 vectors of the decoder's width (the MLP's hidden layer is 4 wide). Per image these
-    # are keys and values of all layers. An estimator that reads so many `draws` of a caption at once cuts them into
-    # calls itself, and copies keys and values for calls that leave images out.
+    # Images per decoder call, captions per image and tokens per call. A token is counted as float32 logits, `copies` of
+    # them, and about 16 vectors of the decoder's width (the MLP's hidden layer takes 4). An image is counted as keys
+    # and values of all layers. An estimator that reads `draws` of a caption at once splits them into calls itself, and
+    # copies keys and values for calls with some of the images only.
     vocab_size, width = model.text.output.weight.shape
     element = model.text.output.weight.element_size()
     token_bytes = vocab_size * 4 * (1 + copies) + 16 * width * element

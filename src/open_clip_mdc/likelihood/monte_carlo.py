@@ -1,9 +1,9 @@
 """The lower bound of a caption's log-likelihood by Monte Carlo (Eq. 8), with standard error and early stopping.
 
-The masks are those of draws.py, and race.py says which are read. Here a network reads those of all images together.
+draws.py draws the masks, and race.py decides how many are read. Here the network reads those of all images together.
 
-Dimensions: I images, R captions (rows), R/I consecutive rows per image, L positions, N scored tokens of a caption, K
-draws, J pairs of a caption and a draw.
+Dimensions: B images, R captions (R/B consecutive rows per image), L positions, N scored tokens of a caption, K draws,
+J pairs of a caption and a draw.
 """
 import math
 
@@ -21,14 +21,14 @@ from .race import race, run
 
 def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, hidden: np.ndarray, vocab_size: int,
                           num_images: int, max_tokens: int, device: torch.device | str) -> np.ndarray:
-    """Return the hidden tokens' mean log-likelihood, float32 [J]: one wait for the device.
+    """Return the mean log-likelihood of the masked tokens, float32 [J]. The host waits for the device once.
 
     Args:
         text: long [R, L].
-        row: long [J], which captions. Those of an image follow one another.
-        hidden: bool [J, L].
+        row: long [J], indices of captions, in the order of their images.
+        hidden: bool [J, L], True at masked tokens.
     """
-    def there(x: np.ndarray) -> Tensor:
+    def to_device(x: np.ndarray) -> Tensor:
         return torch.from_numpy(x).to(device, non_blocking=True)
 
     values, order, length = [], [], target_tokens(torch.from_numpy(text), vocab_size).sum(1).numpy()[row] + 1
@@ -38,8 +38,8 @@ def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, h
         places = (hidden[index, :longest] & (index >= 0)[:, None]).ravel().nonzero()[0]
         noisy = truth.copy()
         noisy.flat[places] = mask_id(vocab_size)
-        log_prob = token_log_prob(token_logits(there(noisy), there(places)), there(truth.flat[places]))
-        values.append(scatter_flat(torch.zeros(truth.shape, device=device), there(places), log_prob).sum(1))
+        log_prob = token_log_prob(token_logits(to_device(noisy), to_device(places)), to_device(truth.flat[places]))
+        values.append(scatter_flat(torch.zeros(truth.shape, device=device), to_device(places), log_prob).sum(1))
         order.append(index)
     order, found = np.concatenate(order), np.empty(len(row), dtype=np.float32)
     found[order[order >= 0]] = torch.cat(values).cpu().numpy()[order >= 0]
@@ -49,25 +49,25 @@ def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, h
 def monte_carlo(network: Network, text: Tensor, vocab_size: int, num_samples: int = 1024, seed: int = 0,
                 interval: tuple[float, float] | None = None, stop_confidence: float | None = None,
                 max_tokens: int = 4096, num_images: int = 1, device: torch.device | str | None = None) -> Likelihood:
-    """Estimate the bound of Eq. 8 for the candidate captions of images, with common random masks.
+    """Return an estimate of the bound of Eq. 8 for the candidate captions of images, with common random masks.
 
-    Unbiased for every number of draws. The masks depend on (seed, length) alone: the difference of candidates of equal
-    length is more certain than either score, and errors are not independent over images.
+    It is unbiased for every number of draws. Masks depend on (seed, length) alone. So the difference of two candidates
+    of equal length has a smaller error than either score, and the errors of different images are not independent.
 
-    With `interval`, only mask counts between t_min * N and t_max * N are drawn, those the model was trained on, and
-    their mean stands for the mean over all counts: the training objective per caption rather than Eq. 8. It is a bound
-    still where t_max = 1 and the model predicts better the more it sees.
+    With `interval`, only mask counts between t_min * N and t_max * N are drawn, which the model was trained on. Their
+    mean replaces the mean over all counts, so the score is the training objective of a caption rather than Eq. 8. It is
+    still a bound if t_max = 1 and the model predicts better the more it sees.
 
-    With `stop_confidence` candidates drop out as soon as they are behind the leader for certain, see `race`.
+    With `stop_confidence`, a candidate drops out as soon as another is almost surely better, see `race`.
 
     Args:
         network: bidirectional.
-        text: long [R, L], each image's candidates. Without scored tokens a row gets 0 and takes no part.
-        num_samples: draws per caption, at most.
-        stop_confidence: e.g. 0.999. None draws all.
+        text: long [R, L], each image's candidates. A row without scored tokens gets 0 and drops out.
+        num_samples: largest number of draws per caption.
+        stop_confidence: e.g. 0.999. None uses all draws.
         max_tokens: tokens per decoder call.
-        num_images: I. Their candidates race apart.
-        device: the network's, the text's if None. It is waited for once a look.
+        num_images: B. Only candidates of the same image compete.
+        device: the network's device, by default the text's. The host waits for it once per look.
     """
     device = text.device if device is None else device
     text = text.cpu()

@@ -1,4 +1,4 @@
-"""Monte Carlo scores of an image's candidates race: who is behind for certain drops out, and its draws are saved.
+"""Early stopping of Monte Carlo scores: an image's candidates race, and one that is surely behind needs no more draws.
 
 Dimensions: R captions (rows), N scored tokens of a caption, K draws, S mask counts.
 """
@@ -10,21 +10,23 @@ from scipy.special import logsumexp
 
 from .draws import Draws, estimate
 
-FIRST_ROUND = 4  # draws per mask count before early stopping looks for the first time; doubled from look to look
-BETS = np.array([0.8, 0.4, 0.2, 0.1])  # shares of the largest bet that cannot be lost whole
-TINY = 1e-9  # what a bet is divided by where nothing is left to chance
-CENTRES = np.array([1 / 16, 1 / 8, 1 / 4, 1 / 2])  # shares of the worst score, around which other lengths are compared
-Race = Generator  # of lists of requests
+FIRST_ROUND = 4  # draws per mask count at the first look. Each later look has twice as many
+BETS = np.array([0.8, 0.4, 0.2, 0.1])  # bets, as shares of the largest one that keeps the wealth positive
+TINY = 1e-9  # smallest divisor of a bet, used when all masks are drawn
+CENTRES = np.array([1 / 16, 1 / 8, 1 / 4, 1 / 2])  # thresholds for unequal lengths, as shares of the worst score
+Race = Generator  # yields lists of requests
 
 
 def log_wealth(scores: np.ndarray, draws: Draws, bet: np.ndarray) -> np.ndarray:
-    """Return the log of what bets [bets] that a score is above 0 made of 1, [bets, R], from scores of draws [R, K].
+    """Return the log wealth [bets, R] of betting that a score is above 0, from values of its draws [R, K].
 
-    The wealth of a score that is 0 or less passes 1/a with probability a at most, at any number of draws and whatever
-    their distribution (Waudby-Smith & Ramdas 2024). Each draw multiplies it by 1 + bet * its share of the estimate, a
-    count whose masks are all drawn by exp(bet * the count's share). By log(1 + x) <= x the product of the expectations
-    is exp(bet * score) at most. Draws without replacement are negatively associated (Joag-Dev & Proschan 1983), so that
-    the expectation of the product is no more. No draw may make it negative: bet * `largest_share` * worst score <= 1.
+    The wealth starts at 1. If the score is 0 or less, it exceeds 1/a with probability at most a, for any number of
+    draws of any distribution (Waudby-Smith & Ramdas 2024). A draw multiplies the wealth by 1 + bet * its share of the
+    estimate. A count whose masks are all drawn multiplies it by exp(bet * the count's share).
+
+    Proof: by log(1 + x) <= x, the product of expected factors is at most exp(bet * score). Draws without replacement
+    are negatively associated (Joag-Dev & Proschan 1983), so the expected product is not larger. The wealth stays
+    positive if bet * `largest_share` * worst score <= 1.
     """
     stratum = draws.stratum[:scores.shape[1]]
     size = np.bincount(stratum, minlength=len(draws.population))
@@ -34,17 +36,19 @@ def log_wealth(scores: np.ndarray, draws: Draws, bet: np.ndarray) -> np.ndarray:
 
 
 def largest_share(draws: Draws, num_draws: int) -> float:
-    """Return a draw's share of the estimate, the largest of the counts not fully drawn; inf if one has no draw."""
+    """Return the largest share of one draw in the estimate, among counts not fully drawn. inf if one has no draw."""
     size = np.bincount(draws.stratum[:num_draws], minlength=len(draws.population))
     size = size[size < draws.population]
     return 1 / len(draws.population) / size.min() if size.all() and len(size) else math.inf if len(size) else 0.0
 
 
 def log_evidence(leader: np.ndarray, rivals: np.ndarray, draws: Draws, rival_draws: Draws, worst: float) -> np.ndarray:
-    """Return the log of the mean wealth of bets that the leader's score [K] is above each rival's [R, K'], [R].
+    """Return the log of the mean wealth [R] of bets that the leader's score is above each rival's.
 
-    Of equal lengths the differences of the same draws are bet on. Otherwise the leader's score is bet to be above a
-    centre, and the rival's below it.
+    For equal lengths, a bet is on the differences of the same draws. For others, it is on the leader's score being
+    above a threshold and the rival's below it.
+
+    Args: values of the leader's draws, [K], and of each rival's, [R, K'].
     """
     length, rival_length = draws.hidden.shape[1], rival_draws.hidden.shape[1]
     share, rival_share = largest_share(draws, len(leader)), largest_share(rival_draws, rivals.shape[1])
@@ -61,9 +65,9 @@ def log_evidence(leader: np.ndarray, rivals: np.ndarray, draws: Draws, rival_dra
 
 
 def run(races: Sequence[Race], read: Callable[[list[tuple]], Iterable[np.ndarray]]) -> list:
-    """Return the results of races that take their looks together, so that one reading serves all that still run.
+    """Return the results of races. All races take their looks together, so that one call of `read` serves them all.
 
-    Args: `read` answers requests (race, N, rows [r], a slice of k draws) with values [r, k] each, in their order.
+    Args: `read` takes requests (race, N, rows [r], a slice of k draws) and returns the values [r, k] of each.
     """
     results: list = [None] * len(races)
     answers: dict[int, list | None] = dict.fromkeys(range(len(races)))
@@ -83,28 +87,28 @@ def run(races: Sequence[Race], read: Callable[[list[tuple]], Iterable[np.ndarray
 
 def race(lengths: np.ndarray, draws: Mapping[int, Draws], stop_confidence: float | None = None,
          worst: float = 0.0) -> Race:
-    """Draw until the best of some candidates is certain, or all draws are made: score, error, draws, [R] each.
+    """Draw until one image's best candidate is known, or all draws are made. Returns score, error and draws, [R] each.
 
-    With `stop_confidence` a look after 4, 8, 16, ... draws of each mask count drops the candidates that are behind the
-    leader for certain, and drawing stops when only the leader is left. The best one, by the scores that all masks would
-    give, is dropped with a probability of 1 - stop_confidence at most, which looks and rivals share. For differences of
-    any shape, normal or not, and any number of candidates this follows if no draw loses more than `worst` nats a token
-    (a uniform guess's loss). Once a draw has lost more, the worst of any candidate so far takes its place: then the
-    promise rests on races of known populations (`python -m benchmarks.early_stop`, none of which dropped the best one).
+    With `stop_confidence`, a look after 4, 8, 16, ... draws of each mask count drops candidates that are surely behind
+    the leader. Drawing stops when only the leader is left. The best candidate, by the scores that all masks would give,
+    is dropped with probability at most 1 - stop_confidence, over all looks and rivals together. This holds for any
+    distribution of the differences and any number of candidates, if no draw loses more than `worst` nats per token (the
+    loss of a uniform guess). If a draw loses more, the worst loss so far replaces `worst`, and there is no proof. In
+    simulated races of known populations the best candidate was never dropped (`python -m benchmarks.early_stop`).
 
-    The price is draws: of 487 a winner by 12 nats takes 65 to 283 at confidence 0.9, by 1 nat 415 to 474. The score of
-    a candidate that dropped out is as rough as its standard error says.
+    At confidence 0.9, a candidate that is ahead by 12 nats needs 65 to 283 of 487 draws, and by 1 nat 415 to 474. The
+    score of a dropped candidate has fewer draws, and a standard error that says so.
 
-    Yields lists of requests for the mean log-likelihood of the hidden tokens, [r, k], of rows [r] of N tokens in some
-    of their draws: (N, rows, slice). It is sent their answers.
+    Yields lists of requests (N, rows [r], slice of k draws). Send it, for each, the mean log-likelihood of the masked
+    tokens of these rows in these draws, [r, k].
 
-    Args: `lengths` are N of each candidate, [R]; with 0 it gets 0 and takes no part. `draws` are by N.
+    Args: `lengths` is N of each candidate, [R]. One without tokens gets 0 and drops out. `draws` has N as its keys.
     """
     values = np.zeros((len(lengths), max((len(d.stratum) for d in draws.values()), default=0)))
     used = np.zeros(len(lengths), dtype=int)
     score, error = np.zeros(len(lengths)), np.zeros(len(lengths))
     running = lengths > 0
-    dropped = []  # (rows, the leader they fell behind, gaps, errors of the gaps), in order
+    dropped = []  # per look: (rows, leader, gaps to the leader, errors of the gaps)
     rivals = int(running.sum()) - 1
     most = max((d.repeat[-1] + 1 for d in draws.values()), default=0)
     looks = [most]
@@ -138,7 +142,7 @@ def race(lengths: np.ndarray, draws: Mapping[int, Draws], stop_confidence: float
             break
 
     score = score.astype(np.float32)
-    for lost, leader, gap, gap_error in reversed(dropped):  # leaders that dropped out themselves come first
+    for lost, leader, gap, gap_error in reversed(dropped):  # a leader may have dropped out at a later look
         score[lost] = np.minimum(score[leader] - gap, np.nextafter(score[leader], np.float32(-math.inf)))
         error[lost] = np.hypot(error[leader], gap_error)
     return score, error, used

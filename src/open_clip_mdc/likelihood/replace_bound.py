@@ -1,11 +1,12 @@
-"""The variational bound of mask-and-replace diffusion as a score: MC-Diffusion's counterpart of Eq. 8.
+"""The variational bound of mask-and-replace diffusion as a score, MC-Diffusion's counterpart of Eq. 8.
 
     log p(caption | image) >= -(prior KL + sum over t = 1..T of E KL(q(x_s | x_t, x_0) || p(x_s | x_t))),  s = t - 1
 
-estimated as T times the mean over t, every t equally often, with noise that depends on (seed, length) alone: candidates
-of equal length are noised alike. Each token's part is known, and they add up to the score.
+The sum is estimated as T times the mean over draws of t, each t equally often. The noise depends on (seed, length)
+alone, so candidates of equal length share it. The terms of a caption's tokens add up to its score.
 
-Dimensions: I images, R captions (rows), L positions, N scored tokens of a caption, K draws, T steps, V vocabulary.
+Dimensions: B images, R captions (R/B consecutive rows per image), L positions, N scored tokens of a caption, K draws,
+T steps, V vocabulary.
 """
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -28,17 +29,17 @@ class Noise(NamedTuple):
     step: np.ndarray  # long [K] in 1..T, ascending
     masked: np.ndarray  # bool [K, N]
     replaced: np.ndarray  # bool [K, N]
-    other: np.ndarray  # long [K, N], what stands for a replaced token
-    weight: np.ndarray  # float [K], adds up to 1, and to 1 / T for each t if all are drawn
+    other: np.ndarray  # long [K, N], the id that replaces the token
+    weight: np.ndarray  # float [K]. The weights add up to 1, with an equal share for each t that is drawn
 
     def apply(self, tokens: np.ndarray, draw: np.ndarray, vocab_size: int) -> np.ndarray:
-        """Return x_t of tokens, long [n, N], by one draw each, [n]."""
+        """Return x_t of captions' tokens, long [n, N], each noised by the draw of that index, [n]."""
         replaced = np.where(self.replaced[draw], self.other[draw], tokens)
         return np.where(self.masked[draw], mask_id(vocab_size), replaced)
 
 
 def draw_noise(num_tokens: int, num_samples: int, seed: int, schedule: Schedule) -> Noise:
-    """Draw a systematic sample of the times and one uniform number per token. Depends on nothing but its arguments."""
+    """Draw a systematic sample of t, and noise from a uniform number per token. The arguments alone decide it."""
     last = len(schedule.mask) - 1
     rng = np.random.default_rng([seed, num_tokens])
     step = np.sort(systematic_sample(last, num_samples, rng.integers(last))) + 1
@@ -51,11 +52,11 @@ def draw_noise(num_tokens: int, num_samples: int, seed: int, schedule: Schedule)
 
 def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], schedule: Schedule, max_tokens: int,
                    num_images: int = 1, device: torch.device | str = "cpu") -> tuple[np.ndarray, np.ndarray]:
-    """Return T times the bound's term of captions [R, L], by draw [R, K] and, a weighted mean, by token [R, L].
+    """Return T times the bound's term of captions [R, L]: for each draw, [R, K], and for each token as a mean, [R, L].
 
-    Args: `text` is on the CPU, `noise` is by N. The device is waited for once.
+    Args: `text` is on the CPU, `noise` has N as its keys. The host waits for the device once.
     """
-    def there(x: np.ndarray) -> Tensor:
+    def to_device(x: np.ndarray) -> Tensor:
         return torch.from_numpy(x).to(device, non_blocking=True)
 
     lengths, text = target_tokens(text, schedule.vocab_size).sum(1).numpy(), text.numpy()
@@ -68,25 +69,25 @@ def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], s
         real = index >= 0
         number = np.where(real, lengths[row[index]], 0)
         truth = text[row[index], :number.max() + 1]
-        x_t, asked = truth.copy(), np.zeros(truth.shape, dtype=bool)
+        x_t, predicted = truth.copy(), np.zeros(truth.shape, dtype=bool)
         step, weight = np.ones_like(index), np.zeros(len(index))
         for n in np.unique(number[real]).tolist():
-            own, of, at = number == n, noise[n], draw[index[number == n]]
-            x_t[own, 1:n + 1] = of.apply(truth[own, 1:n + 1], at, schedule.vocab_size)
-            asked[own, 1:n + 1] = of.masked[at] if schedule.absorbing else True
-            step[own], weight[own] = of.step[at], of.weight[at]
-        places, truth = asked.ravel().nonzero()[0], truth.ravel()
-        log_p = token_logits(there(x_t), there(places), there(step)).log_softmax(1)
-        kl = last * bound_terms(log_p, there(truth[places]), there(x_t.flat[places]),
-                                there(step[places // x_t.shape[1]]), schedule).double()
-        of_token = scatter_flat(torch.zeros(x_t.shape, dtype=torch.float64, device=device), there(places), kl)
-        values.append(of_token.sum(1))
+            own, drawn, at = number == n, noise[n], draw[index[number == n]]
+            x_t[own, 1:n + 1] = drawn.apply(truth[own, 1:n + 1], at, schedule.vocab_size)
+            predicted[own, 1:n + 1] = drawn.masked[at] if schedule.absorbing else True
+            step[own], weight[own] = drawn.step[at], drawn.weight[at]
+        places, truth = predicted.ravel().nonzero()[0], truth.ravel()
+        log_p = token_logits(to_device(x_t), to_device(places), to_device(step)).log_softmax(1)
+        kl = last * bound_terms(log_p, to_device(truth[places]), to_device(x_t.flat[places]),
+                                to_device(step[places // x_t.shape[1]]), schedule).double()
+        per_token_kl = scatter_flat(torch.zeros(x_t.shape, dtype=torch.float64, device=device), to_device(places), kl)
+        values.append(per_token_kl.sum(1))
         order.append(index)
-        tokens[:, :x_t.shape[1]].index_add_(0, there(row[index]), of_token * there(weight)[:, None])
+        tokens[:, :x_t.shape[1]].index_add_(0, to_device(row[index]), per_token_kl * to_device(weight)[:, None])
     order, found = np.concatenate(order), np.zeros((len(text), num_draws))
     both = torch.cat((*values, tokens.flatten())).cpu().numpy()
-    of_draw, real = both[:len(order)], order >= 0
-    found[row[order[real]], draw[order[real]]] = of_draw[real]
+    per_draw, real = both[:len(order)], order >= 0
+    found[row[order[real]], draw[order[real]]] = per_draw[real]
     return found, both[len(order):].reshape(text.shape)
 
 
@@ -95,7 +96,8 @@ def bound(network: Network, text: Tensor, vocab_size: int, schedule: Callable[[i
           device: torch.device | str | None = None) -> Likelihood:
     """Return an unbiased estimate of each caption's bound, with its standard error.
 
-    Arguments as of `monte_carlo`; `num_samples` is T or more for every t, twice as many for an exact standard error.
+    Arguments are those of `monte_carlo`. `num_samples` must be T or more to draw every t, and 2T or more for an exact
+    standard error.
     """
     device = text.device if device is None else device
     text = text.cpu()
@@ -106,9 +108,9 @@ def bound(network: Network, text: Tensor, vocab_size: int, schedule: Callable[[i
     score, error, per_token = np.zeros(len(text)), np.zeros(len(text)), np.zeros(text.shape)
     values, tokens = bound_of_draws(network, text, noise, process, max_tokens, num_images, device) if noise else (
         None, per_token)
-    for n, of in noise.items():
+    for n, drawn in noise.items():
         rows = (lengths == n).nonzero()[0]
-        draws = Draws(of.masked, of.step - 1, np.arange(num_samples), np.full(steps, np.inf))
+        draws = Draws(drawn.masked, drawn.step - 1, np.arange(num_samples), np.full(steps, np.inf))
         score[rows], error[rows] = estimate(-values[rows] / n - prior, draws)
         per_token[rows, 1:n + 1] = -tokens[rows, 1:n + 1] - prior
     return estimated(device, score, error, num_samples * (lengths > 0), per_token)
