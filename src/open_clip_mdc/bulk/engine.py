@@ -25,7 +25,7 @@ Make = Callable[[int], Callable[[object, Path], object]]  # worker's number -> f
 
 
 class Result(NamedTuple):
-    """What became of a file. If `there` is False without a `problem`, another run is making it."""
+    """The state of a file. If `there` is False without a `problem`, another run is making it."""
 
     there: bool
     problem: str | None = None  # why it cannot be made

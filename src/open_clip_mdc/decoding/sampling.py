@@ -12,7 +12,7 @@ COLDEST = 1e-6  # smallest temperature. Any logits can be divided by it
 
 
 class Sampling(NamedTuple):
-    """How to choose tokens. The defaults are greedy, and a temperature draws."""
+    """Settings to choose tokens by. The defaults are greedy, and a temperature draws."""
 
     temperature: float = 0.0  # 0 is greedy. Otherwise logits are divided by it, before top_k and top_p
     top_k: int | None = None  # keep the k most probable tokens
