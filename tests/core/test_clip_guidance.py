@@ -257,7 +257,7 @@ def test_what_makes_no_sense_is_refused(clip, image, tokenizer, tmp_path):
     arc, mdc, guide = opinionated("ARC-ViT-Ti-8"), opinionated("MDC-ViT-Ti-8"), Guide(clip, image, tokenizer, 1.0)
     drawn = Sampling(1.0)
     for model, options, words in (
-            (arc, dict(guide=guide), "this model is autoregressive"),
+            (arc, dict(guide=guide), "This model is autoregressive"),
             *((mdc, dict(guide=Guide(clip, image, tokenizer, scale)), "scale of CLIP is .*; it must be a number")
               for scale in (float("inf"), float("nan"), 1e39)),
             (mdc, dict(guide=guide, rerank=True), "two samples or more"),

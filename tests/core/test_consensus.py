@@ -104,7 +104,7 @@ def test_generate_keeps_one_draw_of_each_image_and_encodes_it_once(model, monkey
 def test_what_consensus_cannot_choose_among_is_refused(model):
     ask = partial(generate, model, torch.zeros(1, 3, 32, 32))
     for options, message in ((dict(select="consensus"), "two samples or more"),
-                             (dict(select="likely", samples=3, sampling=Sampling(1.0)), "must be 'consensus'"),
+                             (dict(select="likely", samples=3, sampling=Sampling(1.0)), "must be None, or 'consensus'"),
                              (dict(select="consensus", samples=3), "without one all are equal")):
         with pytest.raises(ValueError, match=message):
             ask(**options)
