@@ -17,7 +17,7 @@ from open_clip_mdc.data.text import read_text
 
 @dataclass(frozen=True)
 class Source:
-    """Where to find a data set's files, and where to get them if they are missing."""
+    """A data set's files: where they are found, and where to get them if they are missing."""
 
     file: str
     folders: tuple[str, ...]  # of `file`, below the root, tried in this order

@@ -43,7 +43,7 @@ RETRIES = 7  # after 0, 1, 2, 4, ... 32 seconds, unless the server says how long
 
 
 class Place(NamedTuple):
-    """Where an image's bytes are: a file, or a part of a tar file."""
+    """A file, or the part of a tar file, that holds an image's bytes."""
 
     path: Path
     offset: int = 0
