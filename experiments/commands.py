@@ -86,7 +86,7 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
                 ("--cache-features", place.out / "tokens") if run.locked else scale.free)),
             ("-VQ-" in run.model, "--pretrained", fill("{out}/data/vq.pt", place)),
             # Only where bounds are compared, as validation costs time.
-            (scale.val and not run.untrained and (run.epochs == scale.caption_epochs or "-VQ-" in run.model),
+            (scale.val and not run.untrained and (scale.caption_epochs in (1, run.epochs) or "-VQ-" in run.model),
              "--val-data", fill(scale.val or "", place)),
             # CoCa is trained by its caption loss alone, like the other captioners.
             (run.model.startswith("coca_"), "--coca-contrastive-loss-weight", 0, "--coca-caption-loss-weight", 1),

@@ -1,7 +1,8 @@
-"""Make the vocabulary and the pairs of right and wrong captions of SCALE=flickr8k.
+"""Make the vocabulary, the pairs of right and wrong captions and the few photographs of SCALE=flickr8k and few.
 
     python -m experiments.flickr8k bpe --shards 'flickr8k/train/{00000..00005}.tar' --out flickr8k_bpe.txt.gz
     python -m experiments.flickr8k pairs --shards flickr8k/test/00000.tar --out pairs
+    python -m experiments.flickr8k first --shards flickr8k/train/00000.tar --out few
 
 A pair is a test caption and a copy that a rule makes false: two nouns or colours are swapped, or a noun, a colour or a
 preposition is replaced. The format is SugarCrepe's. But SugarCrepe's wrong captions are written with more care, so do
@@ -12,17 +13,19 @@ import json
 import random
 import re
 from collections import Counter
+from itertools import chain, islice
 from pathlib import Path
 
 from open_clip.tokenizer import SimpleTokenizer
 
 from clip_benchmark_ext.metrics import named_words
 from open_clip_mdc.data.files import new_folder
-from open_clip_mdc.data.shards import find_shards, image_member, image_suffix, read_metadata, read_samples
+from open_clip_mdc.data.shards import find_shards, image_member, image_suffix, read_metadata, read_samples, tar_writer
 from open_clip_mdc.text import vocabulary as bpe
 
 MIN_COUNT = 5  # rarer words are split into pieces
 SEED = 0
+FEW = 500  # photographs
 PAIRS = 200  # of each kind, and at most one of a kind from each image
 NOUNS = named_words.NOUNS
 COLOURS = [colour for colour in named_words.COLOURS if colour != "orange"]  # as when results were measured
@@ -92,6 +95,12 @@ def write_pairs(shards: list[str], out: Path) -> None:
     print(f"{out}: " + ", ".join(f"{kind} {len(pairs)}" for kind, pairs in sorted(rows.items())))
 
 
+def write_first(shards: list[str], out: Path) -> None:
+    with new_folder(out) as folder, tar_writer(folder / "00000.tar") as writer:
+        for sample in islice(chain.from_iterable(map(read_samples, shards)), FEW):
+            writer.write({name: value for name, value in sample.items() if name != "__url__"})
+
+
 def write_bpe(shards: list[str], out: Path) -> None:
     tokenizer, counts = SimpleTokenizer(), Counter()
     for shard in shards:
@@ -104,11 +113,11 @@ def write_bpe(shards: list[str], out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["bpe", "pairs"])
+    parser.add_argument("what", choices=["bpe", "pairs", "first"])
     parser.add_argument("--shards", required=True)
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
-    {"bpe": write_bpe, "pairs": write_pairs}[args.what](find_shards(args.shards), args.out)
+    {"bpe": write_bpe, "pairs": write_pairs, "first": write_first}[args.what](find_shards(args.shards), args.out)
 
 
 if __name__ == "__main__":

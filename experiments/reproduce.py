@@ -19,6 +19,7 @@ from . import commands, preflight
 from .commands import Place
 from .progress import Step, run_steps
 from .report import archive, claims
+from .report.collect import LEDGERS
 from .report.publish import FOLDER
 from .report.results import Results, read_results
 from .run import plan
@@ -49,7 +50,7 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
     scale, _, short = name.partition(".")
     if scale not in SCALES:
         raise ValueError(f"{name} is no claim: give SCALE.ID of experiments/results/claims.csv")
-    for ledger in ("claims", "mcdiffusion", "article", "views"):
+    for ledger in LEDGERS:
         for claim in claims.claims_of(ledger, SCALES[scale]):
             if claim.id == short:
                 if not claim.left or not claim.right:

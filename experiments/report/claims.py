@@ -91,7 +91,8 @@ def claims_of(name: str, scale: Scale) -> list[Claim]:
 
     Ledgers are corrected separately, as each further claim in a ledger makes all of its verdicts harder to reach.
     """
-    cells = {table: {(c.row, c.column): c for c in of_scale(scale)} for table, of_scale in TABLES.items()}
+    cells = {table: {(c.row, c.column): c for c in of_scale(scale)}
+             for table, of_scale in TABLES.items() if not scale.tables or table in scale.tables}
     names, found = names_of(scale), []
     labels = {group: [s.label + next(iter(averages(s))) for s in scale.selection
                       if s.subsets[0].startswith("aro/") == (group == "{aro}")] for group in ("{aro}", "{pairs}")}
@@ -105,7 +106,7 @@ def claims_of(name: str, scale: Scale) -> list[Claim]:
                       for label in (labels[of_side] if of_side in labels else [of_side.format(**names)])]
                      for rows, of_side in ((left, column), (right, other or column))]
             title = re.sub(r"(\D+)(\d+)", lambda m: f"{m[1].title()} {m[2]}", table).replace("stability", "Section 4.3")
-            here = [tuple(cells[table][place] for place in side if place in cells[table]) for side in sides]
+            here = [tuple(cells[table][place] for place in side if place in cells.get(table, ())) for side in sides]
             here = [of_side if len(of_side) == len(side) else () for of_side, side in zip(here, sides, strict=True)]
             found.append(Claim(ledger, short, title, text, *here, kind == "level", paper,
                                "" if scale.name == "paper" else needs))

@@ -37,10 +37,11 @@ TITLES = {
     "mcdiffusion": "Verdicts on MC-Diffusion's claims", "views": "Verdicts on two views",
     "curves": "Learning curves", "photos": "Captions of photographs by a decoder on a trained encoder",
     "towers": "A trained encoder after training by each objective",
+    "epochs": "Few photographs, many epochs", "repetition": "Verdicts on many epochs of few photographs",
     "position": "Does a token's visual signal depend on its place?",
     "lastsaid": "Linear probes of the word that is always said last",
 }
-LEDGERS = ("claims", "mcdiffusion", "article", "views")
+LEDGERS = ("claims", "mcdiffusion", "article", "views", "repetition")
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
 
 
@@ -86,7 +87,8 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
         elif name == "figure6":
             page = figure6(scale, place, folder / name)
         elif name in LEDGERS:
-            runs = dict.fromkeys(cell.run for table in TABLES.values() for cell in table(scale))
+            runs = dict.fromkeys(cell.run for table, of_scale in TABLES.items()
+                                 if not scale.tables or table in scale.tables for cell in of_scale(scale))
             commands.check_recipes(scale, runs, seeds, place)
             rows = claims.give_verdicts(claims.claims_of(name, scale), results, scale)
             page = claims.ledger(rows, results, scale)
@@ -113,6 +115,8 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
                 PLOTS.get(name, plot)(name, cells, summaries, folder / f"{name}.png")
             if name == "photos":
                 page += photos.note(cells, numbers)
+            if name == "epochs":
+                photos.plot(cells, numbers, folder / f"{name}.png")
             if name == "curves":
                 page += curves.note(scale, cells, numbers)
                 curves.plot(scale, cells, numbers, folder / f"{name}.png")

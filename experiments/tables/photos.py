@@ -2,8 +2,13 @@
 
     photos  MDC and ARC on a locked encoder, by ways of decoding. The best of each is chosen on validation photographs
     towers  encoders after training by each objective, beside the same encoder when it is locked
+    epochs  the same few captions many times. Masked diffusion language models keep learning where autoregressive ones
+            overfit (Prabhudesai et al. 2025, arXiv 2507.15857)
 """
+import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import fmean
 
 from .cells import Cell, Evaluation, Run, caption_cells, length_flags, probe
 from .scale import Scale
@@ -11,6 +16,8 @@ from .scale import Scale
 RECIPES = {"MDC": ("--caption_length", ("8", "10", "12", "auto")), "ARC": ("--num_beams", ("1", "6"))}
 CHOSEN_BY = "CIDEr"
 OBJECTIVES = ("MDC", "ARC", "CapPa")
+EPOCHS = (1, 4, 16, 64)
+BEST = {"MDC": ("--caption_length", "auto"), "ARC": ("--num_beams", "6")}  # of `photos`, by validation
 
 
 def run_of(scale: Scale, objective: str, locked: bool = True) -> Run:
@@ -42,6 +49,21 @@ def towers(scale: Scale) -> Iterator[Cell]:
             yield Cell(row, next(iter(scale.probes)), run, probe(scale), competes=not locked)
 
 
+def epochs(scale: Scale) -> Iterator[Cell]:
+    """Yield captions, pairs told apart by what the image adds, and the NELBO, after few and many epochs."""
+    for objective, flags in BEST.items() if "epochs" in scale.tables else ():
+        for number in EPOCHS:
+            run = run_of(scale, objective)._replace(epochs=number)
+            row = f"{objective}, {number} epochs".replace(" 1 epochs", " 1 epoch")
+            yield from caption_cells(scale, row, run, ("B@4", "METEOR", CHOSEN_BY), flags, f"{number} epochs")
+            for s in scale.selection:
+                yield Cell(f"{row}, debiased", s.label, run, Evaluation(
+                    "image_caption_selection", s.root, s.subsets, "text_acc_debiased", sizes=(s.cases,)),
+                    block=f"{number} epochs")
+            yield Cell(row, "NELBO, nats per caption", run, Evaluation(
+                "log", "", ("",), "nelbo_per_caption", scale=1.0), competes=False)
+
+
 def chosen(cells: Iterable[Cell], numbers: Iterable[dict[int, float]]) -> dict[str, str]:
     """Return the row on test photographs of the recipe that is best on validation photographs, by objective."""
     best: dict[str, tuple[float, str]] = {}
@@ -58,4 +80,22 @@ def note(cells: list[Cell], numbers: list[dict[int, float]]) -> str:
     return "Chosen on validation photographs:\n\n" + "".join(f"- {row}\n" for row in rows) if rows else ""
 
 
-TABLES = {"photos": photos, "towers": towers}
+def plot(cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None:
+    """Draw the columns of `epochs` over the number of epochs: the mean of the seeds, from the lowest to the highest."""
+    from matplotlib.figure import Figure
+    columns = [column for column in dict.fromkeys(cell.column for cell in cells) if column not in ("B@4", "METEOR")]
+    figure = Figure(figsize=(3 * len(columns), 3), layout="constrained")
+    for axes, column in zip(figure.subplots(1, len(columns)), columns, strict=True):
+        axes.set(xlabel="epochs", ylabel=column, xscale="log", xticks=EPOCHS, xticklabels=EPOCHS)
+        for colour, objective in enumerate(BEST):
+            points = {int(re.findall(r"\d+", cell.row)[0]): by_seed.values()
+                      for cell, by_seed in zip(cells, numbers, strict=True)
+                      if cell.column == column and cell.row.startswith(f"{objective},") and by_seed}
+            low, mean, high = ([of(values) for values in points.values()] for of in (min, fmean, max))
+            axes.plot(list(points), mean, marker="o", markersize=3, color=f"C{colour}", label=objective)
+            axes.fill_between(list(points), low, high, color=f"C{colour}", alpha=0.2, linewidth=0)
+    figure.axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=100)
+
+
+TABLES = {"photos": photos, "towers": towers, "epochs": epochs}

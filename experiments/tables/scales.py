@@ -155,6 +155,16 @@ def photos(name: str, base: str, image: str) -> Scale:
 
 ENCODERS = "{data}/../encoders"
 PHOTOS = photos("photos", "timm-tf_efficientnet_lite0", f"{ENCODERS}/efficientnet_lite0")
+# The first 500 of them, over and over.
+FEW = PHOTOS._replace(
+    name="few", tables=("epochs", "repetition"), epochs=1,
+    data={"captions": Data("{out}/data/few", "500 photographs", 1, 2500)},
+    train_flags=(*PHOTOS.train_flags, "--val-frequency", "1000"), val="{out}/data/val/val/00000.tar",
+    selection=pairs("{out}/data/pairs", "replace_att replace_obj", 200),
+    captioning=(Captioning("{out}/data/captions", "wds/captions", "test", None, ("auto",)),),
+    prepare=(made("val", "open_clip_mdc prepare shards --val {data}/val"),
+             *(each._replace(tables=()) for each in PHOTOS.prepare[1:]),
+             made("few", "python -m experiments.flickr8k first --shards {out}/data/captions/train/00000.tar")))
 PHOTOS_VIT = photos("photos-vit", "timm-vit_small_patch14_dinov2", f"{ENCODERS}/vit_small_patch14_dinov2_saliency")
 
 # The rich world takes hours of two CPU cores, or of a GPU. A run has eight epochs and one cosine schedule. Each epoch
@@ -226,7 +236,7 @@ POSITION = Scale(
     prepare=position.PREPARE,
 )
 
-SCALES = {scale.name: scale for scale in (PAPER, SCENES, RICH, GPU, FLICKR8K, PHOTOS, PHOTOS_VIT, CUB, POSITION)}
+SCALES = {scale.name: scale for scale in (PAPER, SCENES, RICH, GPU, FLICKR8K, PHOTOS, PHOTOS_VIT, FEW, CUB, POSITION)}
 
 
 def named(name: str) -> Scale:

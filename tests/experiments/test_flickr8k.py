@@ -10,7 +10,7 @@ from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 
 from experiments import flickr8k
-from open_clip_mdc.data.shards import tar_writer
+from open_clip_mdc.data.shards import read_samples, tar_writer
 
 PAIRS_SHA256 = "abd1bee79e642a443e0b9239310391eaf34d1b4108a962a9dfb80816794e2da1"  # of the five files, in order
 
@@ -46,6 +46,18 @@ def test_pairs_of_rendered_images_are_sugar_crepe_files(tmp_path):
     assert sorted(path.name for path in (tmp_path / "pairs" / "val2017").iterdir()) == [
         "000000000000.jpg", "000000000001.jpg"]
     assert {path.name for path in tmp_path.iterdir()} == {"0.tar", "pairs"}
+
+
+def test_the_first_photographs_are_a_shard_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(flickr8k, "FEW", 3)
+    for shard in range(2):
+        with tar_writer(tmp_path / f"{shard}.tar") as tar:
+            for i in range(2):
+                tar.write({"__key__": f"{shard}{i}", "jpg": bytes([shard, i]), "txt": f"caption {shard}{i}"})
+    flickr8k.write_first([str(tmp_path / f"{shard}.tar") for shard in range(2)], tmp_path / "few")
+    assert [(sample["__key__"], sample["jpg"], sample["txt"])
+            for sample in read_samples(tmp_path / "few/00000.tar")] == [
+        ("00", b"\0\0", b"caption 00"), ("01", b"\0\1", b"caption 01"), ("10", b"\1\0", b"caption 10")]
 
 
 @needs_data("flickr8k/test/00000.tar")

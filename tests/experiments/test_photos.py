@@ -2,6 +2,7 @@
 
     pytest tests/experiments/test_photos.py
 """
+import json
 import shlex
 import subprocess
 
@@ -87,3 +88,43 @@ def test_make_photos_prints_its_commands_and_a_scale_that_is_none_is_refused(tmp
     result = subprocess.run(["python3", "-m", "experiments.run", "--scale", "photo", "--tables", "photos"], cwd=REPO,
                             capture_output=True, text=True)
     assert result.returncode == 2 and "photo is none of paper, scenes" in result.stderr
+
+
+def test_few_photographs_are_seen_one_to_many_times_by_both_objectives(tmp_path):
+    printed = dry_run("--scale", "few", "--data", str(tmp_path / "photographs"), "--out", str(tmp_path / "out"),
+                      "--tables", "epochs", "--seeds", "0")
+    flags = [dict(zip(words, words[1:], strict=False)) for words in filter(is_training, printed)]
+    assert [(flag["--model"][:3], int(flag["--epochs"])) for flag in flags] == [
+        (objective, epochs) for objective in ("MDC", "ARC") for epochs in (1, 4, 16, 64)]
+    for flag in flags:
+        assert (flag["--train-num-samples"], flag["--val-data"]) == ("2500", f"{tmp_path}/out/data/val/val/00000.tar")
+    decodings = [words for words in printed if "captioning" in words]
+    assert [words[i:i + 2] for words in decodings for i, word in enumerate(words)
+            if word in ("--caption_length", "--num_beams")] == [["--caption_length", "auto"], ["--num_beams", "6"]]
+
+
+def test_the_claims_of_many_epochs_are_judged_in_the_right_direction(tmp_path):
+    """NELBO and CIDEr as they would be where ARC overfits and MDC learns."""
+    cider = {"MDC": (1, 9, 20, 40), "ARC": (2, 20, 22, 12)}
+    bound = {"MDC": (70, 60, 50, 45), "ARC": (60, 45, 40, 60)}
+    for cell in photos.epochs(scales.FEW):
+        objective, number = cell.row[:3], photos.EPOCHS.index(cell.run.epochs)
+        for seed in range(3):
+            name = cell.run.name(seed)
+            if cell.evaluation.task == "log":
+                run = tmp_path / "runs" / name
+                (run / "checkpoints").mkdir(parents=True, exist_ok=True)
+                (run / "command.txt").write_text(commands.recipe(scales.FEW, cell.run, seed))
+                (run / "out.log").write_text(
+                    f"Train Epoch: {cell.run.epochs - 1} [2500/2500 (100%)] Caption_loss: 1.0 (1)\n")
+                (run / "checkpoints/results.jsonl").write_text(json.dumps(
+                    {"nelbo_per_caption": bound[objective][number] + seed / 10, "epoch": cell.run.epochs}))
+            else:
+                write_result(tmp_path, commands.variant(cell.evaluation), name, cell.evaluation.datasets[0],
+                             cell.run.epochs, **{cell.evaluation.metric: (cider[objective][number] + seed / 10) / 100})
+    pages = collect.collect(scales.FEW, place(tmp_path), ["epochs", "repetition"])
+    found = {line.split(" | ")[0].strip("| "): line for line in pages["repetition"].splitlines()}
+    for claim, difference in dict(few=11, many=28, best=18, overfits=20, learns=5).items():
+        assert f"+{difference}.0" in found[claim]
+    assert all("*shows*" in found[claim] for claim in ("overfits", "learns", "pairs"))
+    assert (tmp_path / "tables" / "epochs.png").stat().st_size > 10_000
