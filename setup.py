@@ -15,7 +15,7 @@ setup(
                   "open_clip_mdc.cli": ["*.jinja"], "clip_benchmark_ext": ["*.json"]},
     python_requires=">=3.10",
     install_requires=[
-        "open_clip_torch[training]>=3.3,<5",  # the plug-in replaces internals: integration/patches.py
+        "open_clip_torch[training]>=3.3,<5",  # its internals are replaced (integration/patches.py)
         "clip_benchmark==1.6.*",
         "torch>=2.6",
         "timm",
@@ -29,7 +29,7 @@ setup(
         "pycocoevalcap",
         "matplotlib",
         "pandas",
-        "pyarrow>=14.0.1",  # earlier ones unpickle what a parquet file names
+        "pyarrow>=14.0.1",  # earlier versions unpickle objects from parquet files
         "pillow",
         "safetensors",
         "scikit-learn",
@@ -41,7 +41,7 @@ setup(
     ],
     extras_require={
         "app": ["gradio>=6"],
-        "aro": ["spacy", "nltk"],  # and: python -m spacy download en_core_web_sm
+        "aro": ["spacy", "nltk"],  # also run: python -m spacy download en_core_web_sm
         "export": ["timm>=1.0.31", "transformers"],
         "vq": ["diffusers"],
         "ray": ["ray"],
@@ -53,8 +53,8 @@ setup(
     entry_points={"console_scripts": [
         "open_clip_train = open_clip_mdc.train:main",
         "open_clip_mdc = open_clip_mdc.cli:main",
-        # Same name as upstream's script, and a superset of it. A later install of clip_benchmark takes the name back;
-        # python -m clip_benchmark_ext.cli always works.
+        # A superset of clip_benchmark's own script, under the same name. A later install of clip_benchmark takes the
+        # name back. python -m clip_benchmark_ext.cli always works.
         "clip_benchmark = clip_benchmark_ext.cli:main",
     ]},
 )

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 def load(pretrained: str, model_name: str | None = None, device: str | None = None,
          precision: str | None = None) -> "PretrainedCaptioner":
-    """Return a trained captioner that takes images and captions as they are (`pretrained.load`)."""
+    """Return a trained captioner with its transform and tokenizer (see `integration.pretrained.load`)."""
     from .integration.pretrained import load as load_pretrained
     return load_pretrained(pretrained, model_name, device, precision)
 
 
 def create_model_and_transforms(model_name: str, *args, **kwargs):
-    """Register, then return `open_clip.create_model_and_transforms`, which then also makes captioners."""
+    """Call `register()`, then `open_clip.create_model_and_transforms`, which then also builds captioners."""
     import open_clip
     register()
     return open_clip.create_model_and_transforms(model_name, *args, **kwargs)
 
 
 def get_tokenizer(model_name: str, *args, **kwargs):
-    """Register, then return `open_clip.get_tokenizer`."""
+    """Call `register()`, then `open_clip.get_tokenizer`, which then also knows captioners."""
     import open_clip
     register()
     return open_clip.get_tokenizer(model_name, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""`python -m open_clip_mdc TOOL ...`: the same as `open_clip_mdc TOOL ...`."""
+"""Run `python -m open_clip_mdc COMMAND ...`, the same as `open_clip_mdc COMMAND ...`."""
 from .cli import main
 
 main()

@@ -1,10 +1,11 @@
-"""The processor, kernels and versions that the last digits of a number depend on (experiments, benchmarks)."""
+"""The processor and versions that the last digits of results depend on (experiments, benchmarks)."""
 import platform
 from importlib.metadata import version
 from pathlib import Path
 
 
 def processor(info: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the processor's name, or its architecture if the system does not tell."""
     lines = info.read_text().splitlines() if info.exists() else []
     names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())

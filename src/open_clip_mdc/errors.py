@@ -1,4 +1,4 @@
-"""Messages about bad input: one line with the flag to blame and the names that were perhaps meant."""
+"""Error messages about bad input: one line with the flag to blame and the names that were probably meant."""
 import argparse
 import difflib
 import errno
@@ -16,15 +16,15 @@ from typing import TypeVar
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 Parsed = TypeVar("Parsed")
 WHOLE = {"batch_size": 1, "samples": 1, "steps": 1, "top_k": 1, "num_beams": 1, "num_samples": 1, "min_length": 0,
-         "seed": 0}  # options of Python that count something, and the least of each
+         "seed": 0}  # options of Python functions that are whole numbers, and the least of each
 NUMBERS = ("temperature", "top_p", "guidance_scale", "tokens_per_step", "alpha", "stop_confidence")
-TARGETS = ("out", "output", "logs")  # flags that name what is written
+TARGETS = ("out", "output", "logs")  # flags that name an output
 
 
 def close_names(name: str, known: Iterable[str]) -> str:
-    """Return the known names closest to an unknown one, to end a message with."""
+    """Return a question about the known names closest to an unknown one, to add to a message, or ""."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    return f"; close to it: {', '.join(close)}" if close else ""
+    return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
 def number_from(lowest: int) -> Callable[[str], int]:
@@ -40,12 +40,12 @@ def number_from(lowest: int) -> Callable[[str], int]:
 
 def finite(value: str) -> float:
     if not math.isfinite(float(value)):
-        raise argparse.ArgumentTypeError(f"{value} is no number to compute with")
+        raise argparse.ArgumentTypeError(f"{value} should be a finite number")
     return float(value)
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Return a question that names the flags perhaps meant: --lenght may be --caption_length."""
+    """Return a question about the flags that were probably meant, such as --caption_length for --lenght, or ""."""
     known, dashes = sorted(known), re.match("-*", name)[0]
     ends = [each for each in known
             if difflib.get_close_matches(name, [dashes + re.split("[-_]", each)[-1]], cutoff=0.75)]
@@ -60,23 +60,23 @@ def check_options(function: str, given: Iterable[str], known: Iterable[str]) -> 
     known = sorted(known)
     for name in given:
         if name not in known:
-            close = meant(name, known) or f": it knows {', '.join(known)}"
+            close = meant(name, known) or f": its options are {', '.join(known)}"
             raise TypeError(f"{function}() has no option {name!r}{close}")
 
 
 def check_numbers(given: Mapping) -> None:
-    """Raise TypeError for an option that is no number, ValueError for one out of range. None is not given."""
+    """Raise TypeError for an option that is not a number, ValueError for one out of range. None means not given."""
     for name in (*WHOLE, *NUMBERS):
         value = given.get(name)
         kind, what = (Integral, "a whole number") if name in WHOLE else (Real, "a number")
         if value is None:
             continue
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise TypeError(f"{name} is {value!r}; it must be {what}")
+            raise TypeError(f"{name} is {value!r}: it must be {what}")
         if name in NUMBERS and not math.isfinite(value):
-            raise ValueError(f"{name} is {value}; nothing can be computed with that")
+            raise ValueError(f"{name} is {value}: it must be finite")
         if value < WHOLE.get(name, -math.inf):
-            raise ValueError(f"{name} is {value}; it must be {WHOLE[name]} or more")
+            raise ValueError(f"{name} is {value}: it must be {WHOLE[name]} or more")
 
 
 def plural(count: int, noun: str) -> str:
@@ -84,7 +84,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def read_flags(parse: Callable[[list[str]], Parsed], argv: list[str]) -> Parsed:
-    """Return parse(argv). Wrong flags end the process with status 2 and one line, without the usage before it."""
+    """Return parse(argv). Wrong flags end the process with status 2 and one line, without the usage text."""
     said, known = io.StringIO(), io.StringIO()
     try:
         with redirect_stderr(said):
@@ -96,7 +96,7 @@ def read_flags(parse: Callable[[list[str]], Parsed], argv: list[str]) -> Parsed:
     try:
         with redirect_stderr(io.StringIO()), redirect_stdout(known):
             parse([*argv, "--help"])
-    except (SystemExit, ValueError):  # it prints nothing where another value is wrong
+    except (SystemExit, ValueError):  # with another wrong value it prints no help
         pass
     flags = set(re.findall(r"(?<![\w-])--[a-zA-Z][\w-]*", known.getvalue()))
     for name in (arg.partition("=")[0] for arg in takewhile("--".__ne__, argv if flags else ())):
@@ -108,17 +108,18 @@ def read_flags(parse: Callable[[list[str]], Parsed], argv: list[str]) -> Parsed:
 
 
 def complaint(problem: Exception, args: argparse.Namespace, argv: list[str], style: str = "-") -> str:
-    """Return an error's text in one paragraph, after the flag whose value it is about unless the text names it.
+    """Return an error's text in one paragraph, with the flag to blame in front unless the text names it.
 
-    Of several flags whose values are in the text the first is to blame, of several there the longest. A default, which
-    is not in `argv`, is to blame only where it is written to. `style` is what stands between the words of a flag.
+    The flag to blame is the one whose value comes first in the text. If several values begin there, it is that of the
+    longest. A default value, which is not in `argv`, is to blame only if it is an output. `style` joins the words of a
+    flag.
     """
     text = str(problem)
-    if re.match(r"Caught \w+ in DataLoader worker", text):  # with its traceback, the reason last
+    if re.match(r"Caught \w+ in DataLoader worker", text):  # a traceback, with the reason in its last line
         text = text.strip().splitlines()[-1].partition(": ")[2]
     if isinstance(problem, OSError) and problem.strerror:
         place = problem.filename
-        if place is None and problem.errno in NO_ROOM:  # a write does not know the name of its file
+        if place is None and problem.errno in NO_ROOM:  # a failed write does not name its file
             place = next((value for name in TARGETS if (value := getattr(args, name, None))), "a file")
         if place is not None:
             text = f"{place}: {problem.strerror[0].lower()}{problem.strerror[1:]}"
@@ -139,11 +140,11 @@ def complaint(problem: Exception, args: argparse.Namespace, argv: list[str], sty
     return text if flag in text or positional else f"{flag}: {text}"
 
 
-MAX_SHOWN = 10  # images by name in a message
+MAX_SHOWN = 10  # images that a message names
 
 
 def complain(skipped: list[str], count: int | None = None) -> None:
-    """Raise ValueError that names the first images that cannot be read, if any. `count` is of all that were skipped."""
+    """Raise ValueError with the first of `skipped`, the images that cannot be read. `count` may be that of more."""
     if skipped:
         count = len(skipped) if count is None else count
         more = [f"... and {count - MAX_SHOWN} more"] * (count > MAX_SHOWN)

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, elsewhere a line now and then. Import late: tqdm takes its time."""
+"""Show progress: a bar on a terminal, elsewhere a line per minute. Import this file late, as tqdm imports slowly."""
 import sys
 import time
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ OPEN_FORMAT = "{desc}: {n_fmt}{unit}, {elapsed} gone, {rate_fmt}{postfix}"  # if
 
 
 class Lines:
-    """File for tqdm where there is no terminal: short work says nothing, long work prints a line a minute."""
+    """File for tqdm without a terminal: prints a line per minute, so nothing for short work."""
 
     def __init__(self):
         self.said = time.monotonic()
@@ -22,11 +22,11 @@ class Lines:
             print(text.strip(), file=sys.stderr, flush=True)
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing, as `write` prints at once."""
 
 
 def progress_bar(items: Iterable | None = None, what: str = "", unit: str = "image", **options) -> tqdm:
-    """Return tqdm of items, or of a total that `update` reports, in the plural of `unit`. Options are tqdm's."""
+    """Return tqdm for items, or for a total that `update` counts. `unit` is in the singular, `options` are tqdm's."""
     plural = "" if options.get("unit_scale") else "es" if unit == "batch" else "s"
     options |= {"desc": what, "unit": " " * bool(plural) + unit + plural}
     if not sys.stderr.isatty():

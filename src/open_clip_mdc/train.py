@@ -1,10 +1,10 @@
-"""Train CLIP, MDC and ARC models with OpenCLIP's own loop and flags.
+"""Train CLIP models and captioners with OpenCLIP's own training loop and flags.
 
     open_clip_train --model MDC-ViT-B-32 --train-data 'cc12m/{00000..01242}.tar' --dataset-type webdataset ...
     python -m open_clip_mdc.train --model MDC-ViT-B-32 ...
     torchrun --nproc_per_node 8 -m open_clip_mdc.train -- --model MDC-ViT-B-32 ...      (mind the --)
 
-This file registers the captioners, refuses at once what cannot work, and calls `open_clip_train.main.main`.
+This file registers the captioners, reports flags that cannot work, and calls `open_clip_train.main.main`.
 """
 import logging
 import sys
@@ -15,7 +15,7 @@ from .integration.arguments import parse, parse_first
 
 
 def main(argv: list[str] | None = None) -> int | None:
-    """Return OpenCLIP's exit status (None or -1). Exits with one line on bad flags."""
+    """Train, and return OpenCLIP's exit status (None or -1). Bad flags end the process with one line."""
     argv = sys.argv[1:] if argv is None else argv
     end_when_terminated()
     parse_first(argv)
@@ -32,14 +32,14 @@ def main(argv: list[str] | None = None) -> int | None:
     problem = find_problem(args)
     if problem:
         sys.exit(f"error: {problem}")
-    if world_info_from_env()[1] == 0:  # not by logging: that would make OpenCLIP print each line twice
+    if world_info_from_env()[1] == 0:  # logging would make OpenCLIP print each line twice
         for warning in find_warnings(args):
             print(f"warning: {warning}", file=sys.stderr)
         bring_latest(args)
-    logging.raiseExceptions = False  # a full disk would be a traceback for every line of the log
+    logging.raiseExceptions = False  # on a full disk every line of the log would print a traceback
     try:
         return train(argv)
-    except FloatingPointError as problem:  # of all ranks, of which torchrun kills all once one has ended
+    except FloatingPointError as problem:  # on all ranks: wait for rank 0 to print, as torchrun kills all once one ends
         if world_info_from_env()[1] == 0:
             print(f"error: {problem}", file=sys.stderr, flush=True)
         if dist.is_available() and dist.is_initialized():
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int | None:
         sys.exit(1)
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {complaint(problem, args, argv).strip().splitlines()[-1]}")
-    except KeyError as problem:  # FSDP2 asks the optimizer's state by names of parameters
+    except KeyError as problem:  # FSDP2 looks up the optimizer's state by names of parameters
         if not (args.resume and getattr(args, "fsdp", False) and "state." in str(problem)):
             raise
         sys.exit(f"error: --resume {args.resume} was trained without --fsdp: go on without it, or give its weights by "
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int | None:
             raise
         flag = f"--resume {args.resume}" if args.resume else f"--pretrained {args.pretrained}"
         sys.exit(f"error: {flag} holds no weights of {args.model}: {first_lines(problem)}")
-    finally:  # OpenCLIP sets all loggers to INFO, by which PyTorch would report at exit on graphs never compiled
+    finally:  # OpenCLIP sets all loggers to INFO, and PyTorch would log about its compiler at exit
         for name in list(logging.root.manager.loggerDict):
             if name.startswith("torch."):
                 logging.getLogger(name).setLevel(logging.WARNING)

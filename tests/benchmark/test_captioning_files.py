@@ -213,7 +213,7 @@ def test_bad_input_is_named_in_one_line_before_any_decoding(runs, data, tmp_path
         "needs --clipscore_model": [*mdc, "--clipscore_pretrained", "x.pt"],
         "x.pt is no file and no tag of ViT-B-32 (": [*mdc, "--clipscore_model", "ViT-B-32", "--clipscore_pretrained",
                                                      "x.pt"],
-        "compares no images with texts": [*mdc, "--clipscore_model", "MDC-ViT-Ti-8", "--clipscore_pretrained",
+        "cannot compare images with texts": [*mdc, "--clipscore_model", "MDC-ViT-Ti-8", "--clipscore_pretrained",
                                           str(runs / "mdc")],
     }
     for words, arguments in cases.items():

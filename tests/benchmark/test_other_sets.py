@@ -37,7 +37,7 @@ def test_the_list_of_names_is_that_of_clip_benchmarks_builder():
 
 
 @pytest.mark.parametrize("name, words", [
-    ("cifra10", "close to it: cifar10, "), ("mscoco", "close to it: mscoco_captions"), ("photos", "--dataset folder"),
+    ("cifra10", "did you mean cifar10 or "), ("mscoco", "did you mean mscoco_captions"), ("photos", "--dataset folder"),
     ("/data/photos", "DIR/train/CLASS"), ("imagenet", "imagenet1k"),
 ])
 def test_an_unknown_name_is_refused_before_the_model_is_loaded(runs, monkeypatch, name, words):

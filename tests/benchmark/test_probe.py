@@ -226,7 +226,7 @@ def test_an_encoder_of_timm_at_another_size_and_an_untrained_one_by_its_seed(dat
 @pytest.mark.usefixtures("clip_benchmark")
 @pytest.mark.parametrize("flags, said", [
     (("--model", "timm-test_vit"), "--model timm-test_vit needs --pretrained: a file or folder of weights"),
-    (("--model", "timm-test_vitt", "--pretrained", "x"), "timm has no such encoder; close to it: timm-test_vit"),
+    (("--model", "timm-test_vitt", "--pretrained", "x"), "timm has no such encoder (did you mean timm-test_vit"),
     (("--model", "timm-test_vit", "--pretrained", "nowhere.pt"), "--pretrained nowhere.pt: no such file or folder"),
     (("--model", "mdc", "--pretrained", "RUN", "--image_size", "48"), "--image_size 48 is only for --model timm-NAME"),
     (("--model", "mdc", "--pretrained", "RUN", "--feature", "pooled"), "--feature pooled cannot be probed here"),

@@ -52,7 +52,7 @@ def test_a_file_beside_a_params_txt_is_not_of_its_run(tmp_path, monkeypatch):
     Path("params.txt").write_text("model: MDC-ViT-Ti-8\n")
     Path("bare.pt").touch()
     for pretrained in ("bare.pt", str(tmp_path / "bare.pt")):
-        with pytest.raises(ValueError, match="bare.pt is in no run folder"):
+        with pytest.raises(ValueError, match="bare.pt is not in a run folder"):
             checkpoints.find(pretrained)
 
 

@@ -157,7 +157,7 @@ def test_any_interval_of_t_and_any_bert_ratio_is_a_name():
     "MDC-ViT-B-32-t0.8-0.2", "MDC-ViT-B-32-t0.5-0.5", "MDC-ViT-B-32-t0.5-1.5", "MDC-ViT-B-32-t25-75",
     "MDC-ViT-B-32-t0.0-0.0", "BERT-ViT-B-32-r0", "BERT-ViT-B-32-r150"])
 def test_an_interval_or_ratio_that_cannot_be_is_one_line(name):
-    with pytest.raises(ValueError, match=f"{name} cannot be made: an interval of t lies within 0 and 1") as error:
+    with pytest.raises(ValueError, match=f"{name} cannot be made: give an interval of t within 0 and 1") as error:
         open_clip.get_model_config(name)
     assert "\n" not in str(error.value)
 

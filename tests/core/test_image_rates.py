@@ -126,8 +126,8 @@ def test_a_locked_cnn_keeps_the_statistics_of_its_batchnorm_and_is_loaded_again(
 
 
 @pytest.mark.parametrize("flags, said", [
-    (("--unlock-image-after", "1", "--lock-image"), "--unlock-image-after 1 locks the image tower: leave out"),
-    (("--unlock-image-after", "2"), "--unlock-image-after 2 of --epochs 2 never unlocks: take --lock-image"),
+    (("--unlock-image-after", "1", "--lock-image"), "--unlock-image-after 1 locks the image tower itself: leave out"),
+    (("--unlock-image-after", "2"), "--unlock-image-after 2 never unlocks within --epochs 2: use --lock-image"),
     (("--unlock-image-after", "0"), "0 should be at least 1"),
     (("--image-lr-scale", "0"), "--image-lr-scale 0.0 should be above 0 and finite"),
     (("--image-lr-scale", "0.1", "--model", "ViT-S-32-alt"), "--image-lr-scale is for captioners"),

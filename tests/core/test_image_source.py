@@ -248,13 +248,13 @@ def test_what_does_not_fit_is_one_line_that_names_the_tower_which_would(tmp_path
     torch.save(clip.state_dict(), tmp_path / "wide.pt")
     said = refusal("tiny", tmp_path / "wide.pt")
     assert f"--pretrained-image {tmp_path / 'wide.pt'} does not fit the image tower of MDC-tiny: its " in said
-    assert "is [64], here [32]" in said and said.endswith("; --model MDC-tiny-wide would fit")
+    assert "is [64], here [32]" in said and said.endswith(". --model MDC-tiny-wide would fit")
     save_file(timm.create_model("test_resnet", num_classes=0).state_dict(), tmp_path / "test_resnet.safetensors")
     said = refusal("tiny", tmp_path / "test_resnet.safetensors")
     assert "it lacks class_embedding and" in said and said.endswith("--model MDC-timm-test_resnet would fit")
     torch.save({**clip.visual.state_dict(), "register": torch.ones(1)}, tmp_path / "more.pt")
     said = refusal("tiny-wide", tmp_path / "more.pt")
-    assert said.endswith("it has too much register; give the weights of the same encoder")
+    assert said.endswith("it has too much register. Give weights of the same encoder")
     nothing = {name: x for name, x in clip.state_dict().items() if not name.startswith("visual.ln_post")}
     torch.save(nothing, tmp_path / "less.pt")
     assert "it lacks ln_post.weight and 1 more" in refusal("tiny-wide", tmp_path / "less.pt")
@@ -271,9 +271,9 @@ def test_an_encoder_that_computes_another_thing_with_the_same_weights_is_refused
 
 
 @pytest.mark.parametrize("source, said", [
-    ("nowhere.pt", "nowhere.pt: no such file or folder; give weights, a run, a folder of an export, or timm:NAME"),
+    ("nowhere.pt", "nowhere.pt: no such file or folder. Give weights, a run, an exported folder, or timm:NAME"),
     ("empty", "empty: .*empty has no weights"), ("damaged", "config.json is damaged"),
-    ("timm:vit_small_patch14_dinov3", "timm has no such encoder; close to it: vit_small_patch"),
+    ("timm:vit_small_patch14_dinov3", "timm has no such encoder (did you mean vit_small_patch"),
     ("text.pt", "text.pt is no checkpoint")])
 def test_a_source_that_is_none_is_one_line(tmp_path, monkeypatch, source, said):
     monkeypatch.chdir(tmp_path)
@@ -304,7 +304,7 @@ def test_a_bare_flag_means_timms_own_weights_and_is_refused_for_other_towers(mon
 
 def test_other_models_and_two_towers_are_refused(tmp_path):
     torch.save(open_clip.create_model("tiny").state_dict(), tmp_path / "clip.pt")
-    with pytest.raises(ValueError, match="is for captioners and LiT-tiny; of tiny give the whole model by"):
+    with pytest.raises(ValueError, match="is for captioners and LiT-tiny: give tiny the weights of the whole"):
         open_clip.create_model("tiny", pretrained_image=str(tmp_path / "clip.pt"))
     with pytest.raises(ValueError, match="has an image tower already: leave out --pretrained-image"):
         create("tiny", tmp_path / "clip.pt", pretrained=str(tmp_path / "clip.pt"))

@@ -17,7 +17,7 @@ import open_clip_mdc
 from open_clip_mdc.data.shards import CAPTION_SEPARATOR, tar_writer
 from open_clip_mdc.integration import data as loading
 from open_clip_mdc.integration import training as hooks
-from open_clip_mdc.integration.upstream import MAJOR
+from open_clip_mdc.integration.openclip import MAJOR
 
 SHARDS, PER_SHARD = 4, 12
 
@@ -250,8 +250,8 @@ def test_shards_without_a_batch_that_can_be_read_end_training_in_one_line(data, 
         if passes:
             assert len(loading.pair(next(iter(info.dataloader)))[0]) == 3
             continue
-        with pytest.raises(ValueError, match="0.tar: the shards of data worker 0 hold fewer pairs that can be read "
-                                             "than --batch-size "):
+        with pytest.raises(ValueError, match="0.tar: the shards of data worker 0 hold fewer readable pairs "
+                                             "than --batch-size: "):
             next(iter(info.dataloader))
 
 

@@ -111,7 +111,7 @@ def test_scores_are_the_log_likelihoods(model, images):
     own = model.score(images, swapped, batch_size=2)
     assert torch.allclose(own[1::2], expected[1::2], atol=1e-4)
     assert torch.allclose(own[::2], expected[::2].flip(1), atol=1e-4)
-    with pytest.raises(ValueError, match="5 images, but captions of 4"):
+    with pytest.raises(ValueError, match="5 images, but captions for 4"):
         model.score(images, swapped[:4])
     with pytest.raises(ValueError, match="caption 1 has .* the model reads at most 20"):
         model.score(images, ["a circle " * 20])
@@ -186,34 +186,34 @@ IMAGE = torch.zeros(3, 48, 48)
 MISUSES = [  # what is done, the error, its words
     (lambda m: m.score(IMAGE, []), ValueError, "there are no captions"),
     (lambda m: m.score(IMAGE, [[]]), ValueError, "there are no captions"),
-    (lambda m: m.score(IMAGE, None), TypeError, "captions is 'None'; give a caption, a list of captions"),
+    (lambda m: m.score(IMAGE, None), TypeError, "captions is 'None': give a caption, a list of captions"),
     (lambda m: m.score(IMAGE, b"a dog"), TypeError, "give a caption, a list of captions"),
     (lambda m: m.score(IMAGE, {"a": "dog"}), TypeError, "give a caption, a list of captions"),
     (lambda m: m.score(IMAGE, ["a dog", 3]), TypeError, r"'3' \(int\) is no caption"),
     (lambda m: m.score(IMAGE, ["a dog", ["a cat"]]), TypeError, "no caption: give texts, or a list of texts"),
-    (lambda m: m.score([IMAGE, IMAGE], [["a dog"], ["a", "b"]]), ValueError, "as many captions, but there are 1"),
-    (lambda m: m.score([IMAGE, IMAGE], [["a"]] * 3), ValueError, "there are 2 images, but captions of 3"),
+    (lambda m: m.score([IMAGE, IMAGE], [["a dog"], ["a", "b"]]), ValueError, "same number of captions, but one has 1"),
+    (lambda m: m.score([IMAGE, IMAGE], [["a"]] * 3), ValueError, "there are 2 images, but captions for 3"),
     (lambda m: m.score(IMAGE, "a", methd="bound"), TypeError, r"has no option 'methd': did you mean method\?"),
     (lambda m: m.score(IMAGE, "a", blind=1), TypeError, "has no option 'blind': did you mean blind_images"),
     (lambda m: m.score(IMAGE, "a", return_details=True), TypeError, "has no option 'return_details'"),
-    (lambda m: m.score(IMAGE, "a", kind="bias"), ValueError, "kind is 'bias'; it must be plain, blind or debiased"),
+    (lambda m: m.score(IMAGE, "a", kind="bias"), ValueError, "kind is 'bias': it must be plain, blind or debiased"),
     (lambda m: m.score(IMAGE, "a", kind="debiased"), ValueError, "the mean of 1 image still shows .* blind_images"),
     (lambda m: m.score(IMAGE, "a", kind="blind", blind_images=torch.zeros(2, 3)), ValueError,
-     r"blind_images is a tensor \[2, 3\]; mean_image\(\) of this model is \[36, 128\]"),
-    (lambda m: m.score(IMAGE, "a", blind_images=IMAGE), ValueError, "blind_images is of kind='blind' or kind="),
-    (lambda m: m.score(IMAGE, "a", alpha=0.5), ValueError, "alpha is of kind='debiased'"),
-    (lambda m: m.score(IMAGE, "a", kind="debiased", alpha="1"), TypeError, "alpha is '1'; it must be a number"),
+     r"blind_images is a tensor \[2, 3\]: give images, or mean_image\(\) of this model, \[36, 128\]"),
+    (lambda m: m.score(IMAGE, "a", blind_images=IMAGE), ValueError, "blind_images is for kind='blind' or kind="),
+    (lambda m: m.score(IMAGE, "a", alpha=0.5), ValueError, "alpha is for kind='debiased'"),
+    (lambda m: m.score(IMAGE, "a", kind="debiased", alpha="1"), TypeError, "alpha is '1': it must be a number"),
     (lambda m: m.score(IMAGE, "a", kind="debiased", alpha=float("nan")), ValueError, "alpha is nan"),
-    (lambda m: m.score(IMAGE, "a", batch_size=0), ValueError, "batch_size is 0; it must be 1 or more"),
-    (lambda m: m.score(IMAGE, "a", num_samples=1.5), TypeError, "num_samples is 1.5; it must be a whole number"),
+    (lambda m: m.score(IMAGE, "a", batch_size=0), ValueError, "batch_size is 0: it must be 1 or more"),
+    (lambda m: m.score(IMAGE, "a", num_samples=1.5), TypeError, "num_samples is 1.5: it must be a whole number"),
     (lambda m: m.caption(IMAGE, lenght=8), TypeError, r"caption\(\) has no option 'lenght': did you mean length\?"),
     (lambda m: m.caption(IMAGE, sampling=1), TypeError, "has no option 'sampling'"),
     (lambda m: m.caption(IMAGE, num_beams=2), ValueError, "num_beams is not supported by this model"),
     (lambda m: m.caption(IMAGE, length="long"), ValueError, "length is 'long'; it must be 'auto', 'sample'"),
     (lambda m: m.caption(IMAGE, length=19), ValueError, "length is 19; .* from 1 to 18"),
-    (lambda m: m.caption(IMAGE, temperature="hot"), TypeError, "temperature is 'hot'; it must be a number"),
-    (lambda m: m.caption(IMAGE, seed=None, temperature=1.0, top_k="2"), TypeError, "top_k is '2'; it must be a whole"),
-    (lambda m: m.caption(IMAGE, tokens_per_step="2"), TypeError, "tokens_per_step is '2'; it must be a number"),
+    (lambda m: m.caption(IMAGE, temperature="hot"), TypeError, "temperature is 'hot': it must be a number"),
+    (lambda m: m.caption(IMAGE, seed=None, temperature=1.0, top_k="2"), TypeError, "top_k is '2': it must be a whole"),
+    (lambda m: m.caption(IMAGE, tokens_per_step="2"), TypeError, "tokens_per_step is '2': it must be a number"),
     (lambda m: m.caption(IMAGE, samples=2), ValueError, "samples is 2; it must be 1, or more with a temperature"),
     (lambda m: m.caption(IMAGE, batch_size=-1), ValueError, "batch_size is -1"),
     (lambda m: m.caption(IMAGE, text="a dog"), ValueError, r"text 'a dog' has no \[MASK\] to fill in"),
@@ -237,9 +237,9 @@ MISUSES = [  # what is done, the error, its words
         ("0.tar", ValueError, "0.tar is a shard: open_clip_mdc caption, embed and score read shards"),
         ("nowhere.jpg", FileNotFoundError, "no image or folder nowhere.jpg"),
         (torch.zeros(3, 32, 32), ValueError, r"a tensor \[3, 32, 32\] of torch.float32 .* floats \[3, 48, 48\]"),
-        (torch.zeros(48, 48, 3), ValueError, r"a tensor \[48, 48, 3\] of torch.float32 is no image of this model"),
+        (torch.zeros(48, 48, 3), ValueError, r"a tensor \[48, 48, 3\] of torch.float32 is no image for this model"),
         (torch.zeros(48, 48), ValueError, r"a tensor \[48, 48\] is no image"),
-        (IMAGE.byte(), ValueError, "of torch.uint8 is no image of this model: give what its transform makes"),
+        (IMAGE.byte(), ValueError, "of torch.uint8 is no image for this model: give what its transform returns"),
         (np.zeros((3, 48, 48), np.uint8), ValueError, r"an array \[3, 48, 48\] is no image: .* with the channels last"),
         (np.zeros((9, 9, 2), np.uint8), ValueError, r"an array \[9, 9, 2\] is no image"),
         (np.zeros((9, 9, 3)), ValueError, "an array of float64 has no known range"),
@@ -262,13 +262,13 @@ def test_what_cannot_be_loaded_is_said(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_image(0).save("0.png")
     for options, error, words in (
-            ({"precision": "fp64"}, ValueError, "precision is 'fp64'; it must be fp32, bf16, fp16"),
+            ({"precision": "fp64"}, ValueError, "precision is 'fp64': it must be fp32, bf16, fp16"),
             ({"precision": 16}, TypeError, r"precision is 16 \(int\)"),
             ({"device": "gpu"}, ValueError, "gpu is no device: give cpu, cuda"),
             ({"device": 0}, TypeError, r"device is 0 \(int\)"),
             ({"model_name": ["mdc"]}, TypeError, "model_name is"),
             ({"pretrained": ""}, ValueError, "pretrained is empty: give a run folder"),
-            ({"pretrained": None}, TypeError, r"pretrained is None \(NoneType\); it must be a text or a path"),
+            ({"pretrained": None}, TypeError, r"pretrained is None \(NoneType\): it must be a text or a path"),
             ({"pretrained": tmp_path}, FileNotFoundError, "give a checkpoint file or a run of open_clip_train")):
         with pytest.raises(error, match=words):
             open_clip_mdc.load(**{"pretrained": run, **options})

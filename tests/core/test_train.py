@@ -211,13 +211,13 @@ def test_photographs_train_for_thirty_steps_with_falling_loss(tmp_path):
 
 
 def test_masks_differ_between_epochs_and_after_a_resume():
-    """`repeatable` makes all noise a function of seed, rank and epoch."""
+    """`reproducible` makes all noise a function of seed, rank and epoch."""
     from types import SimpleNamespace
 
     from open_clip_train.data import DataInfo
 
     from open_clip_mdc.integration.data import PrefetchLoader
-    from open_clip_mdc.integration.training import repeatable
+    from open_clip_mdc.integration.training import reproducible
     open_clip_mdc.register()
     model, _, _ = open_clip_mdc.create_model_and_transforms("MDC-ViT-Ti-8")
     text = open_clip_mdc.get_tokenizer("MDC-ViT-Ti-8")(["a red circle above a blue square"] * 8)
@@ -225,7 +225,7 @@ def test_masks_differ_between_epochs_and_after_a_resume():
 
     def draw(epoch, rank):
         args = SimpleNamespace(model="MDC-ViT-Ti-8", seed=0, rank=rank, torchcompile=False)
-        with repeatable(model, data, None, epoch, args):
+        with reproducible(model, data, None, epoch, args):
             (_, drawn[epoch, rank]), = data["train"].dataloader
 
     for epoch in (0, 1):

@@ -6,7 +6,7 @@ from training import open_clip_train
 import open_clip_mdc
 from open_clip_mdc import train
 from open_clip_mdc.integration import problems
-from open_clip_mdc.integration.upstream import MAJOR
+from open_clip_mdc.integration.openclip import MAJOR
 
 
 @pytest.mark.parametrize("flags, word", [

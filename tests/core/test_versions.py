@@ -8,7 +8,7 @@ from training import MAIN, TORCHRUN, equal, losses, train_flags, weights
 
 from open_clip_mdc import train
 from open_clip_mdc.integration.checkpoints import load
-from open_clip_mdc.integration.upstream import MAJOR
+from open_clip_mdc.integration.openclip import MAJOR
 
 RELEASED = REPO / ".venv" / "bin" / "python"  # with the registry's version
 pytestmark = pytest.mark.skipif(MAJOR < 4, reason="the registry's OpenCLIP is installed: make test OPENCLIP=4")

@@ -198,7 +198,7 @@ def test_locking_freezes_the_embedding_too():
 
 
 @pytest.mark.parametrize("flags, said", [
-    (dict(), "its VQ-VAE is untrained: make one by open_clip_mdc vq"),
+    (dict(), "its VQ-VAE is untrained. Train one by open_clip_mdc vq"),
     (dict(resume="latest"), "its VQ-VAE is untrained"),
     (dict(pretrained="vq.pt", precision="pure_bf16"), "a VQ-VAE in 16 bit gives other codes"),
     (dict(pretrained="vq.pt", precision="fp16"), "a VQ-VAE in 16 bit gives other codes"),

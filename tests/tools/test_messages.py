@@ -91,18 +91,18 @@ TOOLS = [  # arguments, words of the message
     (("prepare", "coco", "--anotations", "x"), "--anotations is no flag of this command: did you mean --annotations?"),
     ((*CAPTION, *MDC, "--workers", "-1"), "--workers: -1 should be at least 0"),
     ((*CAPTION, *MDC, "--batch-size", "many"), "--batch-size: 'many' should be a whole number"),
-    ((*SCORE, *MDC, "--alpha", "nan"), "--alpha: nan is no number to compute with"),
+    ((*SCORE, *MDC, "--alpha", "nan"), "--alpha: nan should be a finite number"),
     (("caption",), "required: PATHS"),
     (("prepare", "cocoo"), "invalid choice: 'cocoo'"),
     (("fetch", "imagenet", "--out", "x"), "invalid choice: 'imagenet'"),
     # the model
     ((*CAPTION, "--pretrained", "nowhere"), "--pretrained: no checkpoint at nowhere: give a file, a run folder"),
-    ((*CAPTION, "--pretrained", "bare.pt"), "--pretrained: bare.pt is in no run folder"),
+    ((*CAPTION, "--pretrained", "bare.pt"), "--pretrained: bare.pt is not in a run folder"),
     ((*CAPTION, "--pretrained", "nameless"), "params.txt names no model: give --model too"),
     ((*CAPTION, "--pretrained", "nameless", "--model", "MDC-ViT-Ti-8"), "holds no weights of MDC-ViT-Ti-8: it holds"),
     ((*CAPTION, "--pretrained", "bare.pt", "--model", "MDC-ViT-Ti-9"),
-     "--model MDC-ViT-Ti-9 is not known; close to it: MDC-ViT-Ti-8"),
-    ((*CAPTION, "--pretrained", "unknown"), "was trained as MDC-ViT-Ti-9, which is no model known here; close to it"),
+     "--model MDC-ViT-Ti-9 is not known (did you mean MDC-ViT-Ti-8"),
+    ((*CAPTION, "--pretrained", "unknown"), "was trained as MDC-ViT-Ti-9, which is not a known model (did you mean "),
     ((*CAPTION, "--pretrained", "bare.pt", "--model", "MDC-ViT-Ti-16"), "holds no weights of MDC-ViT-Ti-16: "),
     ((*CAPTION, "--pretrained", "bare.pt", "--model", "ARC-ViT-Ti-8"), "ARC-ViT-Ti-8: it has too much length_head"),
     ((*CAPTION, "--pretrained", "bare.pt", "--model", "MDC-timm-crossvit_9_240"), "cannot be made without pooling"),
@@ -115,7 +115,7 @@ TOOLS = [  # arguments, words of the message
     ((*CAPTION, "--pretrained", "nothing"), "has no epoch_*.pt"),
     ((*CAPTION, "--pretrained", "norun/checkpoints"), "has no epoch_*.pt"),
     ((*CAPTION, "--pretrained", "local-dir:nothing"), "nothing"),
-    ((*CAPTION, "--pretrained", "hf-hub:nobody/nothing"), "cannot be had from the Hugging Face hub"),
+    ((*CAPTION, "--pretrained", "hf-hub:nobody/nothing"), "cannot be loaded from the Hugging Face hub"),
     ((*CAPTION, *MDC, "--device", "cuda"), "--device: cuda cannot be used here"),
     ((*CAPTION, *MDC, "--device", "gpu"), "--device: gpu is no device: give cpu, cuda"),
     # caption
@@ -186,7 +186,7 @@ TOOLS = [  # arguments, words of the message
     (("lengths", "0.tar", "--tokenizer", "ViT-B-33"), "--tokenizer ViT-B-33: no model"),
     (("reconstruct", *MDC, "--data", "nowhere.tar"), "--data: nowhere.tar: no such shard"),
     (("schedule-search", "--model", "MDC-ViT-Ti-9", "--train-data", "0.tar"),
-     "--model MDC-ViT-Ti-9 is no captioner known here; close to it: MDC-ViT-Ti-8"),
+     "--model MDC-ViT-Ti-9 is no captioner known here (did you mean MDC-ViT-Ti-8"),
     (("schedule-search", *MDC, "--train-data", "nowhere.tar"), "--train-data: nowhere.tar: no such shard"),
     (("schedule-search", *ARC, "--train-data", "0.tar"), "has no interval of t"),
     (("judge", "--captions", "a=a.json", "--images", "images", "--url", "http://x/v1"), "--model"),
@@ -208,8 +208,8 @@ TRAIN = [
     (("--train-data", "b.csv"), "has no column"),
     (("--train-data", "nowhere.csv"), "--train-data: nowhere.csv: no such file"),
     (("--train-data", "sized/0.tar", "--workers", "1"), "is damaged (int() argument must be"),
-    (("--train-data", "sized/1.tar", "--workers", "1"), "that says how many pairs there are: give --train-num-samples"),
-    (("--model", "MDC-ViT-B-23"), "--model MDC-ViT-B-23 is not known; close to it: MDC-ViT-B-32"),
+    (("--train-data", "sized/1.tar", "--workers", "1"), "says how many pairs there are: give --train-num-samples"),
+    (("--model", "MDC-ViT-B-23"), "--model MDC-ViT-B-23 is not known (did you mean MDC-ViT-B-32"),
     (("--model", "ViT-B-32", "--pretrained", "laion4b"), "--pretrained laion4b is no file, and no tag of ViT-B-32"),
     (("--model", "MDC-ViT-Ti-8", "--pretrained", "nowhere.pt"), "--pretrained nowhere.pt is no file"),
     (("--model", "MDC-ViT-Ti-8", "--resume", "nowhere.pt"), "--resume nowhere.pt is no file"),
@@ -234,12 +234,12 @@ BENCHMARK = [
     ((*CREPE, "--model", "mdc", "--pretrained", "nowhere"), "--pretrained: no checkpoint at nowhere"),
     ((*CREPE, "--model", "mdc", "--pretrained", "arc"), "is a checkpoint of ARC-ViT-Ti-8, not MDC"),
     ((*CREPE, "--model", "mdc", "--pretrained", "clip"), "is a checkpoint of ViT-Ti-8, which is no captioner"),
-    ((*CREPE, "--model", "ViT-B-33", "--pretrained", "x"), "is no model known here; close to it: ViT-B-32"),
+    ((*CREPE, "--model", "ViT-B-33", "--pretrained", "x"), "is no model known here (did you mean ViT-B-32"),
     ((*CREPE, "--model", "mdc", *MDC), "swap_obj.json"),
     ((*CREPE, "--model", "mdc", *MDC, "--task", "captioning"), "give --task image_caption_selection"),
     ((*CREPE, "--model", "mdc", *MDC, "--scorer", "autoregressive"), "--scorer autoregressive does not fit"),
     ((*CREPE, "--model", "mdc", *MDC, "--stop_confidence", "0.9"), "are options of --scorer monte_carlo"),
-    ((*BENCH, "--dataset", "sugar_crepes", "--model", "mdc", *MDC), "unknown data set 'sugar_crepes'; close to it"),
+    ((*BENCH, "--dataset", "sugar_crepes", "--model", "mdc", *MDC), "unknown data set 'sugar_crepes' (did you mean "),
     ((*BENCH, "--dataset", "aro/vg", "--model", "mdc", *MDC), "unknown data set 'aro/vg'"),
     ((*BENCH, "--dataset", "wds/none", "--model", "mdc", *MDC, "--task", "linear_probe"), "no webdataset in nothing"),
     ((*BENCH, "--dataset", "cifar11", "--model", "mdc", *MDC, "--task", "linear_probe"), "cifar11"),
@@ -306,7 +306,7 @@ def test_a_mistake_with_the_benchmark_is_one_line(place, monkeypatch, capsys, ar
 
 
 def test_close_names_are_the_closest_and_none_is_forced():
-    assert close_names("MDC-ViT-B-23", ["MDC-ViT-B-32", "RN50"]) == "; close to it: MDC-ViT-B-32"
+    assert close_names("MDC-ViT-B-23", ["MDC-ViT-B-32", "RN50"]) == " (did you mean MDC-ViT-B-32?)"
     assert close_names("zzz", ["MDC-ViT-B-32"]) == ""
 
 

@@ -1,1 +1,1 @@
-"""The seam to OpenCLIP: what is replaced there, model configs by name, checkpoints, training and validation."""
+"""All contact with OpenCLIP: replaced attributes, model configs by name, checkpoints, training and validation."""

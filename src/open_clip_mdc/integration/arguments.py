@@ -1,4 +1,7 @@
-"""The flags of open_clip_train: OpenCLIP's, and those that it does not have. Imports no torch: `--help` is quick."""
+"""The flags of open_clip_train: OpenCLIP's own and those that this package adds.
+
+This file imports no torch, so that `--help` is quick.
+"""
 import argparse
 from collections.abc import Callable
 
@@ -9,15 +12,16 @@ from .hook import hook
 
 
 def split(original: Callable, argv: list[str]) -> tuple[argparse.Namespace, argparse.Namespace]:
-    """Return the flags that OpenCLIP does not have, and what its parser makes of the others."""
+    """Return the flags that this package adds, and those that OpenCLIP parses."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     own.add_argument("--plugin", action="append", metavar="MODULE",
                      help="Module or file.py that registers the model's objective (may be repeated).")
     own.add_argument("--allow-nonfinite-loss", action="store_true",
                      help="Keep training and saving when a captioner's loss or weights are not finite.")
     own.add_argument("--pretrained-image", nargs="?", const=True, metavar="SOURCE",
-                     help="Start the image tower of a captioner or LiT from weights of OpenCLIP, timm or transformers "
-                     "(a file or a folder), a run, an export, or timm:NAME, which may be downloaded.")
+                     help="Initialize the image tower of a captioner or LiT model from weights of OpenCLIP, timm or "
+                     "transformers (a file or a folder), a training run, an exported model, or timm:NAME (downloaded "
+                     "unless cached).")
     own.add_argument("--image-lr-scale", type=float, metavar="SCALE",
                      help="Learning rate of a captioner's image tower, as a multiple of the decoder's.")
     own.add_argument("--unlock-image-after", type=number_from(1), metavar="EPOCHS",
@@ -36,30 +40,30 @@ def split(original: Callable, argv: list[str]) -> tuple[argparse.Namespace, argp
 
 @hook
 def parse_args(original, argv):
-    """Wrap `open_clip_train.main.parse_args`: add the flags that OpenCLIP does not have."""
+    """Wrap `open_clip_train.main.parse_args`: add the flags of this package."""
     flags, args = split(original, argv)
     for plugin in flags.plugin or ():
         plugins.load_plugin(plugin)
     given = {name: x for name, x in vars(flags).items() if x is not None and x is not False}
-    vars(args).update(given)  # without them params.txt is as OpenCLIP's
+    vars(args).update(given)  # given flags only: otherwise params.txt stays as OpenCLIP writes it
     if args.pretrained_image and (is_captioner(args.model) or is_lit(args.model)):
         from . import image_source
-        args.pretrained_image = image_source.of(args.pretrained_image, args.model)
-        of_images = image_source.normalization(args.pretrained_image, args.model)  # which the run has to remember
-        args.image_mean = args.image_mean or of_images.get("mean")
-        args.image_std = args.image_std or of_images.get("std")
+        args.pretrained_image = image_source.resolve(args.pretrained_image, args.model)
+        known = image_source.normalization(args.pretrained_image, args.model)  # goes to the run's params.txt
+        args.image_mean = args.image_mean or known.get("mean")
+        args.image_std = args.image_std or known.get("std")
     if flags.plugin:
         args.plugin = ", ".join(map(plugins.name_of, flags.plugin))
     return args
 
 
 def parse_first(argv: list[str]) -> None:
-    """Answer --help, and refuse wrong flags in one line, before OpenCLIP is imported."""
+    """Print --help, or one line about a wrong flag, before OpenCLIP is imported, which takes seconds."""
     from open_clip_train import params
     read_flags(lambda given: split(params.parse_args, given), argv)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Return the parsed flags. Exits with one line, without the usage of 90 flags."""
+    """Return the parsed flags. A wrong flag ends the process with one line, without the usage of 90 flags."""
     from open_clip_train.main import parse_args
     return read_flags(parse_args, argv)

@@ -1,7 +1,7 @@
-"""Finds the architecture that belongs to a checkpoint, so that nobody has to repeat it.
+"""Load a checkpoint as the architecture that it was trained as, without asking for its name again.
 
-A run of `open_clip_train` leaves RUN/params.txt and RUN/checkpoints/epoch_N.pt: given the run folder or one of its
-checkpoints, `load` makes the model as it was trained. `local-dir:` and `hf-hub:` ids work as in OpenCLIP.
+`open_clip_train` writes RUN/params.txt and RUN/checkpoints/epoch_N.pt. Given the run folder or one of its checkpoints,
+`load` builds the model as it was trained. `local-dir:` and `hf-hub:` ids work as in OpenCLIP.
 """
 import math
 from pathlib import Path
@@ -24,7 +24,7 @@ def objective(model_name: str) -> str:
 
 
 def longest_caption(pretrained: str, model_name: str | None = None) -> float:
-    """Return the most tokens of a caption between SOT and EOT by the config, infinity where `load` will complain."""
+    """Return how many tokens the config allows between SOT and EOT, or infinity where `load` will raise."""
     register()
     import open_clip
     name, _, args = find(pretrained, model_name)
@@ -38,25 +38,26 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
          captioner: bool = False, cache_dir: str | None = None):
     """Return a model in eval mode, its image transform and its tokenizer.
 
-    With `captioner` another model is refused before it is built. `cache_dir` is for what comes from the hub. Raises
-    FileNotFoundError or ValueError, in one line, where nothing is there or the weights are of another model.
+    `captioner=True` refuses any other model before it is built. `cache_dir` is where downloads from the hub are kept.
+    Raises FileNotFoundError if there is no checkpoint, and ValueError if it belongs to another model. Both say why in
+    one line.
     """
     register()
     import open_clip
     name, weights, args = find(pretrained, model_name)
-    own = ":" not in name  # else the config is not OpenCLIP's or ours
+    own = ":" not in name  # otherwise the config lies beside the weights
     if own and open_clip.get_model_config(name) is None:
         close = close_names(name, open_clip.list_models())
         raise ValueError(f"--model {name} is not known{close}" if name == model_name else
-                         f"{pretrained} was trained as {name}, which is no model known here{close}")
+                         f"{pretrained} was trained as {name}, which is not a known model{close}")
     check_device(device)
     try:
         if not own:
-            open_clip.get_model_config(name)  # refuses what leads elsewhere
+            open_clip.get_model_config(name)  # raises for a config that refers to other places
         if captioner and not is_captioner(name):
             raise ValueError(f"--model {name} is no captioner" if name == model_name else
                              f"{pretrained} is no captioner, but {name}")
-        # OpenCLIP gives a config with a scheme the weights beside it, whatever file is given.
+        # For local-dir: and hf-hub: OpenCLIP loads the weights beside the config, whatever file is given.
         later = weights is not None and not own
         model, _, transform = open_clip.create_model_and_transforms(
             name, weights if own else None, device=device, precision=precision, output_dict=True, cache_dir=cache_dir,
@@ -69,9 +70,9 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
     except (RuntimeError, LookupError, AttributeError, TypeError, AssertionError, OSError, ValueError, ArithmeticError,
             MemoryError) as problem:  # a config may hold any value
         if name.startswith("hf-hub:") and weights is None:
-            raise ValueError(f"{name} cannot be had from the Hugging Face hub: {first_lines(problem)}") from problem
+            raise ValueError(f"{name} cannot be loaded from the Hugging Face hub: {first_lines(problem)}") from problem
         if args and not isinstance(problem, (Misfit, OSError)) and str(weights) not in str(problem):
-            raise ValueError(f"{params_file(Path(weights))} has settings of which no {name} can be made: "
+            raise ValueError(f"{name} cannot be built with the settings in {params_file(Path(weights))}: "
                              f"{first_lines(problem)}") from problem
         if isinstance(problem, ValueError) or isinstance(problem, OSError) and weights is None:
             raise
@@ -83,7 +84,7 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
 def check_normalization(pretrained: str, preprocess_cfg: dict) -> None:
     """Raise ValueError unless images can be normalised by `mean` and `std`.
 
-    PyTorch makes a tensor without elements of ["", 0.5, 0.5], and normalises by 1e39 or 0 to infinity.
+    PyTorch would not complain: it turns ["", 0.5, 0.5] into an empty tensor, and 1e39 or 0 give infinity.
     """
     for name in ("mean", "std"):
         given = preprocess_cfg[name]
@@ -98,7 +99,7 @@ def check_device(device: str) -> None:
     """Raise ValueError if there is no such device."""
     try:
         torch.device(device)
-    except RuntimeError as problem:  # whose text lists 21 kinds of devices
+    except RuntimeError as problem:  # its text lists 21 kinds of devices
         raise ValueError(f"{device} is no device: give cpu, cuda, cuda:1 or mps") from problem
     try:
         torch.empty(1, device=device)
@@ -107,7 +108,7 @@ def check_device(device: str) -> None:
 
 
 def first_lines(problem: Exception) -> str:
-    """Return the reason in one line, of a state dict that does not fit the first of its lists, cut."""
+    """Return the reason of an exception in one line of some 200 characters. PyTorch lists all keys that misfit."""
     text = f"it is damaged ({problem.strerror.lower()})" if getattr(problem, "strerror", None) else str(problem)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(problem).__name__]
     if lines[0].startswith("Error(s) in loading") and len(lines) > 1:

@@ -6,9 +6,9 @@ from . import checkpoints
 
 
 def load(name: str, pretrained: str | None = None, device: str = "cpu") -> Clip:
-    """Return an OpenCLIP model by name and weights: a file, a run folder, or a tag of OpenCLIP, which is downloaded.
+    """Return a CLIP model by name and weights: a file, a run folder, or a tag of OpenCLIP, which is downloaded.
 
-    local-dir:DIR and hf-hub:ID as `name` bring their weights. Raises ValueError or FileNotFoundError in one line.
+    A `name` such as local-dir:DIR or hf-hub:ID brings its weights. Raises ValueError or FileNotFoundError in one line.
     """
     import open_clip
     if ":" in name:
@@ -25,13 +25,13 @@ def load(name: str, pretrained: str | None = None, device: str = "cpu") -> Clip:
         raise ValueError(f"{pretrained} is no file and no tag of {name} "
                          f"({', '.join(open_clip.list_pretrained_tags_by_model(name)) or 'it has none'})")
     if not hasattr(model, "encode_text"):
-        raise ValueError(f"{name} compares no images with texts: give a CLIP model")
+        raise ValueError(f"{name} cannot compare images with texts: give a CLIP model")
     return Clip(model.eval(), transform, tokenizer)
 
 
 def parse(spec: str) -> tuple[str, str | None]:
-    """Return the arguments of `load` that MODEL:FILE means. local-dir:DIR and hf-hub:ID stay whole."""
+    """Split MODEL:FILE into the arguments of `load`. local-dir:DIR and hf-hub:ID stay whole."""
     name, colon, pretrained = spec.partition(":")
     if not (name and pretrained):
-        raise ValueError(f"{spec!r} should be MODEL:FILE, such as ViT-B-32:clip.pt, or local-dir:DIR, hf-hub:ID")
+        raise ValueError(f"{spec!r} should be MODEL:FILE, such as ViT-B-32:clip.pt, or local-dir:DIR or hf-hub:ID")
     return (spec, None) if name in ("local-dir", "hf-hub") else (name, pretrained)

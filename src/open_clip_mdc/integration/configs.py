@@ -1,10 +1,11 @@
-"""Model configs by name: a prefix such as MDC- before any OpenCLIP config is a captioner.
+"""Model configs by name: a prefix such as MDC- in front of any OpenCLIP config makes it a captioner.
 
-`model_configs/objectives.json` is a table of rows: a name pattern, in which * stands for the base config, and the
-`caption_cfg` that it adds. Any other interval of t is a name after the same pattern (MDC-*-t0.25-0.75), as is any BERT
-ratio in percent (BERT-*-r50), and any of these with CLIP's loss at a weight beside its own (MDC-*-contrastive0.5).
-The base gives the image tower and, where it has one that fits, the text tower's size to the decoder. Needs the standard
-library only.
+`model_configs/objectives.json` is a table. A row is a name pattern, in which * stands for the base config, and the
+`caption_cfg` that it adds. Three kinds of names need no row: any other interval of t (MDC-*-t0.25-0.75), any other BERT
+masking ratio in percent (BERT-*-r50), and any captioner with CLIP's loss added at a weight (MDC-*-contrastive0.5).
+
+The base gives the image tower. If its text tower fits, the decoder takes that tower's size. This file needs the
+standard library only.
 """
 import json
 import re
@@ -15,8 +16,8 @@ from importlib import import_module, resources
 FOLDER = resources.files("open_clip_mdc.model_configs")
 GROUPS: dict[str, dict] = json.loads((FOLDER / "objectives.json").read_text(encoding="utf-8"))
 ROWS: dict[str, dict] = {}  # `caption_cfg` by pattern, filled by `add_rows`
-# Bases that only captioners can have: the image tower is a frozen VQ-VAE (vq.py); a row changes what its base says, and
-# lists the rows of objectives.json that are shown.
+# Bases for captioners only: the image tower is a frozen VQ-VAE (models/vq.py). A row overrides settings of its "base".
+# Its "listed" are the patterns of objectives.json that `open_clip.list_models()` shows.
 VQ_ROWS: dict[str, dict] = json.loads((FOLDER / "vq.json").read_text(encoding="utf-8"))
 
 CLIP_VOCABULARY = 49408
@@ -26,12 +27,12 @@ NUMBER = r"[0-9]*\.?[0-9]+"  # in names of intervals and ratios
 
 
 def add_rows(rows: Mapping[str, Mapping]) -> None:
-    """Add rows to the table, pattern -> `caption_cfg`. "extends" names a row whose other settings hold."""
+    """Add rows {pattern: `caption_cfg`} to the table. A row starts from the settings of the row that it "extends"."""
     for pattern, row in rows.items():
         base = row.get("extends")
         if pattern.count("*") != 1 or base is not None and base not in ROWS:
-            raise ValueError(f"{pattern!r} needs one * for the base's name, and may extend a row that is there; it "
-                             f"extends {base!r}")
+            raise ValueError(f"{pattern!r} extends {base!r}: a pattern needs one * for the base's name, and may extend "
+                             f"only a row that exists")
         ROWS[pattern] = {**ROWS.get(base, {}), **{key: value for key, value in row.items() if key != "extends"}}
 
 
@@ -48,7 +49,7 @@ def intervals() -> dict[tuple[float, float], str]:
 
 
 def architectures() -> dict[str, dict]:
-    """Return the packaged configs that are no captioners, small towers for small data, by name."""
+    """Return the packaged CLIP configs by name: small towers for small data."""
     files = sorted((f for f in FOLDER.iterdir() if f.name.startswith("ViT-")), key=lambda f: f.name)
     return {f.name.removesuffix(".json"): json.loads(f.read_text(encoding="utf-8")) for f in files}
 
@@ -61,7 +62,7 @@ def listed() -> list[str]:
 
 
 def readings(name: str) -> Iterator[tuple[str, dict]]:
-    """Yield the base and the `caption_cfg` that a name may mean, rows of the table first."""
+    """Yield each base and `caption_cfg` that a name may mean, rows of the table first."""
     for pattern, caption_cfg in ROWS.items():
         prefix, suffix = pattern.split("*")
         if name.startswith(prefix) and name.endswith(suffix):
@@ -76,9 +77,9 @@ def readings(name: str) -> Iterator[tuple[str, dict]]:
 
 
 def interval_name(name: str, t_min: float, t_max: float, base_config: Callable[[str], dict | None]) -> str:
-    """Return the name of the captioner of the same base with t uniform on an interval and the weight 1/t.
+    """Return the name of the captioner of the same base with t uniform on an interval and the loss weight 1/t.
 
-    The base is called BASE where the name does not tell it, as that of a folder does not.
+    The base is called BASE if the name does not contain it, as a folder's name does not.
     """
     bases = (base for base, _ in readings(name.replace("/", "-")))
     base = next((base for base in bases if base in VQ_ROWS or base_config(base) is not None), "BASE")
@@ -86,16 +87,16 @@ def interval_name(name: str, t_min: float, t_max: float, base_config: Callable[[
 
 
 def has_image_tower(config: dict) -> bool:
-    """Return False for models of OpenCLIP 4.x that hear, or whose images are tokens of a language model."""
+    """Return whether a config has an image tower. OpenCLIP 4.x has audio models and GenLIP, which have none."""
     return "vision_cfg" in config and "genlip_cfg" not in config
 
 
 def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
-    """Return the config of a captioner's name, such as MDC-ViT-B-32, or None where no row and base make it.
+    """Return the config of a captioner's name, such as MDC-ViT-B-32, or None if it is not one.
 
-    `base_config` returns a new copy of a base's config, None if it is not known. The base timm-NAME is the image
-    encoder NAME of timm, small-BASE has a small decoder instead of the paper's (small.json). "/" is read as "-", as
-    OpenCLIP does. Raises ValueError for no such interval or ratio.
+    `base_config` returns a new copy of a base's config, or None if it is not known. The base timm-NAME is timm's image
+    encoder NAME. small-BASE has a small decoder instead of the paper's (small.json). "/" is read as "-", as in
+    OpenCLIP. Raises ValueError for an impossible interval or ratio.
     """
     name = name.replace("/", "-")
     for base, caption_cfg in readings(name):
@@ -104,11 +105,11 @@ def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | No
             continue
         low, high = caption_cfg.get("t_min", 0), caption_cfg.get("t_max", 1)
         if not (0 <= low < high <= 1 or 0 < low == high <= 1 and not name.startswith("MDC-")):
-            raise ValueError(f"{name} cannot be made: an interval of t lies within 0 and 1, the lower end first, as in "
-                             f"MDC-{base}-t0.25-0.75; a ratio is above 0 and at most 100 %, as in BERT-{base}-r50")
+            raise ValueError(f"{name} cannot be made: give an interval of t within 0 and 1, the lower end first, as in "
+                             f"MDC-{base}-t0.25-0.75, or a ratio above 0 and up to 100 %, as in BERT-{base}-r50")
         vision, text = config["vision_cfg"], config["text_cfg"]
         return {
-            # The features are not projected, so this is the tower's width; timm and ResNets know their own.
+            # The features are not projected, so this is the tower's width. timm and ResNets know their own.
             "embed_dim": config.get("embed_dim", 512) if "contrastive_weight" in caption_cfg else
             None if "timm_model_name" in vision or isinstance(vision.get("layers"), list) else vision.get("width", 768),
             "custom_text": True,
@@ -121,7 +122,7 @@ def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | No
 
 
 def lit(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
-    """Return the config of LiT-BASE, the text tower of a base beside the image tower of its captioners, or None."""
+    """Return the config of LiT-BASE: a base's text tower with the image tower of its captioners. Else return None."""
     prefix, _, base = name.replace("/", "-").partition("-")
     config = any_base(base, base_config) if prefix == "LiT" else None
     if config is None or "caption_cfg" in config or not has_image_tower(config):
@@ -131,7 +132,7 @@ def lit(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
 
 
 def with_codes(name: str, base_config: Callable[[str], dict | None]) -> dict:
-    """Return the config of a base of VQ_ROWS: its own `vision_cfg` or its base's, whose other settings it completes."""
+    """Return the config of a base in VQ_ROWS: that of its own base, with the settings of its row."""
     row = deepcopy(VQ_ROWS[name])
     base = row["base"]
     config = with_codes(base, base_config) if base in VQ_ROWS else base_config(base)
@@ -143,7 +144,7 @@ def with_codes(name: str, base_config: Callable[[str], dict | None]) -> dict:
 
 
 def any_base(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
-    """Return the config of an OpenCLIP base, of timm-NAME, or of small-BASE. None if there is none."""
+    """Return the config of an OpenCLIP base, of timm-NAME or of small-BASE, or None if it is not known."""
     config = base_config(name) or timm_base(name)
     if config is None and name.startswith("small-"):
         config = any_base(name.removeprefix("small-"), base_config)
@@ -152,7 +153,7 @@ def any_base(name: str, base_config: Callable[[str], dict | None]) -> dict | Non
 
 
 def timm_base(name: str) -> dict | None:
-    """Return the config of timm-NAME, with the size of image that timm's encoder NAME is for. None if there is none."""
+    """Return the config of timm-NAME, at the image size of timm's encoder NAME, or None if it is not known."""
     if not name.startswith("timm-"):
         return None
     timm = import_module("timm")
@@ -166,23 +167,23 @@ def timm_base(name: str) -> dict | None:
 
 
 def fits(text_cfg: dict) -> bool:
-    """Return whether a text tower's size makes a decoder: SOT and EOT must be the last ids, as in CLIP's BPE."""
+    """Return whether the decoder can take a text tower's size: SOT and EOT must be the last ids, as in CLIP's BPE."""
     own = "hf_model_name" in text_cfg or "hf_tokenizer_name" in text_cfg
     return not own and (text_cfg["vocab_size"] == CLIP_VOCABULARY or "bpe_path" in text_cfg.get("tokenizer_kwargs", {}))
 
 
 def contrastive_weight(model_name: str) -> float:
-    """Return the weight of CLIP's loss beside a captioner's own; 0 of captioners without and of other models."""
+    """Return the weight of CLIP's loss in a captioner's loss. It is 0 for other captioners and other models."""
     config = import_module("open_clip").get_model_config(model_name) or {}
     return config.get("caption_cfg", {}).get("contrastive_weight", 0.0)
 
 
 def is_lit(model_name: str) -> bool:
-    """Return whether a config makes a LiT model, whose image tower is a captioner's."""
+    """Return whether a name is that of a LiT model: a text tower trained on a captioner's image tower."""
     return "image_pool" in (import_module("open_clip").get_model_config(model_name) or {})
 
 
 def is_captioner(model_name: str) -> bool:
-    """Return whether a config makes a captioner. The class does not tell: DDP or torch.compile may wrap it."""
+    """Return whether a name is that of a captioner. A model's class may be hidden by DDP or torch.compile."""
     config = import_module("open_clip").get_model_config(model_name)
     return "caption_cfg" in (config or {})

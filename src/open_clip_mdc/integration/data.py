@@ -1,12 +1,12 @@
-"""From OpenCLIP's data pipeline to the device, for CLIP models too.
+"""Reproducible data loading on top of OpenCLIP's pipeline, with a batch prefetched to the device, for CLIP models too.
 
 All random numbers are a function of --seed, epoch, rank and worker. OpenCLIP seeds a process once, and its webdataset
-shuffle by process id and clock, so no two runs are equal and a resumed run repeats the noise of its first epoch. Here
-each epoch is seeded anew: by `seed_noise` in the process that trains, by `SeedEachPass` where samples are read.
+shuffle by process id and clock. So no two of its runs are equal, and a resumed run repeats the noise of its first
+epoch. Here `seed_noise` seeds each epoch in the training process, and `SeedEachPass` where samples are read.
 
 Images are transferred as uint8 from pinned memory, one batch ahead, and normalised on the device.
 
-Dimensions: B images.
+Dimensions: B images, H and W pixels.
 """
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +29,7 @@ from ..data.images import decode_image, image_pairs
 from ..data.shards import CAPTION_SEPARATOR, META, as_file, regroup, training_members
 from .feature_cache import FeatureCache
 from .hook import hook
-from .upstream import MAJOR
+from .openclip import MAJOR
 
 
 def seed_noise(*keys: int) -> None:
@@ -46,7 +46,7 @@ def worker_id() -> int:
 
 
 class SeedEachPass:
-    """Pipeline stage that seeds what the stages after it draw, anew for each pass over a worker's shards."""
+    """Pipeline stage that seeds the random numbers of the stages after it, for each pass over a worker's shards."""
 
     def __init__(self, seed: int, rank: int, shared_epoch: SharedEpoch):
         self.seed, self.rank, self.shared_epoch = seed, rank, shared_epoch
@@ -61,34 +61,34 @@ class SeedEachPass:
 
 
 def seed_webdataset(info: DataInfo, seed: int, rank: int) -> None:
-    """Make a training webdataset repeatable: shards, order, captions and augmentation."""
+    """Make a training webdataset reproducible: shards, order, captions and augmentation."""
     loader = info.dataloader.pipeline[0]
-    # Workers that live on draw their first seed once a run: not from the numbers that also make masks and dropout.
+    # Persistent workers draw a seed once a run. They take it from here, as the default generator also makes masks.
     loader.generator = torch.Generator().manual_seed(seed)
     stages = loader.dataset.pipeline
-    if isinstance(stages[0], ResampledShards2):  # adds the epoch to what this returns; needs no pass, it never ends
+    if isinstance(stages[0], ResampledShards2):  # it adds the epoch itself, and a pass of it never ends
         stages[0].worker_seed = lambda: int(np.random.SeedSequence([seed, rank, worker_id()]).generate_state(1)[0])
     places = [i for i, stage in enumerate(stages) if getattr(stage, "f", None) is _shuffle]
     if len(places) != 1:
-        raise RuntimeError(f"the webdataset pipeline has {len(places)} sample shuffles, not 1: {stages}")
-    stages[places[0]].kw["rng"] = random  # by default a generator of its own, seeded by process id and clock
+        raise RuntimeError(f"OpenCLIP's webdataset pipeline has {len(places)} sample shuffles, not 1: {stages}")
+    stages[places[0]].kw["rng"] = random  # its default generator is seeded by process id and clock
     stages.insert(places[0], SeedEachPass(seed, rank, info.shared_epoch))
 
 
-# The stages by which OpenCLIP selects and decodes, and which of them stay: in 4.x captions are tokenized in between.
+# OpenCLIP's stages that select and decode samples, and which of them stay: 4.x tokenizes captions in between.
 SELECTION = (["_select", "_rename", "_select", "_map_dict", "_map_dict", "_map_dict"], (3, 5)) if MAJOR > 3 else (
     ["_select", "_decode", "_rename"], ())
 
 
 def read_alike(info: DataInfo, pairs: Callable = image_pairs) -> None:
-    """Make a webdataset group and decode samples as the tools do: `regroup`, `image_pairs`, or what stands for it."""
+    """Make a webdataset group and decode samples as the command-line tools do, by `regroup` and `pairs`."""
     stages = info.dataloader.pipeline[0].dataset.pipeline
     names = [getattr(getattr(stage, "f", stage), "__name__", "") for stage in stages]
     expected, kept = SELECTION
     first = names.index("_select") if "_select" in names else 0
     end = first + len(expected)
     if names[first:end] != expected or "_select" in names[end:]:
-        raise RuntimeError(f"the webdataset pipeline selects and decodes otherwise: {names}")
+        raise RuntimeError(f"OpenCLIP's webdataset pipeline does not select and decode by {expected}, but: {names}")
     stages[first:end] = [pairs, *(stages[first + i] for i in kept)]
     reader = max(place for place, name in enumerate(names) if name in ("tarfile_to_samples_nothrow", "tarfile_samples"))
     stages.insert(reader + 1, regroup)
@@ -96,21 +96,21 @@ def read_alike(info: DataInfo, pairs: Callable = image_pairs) -> None:
 
 def need_batches(info: DataInfo, shards: str) -> None:
     """Add a stage that raises ValueError for a pass without a batch: OpenCLIP would read the shards for ever."""
-    info.dataloader.pipeline[0].dataset.append(partial(_not_in_vain, shards=shards))
+    info.dataloader.pipeline[0].dataset.append(partial(_not_empty, shards=shards))
 
 
-def _not_in_vain(batches: Iterable, shards: str) -> Iterator:
+def _not_empty(batches: Iterable, shards: str) -> Iterator:
     found = False
     for batch in batches:
         found = True
         yield batch
     if not found:
-        raise ValueError(f"--train-data {shards}: the shards of data worker {worker_id()} hold fewer pairs that can be "
-                         f"read than --batch-size (the log names what is broken)")
+        raise ValueError(f"--train-data {shards}: the shards of data worker {worker_id()} hold fewer readable pairs "
+                         f"than --batch-size: lower it, or --workers (the log names what is broken)")
 
 
 class CsvImages(CsvDataset):
-    """OpenCLIP's data set of a CSV file, rows and images read as the tools read them. A bad image is named."""
+    """OpenCLIP's CSV data set, with rows and images read as the command-line tools do. Errors name the image."""
 
     def __init__(self, input_filename, transforms, img_key, caption_key, sep="\t", tokenizer=None, variable_text=False):
         rows = read_table(input_filename, img_key, caption_key, sep)
@@ -125,14 +125,14 @@ class CsvImages(CsvDataset):
 
 
 def to_bytes(image: Image.Image) -> Tensor:
-    """Return uint8 [3, height, width], contiguous as `ToTensor` makes it: convolutions round by layout."""
+    """Return uint8 [3, H, W], contiguous as from `ToTensor`: the memory layout changes how convolutions round."""
     return pil_to_tensor(image).contiguous()
 
 
 def split_normalization(transform: Callable) -> tuple[Callable, Normalize | None]:
-    """Split a transform into one that ends in `to_bytes` and the normalisation of its result divided by 255.
+    """Split a transform into one that ends in `to_bytes`, and the normalisation of that result divided by 255.
 
-    One that does not end in ToTensor and Normalize is returned as it is, with None.
+    A transform that does not end in ToTensor and Normalize is returned as it is, with None.
     """
     stages = getattr(transform, "transforms", [])
     if len(stages) > 1 and isinstance(stages[-2], ToTensor) and isinstance(stages[-1], Normalize):
@@ -141,12 +141,12 @@ def split_normalization(transform: Callable) -> tuple[Callable, Normalize | None
 
 
 def pair(batch: tuple[Tensor, Tensor] | dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return image and text of a batch, which has names in OpenCLIP 4.x."""
+    """Return image and text of a batch, which is a dictionary in OpenCLIP 4.x."""
     return (batch["image"], batch["text"]) if isinstance(batch, dict) else batch
 
 
 def one_ahead(items: Iterable, start: Callable) -> Iterator:
-    """Yield start(item) of each item, started before the one before it is taken."""
+    """Yield start(item) of each item. The next one is started before each is yielded."""
     ahead = []
     for item in items:
         ahead.append(start(item))
@@ -156,7 +156,7 @@ def one_ahead(items: Iterable, start: Callable) -> Iterator:
 
 
 class PrefetchLoader:
-    """Training loader whose batches are on the device, normalised and prepared, one ahead of the step."""
+    """Training loader that prepares the next batch and copies it to the device during the present step."""
 
     def __init__(self, loader: Iterable, device: str, normalize: Normalize | None, named: bool = False):
         self.loader, self.device, self.named = loader, torch.device(device), named
@@ -184,7 +184,7 @@ class PrefetchLoader:
             return batch, self.stream.record_event()
 
     def finish(self, started: tuple) -> tuple:
-        """Make the present stream wait for a batch, and its memory wait for the present stream."""
+        """Wait for a batch's copy on the current stream, and keep its memory until that stream has used it."""
         (image, text), arrived = started
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(arrived)
@@ -197,9 +197,9 @@ class PrefetchLoader:
         return torch.cuda.Stream(self.device)
 
     def normalized(self, image: Tensor) -> Tensor:
-        """Return what the end of the transform would have made of it, float [B, 3, H, W], to the last bit.
+        """Return images normalised as by the end of their transform, float [B, 3, H, W], to the last bit.
 
-        Tokens of a `FeatureCache` are as they were.
+        Tokens of a `FeatureCache` are not normalised.
         """
         if self.cache is not None:
             return image.float()
@@ -212,17 +212,17 @@ OWN_KEYS = {"json_text_key": None, "text_key": "txt", "image_key": "jpg;png;jpeg
 
 
 def has_other_batches(args) -> bool:
-    """Return whether batches are more than images and texts of one size: OpenCLIP 4.x's own, which are left to it."""
+    """Return whether batches hold audio or texts and images of many sizes (OpenCLIP 4.x), which OpenCLIP loads."""
     return any(getattr(args, name, False) for name in ("use_naflex", "variable_text")) or "audio" in getattr(
         args, "dataset_type", "")
 
 
 @hook
 def get_wds_dataset(original, args, preprocess_img, is_train, epoch=0, floor=False, tokenizer=None, **rest):
-    """Wrap `open_clip_train.data.get_wds_dataset`: repeatable by --seed, images read as the tools read them.
+    """Wrap `open_clip_train.data.get_wds_dataset`: reproducible by --seed, samples as the command-line tools read them.
 
-    Of several captions in a KEY.txt training draws one at each reading, validation takes the first. Where a flag of 4.x
-    names other members of a sample, OpenCLIP reads them.
+    If a KEY.txt holds several captions, training draws one at each reading and validation takes the first. If a flag of
+    OpenCLIP 4.x names other members of a sample, OpenCLIP reads them.
     """
     if has_other_batches(args):
         return original(args, preprocess_img, is_train, epoch=epoch, floor=floor, tokenizer=tokenizer, **rest)
@@ -242,23 +242,24 @@ def get_wds_dataset(original, args, preprocess_img, is_train, epoch=0, floor=Fal
 
 @hook
 def gopen(original, url, mode="rb", *args, **kwargs):
-    """Wrap `webdataset.gopen.gopen`: what is a file is opened as a file, whatever its name."""
+    """Wrap `webdataset.gopen.gopen`: open an existing file as a file, even if its name begins with pipe:."""
     return original(as_file(url) if mode == "rb" else url, mode, *args, **kwargs)
 
 
 @hook
 def tar_file_iterator(original, fileobj, skip_meta=META, handler=reraise_exception, select_files=None,
                       rename_files=None):
-    """Replace `webdataset.tariterators.tar_file_iterator`: a member's size is looked at before it is read."""
+    """Replace `webdataset.tariterators.tar_file_iterator`: check a member's size before it is read."""
     return training_members(fileobj, skip_meta, handler, select_files, rename_files)
 
 
 def csv_dataset(original):
+    """Replace `open_clip_train.data.CsvDataset` by `CsvImages`."""
     return CsvImages
 
 
 class Cached:
-    """A transform that leaves tokens as they are, where they take the place of training images."""
+    """Transform that leaves its input as it is: cached tokens take the place of training images."""
 
     def __init__(self, cache: FeatureCache):
         self.cache = cache
@@ -269,7 +270,7 @@ class Cached:
 
 @hook
 def get_data(original, args, preprocess_fns, epoch=0, tokenizer=None, **rest):
-    """Wrap `open_clip_train.main.get_data`: training images reach the device as bytes, one batch ahead."""
+    """Wrap `open_clip_train.main.get_data`: copy training images to the device as bytes, one batch ahead."""
     if has_other_batches(args):
         return original(args, preprocess_fns, epoch=epoch, tokenizer=tokenizer, **rest)
     cache = None

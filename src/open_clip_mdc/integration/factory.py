@@ -1,4 +1,7 @@
-"""OpenCLIP's factory functions with captioners in them: config, tokenizer and model by name."""
+"""OpenCLIP's factory functions extended to captioners: config, tokenizer and model by name.
+
+Dimensions: B images, C candidates, L positions.
+"""
 from pathlib import Path
 
 import open_clip
@@ -19,23 +22,23 @@ class OpenCLIPCaptioner(Captioner):
     """The captioner that OpenCLIP's factory returns, which also decodes and scores."""
 
     def generate(self, image: Tensor, **options) -> Tensor | Decoded:
-        """Return captions as ids from SOT to EOT, then padding, long [B, L] (`decoding.generate.generate`)."""
+        """Return captions as token ids from SOT to EOT, then padding, int64 [B, L] (`decoding.generate.generate`)."""
         from ..decoding.generate import generate
         return generate(self, image, **options)
 
     def log_likelihood(self, image: Tensor, text: Tensor, method: str | None = None, **options) -> Tensor:
-        """Return nats of captions [B, L] or candidates [B, C, L], as [B] or [B, C]."""
+        """Return log p(caption | image) in nats: [B] for captions [B, L], [B, C] for candidates [B, C, L]."""
         from ..likelihood.log_likelihood import log_likelihood
         return log_likelihood(self, image, text, method, **options)
 
 
 class OpenCLIPContrastiveCaptioner(ContrastiveCaptioner, OpenCLIPCaptioner):
-    """The same where `caption_cfg` has a `contrastive_weight`."""
+    """The captioner for a `caption_cfg` with a `contrastive_weight`."""
 
 
 @hook
 def get_model_config(original, model_name):
-    """Wrap `open_clip.get_model_config`: captioners and LiT of any base. A file may name no other place."""
+    """Wrap `open_clip.get_model_config`: add captioners and LiT models of any base, and check configs from files."""
     if ":" in model_name:
         return checked_config(original, model_name)
     config = original(model_name)
@@ -44,7 +47,7 @@ def get_model_config(original, model_name):
 
 
 def checked_config(read, model_name: str) -> dict:
-    """Return the config of a local-dir: or hf-hub:. Raises ValueError: it is damaged, or names what lies elsewhere."""
+    """Return the config of a local-dir: or hf-hub: id. Raises ValueError if it is damaged or refers to other places."""
     where = f"{model_name.partition(':')[2]}/open_clip_config.json"
     try:
         config = read(model_name)
@@ -54,13 +57,12 @@ def checked_config(read, model_name: str) -> dict:
     for name, value in towers.items():
         text_tower = name == "hf_model_name" and "caption_cfg" not in config and model_name.startswith("local-dir:")
         if isinstance(value, str) and (":" in value or text_tower and not Path(value).is_dir()):
-            raise ValueError(f"{where}: {name} is {value[:80]!r}, which lies elsewhere: nothing is fetched that you "
-                             "did not name")
+            raise ValueError(f"{where}: {name} is {value[:80]!r}, which lies elsewhere: only what you name is fetched")
     return config
 
 
 def vocabulary_beside(model_name: str, cache_dir: str | None = None) -> dict[str, str]:
-    """Return the `bpe_path` of a captioner of local-dir: or hf-hub: whose vocabulary lies beside its weights, or {}."""
+    """Return {"bpe_path": PATH} if the vocabulary of a local-dir: or hf-hub: captioner lies beside its weights."""
     try:
         config = open_clip.get_model_config(model_name)
         name = Path(config["text_cfg"].get("tokenizer_kwargs", {}).get("bpe_path", "")).name
@@ -75,7 +77,7 @@ def vocabulary_beside(model_name: str, cache_dir: str | None = None) -> dict[str
 
 @hook
 def get_tokenizer(original, model_name="", context_length=None, cache_dir=None, **kwargs):
-    """Wrap `open_clip.get_tokenizer`: a captioner's is CLIP's BPE, or the part of it that its config names."""
+    """Wrap `open_clip.get_tokenizer`: give a captioner CLIP's BPE, or the part of it that its config names."""
     if ":" in model_name:
         kwargs = vocabulary_beside(model_name, cache_dir) | kwargs
     if ":" in model_name or not is_captioner(model_name):
@@ -87,7 +89,7 @@ def get_tokenizer(original, model_name="", context_length=None, cache_dir=None, 
 
 @hook
 def model_class(original, *args, **kwargs):
-    """Wrap `open_clip.factory.CustomTextCLIP`: a config with `caption_cfg` makes a captioner, `image_pool` a LiT."""
+    """Wrap `open_clip.factory.CustomTextCLIP`: make a captioner if there is a `caption_cfg`, LiT for `image_pool`."""
     if "caption_cfg" not in kwargs:
         return (LiT if kwargs.pop("image_pool", None) else original)(*args, **kwargs)
     contrasts = kwargs["caption_cfg"].get("contrastive_weight")
@@ -96,13 +98,13 @@ def model_class(original, *args, **kwargs):
 
 @hook
 def tokenizer_class(original, *args, bpe_path=None, **kwargs):
-    """Wrap `open_clip.factory.SimpleTokenizer`: a bare file name in `bpe_path` is a packaged file."""
+    """Wrap `open_clip.factory.SimpleTokenizer`: a `bpe_path` that does not exist is the name of a packaged file."""
     if bpe_path is None:
         return original(*args, **kwargs)
     packaged = configs.FOLDER / Path(bpe_path).name
     return original(*args, bpe_path=bpe_path if Path(bpe_path).exists() else str(packaged), **kwargs)
 
 
-def of_captioner(args) -> bool:
-    """Return whether a captioner is trained. Callers of OpenCLIP's functions may name no model."""
+def trains_captioner(args) -> bool:
+    """Return whether a captioner is being trained. OpenCLIP's functions may be called with `args` without a model."""
     return is_captioner(getattr(args, "model", ""))

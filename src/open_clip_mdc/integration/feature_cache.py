@@ -1,10 +1,11 @@
-"""`--cache-features DIR`: patch tokens of a locked tower are computed once an image, in 16 bit, whatever runs follow.
+"""`--cache-features DIR`: compute the patch tokens of a locked image tower once per image, in 16 bit, for all runs.
 
-DIR/KEY/SHA256.safetensors holds the tokens of a shard's images, memory-mapped. KEY is of the tower's weights and
-settings, the transform and the precision, SHA256 of the shard's content, so that runs share what is there. A file
-appears whole, so an interrupted run continues at the next shard. An image is found by the hash of its bytes.
+DIR/KEY/SHA256.safetensors holds the tokens of a shard's images, memory-mapped. KEY is a hash of the tower's weights and
+settings, the transform and the precision. SHA256 is that of the shard. So runs share the files that fit them. A file
+appears once it is complete, so an interrupted run continues at the next shard. The hash of an image's bytes finds its
+tokens.
 
-Dimensions: B images, P patches, D width.
+Dimensions: B images, H and W pixels, P patches, D width.
 """
 import fcntl
 import hashlib
@@ -33,11 +34,12 @@ BATCH = 32
 
 
 def digest(image: bytes) -> bytes:
+    """Return the hash that identifies an image, 16 bytes."""
     return hashlib.blake2b(image, digest_size=16).digest()
 
 
 class FeatureCache:
-    """Patch tokens by image: `fill` it once the model is there, then it is a stage that stands for the decoding."""
+    """Patch tokens by image. After `fill` it is a pipeline stage that replaces the decoding of images."""
 
     def __init__(self, folder: str, shards: str, transform: Callable[[Image.Image], Tensor]):
         self.folder, self.shards, self.transform = Path(folder), find_shards(shards), transform
@@ -45,18 +47,18 @@ class FeatureCache:
         self.opened: dict = {}
 
     def fill(self, tower: nn.Module, precision: str, device: str, rank: int = 0, world_size: int = 1) -> None:
-        """Compute what is missing, each process its shards, and find all that is there. Later calls do nothing."""
+        """Compute missing tokens, each process for its own shards, then index all files. Later calls do nothing."""
         if self.rows:
             return
-        # What Python says of a function in a transform holds its place in memory.
-        told = re.sub(r" at 0x\w+", "", f"{self.transform} {precision}")
-        place = self.folder / hashlib.sha256((fingerprint(tower) + told).encode()).hexdigest()[:32]
+        # The repr of a function in the transform holds its address in memory.
+        settings = re.sub(r" at 0x\w+", "", f"{self.transform} {precision}")
+        place = self.folder / hashlib.sha256((fingerprint(tower) + settings).encode()).hexdigest()[:32]
         place.mkdir(parents=True, exist_ok=True)
         files, start, count = [place / f"{sha256(shard)}.safetensors" for shard in self.shards], time.monotonic(), 0
         own = list(zip(self.shards, files, strict=True))[rank::world_size]
-        for or_later in (fcntl.LOCK_NB, 0):  # what another run computes at this moment is waited for last
+        for or_later in (fcntl.LOCK_NB, 0):  # wait last for shards that another run is computing
             for shard, file in own:
-                if file.exists():  # in a folder perhaps that is read alone
+                if file.exists():  # without a lock, as the folder may be read-only
                     continue
                 with open_own(place / f".{file.stem}.lock", "ab") as lock:
                     try:
@@ -72,7 +74,7 @@ class FeatureCache:
                 with safe_open(file, "pt") as content:
                     found = content.get_tensor("digests").numpy()
             except (SafetensorError, OSError) as problem:
-                raise ValueError(f"{file} is damaged ({problem}): remove it") from problem
+                raise ValueError(f"{file} is damaged ({problem}): remove it, and it is computed again") from problem
             self.rows |= {row.tobytes(): (file, number) for number, row in enumerate(found)}
         logging.info(f"Features of {len(self.rows)} images in {place}: {count} computed here in "
                      f"{time.monotonic() - start:.1f} s")
@@ -94,24 +96,24 @@ class FeatureCache:
         return len(digests)
 
     def __call__(self, samples: Iterable[dict]) -> Iterator[dict]:
-        """Yield `image`, tokens [P, D] in 16 bit, and `text` of each sample, as `image_pairs` does of images."""
+        """Yield `image`, float16 tokens [P, D], and `text` of each sample, in place of `image_pairs`."""
         for sample in captioned(samples):
             place = self.rows.get(digest(sample[image_member(sample)]))
-            if place is not None:  # else the log said, when the tokens were computed, that it cannot be read
+            if place is not None:  # else the image cannot be read, which `batches` logged
                 yield {"image": self.tokens(*place), "text": sample["txt"].decode("utf-8-sig")}
 
     def tokens(self, file: Path, row: int) -> Tensor:
-        """Return tokens [P, D] of an image, as read from the file."""
+        """Return the tokens [P, D] of an image, a row of a file."""
         if file not in self.opened:
             self.opened[file] = safe_open(file, "pt").__enter__().get_slice("tokens")
         return self.opened[file][row]
 
-    def __getstate__(self) -> dict:  # to worker processes
+    def __getstate__(self) -> dict:  # for worker processes, which open the files themselves
         return {**vars(self), "opened": {}}
 
 
 def batches(shard: str, transform: Callable[[Image.Image], Tensor]) -> Iterator[tuple[list[bytes], Tensor]]:
-    """Yield hashes and preprocessed images [B, 3, H, W] of a shard. The log names what cannot be read."""
+    """Yield hashes and preprocessed images [B, 3, H, W] of a shard. Images that cannot be read are logged."""
     names, images = [], []
     for sample in captioned(read_samples(shard)):
         content = sample[image_member(sample)]

@@ -1,4 +1,4 @@
-"""Training ends where the loss or the weights are not finite, before a checkpoint of them is saved."""
+"""Stop training when the loss or the weights are not finite, before a checkpoint of them is saved."""
 from collections.abc import Callable
 
 import torch
@@ -6,16 +6,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 NEVER = 2**62
-WHAT_TO_DO = ("no checkpoint of this epoch is saved, earlier ones are kept; try a lower --lr, --grad-clip-norm 1 or "
+WHAT_TO_DO = ("no checkpoint of this epoch is saved, earlier ones are kept. Try a lower --lr, --grad-clip-norm 1 or "
               "--precision amp_bf16 (--allow-nonfinite-loss trains on)")
 
 
 class WatchedLoss:
-    """A loss that raises FloatingPointError once it was not finite, on all ranks at the same step.
+    """Loss that raises FloatingPointError after it was not finite, on all ranks at the same step.
 
-    The device notes the first such step. It is asked as often as OpenCLIP reads the loss for its log, so that no other
-    step waits for it, and by `check` at the end of the epoch. Gradients that overflow are the business of float16's
-    scaler.
+    The device records the first such step. The host reads it when OpenCLIP reads the loss for its log, so that no other
+    step waits for the device, and in `check` at the end of the epoch. Gradients that overflow are left to float16's
+    gradient scaler.
     """
 
     def __init__(self, loss: Callable[..., dict[str, Tensor]], args):
@@ -53,7 +53,7 @@ class WatchedLoss:
 def check_weights(model: nn.Module, epoch: int) -> None:
     """Raise FloatingPointError if a weight that a checkpoint would hold is not finite."""
     weights = {name: x for name, x in model.state_dict().items() if x.is_floating_point()}
-    local = (x.to_local() if hasattr(x, "to_local") else x for x in weights.values())  # a shard, by FSDP2
+    local = (x.to_local() if hasattr(x, "to_local") else x for x in weights.values())  # under FSDP2, this rank's part
     finite = torch.stack([x.isfinite().all() for x in local]).int()
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(finite, dist.ReduceOp.MIN)

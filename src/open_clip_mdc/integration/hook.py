@@ -1,12 +1,12 @@
-"""Replacements of patches.py as functions that take the original first."""
+"""The decorator of functions that replace one of OpenCLIP's (patches.py)."""
 from collections.abc import Callable
 from functools import wraps
 
 
 def hook(function: Callable) -> Callable:
-    """Make function(original, ...) a hook: given the original, it returns what stands in for it.
+    """Turn function(original, ...) into a function that takes the original and returns its replacement.
 
-    Registered where OpenCLIP has `f`, `@hook def g(original, x)` makes f(x) call g(original f, x).
+    Where `@hook def g(original, x)` replaces OpenCLIP's `f`, a call f(x) becomes g(f, x).
     """
     def replace(original: Callable) -> Callable:
         @wraps(original, updated=())  # a class has attributes that a function cannot take

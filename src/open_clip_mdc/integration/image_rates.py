@@ -1,7 +1,7 @@
-"""An image tower beside a new decoder: trained at a learning rate of its own, and locked in the first epochs.
+"""Train a captioner's image tower at a learning rate of its own, and lock it in the first epochs.
 
-OpenCLIP's optimizer holds the tower's parameters from the start, in its own groups. What is done here lasts for an
-epoch: a checkpoint is as OpenCLIP writes it, and a run resumes to the last bit on either side of the unlocking.
+OpenCLIP's optimizer holds the tower's parameters from the start, in its usual groups. The changes made here last for
+one epoch. So a checkpoint is as OpenCLIP writes it, and a run resumes bit for bit before and after the unlocking.
 """
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import parallel
 
-from .factory import of_captioner
+from .factory import trains_captioner
 from .training import unwrap
 
 Schedule = Callable[[int], float]
@@ -19,12 +19,12 @@ Schedule = Callable[[int], float]
 @contextmanager
 def of_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule, epoch: int,
              args) -> Iterator[tuple[nn.Module, Schedule]]:
-    """Yield the model and the schedule of an epoch, as --unlock-image-after and --image-lr-scale ask for them."""
+    """Yield the model and the schedule of an epoch, by --unlock-image-after and --image-lr-scale."""
     with ExitStack() as stack:
-        if of_captioner(args) and epoch < (getattr(args, "unlock_image_after", None) or 0):
+        if trains_captioner(args) and epoch < (getattr(args, "unlock_image_after", None) or 0):
             stack.enter_context(_locked(unwrap(model)))
             model = _wrapped_again(model)
-        if of_captioner(args) and (scale := getattr(args, "image_lr_scale", None)):
+        if trains_captioner(args) and (scale := getattr(args, "image_lr_scale", None)):
             schedule = stack.enter_context(_scaled(optimizer, schedule, unwrap(model).visual, scale))
         yield model, schedule
 
@@ -41,7 +41,7 @@ def _locked(captioner: nn.Module) -> Iterator[None]:
 
 
 def _wrapped_again(model: nn.Module) -> nn.Module:
-    """Return a model in a DDP made now: it waits for the gradient of each parameter that then needs one."""
+    """Return a model in a new DDP, as DDP waits for the parameters that needed a gradient when it was made."""
     ddp = getattr(model, "_orig_mod", model)
     if not isinstance(ddp, parallel.DistributedDataParallel):
         return model
@@ -66,8 +66,8 @@ def _scaled(optimizer: torch.optim.Optimizer, schedule: Schedule, tower: nn.Modu
         rate = schedule(step)
         scale_rates()
         return rate
-    scale_rates()  # for --skip-scheduler, which leaves them
-    optimizer.param_groups = [group for group in decoder + image if group["params"]]  # OpenCLIP logs the first one's
+    scale_rates()  # with --skip-scheduler `scaled` is never called
+    optimizer.param_groups = [group for group in decoder + image if group["params"]]  # OpenCLIP logs the first's rate
     try:
         yield scaled
     finally:

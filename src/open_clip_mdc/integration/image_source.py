@@ -1,6 +1,7 @@
 """`--pretrained-image SOURCE`: the weights that a captioner's image tower starts from.
 
-SOURCE is a file of weights of OpenCLIP, timm or transformers, a folder with one, a run, an export, or timm:NAME.
+SOURCE is a file of weights of OpenCLIP, timm or transformers, a folder with one, a training run, an exported model, or
+timm:NAME.
 """
 import json
 import math
@@ -21,33 +22,33 @@ from .configs import is_captioner, is_lit
 from .hook import hook
 from .runs import WEIGHTS_FILES, find, params_file
 
-NOTES = ("config.json", "open_clip_config.json", "preprocessor_config.json")  # what lies beside weights
+CONFIG_FILES = ("config.json", "open_clip_config.json", "preprocessor_config.json")  # beside weights
 DINOV2 = [f"timm-vit_{size}_patch14{registers}_dinov2" for size in ("small", "base", "large", "giant")
           for registers in ("", "_reg4")]
 
 
 class Source(NamedTuple):
-    """The weights that an image tower starts from, and what is known of them (`locate`)."""
+    """The weights that an image tower starts from, and what is known about them (`locate`)."""
 
     name: str
     read: Callable[[], dict[str, Tensor]]
-    normalization: dict[str, list[float]]  # mean and std, where they are known
-    base: str | None  # the config that it would fit by what is told of it
-    traits: dict[str, object]  # tower_weights.traits, as far as known
+    normalization: dict[str, list[float]]  # mean and std, if known
+    base: str | None  # name of the model that they belong to, if known
+    traits: dict[str, object]  # `tower_weights.traits`, as far as known
 
 
 def locate(source: str) -> Source:
-    """Return where weights are and what is told beside them. Raises ValueError if there are none."""
+    """Return the weights of a SOURCE and what the files beside them tell. Raises ValueError if there are none."""
     if source.startswith("timm:"):
         return _of_timm(source)
     path = Path(source.removeprefix("local-dir:"))
     if not path.exists():
-        raise ValueError(f"--pretrained-image {source}: no such file or folder; give weights, a run, a folder of an "
-                         "export, or timm:NAME, which may be downloaded")
+        raise ValueError(f"--pretrained-image {source}: no such file or folder. Give weights, a run, an exported "
+                         "folder, or timm:NAME, which may be downloaded")
     try:
         if (path / "checkpoints").is_dir() or path.is_file() and params_file(path).exists():
             name, file, args = find(str(path))
-            path, noted = Path(file), {"mean": args.get("image_mean"), "std": args.get("image_std")}
+            path, told = Path(file), {"mean": args.get("image_mean"), "std": args.get("image_std")}
             base, found = name, _traits_of_config(_config(name), bool(args.get("force_quick_gelu")))
         else:
             folder = path if path.is_dir() else path.parent
@@ -55,13 +56,13 @@ def locate(source: str) -> Source:
                 path = next((path / name for name in WEIGHTS_FILES if (path / name).is_file()), None)
             if path is None:
                 raise ValueError(f"{folder} has no weights ({', '.join(WEIGHTS_FILES[:1] + WEIGHTS_FILES[4:6])})")
-            noted, base, found = _notes(folder, path.name)
+            told, base, found = _read_configs(folder, path.name)
     except (ValueError, FileNotFoundError) as problem:
         raise ValueError(f"--pretrained-image {source}: {problem}") from problem
-    told = {key: noted[key] for key in ("mean", "std") if noted.get(key)}
+    told = {key: told[key] for key in ("mean", "std") if told.get(key)}
     for key, x in told.items():
         if not (isinstance(x, (list, tuple)) and len(x) == 3 and all(type(number) in (int, float) for number in x)):
-            raise ValueError(f"--pretrained-image {source}: its {key} of images is {str(x)[:80]}, not three numbers")
+            raise ValueError(f"--pretrained-image {source}: its image {key} is {str(x)[:80]}, not three numbers")
     return Source(source, lambda: weights.tensors(path), {key: list(value) for key, value in told.items()}, base, found)
 
 
@@ -74,11 +75,11 @@ def _of_timm(source: str) -> Source:
         raise ValueError(f"--pretrained-image {source}: timm has no such encoder{close}")
 
     def read() -> dict[str, Tensor]:
-        print(f"{source}: timm takes the weights from its cache, or downloads them", file=sys.stderr)
+        print(f"{source}: timm reads the weights from its cache, or downloads them", file=sys.stderr)
         try:
             return timm.create_model(name, pretrained=True).state_dict()
         except (RuntimeError, OSError, ValueError) as problem:
-            raise ValueError(f"--pretrained-image {source}: timm cannot give the weights "
+            raise ValueError(f"--pretrained-image {source}: timm cannot load the weights "
                              f"({str(problem).splitlines()[0][:200]})") from problem
     return Source(source, read, {"mean": list(known.mean), "std": list(known.std)}, f"timm-{name}",
                   _traits_of_timm(name))
@@ -94,32 +95,33 @@ def _config(name: str) -> dict:
     import open_clip
     config = open_clip.get_model_config(name)
     if config is None:
-        raise ValueError(f"it is of {name}, which is no model known here")
+        raise ValueError(f"it was trained as {name}, which is not a known model")
     return config
 
 
 def _traits_of_config(config: dict, quick_gelu: bool = False) -> dict[str, object]:
     if "vq_cfg" in config:
         return {}
-    return tower_weights.traits(tower_weights.network_of(_without_data(config, quick_gelu)))
+    return tower_weights.traits(tower_weights.network_of(_on_meta(config, quick_gelu)))
 
 
-def _without_data(config: dict, quick_gelu: bool = False, image_size=None) -> torch.nn.Module:
+def _on_meta(config: dict, quick_gelu: bool = False, image_size=None) -> torch.nn.Module:
+    """Return the image tower of a config on the meta device, without memory for its weights."""
     vision_cfg = config["vision_cfg"] | ({"image_size": image_size} if image_size else {})
     with torch.device("meta"):
         return encoder.build(CLIPVisionCfg(**vision_cfg), quick_gelu or config.get("quick_gelu", False),
                              vq_cfg=config.get("vq_cfg"), regions=config.get("caption_cfg", {}).get("regions", 1))
 
 
-def _notes(folder: Path, file: str) -> tuple[dict, str | None, dict]:
-    """Return mean and std, the base and the traits that files beside weights tell."""
+def _read_configs(folder: Path, file: str) -> tuple[dict, str | None, dict]:
+    """Return mean and std, the base and the traits that the config files beside weights tell."""
     found = {}
-    for name in NOTES:
+    for name in CONFIG_FILES:
         if (folder / name).is_file():
             try:
                 found[name] = json.loads((folder / name).read_text(encoding="utf-8"))
                 if not isinstance(found[name], dict):
-                    raise ValueError("it is no object")
+                    raise ValueError("it is no JSON object")
             except (ValueError, RecursionError) as problem:
                 raise ValueError(f"{folder / name} is damaged ({problem})") from problem
     config = found.get("config.json", {})
@@ -139,23 +141,23 @@ def _notes(folder: Path, file: str) -> tuple[dict, str | None, dict]:
                 {"heads": config.get("num_attention_heads"), "activation": config.get("hidden_act"),
                  "eps of LayerNorm": config.get("layer_norm_eps")})
     except (KeyError, TypeError, AttributeError, RuntimeError, AssertionError) as problem:
-        raise ValueError(f"what lies beside {folder / file} describes no encoder "
+        raise ValueError(f"the config beside {folder / file} describes no image encoder "
                          f"({type(problem).__name__}: {problem})") from problem
 
 
-def of(source: str | bool, model_name: str) -> str:
-    """Return the SOURCE of a captioner: of True, as a bare flag gives it, timm's own weights of its tower."""
+def resolve(source: str | bool, model_name: str) -> str:
+    """Return SOURCE as text. True, from the flag without a value, means timm's weights of the model's image tower."""
     if source is True:
         name = _config(model_name)["vision_cfg"].get("timm_model_name")
         if name is None:
-            raise ValueError("--pretrained-image needs a SOURCE: a file of weights, a run, a folder of an export, or "
+            raise ValueError("--pretrained-image needs a SOURCE: a file of weights, a run, an exported folder, or "
                              "timm:NAME")
         return f"timm:{name}"
     return str(source)
 
 
 def normalization(source: str, model_name: str) -> dict[str, list[float]]:
-    """Return mean and std of images: as told beside the weights, else those that timm has for the tower, else {}."""
+    """Return the mean and std of images: those told beside the weights, else timm's for the tower, else {}."""
     told = locate(source).normalization
     name = _config(model_name)["vision_cfg"].get("timm_model_name")
     if told or name is None:
@@ -166,20 +168,20 @@ def normalization(source: str, model_name: str) -> dict[str, list[float]]:
 
 
 def load(visual: torch.nn.Module, source: str, model_name: str) -> None:
-    """Start a captioner's image tower from SOURCE. Raises ValueError, which says what would fit."""
+    """Load SOURCE into an image tower. Raises ValueError if it does not fit, which names a model that would."""
     located = locate(source)
     given = located.read()
     try:
         tower_weights.check_traits(visual, located.traits)
         tower_weights.load(visual, given)
     except weights.Misfit as problem:
-        raise ValueError(f"--pretrained-image {source} does not fit the image tower of {model_name}: {problem}; "
+        raise ValueError(f"--pretrained-image {source} does not fit the image tower of {model_name}: {problem}. "
                          f"{_advice(located, given, model_name)}") from problem
 
 
 def check(source: str, model_name: str, quick_gelu: bool = False, image_size=None) -> None:
-    """Raise ValueError as `load` would, before anything is made."""
-    load(_without_data(_config(model_name), quick_gelu, image_size), source, model_name)
+    """Raise ValueError as `load` would, before the model is built."""
+    load(_on_meta(_config(model_name), quick_gelu, image_size), source, model_name)
 
 
 def _advice(source: Source, given: dict[str, Tensor], model_name: str) -> str:
@@ -189,13 +191,13 @@ def _advice(source: Source, given: dict[str, Tensor], model_name: str) -> str:
         if config is None:
             continue
         try:
-            visual = _without_data(config)
+            visual = _on_meta(config)
             tower_weights.check_traits(visual, source.traits)
             tower_weights.converted(visual, given)
             return f"--model {prefix}-{base} would fit"
         except (weights.Misfit, ValueError):
             continue
-    return "give the weights of the same encoder"
+    return "Give weights of the same encoder"
 
 
 def _base_config(name: str) -> dict | None:
@@ -204,13 +206,13 @@ def _base_config(name: str) -> dict | None:
 
 
 def _candidates(source: Source, given: dict[str, Tensor]) -> list[str]:
-    """Return bases whose tower may fit, those of the same size of images first."""
+    """Return bases whose tower may fit, those with the same image size first."""
     import open_clip
     import timm
     part = names.to_timm(tower_weights.image_part(given))
     found = [source.base.removeprefix("MDC-")] if source.base else []
     patches = part.get("patch_embed.proj.weight")
-    if patches is None:  # no ViT: by the name of its file or folder
+    if patches is None:  # no ViT: search timm for the name of the file or its folder
         path = Path(source.name)
         return found + [f"timm-{name}" for word in (path.stem, path.parent.name) for name in
                         timm.list_models(f"*{word}*")[:4]]
@@ -234,22 +236,22 @@ def _candidates(source: Source, given: dict[str, Tensor]) -> list[str]:
 @hook
 def create_model(original, model_name, pretrained=None, *args, pretrained_image=False, pretrained_image_path=None,
                  force_preprocess_cfg=None, **kwargs):
-    """Wrap `open_clip.create_model`: a captioner's or LiT's image tower starts from `pretrained_image`, a SOURCE.
+    """Wrap `open_clip.create_model`: load `pretrained_image`, a SOURCE, into the image tower of a captioner or LiT.
 
-    OpenCLIP's own `pretrained_image_path` is one, too, which it would load in part, and in silence.
+    OpenCLIP's own `pretrained_image_path` is such a SOURCE too. OpenCLIP would load a part of it without a warning.
     """
     source = pretrained_image_path or pretrained_image
     if not source or not (is_captioner(model_name) or is_lit(model_name)):
         if isinstance(pretrained_image, (str, Path)):
-            raise ValueError(f"--pretrained-image {pretrained_image} is for captioners and LiT-{model_name}; of "
-                             f"{model_name} give the whole model by --pretrained")
+            raise ValueError(f"--pretrained-image {pretrained_image} is for captioners and LiT-{model_name}: give "
+                             f"{model_name} the weights of the whole model by --pretrained")
         return original(model_name, pretrained, *args, pretrained_image=pretrained_image,
                         pretrained_image_path=pretrained_image_path, force_preprocess_cfg=force_preprocess_cfg,
                         **kwargs)
     if pretrained:
         raise ValueError(f"--pretrained {pretrained} has an image tower already: leave out --pretrained-image")
-    source = of(source, model_name)
-    of_images = normalization(source, model_name) | (force_preprocess_cfg or {})
-    model = original(model_name, None, *args, force_preprocess_cfg=of_images, **kwargs)
+    source = resolve(source, model_name)
+    preprocess_cfg = normalization(source, model_name) | (force_preprocess_cfg or {})
+    model = original(model_name, None, *args, force_preprocess_cfg=preprocess_cfg, **kwargs)
     load(lit.patch_tower(model), source, model_name)
     return model

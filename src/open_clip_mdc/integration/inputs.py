@@ -1,6 +1,6 @@
-"""Images and captions as Python gives them: files, folders, PIL images, arrays, tensors, lists of these.
+"""Read images and captions that are given in Python: files, folders, PIL images, arrays, tensors, lists of these.
 
-Dimensions: B images, C captions of an image.
+Dimensions: B images, H and W pixels.
 """
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from ..data.paths import SHARDS, find_images
 
-# A file or folder, an image, its pixels (uint8 [H, W], [H, W, 3]), what the transform makes of one [3, H, W].
+# A file or folder, a PIL image, pixels (uint8 [H, W] or [H, W, 3]), or what the model's transform returns, [3, H, W].
 AnyImage = str | Path | Image.Image | np.ndarray | Tensor
-Images = AnyImage | Iterable[AnyImage]  # also an array [B, H, W, 3], a tensor [B, 3, H, W]
+Images = AnyImage | Iterable[AnyImage]  # also an array [B, H, W, 3] or a tensor [B, 3, H, W]
 
 
 def pixels_of(array: np.ndarray) -> list[Image.Image]:
-    """Return the images of an array uint8 [H, W], [H, W, C] or [B, H, W, C], C of 1, 3 (RGB) or 4 (with alpha)."""
+    """Return the images of an array, uint8 [H, W], [H, W, 3] or [B, H, W, 3]. There may also be 1 or 4 channels."""
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim not in (3, 4) or array.shape[-1] not in (1, 3, 4):
@@ -32,7 +32,7 @@ def pixels_of(array: np.ndarray) -> list[Image.Image]:
 
 
 def as_list(images: Images, nested: bool = False) -> list[Path | Image.Image | Tensor]:
-    """Return files, images and tensors one by one. What is `nested` is in a list, where another is a mistake."""
+    """Return a list of files, images and tensors. `nested` marks an item of a list, which may not be a list again."""
     if isinstance(images, Image.Image):
         return [images]
     if isinstance(images, (str, os.PathLike)):
@@ -62,10 +62,10 @@ def as_list(images: Images, nested: bool = False) -> list[Path | Image.Image | T
 
 
 def as_captions(captions: str | Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the captions of each image, or one list for all. As many of each."""
+    """Return a list of captions for each image, or one list for all images. All have the same length."""
     each = [captions] if isinstance(captions, str) else captions
     if isinstance(each, (bytes, Mapping)) or not isinstance(each, Iterable):
-        raise TypeError(f"captions is {str(captions)[:40]!r}; give a caption, a list of captions, or such a list for "
+        raise TypeError(f"captions is {str(captions)[:40]!r}: give a caption, a list of captions, or such a list for "
                         "each image")
     each = list(each)
     each = [each] if any(isinstance(one, str) for one in each) else [
@@ -77,6 +77,6 @@ def as_captions(captions: str | Sequence[str] | Sequence[Sequence[str]]) -> list
     if not each or not all(each):
         raise ValueError("there are no captions")
     if len(set(map(len, each))) > 1:
-        raise ValueError(f"each image needs as many captions, but there are {min(map(len, each))} of one and "
-                         f"{max(map(len, each))} of another")
+        raise ValueError(f"all images need the same number of captions, but one has {min(map(len, each))} and another "
+                         f"{max(map(len, each))}")
     return each

@@ -1,29 +1,29 @@
-"""The seam to OpenCLIP: every attribute that is replaced, by what, and why.
+"""The table of all attributes that are replaced in OpenCLIP, webdataset and PyTorch, by what, and why.
 
-OpenCLIP has no plug-in interface, so `register()` replaces the attributes of a table and `unregister()` puts them back.
-Nothing else in the project assigns to another package's module (tests/core/test_integration.py reads the syntax trees).
-A plain CLIP run gives the same bits, but for seeds, resume and rotated images, where the row says so
-(tests/core/test_loading.py).
-Targets and hooks are strings, so this file imports none of them.
+OpenCLIP has no plug-in interface, so `register()` replaces the attributes in the table and `unregister()` puts them
+back. Nothing else in the project assigns to another package's module (tests/core/test_integration.py checks it).
+
+A plain CLIP run gives the same bits, except for seeds, resuming and rotated images. The reason of such a row begins
+with "CLIP too" (tests/core/test_loading.py). Targets and hooks are strings, so this file imports none of them.
 """
 from copy import deepcopy
 from importlib import import_module, metadata
 from typing import NamedTuple
 
 from . import configs, plugins
-from .upstream import MAJOR
+from .openclip import MAJOR
 
 
 class Replacement(NamedTuple):
     """A row of the table."""
 
     target: str  # "module:attribute" of OpenCLIP, webdataset or PyTorch
-    hook: str  # "module:function" here: takes the original, returns what stands in for it
+    hook: str  # "module:function" of this package, which takes the original and returns its replacement
     reason: str
 
 
-ANY_BASE = "a row's prefix, such as MDC-, before the name of any config is a captioner"
-NO_SIGLIP = "OpenCLIP gives SigLIP's tokenizer to every name that contains it; a captioner's words are CLIP's BPE"
+ANY_BASE = "a prefix such as MDC- in front of any config's name makes it a captioner"
+NO_SIGLIP = "OpenCLIP gives SigLIP's tokenizer to every name with siglip in it, but captioners use CLIP's BPE"
 
 OPEN_CLIP = (
     Replacement("open_clip.factory:get_model_config", ".factory:get_model_config", ANY_BASE),
@@ -31,49 +31,49 @@ OPEN_CLIP = (
     Replacement("open_clip:get_tokenizer", ".factory:get_tokenizer", NO_SIGLIP),
     Replacement("open_clip_train.main:get_tokenizer", ".factory:get_tokenizer", NO_SIGLIP),
     Replacement("open_clip.factory:create_model", ".image_source:create_model",
-                "pretrained_image names where a captioner's image tower starts from; OpenCLIP loads a tower in part"),
-    Replacement("open_clip:create_model", ".image_source:create_model", "the same by its public name"),
+                "pretrained_image starts a captioner's image tower, where OpenCLIP would load only a part of it"),
+    Replacement("open_clip:create_model", ".image_source:create_model", "the same under its public name"),
     Replacement("open_clip.factory:CustomTextCLIP", ".factory:model_class",
-                "create_model picks the class by config key and knows no caption_cfg"),
+                "create_model picks the class by config keys, and does not know caption_cfg"),
     Replacement("open_clip.factory:SimpleTokenizer", ".factory:tokenizer_class",
-                "a packaged merges file is named in model configs, which cannot hold this machine's paths"),
+                "model configs name a packaged merges file, as they cannot hold this machine's paths"),
     Replacement("open_clip.factory:load_state_dict", ".saving:load_state_dict",
-                "a changed bit, NaN and what wrappers put before names load in silence or as missing keys"),
+                "changed bits and NaN load without an error, and prefixes of wrappers as missing keys"),
     Replacement("open_clip.factory:load_checkpoint", ".saving:load_checkpoint",
-                "a file of another model, or none, ends in a list of hundreds of names or a traceback"),
-    Replacement("open_clip:load_checkpoint", ".saving:load_checkpoint", "the same by its public name"),
+                "the weights of another model end in a list of hundreds of names, and no weights in a traceback"),
+    Replacement("open_clip:load_checkpoint", ".saving:load_checkpoint", "the same under its public name"),
     Replacement("open_clip_train.main:get_latest_checkpoint", ".saving:get_latest_checkpoint",
-                "resume, of CLIP too: OpenCLIP goes by names, where an old epoch_latest.pt comes last"),
+                "CLIP too, resuming: OpenCLIP sorts by name, by which an old epoch_latest.pt is the latest"),
     Replacement("open_clip_train.main:parse_args", ".arguments:parse_args",
-                "--plugin, --allow-nonfinite-loss and a SOURCE of --pretrained-image, which OpenCLIP does not know"),
+                "flags that OpenCLIP does not have, such as --plugin, and --pretrained-image with a SOURCE"),
     Replacement("open_clip_train.data:get_wds_dataset", ".data:get_wds_dataset",
-                "seeds, of CLIP too: the sample shuffle is seeded by process id and clock; both read the same images "
-                "(EXIF orientation, 16 bit) and draw one of several captions"),
+                "CLIP too, seeds: OpenCLIP seeds the sample shuffle by process id and clock. Both kinds of models read "
+                "the same images (EXIF orientation, 16 bit) and draw one of several captions"),
     Replacement("open_clip_train.main:get_data", ".data:get_data",
-                "captions are prepared while the device works, images travel as bytes; of CLIP the same bits"),
+                "captions are prepared while the device works, and images copied as bytes. CLIP gets the same bits"),
     Replacement("webdataset.gopen:gopen", ".data:gopen",
-                "a file that is called pipe:COMMAND.tar, which *.tar may stand for, would run the command"),
+                "a file with the name pipe:COMMAND.tar, which *.tar may match, would run the command"),
     Replacement("webdataset.tariterators:tar_file_iterator", ".data:tar_file_iterator",
-                "a member of any size is read to memory, 3 GB of a tar.gz of 14 MB"),
+                "it reads a member of any size to memory, such as 3 GB from a tar.gz of 14 MB"),
     Replacement("open_clip_train.data:CsvDataset", ".data:csv_dataset",
-                "it drops, joins and renames rows of tables with quotes; both models read the same pairs"),
+                "CLIP too: OpenCLIP drops, joins or renames rows of tables with quotes"),
     Replacement("open_clip_train.main:evaluate", ".training:evaluate",
-                "validation needs encode_text, and a failure there loses the epoch's checkpoint; resume, of CLIP too: "
-                "results of epochs that were not saved are forgotten"),
+                "OpenCLIP's validation needs encode_text, and an error there loses the epoch's checkpoint. CLIP too, "
+                "resuming: results of epochs that were not saved are removed"),
     Replacement("torch:save", ".saving:save",
-                "resume, of CLIP too: a run that is killed while it saves leaves half a checkpoint"),
+                "CLIP too, resuming: a run that is killed while it saves leaves half a checkpoint"),
     Replacement("torch.nn.utils:clip_grad_norm_", ".training:clip_grad_norm",
                 "--grad-clip-norm would count the length head's gradient, which must not change other steps"),
     Replacement("torch.nn.parallel:DistributedDataParallel", ".training:distributed_data_parallel",
-                "no cheaper options for a captioner; of CLIP too: device_ids, which DDP refuses on the CPU, and resume "
-                "from a run of one process"),
+                "a captioner can take cheaper options. CLIP too: DDP refuses device_ids on the CPU, and checkpoints "
+                "of one process do not load"),
 )
-# What has another name or other arguments in 4.x.
+# These have another name or other arguments in 4.x.
 LOSS = "the loss of a captioner is CaptionLoss"
-WHOLE = "resume, of CLIP too: a damaged file is read in silence, and torchrun's does not fit one process"
-SEEDS = ("seeds and resume, of CLIP too: OpenCLIP seeds once a process, so a resumed run would repeat the first "
-         "epoch's noise; it saves NaN")
-LOGGED = "the place whose metrics OpenCLIP logs; resume, of CLIP too: a row names its epoch"
+WHOLE = "CLIP too, resuming: a damaged file loads without an error, and torchrun's does not fit one process"
+SEEDS = ("CLIP too, seeds and resuming: OpenCLIP seeds once per process, so a resumed run would repeat the noise of "
+         "its first epoch. It also saves NaN")
+LOGGED = "OpenCLIP logs the metrics that this function returns. CLIP too, resuming: a row names its epoch"
 OPEN_CLIP += (
     Replacement("open_clip_train.main:create_task", ".openclip4:create_task", LOSS),
     Replacement("open_clip_train.file_utils:pt_load", ".saving:pt_load", WHOLE),
@@ -98,7 +98,7 @@ def _resolve(address: str) -> tuple[object, str]:
 
 
 def check_version(distribution: str) -> None:
-    """Raise ImportError for a version whose internals the table was not tried on."""
+    """Raise ImportError for a version that the table was not tested with."""
     installed = metadata.version(distribution)
     known = SUPPORTED[distribution]
     if not installed.startswith(known):
@@ -107,7 +107,7 @@ def check_version(distribution: str) -> None:
 
 
 def packaged_configs() -> dict[str, dict]:
-    """Return the configs that `register()` adds to OpenCLIP's list, by name: small towers, the paper's captioners."""
+    """Return the configs that `register()` adds to OpenCLIP's list by name: small towers and the paper's captioners."""
     known = import_module("open_clip").get_model_config
     towers = configs.architectures()
     return towers | {name: configs.captioner(name, lambda base: deepcopy(towers.get(base)) or known(base))
@@ -115,7 +115,7 @@ def packaged_configs() -> dict[str, dict]:
 
 
 def register(table: tuple[Replacement, ...] = OPEN_CLIP) -> None:
-    """Make captioners models of OpenCLIP: add the configs and apply the table. Calling it again changes nothing."""
+    """Add captioners to OpenCLIP: add the configs and apply the table. Calling it again changes nothing."""
     check_version("open_clip_torch")
     if any(target.startswith("clip_benchmark") for target, _, _ in table):
         check_version("clip_benchmark")
@@ -134,7 +134,7 @@ def register(table: tuple[Replacement, ...] = OPEN_CLIP) -> None:
 
 
 def unregister() -> None:
-    """Put every attribute back and remove the configs."""
+    """Put every attribute back, and remove the configs from OpenCLIP's list."""
     while _replaced:
         target, original = _replaced.popitem()
         module, attribute = _resolve(target)

@@ -1,12 +1,14 @@
-"""Objectives and model names from outside this package: a Python module, and a JSON of rows beside it.
+"""Plug-ins: objectives and model names from outside this package, in a Python module with a JSON file beside it.
 
     open_clip_train --plugin my_objective.py --model Mine-ViT-B-32 ...
     open_clip_mdc caption --plugin my_objective.py --pretrained logs/RUN photos/
 
-The module registers its objectives by `@register_objective` when it is imported. `my_objective.json`, where it exists,
-holds rows of model names as model_configs/objectives.json does. An installed package needs no flag: it names its module
-under the entry point `open_clip_mdc.objectives`. A run remembers its plug-ins in params.txt, but no module is ever
-imported because a file names it: code that comes with weights runs only if you ask for it.
+The module registers its objectives by `@register_objective` when it is imported. `my_objective.json`, if it exists,
+holds rows of model names like those of model_configs/objectives.json. An installed package needs no flag: it names its
+module under the entry point `open_clip_mdc.objectives`.
+
+A run remembers its plug-ins in params.txt. But no module is ever imported because a file names it, so code that comes
+with weights runs only if you ask for it.
 """
 import json
 import sys
@@ -22,9 +24,9 @@ _loaded: set[str] = set()
 
 
 def load_plugin(name: str) -> None:
-    """Import a plug-in, a module's name or a file that ends in .py, and add its rows, once.
+    """Import a plug-in, the name of a module or of a .py file, and add its rows of model names. Later calls do nothing.
 
-    Raises ValueError: there is none, it fails to import, or its rows are no rows.
+    Raises ValueError if it cannot be imported, or if its JSON file holds no rows.
     """
     key = name_of(name)
     if key in _loaded:
@@ -49,7 +51,7 @@ def load_installed() -> None:
 
 
 def name_of(plugin: str) -> str:
-    """Return what a run remembers of a plug-in: a module's name, whatever folder its file is in."""
+    """Return the name by which a run remembers a plug-in: the module's, without the folder of its file."""
     return Path(plugin).stem if plugin.endswith(".py") else plugin
 
 

@@ -1,11 +1,11 @@
-"""`open_clip_mdc.load`: a trained captioner with the transform and tokenizer of its run, for Python and for the tools.
+"""`open_clip_mdc.load`: a trained captioner with its transform and tokenizer, for Python and the command-line tools.
 
     model = open_clip_mdc.load("logs/RUN")          # or "photo", a checkpoint, local-dir:DIR, hf-hub:ORG/NAME
     model.caption(["cat.jpg", image])               # images: files, folders, PIL images, arrays, preprocessed tensors
-    model.score(["cat.jpg"], ["a cat", "a dog"])    # log p(caption | image), nats; kind="debiased" without the prior
+    model.score(["cat.jpg"], ["a cat", "a dog"])    # log p(caption | image) in nats, or kind="debiased"
     model.features("photos/", kind="cls", layer=-2) # "gap" (Sec. 4.2), "cls" or "patches" after any layer
 
-Dimensions: B images, C captions of an image, L positions, P patches, D image width.
+Dimensions: B images, C captions of an image, L positions, P patches, D width, E embedding, H and W pixels.
 """
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -39,22 +39,23 @@ SCORES = ("plain", "blind", "debiased")
 
 
 def names_of(*functions: Callable) -> set[str]:
-    """Return the options of functions, without what the methods below give them."""
+    """Return the options of functions, without those that the methods below set."""
     return {name for function in functions for name in signature(function).parameters} - {
         "self", "model", "image", "images", "text", "captions", "sampling", "options", "return_trace", "return_details"}
 
 
 @dataclass(frozen=True)
 class PretrainedCaptioner:
-    """A captioner, what belongs to it, and how it is run."""
+    """A captioner with its transform and tokenizer, on a device, in a precision."""
 
     model: Captioner
     transform: Callable[[Image.Image], Tensor]
     tokenizer: Any  # OpenCLIP's SimpleTokenizer
     device: str
-    precision: str  # of the arithmetic: fp32, bf16 or fp16; weights stay float32
+    precision: str  # fp32, bf16 or fp16: that of autocast, as weights stay float32
 
     def autocast(self) -> AbstractContextManager:
+        """Return the context in which the model runs at `precision`."""
         dtype = PRECISIONS[self.precision]
         return torch.autocast(torch.device(self.device).type, dtype=dtype, enabled=dtype is not None)
 
@@ -65,11 +66,11 @@ class PretrainedCaptioner:
 
     @property
     def to_bytes(self) -> Callable[[Image.Image], Tensor]:
-        """Return `transform` up to its conversion to floats, which costs more than the rest and less for a batch."""
+        """Return `transform` up to its conversion to floats, which is cheaper for a whole batch (`from_bytes`)."""
         return self._split[0]
 
     def from_bytes(self, image: Tensor) -> Tensor:
-        """Return a batch [B, 3, H, W] by `to_bytes` on the device as `transform` makes it, to the last bit."""
+        """Convert a batch of `to_bytes`, uint8 [B, 3, H, W], as `transform` would, to the last bit, on the device."""
         return self._split[1].normalized(image.to(self.device, non_blocking=True))
 
     def batches(self, images: Images, batch_size: int = 32) -> Iterator[Tensor]:
@@ -81,18 +82,18 @@ class PretrainedCaptioner:
             yield torch.stack(batch).to(self.device, non_blocking=True)
 
     def preprocessed(self, image: str | Path | Image.Image | Tensor) -> Tensor:
-        """Return one image as the model takes it, float32 [3, H, W]. Raises ValueError where it is none."""
+        """Return one image as the model takes it, float32 [3, H, W]. Raises ValueError if it is not one."""
         if not isinstance(image, Tensor):
             return self.transform(open_image(image))
         size = self.model.visual.image_size
         size = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
         if image.shape != (3, *size) or not image.is_floating_point():
-            raise ValueError(f"a tensor {list(image.shape)} of {image.dtype} is no image of this model: give what its "
-                             f"transform makes, floats {[3, *size]}, or pixels as a NumPy array, uint8 [H, W, 3]")
+            raise ValueError(f"a tensor {list(image.shape)} of {image.dtype} is no image for this model: give what its "
+                             f"transform returns, floats {[3, *size]}, or pixels as a NumPy array, uint8 [H, W, 3]")
         return image.float()
 
     def pil_image(self, image: Tensor) -> Image.Image:
-        """Return what the model sees of an image: the transform's [3, H, W] without its normalisation."""
+        """Return the picture that the model sees: a preprocessed image [3, H, W] without its normalisation."""
         mean, std = (torch.tensor(self.model.visual.preprocess_cfg[name]).view(-1, 1, 1) for name in ("mean", "std"))
         pixels = (255 * (image.cpu() * std + mean).clamp(0, 1)).round().byte()
         return Image.fromarray(pixels.permute(1, 2, 0).numpy())
@@ -102,43 +103,43 @@ class PretrainedCaptioner:
             return torch.cat([encode(x).float().cpu() for x in self.batches(images, batch_size)])
 
     def encode_image(self, images: Images, normalize: bool = False, batch_size: int = 32) -> Tensor:
-        """Return the GAP features that are probed, float32 [B, D], on the CPU.
+        """Return the average-pooled features that a linear probe takes, float32 [B, D], on the CPU.
 
-        Of a model that learnt to contrast they are the embeddings [B, E] that `encode_text`'s are compared with.
+        For a model trained with a contrastive loss they are embeddings [B, E], comparable with those of `encode_text`.
         """
         return self._encode(lambda x: self.model.encode_image(x, normalize), images, batch_size)
 
     def encode_text(self, captions: str | Sequence[str], normalize: bool = False) -> Tensor:
         """Return embeddings of captions, float32 [C, E], on the CPU.
 
-        Raises ValueError: a caption is longer than the context, or the model did not learn to contrast.
+        Raises ValueError if a caption is longer than the context, or the model was trained without a contrastive loss.
         """
         if not hasattr(self.model, "encode_text"):
-            raise ValueError("this captioner embeds no texts: train one whose name ends in -contrastive")
+            raise ValueError("this captioner has no text embeddings: train one whose name ends in -contrastive")
         text = tokenize_whole(as_captions(captions)[0], self.tokenizer, self.model.context_length)
         with torch.inference_mode(), self.autocast():
             return self.model.encode_text(text.to(self.device), normalize).float().cpu()
 
     def features(self, images: Images, kind: str = "gap", layer: int = -1, batch_size: int = 32) -> Tensor:
-        """Return features, float32 on the CPU: [B, D], of kind "patches" [B, P, D] (`encoder.features`)."""
+        """Return features, float32 on the CPU: [B, D], or [B, P, D] for kind "patches" (`encoder.features`)."""
         return self._encode(lambda x: encoder.features(self.model.visual, x, kind, layer), images, batch_size)
 
     def mean_image(self, images: Images, batch_size: int = 32) -> Tensor:
-        """Return what stands for no image, [P, D]: the mean of the patch tokens of some hundred images like yours.
+        """Return the null image for unconditional scores, [P, D]: the mean patch tokens of some hundred typical images.
 
-        Raises ValueError for fewer than 32, whose mean shows what is in them.
+        Raises ValueError for fewer than 32 images, as their mean would show what is in them.
         """
         images = as_list(images)
         decoding.check_null_images(len(images), "blind_images")
         with self.autocast():
             return scoring.mean_image(self.model, self.batches(images, batch_size))
 
-    def _blind(self, blind_images: Images | Tensor | None, others: list, batch_size: int) -> Tensor:
+    def _null_image(self, blind_images: Images | Tensor | None, others: list, batch_size: int) -> Tensor:
         if isinstance(blind_images, Tensor) and blind_images.ndim == 2:
             shape = encoder.num_patches(self.model.visual), encoder.width(self.model.visual)
             if blind_images.shape != shape:
-                raise ValueError(f"blind_images is a tensor {list(blind_images.shape)}; mean_image() of this model is "
-                                 f"{list(shape)}")
+                raise ValueError(f"blind_images is a tensor {list(blind_images.shape)}: give images, or mean_image() "
+                                 f"of this model, {list(shape)}")
             return blind_images.to(self.device)
         return self.mean_image(others if blind_images is None else blind_images, batch_size)
 
@@ -159,19 +160,19 @@ class PretrainedCaptioner:
         check_numbers({"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
                        "batch_size": batch_size, **options})
         if text is not None and not isinstance(text, str):
-            raise TypeError(f"text is {text!r}; it must be one caption with a [MASK], to fill in for each image")
-        asked = {**options, **({} if text is None else {"text": text})}
-        decoding.check_kind(asked, self.model.causal, str)
+            raise TypeError(f"text is {text!r}: it must be one caption with a [MASK], to fill in for each image")
+        given = {**options, **({} if text is None else {"text": text})}
+        decoding.check_kind(given, self.model.causal, str)
         driver = search_images if self.model.causal else unmask_images
         check_options("caption", options, names_of(generate, driver, PretrainedCaptioner.trace))
-        decoding.check(asked, str)
+        decoding.check(given, str)
         images = as_list(images)
         if text is not None:
             options["text"] = tokenize_with_masks(self.tokenizer, text, self.model.context_length)
         if decoding.needs_null_image(options, self.model) and options.get("blind") is None:
-            options["blind"] = self._blind(blind_images, images[:decoding.NULL_IMAGES], batch_size)
+            options["blind"] = self._null_image(blind_images, images[:decoding.NULL_IMAGES], batch_size)
         elif blind_images is not None:
-            raise ValueError("blind_images changes nothing without a guidance_scale other than 1")
+            raise ValueError("blind_images has no effect without a guidance_scale other than 1")
         generator = torch.Generator(self.device).manual_seed(seed)
         options["sampling"] = Sampling(temperature, top_k, top_p, generator)
         return [row for x in self.batches(images, batch_size) for row in self.decode(x, **options)]
@@ -180,10 +181,11 @@ class PretrainedCaptioner:
         """Return captions.
 
         Args:
-            options: `text`, a caption to fill in, "a [MASK] dog", a token each; `temperature`, `top_k`, `top_p`, `seed`
-                of what is drawn; `batch_size`; `blind_images`, whose mean stands for no image where guidance needs it
-                (default: the first 256 of `images`); and those of `generate.generate`: `length` (default: the model's
-                choice, "auto", where it has learnt how long captions are, else 15), `tokens_per_step` and more.
+            options: `text` is a caption to fill in, such as "a [MASK] dog", with one token for each [MASK].
+                `temperature`, `top_k`, `top_p` and `seed` are for sampling. `batch_size` is in images. The mean of
+                `blind_images` is the null image of guidance (default: the first 256 of `images`). All others are those
+                of `generate.generate`, such as `tokens_per_step` or `length` (default: "auto" for a model that has
+                learnt the lengths of captions, else 15).
 
         Raises ValueError or TypeError for an option that is unknown, out of range or not for this kind of captioner.
         """
@@ -195,32 +197,32 @@ class PretrainedCaptioner:
         """Return scores of captions in nats, float32 [B, C], on the CPU.
 
         Args:
-            captions: one caption, or C captions, scored for every image. Or a list of C captions for each image.
-            kind: "plain" is log p(caption given the image), "blind" log p(caption), which sees no image, "debiased"
-                plain - alpha * blind: the columns of `open_clip_mdc score`.
-            alpha: of "debiased", by default 1.
-            blind_images: of "blind" and "debiased": 32 images or more, whose mean stands for no image, or `mean_image`
-                of them. By default `images`.
-            options: of `scoring.log_likelihood`.
+            captions: one caption or C captions, scored for every image, or a list of C captions for each image.
+            kind: "plain" is log p(caption | image), "blind" is log p(caption) by the null image, and "debiased" is
+                plain - alpha * blind. These are the columns of `open_clip_mdc score`.
+            alpha: for "debiased". The default is 1.
+            blind_images: for "blind" and "debiased": 32 images or more, whose mean is the null image, or their
+                `mean_image`. The default is `images`.
+            options: those of `log_likelihood.log_likelihood`.
 
-        Raises ValueError: a caption is longer than the context, or too few images for their mean.
+        Raises ValueError if a caption is longer than the context, or if there are too few images for the null image.
         """
         check_numbers({"batch_size": batch_size, "alpha": alpha, **options})
         check_options("score", options, names_of(scoring.log_likelihood, PretrainedCaptioner.score) - {"blind"})
         if kind not in SCORES:
-            raise ValueError(f"kind is {kind!r}; it must be {', '.join(SCORES[:-1])} or {SCORES[-1]}")
-        for name, value, of in (("alpha", alpha, SCORES[2:]), ("blind_images", blind_images, SCORES[1:])):
-            if value is not None and kind not in of:
-                raise ValueError(f"{name} is of kind={' or kind='.join(map(repr, of))}; this is kind={kind!r}")
+            raise ValueError(f"kind is {kind!r}: it must be {', '.join(SCORES[:-1])} or {SCORES[-1]}")
+        for name, value, kinds in (("alpha", alpha, SCORES[2:]), ("blind_images", blind_images, SCORES[1:])):
+            if value is not None and kind not in kinds:
+                raise ValueError(f"{name} is for kind={' or kind='.join(map(repr, kinds))}, but this is kind={kind!r}")
         images, each = as_list(images), as_captions(captions)
         if len(each) not in (1, len(images)):
-            raise ValueError(f"there are {len(images)} images, but captions of {len(each)}")
+            raise ValueError(f"there are {len(images)} images, but captions for {len(each)}")
         text = torch.stack([tokenize_whole(c, self.tokenizer, self.model.context_length) for c in each])
         blind, plain = 0.0, []
         if kind != "plain":
-            mean = self._blind(blind_images, images, batch_size)
+            null_image = self._null_image(blind_images, images, batch_size)
             with self.autocast():
-                blind = self.model.log_likelihood(None, text, blind=mean, **options).cpu()
+                blind = self.model.log_likelihood(None, text, blind=null_image, **options).cpu()
         if kind == "blind":
             return blind.expand(len(images), -1).clone()
         count = 0
@@ -235,9 +237,9 @@ class PretrainedCaptioner:
 def describe_captions(decoded: Decoded, tokenizer) -> list[dict]:
     """Return {"caption": text, "tokens": [{"token", "step", "log_prob"}, ...]} of each caption, in reading order.
 
-    A token that ends a word ends in a space. `step` is the one that revealed it, from 0, and `log_prob` what the model
-    gave it then (nats). Both are None for a token that was given. Where the model itself chose to end the caption, the
-    last token is "<end>". The device is waited for once.
+    A token that ends a word ends in a space. `step` is the decoding step that revealed it, from 0, and `log_prob` its
+    log-probability at that step, in nats. Both are None for a token that was given. If the model itself chose to end
+    the caption, the last token is "<end>". The host waits for the device once.
     """
     text, step, bits = torch.stack((*decoded[:2], decoded.log_prob.view(torch.int32).long())).cpu()
     columns = text.tolist(), step.tolist(), bits.int().view(torch.float32).tolist()
@@ -254,7 +256,7 @@ def describe_captions(decoded: Decoded, tokenizer) -> list[dict]:
 
 
 def default_device(device: str | None = None) -> str:
-    """Return the device given. Else cuda where there is one, else cpu. Raises ValueError if it cannot be used."""
+    """Return the given device, by default cuda if there is one, else cpu. Raises ValueError if it cannot be used."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     checkpoints.check_device(device)
     return device
@@ -265,23 +267,23 @@ def load(pretrained: str | Path, model_name: str | None = None, device: str | to
     """Return a captioner as it was trained, in eval mode.
 
     Args:
-        pretrained: "photo", the captioner of photographs that the package brings. A run folder of open_clip_train, a
-            checkpoint file, a folder with open_clip_config.json, local-dir:DIR or hf-hub:ORG/NAME.
+        pretrained: a run folder of open_clip_train, a checkpoint file, a folder with open_clip_config.json,
+            local-dir:DIR, hf-hub:ORG/NAME, or "photo", the packaged captioner of photographs.
         model_name: the architecture of a checkpoint outside a run folder.
-        device: by default cuda where there is one, else cpu.
+        device: by default cuda if there is one, else cpu.
         precision: fp32, bf16 or fp16. By default bf16 on cuda, else fp32.
 
-    Raises FileNotFoundError or ValueError: it is not there, is no captioner, or holds other weights.
+    Raises FileNotFoundError if there is no checkpoint, and ValueError if it is not that of a captioner.
     """
     for name, value, types in (("pretrained", pretrained, (str, os.PathLike)), ("model_name", model_name, str),
                                ("device", device, (str, torch.device)), ("precision", precision, str)):
         if not isinstance(value, types) and (value is not None or name == "pretrained"):
-            raise TypeError(f"{name} is {value!r} ({type(value).__name__}); it must be a text"
+            raise TypeError(f"{name} is {value!r} ({type(value).__name__}): it must be a text"
                             + " or a path" * (name == "pretrained"))
     if not os.fspath(pretrained).strip():
         raise ValueError("pretrained is empty: give a run folder, a checkpoint, local-dir:DIR or hf-hub:ORG/NAME")
     if precision is not None and precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}; it must be {', '.join(PRECISIONS)}")
+        raise ValueError(f"precision is {precision!r}: it must be {', '.join(PRECISIONS)}")
     device = default_device(device and str(device))
     model, transform, tokenizer = checkpoints.load(os.fspath(pretrained), model_name, device, captioner=True)
     return PretrainedCaptioner(model, transform, tokenizer, device,

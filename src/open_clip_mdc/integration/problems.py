@@ -1,4 +1,4 @@
-"""Flags of open_clip_train that cannot work, refused at once, and those that are probably a mistake."""
+"""Flags of open_clip_train that cannot work, refused before the model is built, and those that are hardly meant."""
 import math
 import os
 import sys
@@ -9,35 +9,34 @@ from pathlib import Path
 import torch
 
 from ..data import weights
-from ..data.csv_pairs import read_table
-from ..data.paths import to_shards
 from ..data.shards import find_shards, warn_of_lines
 from ..errors import close_names
 from ..models.vq import VQCfg, convolutions
 from . import image_source
 from .configs import contrastive_weight, is_captioner, is_lit
+from .data_problems import find_data_problem, is_csv, number_of_processes
+from .openclip import MAJOR
 from .runs import check_folder, has_latest
-from .upstream import MAJOR
 
-# What contrasts, distils or reads a text tower has no meaning for a captioner: flag, what to do instead.
+# Flags for contrastive training, distillation or a text tower, which a captioner refuses: why, or what to do instead.
 NOT_FOR_CAPTIONERS = {
-    "siglip": "a captioner has one loss; leave it out, or take the model's name with -contrastive behind it",
-    "distill_model": "a captioner has no contrastive features to distil; leave it out",
-    "distill_pretrained": "a captioner has no contrastive features to distil; leave it out",
-    "lock_text": "the text decoder is what gives the gradient; use --lock-image to train it alone",
+    "siglip": "a captioner has one loss. Leave it out, or add -contrastive to the model's name",
+    "distill_model": "a captioner has no contrastive features to distil. Leave it out",
+    "distill_pretrained": "a captioner has no contrastive features to distil. Leave it out",
+    "lock_text": "the loss is the text decoder's. Use --lock-image to train the decoder alone",
     "horovod": "start with torchrun instead",
-    "trace": "a traced model cannot train; leave it out",
+    "trace": "a traced model cannot train. Leave it out",
     "torchscript": "use --torchcompile",
     "imagenet_val": "use clip_benchmark (linear probe, or zero-shot by likelihood) on the checkpoint",
     "imagenet_v2": "use clip_benchmark (linear probe, or zero-shot by likelihood) on the checkpoint",
-    "use_bnb_linear": "its layers would replace the length head, too; leave it out",
-    "use_naflex": "its decoder attends to images of one size; leave it out",
-    "force_naflex_vision": "its decoder attends to images of one size; leave it out",
-    "audio_zeroshot_dataset": "a captioner has no audio; leave it out",
-    "pretrained_audio": "a captioner has no audio; leave it out",
+    "use_bnb_linear": "its layers would also replace the length head. Leave it out",
+    "use_naflex": "the decoder attends to images of one size. Leave it out",
+    "force_naflex_vision": "the decoder attends to images of one size. Leave it out",
+    "audio_zeroshot_dataset": "a captioner has no audio. Leave it out",
+    "pretrained_audio": "a captioner has no audio. Leave it out",
 }
 GATHERED = "no features are gathered"
-# What changes nothing in a captioner: flag, value that says nothing, why.
+# Flags without effect on a captioner: flag, its default, why.
 WITHOUT_EFFECT = [
     *((flag, silent, GATHERED) for flag, silent in (
         ("local_loss", False), ("gather_with_grad", False), ("loss_dist_impl", None))),
@@ -53,7 +52,7 @@ WITHOUT_EFFECT = [
 ]
 NEW_LOGGERS, NEW_OPTIMIZERS = (["trackio"], ["nadamw"]) if MAJOR > 3 else ([], [])
 GREATEST, ABOVE_0 = sys.float_info.max, sys.float_info.min
-# What flags that take numbers may be: in words, the least, the greatest.
+# Ranges of numbers: in words, the least, the greatest, the flags.
 NUMBERS = [
     ("1 or more", 1, math.inf, ("batch_size", "epochs", "epochs_cooldown", "accum_freq", "log_every_n_steps",
                                 "train_num_samples", "remote_sync_frequency", "force_image_size")),
@@ -70,6 +69,7 @@ NUMBERS = [
 
 
 def find_model_problem(args) -> str | None:
+    """Check that --model, --pretrained and --resume name what is there."""
     import open_clip
     if open_clip.get_model_config(args.model) is None:
         return f"--model {args.model} is not known{close_names(args.model, open_clip.list_models())}"
@@ -95,6 +95,7 @@ def find_model_problem(args) -> str | None:
 
 
 def find_number_problem(args) -> str | None:
+    """Check the range of each flag that takes numbers."""
     for words, least, most, flags in NUMBERS:
         for flag in flags:
             value = getattr(args, flag, None)
@@ -105,7 +106,7 @@ def find_number_problem(args) -> str | None:
 
 
 def find_cache_problem(args) -> str | None:
-    """Check --cache-features. The tokens of an image must stay what they are for a whole run."""
+    """Check --cache-features. The tokens of an image must stay the same for the whole run."""
     import open_clip
     if not getattr(args, "cache_features", None):
         return None
@@ -114,16 +115,17 @@ def find_cache_problem(args) -> str | None:
             (not args.lock_image or args.lock_image_unlocked_groups, "needs the whole tower locked, by --lock-image"),
             (args.aug_cfg, "is refused with augmentation: leave out --aug-cfg"),
             (args.dataset_type == "synthetic" or args.train_data and is_csv(args.train_data, args),
-             "needs shards: write the table to them by open_clip_mdc prepare"),
+             "needs shards: make them of the table by open_clip_mdc prepare"),
             ("vq_cfg" in config or config.get("caption_cfg", {}).get("regions", 1) > 1,
-             f"has no tokens to keep of {args.model}, which learns some of them"),
-            (getattr(args, "fsdp", False), "does not go with --fsdp")):
+             f"is refused for {args.model}, which trains a part of the image tower: leave it out"),
+            (getattr(args, "fsdp", False), "does not work with --fsdp: leave one of them out")):
         if wrong:
             return f"--cache-features {args.cache_features} {why}"
     return None
 
 
 def find_image_problem(args) -> str | None:
+    """Check that the image tower starts from weights that fit it."""
     if isinstance(args.pretrained_image, str) and args.pretrained:
         return f"--pretrained {args.pretrained} has an image tower already: leave out --pretrained-image"
     if is_lit(args.model) and args.lock_image and not (args.pretrained_image or args.pretrained or args.resume):
@@ -136,118 +138,33 @@ def find_image_problem(args) -> str | None:
 
 
 def find_value_problem(args) -> str | None:
-    """Check values that OpenCLIP looks at only after the model is built, or never."""
+    """Check values that OpenCLIP reads only after the model is built, or never checks."""
     if args.copy_codebase:
-        return "--copy-codebase would copy all of Python's packages: leave it out, and keep what pip freeze says"
+        return "--copy-codebase would copy all of Python's packages: leave it out, and keep the output of pip freeze"
     for logger in ("wandb", "tensorboard"):
         if (logger in args.report_to or "all" in args.report_to) and find_spec(logger) is None:
             return f"--report-to {args.report_to} needs {logger}: pip install {logger}"
     if unknown := set(filter(None, args.report_to.split(","))) - {"wandb", "tensorboard", "all", *NEW_LOGGERS}:
-        return f"--report-to {', '.join(sorted(unknown))} is not known: wandb, tensorboard or wandb,tensorboard"
+        return f"--report-to {', '.join(sorted(unknown))} is not known: give wandb, tensorboard or wandb,tensorboard"
     try:
         device = torch.device(args.device)
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cuda", "cpu", "mps", "xpu", "npu", "hpu"):
-        return f"--device {args.device} is not known: cuda, cuda:1, cpu or mps"
+        return f"--device {args.device} is not known: give cuda, cuda:1, cpu or mps"
     if device.type == "cuda" and torch.cuda.is_available() and (device.index or 0) >= torch.cuda.device_count():
-        return f"--device {args.device}: there are {torch.cuda.device_count()} GPUs, counted from 0"
+        return f"--device {args.device}: there are only {torch.cuda.device_count()} GPUs, counted from 0"
     if args.opt.lower() not in ("adamw", *NEW_OPTIMIZERS) and not args.opt.lower().startswith("timm/"):
-        return f"--opt {args.opt} is not known: {', '.join(('adamw', *NEW_OPTIMIZERS))} or timm/NAME"
+        return f"--opt {args.opt} is not known: give {', '.join(('adamw', *NEW_OPTIMIZERS))} or timm/NAME"
     if args.lr_scheduler not in ("cosine", "const", "const-cooldown"):
-        return f"--lr-scheduler {args.lr_scheduler} is not known: cosine, const or const-cooldown"
+        return f"--lr-scheduler {args.lr_scheduler} is not known: give cosine, const or const-cooldown"
     if args.lr_scheduler == "const-cooldown" and args.epochs_cooldown is None:
         return "--lr-scheduler const-cooldown needs --epochs-cooldown"
     return None
 
 
-def number_of_processes() -> int:
-    from open_clip_train.distributed import world_info_from_env
-    return world_info_from_env()[2]
-
-
-def find_size_problem(pairs: int, args) -> str | None:
-    """Check that the pairs suffice for one step: OpenCLIP would save a model that was never trained."""
-    processes = number_of_processes()
-    if pairs >= args.batch_size * processes * args.accum_freq:
-        return None
-    return (f"{pairs} pairs are fewer than one step takes: --batch-size {args.batch_size} x {processes} processes x "
-            f"--accum-freq {args.accum_freq}")
-
-
-def is_csv(path: str, args) -> bool:
-    return args.dataset_type == "csv" or args.dataset_type == "auto" and path.endswith((".csv", ".tsv"))
-
-
-def find_csv_problem(path: str, args, is_train: bool) -> str | None:
-    """Check rows and empty fields: OpenCLIP would drop or join rows, and train on the word "nan"."""
-    if not os.path.isfile(path):
-        return f"{path}: no such file"
-    try:
-        rows = read_table(path, args.csv_img_key, args.csv_caption_key, args.csv_separator)
-    except ValueError as problem:
-        return f"{problem}; see --csv-img-key, --csv-caption-key" if "no columns" in str(problem) else str(problem)
-    for what in ("image", "caption"):
-        empty = [row.line for row in rows if not getattr(row, what).strip()]
-        if empty:
-            return f"{path} has {len(empty)} rows without {what}, first line {empty[0]}: fill or drop them"
-    return find_size_problem(len(rows), args) if is_train else None
-
-
-def find_shard_problem(path: str, args, is_train: bool) -> str | None:
-    from open_clip_train.data import get_dataset_size
-    try:
-        shards = find_shards(path)
-    except FileNotFoundError as problem:
-        return str(problem)
-    if not is_train:
-        return None
-    workers, processes = max(1, args.workers), number_of_processes()
-    if len(shards) < workers * processes and not args.dataset_resampled:
-        most = len(shards) // processes
-        return (f"{len(shards)} shards are too few for {workers} workers x {processes} processes, each reads its own: "
-                + (f"--workers {most}, " if most else "") + "more shards, or --dataset-resampled")
-    try:
-        pairs = args.train_num_samples or get_dataset_size(path)[0] or 0
-        if not pairs > 0:
-            return f"no sizes.json beside {shards[0]} that says how many pairs there are: give --train-num-samples"
-        return find_size_problem(pairs, args)
-    except KeyError as missing:
-        return f"sizes.json beside {shards[0]} does not know {missing}: give --train-num-samples"
-    except (ValueError, TypeError, LookupError, RecursionError) as problem:
-        return f"sizes.json beside {shards[0]} is damaged ({problem}): give --train-num-samples"
-
-
-def find_data_problem(args) -> str | None:
-    """Check --train-data and --val-data. OpenCLIP waits forever for shards that it cannot open."""
-    if args.dataset_type == "synthetic":
-        if args.val_data or not args.train_num_samples:
-            return "--dataset-type synthetic needs --train-num-samples and no --val-data"
-        return find_size_problem(args.train_num_samples, args)
-    if not (args.train_data or args.val_data or args.imagenet_val or args.imagenet_v2):
-        return "no data: give --train-data, --val-data, or --dataset-type synthetic"
-    for flag, path in (("--train-data", args.train_data), ("--val-data", args.val_data)):
-        if not path:
-            continue
-        split = flag.removeprefix("--").removesuffix("-data")
-        if os.path.isdir(path):
-            shards = f"its shards, {path.rstrip('/')}/{{00000..00007}}.tar"
-            there = any(name.endswith(".tar") for name in os.listdir(path))
-            problem = f"{path} is a folder: give {shards if there else 'shards, made by ' + to_shards(path, split)}"
-        elif path.lower().endswith((".parquet", ".json", ".jsonl")):
-            problem = f"{path} is no shard: {to_shards(path, split)}"
-        elif is_csv(path, args):
-            problem = find_csv_problem(path, args, flag == "--train-data")
-        elif args.dataset_type == "auto" and not path.endswith(".tar"):
-            problem = f"{path} ends in neither .tar, .csv nor .tsv: give --dataset-type"
-        else:
-            problem = find_shard_problem(path, args, flag == "--train-data")
-        if problem:
-            return f"{flag}: {problem}"
-    return None
-
-
 def find_captioner_problem(args) -> str | None:
+    """Check flags that only captioners take, and those that captioners do not take."""
     contrasts = contrastive_weight(args.model) > 0
     for flag, instead in NOT_FOR_CAPTIONERS.items():
         if getattr(args, flag, None) and is_captioner(args.model) and not (contrasts and flag == "siglip"):
@@ -255,52 +172,53 @@ def find_captioner_problem(args) -> str | None:
     for flag in ("image_lr_scale", "unlock_image_after", "cache_features"):
         fits = is_captioner(args.model) or flag == "cache_features" and is_lit(args.model)
         if getattr(args, flag, None) is not None and not fits:
-            return f"--{flag.replace('_', '-')} is for captioners, which {args.model} is not"
+            return f"--{flag.replace('_', '-')} is for captioners, which {args.model} is not: leave it out"
     if contrasts and number_of_processes() > 1 and not (args.gather_with_grad or args.siglip):
-        # OpenCLIP's loss then lacks the gradient of the other processes, so that the mean is too small by their number.
-        return (f"--model {args.model} on several processes needs --gather-with-grad (and --local-loss, to spare "
-                "memory): without it the contrastive gradient shrinks with their number beside that of the captions")
+        # OpenCLIP's loss would lack the gradients from other processes, and the mean would divide by their number.
+        return (f"--model {args.model} on several processes needs --gather-with-grad (and --local-loss, to save "
+                "memory): without it the contrastive gradient is divided by their number, and the captions' is not")
     locked = getattr(args, "unlock_image_after", None) or 0
     if locked and getattr(args, "fsdp", False):
-        return "--unlock-image-after does not go with --fsdp, which shards before it: use DDP, or --lock-image"
+        return "--unlock-image-after does not work with --fsdp, which shards before it: use DDP, or --lock-image"
     if locked and args.lock_image:
-        return f"--unlock-image-after {locked} locks the image tower: leave out --lock-image"
+        return f"--unlock-image-after {locked} locks the image tower itself: leave out --lock-image"
     if locked and locked >= args.epochs:
-        return f"--unlock-image-after {locked} of --epochs {args.epochs} never unlocks: take --lock-image"
+        return f"--unlock-image-after {locked} never unlocks within --epochs {args.epochs}: use --lock-image"
     return None
 
 
 def find_vq_problem(args) -> str | None:
+    """Check that the VQ-VAE of the model, if it has one, is trained, and runs as it was trained."""
     import open_clip
     vq_cfg = open_clip.get_model_config(args.model).get("vq_cfg")
     if vq_cfg is None:
         return None
     if args.precision not in ("fp32", "amp", "amp_bf16", "amp_bfloat16"):
-        return f"--precision {args.precision}: a VQ-VAE in 16 bit gives other codes; use fp32, amp or amp_bf16"
+        return f"--precision {args.precision}: a VQ-VAE in 16 bit gives other codes. Use fp32, amp or amp_bf16"
     if getattr(args, "fsdp", False):
-        return f"--fsdp is not supported for {args.model}, whose VQ-VAE is frozen: it is small, leave the flag out"
+        return f"--fsdp is not supported for {args.model}, whose VQ-VAE is frozen: leave it out, the model is small"
     if not args.pretrained and not (has_latest(args) if args.resume == "latest" else args.resume):
-        return (f"{args.model}: its VQ-VAE is untrained: make one by open_clip_mdc vq fit --model {args.model} ... "
+        return (f"{args.model}: its VQ-VAE is untrained. Train one by open_clip_mdc vq fit --model {args.model} ... "
                 f"--out vq.pt and give it by --pretrained vq.pt")
-    convolutions(VQCfg(**vq_cfg))  # raises where diffusers is missing
+    convolutions(VQCfg(**vq_cfg))  # raises if diffusers is missing
     return None
 
 
 def find_problem(args) -> str | None:
-    """Return the first thing in the flags that cannot work, in one line that says what to do, or None."""
+    """Return the first problem of the flags, in one line that says what to do, or None."""
     try:
         return (find_model_problem(args) or find_captioner_problem(args) or find_vq_problem(args)
                 or find_number_problem(args) or find_value_problem(args) or find_data_problem(args)
                 or find_cache_problem(args) or find_image_problem(args))
-    except (ValueError, OSError) as problem:  # a name of a model that cannot be; a file that cannot be read
+    except (ValueError, OSError) as problem:  # an impossible model name or an unreadable file
         return str(problem)
 
 
 def find_warnings(args) -> Iterator[str]:
-    """Yield warnings for settings that run but are probably a mistake."""
+    """Yield a warning for each setting that runs but is probably a mistake."""
     on_cuda = args.device.startswith("cuda") and torch.cuda.is_available()
     if args.precision == "amp" and not on_cuda:
-        yield "--precision amp is float16, some 50 times slower than --precision fp32 on a CPU"
+        yield "--precision amp is float16, about 50 times slower than --precision fp32 on a CPU: use fp32"
     if args.lock_image_unlocked_groups and not args.lock_image:
         yield "--lock-image-unlocked-groups has no effect without --lock-image"
     if getattr(args, "image_lr_scale", None) and args.lock_image and not args.lock_image_unlocked_groups:
@@ -317,7 +235,7 @@ def find_warnings(args) -> Iterator[str]:
         yield ("--precision amp is float16, whose gradient scaler waits for the GPU at every step: "
                "--precision amp_bf16 --torchcompile is faster")
     if is_captioner(args.model) and "vit" not in args.model.lower() and args.beta2 == 0.999:
-        yield f"no 'vit' in {args.model}, so OpenCLIP set Adam's beta2 to 0.999; the paper's is 0.98"
+        yield f"no 'vit' in {args.model}, so OpenCLIP set Adam's beta2 to 0.999. The paper's is --beta2 0.98"
     for path in (args.train_data, args.val_data):
         if path and args.dataset_type != "synthetic" and not is_csv(path, args):
             yield from warn_of_lines(find_shards(path))

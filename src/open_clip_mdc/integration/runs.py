@@ -1,4 +1,4 @@
-"""A run folder of open_clip_train: which checkpoint is meant, and the architecture that belongs to it."""
+"""Find the checkpoint that is meant in a run folder of open_clip_train, and the architecture that belongs to it."""
 import ast
 import math
 import shutil
@@ -12,33 +12,31 @@ from ..data.weights import stored_epoch
 from . import plugins
 from .configs import FOLDER
 
-# What params.txt holds that decides how the model and its preprocessing are made (create_model_and_transforms).
+# Settings in params.txt from which the model and its preprocessing are built (create_model_and_transforms).
 MODEL_ARGS = ("force_quick_gelu", "force_custom_text", "force_image_size", "force_context_length", "image_mean",
               "image_std", "image_interpolation", "image_resize_mode")
-MOST_PARAMS, MOST_LITERAL = 1_000_000, 100  # characters of params.txt, and of a value there, that are read
-# What OpenCLIP looks for in a folder. A file of another name is not known to be the weights.
+MOST_PARAMS, MOST_LITERAL = 1_000_000, 100  # characters that are read of params.txt, and of one of its values
+# The names that OpenCLIP looks for in a folder.
 WEIGHTS_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "open_clip_pytorch_model.bin",
                  "open_clip_pytorch_model.pth", "model.safetensors", "pytorch_model.bin", "pytorch_model.pth",
                  "model.pth")
-SIGLIP_ARGS = {"init_logit_scale": math.log(10), "init_logit_bias": -10}  # as open_clip_train.main has them
-
-
-PHOTO = "photo"  # the name of the captioner that the package brings
+SIGLIP_ARGS = {"init_logit_scale": math.log(10), "init_logit_bias": -10}  # as in open_clip_train.main
+PHOTO = "photo"  # the name of the packaged captioner
 
 
 class Checkpoint(NamedTuple):
     """A model config's name, its weights, and the arguments of its run (`find`)."""
 
     model_name: str
-    weights: str | None  # None for a schema id, which names its own
+    weights: str | None  # None for a local-dir: or hf-hub: id, which names its own
     model_args: dict
 
 
 def latest_checkpoint(folder: Path) -> Path:
-    """Return the epoch_*.pt that stores the highest epoch, whatever it is called and whenever it was written.
+    """Return the epoch_*.pt that stores the highest epoch, whatever its name and time.
 
-    An epoch_latest.pt (--save-most-recent) may be of a session before the last. Where that, or the highest number, is
-    passed over, a line says so.
+    An epoch_latest.pt (--save-most-recent) may be older than the numbered ones. A warning tells if it, or the highest
+    number, is not taken.
     """
     found = sorted(filter(Path.is_file, folder.glob("epoch_*.pt")))
     sharded = sorted(path.parent for path in folder.glob("epoch_*/.metadata"))
@@ -50,7 +48,7 @@ def latest_checkpoint(folder: Path) -> Path:
     return _latest(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in found))
 
 
-@lru_cache  # one line a process
+@lru_cache  # one warning per process
 def _latest(found: tuple[tuple[Path, int, int], ...]) -> Path:
     paths = [path for path, _, _ in found]
 
@@ -63,13 +61,13 @@ def _latest(found: tuple[tuple[Path, int, int], ...]) -> Path:
     over = [f"{path.name} ({'cannot be read' if epochs[path] is None else f'epoch {epochs[path]}'})" for path in epochs
             if path != best and (path == expected or epochs[path] is None)]
     if over:
-        # Not by logging, which OpenCLIP sets up only later.
-        print(f"warning: {best} is taken (epoch {epochs[best]}); passed over: {', '.join(over)}", file=sys.stderr)
+        # OpenCLIP sets up logging only later.
+        print(f"warning: {best} is taken (epoch {epochs[best]}), not {', '.join(over)}", file=sys.stderr)
     return best
 
 
 def params_file(checkpoint: Path) -> Path:
-    """Return where the params.txt of a checkpoint's run would be. A link belongs to the run that it stands in."""
+    """Return the path of the params.txt of a checkpoint's run. A link belongs to the run in whose folder it is."""
     return checkpoint.absolute().parent.parent / "params.txt"
 
 
@@ -81,7 +79,7 @@ def read_params(path: Path) -> dict[str, str]:
 
 
 def literal(text: str):
-    """Return a number, list or None written by str(), and other text as it is. Evaluates nothing."""
+    """Parse a number, list or None written by str(), and return other text as it is. Evaluates nothing."""
     try:
         return ast.literal_eval(text) if len(text) <= MOST_LITERAL else text  # a longer one could nest too deeply
     except (ValueError, SyntaxError):
@@ -89,16 +87,16 @@ def literal(text: str):
 
 
 def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
-    """Return which model, weights and settings `pretrained` means.
+    """Return the model, weights and settings that `pretrained` stands for.
 
     It is a checkpoint, a run folder, a folder with open_clip_config.json, local-dir:DIR, hf-hub:ID or "photo", the
-    captioner that the package brings (a folder of that name is ./photo). `model_name` is the architecture of a bare
-    checkpoint. Raises FileNotFoundError, or ValueError where nothing says what it is of.
+    packaged captioner (write ./photo for a folder of that name). `model_name` is the architecture of a checkpoint
+    outside a run folder. Raises FileNotFoundError if there is none, and ValueError if its architecture is not known.
     """
     if pretrained == PHOTO:
         if model_name:
-            raise ValueError(f"{PHOTO} is the captioner of the package: leave out --model {model_name}, or give its "
-                             "weights by --pretrained")
+            raise ValueError(f"{PHOTO} is the packaged captioner: leave out --model {model_name}, or give weights of "
+                             "that model by --pretrained")
         return find(f"local-dir:{FOLDER / PHOTO}")
     if pretrained.startswith(("local-dir:", "hf-hub:")):
         check_folder(pretrained)
@@ -109,10 +107,10 @@ def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
     if (path / "open_clip_config.json").exists():
         return find(f"local-dir:{path}")
     if path.is_dir() and (path / "config.json").exists():
-        raise ValueError(f"{path} is a folder for timm or transformers, with the image encoder alone: give the run, or "
+        raise ValueError(f"{path} is a folder for timm or transformers, with the image encoder only: give the run, or "
                          f"the folder that export --to open_clip wrote")
     if path.is_dir():
-        named = path if path.name else path.absolute()  # "."
+        named = path if path.name else path.absolute()  # "." has no name
         path = latest_checkpoint(path if named.name == "checkpoints" else path / "checkpoints")
     params = params_file(path)
     if params.exists():
@@ -120,7 +118,7 @@ def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
         if not (model_name or values.get("model")):
             raise ValueError(f"{params} names no model: give --model too")
         if not model_name and ":" in values["model"]:  # a place to load from, which only the user may name
-            raise ValueError(f"{params} says {values['model'][:80]!r} where the name of a model should be: where you "
+            raise ValueError(f"{params} says {values['model'][:80]!r} where the name of a model should be: if you "
                              "trust that, give it by --model")
         if lost := plugins.missing([name for name in values.get("plugin", "").split(", ") if name]):
             raise ValueError(f"{path} was trained with the plug-in {lost[0]}: give --plugin {lost[0]}, or its file")
@@ -129,24 +127,24 @@ def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
             args |= SIGLIP_ARGS
         return Checkpoint(model_name or values["model"], str(path), args)
     if model_name is None:
-        raise ValueError(f"{path} is in no run folder (there is no {params}): give --model too")
+        raise ValueError(f"{path} is not in a run folder (there is no {params}): give --model too")
     return Checkpoint(model_name, str(path), {})
 
 
 def check_folder(model_name: str) -> None:
-    """Raise FileNotFoundError if a local-dir: has no weights by a known name: OpenCLIP would draw some at random."""
+    """Raise FileNotFoundError if a local-dir: holds no weights, as OpenCLIP would return an untrained model."""
     scheme, _, place = model_name.partition(":")
     if scheme == "local-dir" and not any((Path(place) / name).is_file() for name in WEIGHTS_FILES):
-        raise FileNotFoundError(f"{place} has no weights ({WEIGHTS_FILES[0]}): copy or export it again")
+        raise FileNotFoundError(f"{place} has no weights ({WEIGHTS_FILES[0]}): copy or export the model again")
 
 
 def has_latest(args) -> bool:
-    """Return whether there is a checkpoint for --resume latest. Without one OpenCLIP starts a new run."""
+    """Return whether there is a checkpoint for --resume latest. Without one OpenCLIP starts from scratch."""
     return args.name is not None and any(Path(args.logs, args.name, "checkpoints").glob("epoch_*.pt"))
 
 
 def bring_latest(args) -> None:
-    """Make epoch_latest.pt a copy of the highest epoch: with --save-most-recent OpenCLIP resumes from no other."""
+    """Copy the highest epoch to epoch_latest.pt, the only one that OpenCLIP resumes from with --save-most-recent."""
     if args.resume == "latest" and args.save_most_recent and has_latest(args):
         best = latest_checkpoint(Path(args.logs, args.name, "checkpoints"))
         if best.name != "epoch_latest.pt":

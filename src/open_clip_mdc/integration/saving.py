@@ -1,26 +1,26 @@
-"""Checkpoints as OpenCLIP saves, resumes and loads them: whole files, the highest epoch, weights of any format."""
+"""Hooks for checkpoints: save whole files, resume from the highest epoch, load weights of any format."""
 import os
 from pathlib import Path
 
 from ..data import weights
 from ..data.files import new_file
 from .hook import hook
+from .openclip import MAJOR
 from .runs import latest_checkpoint
-from .upstream import MAJOR
 
 
 @hook
 def load_state_dict(original, checkpoint_path, device="cpu", weights_only=True):
-    """Replace `open_clip.factory.load_state_dict`."""
+    """Replace `open_clip.factory.load_state_dict`: read any format, and check it (data/weights.py)."""
     return {name: x.to(device) for name, x in weights.tensors(Path(checkpoint_path)).items()}
 
 
 @hook
 def load_checkpoint(original, model, checkpoint_path, *args, **kwargs):
-    """Wrap `open_clip.load_checkpoint`: formats by content. Raises Misfit for weights of another model."""
+    """Wrap `open_clip.load_checkpoint`: check the file first. Raises Misfit for weights of another model."""
     path = Path(checkpoint_path)
     archive = weights.check(path) == "npz"
-    if archive != (path.suffix in (".npz", ".npy")):  # by which original goes
+    if archive != (path.suffix in (".npz", ".npy")):  # `original` tells the format by the suffix
         raise ValueError(f"{path} is {'a' if archive else 'no'} NumPy archive: rename it to end in "
                          f"{'.npz' if archive else '.pt or .safetensors'}")
     try:
@@ -28,7 +28,7 @@ def load_checkpoint(original, model, checkpoint_path, *args, **kwargs):
     except weights.Misfit:
         raise
     except (RuntimeError, KeyError, AttributeError, TypeError, IndexError, AssertionError) as problem:
-        raise (weights.Misfit("it is an .npz of big_vision, of a SigLIP model") if archive else
+        raise (weights.Misfit("it is an .npz of big_vision, for a SigLIP model") if archive else
                weights.misfit(model.state_dict(), weights.tensors(path))) from problem
     if archive:
         weights.check_finite(model.state_dict(), path)
@@ -37,14 +37,14 @@ def load_checkpoint(original, model, checkpoint_path, *args, **kwargs):
 
 @hook
 def pt_load(original, file_path, map_location=None):
-    """Wrap `open_clip_train.main.pt_load`: names of weights are the bare model's, whichever processes saved them."""
+    """Wrap `open_clip_train.main.pt_load`: check the file, and name weights as in the model without DDP."""
     path = Path(file_path)
     content = weights.read(path) if path.exists() else weights.unpickled(
         lambda: original(file_path, map_location=map_location), file_path)
     weights.check_finite(content, path)
     bare = weights.state_dict(content, path)
     if isinstance(content.get("epoch"), int) and {"state_dict", "optimizer"} <= content.keys():
-        if ("global_step" in content) != (MAJOR > 3):  # which 4.x counts; its optimizer has other parameter groups
+        if ("global_step" in content) != (MAJOR > 3):  # only 4.x stores it. Its optimizer has other parameter groups
             raise ValueError(f"{file_path} was trained with OpenCLIP {'3' if MAJOR > 3 else '4'}.x, this is {MAJOR}.x: "
                              "resume it there, or give its weights by --pretrained")
         return {**content, "state_dict": bare}
@@ -56,7 +56,7 @@ def pt_load(original, file_path, map_location=None):
 
 @hook
 def get_latest_checkpoint(original, path, remote):
-    """Wrap `open_clip_train.main.get_latest_checkpoint`: of a folder here, choose as the tools do."""
+    """Wrap `open_clip_train.main.get_latest_checkpoint`: take the highest epoch that a local folder stores."""
     if remote or not any(Path(path).glob("epoch_*.pt")):
         return original(path, remote)
     return str(latest_checkpoint(Path(path)))
@@ -64,7 +64,7 @@ def get_latest_checkpoint(original, path, remote):
 
 @hook
 def save(original, obj, f, *args, **kwargs):
-    """Wrap `torch.save`: a file appears when it is complete. The OSError says why, which PyTorch's own does not."""
+    """Wrap `torch.save`: a file appears once it is complete. Raises OSError with the reason, unlike PyTorch."""
     if not isinstance(f, (str, os.PathLike)):
         return original(obj, f, *args, **kwargs)
     with new_file(f) as partial:

@@ -1,4 +1,4 @@
-"""OpenCLIP's training with captioners in it: epoch, validation, gradient clipping and DDP (patches.py)."""
+"""Hooks for OpenCLIP's training of captioners: epoch, validation, gradient clipping and DDP (patches.py)."""
 import json
 import logging
 from contextlib import contextmanager, nullcontext
@@ -15,16 +15,16 @@ from ..models.lit import patch_tower
 from ..objectives.loss import CaptionLoss
 from .configs import contrastive_weight
 from .data import seed_noise
-from .factory import of_captioner
+from .factory import trains_captioner
 from .finite import WatchedLoss, check_weights
 from .hook import hook
 from .validation import nelbo
 
 
 def caption_loss(args, contrastive):
-    """Return the loss of a captioner, which is `watched` unless --allow-nonfinite-loss says otherwise.
+    """Return the loss of a captioner, a `WatchedLoss` unless --allow-nonfinite-loss is given.
 
-    `contrastive` makes OpenCLIP's own loss of the same flags.
+    `contrastive()` returns OpenCLIP's own loss for the same flags, which some captioners add to theirs.
     """
     weight = contrastive_weight(args.model)
     loss = CaptionLoss(contrastive(), weight) if weight else CaptionLoss()
@@ -39,13 +39,13 @@ def unwrap(model):
 
 
 @contextmanager
-def repeatable(model, data, loss, epoch, args):
-    """Make an epoch's noise a function of --seed, rank and epoch.
+def reproducible(model, data, loss, epoch, args):
+    """Run an epoch whose random numbers are a function of --seed, rank and epoch.
 
-    A captioner's texts are prepared before they go to the device, once for both passes of --accum-freq. Raises
-    FloatingPointError on all ranks if its loss or weights are not finite, as OpenCLIP saves after an epoch.
+    A captioner's texts are noised and packed before they go to the device, once for both passes of --accum-freq. Raises
+    FloatingPointError on all ranks if the loss or the weights are not finite, before OpenCLIP saves the epoch.
     """
-    model, captioner, seed = unwrap(model), of_captioner(args), getattr(args, "seed", 0)
+    model, captioner, seed = unwrap(model), trains_captioner(args), getattr(args, "seed", 0)
     if captioner:
         model.seed_t(np.random.SeedSequence([seed, epoch]))
         data["train"].dataloader.prepare = model.prepare
@@ -56,8 +56,7 @@ def repeatable(model, data, loss, epoch, args):
     watched = isinstance(loss, WatchedLoss)
     if watched:
         loss.start(epoch)
-    # Captions change in length. Where DDP splits a compiled graph, each part is compiled for several of them; older
-    # PyTorch fails at it.
+    # DDP would split the compiled graph, and compile each part for several lengths of captions. Older PyTorch fails.
     whole_graphs = captioner and getattr(args, "torchcompile", False)
     with torch._dynamo.config.patch(optimize_ddp=False) if whole_graphs else nullcontext():
         yield
@@ -67,9 +66,9 @@ def repeatable(model, data, loss, epoch, args):
 
 
 def forget_from(epoch: int, path: Path) -> None:
-    """Drop the rows of this epoch and later ones, which a run that was killed before it saved has left.
+    """Remove the rows of this epoch and later ones, which a run has left that was killed before it saved.
 
-    A row that names no epoch, as OpenCLIP writes it of zero-shot classification alone, stays.
+    A row without an epoch, as OpenCLIP writes for zero-shot classification alone, stays.
     """
     if not path.exists():
         return
@@ -79,7 +78,7 @@ def forget_from(epoch: int, path: Path) -> None:
             if json.loads(line).get("epoch", 0) >= epoch:
                 break
         except (ValueError, AttributeError, TypeError):
-            logging.warning("%s: line %d broke off: it and all after it are dropped", path, number)
+            logging.warning("%s: line %d is incomplete, so it and all lines after it are removed", path, number)
             break
         kept.append(f"{line}\n")
     with new_file(path) as partial:
@@ -88,12 +87,12 @@ def forget_from(epoch: int, path: Path) -> None:
 
 @hook
 def evaluate(original, model, data, epoch, args, **rest):
-    """Wrap `open_clip_train.main.evaluate`: captioners are validated by `validation_metrics`, logged by OpenCLIP."""
+    """Wrap `open_clip_train.main.evaluate`: OpenCLIP logs what `validation_metrics` returns for a captioner."""
     if getattr(args, "save_logs", False) and getattr(args, "train_data", None):
         forget_from(epoch, Path(args.checkpoint_path) / "results.jsonl")
-    if not of_captioner(args):
+    if not trains_captioner(args):
         return original(model, data, epoch, args, **rest)
-    # OpenCLIP's contrastive validation runs where it finds "val".
+    # OpenCLIP runs its contrastive validation if there is a "val".
     paired = {"val": data["val"]} if "val" in data and contrastive_weight(args.model) else {}
     data = {"captions" if name == "val" else name: info for name, info in data.items()} | paired
     try:
@@ -101,18 +100,18 @@ def evaluate(original, model, data, epoch, args, **rest):
     except Exception:
         if "train" not in data:
             raise
-        logging.exception(f"Validation of epoch {epoch} failed; the checkpoint is saved and training continues.")
+        logging.exception(f"Validation of epoch {epoch} failed. The checkpoint is saved and training continues.")
         return {}
 
 
 @hook
 def validation_metrics(original, model, data, epoch, args, tokenizer=None):
-    """Wrap `open_clip_train.train.zero_shot_eval` (4.x: `zero_shot_eval_all`): the NELBO of held-out captions.
+    """Wrap `open_clip_train.train.zero_shot_eval` (4.x: `zero_shot_eval_all`): return the NELBO of held-out captions.
 
-    OpenCLIP logs its result first. A row of any model names its epoch, by which `forget_from` knows it. Under --fsdp
-    all ranks call it, and each takes all captions, as a forward is the work of all ranks.
+    The result of any model names its epoch, which `forget_from` reads. Under --fsdp all ranks call this function, each
+    on all captions, as all ranks must take part in a forward pass.
     """
-    if not of_captioner(args):
+    if not trains_captioner(args):
         metrics = original(model, data, epoch, args, tokenizer=tokenizer)
         return {**metrics, "epoch": epoch} if metrics else metrics
     due = args.val_frequency and (epoch % args.val_frequency == 0 or epoch == args.epochs)
@@ -125,13 +124,13 @@ def validation_metrics(original, model, data, epoch, args, tokenizer=None):
 
 @hook
 def clip_grad_norm(original, parameters, *args, **kwargs):
-    """Wrap `torch.nn.utils.clip_grad_norm_`: leave out parameters that are marked as `unclipped`."""
+    """Wrap `torch.nn.utils.clip_grad_norm_`: leave out parameters that are marked `unclipped`."""
     parameters = [parameters] if isinstance(parameters, torch.Tensor) else parameters
     return original([p for p in parameters if not getattr(p, "unclipped", False)], *args, **kwargs)
 
 
 def distributed_data_parallel(original):
-    """Subclass `DistributedDataParallel`: works on the CPU, and costs a captioner less."""
+    """Return a subclass of `DistributedDataParallel` that works on the CPU, and costs a captioner less."""
     parameters = signature(original)
     sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in parameters.parameters else "broadcast_buffers"
 
@@ -141,7 +140,7 @@ def distributed_data_parallel(original):
             module = call.arguments["module"]
             if "device_ids" in call.arguments and next(module.parameters()).device.type == "cpu":
                 call.arguments["device_ids"] = None
-            if isinstance(unwrap(module), Captioner):  # its buffers are constants, its gradients need no second copy
+            if isinstance(unwrap(module), Captioner):  # its buffers are constant, and no one needs a copy of gradients
                 if not {"broadcast_buffers", "forward_sync_buffers"} & set(call.arguments):
                     call.arguments[sync_buffers] = False
                 call.arguments.setdefault("gradient_as_bucket_view", True)

@@ -1,9 +1,9 @@
 """Validation during training: the negative evidence lower bound (NELBO) of held-out captions (Eq. 5 with t in (0, 1]).
 
-Whatever interval a model is trained on, its NELBO is taken over the whole of (0, 1], with the same t and the same masks
-each time, so that epochs and rows of a table compare. A causal model has no noise: its NELBO is its exact NLL (Eq. 7).
+The NELBO is taken over the whole interval (0, 1], whatever interval the model is trained on, and always with the same t
+and the same masks. So epochs and models can be compared. For a causal model it is the exact NLL (Eq. 7).
 
-Dimensions: B captions, L positions.
+Dimensions: B images, H and W pixels, L positions.
 """
 import logging
 import math
@@ -23,11 +23,11 @@ NOISE_SEED = 0
 
 @torch.inference_mode()
 def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32") -> dict[str, float]:
-    """Return the NELBO in nats per token (EOT counted, SOT not) and per caption, and the number of samples.
+    """Return the NELBO in nats per token (counting EOT but not SOT) and per caption, and the number of samples.
 
-    One draw of the NELBO per caption, with weight 1/t. Its t is a function of its index in the data and its masks come
-    from a fixed seed, so that neither the batch size nor the epoch changes the result. `dataloader` yields image [B, 3,
-    H, W] and text [B, L] in a fixed order. Raises ValueError where it is empty.
+    Each caption gets one draw of the NELBO, with weight 1/t. Its t depends on its index in the data and its masks come
+    from a fixed seed, so that neither the batch size nor the epoch changes the result. `dataloader` yields image
+    [B, 3, H, W] and text [B, L] in a fixed order. Raises ValueError if it is empty.
     """
     device = torch.device(device)
     autocast = get_autocast(precision, device_type=device.type)
@@ -47,7 +47,7 @@ def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32") ->
         if i % 100 == 0:
             logging.info(f"Validation: {num_samples} captions, NELBO {float(total / num_tokens):.4f} nats per token")
     if not num_samples:
-        raise ValueError("the validation data has no sample: check --val-data")
+        raise ValueError("the validation data has no samples: check --val-data")
     schedule = model.objective.schedule
     prior = prior_kl(schedule(model.vocab_size, torch.device("cpu"))) if schedule else 0.0
     per_token = float(total / num_tokens) + prior
