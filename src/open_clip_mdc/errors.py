@@ -39,6 +39,7 @@ def number_from(lowest: int) -> Callable[[str], int]:
 
 
 def finite(value: str) -> float:
+    """Parse the value of a flag that takes finite numbers."""
     if not math.isfinite(float(value)):
         raise argparse.ArgumentTypeError(f"{value} should be a finite number")
     return float(value)
@@ -80,6 +81,7 @@ def check_numbers(given: Mapping) -> None:
 
 
 def plural(count: int, noun: str) -> str:
+    """Return a count with its noun, such as "1 image" or "2 images"."""
     return f"{count} {noun}" + "s" * (count != 1)
 
 

@@ -176,7 +176,7 @@ def test_a_shard_that_was_cut_off_is_named_and_nothing_is_measured(runs, scenes,
         cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset", "wds/probe",
                   "--dataset_root", str(folder), "--task", "zeroshot_classification", "--output", "result.json",
                   "--num_workers", str(workers), "--quiet"])
-    assert error.value.code == f"error: --dataset_root: {shard}: not a complete tar file; fetch or write it again"
+    assert error.value.code == f"error: --dataset_root: {shard}: not a complete tar file. Download or write it again"
     assert not Path("result.json").exists()
 
 

@@ -260,7 +260,7 @@ def test_a_shard_holds_what_a_folder_may_under_keys_with_dots(shard):
     """The key of webdataset ends at the first dot."""
     read = list(images.read_images([shard]))
     assert {source.name.partition("::")[2]: source.text for source in read[:-1]} == KEYS
-    assert str(read[-1].source) == f"{shard}: no image in 1 of its samples; the first is sample f (txt, json)"
+    assert str(read[-1].source) == f"{shard}: no image in 1 of its samples. The first is sample f (txt, json)"
     assert all(images.open_image(source.source).size == (40, 24) for source in read[:-1])
     texts = {sample["__key__"]: sample["txt"].decode() for sample in read_samples(str(shard), ("txt",))}
     assert texts == KEYS | {"f": "no image"}
@@ -285,10 +285,10 @@ def test_the_tools_name_samples_without_an_image_and_refuse_a_shard_that_has_non
     flags = "--pretrained", runs / "mdc", "--device", "cpu", "--length", 2, "--workers", 0
     for out in ("c.jsonl", "c"):
         complaint = complaint_of("caption", *flags, shard, "--out", tmp_path / out)
-        assert complaint == (f"error: 1 skipped, all else is written:\n  {shard}: no image in 1 of its samples; the "
+        assert complaint == (f"error: 1 skipped, all else is written:\n  {shard}: no image in 1 of its samples. The "
                              "first is sample f (txt, json)")
         complaint = complaint_of("caption", *flags, empty, "--out", tmp_path / f"no-{out}")
-        assert f"{empty}: none of its 2 samples has an image; the first is sample x (txt)" in complaint
+        assert f"{empty}: none of its 2 samples has an image. The first is sample x (txt)" in complaint
     assert len((tmp_path / "c.jsonl").read_text().splitlines()) == read_about(tmp_path / "c" / "0.parquet")["stats"][
         "rows"] == 8
     assert not (tmp_path / "no-c" / "empty.parquet").exists()

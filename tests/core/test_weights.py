@@ -102,10 +102,10 @@ def write_rotten(name: str, path: Path, state: dict) -> None:
 ROTTEN = {  # kind of file: words of the message
     "safetensors bit": "damaged", "safetensors cut": "damaged or was cut off", "safetensors size": "",
     "safetensors header": "damaged or was cut off", "safetensors longer": "damaged or was cut off",
-    "not finite": "NaN or infinity (text.b)", "payload": "it holds other objects of Python (posix.mkdir)",
-    "old payload": "it holds other objects of Python (posix.mkdir)", "callback": "(test_weights.Callback)",
+    "not finite": "NaN or infinity (text.b)", "payload": "holds other Python objects than tensors (posix.mkdir)",
+    "old payload": "holds other Python objects than tensors (posix.mkdir)", "callback": "(test_weights.Callback)",
     "script": "a program of TorchScript", "npz": "NumPy archive", "empty": "it is empty", "pointer": "git lfs pull",
-    "page": "a page of HTML", "gzip": "a gzip file", "zeros": "neither torch.save nor safetensors wrote it",
+    "page": "an HTML or XML page", "gzip": "a gzip file", "zeros": "not written by torch.save or safetensors",
     "pickle": "is damaged or was cut off",
 }
 
@@ -178,8 +178,8 @@ def test_what_a_file_is_of_is_said(state, clip_state, tmp_path):
         "a CLIP model of transformers: give": (MODEL, {"vision_model.a": torch.ones(2), "text_model.b": torch.ones(2)}),
         "it is of an unknown network: its names begin with net.": (
             MODEL, {**{f"net.{k}": v for k, v in state.items()}, **{f"ema.{k}": v for k, v in state.items()}}),
-        "the state of an optimizer alone": (MODEL, {"state": {}, "param_groups": []}),
-        "it holds the state of an optimizer alone": (MODEL, {"epoch": 3, "optimizer": {"state": {}}}),
+        "only the state of an optimizer": (MODEL, {"state": {}, "param_groups": []}),
+        "it holds only the state of an optimizer": (MODEL, {"epoch": 3, "optimizer": {"state": {}}}),
         "its names begin with class_embedding, positional_embedding and": (MODEL, timm_names),
         "its names begin with wrong.name, those of a captioner here with": (MODEL, {"wrong.name": torch.ones(2)}),
         "it lacks text.output.weight; ": (MODEL, {k: v for k, v in state.items() if k != "text.output.weight"}),

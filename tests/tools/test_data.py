@@ -51,8 +51,8 @@ def test_a_journal_of_another_key_or_program_is_refused_and_one_without_rows_lea
     path = tmp_path / "j"
     note(path, {"id": "a"})
     assert not Rows(path, {**KEY, "length": 10})
-    for content, words in ((path.read_bytes(), "begun with another length"), (b"my notes\n", "no file of this tool"),
-                           (b"[1]\n", "no file of this tool"), (b"\xff" * 99, "no file of this tool")):
+    for content, words in ((path.read_bytes(), "begun with another length"), (b"my notes\n", "not from this command"),
+                           (b"[1]\n", "not from this command"), (b"\xff" * 99, "no file of this tool")):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=words):
             note(path, {"id": "b"}, key={**KEY, "length": 10})
@@ -162,7 +162,7 @@ def test_grey_of_sixteen_bits_is_known_by_its_mode_and_format(mode, kind):
     grey = np.arange(2 ** 16).reshape(256, 256)
     image = Image.frombytes(mode, grey.shape, grey.astype(kind).tobytes())
     if mode == "I":
-        with pytest.raises(ValueError, match="mode I .* scale them to 8 bits"):
+        with pytest.raises(ValueError, match="mode I .* save the image with 8 bits"):
             images.eight_bits(image)
         image.format = "PNG"
     assert np.array_equal(np.asarray(images.eight_bits(image).convert("L")), grey >> 8)

@@ -152,5 +152,5 @@ def test_a_run_with_other_settings_is_not_mixed_in(server, data, tmp_path):
 @pytest.mark.parametrize("content", ["notes without a line end", "[1]\n", '{"id": 1}\n', "{}\nnot json\n"])
 def test_a_file_of_somebody_else_is_not_touched(server, data, tmp_path, content):
     (tmp_path / "judge.jsonl").write_text(content)
-    assert "damaged or no file of this tool" in failure(data(1, "x", "y"))
+    assert "damaged or not from this command" in failure(data(1, "x", "y"))
     assert (tmp_path / "judge.jsonl").read_text() == content and not server.requests

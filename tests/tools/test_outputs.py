@@ -73,14 +73,14 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp
 
 @pytest.mark.parametrize("argv, words", [
     (("attention", "x.png", *MODEL, "--out", "aa.png"), "--out aa.png should end in .html"),
-    (("embed", "x.tar", *MODEL, "--out", "e.npy"), "--out e.npy is to be a folder"),
+    (("embed", "x.tar", *MODEL, "--out", "e.npy"), "--out e.npy should be a folder"),
     (("reconstruct", *MODEL, "--data", "x", "--out", "r.txt"), "--out r.txt should end in .png"),
     (("lengths", "x.tar", "--out", "l.html"), "--out l.html should end in .png"),
     (("score", *MODEL, "--images", "x", "--captions", "c", "--out", "s.html"), "should end in .csv or .jsonl"),
-    (("export", *MODEL, "--out", "model.bin"), "--out model.bin is to be a folder"),
-    (("scenes", "--out", "scenes.tar"), "--out scenes.tar is to be a folder"),
-    (("fetch", "flickr8k", "--out", "flickr.zip"), "--out flickr.zip is to be a folder"),
-    (("prepare", "folds", "--shards", "x.tar", "--out", "folds.JSON"), "is to be a folder"),
+    (("export", *MODEL, "--out", "model.bin"), "--out model.bin should be a folder"),
+    (("scenes", "--out", "scenes.tar"), "--out scenes.tar should be a folder"),
+    (("fetch", "flickr8k", "--out", "flickr.zip"), "--out flickr.zip should be a folder"),
+    (("prepare", "folds", "--shards", "x.tar", "--out", "folds.JSON"), "should be a folder"),
     (("vq", "import", "--from", "x", "--model", "y", "--out", "v.csv"), "--out v.csv should end in .pt"),
     (("schedule-search", "--model", "m", "--train-data", "x", "--out", "s.png"), "--out s.png should end in .json"),
     (("schedule-search", "--model", "m", "--train-data", "x", "--plot", "s.json"), "--plot s.json should end in .png"),
@@ -101,14 +101,14 @@ def test_nothing_is_replaced_that_nobody_named_nor_by_nothing(tmp_path, monkeypa
     assert complaint_of(*caption, "a.png") is None
     first = Path("captions.jsonl").read_text()
     assert complaint_of(*caption, "b.png", "--seed", 1) is None
-    assert "captions.jsonl is there already: this goes to captions-2.jsonl" in capsys.readouterr().err
+    assert "captions.jsonl exists already: writing to captions-2.jsonl" in capsys.readouterr().err
     assert Path("captions.jsonl").read_text() == first != Path("captions-2.jsonl").read_text()
     assert complaint_of(*caption, "b.png", "--out", "captions-2.jsonl") is None
-    assert "--out captions-2.jsonl is there already, and is replaced" in capsys.readouterr().err
+    assert "--out captions-2.jsonl exists already, and is replaced" in capsys.readouterr().err
     problem = complaint_of(*caption, "bad.jpg", "--out", "captions.jsonl")
     assert "no image can be read, so captions.jsonl is not written" in problem and "bad.jpg" in problem
     Path("y.jsonl.part").write_text("my own notes\n")
-    assert "y.jsonl.part is damaged or no file of this tool" in complaint_of(*caption, "a.png", "--out", "y.jsonl")
+    assert "y.jsonl.part is damaged or not from this command" in complaint_of(*caption, "a.png", "--out", "y.jsonl")
     assert Path("captions.jsonl").read_text() == first and Path("y.jsonl.part").read_text() == "my own notes\n"
 
 
@@ -127,7 +127,7 @@ def test_no_planted_link_is_written_through(tmp_path):
     locks.close()
     write_json(out / "00000_stats.json", {}, follow=False)
     for make in (lambda: Journal(out / "l.jsonl.part", {"a": 1}).__enter__(), lambda: open_own(out / ".lock", "ab")):
-        with pytest.raises(ValueError, match="link|no file of this tool"):
+        with pytest.raises(ValueError, match="link|not from this command"):
             make()
     (out / ".claims").unlink()
     (out / ".claims").symlink_to(victim)

@@ -315,7 +315,7 @@ class Callback:
     (lambda s: s.pop("quantize.embedding.weight"), "neither quantize.embedding.weight nor quantize.proj.weight"),
     (lambda s: s.update({"quant_conv.weight": torch.ones(8, 7, 1, 1)}), "quant_conv.weight is [8, 7, 1, 1]"),
     (lambda s: s.update({"quantize.embedding.weight": torch.ones(9, 8)}), "uses 9 codes, but the model has 5"),
-    (lambda s: s.update(callback=Callback()), "holds other objects of Python (test_vq_tool.Callback)"),
+    (lambda s: s.update(callback=Callback()), "holds other Python objects than tensors (test_vq_tool.Callback)"),
 ])
 def test_other_checkpoints_are_refused_in_one_line(change, said, tmp_path):
     state = random_taming(TAMING, 5, gumbel=False)

@@ -1,1 +1,1 @@
-"""Files: atomic writes, shards, images, paths, journals. Imports no model."""
+"""Reading and writing files: shards, images, tables, weights, journals. Imports no model."""

@@ -1,11 +1,11 @@
-"""Images and captions in a table (CSV or TSV), the one reader for training and tools, in parts of so many rows.
+"""Read images and captions from a CSV or TSV table, for training and for the command-line tools.
 
-The header names the columns and tells the separator: comma, tab or semicolon. Quotes are doubled within a cell (RFC
-4180). A header in quotes also allows escaped ones (R's write.table). In a table of tabs that cannot be read so, they
-are part of the text. "None" and "NA" are captions. Blank lines and rows of empty cells are skipped.
+The header names the columns and tells the separator: comma, tab or semicolon. Quotes within a cell are doubled (RFC
+4180). If the header is in quotes, they may also be escaped (R's write.table). If a table separated by tabs cannot be
+read so, quotes are part of the text. "None" and "NA" are captions. Blank lines and rows of empty cells are skipped.
 
-A part begins at a byte, so that a late one costs no more than the first: of UTF-16 and of lines that end in CR a byte
-of the same text in UTF-8 with LF, which is made in memory.
+A table is read in parts of so many rows. A part knows the byte at which it begins, so that the last one is read as fast
+as the first. UTF-16 and lines that end in CR are converted in memory to UTF-8 and LF, where the byte is counted.
 """
 import csv
 import gzip
@@ -22,36 +22,42 @@ from .paths import to_shards
 from .text import HEAD, check_head, decode_text, find_mark, no_text
 
 TABLES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
-COLUMNS = (("image", "caption"), ("filepath", "title"))  # ours, OpenCLIP's
+COLUMNS = (("image", "caption"), ("filepath", "title"))  # names of this package, and of OpenCLIP
 SEPARATORS = (",", "\t", ";")
 QUOTES = {"doubled": {}, "escaped": {"escapechar": "\\", "doublequote": False}, "none": {}}
 
 
 class Form(NamedTuple):
+    """How the rows of a table are written."""
+
     separator: str
-    quotes: str  # of QUOTES
-    cells: int  # of each row
-    columns: tuple[int, int]  # places of image and caption
+    quotes: str  # a key of QUOTES
+    cells: int  # number of cells in a row
+    columns: tuple[int, int]  # indices of image and caption
 
 
 class Row(NamedTuple):
-    line: int  # where it begins, from 1
+    """An image and its caption."""
+
+    line: int  # the line where the row begins, from 1
     image: str
     caption: str
 
 
 class CsvRows(NamedTuple):
+    """A part of a table: consecutive rows."""
+
     path: Path
     number: int
     start: int  # byte of its first row
-    count: int  # of rows
+    count: int  # number of rows
     form: Form
-    folder: str  # that relative paths of images are in
-    line: int  # of its first row
+    folder: str  # folder of relative image paths
+    line: int  # line of its first row
 
 
 class Lines:
-    """Lines as they are asked for, so that `file.tell()` is where the next row begins. Counts them."""
+    """The lines of a file, counted, and read one by one so that `file.tell()` is where the next row begins."""
 
     def __init__(self, path: Path, file: BinaryIO, count: int = 0):
         self.path, self.file, self.count = path, file, count
@@ -66,7 +72,7 @@ class Lines:
 
 
 def open_table(path: Path) -> BinaryIO:
-    """Open a table's text as UTF-8 without a mark, by lines that end in LF. Raises ValueError where it is no text."""
+    """Open a table as UTF-8 without a byte order mark and with lines that end in LF. Raises ValueError if not text."""
     file = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
     try:
         head = file.read(HEAD)
@@ -84,19 +90,20 @@ def open_table(path: Path) -> BinaryIO:
 
 
 def looks_merged(row: list[str], form: Form) -> bool:
-    """Return whether a cell of several lines holds other rows: its quote was never meant to open a cell."""
+    """Return whether a cell of several lines contains other rows, because its quote was not meant to open a cell."""
     suffix = PurePath(row[form.columns[0]].strip()).suffix
     inside = [line.split(form.separator) for cell in row if "\n" in cell for line in cell.split("\n")]
-    if not suffix:  # a tab within a caption is rarer than an open quote
+    if not suffix:  # tabs within a caption are rarer than open quotes
         return form.separator == "\t" and any(len(pieces) > 1 for pieces in inside)
     return any(len(pieces) > 1 and piece.strip(' "\r').endswith(suffix) for pieces in inside for piece in pieces)
 
 
 def read_rows(lines: Lines, form: Form) -> Iterator[Row]:
-    csv.field_size_limit(sys.maxsize)  # of the process; by default a caption of 131,072 letters is refused
+    """Yield rows. Raises ValueError for a row with other numbers of cells than the header, or with an open quote."""
+    csv.field_size_limit(sys.maxsize)  # for the whole process. By default a cell of 131,072 characters is refused
     if form.quotes == "none":
         rows = (line.rstrip("\r\n").split(form.separator) for line in lines)
-    else:  # not strict, an open quote takes all rows after it for one cell
+    else:  # without strict=True an open quote would make all rows after it one cell
         rows = csv.reader(lines, delimiter=form.separator, strict=True, **QUOTES[form.quotes])
     first = lines.count + 1
     try:
@@ -106,7 +113,7 @@ def read_rows(lines: Lines, form: Form) -> Iterator[Row]:
             if any(cell.strip() for cell in row):
                 if len(row) != form.cells:
                     raise ValueError(f"{lines.path}, line {first} has {len(row)} cells and the header {form.cells}: "
-                                     f"put a cell that holds {form.separator!r} or a line end in quotes")
+                                     f"put cells that contain {form.separator!r} or a line end in quotes")
                 if lines.count > first and looks_merged(row, form):
                     raise ValueError(f"{lines.path}, line {first} opens a quote that closes in line {lines.count}, "
                                      f"with other rows between: close it, or double those within a caption")
@@ -118,7 +125,7 @@ def read_rows(lines: Lines, form: Form) -> Iterator[Row]:
 
 
 def find_forms(lines: Lines, columns: Sequence[tuple[str, str]], separators: Iterable[str]) -> list[Form]:
-    """Return how the rows after a header may be written, the likeliest first. Raises ValueError for its columns."""
+    """Return the forms that the rows may have by the header, the likeliest first. Raises ValueError for its columns."""
     header = next((line for line in lines if line.strip()), "")
     cells = {sep: [cell.strip() for cell in next(csv.reader([header], delimiter=sep), [])] for sep in separators}
     for names in columns:
@@ -138,7 +145,7 @@ def find_forms(lines: Lines, columns: Sequence[tuple[str, str]], separators: Ite
 
 def read_forms(path: Path, columns: Sequence[tuple[str, str]], separators: Iterable[str],
                read: Callable[[Lines, Form], list]) -> list:
-    """Return what `read` makes of the lines after the header in the first form that fits all of them, not empty."""
+    """Return the result of `read` on the lines after the header, in the first form that fits all rows."""
     problem = None
     with open_table(path) as file:
         forms, begin = find_forms(header := Lines(path, file), columns, separators), file.tell()
@@ -156,7 +163,7 @@ def read_forms(path: Path, columns: Sequence[tuple[str, str]], separators: Itera
 
 
 def split_csv(path: Path, size: int = 10_000) -> list[CsvRows]:
-    """Return parts of `size` rows. Images are where the present folder says, as for open_clip_train."""
+    """Split a table into parts of `size` rows. Image paths are relative to the working directory, as in training."""
     def split(lines: Lines, form: Form) -> list[CsvRows]:
         parts: list[CsvRows] = []
         rows = read_rows(lines, form)
@@ -171,13 +178,14 @@ def split_csv(path: Path, size: int = 10_000) -> list[CsvRows]:
 
 
 def read_part(part: CsvRows) -> Iterator[Row]:
+    """Yield the rows of a part."""
     with open_table(part.path) as file:
         file.seek(part.start)
         yield from islice(read_rows(Lines(part.path, file, part.line - 1), part.form), part.count)
 
 
 def read_csv(part: CsvRows) -> Iterator[tuple[str, Path, str]]:
-    """Yield a name (the image's, with #ROW where it comes again), the image's path and its caption."""
+    """Yield name, path and caption of each image. The name is the image's, with #ROW if it appears again."""
     seen: set[str] = set()
     for number, (_, image, caption) in enumerate(read_part(part)):
         yield image + f"#{number}" * (image in seen), Path(part.folder, image), caption
@@ -185,7 +193,7 @@ def read_csv(part: CsvRows) -> Iterator[tuple[str, Path, str]]:
 
 
 def read_table(path: str | Path, image: str, caption: str, separator: str) -> list[Row]:
-    """Return all rows, by open_clip_train's flags or, where these are OpenCLIP's defaults, as the header says."""
+    """Return all rows, by the columns and separator of open_clip_train's flags. Defaults give way to the header."""
     named = (image, caption)
     columns = [named, COLUMNS[0]] if named == COLUMNS[1] else [named]
     separators = dict.fromkeys(s for s in (separator.replace("\\t", "\t"), *SEPARATORS) if len(s) == 1)

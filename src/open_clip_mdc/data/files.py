@@ -1,4 +1,4 @@
-"""Files and folders that appear under their name when they are complete, or not at all."""
+"""Write files and folders that appear under their name once they are complete, or not at all."""
 import errno
 import fcntl
 import hashlib
@@ -21,37 +21,38 @@ from typing import BinaryIO
 
 
 def _end(*_) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what cleans up is not to be cut off
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # do not interrupt the cleaning up
     for child in multiprocessing.active_children():
         child.terminate()
     sys.exit(128 + signal.SIGTERM)
 
 
 def end_when_terminated() -> None:
-    """Make SIGTERM, as batch systems send it, an exit that removes what is half written here and in child processes."""
+    """Exit on SIGTERM, which batch systems send, after removing half-written files here and in child processes."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end)
 
 
 def is_stdout(path: Path) -> bool:
+    """Return whether a path is where this process prints."""
     try:
         return os.path.samestat(path.stat(), os.fstat(1))
-    except OSError:  # that is closed
+    except OSError:  # stdout is closed, or there is no such path
         return False
 
 
 def open_own(path: Path, mode: str) -> BinaryIO:
-    """Open a file that no user names, such as a journal. Raises ValueError for a link, which may lead anywhere."""
+    """Open a file that no user has named, such as a journal. Raises ValueError for a link, which may lead anywhere."""
     try:
         return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
     except OSError as problem:
         if problem.errno != errno.ELOOP:
             raise
-        raise ValueError(f"{path} is a link, which is not written through: remove it") from problem
+        raise ValueError(f"{path} is a link, and this file is never written through a link: remove it") from problem
 
 
 def lock(descriptor: int) -> bool:
-    """Lock a file until this process ends or closes it, and return whether nobody else had it."""
+    """Lock a file until this process closes it or ends. Returns False if another process has locked it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -67,15 +68,16 @@ def _remove(path: Path) -> None:
 
 
 def _sweep(path: Path) -> None:
+    """Remove the partial files of `path` that killed processes have left: they are no longer locked."""
     for old in path.parent.glob(f".{escape(path.name)}.{'[0-9a-f]' * 12}"):
         try:
             descriptor = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:  # it is gone, another user's, or a link
+        except OSError:  # it is gone, belongs to another user, or is a link
             continue
         try:
             if lock(descriptor):
                 _remove(old)
-        except OSError:  # no locks here: nothing tells whose it is
+        except OSError:  # a file system without locks, where a running process may own it
             pass
         finally:
             os.close(descriptor)
@@ -96,11 +98,11 @@ def _partial(path: Path, folder: bool = False) -> Iterator[Path]:
             raise OSError(problem.errno, problem.strerror, str(path)) from problem
         try:
             alone = lock(descriptor)
-        except OSError:  # no locks here
+        except OSError:  # a file system without locks
             alone = True
         if alone and partial.exists():
             break
-        os.close(descriptor)  # another process was sweeping
+        os.close(descriptor)  # another process was just removing it
     try:
         yield partial
     finally:
@@ -114,12 +116,12 @@ def _write_into(path: Path, source: Path) -> None:
 
 
 def is_written_to(path: Path) -> bool:
-    """Return whether it is no file that can be replaced: a FIFO, a device, or where this process prints."""
+    """Return whether a path is written to instead of replaced: a FIFO, a device, or where this process prints."""
     return path.exists() and not path.is_file() and not path.is_dir() or path.is_symlink() and is_stdout(path)
 
 
 def try_output(path: str | Path, folder: bool = False) -> None:
-    """Make what `new_file` or `new_folder` will make at `path`, and remove it, before the work. Raises OSError."""
+    """Check before the work that `new_file` or `new_folder` will be able to write `path`. Raises OSError if not."""
     path = Path(os.path.realpath(path)) if not is_written_to(Path(path)) else Path(path)
     if folder:
         place = path
@@ -137,8 +139,8 @@ def try_output(path: str | Path, folder: bool = False) -> None:
         pass
     if path.exists():
         try:
-            os.close(os.open(path, os.O_WRONLY))  # of a file system that is mounted read-only here
-        except PermissionError:  # it can be replaced, though
+            os.close(os.open(path, os.O_WRONLY))  # raises if this file is mounted read-only
+        except PermissionError:  # a write-protected file can be replaced
             pass
 
 
@@ -146,8 +148,9 @@ def try_output(path: str | Path, folder: bool = False) -> None:
 def new_file(path: str | Path, follow: bool = True) -> Iterator[Path]:
     """Yield a file to write, which replaces `path` when the block ends without an error.
 
-    It keeps the mode of what it replaces. /dev/stdout, and what is no file, such as a FIFO, is written to. So is a file
-    that is mounted by itself, which cannot be replaced. What a link leads to is replaced, or the link without `follow`.
+    The new file keeps the mode of the old one. /dev/stdout, a FIFO or a device is written to at the end. So is a file
+    that is mounted by itself, which cannot be replaced. If `path` is a link, its target is replaced, or with
+    `follow=False` the link.
     """
     path = Path(path)
     if is_written_to(path):
@@ -164,7 +167,7 @@ def new_file(path: str | Path, follow: bool = True) -> Iterator[Path]:
             mode = path.stat().st_mode & 0o777
             partial.chmod(mode | 0o600)
         yield partial
-        if stat.S_IMODE(partial.stat().st_mode) != mode:  # safetensors makes files that only their owner reads
+        if stat.S_IMODE(partial.stat().st_mode) != mode:  # safetensors writes files that only their owner can read
             partial.chmod(mode)
         try:
             os.replace(partial, path)
@@ -175,6 +178,7 @@ def new_file(path: str | Path, follow: bool = True) -> Iterator[Path]:
 
 
 def hash_file(path: str | Path, algorithm: str) -> str:
+    """Return the hash of a file's content in hexadecimal. `algorithm` is one of hashlib's."""
     digest = hashlib.new(algorithm)
     with open(path, "rb") as file:
         while block := file.read(2 ** 20):
@@ -188,24 +192,24 @@ def _sha256(path: str, *state: int) -> str:
 
 
 def file_state(path: str | Path) -> tuple[int, ...]:
-    """Return what changes with a file's content: its number on the disk, its size and its times."""
+    """Return values that change with a file's content: its inode, size and times."""
     now = os.stat(path)
-    # The last change of any kind can be set by no program: rsync and cp -p set size and time of modification.
+    # No program can set st_ctime. rsync and cp -p may leave size and time of modification as they were.
     return now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
 
 
 def sha256(path: str | Path) -> str:
-    """Return the SHA-256 of a file's content. A process reads it once, and again when it has changed."""
+    """Return the SHA-256 of a file's content. A process reads a file again only if it has changed."""
     return _sha256(os.fspath(path), *file_state(path))
 
 
 def files_below(folder: str | Path) -> list[str]:
-    """Return all files in a folder and in those within, in order."""
+    """Return all files in a folder and its subfolders, sorted."""
     return sorted(os.path.join(where, name) for where, _, names in os.walk(folder) for name in names)
 
 
 def parse_json(text: str | bytes, **options) -> object:
-    """Return json.loads(text, **options). Raises ValueError for what is nested too deeply, too."""
+    """Return json.loads(text, **options). Raises ValueError also for text that is nested too deeply."""
     try:
         return json.loads(text, **options)
     except RecursionError as problem:
@@ -213,7 +217,7 @@ def parse_json(text: str | bytes, **options) -> object:
 
 
 def write_json(path: str | Path, content: object, follow: bool = True, **options) -> None:
-    """Write JSON by `new_file`, with options of `json.dumps`."""
+    """Write JSON by `new_file`, with the options of `json.dumps`."""
     with new_file(path, follow) as partial:
         partial.write_text(json.dumps(content, **options))
 
@@ -222,7 +226,7 @@ def write_json(path: str | Path, content: object, follow: bool = True, **options
 def new_folder(out: str | Path) -> Iterator[Path]:
     """Yield a folder to fill, which appears as `out` when the block ends without an error and is removed otherwise.
 
-    Raises ValueError if `out` is there and is not an empty folder.
+    Raises ValueError if `out` exists and is not an empty folder.
     """
     out = Path(out).resolve()
     inside = out / out.name
@@ -230,7 +234,7 @@ def new_folder(out: str | Path) -> Iterator[Path]:
         _sweep(inside)
     if out.exists() and not (out.is_dir() and all(path.name == "lost+found" for path in out.iterdir())):
         raise ValueError(f"{out} exists and is not an empty folder: remove it or choose another --out")
-    there = out.is_dir()  # a mount point perhaps, which cannot be replaced: it is filled at the end
+    there = out.is_dir()  # it is filled at the end, as a mount point could not be replaced
     out.parent.mkdir(parents=True, exist_ok=True)
     with _partial(inside if there else out, folder=True) as partial:
         yield partial

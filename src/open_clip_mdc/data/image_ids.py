@@ -1,8 +1,8 @@
-"""The numbers that COCO and its servers know images by, and captions in COCO's results format.
+"""The image_id of each image, and captions in COCO's results format.
 
-A number is "image_id" of the KEY.json beside an image or in its shard. Else the digits that end the name of the file,
-or the "filename" of KEY.json: 391895 of COCO_val2014_000000391895.jpg. Letters before the digits make it no number:
-0013ea2087020901.jpg has none.
+It is the "image_id" in the KEY.json beside the image or in its shard. Without one, it is the number at the end of the
+"filename" in KEY.json, or else of the file's name: 391895 for COCO_val2014_000000391895.jpg. Digits that follow a
+letter are not such a number, so 0013ea2087020901.jpg has none.
 """
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ from .shards import read_metadata
 
 
 def image_id(metadata: Mapping, name: str) -> int | None:
-    """Return the number of an image by its KEY.json and its name without folders, or None."""
+    """Return the image_id by KEY.json and the image's name without folders, or None if there is none."""
     value = metadata.get("image_id")
     if type(value) is int and value >= 0 or isinstance(value, str) and re.fullmatch("[0-9]+", value):
         return int(value)
@@ -37,15 +37,15 @@ def _found(paths: Iterable[Path]) -> Iterator[tuple[str, int | None]]:
 
 
 def read_image_ids(paths: Iterable[Path], limit: int | None = None) -> dict[str, int]:
-    """Return the number of each image by its name, in the order of `read_images`.
+    """Return {name: image_id} in the order of `read_images`.
 
-    Raises ValueError for a shard that cannot be read, an image without a number and one whose number another has.
+    Raises ValueError for a shard that cannot be read, an image without an image_id, and an image_id that comes twice.
     """
     return check_image_ids(islice(_found(paths), limit))
 
 
 def check_image_ids(found: Iterable[tuple[str, int | None]]) -> dict[str, int]:
-    """Return {name: number}. Raises ValueError for a name without a number and for a number that comes twice."""
+    """Return {name: image_id}. Raises ValueError for a name without one, and for one that comes twice."""
     ids: dict[str, int] = {}
     owners: dict[int, str] = {}
     for name, number in found:
@@ -54,12 +54,12 @@ def check_image_ids(found: Iterable[tuple[str, int | None]]) -> dict[str, int]:
                              f"or a name that ends in digits, as COCO_val2014_000000391895.jpg does")
         if number in owners:
             raise ValueError(f"{name} and {owners[number]} both have the image_id {number}: COCO's results format "
-                             f"takes one caption an image")
+                             f"takes one caption per image")
         ids[name] = number
         owners[number] = name
     return ids
 
 
 def coco_results(captions: Mapping[str, str], ids: Mapping[str, int]) -> list[dict]:
-    """Return COCO's results format, [{"image_id": number, "caption": text}, ...], of captions by name."""
+    """Return captions by name in COCO's results format, [{"image_id": number, "caption": text}, ...]."""
     return [{"image_id": ids[name], "caption": caption} for name, caption in captions.items()]

@@ -1,4 +1,4 @@
-"""Images of files and of webdataset shards, for training and the tools.
+"""Read images from files, tables and webdataset shards, for training and the command-line tools.
 
 Dimensions: B images, H and W pixels, L positions.
 """
@@ -23,25 +23,28 @@ from .csv_pairs import CsvRows, read_csv
 from .paths import SHARDS, formats
 from .shards import CAPTION_SEPARATOR, image_member, image_suffix, members, read_samples
 
-MAX_ASPECT = 100  # resized to a model's height, what is narrower fills the memory
+MAX_ASPECT = 100  # a narrower image, resized by its shorter side, would fill the memory
 
 
-class Lacking(ValueError):
-    """Samples of a shard have no image. The others are read."""
+class MissingImages(ValueError):
+    """Some samples of a shard have no image. The others are read."""
 
 
 class Source(NamedTuple):
+    """An image that is not decoded yet."""
+
     name: str
-    source: Path | BytesIO | ValueError  # what `open_image` takes
-    text: str | None = None  # of its sample
+    source: Path | BytesIO | ValueError  # for `open_image`
+    text: str | None = None  # of the sample in a shard, or of the row in a table
 
 
 def without_image(sample: dict) -> str:
+    """Return how a message names a sample without an image: its key, and the members that it has."""
     return f"sample {sample['__key__']} ({', '.join(members(sample))})"
 
 
 def named_samples(shard: Path, lacking: list[str] | None = None) -> Iterator[tuple[str, dict]]:
-    """Yield the samples with an image by KEY, or by KEY#NUMBER where a key comes again. Notes others in `lacking`."""
+    """Yield name and sample of each with an image: KEY, or KEY#NUMBER if a key comes again. `lacking` lists others."""
     keys: set[str] = set()
     lacking = [] if lacking is None else lacking
     for number, sample in enumerate(read_samples(str(shard))):
@@ -52,13 +55,14 @@ def named_samples(shard: Path, lacking: list[str] | None = None) -> Iterator[tup
         else:
             lacking.append(without_image(sample))
     if lacking and not keys:
-        raise ValueError(f"{shard}: none of its {len(lacking)} samples has an image; the first is {lacking[0]}")
+        raise ValueError(f"{shard}: none of its {len(lacking)} samples has an image. The first is {lacking[0]}")
 
 
 def read_images(paths: list[Path | CsvRows]) -> Iterator[Source]:
-    """Yield files as they are, the rows of CSV files, and shards image by image, called SHARD::KEY (`named_samples`).
+    """Yield the images of files, tables and shards. Those of a shard are called SHARD::KEY (`named_samples`).
 
-    A shard that breaks off is followed by a ValueError that says so, one with samples without an image by a Lacking.
+    After a shard that is cut off comes a ValueError that says so, and after one with samples that have no image a
+    `MissingImages`.
     """
     for path in paths:
         if isinstance(path, CsvRows):
@@ -76,22 +80,22 @@ def read_images(paths: list[Path | CsvRows]) -> Iterator[Source]:
             yield Source(str(path), ValueError(str(problem)))
         else:
             if lacking:
-                yield Source(str(path), Lacking(f"{path}: no image in {len(lacking)} of its samples; the first is "
-                                                f"{lacking[0]}"))
+                yield Source(str(path), MissingImages(f"{path}: no image in {len(lacking)} of its samples. The first "
+                                                      f"is {lacking[0]}"))
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """Return 16-bit grey by its upper 8 bits, as Pillow reads 16-bit colours. Its `convert` cuts off at 255."""
-    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):  # of older Pillow
+    """Return the upper 8 bits of 16-bit grey, as Pillow does for 16-bit colours. Its `convert` would clip at 255."""
+    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):  # the latter in older Pillow
         return image.convert("I").point(lambda grey: grey / 256)
     if image.mode in ("I", "F"):
-        raise ValueError(f"pixels of mode {image.mode} have no known range: scale them to 8 bits")
+        raise ValueError(f"pixels of mode {image.mode} have no known range: save the image with 8 bits")
     return image
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Return RGB, the way up that the camera noted (EXIF), of the frame at hand: what every model sees."""
-    if image.format == "TIFF":  # Pillow maps a grey one on the disk into memory as if it were stored turned
+    """Return the current frame as RGB, rotated as its EXIF orientation says. Every model sees images so."""
+    if image.format == "TIFF":  # load it without its name: Pillow would memory-map grey pixels in rotated order
         name, image.filename = image.filename, ""
         image.load()
         image.filename = name
@@ -100,21 +104,21 @@ def upright(image: Image.Image) -> Image.Image:
 
 def decode_image(source: Path | BytesIO, name: str | None = None,
                  box: tuple[int, int, int, int] | None = None) -> Image.Image:
-    """Return RGB, `upright`. `box` is the part to keep: left, upper, right, lower in pixels as stored.
+    """Return an image as `upright` RGB. `box` is the part to keep: left, upper, right, lower in pixels as stored.
 
-    Raises ValueError, with `name` or `source`, for what is none of `formats`, or damaged.
+    Raises ValueError, which contains `name` or `source`, for a damaged image or a format that is not in `formats`.
     """
     try:
         with Image.open(source, formats=formats()) as file:
             return upright(file if box is None else file.crop(box))
-    except UnidentifiedImageError as problem:  # its text would name the object in memory
+    except UnidentifiedImageError as problem:  # its own text names an object in memory
         raise ValueError(f"cannot read the image {name or source}: it is no {', '.join(formats())}") from problem
     except Exception as problem:  # Pillow's decoders fail in many ways on damaged files
         raise ValueError(f"cannot read the image {name or source}: {problem}") from problem
 
 
 def open_image(source: Path | BytesIO | ValueError | Image.Image, name: str | None = None) -> Image.Image:
-    """Return RGB, upright. Raises ValueError where it cannot be decoded, or is much longer than wide."""
+    """Return an image as `upright` RGB. Raises ValueError if it cannot be decoded, or is much longer than wide."""
     if isinstance(source, ValueError):
         raise source
     if isinstance(source, Image.Image):
@@ -130,30 +134,30 @@ def open_image(source: Path | BytesIO | ValueError | Image.Image, name: str | No
 
 
 class Batch(NamedTuple):
-    """Decoded images, and what could not be read."""
+    """Decoded images, and the reasons why others cannot be read."""
 
-    names: list[str]  # of the images that can be read
-    image: Tensor | None  # [B, 3, H, W], of those whose names are in `new`; None where there are none
-    other: Tensor | None  # the same images by another model's transform, where there is one
+    names: list[str]  # images that can be read
+    image: Tensor | None  # [B, 3, H, W] for the names in `new`, or None if there are none
+    other: Tensor | None  # the same images by another model's transform, if there is one
     new: list[str]
-    thumbnails: list[str | None]  # one for each name
-    texts: list[str | None]  # one for each name
-    problems: list[str]  # why others cannot be read
-    damaged: list[str]  # shards that broke off, among the problems
+    thumbnails: list[str | None]  # one for each of `names`
+    texts: list[str | None]  # one for each of `names`
+    problems: list[str]  # why other images cannot be read
+    damaged: list[str]  # those of the problems that are about shards that are cut off
 
 
 @dataclass(eq=False, repr=False)
 class Images(Dataset):
-    """Batches of images in the order of `read_images`, which reads files once. Workers get them to decode."""
+    """Batches of images in the order of `read_images`. The main process reads the files, and workers decode them."""
 
     paths: list[Path | CsvRows]
-    transform: Callable  # of the model, from an RGB image to [3, H, W], or but for its last steps (`to_bytes`)
+    transform: Callable  # the model's, from an RGB image to [3, H, W], with or without its last steps (`to_bytes`)
     batch_size: int
-    limit: int | None = None  # only the first so many images
-    known: Container[str] = ()  # names of images that are not needed, nor opened, unless for a thumbnail
-    thumbnail: Callable[[Image.Image], str] | None = None  # makes the small image for a page
-    other_transform: Callable | None = None  # of a second model that looks at the same images
-    seed: int | None = None  # of a transform that draws: by it and a batch's number, not by the worker
+    limit: int | None = None  # number of images to read, from the first
+    known: Container[str] = ()  # names of images that need not be opened, except for a thumbnail
+    thumbnail: Callable[[Image.Image], str] | None = None  # returns the small image for a page
+    other_transform: Callable | None = None  # of a second model that sees the same images
+    seed: int | None = None  # for a random transform: each batch is seeded by this and its number
 
     def batches(self) -> Iterator[tuple[int, list[Source]]]:
         """Yield the number and the undecoded images of each batch."""
@@ -168,11 +172,13 @@ class Images(Dataset):
             return self.decode(rows)
 
     def decode(self, rows: list[Source]) -> Batch:
+        """Return a batch of which either no image or every image is new."""
         batch = self.decode_new(rows, self.known)
-        # If some are known it is done again as a whole: what is drawn for an image depends on all.
+        # If only some are known, decode all: the random numbers of an image depend on those before it.
         return self.decode_new(rows, ()) if 0 < len(batch.new) < len(batch.names) else batch
 
     def decode_new(self, rows: list[Source], known: Container[str]) -> Batch:
+        """Return a batch with tensors for the images that are not `known`."""
         names, images, others, new, thumbnails, texts, problems, damaged = [], [], [], [], [], [], [], []
         for name, source, text in rows:
             thumbnail = None
@@ -186,7 +192,7 @@ class Images(Dataset):
                         new.append(name)
             except ValueError as problem:
                 problems.append(str(problem))
-                damaged += [str(problem)] * (isinstance(source, ValueError) and not isinstance(source, Lacking))
+                damaged += [str(problem)] * (isinstance(source, ValueError) and not isinstance(source, MissingImages))
                 continue
             names.append(name)
             thumbnails.append(thumbnail)
@@ -195,13 +201,13 @@ class Images(Dataset):
         return Batch(names, image, other, new, thumbnails, texts, problems, damaged)
 
     def loader(self, workers: int) -> DataLoader:
-        """Return batches decoded by so many processes. 0 is this one."""
+        """Return a loader of batches, decoded by so many worker processes. With 0 this process decodes."""
         return DataLoader(self, sampler=one_ahead(self.batches()), batch_size=None, num_workers=workers,
                           collate_fn=_as_it_is, pin_memory=torch.cuda.is_available())
 
 
 def one_ahead(items: Iterator) -> Iterator:
-    """Yield items. A thread takes the next one while the caller waits for workers or for the device."""
+    """Yield items. A thread reads the next one while the caller waits for workers or the device."""
     end = object()
     with ThreadPoolExecutor(1) as thread:
         following = thread.submit(next, items, end)
@@ -215,11 +221,12 @@ def _as_it_is(batch: Batch) -> Batch:
 
 
 def data_url(content: bytes, mime: str) -> str:
+    """Return bytes as a data: URL."""
     return f"data:{mime};base64,{base64.b64encode(content).decode()}"
 
 
 def captioned(samples: Iterable[dict]) -> Iterator[dict]:
-    """Yield the samples that have an image and a text. The log counts the others and names the first."""
+    """Yield the samples that have an image and a text. A warning counts the others and names the first."""
     lacking, first, usable = Counter(), None, set()
     try:
         for sample in samples:
@@ -230,7 +237,7 @@ def captioned(samples: Iterable[dict]) -> Iterator[dict]:
             else:
                 lacking[shard] += 1
                 first = first or f"{shard}, {without_image(sample)}"
-    finally:  # an epoch may end within a pass
+    finally:  # also if an epoch ends within a pass
         if lacking:
             logging.warning("Left out %d of the samples, in %d of the shards, as they have no image or no .txt. The "
                             "first is %s. Shards without any other sample: %d.", lacking.total(), len(lacking), first,
@@ -238,7 +245,7 @@ def captioned(samples: Iterable[dict]) -> Iterator[dict]:
 
 
 def read_pairs(shards: list[str], transform: Callable, tokenizer: Callable) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield image [3, H, W] and caption [L], the first of several, of each sample that has both, in order."""
+    """Yield image [3, H, W] and caption [L] of each sample that has both. The first of several captions is taken."""
     for sample in captioned(sample for shard in shards for sample in read_samples(shard)):
         image = decode_image(BytesIO(sample[image_member(sample)]), f"{sample['__url__']}::{sample['__key__']}")
         caption = sample["txt"].decode("utf-8-sig", errors="replace").split(CAPTION_SEPARATOR)[0]
@@ -246,7 +253,7 @@ def read_pairs(shards: list[str], transform: Callable, tokenizer: Callable) -> I
 
 
 def image_pairs(samples: Iterable[dict]) -> Iterator[dict]:
-    """Yield `image`, decoded, and `text` of each sample that is `captioned`. The log names what cannot be read."""
+    """Yield `image`, decoded, and `text` of each sample that is `captioned`. Images that cannot be read are logged."""
     for sample in captioned(samples):
         try:
             image = decode_image(BytesIO(sample[image_member(sample)]),
@@ -257,7 +264,7 @@ def image_pairs(samples: Iterable[dict]) -> Iterator[dict]:
 
 
 def stored(image: bytes, name: str) -> tuple[str, bytes]:
-    """Return suffix and bytes of an image for every reader of shards: JPEG, PNG, WebP as they are, others as PNG."""
+    """Return suffix and bytes of an image to write to a shard: JPEG, PNG and WebP as they are, others as PNG."""
     try:
         return image_suffix(image), image
     except UnidentifiedImageError:
@@ -271,6 +278,7 @@ def batched(pairs: Iterator[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple
 
 
 def encode_png(image: Image.Image) -> bytes:
+    """Return the bytes of a PNG file."""
     buffer = BytesIO()
     image.save(buffer, "png")
     return buffer.getvalue()

@@ -1,7 +1,7 @@
-"""A journal: JSON lines that note work as it is done, so that the same command resumes where it was stopped.
+"""A journal: JSON lines that record finished work, so that the same command resumes where it was stopped.
 
-The first line is the key, everything that the rows depend on. The others are rows, objects with an id. A row is in the
-journal once its line is whole: of a run that was killed the last line may not be. One process writes at a time.
+The first line is the key: all settings that the rows depend on. Every other line is a row, an object with an id. A row
+counts once its line is complete, as the last line of a killed run may not be. Only one process writes at a time.
 """
 import json
 import os
@@ -12,13 +12,13 @@ from typing import BinaryIO
 
 from .files import lock, open_own, parse_json
 
-SECONDS = 10  # that workers of a run that was killed may live on, with its lock: PyTorch's look for it every 5
+SECONDS = 10  # to wait for the lock: PyTorch's workers of a killed run keep it, and look for their parent every 5 s
 
 
 class Rows(Mapping):
-    """{id: row} of a journal, read from the file row by row: they may be more than fit into memory.
+    """The mapping {id: row} of a journal. Rows are read from the file when needed, as they may not fit into memory.
 
-    Empty where the file does not exist or begins with another key. `id` is the field of a row that names it.
+    It is empty if the file does not exist or begins with another key. `id` names the field of a row that holds its id.
     """
 
     def __init__(self, path: str | Path, key: dict, id: str = "id"):
@@ -29,12 +29,12 @@ class Rows(Mapping):
         with self.path.open("rb") as file:
             if file.readline() != head:
                 return
-            self.size = len(head)  # bytes of all whole lines
+            self.size = len(head)  # bytes of all complete lines
             for line in file:
                 try:
                     row = json.loads(line) if line.endswith(b"\n") else {}
                     self.places[row[id]] = self.size
-                except (ValueError, LookupError, TypeError):  # this line was broken off
+                except (ValueError, LookupError, TypeError):  # an incomplete line
                     return
                 self.size += len(line)
 
@@ -51,26 +51,26 @@ class Rows(Mapping):
 
 
 def open_alone(path: Path) -> BinaryIO:
-    """Open a file for appending, locked until it is closed. Raises ValueError where another process has it."""
+    """Open a file for appending, locked until it is closed. Raises ValueError if another process has locked it."""
     for _ in range(SECONDS):
         file = open_own(path, "ab")
-        # Its last owner may have removed it.
+        # The process that had it may have removed it.
         if lock(file.fileno()) and path.exists() and os.path.samefile(path, file.fileno()):
             return file
         file.close()
         time.sleep(1)
-    raise ValueError(f"another run is writing {path}: wait for its end, or write to another file")
+    raise ValueError(f"another run is writing {path}: wait until it ends, or write to another file")
 
 
 def check_journal(path: Path, key: dict) -> None:
-    """Raise ValueError for a file of another key or program. It stays as it is: rows cost time or money."""
+    """Raise ValueError for a journal with another key and for other files. They stay, as rows cost time or money."""
     head = json.dumps(key).encode() + b"\n"
     try:
         with path.open("rb") as file:
             line = file.readline(2 ** 24)
     except FileNotFoundError:
         return
-    if head.startswith(line):  # the same, or broken off
+    if head.startswith(line):  # the same key, perhaps cut off
         return
     try:
         earlier = parse_json(line)
@@ -78,14 +78,14 @@ def check_journal(path: Path, key: dict) -> None:
     except (ValueError, AttributeError, TypeError):
         unlike = []
     if not unlike or not set(earlier) & set(key):
-        raise ValueError(f"{path} is damaged or no file of this tool: give another --out or remove it")
+        raise ValueError(f"{path} is damaged or not from this command: give another --out or remove it")
     raise ValueError(f"{path} was begun with another {', '.join(unlike)}: give another --out or remove it")
 
 
 class Journal:
-    """Context manager of the journal that this process writes. Without a row it leaves no file.
+    """Context manager for writing a journal. It leaves no file without rows.
 
-    `rows` are those of an earlier run with the same key, and those appended since.
+    `rows` are those of earlier runs with the same key and those appended since.
     """
 
     def __init__(self, path: str | Path, key: dict, id: str = "id"):
@@ -101,7 +101,7 @@ class Journal:
         return self
 
     def append(self, row: dict) -> None:
-        """Write a row at once. It counts once its line is whole."""
+        """Write a row at once."""
         place = self.rows.size
         self._write(json.dumps(row).encode() + b"\n")
         self.rows.places[row[self.rows.id]] = place
@@ -112,7 +112,7 @@ class Journal:
         self.rows.size += len(line)
 
     def __exit__(self, *problem) -> None:
-        empty = self._file.tell() == len(self._head)  # not by `rows`: Ctrl-C may fall between line and entry
+        empty = self._file.tell() == len(self._head)  # `rows` may lack the last one after Ctrl-C within `append`
         self._file.close()
         if empty:
             self.rows.path.unlink()

@@ -1,9 +1,9 @@
-"""Markdown tables."""
+"""Write Markdown tables."""
 from collections.abc import Iterable, Sequence
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table. None is an empty cell, and a bar within a cell is escaped."""
+    """Return a Markdown table. None is an empty cell, and | in a cell is escaped."""
     lines = [list(header), ["---"] * len(header), *map(list, rows)]
     for line in lines:
         if len(line) != len(header):

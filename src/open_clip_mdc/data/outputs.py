@@ -1,4 +1,4 @@
-"""Outputs of commands: which suffixes they have, and a trial of each place before anything is loaded."""
+"""Check the outputs of a command before anything is loaded: their suffixes, and that they can be written."""
 import argparse
 import os
 import sys
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from .files import is_written_to, try_output
 
-FOLDER = ()  # has no suffix of a file
+FOLDER = ()  # a folder has no suffix
 PAGE = (".html", ".htm")
-# Command (and action): the suffixes of what its flags name.
+# For each command: the flags that name an output, and the suffixes of each.
 OUTPUTS = {
     "caption": {"out": (".jsonl", ".csv", ".parquet", ".json"), "html": PAGE},
     "score": {"out": (".csv", ".jsonl"), "out_shards": FOLDER},
@@ -28,32 +28,32 @@ OUTPUTS = {
     "app": {},
     "list": {},
 }
-# A folder may be called run-v1.5, but not this.
+# The suffixes that a folder's name may not have. It may be called run-v1.5.
 OF_FILES = {suffix for flags in OUTPUTS.values() for suffixes in flags.values() for suffix in suffixes} | {
     f".{suffix}" for suffix in (
         "arrow avif bin bmp ckpt csv feather gif gz h5 hdf5 jpeg jpg jsonl log md msgpack npy npz onnx parquet pdf "
         "pickle pkl safetensors sqlite svg tar tgz tif tiff tsv txt webp xlsx yaml yml zip").split()}
-OR_TABLES = ("caption", "score")  # which write tables of shards into a folder, too
+OR_TABLES = ("caption", "score")  # their --out may also be a folder, with a table for each shard
 MAKE_PARENTS = ("scenes", "fetch", "prepare", "export")
 
 
 class Default(str):
-    """The name of an output that nobody chose: what is there is not replaced."""
+    """An output's default name. A file of that name is not replaced, unlike one that the user names."""
 
 
 def is_folder(out: str) -> bool:
-    """Return whether --out means a folder of tables, one for each shard, rather than one file: it has no suffix."""
+    """Return whether --out is a folder for tables, one for each shard: it exists as a folder, or has no suffix."""
     return Path(out).is_dir() or not Path(out).suffix
 
 
 def check_suffix(flag: str, value: str, suffixes: tuple[str, ...], tables: bool = False) -> None:
-    """Raise ValueError for a name with none of the `suffixes` (no suffix: of a folder). `tables`: or a folder."""
+    """Raise ValueError for a name without one of the `suffixes`. () is for a folder. `tables` also allows a folder."""
     path = Path(value)
     if is_written_to(path) or tables and is_folder(value):
         return
     if not suffixes:
         if path.suffix.lower() in OF_FILES and not path.is_dir():
-            raise ValueError(f"{flag} {value} is to be a folder, and {path.suffix} is the suffix of a file: "
+            raise ValueError(f"{flag} {value} should be a folder, but {path.suffix} is the suffix of a file: "
                              f"give another name")
     elif path.suffix.lower() not in suffixes:
         folder = ", or be a folder (no suffix) for the tables of shards" if tables else ""
@@ -61,14 +61,14 @@ def check_suffix(flag: str, value: str, suffixes: tuple[str, ...], tables: bool 
 
 
 def beside(path: str) -> str:
-    """Return the first of NAME-2, NAME-3, ... that is not there."""
+    """Return the first of NAME-2, NAME-3, ... that does not exist."""
     stem, suffix = os.path.splitext(path)
     return next(name for number in count(2) if not os.path.lexists(name := f"{stem}-{number}{suffix}"))
 
 
 def ready(args: argparse.Namespace) -> None:
-    """Check and try every output of a command. Where a default is taken, `args` gets the next free name."""
-    if getattr(args, "print", False):  # of fetch
+    """Check every output of a command. If the file of a default name exists, `args` gets the next free name."""
+    if getattr(args, "print", False):  # fetch --print writes nothing
         return
     names = OUTPUTS[args.tool]
     given = {name: value for name in names if (value := getattr(args, name, None))}
@@ -77,12 +77,12 @@ def ready(args: argparse.Namespace) -> None:
         tables = name == "out" and args.tool in OR_TABLES
         check_suffix(flag, value, names[name], tables)
         folder = not names[name] or tables and is_folder(value)
-        if not folder and os.path.isfile(value) and args.tool != "judge":  # which resumes
+        if not folder and os.path.isfile(value) and args.tool != "judge":  # judge resumes its file
             if isinstance(value, Default):
                 vars(args)[name] = beside(value)
-                print(f"{value} is there already: this goes to {getattr(args, name)}", file=sys.stderr)
+                print(f"{value} exists already: writing to {getattr(args, name)}", file=sys.stderr)
             elif os.path.getsize(value):
-                print(f"{flag} {value} is there already, and is replaced at the end", file=sys.stderr)
+                print(f"{flag} {value} exists already, and is replaced at the end", file=sys.stderr)
         if name != "out_shards" and args.tool not in MAKE_PARENTS and not Path(value).absolute().parent.is_dir():
             raise FileNotFoundError(f"{flag} {value}: its folder does not exist")
         try_output(getattr(args, name), folder)

@@ -1,4 +1,4 @@
-"""The files that a command line names: paths, folders, patterns. Imports no torch, for bulk/units.py."""
+"""Find the files that a command line names by paths, folders and patterns. Imports no torch, for bulk/units.py."""
 import glob
 import os
 import re
@@ -9,37 +9,37 @@ from shlex import quote
 from braceexpand import braceexpand
 from PIL import Image, UnidentifiedImageError
 
-# Named to Pillow wherever it opens others' files: left to choose, it runs Ghostscript on an EPS.
+# The formats that Pillow may open: by default it would also run Ghostscript on an EPS file.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF", "JPEG2000", "PPM")
-IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp",  # in OpenCLIP's order, where a sample has several
+IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp",  # OpenCLIP's order, for a sample with several images
                   "jfif", "jpe", "bmp", "gif", "tif", "tiff", "avif", "heic", "heif", "jp2", "j2k", "ppm", "pgm", "pbm")
 IMAGE_FILES = tuple(f".{suffix}" for suffix in IMAGE_SUFFIXES)
-# Not read, but named where a folder holds them, as their owner may take them for images.
+# Images that cannot be read. They are reported if a folder holds them, as users may expect them to be read.
 UNREADABLE_FILES = (".svg", ".eps", ".psd", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raw", ".tga", ".ico")
 SHARDS = (".tar",)
-# What users have beside images and shards, by suffix.
+# Other files that users give where images or shards are expected, by suffix.
 OTHERS = {".parquet": "a parquet table", ".arrow": "an Arrow table", ".json": "a JSON file",
           ".jsonl": "a JSON Lines file", ".csv": "a table", ".tsv": "a table", ".txt": "a text",
           ".zip": "a zip archive", ".npy": "a NumPy array",
           ".h5": "an HDF5 file", ".lmdb": "a database", ".html": "a page", ".pdf": "a PDF", ".mp4": "a video"}
 
-TO_SHARDS = (".parquet", ".json", ".jsonl", ".csv", ".tsv")  # of them what `prepare shards` reads
+TO_SHARDS = (".parquet", ".json", ".jsonl", ".csv", ".tsv")  # those that `open_clip_mdc prepare shards` reads
 
 
 @cache
 def formats() -> list[str]:
-    """Return those of FORMATS that this Pillow reads: AVIF since 11.3, HEIF by pillow_heif."""
+    """Return those of FORMATS that the installed Pillow reads: AVIF needs 11.3, HEIF needs pillow_heif."""
     Image.init()
     return [name for name in FORMATS if name in Image.OPEN]
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a path, or a part of it, is hidden or what macOS adds: .thumbnails/, ._cat.jpg, __MACOSX/."""
+    """Return whether a path has a part that is hidden or added by macOS: .thumbnails/, ._cat.jpg, __MACOSX/."""
     return any(part.startswith(".") and part not in (".", "..") or part == "__MACOSX" for part in name.split("/"))
 
 
 def is_image(path: str | Path) -> bool:
-    """Return whether a file counts as an image: by its suffix, or by its content where the suffix is no image's."""
+    """Return whether a file is an image, by its suffix or else by its content."""
     if Path(path).suffix.lower() in IMAGE_FILES + UNREADABLE_FILES:
         return True
     try:
@@ -47,12 +47,12 @@ def is_image(path: str | Path) -> bool:
             return True
     except (UnidentifiedImageError, ValueError, SyntaxError):
         return False
-    except (OSError, Image.DecompressionBombError):  # who reads it will say why it cannot be read
+    except (OSError, Image.DecompressionBombError):  # the code that reads it reports why it cannot be read
         return True
 
 
 def inside(folder: Path, name: str, path: Path, row: str | int) -> Path:
-    """Return `folder`/`name` of a row of a file `path`. Raises ValueError if that could lead out of the folder."""
+    """Return `folder`/`name`. Raises ValueError, with `path` and `row`, if that could lead out of the folder."""
     parts = PurePosixPath(name).parts
     if (not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name
             or PureWindowsPath(name).drive):
@@ -61,13 +61,13 @@ def inside(folder: Path, name: str, path: Path, row: str | int) -> Path:
 
 
 def to_shards(path: str | Path, split: str = "train") -> str:
-    """Return the command that makes shards of images with captions in another layout."""
+    """Return the command that makes shards of images with captions that are stored in another way."""
     out = re.sub(r"\W+", "-", Path(os.path.abspath(path)).name.partition(".")[0]).strip("-") or split
     return f"open_clip_mdc prepare shards --{split} {quote(str(path))} --out {out}-wds"
 
 
 def check_kind(path: str | Path) -> None:
-    """Raise ValueError for a file that is no image and no shard. Says what it is, and what to make of it."""
+    """Raise ValueError, with a way to convert it, for a file that is neither an image nor a shard."""
     suffix = Path(path).suffix.lower()
     kind = OTHERS.get(suffix)
     if kind and not is_image(path):
@@ -77,22 +77,23 @@ def check_kind(path: str | Path) -> None:
 
 
 def expand(pattern: str) -> list[str]:
-    """Return the paths of a pattern, as in training."""
-    if "${" in pattern:  # $WDS_NAME of the environment; webdataset's own function imports torch
+    """Expand a pattern of shards as in training: {000..009}, A::B and ${WDS_NAME}."""
+    if "${" in pattern:  # only webdataset expands environment variables, and it imports torch
         from webdataset.shardlists import expand_urls
         return expand_urls(pattern)
     return [path for part in pattern.split("::") for path in braceexpand(part)]
 
 
 def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[Path]:
-    """Return files as given, what patterns ("*.jpg", "{000..009}.tar") match, and the files in folders, each sorted.
+    """Return the files that paths name, that patterns match ("*.jpg", "{000..009}.tar") and that folders hold, sorted.
 
-    `kinds` are the suffixes that are looked for in folders; with those of images all that `is_image`, but nothing that
-    `is_hidden`. Raises FileNotFoundError where a path, pattern or folder gives nothing.
+    In folders the files with the suffixes in `kinds` count. If these are image suffixes, so do all files that
+    `is_image`. Files that are hidden (`is_hidden`) do not count. Raises FileNotFoundError if a path, pattern or folder
+    gives no file.
     """
     found = []
     for path in paths:
-        there = os.path.exists(path)  # what is there by that very name is no pattern: "holiday[1].jpg"
+        there = os.path.exists(path)  # a file of that very name, such as "holiday[1].jpg", is no pattern
         for pattern in [path] if there else expand(path):
             matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
             if not matches:
@@ -113,6 +114,6 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
 
 
 def count_images(paths: list, limit: int | None = None) -> int | None:
-    """Return how many images there are, up to `limit`, or None where a shard or table holds an unknown number."""
+    """Return the number of images, up to `limit`, or None if there is a shard or table, whose number is not known."""
     known = all(isinstance(path, Path) and path.suffix.lower() not in SHARDS for path in paths)
     return len(paths[:limit]) if known else None

@@ -1,7 +1,7 @@
-"""Webdataset shards of captioned images: the one reader, the one writer. Read as a stream, written whole or not at all.
+"""Read and write webdataset shards of captioned images: as streams in, whole files out.
 
-A sample is KEY.jpg (or another of IMAGE_SUFFIXES), KEY.txt and KEY.json. Names and contents of members are not to be
-trusted: what is written gets keys of our own.
+A sample is KEY.jpg (or another of IMAGE_SUFFIXES), KEY.txt and KEY.json. Names and contents of members are not trusted,
+so written shards get new keys.
 """
 import io
 import json
@@ -25,23 +25,23 @@ from webdataset.writer import TarWriter
 from .files import new_file, write_json
 from .paths import IMAGE_SUFFIXES, check_kind, is_hidden
 
-LABELS = {"txt", "json", "cls", "npy"}  # what makes an image a sample of its own, see `regroup`
-LARGEST, LARGEST_TEXT = 2 ** 28, 2 ** 24  # bytes of a member that are read to memory; of KEY.txt and KEY.json
+LABELS = {"txt", "json", "cls", "npy"}  # members that make an image a sample of its own (`regroup`)
+LARGEST, LARGEST_TEXT = 2 ** 28, 2 ** 24  # maximum bytes of a member, and of a KEY.txt or KEY.json
 EXTENSIONS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
-              tarfile.GNUTYPE_LONGLINK)  # members whose content tarfile itself reads to memory
-SCHEMES = ("file", "http", "https", "ftps", "sftp", "scp", "gs", "hf")  # that tools read; "pipe" and "ais" run commands
-META = r"__[^/]*__($|/)"  # names that webdataset takes for its own
-INCOMPLETE = "not a complete tar file; fetch or write it again"
-SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # by Pillow's format; some JPEGs are an MPO
+              tarfile.GNUTYPE_LONGLINK)  # types of members that tarfile itself reads to memory
+SCHEMES = ("file", "http", "https", "ftps", "sftp", "scp", "gs", "hf")  # allowed URLs. "pipe" and "ais" run commands
+META = r"__[^/]*__($|/)"  # names that webdataset reserves
+INCOMPLETE = "not a complete tar file. Download or write it again"
+SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # by Pillow's format. Some JPEGs are MPO files
 
 
 def as_file(shard: str) -> str:
-    """Return what webdataset opens as a file where there is one of that name, even "pipe:...", or a URL."""
+    """Return a file's absolute path, so that webdataset opens it even if it is called "pipe:...". URLs stay as is."""
     return os.path.abspath(shard) if os.path.exists(shard) else shard
 
 
 def find_shards(pattern: str) -> list[str]:
-    """Return the shards of a pattern as OpenCLIP does: "{000..009}" counts, "::" joins. Raises FileNotFoundError."""
+    """Expand a pattern of shards as OpenCLIP does: {000..009} and A::B. Raises FileNotFoundError if one is missing."""
     shards = expand_urls(pattern)
     missing = [shard for shard in shards if not os.path.exists(shard) and not urlparse(shard).scheme]
     if missing:
@@ -51,7 +51,7 @@ def find_shards(pattern: str) -> list[str]:
 
 @contextmanager
 def open_tar(path: Path) -> Iterator[TarWriter]:
-    """Yield a writer to `path` as it goes. The same samples give the same bytes."""
+    """Yield a writer of a shard that appears at once. The same samples give the same bytes."""
     with path.open("wb") as stream, TarWriter(stream, user="", group="", mtime=0) as writer:
         yield writer
 
@@ -65,38 +65,38 @@ def tar_writer(path: Path) -> Iterator[TarWriter]:
 
 
 def stats_file(shard: Path) -> Path:
-    """Return where the counts of a shard lie, which are written before it appears."""
+    """Return the path of a shard's counts, which are written before the shard appears."""
     return shard.with_name(f"{shard.stem}_stats.json")
 
 
 def read_stats(shard: Path) -> dict:
-    """Return where a shard comes from, and how many "pairs" it holds. Raises ValueError where nothing says so."""
+    """Return a shard's source and its number of "pairs". Raises ValueError if no file beside it tells."""
     try:
         return json.loads(stats_file(shard).read_text())
     except (OSError, ValueError) as problem:
-        raise ValueError(f"{shard} has no {stats_file(shard).name} beside it, so something else wrote it: give another "
-                         f"folder") from problem
+        raise ValueError(f"{shard} has no {stats_file(shard).name} beside it, so this command did not write it: give "
+                         f"another folder") from problem
 
 
 def write_sizes(folder: Path) -> None:
-    """Write sizes.json, where OpenCLIP reads the numbers of pairs, of all shards that are there, whoever wrote them."""
+    """Write sizes.json, from which OpenCLIP reads the number of pairs, for all shards in a folder."""
     write_json(folder / "sizes.json", {path.name: read_stats(path)["pairs"] for path in sorted(folder.glob("*.tar"))},
                follow=False)
 
 
 class TooLarge(ValueError):
-    pass
+    """A member of a shard would fill the memory."""
 
 
 def check_size(member: tarfile.TarInfo) -> None:
-    """Raise TooLarge for a member that is no image and no caption, before it fills the memory."""
+    """Raise TooLarge for a member that is too large for an image or a caption, before it is read."""
     most = LARGEST_TEXT if member.name.lower().endswith((".txt", ".json")) or member.type in EXTENSIONS else LARGEST
     if member.size > most:
         raise TooLarge(f"its member {member.name!r} has {member.size:,} bytes, more than the {most:,} that are read")
 
 
 class Bounded(tarfile.TarInfo):
-    """TarInfo for `tarfile.open(tarinfo=Bounded)` with which tarfile reads no long name of any size."""
+    """TarInfo for `tarfile.open(tarinfo=Bounded)`, which bounds the size of long names and other headers."""
 
     @classmethod
     def frombuf(cls, buf: bytes, encoding: str, errors: str) -> "Bounded":
@@ -107,7 +107,7 @@ class Bounded(tarfile.TarInfo):
 
 
 class Header(Bounded):
-    """TarInfo that raises on a corrupt or missing header, where tarfile sees the archive's end. Zeros are the end."""
+    """TarInfo that raises on a corrupt or missing header, which tarfile takes for the end. Only zeros are the end."""
 
     @classmethod
     def frombuf(cls, buf: bytes, encoding: str, errors: str) -> "Header":
@@ -120,7 +120,7 @@ class Header(Bounded):
 
 
 def read_members(stream: BinaryIO, wanted: Callable[[str], bool]) -> Iterator[dict]:
-    """Yield fname and data (None unless `wanted`) of a tar's files. webdataset's own reader hides a broken end."""
+    """Yield fname and data (None unless `wanted`) of a tar's files. Unlike webdataset's reader it reports a cut end."""
     with tarfile.open(fileobj=stream, mode="r|*", tarinfo=Header) as archive:
         for member in archive:
             if member.isreg() and not re.match(META, member.name):
@@ -129,14 +129,14 @@ def read_members(stream: BinaryIO, wanted: Callable[[str], bool]) -> Iterator[di
                     check_size(member)
                     data = archive.extractfile(member).read()
                 yield {"fname": member.name, "data": data}
-            archive.members.clear()  # they would add up
+            archive.members.clear()  # otherwise tarfile keeps all of them in memory
 
 
 def training_members(stream: BinaryIO, skip: str | None, handler: Callable[[Exception], bool],
                      select: Callable[[str], bool] | None, rename: Callable[[str], str] | None) -> Iterator[dict]:
-    """Yield fname and data of a tar's files by the rules of webdataset's reader, and `check_size` of each.
+    """Yield fname and data of a tar's files as webdataset's reader does, but `check_size` of each first.
 
-    `handler` says whether to read on behind a file that cannot be read.
+    `handler` returns whether to continue after a file that cannot be read.
     """
     archive = tarfile.open(fileobj=stream, mode="r|*", tarinfo=Bounded)
     for member in archive:
@@ -155,18 +155,19 @@ def training_members(stream: BinaryIO, skip: str | None, handler: Callable[[Exce
 
 
 def split_name(name: str) -> tuple[str | None, str]:
-    """Return webdataset's key of a member, up to the first dot, and the rest, whose end is in lower case."""
+    """Split a member's name into webdataset's key, up to the first dot, and the rest, with its suffix in lower case."""
     key, rest = base_plus_ext(name)
     stem, dot, suffix = (rest or "").rpartition(".")
     return key, stem + dot + suffix.lower()
 
 
 def members(sample: dict) -> list[str]:
+    """Return the suffixes of a sample's files."""
     return [name for name in sample if not name.startswith("__")]
 
 
 def owner(stem: str, parts: dict[str, dict]) -> str:
-    """Return the stem of the sample that the members KEY.STEM.* are part of. "" is KEY itself."""
+    """Return the stem of the sample to which the members KEY.STEM.* belong. "" stands for KEY itself."""
     if not stem or image_member(parts[stem]) and parts[stem].keys() & LABELS:
         return stem
     above = stem
@@ -178,14 +179,14 @@ def owner(stem: str, parts: dict[str, dict]) -> str:
 
 
 def regroup(samples: Iterable[dict]) -> Iterator[dict]:
-    """Yield samples by their owner's keys, of samples by webdataset's, which end at the first dot of a name.
+    """Split webdataset's samples, whose keys end at the first dot of a name, into the samples that are meant.
 
-    KEY.jpg, KEY.txt and KEY.depth.png are one sample. Where KEY has no image, or KEY.v1.jpg has a KEY.v1.txt (or one of
-    LABELS) beside it, KEY.v1 is a sample of its own, and KEY.v1.depth.png a part of it. What is hidden (`is_hidden`) is
+    KEY.jpg, KEY.txt and KEY.depth.png are one sample. If KEY has no image, or if KEY.v1.jpg has a KEY.v1.txt (or one of
+    LABELS) beside it, KEY.v1 is a sample of its own, and KEY.v1.depth.png belongs to it. Hidden files (`is_hidden`) are
     left out.
     """
     for sample in samples:
-        key, parts = sample["__key__"], {}  # by what stands between KEY and the last dot
+        key, parts = sample["__key__"], {}  # by the stem between KEY and the last dot
         for name in members(sample):
             if not is_hidden(f"{key}.{name}"):
                 stem, _, suffix = name.rpartition(".")
@@ -196,18 +197,18 @@ def regroup(samples: Iterable[dict]) -> Iterator[dict]:
             within = stem[len(own) + bool(own):]
             groups.setdefault(own, {}).update({f"{within}." * bool(within) + name: x for name, x in part.items()})
         about = {name: value for name, value in sample.items() if name.startswith("__")}
-        for own in sorted(groups, key=bool):  # KEY first, the others as they stand
+        for own in sorted(groups, key=bool):  # KEY first, the others in their order
             yield about | {"__key__": f"{key}.{own}" if own else key} | groups[own]
 
 
 def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterator[dict]:
     """Yield a shard's samples, grouped as in training (`regroup`): `__key__` and {suffix: bytes}.
 
-    Only members of `suffixes` are read, in lower case. Default all. Raises ValueError: the shard is no complete tar
-    file, a member is too large, or a URL would run a command.
+    Only members with one of the `suffixes`, in lower case, are read. The default is all. Raises ValueError if the shard
+    is not a complete tar file, if a member is too large, or if a URL would run a command.
     """
     scheme = "" if os.path.exists(shard) else urlparse(shard).scheme
-    if scheme and (scheme not in SCHEMES or "'" in shard):  # webdataset puts the URL into a shell's command
+    if scheme and (scheme not in SCHEMES or "'" in shard):  # webdataset puts the URL into a shell command
         raise ValueError(f"{shard} is no file, and no URL of {', '.join(SCHEMES)}")
 
     def wanted(name: str) -> bool:
@@ -230,25 +231,26 @@ def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterato
 
 
 def warn_of_lines(shards: list[str]) -> Iterator[str]:
-    """Yield a warning where most first texts hold several captions, a line each, as clip_benchmark's sets do."""
+    """Yield a warning if most of the first texts have several lines, as in clip_benchmark's sets, one caption each."""
     texts: list[str] = []
     try:
         if shards and os.path.isfile(shards[0]):
             texts = [sample["txt"].decode(errors="replace").strip() for sample in
                      islice(read_samples(shards[0], ("txt",)), 50)]
-    except (OSError, ValueError):  # who reads all of it will say so
+    except (OSError, ValueError):  # the code that reads the whole shard reports it
         return
     if sum("\n" in text and CAPTION_SEPARATOR not in text for text in texts) > len(texts) / 2:
-        yield (f"most texts of {shards[0]} have several lines: each KEY.txt is one caption here; if every line is one, "
-               f"make shards of them by open_clip_mdc prepare shards")
+        yield (f"most texts of {shards[0]} have several lines, and each KEY.txt is taken as one caption. If every line "
+               f"is a caption, make shards of them by open_clip_mdc prepare shards")
 
 
 def image_member(sample: dict) -> str | None:
+    """Return the suffix of a sample's image, or None if it has none."""
     return next((suffix for suffix in IMAGE_SUFFIXES if suffix in sample), None)
 
 
 def read_metadata(sample: dict) -> dict:
-    """Return KEY.json, or {} where there is none or it is no JSON object."""
+    """Return the content of KEY.json, or {} if there is none or if it is not a JSON object."""
     try:
         metadata = json.loads(sample.get("json", b"{}"))
     except (ValueError, RecursionError):
@@ -257,7 +259,7 @@ def read_metadata(sample: dict) -> dict:
 
 
 def is_text(value: object) -> bool:
-    """Return whether it is a caption: not empty, and can be written. JSON can hold half of a letter's code."""
+    """Return whether a value is a text that is not empty and that UTF-8 can encode, as not all of JSON's can be."""
     try:
         return isinstance(value, str) and bool(value.strip() and value.encode())
     except UnicodeEncodeError:
@@ -265,10 +267,10 @@ def is_text(value: object) -> bool:
 
 
 def image_suffix(data: bytes) -> str:
-    """Return the suffix of an image. Raises UnidentifiedImageError: no JPEG, PNG or WebP. ValueError: damaged."""
+    """Return the suffix of an image. Raises UnidentifiedImageError if not JPEG, PNG or WebP, ValueError if damaged."""
     try:
         with Image.open(io.BytesIO(data), formats=["JPEG", "PNG", "WEBP"]) as image:
-            image.draft(None, (1, 1))  # a JPEG at an eighth of its size, which reads all of it
+            image.draft(None, (1, 1))  # decode a JPEG at an eighth of its size: faster, and all bytes are still read
             image.load()
             return SUFFIXES[image.format]
     except UnidentifiedImageError:
@@ -278,10 +280,9 @@ def image_suffix(data: bytes) -> str:
 
 
 def shard_pattern(folder: str | Path, count: int) -> str:
-    """Return what `--train-data` takes for the first `count` shards of a folder."""
+    """Return the `--train-data` pattern of the first `count` shards in a folder."""
     return f"{folder}/00000.tar" if count == 1 else f"{folder}/{{00000..{count - 1:05d}}}.tar"
 
 
-# Between the captions of one image in one KEY.txt: ASCII's record separator, which no caption contains, while alt
-# texts do contain line ends.
+# Separates several captions in one KEY.txt. ASCII's record separator is in no caption, but alt texts contain line ends.
 CAPTION_SEPARATOR = "\x1e"

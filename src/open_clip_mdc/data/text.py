@@ -1,4 +1,4 @@
-"""Text files of users, as common programs save them: UTF-8, or UTF-16 with its mark (Excel), and any line ends."""
+"""Read text files as common programs save them: UTF-8, or UTF-16 with a byte order mark (Excel), and any line ends."""
 import codecs
 import logging
 import re
@@ -8,29 +8,31 @@ from pathlib import Path
 from .paths import to_shards
 
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-HEAD = 2 ** 20  # bytes that tell what a file is
+HEAD = 2 ** 20  # bytes at the beginning that tell what a file is
 
 
 def find_mark(head: bytes) -> bytes:
+    """Return the byte order mark at the beginning, or b"" if there is none."""
     return next((mark for mark in MARKS if head.startswith(mark)), b"")
 
 
 def no_text(path: str | Path, line: int, problem: UnicodeDecodeError) -> ValueError:
+    """Return the error for a line that is not UTF-8."""
     return ValueError(f"{path}, line {line} is no UTF-8 text (byte 0x{problem.object[problem.start]:02x}): save the "
                       f"file as UTF-8")
 
 
 def check_head(path: str | Path, head: bytes) -> None:
-    """Raise ValueError for a file that is no text at all. Names the kinds that users have."""
+    """Raise ValueError for a file that is not text at all."""
     if head.startswith(b"PAR1"):
-        raise ValueError(f"{path} is a parquet table, no text: if it holds images, make shards of it by "
+        raise ValueError(f"{path} is a parquet table, not text: if it holds images, make shards of it by "
                          f"{to_shards(path)}")
-    if 8 * head.count(0) > len(head) and len(find_mark(head)) != 2:  # a caption may hold one, UTF-16 has every other
-        raise ValueError(f"{path} is full of zero bytes, as no UTF-8 text is: save the file as UTF-8")
+    if 8 * head.count(0) > len(head) and len(find_mark(head)) != 2:  # UTF-8 has few zeros, UTF-16 has many
+        raise ValueError(f"{path} is full of zero bytes, so it is not UTF-8 text: save the file as UTF-8")
 
 
 def decode_text(content: bytes, path: str | Path) -> str:
-    """Return the text of a file's bytes without its mark, by lines that end in LF. Raises ValueError with the line."""
+    """Decode a file's bytes to text without a mark and with LF at line ends. Raises ValueError that names the line."""
     check_head(path, content[:HEAD])
     mark = find_mark(content)
     content, encoding = content[len(mark):], MARKS.get(mark, "utf-8")
@@ -44,21 +46,22 @@ def decode_text(content: bytes, path: str | Path) -> str:
 
 
 def read_text(path: str | Path) -> str:
+    """Return the text of a file (`decode_text`)."""
     return decode_text(Path(path).read_bytes(), path)
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """Return the lines of a list, without white space at their ends and without blank lines."""
-    # Not splitlines(): a caption may hold U+2028 and the like.
+    """Return the lines of a file, without white space at their ends and without blank lines."""
+    # splitlines() would also split at U+2028 and the like, which captions may contain.
     return [line.strip() for line in read_text(path).split("\n") if line.strip()]
 
 
 def read_names(path: str | Path) -> list[str]:
-    """Return the lines of a list whose line numbers count. Warns of one that comes again, raises for a blank one."""
+    """Return the lines of a file whose line numbers are used. Warns of a repeated line, and raises for a blank one."""
     names = [line.strip() for line in read_text(path).rstrip().split("\n")]
     if "" in names:
         raise ValueError(f"{path}, line {names.index('') + 1} is blank, so that lines after it would be numbered "
                          f"wrongly: remove it")
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        logging.warning("%s has %r more than once, and %d such lines", path, twice[0], len(twice))
+        logging.warning("%s has %d lines more than once, such as %r", path, len(twice), twice[0])
     return names

@@ -1,7 +1,8 @@
-"""Reader of all weights: the format is told by content, checksums are compared, names are those of the bare model.
+"""Read weights of any format: check the file, then return tensors under the names that the model itself gives them.
 
-Formats are torch.save's zip and older pickle, safetensors, big_vision's .npz. PyTorch does not look at the checksums of
-a zip, nor safetensors at the SHA-256 that is written to its header here: a changed bit would be another weight.
+Formats are torch.save's zip and older pickle, safetensors and big_vision's .npz, told by content. PyTorch does not
+compare the checksums of a zip, nor safetensors the SHA-256 that `save` writes to its header. This file compares both,
+as a changed bit would be another weight.
 """
 import hashlib
 import re
@@ -20,17 +21,17 @@ from torch import Tensor
 
 from .files import new_file
 
-WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # keys that the weights lie under
-PREFIXES = ("module.", "model.")  # of all names: DDP's; a Lightning module's
-WITHIN = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # torch.compile's, FSDP's
-DIGEST = "sha256"  # in a safetensors header
-BEGINNINGS = (  # of files that are given for weights
-    (rb"\s*version https://git-lfs", "it is a pointer of git-lfs: fetch the file itself by git lfs pull"),
-    (rb"(\xef\xbb\xbf)?\s*<", "it is a page of HTML or XML, as a failed download leaves: fetch it again"),
-    (rb"\x1f\x8b", "it is a gzip file: unpack it"), (rb"\x89HDF", "it is an HDF5 file, of Keras perhaps"),
-    (rb"GGUF", "it is a GGUF file, a language model's"), (rb".{257}ustar", "it is a tar file: unpack it"),
+WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # keys under which checkpoints hold the weights
+PREFIXES = ("module.", "model.")  # in front of all names, from DDP and Lightning
+WITHIN = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # from torch.compile and FSDP
+DIGEST = "sha256"  # key in a safetensors header
+BEGINNINGS = (  # the first bytes of other files that users give
+    (rb"\s*version https://git-lfs", "it is a git-lfs pointer: get the file itself by git lfs pull"),
+    (rb"(\xef\xbb\xbf)?\s*<", "it is an HTML or XML page, as a failed download leaves: download it again"),
+    (rb"\x1f\x8b", "it is a gzip file: unpack it"), (rb"\x89HDF", "it is an HDF5 file, perhaps from Keras"),
+    (rb"GGUF", "it is a GGUF file of a language model"), (rb".{257}ustar", "it is a tar file: unpack it"),
 )
-KINDS = (  # what a network is, and patterns of names that it has
+KINDS = (  # a kind of network, a pattern that no name of its weights matches, and patterns that some match
     ("a frozen VQ-VAE of open_clip_mdc vq", r"^(?!visual\.)", r"^visual\.vq\."),
     ("a captioner with a VQ-VAE as image tower", None, r"^visual\.vq\.", r"^text\.blocks\."),
     ("a captioner of image regions", None, r"^visual\.region_embedding", r"^text\.blocks\."),
@@ -48,22 +49,22 @@ UNKNOWN = "an unknown network"
 
 
 class Misfit(RuntimeError):
-    """Weights are not those of a model: its text follows "FILE holds no weights of MODEL: "."""
+    """Weights do not belong to a model. The text follows after "FILE holds no weights of MODEL: "."""
 
 
 def check(path: Path) -> str:
-    """Return the format of a file of weights, "torch", "safetensors" or "npz". Raises ValueError: none, or damaged."""
+    """Return the format of a file of weights: "torch", "safetensors" or "npz". Raises ValueError if none or damaged."""
     with path.open("rb") as file:
         start = file.read(512)
     if start[:2] == b"PK":
         return _check_zip(path)
-    if start[8:9] == b"{" and 0 in start[:8]:  # the header's size, which is no text
+    if start[8:9] == b"{" and 0 in start[:8]:  # a text would have no zero bytes before the brace
         _open_safetensors(path)
         return "safetensors"
     if start[:1] == b"\x80":
         return "torch"
     what = next((what for beginning, what in BEGINNINGS if re.match(beginning, start, re.DOTALL)),
-                "neither torch.save nor safetensors wrote it")
+                "it was not written by torch.save or safetensors")
     raise ValueError(f"{path} is no checkpoint: {what if start else 'it is empty'}")
 
 
@@ -77,26 +78,26 @@ def _check_zip(path: Path) -> str:
         raise ValueError(f"{path} is damaged (the checksum of {damaged} is wrong): copy or make it again")
     within = {name.partition("/")[2] for name in names}
     if "constants.pkl" in within:
-        raise ValueError(f"{path} is no checkpoint: it is a program of TorchScript; give the state_dict of its model, "
-                         "as torch.save writes it")
+        raise ValueError(f"{path} is no checkpoint: it is a TorchScript program. Give the state_dict of its model, as "
+                         "torch.save writes it")
     if "data.pkl" in within:
         return "torch"
     if all(name.endswith(".npy") for name in names):
         return "npz"
-    what = "a program of torch.export" if "archive_format" in within else "a zip file of something else"
+    what = "a program of torch.export" if "archive_format" in within else "a zip file without weights"
     raise ValueError(f"{path} is no checkpoint: it is {what}")
 
 
 def _open_safetensors(path: Path) -> dict[str, str]:
     try:
-        with safe_open(path, "pt") as file:  # compares the sizes of all tensors with that of the file
+        with safe_open(path, "pt") as file:  # checks the sizes of all tensors against that of the file
             return file.metadata() or {}
     except (SafetensorError, ValueError) as problem:
         raise ValueError(f"{path} is damaged or was cut off ({problem}): copy or make it again") from problem
 
 
 def read(path: Path) -> object:
-    """Return what a file of torch.save or safetensors holds, on the CPU. Raises ValueError: damaged, or it has code."""
+    """Load a file of torch.save or safetensors to the CPU. Raises ValueError if it is damaged or contains code."""
     kind = check(path)
     if kind == "npz":
         raise ValueError(f"{path} is no checkpoint of PyTorch: it is a NumPy archive")
@@ -106,45 +107,46 @@ def read(path: Path) -> object:
         if expected is not None and expected != digest(tensors):
             raise ValueError(f"{path} is damaged (the checksum in its header is wrong): copy or make it again")
         return tensors
-    with path.open("rb") as file:  # of a path, torch.load would look at the name
+    with path.open("rb") as file:  # given a path, torch.load would look at the name
         return unpickled(lambda: torch.load(file, map_location="cpu", weights_only=True), path)
 
 
 def unpickled(load: Callable[[], object], path: Path | str) -> object:
-    """Return load(), of torch.load. Raises ValueError where it holds other objects, or is none."""
+    """Return load(), a call of torch.load. Raises ValueError for a damaged file, or one with other Python objects."""
     try:
-        with catch_warnings():  # of pickles' protocols
+        with catch_warnings():  # about pickle protocols
             simplefilter("ignore")
             return load()
     except FileNotFoundError:
         raise
-    except Exception as problem:  # of any kind, as the bytes may be anybody's; PyTorch's text says how to run them
+    except Exception as problem:  # damaged bytes raise any kind. PyTorch's own text tells how to run hostile code
         if found := re.search(r"nsupported (?:global: )?GLOBAL (\S+)", str(problem)):
-            raise ValueError(f"{path} is no checkpoint of tensors alone: it holds other objects of Python ({found[1]}),"
-                             " which can run code when they are read") from None
+            raise ValueError(f"{path} holds other Python objects than tensors ({found[1]}), which could run code when "
+                             "they are read: give its state_dict alone") from None
         raise ValueError(f"{path} is no checkpoint of PyTorch, or is damaged or was cut off: copy or make it again"
                          ) from None
 
 
 def stored_epoch(path: Path) -> int | None:
-    """Return the epoch that a checkpoint stores, 0 if none, None if it cannot be read. Tensors stay on the disk."""
+    """Return the epoch that a checkpoint stores, 0 if none, None if it cannot be read. Does not read the tensors."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # as in `read`, which says what is wrong with the file that is taken
+    except Exception:  # of any kind, as in `unpickled`
         return None
     epoch = content.get("epoch") if isinstance(content, Mapping) else None
     return epoch if type(epoch) is int else 0
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
-    """Return the weights that a file holds, by the names of the bare model.
+    """Return the weights in a file, under the names that the model itself gives them.
 
-    Raises ValueError as `read`, and for NaN and infinity. Misfit: it holds no weights.
+    Raises ValueError as `read` does, and for NaN and infinity. Raises Misfit if there are no weights in it.
     """
     return state_dict(read(path), path)
 
 
 def state_dict(content: object, path: Path) -> dict[str, Tensor]:
+    """Return the weights in the content of a file, as `tensors` does."""
     while isinstance(content, Mapping) and (inner := next(
             (content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)) is not None:
         content = inner
@@ -153,17 +155,17 @@ def state_dict(content: object, path: Path) -> dict[str, Tensor]:
     found = bare_names({name: x for name, x in content.items() if isinstance(x, Tensor)})
     if not found:
         of_optimizer = {"param_groups", "optimizer"} & content.keys()
-        raise Misfit("it holds the state of an optimizer alone" if of_optimizer else "it holds no tensor")
+        raise Misfit("it holds only the state of an optimizer" if of_optimizer else "it holds no tensor")
     check_finite(found, path)
     return found
 
 
 def bare_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights without what DDP, torch.compile, Lightning and others put into their names."""
+    """Return weights without the prefixes that DDP, torch.compile, Lightning and others add to their names."""
     weights = {WITHIN.sub("", str(name)): x for name, x in weights.items()}
     while prefix := next((p for p in PREFIXES if weights and all(name.startswith(p) for name in weights)), None):
         weights = {name.removeprefix(prefix): x for name, x in weights.items()}
-    if kind(weights) == UNKNOWN:  # a Lightning module perhaps, with one whole model and other weights beside it
+    if kind(weights) == UNKNOWN:  # perhaps a Lightning module that holds one whole model and other weights
         parts = [{name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
                  for prefix in {f"{name.partition('.')[0]}." for name in weights}]
         whole = [part for part in parts if kind(part).startswith(("a captioner", "a CLIP model", "a CoCa model"))]
@@ -172,42 +174,44 @@ def bare_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_finite(content: object, path: Path, name: str = "") -> None:
+    """Raise ValueError if a tensor in the content of a file is not finite."""
     if isinstance(content, Tensor):
         if content.is_floating_point() and not content.isfinite().all():
-            raise ValueError(f"{path} holds NaN or infinity ({name}): nothing can be computed with it")
+            raise ValueError(f"{path} holds NaN or infinity ({name}): give an earlier checkpoint")
     elif isinstance(content, (Mapping, list, tuple)):
         for key, value in content.items() if isinstance(content, Mapping) else enumerate(content):
             check_finite(value, path, f"{name}.{key}" if name else str(key))
 
 
 def save(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file whose header has the checksum that `read` compares."""
+    """Write a safetensors file with the checksum in its header that `read` compares."""
     tensors = {name: x.contiguous() for name, x in tensors.items()}
     save_file(tensors, path, {"format": "pt", **(metadata or {}), DIGEST: digest(tensors)})
 
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file that appears whole. Raises OSError that names it."""
+    """Write a safetensors file that appears once it is complete. Raises OSError that names it."""
     with new_file(path) as partial:
-        try:  # safetensors' save_file would put another file in its place, one without new_file's lock
+        try:  # safetensors' save_file would replace the file that `new_file` has locked
             partial.write_bytes(serialised(tensors, metadata))
         except OSError as problem:
             raise OSError(f"{path} cannot be written: {problem}") from problem
 
 
 def add_checksum(path: Path) -> None:
+    """Write a safetensors file again, with a checksum in its header."""
     save(load_file(path), path, _open_safetensors(path))
 
 
 def halve(path: Path) -> None:
-    """Write a safetensors file's floats anew in 16 bit. Raises ValueError where one is above 65,504."""
+    """Convert the floats in a safetensors file to float16. Raises ValueError if one is above 65,504."""
     tensors = {name: x.half() if x.is_floating_point() else x for name, x in load_file(path).items()}
     check_finite(tensors, path)
     save(tensors, path, _open_safetensors(path))
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of names, types, shapes and values."""
+    """Return the SHA-256 of the names, types, shapes and values of tensors."""
     total = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         total.update(name.encode())
@@ -216,12 +220,14 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def hash_tensor(digest, tensor: Tensor) -> None:
+    """Add the type, shape and values of a tensor to a hash of hashlib."""
     flat = tensor.detach().cpu().contiguous()
     digest.update(f"{flat.dtype}{tuple(flat.shape)}".encode())
     digest.update(flat.reshape(-1).view(torch.uint8).numpy())
 
 
 def kind(names: Mapping[str, Tensor]) -> str:
+    """Return the kind of network that weights belong to by their names, one of KINDS or UNKNOWN."""
     for what, never, *patterns in KINDS:
         if all(any(re.search(p, name) for name in names) for p in patterns) and not (
                 never and any(re.search(never, name) for name in names)):
@@ -235,7 +241,7 @@ def is_vq(names: Mapping[str, Tensor]) -> bool:
 
 
 def misfit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Misfit:
-    """Return why weights that are given are not a model's own: of another kind, or size, or by other names."""
+    """Return why given weights do not fit a model: another kind of network, another size, or other names."""
     what, wanted = kind(given), kind(own)
     if what != wanted:
         advice = f"give the checkpoint of {wanted}" if what != UNKNOWN else \
@@ -246,11 +252,11 @@ def misfit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Misfit:
     for name, x in own.items():
         if name in given and given[name].shape != x.shape:
             return Misfit(f"it is of {what} of another size: {name} is {list(given[name].shape)}, here "
-                          f"{list(x.shape)}; give the model that it was trained as")
+                          f"{list(x.shape)}. Give the model that it was trained as")
     missing, extra = own.keys() - given.keys(), given.keys() - own.keys()
-    told = [f"{words} {_some(sorted(names))}" for words, names in (("it lacks", missing), ("it has too much", extra))
-            if names]
-    return Misfit(f"{', '.join(told)}; give the model that it was trained as")
+    reasons = [f"{words} {_some(sorted(names))}" for words, names in (("it lacks", missing),
+                                                                     ("it has too much", extra)) if names]
+    return Misfit(f"{', '.join(reasons)}. Give the model that it was trained as")
 
 
 def _some(names) -> str:

@@ -41,6 +41,7 @@ def seed_noise(*keys: int) -> None:
 
 
 def worker_id() -> int:
+    """Return the number of this data worker, 0 in the main process."""
     worker = get_worker_info()
     return 0 if worker is None else worker.id
 
@@ -177,6 +178,7 @@ class PrefetchLoader:
         return ({"image": image, "text": text} for image, text in made) if self.named else made
 
     def start(self, batch: tuple) -> tuple:
+        """Begin to copy a batch to the device. Returns it with the event of its arrival."""
         image, text = batch
         text = self.prepare(text).pin_memory()
         with torch.cuda.stream(self.stream):

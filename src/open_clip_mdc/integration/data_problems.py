@@ -22,6 +22,7 @@ def find_size_problem(pairs: int, args) -> str | None:
 
 
 def is_csv(path: str, args) -> bool:
+    """Return whether OpenCLIP will read the data as a table."""
     return args.dataset_type == "csv" or args.dataset_type == "auto" and path.endswith((".csv", ".tsv"))
 
 

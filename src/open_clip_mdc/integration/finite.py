@@ -23,6 +23,7 @@ class WatchedLoss:
         self.start(0)
 
     def start(self, epoch: int) -> None:
+        """Begin an epoch."""
         self.epoch, self.micro_batches = epoch, 0
         self.first_bad: Tensor | None = None  # step, int64 []
 
@@ -33,6 +34,7 @@ class WatchedLoss:
 
     @torch.compiler.disable
     def note(self, losses: dict[str, Tensor]) -> None:
+        """Record on the device whether the loss is finite."""
         step, rest = divmod(self.micro_batches, self.args.accum_freq)
         self.micro_batches += 1
         bad = torch.where(sum(losses.values()).detach().isfinite(), NEVER, step + 1)
@@ -41,6 +43,7 @@ class WatchedLoss:
             self.check()
 
     def check(self) -> None:
+        """Raise FloatingPointError on all ranks if a loss of this epoch was not finite on one of them."""
         if self.first_bad is None:
             return
         first = self.first_bad.clone()

@@ -172,7 +172,7 @@ class PretrainedCaptioner:
         if decoding.needs_null_image(options, self.model) and options.get("blind") is None:
             options["blind"] = self._null_image(blind_images, images[:decoding.NULL_IMAGES], batch_size)
         elif blind_images is not None:
-            raise ValueError("blind_images has no effect without a guidance_scale other than 1")
+            raise ValueError("blind_images changes nothing without a guidance_scale other than 1")
         generator = torch.Generator(self.device).manual_seed(seed)
         options["sampling"] = Sampling(temperature, top_k, top_p, generator)
         return [row for x in self.batches(images, batch_size) for row in self.decode(x, **options)]

@@ -1,1 +1,1 @@
-"""The built-in rendered worlds, plain and rich, and how they are drawn."""
+"""Synthetic images with captions: simple shapes in three worlds (plain, rich, mentions), drawn by drawing.py."""

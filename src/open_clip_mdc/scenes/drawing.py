@@ -1,6 +1,6 @@
-"""Drawing of the built-in scenes: outlines, colours, and objects on a grey ground as an image.
+"""Draw the synthetic scenes: outlines, colours, and objects on a grey background as an image.
 
-Coordinates and radii are fractions of the image's side; y points down.
+Coordinates and radii are fractions of the image's side. y points down.
 """
 import math
 import random
@@ -15,14 +15,14 @@ Point = tuple[float, float]
 
 
 def _corners(count: int, outer: float, inner: float | None = None, turn: float = 0.0) -> list[Point]:
-    """Corners (x right, y down) of a polygon around the origin. With `inner`, every second corner is pulled in."""
+    """Return corners of a polygon around the origin. With `inner`, every second corner is at that radius."""
     radii = (outer, outer if inner is None else inner)
     angles = [turn + 2 * math.pi * i / count for i in range(count)]
     return [(radii[i % 2] * math.sin(angle), -radii[i % 2] * math.cos(angle)) for i, angle in enumerate(angles)]
 
 
 def _ring() -> list[Point]:
-    outer, inner = _corners(48, 1.0), _corners(48, 0.55)  # the hole is cut from the edge
+    outer, inner = _corners(48, 1.0), _corners(48, 0.55)  # one polygon, whose hole is cut in from the edge
     return [*outer, outer[0], inner[0], *reversed(inner)]
 
 
@@ -34,8 +34,8 @@ def _heart() -> list[Point]:
     return [(x / reach, y / reach) for x, y in points]
 
 
-# All reach to a circle of radius 1, which is what "larger" compares. With outlines scaled to equal area instead, the
-# tiny model names colours and relations after 300 steps but no shape (NELBO 2.9 nats a caption, two free choices of 4).
+# All outlines reach to a circle of radius 1, which is what "larger" compares. With outlines of equal area instead, the
+# tiny model named colours and relations after 300 steps but guessed shapes (NELBO 2.9 nats per caption).
 OUTLINES = {
     "circle": _corners(48, 1.0),
     "square": _corners(4, 1.0, turn=math.pi / 4),
@@ -53,15 +53,15 @@ COLOURS = {
     "orange": (240, 130, 30), "purple": (130, 50, 170), "pink": (245, 150, 190), "brown": (115, 70, 35),
     "white": (240, 240, 240), "black": (15, 15, 15),
 }
-# Grey levels not far from the middle: nearly white or black ones outweigh the position embedding at the start, and on
-# 200-240 and 15-60 the tiny model had learned no binding after 300 steps (swapped attributes 50 %; on these 100 %).
+# Grey levels near the middle, as nearly white or black ones outweigh the position embedding at the start of training.
+# After 300 steps the tiny model told swapped attributes in 50 % (chance) on 200-240 and 15-60, and in 100 % on these.
 BACKGROUNDS = {"light": (150, 180), "dark": (75, 105)}
 SUPERSAMPLING = 4
 
 
 @dataclass(frozen=True)
 class SceneObject:
-    """One object: keys of COLOURS and OUTLINES, its size in words, its centre and outer radius."""
+    """One object: its colour and shape (keys of COLOURS and OUTLINES), size in words, centre and outer radius."""
 
     colour: str
     shape: str
@@ -72,10 +72,13 @@ class SceneObject:
 
     @property
     def noun(self) -> str:
+        """Return the object in words, such as "small red circle"."""
         return f"{self.size} {self.colour} {self.shape}".strip()
 
 
 class Scene(Protocol):
+    """What is drawn: objects on a background."""
+
     objects: Sequence[SceneObject]
     background: str  # a key of BACKGROUNDS
 
@@ -86,7 +89,7 @@ def _polygon(item: SceneObject, side: int) -> list[Point]:
 
 
 def mask(scene: Scene, pixels: int, classes: Sequence[str]) -> Image.Image:
-    """Draw the class of most of each pixel: the number of the object's shape in `classes`, 0 of the ground."""
+    """Draw a segmentation mask: for each pixel the index in `classes` of the shape that covers most of it, or 0."""
     side = pixels * SUPERSAMPLING
     image = Image.new("L", (side, side))
     draw = ImageDraw.Draw(image)
@@ -98,7 +101,7 @@ def mask(scene: Scene, pixels: int, classes: Sequence[str]) -> Image.Image:
 
 
 def render(scene: Scene, pixels: int, rng: random.Random) -> Image.Image:
-    """Draw the scene as an RGB image, anti-aliased, with slightly varying colours and noise of +-6 grey levels."""
+    """Draw a scene as an RGB image, anti-aliased, with slightly varying colours and noise of +-6 grey levels."""
     side = pixels * SUPERSAMPLING
     image = Image.new("RGB", (side, side), (rng.randint(*BACKGROUNDS[scene.background]),) * 3)
     draw = ImageDraw.Draw(image)

@@ -1,11 +1,12 @@
 """The world of mentions: plain scenes of two objects whose shape can be guessed from the colour.
 
-Colours and shapes are paired ("red" with "circle", ...). An object has its colour's shape with probability `redundancy`
-and else any of the four: at 0 one word says nothing of the other, at 1 all. A caption says both, in an order that a
-coin decides for the caption ("a red circle left of a blue square", "a circle red left of a square blue"): what stands
-first and second differs in nothing but its place. Objects are drawn independently of each other, and may be alike.
+Each colour has a shape ("red" has "circle", ...). An object takes the shape of its colour with probability
+`redundancy`, and else any of the four. At 0 one word tells nothing about the other, at 1 everything. A caption names
+both, in one of two orders drawn for each caption ("a red circle left of a blue square", "a circle red left of a square
+blue"). So the first and the second word differ only in their position. Objects are drawn independently of each other,
+and may look the same.
 
-A long caption adds a sentence that says all of it again. Every word is one of the plain world's.
+A long caption adds a sentence that repeats everything. All words are in the plain world's vocabulary.
 """
 import random
 from collections.abc import Iterator
@@ -18,28 +19,33 @@ from .drawing import SceneObject
 from .plain import COLOURS, RELATIONS, SHAPES, Probe
 
 SHAPE_OF = dict(zip(COLOURS, SHAPES, strict=True))
-ORDERS = ("colour", "shape")  # what is said first
+ORDERS = ("colour", "shape")  # the word that comes first
 
 
 @dataclass(frozen=True)
 class World(plain.World):
+    """The settings of the world."""
+
     redundancy: float = 0.9
-    first: str | None = None  # of ORDERS, in every caption; None: a coin decides
+    first: str | None = None  # one of ORDERS for every caption. None draws it for each
 
 
 @dataclass(frozen=True)
 class Scene(plain.Scene):
+    """A plain scene with the order of words in its caption."""
+
     order: str = ORDERS[0]
 
 
 def check(world: World) -> None:
+    """Raise ValueError for settings out of range."""
     plain.check(world)
     if not 0 <= world.redundancy <= 1:
         raise ValueError(f"--redundancy {world.redundancy} should be from 0 to 1")
 
 
 def draw_scene(world: World, rng: random.Random) -> Scene:
-    """Draw a scene. One of another redundancy by the same random numbers has other shapes and is else the same."""
+    """Draw a scene. With another redundancy the same random numbers give the same scene with other shapes."""
     drawn = plain.draw_scene(world, rng)
     objects = []
     for item in drawn.objects:
@@ -50,7 +56,7 @@ def draw_scene(world: World, rng: random.Random) -> Scene:
 
 
 def caption(scene: Scene, order: str | None = None) -> str:
-    """Return the caption in an order, by default the scene's own."""
+    """Return the caption in a given order, by default the scene's own."""
     return f" {scene.relation} ".join(f"a {_noun(item, order or scene.order)}" for item in scene.objects)
 
 
@@ -59,7 +65,7 @@ def _noun(item: SceneObject, order: str) -> str:
 
 
 def law(redundancy: float) -> Iterator[tuple[str, float]]:
-    """Yield every caption of a world without `first`, and its probability."""
+    """Yield every caption and its probability, in a world without `first`."""
     kinds = [(colour, shape, ((SHAPE_OF[colour] == shape) * redundancy + (1 - redundancy) / len(SHAPES)) / len(COLOURS))
              for colour in COLOURS for shape in SHAPES]
     for pair in product(kinds, repeat=2):
@@ -69,18 +75,18 @@ def law(redundancy: float) -> Iterator[tuple[str, float]]:
 
 
 def captions(scene: Scene, rng: random.Random) -> dict[str, str | list[str]]:
-    """Return the short and the long caption, and the short one in both orders."""
+    """Return the short caption, the long one, and the short one in both orders."""
     text, (first, second) = caption(scene), (_noun(item, scene.order) for item in scene.objects)
     return {"caption": text, "long_caption": f"{text}. the {second} is {RELATIONS[scene.relation]} the {first}.",
             "captions": [caption(scene, order) for order in ORDERS]}
 
 
-draw_pair = plain.draw_pair  # of different objects, colour first
+draw_pair = plain.draw_pair  # objects differ, and the colour comes first
 
 
 def _probe(classes: tuple[str, ...]) -> Probe:
     def labelled(world: World, rng: random.Random) -> tuple[plain.Scene, int]:
-        scene = plain.draw_scene(world, rng, count=1)  # of any colour and shape: neither is known by the other
+        scene = plain.draw_scene(world, rng, count=1)  # here the colour tells nothing about the shape
         item = scene.objects[0]
         return scene, classes.index(item.colour if classes is COLOURS else item.shape)
 

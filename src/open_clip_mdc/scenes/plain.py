@@ -1,12 +1,12 @@
-"""The plain world of scenes: a row or a column of objects, and captions of which one is true (cli/scenes.py).
+"""The plain world of scenes: objects in a row or a column, with exactly one true caption (cli/scenes.py).
 
-A caption names the objects in one canonical order, left to right or top to bottom ("a red circle left of a blue
-square"). With a free order two captions are true of an image, and a small captioner learns the bag of words instead of
-the binding that the paper measures (Table 2). All captions of as many objects have the same number of tokens: a masked
-diffusion model is given the length, and would read the relation from it.
+A caption names the objects in a fixed order, left to right or top to bottom ("a red circle left of a blue square"). In
+a free order two captions would be true, and a small captioner would learn the bag of words instead of the binding that
+the paper measures (Table 2). All captions of the same number of objects have the same number of tokens, because a
+masked diffusion model is given the length and could read the relation from it.
 
-Every word is one token of CLIP's BPE; model_configs/scenes_bpe.txt.gz is the part of it that these words need.
-Published numbers are about these scenes: the same seed draws the same ones for ever.
+Every word is one token of CLIP's BPE. model_configs/scenes_bpe.txt.gz is the part of it that these words need.
+Published numbers are about these scenes, so a seed must always draw the same ones.
 """
 import random
 import re
@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from .drawing import BACKGROUNDS, SceneObject
 
-# The world's own; drawing.py has more.
+# The shapes and colours of this world. drawing.py has more.
 SHAPES = ("circle", "square", "triangle", "star")
 COLOURS = ("red", "green", "blue", "yellow")
-RELATIONS = {"left of": "right of", "up above": "down below"}  # as captions say it: as seen from the other side
+RELATIONS = {"left of": "right of", "up above": "down below"}  # each with its inverse
 RADII = {"": (0.38, 0.48), "small": (0.24, 0.30), "large": (0.40, 0.48)}  # in cells, one cell per object
-JITTER = 0.1  # across the row, in cells: twice this is less than the distance along it, so one relation is true
+JITTER = 0.1  # across the row, in cells: twice this is less than the distance along it, so only one relation is true
 
 COUNTS = {1: "one", 2: "two", 3: "three", 4: "four"}
 PLACES = (
@@ -43,21 +43,24 @@ SENTENCES = {
     "comparison": ("the {first} is {comparison} the {second}.",),
     "closing": ("there is nothing else.", "nothing else is in the picture.", "there is no other shape."),
 }
-LONG_TOKENS = (55, 70)  # a long caption's budget, SOT and EOT included, is drawn from this range; one object needs less
+LONG_TOKENS = (55, 70)  # range of a long caption's budget, with SOT and EOT. One object needs less
 CLASS_NAMES = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)
 TEMPLATES = ("a {c}", "a picture of a {c}")
 
 
 @dataclass(frozen=True)
 class World:
+    """The settings of the world."""
+
     pixels: int = 32  # side of an image
-    objects: int = 2  # per scene
-    sizes: bool = False  # nouns carry "small" or "large"
+    objects: int = 2  # number of objects in a scene
+    sizes: bool = False  # whether captions name the size, "small" or "large"
     seed: int = 0
-    fewest: int | None = None  # of objects per scene, where that is drawn: `objects` is then the most
-    without: str | None = None  # of CLASS_NAMES: left out of train/ and val/, and in splits of its own
+    fewest: int | None = None  # draw the number of objects from this one to `objects`
+    without: str | None = None  # one of CLASS_NAMES, which is not in train/ and val/ but in splits of its own
 
     def rng(self, stream: str, index: int) -> random.Random:
+        """Return the random numbers of one sample, a function of the seed, a stream such as the split, and an index."""
         return random.Random(f"{self.seed}/{stream}/{index}")
 
 
@@ -71,12 +74,15 @@ class Scene:
 
 
 class Probe(NamedTuple):
+    """A classification task."""
+
     classes: tuple[str, ...]
-    templates: tuple[str, ...]  # of prompts; {c} is the class
-    draw: Callable[..., tuple[Scene, int]]  # of a world and random numbers: a scene and its class
+    templates: tuple[str, ...]  # of prompts, with {c} for the class
+    draw: Callable[..., tuple[Scene, int]]  # (world, rng) -> a scene and its class
 
 
 def check(world: World) -> None:
+    """Raise ValueError for settings out of range."""
     if not (1 < world.objects <= max(COUNTS) and (world.fewest is None or 1 <= world.fewest < world.objects)):
         fewest = "" if world.fewest is None else f"{world.fewest}-"
         raise ValueError(f"--objects must be 2, 3, 4 or a range such as 1-3, not {fewest}{world.objects}")
@@ -87,9 +93,9 @@ def check(world: World) -> None:
 
 
 def draw_scene(world: World, rng: random.Random, count: int | None = None, concept: bool | None = None) -> Scene:
-    """Draw a scene of `count` objects (default: the world's), all different, that lie in cells along one axis.
+    """Draw a scene of `count` objects (default: the world's), all different, in cells along one axis.
 
-    `world.without` is among them by `concept`, or as it comes for None.
+    `concept` decides whether `world.without` is among them. None leaves it to chance.
     """
     count = count or (rng.randint(world.fewest, world.objects) if world.fewest else world.objects)
     relation = rng.choice(list(RELATIONS))
@@ -111,16 +117,17 @@ def draw_scene(world: World, rng: random.Random, count: int | None = None, conce
 
 
 def caption(objects: Sequence[SceneObject], relation: str) -> str:
+    """Return the caption that names objects in their order."""
     return f" {relation} ".join(f"a {item.noun}" for item in objects)
 
 
 def words(text: str) -> list[str]:
-    """Return words and punctuation marks of a caption: every word here is one token of CLIP's BPE."""
+    """Split a caption into words and punctuation marks, each one token of CLIP's BPE."""
     return re.findall(r"\w+|[^\w\s]", text)
 
 
 def long_caption(scene: Scene, rng: random.Random) -> str:
-    """Draw several true sentences about one scene: 40 to 70 tokens with SOT and EOT."""
+    """Draw several true sentences about one scene, 40 to 70 tokens with SOT and EOT."""
     def say(kind: str, **facts: str) -> str:
         return rng.choice(SENTENCES[kind]).format(**facts)
 
@@ -149,14 +156,15 @@ def long_caption(scene: Scene, rng: random.Random) -> str:
 
 
 def captions(scene: Scene, rng: random.Random) -> dict[str, str]:
+    """Return the short and the long caption of a scene."""
     return {"caption": caption(scene.objects, scene.relation), "long_caption": long_caption(scene, rng)}
 
 
 def negative_captions(scene: Scene, i: int, j: int) -> dict[str, str] | None:
-    """Return false captions by SugarCrepe's names, or None where objects `i` and `j` cannot swap colours.
+    """Return false captions under SugarCrepe's names, or None if objects `i` and `j` cannot swap colours.
 
-    They cannot where the swap would name an object that is there. The relation gives way to the other one that captions
-    use: no false caption is visible as such without the image.
+    They cannot if the swap would name an object of the scene. A false relation is the other one of RELATIONS, so that
+    no false caption can be told without the image.
     """
     a, b = scene.objects[i], scene.objects[j]
     named = {(item.colour, item.shape) for item in scene.objects}
@@ -174,7 +182,7 @@ def negative_captions(scene: Scene, i: int, j: int) -> dict[str, str] | None:
 
 
 def draw_pair(world: World, rng: random.Random) -> tuple[Scene, str, dict[str, str]]:
-    """Draw a scene, its caption, and false ones by SugarCrepe's names."""
+    """Draw a scene, its caption, and false captions under SugarCrepe's names."""
     negatives = None
     while not negatives:
         scene = draw_scene(world, rng)
@@ -192,6 +200,7 @@ PROBES = {"probe": Probe(CLASS_NAMES, TEMPLATES, _draw_labelled)}
 
 
 def words_of(tables: Iterable[Iterable[str]]) -> list[str]:
+    """Return all words and punctuation marks in tables of texts, sorted, without their {fields}."""
     return sorted(set(words(re.sub(r"{.*?}", " ", " ".join(text for table in tables for text in table)))))
 
 

@@ -1,15 +1,16 @@
 """The rich world of scenes: 1 to 4 objects on a grid of four cells, and several true captions of each scene.
 
-Objects differ in colour (10), shape (8) and size (3). A short caption, like a web page's alt text, says one object and
-its place, or the first two objects and their relation. A long one has a few sentences. By which words, and what of the
-background and the number of objects, is drawn: the image does not decide the caption. Objects are said in reading
-order, as in plain.py and for its reason. Everything said is true, and no two objects of a scene have both colour
-and shape in common: a false caption is false of every object.
+Objects have one of 10 colours, 8 shapes and 3 sizes. A short caption, like a web page's alt text, names one object and
+its place, or the first two objects and their relation. A long one has a few sentences. The image does not determine the
+caption: the wording, and whether it tells the background and the number of objects, are drawn. Objects are named in
+reading order, for the reason given in plain.py. Captions are true. No two objects of a scene have the same colour and
+shape, so that a false caption is false for every object.
 
-The wording is kept to one or two bits, as a small masked diffusion model learns wording before it learns what depends
-on the image: with fourteen templates ViT-Ti-8 told places and shapes no better than chance after 160,000 images.
+Each statement has only two or three wordings, as a small masked diffusion model learns wording before it learns what
+depends on the image. With fourteen templates ViT-Ti-8 named places and shapes no better than chance after 160,000
+images.
 
-Captions have 7 to 40 tokens with SOT and EOT; model_configs/rich_bpe.txt.gz is the part of CLIP's BPE that they need.
+Captions have 7 to 40 tokens with SOT and EOT. model_configs/rich_bpe.txt.gz is the part of CLIP's BPE that they need.
 """
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -22,49 +23,55 @@ from .plain import COUNTS, Probe, words, words_of
 RADII = {"small": (0.27, 0.31), "medium": (0.36, 0.39), "large": (0.45, 0.48)}  # in cells of half the image's side
 KINDS = tuple((colour, shape) for colour in COLOURS for shape in OUTLINES)
 
-SIZES = {"small": "small ", "medium": "", "large": "large "}  # as said before the colour
-# What an object is to a later one in reading order, by the rows down and the columns to the right from it to that one.
-# All have two words: the number of tokens, which a masked diffusion model is given, says nothing of the relation.
+SIZES = {"small": "small ", "medium": "", "large": "large "}  # the words before the colour
+# The relation of an object to a later one, by the number of rows down and of columns to the right to that one. All have
+# two words, so that the number of tokens, which a masked diffusion model is given, does not tell the relation.
 RELATIONS = {(0, 1): ("left of", "west of"), (1, 0): ("up above", "north of"), (1, 1): ("northwest of",),
              (1, -1): ("northeast of",)}
 ROWS, COLUMNS = ("top", "bottom"), ("left", "right")
 PLACES = {(row, column): f"in the {row} {column} corner" for row in ROWS for column in COLUMNS}
 
-# Of short captions: a and b are objects with an article, in reading order.
+# Templates of short captions. a and b are objects with an article, in reading order.
 ONE = ("photo of {a}", "{a} {place}", "{a} {place} on a {background} background")
 TWO = ("{a} {relation} {b}", "photo of {a} {relation} {b}", "{a} {relation} {b} on a {background} background")
 MORE = ("{count} shapes , {a} {relation} {b}", "photo of {count} shapes , {a} {relation} {b}",
         "{count} shapes on a {background} background , {a} {relation} {b}")
-# Sentences of long captions.
+# Templates of sentences in long captions.
 OPENING = ("there are {count} shapes on a {background} background.", "one can see {count} shapes.")
 OPENING_ONE = ("there is one shape on a {background} background.", "one can see a shape.")
 PLACED = ("{a} is {place}.", "{place} there is {a}.")
 RELATION = ("{a} is {relation} {b}.",)
 SAME = ("{a} has the same colour as {b}.",)
-LONG_WORDS = (18, 38)  # the range of a long caption's budget
+LONG_WORDS = (18, 38)  # range of a long caption's budget
 ALT_WORDS = ("stock photo image free download wallpaper vector icon banner logo design untitled preview click here buy "
              "now sale best new shop online page home cheap set").split()
-SHORT_NOISE, LONG_NOISE = (6, 12), (16, 24)  # numbers of words
-REFERENCES = 5  # captions of a scene to compare with
+SHORT_NOISE, LONG_NOISE = (6, 12), (16, 24)  # ranges of their number of words
+REFERENCES = 5  # number of reference captions of a scene
 
 
 @dataclass(frozen=True)
 class World:
+    """The settings of the world."""
+
     pixels: int = 32  # side of an image
     seed: int = 0
-    noise: float = 0.0  # share of training captions that are of something else
+    noise: float = 0.0  # share of training captions that do not describe the image
 
     def rng(self, stream: str, index: int) -> random.Random:
+        """Return the random numbers of one sample, a function of the seed, a stream such as the split, and an index."""
         return random.Random(f"{self.seed}/{stream}/{index}")
 
 
 @dataclass(frozen=True)
 class Scene:
+    """Objects in reading order on a background."""
+
     objects: tuple[SceneObject, ...]
     background: str
 
 
 def check(world: World) -> None:
+    """Raise ValueError for settings out of range."""
     if world.pixels < 32:
         raise ValueError(f"--size {world.pixels} cannot show objects of 3 sizes in 4 cells: use 32 or more")
     if not 0 <= world.noise < 1:
@@ -72,18 +79,19 @@ def check(world: World) -> None:
 
 
 def cell(item: SceneObject) -> tuple[str, str]:
-    """Return the key of PLACES: the halves of the height and of the width in which the centre lies."""
+    """Return the key of PLACES for an object: the row and the column of its cell."""
     return ROWS[int(item.y * 2)], COLUMNS[int(item.x * 2)]
 
 
 def offset(a: SceneObject, b: SceneObject) -> tuple[int, int]:
-    """Return the key of RELATIONS: rows down and columns to the right from `a` to a later object `b`."""
+    """Return the key of RELATIONS: the rows down and columns to the right from `a` to a later object `b`."""
     (row, column), (below, beside) = cell(a), cell(b)
     return ROWS.index(below) - ROWS.index(row), COLUMNS.index(beside) - COLUMNS.index(column)
 
 
 def draw_object(rng: random.Random, kind: tuple[str, str], size: str | None = None,
                 place: tuple[str, str] | None = None) -> SceneObject:
+    """Draw an object of a given colour and shape, by default with any size and in any cell."""
     size = size or rng.choice(tuple(RADII))
     row, column = place or rng.choice(tuple(PLACES))
     radius = rng.uniform(*RADII[size])
@@ -92,7 +100,7 @@ def draw_object(rng: random.Random, kind: tuple[str, str], size: str | None = No
 
 
 def draw_scene(world: World, rng: random.Random, count: int | None = None) -> Scene:
-    """Draw `count` objects (default: 1 to 4, half of the scenes have one) in cells of their own, in reading order."""
+    """Draw `count` objects (default: one in half of the scenes, else 2 to 4) in different cells, in reading order."""
     count = count or rng.choice((1, 1, 1, 2, 3, 4))
     kinds, places = rng.sample(KINDS, count), sorted(rng.sample(range(len(PLACES)), count))
     return Scene(tuple(draw_object(rng, kind, place=tuple(PLACES)[place])
@@ -103,16 +111,19 @@ def draw_scene(world: World, rng: random.Random, count: int | None = None) -> Sc
 
 
 def noun(item: SceneObject) -> str:
+    """Return an object in words with an article, such as "a small red circle"."""
     words = f"{SIZES[item.size]}{item.colour} {item.shape}"
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
 def fill(template: str, scene: Scene, nouns: Sequence[str], relation: str = "", place: str = "") -> str:
+    """Fill in the fields of a template. `nouns` are for {a} and {b}."""
     facts = {"count": COUNTS[len(scene.objects)], "background": scene.background, "relation": relation, "place": place}
     return template.format(**facts, **dict(zip("ab", nouns, strict=False)))
 
 
 def say(templates: Sequence[str], rng: random.Random, scene: Scene, *items: SceneObject) -> str:
+    """Draw a template and fill it in for one or two objects of a scene."""
     return fill(rng.choice(templates), scene, [noun(item) for item in items],
                 rng.choice(RELATIONS[offset(*items)]) if len(items) > 1 else "", PLACES[cell(items[0])])
 
@@ -123,7 +134,7 @@ def caption(scene: Scene, rng: random.Random) -> str:
 
 
 def long_caption(scene: Scene, rng: random.Random) -> str:
-    """Draw two sentences or more: 16 to 38 words and full stops."""
+    """Draw a caption of two sentences or more, with 16 to 38 words and full stops."""
     said = [say(OPENING if len(scene.objects) > 1 else OPENING_ONE, rng, scene, scene.objects[0])]
     further = [say(PLACED, rng, scene, item) for item in scene.objects]
     further += [say(RELATION, rng, scene, a, b) for a, b in pairwise(scene.objects)]
@@ -137,26 +148,27 @@ def long_caption(scene: Scene, rng: random.Random) -> str:
 
 
 def captions(scene: Scene, rng: random.Random) -> dict[str, str | list[str]]:
+    """Draw a short caption, a long one, and REFERENCES short ones."""
     return {"caption": caption(scene, rng), "long_caption": long_caption(scene, rng),
             "captions": [caption(scene, rng) for _ in range(REFERENCES)]}
 
 
 def noise(world: World, index: int) -> tuple[str, str] | None:
-    """Return what training sample `index` says instead of its captions, short and long, or None for most samples."""
+    """Return the false captions, short and long, of a training sample, or None for a sample without noise."""
     rng = world.rng("noise", index)
     if rng.random() >= world.noise:
         return None
-    if rng.random() < 0.5:  # another scene's captions; else words of alt texts
+    if rng.random() < 0.5:  # captions of another scene, or below words of alt texts
         other = draw_scene(world, rng)
         return caption(other, rng), long_caption(other, rng)
     return tuple(" ".join(rng.sample(ALT_WORDS, rng.randint(*length))) for length in (SHORT_NOISE, LONG_NOISE))
 
 
 def draw_pair(world: World, rng: random.Random) -> tuple[Scene, str, dict[str, str]]:
-    """Draw a scene of two objects, a true caption, and false ones by SugarCrepe's names.
+    """Draw a scene of two objects, a true caption, and false captions under SugarCrepe's names.
 
-    Only the image tells which caption is true: objects are exchangeable, and the false relation is another such
-    scene's, so that (true, false) is as frequent as (false, true).
+    Only the image tells which caption is true: objects are exchangeable, and the false relation is that of another
+    scene, so that each pair of relations is as frequent as its reverse.
     """
     while True:
         scene, other = draw_scene(world, rng, 2), draw_scene(world, rng, 2)
@@ -173,7 +185,7 @@ def draw_pair(world: World, rng: random.Random) -> tuple[Scene, str, dict[str, s
                                "swap_obj": text(b, a), "replace_rel": text(a, b, elsewhere)}
 
 
-# ---- probes: one property is asked for, the others vary at random
+# ---- probes: classify one property, while the others vary at random
 
 
 def _one(world: World, rng: random.Random, colour: str | None = None, shape: str | None = None,
@@ -190,7 +202,7 @@ def _related(world: World, rng: random.Random, wanted: tuple[int, int]) -> Scene
 
 
 def _probe(values: Iterable, classes: Iterable[str], template: str, draw: Callable[..., Scene]) -> Probe:
-    values = tuple(values)  # as frequent as one another: chance is one in so many
+    values = tuple(values)  # all are equally frequent, so chance is 1 / len(values)
 
     def labelled(world: World, rng: random.Random) -> tuple[Scene, int]:
         label = rng.randrange(len(values))
@@ -211,6 +223,7 @@ PROBES = {
 
 
 def caption_words() -> list[str]:
+    """Return every word and punctuation mark that captions, templates and class names can contain, sorted."""
     templates = (ONE, TWO, MORE, OPENING, OPENING_ONE, PLACED, RELATION, SAME, SIZES.values(), *RELATIONS.values(),
                  tuple(COLOURS), tuple(OUTLINES), tuple(COUNTS.values()), tuple(BACKGROUNDS), tuple(PLACES.values()),
                  ALT_WORDS, ("a", "an"), *((*probe.templates, *probe.classes) for probe in PROBES.values()))
