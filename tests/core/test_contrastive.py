@@ -275,5 +275,5 @@ def test_it_still_captions_and_its_export_embeds_alike(trained, tmp_path):
     assert torch.equal(model.encode_image(list(image)), export.encode_image(list(image)))
     torch.testing.assert_close(model.encode_image(list(image)),
                                model.features(list(image)).clone() @ model.model.image_projection.detach())
-    with pytest.raises(ValueError, match="embeds no texts"):
+    with pytest.raises(ValueError, match="has no text embeddings"):
         open_clip_mdc.load("photo").encode_text("a dog")

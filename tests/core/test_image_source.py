@@ -273,7 +273,7 @@ def test_an_encoder_that_computes_another_thing_with_the_same_weights_is_refused
 @pytest.mark.parametrize("source, said", [
     ("nowhere.pt", "nowhere.pt: no such file or folder. Give weights, a run, an exported folder, or timm:NAME"),
     ("empty", "empty: .*empty has no weights"), ("damaged", "config.json is damaged"),
-    ("timm:vit_small_patch14_dinov3", "timm has no such encoder (did you mean vit_small_patch"),
+    ("timm:vit_small_patch14_dinov3", r"timm has no such encoder \(did you mean vit_small_patch"),
     ("text.pt", "text.pt is no checkpoint")])
 def test_a_source_that_is_none_is_one_line(tmp_path, monkeypatch, source, said):
     monkeypatch.chdir(tmp_path)

@@ -104,7 +104,7 @@ ROTTEN = {  # kind of file: words of the message
     "safetensors header": "damaged or was cut off", "safetensors longer": "damaged or was cut off",
     "not finite": "NaN or infinity (text.b)", "payload": "holds other Python objects than tensors (posix.mkdir)",
     "old payload": "holds other Python objects than tensors (posix.mkdir)", "callback": "(test_weights.Callback)",
-    "script": "a program of TorchScript", "npz": "NumPy archive", "empty": "it is empty", "pointer": "git lfs pull",
+    "script": "a TorchScript program", "npz": "NumPy archive", "empty": "it is empty", "pointer": "git lfs pull",
     "page": "an HTML or XML page", "gzip": "a gzip file", "zeros": "not written by torch.save or safetensors",
     "pickle": "is damaged or was cut off",
 }
@@ -182,8 +182,8 @@ def test_what_a_file_is_of_is_said(state, clip_state, tmp_path):
         "it holds only the state of an optimizer": (MODEL, {"epoch": 3, "optimizer": {"state": {}}}),
         "its names begin with class_embedding, positional_embedding and": (MODEL, timm_names),
         "its names begin with wrong.name, those of a captioner here with": (MODEL, {"wrong.name": torch.ones(2)}),
-        "it lacks text.output.weight; ": (MODEL, {k: v for k, v in state.items() if k != "text.output.weight"}),
-        "it has too much text.other; ": (MODEL, {**state, "text.other": torch.ones(1)}),
+        "it lacks text.output.weight. ": (MODEL, {k: v for k, v in state.items() if k != "text.output.weight"}),
+        "it has too much text.other. ": (MODEL, {**state, "text.other": torch.ones(1)}),
     }
     for words, (name, content) in given.items():
         torch.save(content, tmp_path / "w.pt")

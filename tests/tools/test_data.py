@@ -52,7 +52,7 @@ def test_a_journal_of_another_key_or_program_is_refused_and_one_without_rows_lea
     note(path, {"id": "a"})
     assert not Rows(path, {**KEY, "length": 10})
     for content, words in ((path.read_bytes(), "begun with another length"), (b"my notes\n", "not from this command"),
-                           (b"[1]\n", "not from this command"), (b"\xff" * 99, "no file of this tool")):
+                           (b"[1]\n", "not from this command"), (b"\xff" * 99, "not from this command")):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=words):
             note(path, {"id": "b"}, key={**KEY, "length": 10})

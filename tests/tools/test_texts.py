@@ -44,7 +44,7 @@ def test_a_blank_line_among_class_names_is_refused_and_a_second_one_said(tmp_pat
         read_names(tmp_path / "classnames.txt")
     (tmp_path / "classnames.txt").write_text("dog\ncat\ndog\n\n")
     assert read_names(tmp_path / "classnames.txt") == ["dog", "cat", "dog"]
-    assert "'dog' more than once" in caplog.text
+    assert "1 lines more than once, such as 'dog'" in caplog.text
 
 
 def test_a_zero_byte_is_a_letter_of_a_caption_and_many_are_another_encoding(tmp_path):
