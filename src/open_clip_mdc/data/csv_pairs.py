@@ -28,7 +28,7 @@ QUOTES = {"doubled": {}, "escaped": {"escapechar": "\\", "doublequote": False}, 
 
 
 class Form(NamedTuple):
-    """How the rows of a table are written."""
+    """The form of the rows in a table."""
 
     separator: str
     quotes: str  # a key of QUOTES
