@@ -77,7 +77,7 @@ class SceneObject:
 
 
 class Scene(Protocol):
-    """What is drawn: objects on a background."""
+    """Objects on a background, as `render` takes them."""
 
     objects: Sequence[SceneObject]
     background: str  # a key of BACKGROUNDS
