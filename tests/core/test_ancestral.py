@@ -226,10 +226,10 @@ def test_the_strategy_as_printed_is_scale_one_minus_w():
 def test_what_makes_no_sense_is_refused():
     model, image = tiny_captioner("mdc"), images(2)
     for options, message in (
-            (dict(sampler="greedy"), "sampler is 'greedy'; it must be 'confidence' or 'ancestral'"),
+            (dict(sampler="greedy"), "sampler is 'greedy': it must be 'confidence' or 'ancestral'"),
             (dict(steps=5), "steps needs sampler='ancestral'"),
             (dict(sampler="ancestral", tokens_per_step=2), "tokens_per_step needs sampler='confidence'"),
-            (dict(sampler="ancestral", steps=101), "steps is 101; it must be a number of steps from 1 to 100"),
+            (dict(sampler="ancestral", steps=101), "steps is 101: it must be a number of steps from 1 to 100"),
             (dict(sampler="ancestral", steps=0), "steps is 0"),
             (dict(sampler="ancestral", text=torch.tensor([[SOT, 3, EOT, MASK]])), "padding"),
             (dict(guidance_scale=2.0, guidance_weak="masked"), "trained with masked image features"),

@@ -271,7 +271,7 @@ def test_tokens_are_drawn_as_often_as_temperature_top_k_and_top_p_say(options, e
 
 @pytest.mark.parametrize("temperature", [math.inf, -math.inf, math.nan, -1.0, 1e-320, 1e-9])
 def test_a_temperature_that_logits_cannot_be_divided_by_is_refused(temperature):
-    with pytest.raises(ValueError, match=f"temperature is {temperature}; it must be 0"):
+    with pytest.raises(ValueError, match=f"temperature is {temperature}: it must be 0"):
         sample_tokens(torch.zeros(1, 4), Sampling(temperature))
 
 

@@ -258,7 +258,7 @@ def test_what_makes_no_sense_is_refused(clip, image, tokenizer, tmp_path):
     drawn = Sampling(1.0)
     for model, options, words in (
             (arc, dict(guide=guide), "This model is autoregressive"),
-            *((mdc, dict(guide=Guide(clip, image, tokenizer, scale)), "scale of CLIP is .*; it must be a number")
+            *((mdc, dict(guide=Guide(clip, image, tokenizer, scale)), "scale of CLIP is .*: it must be a number")
               for scale in (float("inf"), float("nan"), 1e39)),
             (mdc, dict(guide=guide, rerank=True), "two samples or more"),
             (mdc, dict(samples=3, sampling=drawn, rerank=True), "needs a guide"),

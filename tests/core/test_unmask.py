@@ -343,7 +343,7 @@ def test_the_mode_of_the_model_is_restored(model, image):
 
 @pytest.mark.parametrize("scale", [float("inf"), float("-inf"), float("nan"), 1e39])
 def test_a_scale_of_guidance_that_float32_cannot_multiply_by_is_refused(model, image, scale):
-    with pytest.raises(ValueError, match="guidance_scale is .*; it must be a number from -1e6 to 1e6"):
+    with pytest.raises(ValueError, match="guidance_scale is .*: it must be a number from -1e6 to 1e6"):
         generate(model, image, length=3, guidance_scale=scale, blind=torch.zeros(16, 64))
 
 

@@ -131,7 +131,7 @@ TOOLS = [  # arguments, words of the message
     ((*CAPTION, *MDC, "--length", "0"), "--length: 0 should be at least 1"),
     ((*CAPTION, *MDC, "--length", "long"), "argument --length: "),
     ((*CAPTION, *MDC, "--length", "900"), "--length 900 is more than this model's context holds: give 1 to 75 tokens"),
-    ((*CAPTION, *ARC, "--length", "sample"), "length is 'sample'; it must be 'auto' or a number"),
+    ((*CAPTION, *ARC, "--length", "sample"), "length is 'sample': it must be 'auto' or a number"),
     ((*CAPTION, *MDC, "--text", "a dog"), "has no [MASK]"),
     ((*CAPTION, *MDC, "--text", "[MASK]", "--length", "3"), "leave out --length"),
     ((*CAPTION, *MDC, "--text", "[MASK] " * 90), "has 92 tokens with SOT and EOT; 77 fit"),

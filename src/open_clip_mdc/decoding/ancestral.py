@@ -23,7 +23,7 @@ from .sampling import GREEDY, Decoded, Sampling, sample_tokens, truncate
 def times(steps: int, last: int) -> list[int]:
     """Return `steps` + 1 evenly spaced times from T (`last`) down to 0. Raises ValueError if `steps` exceeds T."""
     if not 1 <= steps <= last:
-        raise ValueError(f"steps is {steps}; it must be a number of steps from 1 to {last}")
+        raise ValueError(f"steps is {steps}: it must be a number of steps from 1 to {last}")
     return np.linspace(last, 0, steps + 1).round().astype(int).tolist()
 
 

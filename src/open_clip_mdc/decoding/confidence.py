@@ -45,7 +45,7 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
     """
     by_probability = isinstance(tokens_per_step, float)
     if not tokens_per_step >= (0 if by_probability else 1):
-        raise ValueError(f"tokens_per_step is {tokens_per_step}; it must be a number of tokens, 1 or more, or a "
+        raise ValueError(f"tokens_per_step is {tokens_per_step}: it must be a number of tokens, 1 or more, or a "
                          "probability from which on tokens are revealed, 0.0 or more")
     masked = text == mask_id(vocab_size)
     lengths, left, misplaced = torch.stack((valid.sum(1), masked.sum(1), (masked & ~valid).sum(1))).cpu().numpy()

@@ -62,7 +62,7 @@ def uncond_tokens(model: Captioner, image: Tensor, image_embs: Tensor, uncond: s
     """Return the patch tokens of guidance's unconditional branch, [B, P, D] or [1, P, D]."""
     cfg = model.caption_cfg
     if uncond not in ("blind", "masked"):
-        raise ValueError(f"guidance_weak is {uncond!r}; it must be 'blind' or 'masked'")
+        raise ValueError(f"guidance_weak is {uncond!r}: it must be 'blind' or 'masked'")
     if uncond == "masked":
         if not cfg.condition_drop:
             raise ValueError("guidance_weak='masked' needs a model that was trained with masked image features "
@@ -111,7 +111,7 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
     vocab_size, longest = model.vocab_size, model.context_length - 2
     length = default_length(model) if length is None and text is None else length
     if text is None and length not in CHOSEN and not (isinstance(length, int) and 1 <= length <= longest):
-        raise ValueError(f"length is {length!r}; it must be 'auto', 'sample' or a number of tokens from 1 to {longest}")
+        raise ValueError(f"length is {length!r}: it must be 'auto', 'sample' or a number of tokens from 1 to {longest}")
     if text is None and length in CHOSEN and model.length_head is None:
         raise ValueError(f"length={length!r} needs a model with a length head (caption_cfg.length_head)")
     if text is not None and len(text) not in (1, len(image)):
@@ -120,7 +120,7 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
     if text is not None and not (text == eot_id(vocab_size)).any(-1).all():
         raise ValueError("a text to fill in has no EOT, which tells the model where the caption ends")
     if sampler not in SAMPLERS:
-        raise ValueError(f"sampler is {sampler!r}; it must be {' or '.join(map(repr, SAMPLERS))}")
+        raise ValueError(f"sampler is {sampler!r}: it must be {' or '.join(map(repr, SAMPLERS))}")
     if sampler == "confidence" and steps is not None:
         raise ValueError("steps needs sampler='ancestral'; for 'confidence' give tokens_per_step")
     if sampler == "ancestral" and tokens_per_step != 1:
@@ -196,7 +196,7 @@ def search_images(model: Captioner, image: Tensor, length: int | str | None = No
     longest = model.context_length - 2
     max_length = longest if length in (None, "auto") else length
     if not isinstance(max_length, int) or not 1 <= max_length <= longest:
-        raise ValueError(f"length is {length!r}; it must be 'auto' or a number of tokens from 1 to {longest}")
+        raise ValueError(f"length is {length!r}: it must be 'auto' or a number of tokens from 1 to {longest}")
     image_kv = model.text.project_image(model.encode_image_tokens(image))
     args = (cached_step_logits(model, image_kv), samples * len(image), model.vocab_size, max_length)
     return sample(*args, sampling, image.device, min_length) if sampling.temperature else \
@@ -223,7 +223,7 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
     drawn = sampling.temperature or options.get("length") in ("sample", "likely") \
         or options.get("sampler") == "ancestral"
     if samples < 1 or samples > 1 and not drawn:
-        raise ValueError(f"samples is {samples}; it must be 1, or more with a temperature: without one all are equal")
+        raise ValueError(f"samples is {samples}: it must be 1, or more with a temperature, as all are equal without one")
     if guide is not None and guide.scale and model.causal:
         raise ValueError("CLIP guides masked diffusion only. This model is autoregressive: rerank its captions instead")
     if guide is not None and guide.scale and options.get("sampler") == "ancestral":
@@ -231,7 +231,7 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
     if rerank and (guide is None or samples < 2):
         raise ValueError("reranking needs a guide and two samples or more")
     if select not in (None, "consensus") or select and (rerank or samples < 2):
-        raise ValueError(f"select is {select!r}; it must be None, or 'consensus' with two samples or more and without "
+        raise ValueError(f"select is {select!r}: it must be None, or 'consensus' with two samples or more and without "
                          "rerank")
     was_training = model.training
     model.train(False)

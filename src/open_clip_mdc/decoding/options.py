@@ -120,7 +120,7 @@ def check_kind(given: Mapping, causal: bool, flag: Callable[[str], str]) -> None
 def check_scale(name: str, value: float) -> None:
     """Raise ValueError if a guidance scale (classifier-free or CLIP's) would make logits infinite or NaN."""
     if not abs(value) <= LARGEST_SCALE:  # also refuses NaN
-        raise ValueError(f"{name} is {value}; it must be a number from -1e6 to 1e6")
+        raise ValueError(f"{name} is {value}: it must be a number from -1e6 to 1e6")
 
 
 def check(given: Mapping, flag: Callable[[str], str]) -> None:

@@ -22,11 +22,11 @@ class Sampling(NamedTuple):
     def check(self) -> None:
         """Raise ValueError if a value is out of range, or if greedy decoding would ignore it."""
         if self.temperature != 0 and not COLDEST <= self.temperature < math.inf:
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy), or finite and 1e-6 or more")
+            raise ValueError(f"temperature is {self.temperature}: it must be 0 (greedy), or finite and 1e-6 or more")
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}; it must be 1 or more")
+            raise ValueError(f"top_k is {self.top_k}: it must be 1 or more")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it must be more than 0 and at most 1")
+            raise ValueError(f"top_p is {self.top_p}: it must be more than 0 and at most 1")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
             raise ValueError("top_k and top_p need a temperature: without one the most probable token is taken")
 

@@ -141,7 +141,7 @@ def features(visual: nn.Module, image: Tensor, kind: str = "gap", layer: int = -
     Raises ValueError if there is no such kind, no such layer, or no class token.
     """
     if kind not in FEATURES:
-        raise ValueError(f"kind is {kind!r}; it must be {', '.join(FEATURES[:-1])} or {FEATURES[-1]}")
+        raise ValueError(f"kind is {kind!r}: it must be {', '.join(FEATURES[:-1])} or {FEATURES[-1]}")
     count = num_layers(visual)
     if not isinstance(layer, int) or isinstance(layer, bool) or not -count <= layer < count:
         raise ValueError(f"layer is {layer!r}; this image tower has layers 0 to {count - 1}, or -{count} to -1")

@@ -27,7 +27,7 @@ class RegionTower(nn.Module):
         """Wrap a `tower` for images of side s. `grid` is g, `width` is D. Raises ValueError if `grid` is below 2."""
         super().__init__()
         if grid < 2:
-            raise ValueError(f"caption_cfg.regions is {grid}; it must be 1, the whole image, or g for g x g tiles")
+            raise ValueError(f"caption_cfg.regions is {grid}: it must be 1, the whole image, or g for g x g tiles")
         self.tower, self.grid = tower, grid
         side = tower.image_size
         self.image_size = tuple(grid * n for n in (side if isinstance(side, (tuple, list)) else (side, side)))
