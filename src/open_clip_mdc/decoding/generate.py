@@ -223,7 +223,7 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
     drawn = sampling.temperature or options.get("length") in ("sample", "likely") \
         or options.get("sampler") == "ancestral"
     if samples < 1 or samples > 1 and not drawn:
-        raise ValueError(f"samples is {samples}: it must be 1, or more with a temperature, as all are equal without one")
+        raise ValueError(f"samples is {samples}: it must be 1, or more with a temperature (without one all are equal)")
     if guide is not None and guide.scale and model.causal:
         raise ValueError("CLIP guides masked diffusion only. This model is autoregressive: rerank its captions instead")
     if guide is not None and guide.scale and options.get("sampler") == "ancestral":
