@@ -17,7 +17,6 @@ from io import BytesIO
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from open_clip_train.precision import get_autocast
 from PIL import Image
 from safetensors import SafetensorError, safe_open
@@ -47,7 +46,11 @@ class FeatureCache:
         self.opened: dict = {}
 
     def fill(self, tower: nn.Module, precision: str, device: str, rank: int = 0, world_size: int = 1) -> None:
-        """Compute missing tokens, each process for its own shards, then index all files. Later calls do nothing."""
+        """Compute missing tokens, then index all files. Later calls do nothing.
+
+        Each process begins at its part of the shards and then takes any that no other process computes. They wait for
+        one another at the files' locks, as a shard may take longer than the time-out of a collective operation.
+        """
         if self.rows:
             return
         # The repr of a function in the transform holds its address in memory.
@@ -55,9 +58,9 @@ class FeatureCache:
         place = self.folder / hashlib.sha256((fingerprint(tower) + settings).encode()).hexdigest()[:32]
         place.mkdir(parents=True, exist_ok=True)
         files, start, count = [place / f"{sha256(shard)}.safetensors" for shard in self.shards], time.monotonic(), 0
-        own = list(zip(self.shards, files, strict=True))[rank::world_size]
-        for or_later in (fcntl.LOCK_NB, 0):  # wait last for shards that another run is computing
-            for shard, file in own:
+        pairs, first = list(zip(self.shards, files, strict=True)), rank * len(files) // world_size
+        for or_later in (fcntl.LOCK_NB, 0):  # wait last for shards that another process is computing
+            for shard, file in pairs[first:] + pairs[:first]:
                 if file.exists():  # without a lock, as the folder may be read-only
                     continue
                 with open_own(place / f".{file.stem}.lock", "ab") as lock:
@@ -67,8 +70,6 @@ class FeatureCache:
                         continue
                     if not file.exists():
                         count += self._write(tower, shard, file, precision, device)
-        if dist.is_available() and dist.is_initialized():
-            dist.barrier()
         for file in files:
             try:
                 with safe_open(file, "pt") as content:
