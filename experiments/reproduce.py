@@ -18,7 +18,7 @@ from typing import NamedTuple
 from . import commands, preflight
 from .commands import Place
 from .progress import Step, run_steps
-from .report import archive, claims
+from .report import archive, claims, position
 from .report.collect import LEDGERS
 from .report.publish import FOLDER
 from .report.results import Results, read_results
@@ -40,7 +40,8 @@ class Task(NamedTuple):
     @property
     def tables(self) -> list[str]:
         """Names of the tables to run: the first that has all of the claim's cells, else all that have any."""
-        found = {name: set(self.cells) & set(cells(self.scale)) for name, cells in TABLES.items()}
+        found = {name: set(self.cells) & set(cells(self.scale)) for name, cells in TABLES.items()
+                 if not self.scale.tables or name in self.scale.tables}
         whole = [name for name, cells in found.items() if len(cells) == len(self.cells)]
         return whole[:1] or [name for name, cells in found.items() if cells]
 
@@ -50,24 +51,35 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
     scale, _, short = name.partition(".")
     if scale not in SCALES:
         raise ValueError(f"{name} is no claim: give SCALE.ID of experiments/results/claims.csv")
-    for ledger in LEDGERS:
-        for claim in claims.claims_of(ledger, SCALES[scale]):
-            if claim.id == short:
-                if not claim.left or not claim.right:
-                    raise ValueError(f"{name} needs the paper's scale: {claim.needs}")
-                part = "" if ledger == "claims" else f".{ledger}"
-                file = folder / f"{scale}{part}.tar.xz"
-                if not file.exists():
-                    raise ValueError(f"{name} has no archived results: {file} does not exist")
-                return Task(SCALES[scale], claim, file)
+    known = claims_of_position(SCALES[scale]) if scale == "position" else [
+        claim for ledger in LEDGERS for claim in claims.claims_of(ledger, SCALES[scale])]
+    for claim in known:
+        if claim.id == short:
+            if not claim.left or not claim.right:
+                raise ValueError(f"{name} needs the paper's scale: {claim.needs}")
+            part = f".{claim.ledger}" if claim.ledger in LEDGERS[1:] else ""
+            file = folder / f"{scale}{part}.tar.xz"
+            if not file.exists():
+                raise ValueError(f"{name} has no archived results: {file} does not exist")
+            return Task(SCALES[scale], claim, file)
     raise ValueError(f"{scale} has no claim {short}: see experiments/results/claims.csv")
+
+
+def claims_of_position(scale: Scale) -> list[claims.Claim]:
+    cells = {name: list(TABLES[name](scale)) for name in scale.tables}
+    return [*position.claims_of(cells["position"]), *position.of_last(cells["lastsaid"])]
+
+
+def with_verdict(results: Results, task: Task) -> claims.Row:
+    """Return the claim with a verdict that is not corrected for others."""
+    of = position if task.claim.ledger in position.LEDGERS else claims
+    (row,) = of.give_verdicts([task.claim], results, task.scale)
+    return row
 
 
 def difference(results: Results, task: Task, seeds: list[int]) -> str:
     results = {key: {seed: one for seed, one in by_seed.items() if seed in seeds} for key, by_seed in results.items()}
-    measured = claims.measured_of(results, task.scale)
-    finding = claims.compare(measured.side(task.claim.left, task.claim.right),
-                             measured.side(task.claim.right, task.claim.left))
+    finding = with_verdict(results, task).finding
     return "not run" if finding.difference is None else f"{finding.difference:+.4f}" + (
         f" ({claims.interval(finding)})" if finding.interval else "")
 
@@ -78,8 +90,8 @@ def reproduce(task: Task, place: Place, seeds: list[int] | None, run: Callable[[
         kept = Path(folder, "kept")
         archive.unpack(task.file, kept)
         results = read_results(kept)
-        (row,) = claims.give_verdicts([task.claim], results, task.scale)
-        task = task._replace(claim=row.claim)  # judged at an earlier checkpoint, if the last one is saturated
+        # A claim is judged at an earlier checkpoint, if the last one is saturated.
+        task = task._replace(claim=with_verdict(results, task).claim)
         measured = claims.measured_of(results, task.scale)
         known = set.intersection(*(set(measured.numbers((cell,))) for cell in task.cells))
         seeds = sorted(known) if seeds is None else seeds

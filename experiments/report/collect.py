@@ -42,6 +42,7 @@ TITLES = {
     "lastsaid": "Linear probes of the word that is always said last",
 }
 LEDGERS = ("claims", "mcdiffusion", "article", "views", "repetition")
+WITH_CLAIMS = (*LEDGERS, "position", "lastsaid")
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
 
 
@@ -74,13 +75,17 @@ def write(path: Path, text: str) -> None:
 
 
 def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str]:
-    """Write tables/NAME.md, .csv and figures from results/, both in `place.out`. Returns the Markdown by name."""
+    """Write tables/NAME.md, .csv and figures from results/, both in `place.out`. Returns the Markdown by name.
+
+    The claims of NAME.md are written to tables/claims/NAME.csv.
+    """
     tables = cells_by_table(scale, names)
     folder = place.out / "tables"
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "claims").mkdir(parents=True, exist_ok=True)
     results, pages = read_results(place.out), {}
     seeds = sorted({seed for by_seed in results.values() for seed in by_seed})
     for name in names:
+        rows = []
         if name == "figure3":
             log = place.out / "logs" / "figure3.out"
             page = f"```\n{log.read_text(encoding='utf-8')}```\n" if log.exists() else "missing\n"
@@ -92,7 +97,6 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
             commands.check_recipes(scale, runs, seeds, place)
             rows = claims.give_verdicts(claims.claims_of(name, scale), results, scale)
             page = claims.ledger(rows, results, scale)
-            write(folder / f"{name}.csv", claims.table(rows, scale))
         elif not (cells := tables[name]):
             page = f"no rows at {scale.name}\n"
         else:
@@ -103,7 +107,11 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
             numbers = [values(results, scale, cell) for cell in cells]
             summaries = [summarise(by_seed.values()) for by_seed in numbers]
             if name == "position":
-                page = position.page(results, scale, cells, numbers, folder / name)
+                found = position.claims_of(cells)
+                ledgers = [position.give_verdicts([claim for claim in found if claim.ledger == ledger], results, scale)
+                           for ledger in position.LEDGERS]
+                rows = [row for ledger in ledgers for row in ledger]
+                page = position.page(results, scale, cells, numbers, ledgers, folder / name)
             else:
                 page = markdown(cells, summaries)
                 write(folder / f"{name}.csv", csv(cells, summaries))
@@ -120,6 +128,8 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
             if name == "curves":
                 page += curves.note(scale, cells, numbers)
                 curves.plot(scale, cells, numbers, folder / f"{name}.png")
+        if rows:
+            write(folder / "claims" / f"{name}.csv", claims.table(rows, scale))
         write(folder / f"{name}.md", page)
         pages[name] = page
     return pages

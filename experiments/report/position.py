@@ -14,12 +14,14 @@ from typing import NamedTuple
 from ..tables import position as tables
 from ..tables.cells import Cell
 from ..tables.scales import Scale
-from .claims import Claim, says
-from .claims import number as shown_p
+from . import claims
+from .claims import Claim
 from .results import parts
 from .verdicts import Finding, Side, compare, decide
 
 MARGIN = math.log(1.1)  # ratios within a tenth of 1 count as level
+LEDGERS = ("position", "position-beside")  # the paper's claims, and those on other objectives
+LOG = " (log of the ratio)"
 TESTED = {"gap": "gap to the mean image", "gain": "gain on the words alone", "gradient": "gradient at the encoder"}
 
 
@@ -38,9 +40,9 @@ def log_ratio(values: dict[str, list[float]], measure: str) -> tuple[float, list
     return math.log(x2 / w2) - math.log(x1 / w1), influence
 
 
-def side(results: dict, scale: Scale, cell: Cell, measure: str) -> Side | None:
-    """Return the log ratios of a row's runs by seed, with the influence of images. None if there is no result."""
-    numbers, adds = {}, {}
+def side(results: dict, scale: Scale, cell: Cell) -> Side | None:
+    """Return the log ratios of a row's runs in a cell's measure, with the influence of images. None if none ran."""
+    numbers, adds, measure = {}, {}, cell.column.partition(",")[0]
     for seed, result in sorted(parts(results, scale, cell)[0].items()):
         items = json.loads((result.path.parent / "items" / result.path.name).read_text(encoding="utf-8"))
         numbers[seed], influence = log_ratio(items["values"], measure)
@@ -48,9 +50,8 @@ def side(results: dict, scale: Scale, cell: Cell, measure: str) -> Side | None:
     return Side(numbers, None, adds, frozenset([cell.run])) if numbers else None
 
 
-def rows(cells: list[Cell]) -> dict[Row, Cell]:
-    """Return one cell of each row, as all cells of a row share an evaluation."""
-    return {Row(cell.block, cell.row.partition(", ")[2]): cell for cell in cells}
+def row_of(cell: Cell) -> Row:
+    return Row(cell.block, cell.row.partition(", ")[2])
 
 
 def against_one(side: Side | None, margin: float | None = None) -> Finding:
@@ -58,20 +59,38 @@ def against_one(side: Side | None, margin: float | None = None) -> Finding:
     return compare(side, none, margin)._replace(p=None)  # no claim here says that a ratio is not 1
 
 
-def claims(sides: dict[str, dict[Row, Side | None]]) -> tuple[list[tuple[str, Finding]], list[tuple[str, Finding]]]:
-    """Return claims with findings: those of the paper (MDC, and MDC beside ARC), and those on other objectives."""
-    level = {row: Row("r90", row) for row in ("BERT 15 %", "BERT 75 %", "parallel")} | {
-        "MDC at redundancy 1": Row("r100", "MDC"), "control, ARC at redundancy 0": Row("r0", "ARC")}
-    paper, beside = [], []
-    for measure, of in sides.items():
-        mdc = of.get(Row("r90", "MDC"))
-        paper += [(f"{measure}: MDC: level at both places", against_one(mdc, MARGIN)),
-                  (f"{measure}: MDC's ratio above ARC's", compare(mdc, of.get(Row("r90", "ARC"))))]
+def claims_of(cells: list[Cell]) -> list[Claim]:
+    """Return the claims of both ledgers. A level claim compares second with first, the others compare two ratios."""
+    of = {(row_of(cell), cell.column): cell for cell in cells}
+    level = {"bert15": ("BERT 15 %", Row("r90", "BERT 15 %")), "bert75": ("BERT 75 %", Row("r90", "BERT 75 %")),
+             "parallel": ("parallel", Row("r90", "parallel")), "r100": ("MDC at redundancy 1", Row("r100", "MDC")),
+             "arc-r0": ("control, ARC at redundancy 0", Row("r0", "ARC"))}
+
+    def claim(ledger: str, measure: str, short: str, text: str, row: Row, other: Row | None = None) -> Claim:
+        left, right = (tuple(of[one, f"{measure}, {place}"] for place in reversed(tables.PLACES))
+                       for one in (row, other or row))
+        return Claim(ledger, f"{measure}-{short}", measure, f"{measure}: {text}{LOG}",
+                     *((left, right) if other else (left[:1], left[1:])), level=other is None)
+
+    paper, beside, mdc = [], [], Row("r90", "MDC")
+    for measure in TESTED:
+        paper += [claim(LEDGERS[0], measure, "mdc", "MDC: level at both places", mdc),
+                  claim(LEDGERS[0], measure, "arc", "MDC's ratio above ARC's", mdc, Row("r90", "ARC"))]
         if measure != "gradient":
-            beside += [(f"{measure}: MDC's ratio above CapPa's", compare(mdc, of.get(Row("r90", "CapPa")))),
-                       *((f"{measure}: {name}: level at both places", against_one(of.get(row), MARGIN))
-                         for name, row in level.items())]
-    return paper, beside
+            beside += [claim(LEDGERS[1], measure, "cappa", "MDC's ratio above CapPa's", mdc, Row("r90", "CapPa")),
+                       *(claim(LEDGERS[1], measure, short, f"{name}: level at both places", row)
+                         for short, (name, row) in level.items())]
+    return paper + beside
+
+
+def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[claims.Row]:
+    """Return the claims of a ledger with their verdicts, corrected together."""
+    def found(claim: Claim) -> Finding:
+        left = side(results, scale, claim.left[0])
+        return against_one(left, MARGIN) if claim.level else compare(left, side(results, scale, claim.right[0]))
+    return [claims.Row(claim, claims.says(verdict, claim.level), "", verdict.finding, verdict.p, verdict.p_within,
+                       MARGIN if claim.level else None)
+            for claim, verdict in zip(ledger, decide(map(found, ledger)), strict=True)]
 
 
 def of_last(cells: list[Cell]) -> list[Claim]:
@@ -82,7 +101,7 @@ def of_last(cells: list[Cell]) -> list[Claim]:
             ("coin-features", "a coin decides: MDC above ARC", (coin["MDC"],), (coin["ARC"],)),
             ("last-loss", "ARC loses more than MDC where the shape is always last (half the loss)",
              (last["MDC"], coin["ARC"]), (last["ARC"], coin["MDC"])))
-    return [Claim("position", short, "features", text, left, right) for short, text, left, right in rows]
+    return [Claim("lastsaid", short, "features", text, left, right) for short, text, left, right in rows]
 
 
 def shown_ratio(finding: Finding) -> str:
@@ -92,17 +111,18 @@ def shown_ratio(finding: Finding) -> str:
     return f"{math.exp(finding.difference):.3f}" + (f" ({low:.3f} to {high:.3f})" if finding.interval else "")
 
 
-def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> str:
+def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]],
+         ledgers: list[list[claims.Row]], path: Path) -> str:
     """Return the tables as Markdown, and write PATH.csv and PATH.png."""
     import pandas as pd
 
     from open_clip_mdc.data.files import new_file
     from open_clip_mdc.data.markdown import markdown_table
-    means = {(Row(cell.block, cell.row.partition(", ")[2]), cell.column): fmean(by_seed.values())
+    means = {(row_of(cell), cell.column): fmean(by_seed.values())
              for cell, by_seed in zip(cells, numbers, strict=True) if by_seed}
-    of_rows = rows(cells)
-    sides = {measure: {row: side(results, scale, cell, measure) for row, cell in of_rows.items()}
-             for measure in TESTED}
+    of_rows = list(dict.fromkeys(map(row_of, cells)))
+    sides = {measure: {row_of(cell): side(results, scale, cell) for cell in cells
+                       if cell.column == f"{measure}, {tables.PLACES[0]}"} for measure in TESTED}
     ratios = {measure: {row: against_one(found) for row, found in of.items()} for measure, of in sides.items()}
     lines, table = [], []
     for row in of_rows:
@@ -123,14 +143,11 @@ def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int,
         pd.DataFrame(table).to_csv(partial, index=False)
     with new_file(path.with_suffix(".png")) as partial:
         plot(means, ratios).savefig(partial, format="png", dpi=100)
-    verdicts = []
-    for group in claims(sides):
-        decided = decide(finding for _, finding in group)  # Holm's correction is over the claims of this table
-        verdicts.append(markdown_table(
-            ["claim", "ratio, or ratio of ratios (95 %)", "p (Holm)", "p within a tenth", "errors of", "verdict"],
-            [[text, shown_ratio(v.finding), shown_p(v.p), shown_p(v.p_within),
-              "" if v.outcome == "not run" else v.finding.basis, f"*{says(v, ': level ' in text)}*"]
-             for (text, _), v in zip(group, decided, strict=True)]))
+    verdicts = [markdown_table(
+        ["id", "claim", "ratio, or ratio of ratios (95 %)", "p (Holm)", "p within a tenth", "errors of", "verdict"],
+        [[row.claim.id, row.claim.text.removesuffix(LOG), shown_ratio(row.finding), claims.number(row.p),
+          claims.number(row.p_within), "" if row.verdict == "not run" else row.finding.basis, f"*{row.shown}*"]
+         for row in ledger]) for ledger in ledgers]
     absent = [f"r = {tables.REDUNDANCIES[row.data]:g}, {row.objective}" for row in of_rows
               if (row, "gap, first") not in means]
     return "\n".join([

@@ -17,7 +17,7 @@ from ..commands import Place
 from ..tables.scales import SCALES
 from . import archive
 from .claims import CLAIM_SEPARATOR, COLUMNS, KINDS, PAPER
-from .collect import LEDGERS, collect, write
+from .collect import LEDGERS, WITH_CLAIMS, collect, write
 
 FOLDER = Path(__file__).parents[1]
 WITHOUT_ARCHIVE = ("figure3", "figure6")
@@ -65,8 +65,8 @@ def from_archive(file: Path, page: str) -> tuple[str, dict[str, str], str]:
         out = Path(folder, scale)
         archive.unpack(file, out)
         pages = collect(SCALES[scale], Place(Path("data"), out, "", 0), sorted(names))
-        ledgers = [name for name in LEDGERS if name in names]
-        return scale, pages, "".join((out / "tables" / f"{name}.csv").read_text(encoding="utf-8") for name in ledgers)
+        tables = [out / "tables" / "claims" / f"{name}.csv" for name in WITH_CLAIMS if name in names]
+        return scale, pages, "".join(file.read_text(encoding="utf-8") for file in tables)
 
 
 # ---- RESULTS.md, from claims.csv

@@ -16,6 +16,7 @@ from helpers import dry_run, place, write_result
 from experiments import mentions
 from experiments.report import archive, collect
 from experiments.report import position as report
+from experiments.report.claims import COLUMNS
 from experiments.tables import position as tables
 from experiments.tables.scales import POSITION
 from open_clip_mdc import cli, register
@@ -247,12 +248,19 @@ def test_the_page_has_the_ratios_their_intervals_and_verdicts(tmp_path):
         assert f"| {ratio:.3f} (" in lines["| 0.9", name]
     assert "| 1.200 / -0.100 |  |  |  | 1 |" in lines["| 0.9", "CapPa"]
     verdicts = {line.split(" | ")[0].strip("| "): line for line in page.splitlines() if "*" in line}
-    assert "*shows*" in verdicts["gradient: MDC: level at both places"]
-    assert "| 2.000 (" in verdicts["gradient: MDC's ratio above ARC's"] and \
-        "*shows*" in verdicts["gradient: MDC's ratio above ARC's"]
-    assert "3 seeds, 40 images" in verdicts["gap: MDC's ratio above ARC's"]
-    assert "*not run*" in verdicts["gap: parallel: level at both places"]
-    assert "*not resolved*" in verdicts["gap: MDC's ratio above CapPa's"]
+    assert "| gradient: MDC: level at both places |" in verdicts["gradient-mdc"]
+    assert "*shows*" in verdicts["gradient-mdc"]
+    assert "| 2.000 (" in verdicts["gradient-arc"] and "*shows*" in verdicts["gradient-arc"]
+    assert "3 seeds, 40 images" in verdicts["gap-arc"]
+    assert "*not run*" in verdicts["gap-parallel"]
+    assert "*not resolved*" in verdicts["gap-cappa"]
+    claims = {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in csv.reader(
+        (tmp_path / "tables" / "claims" / "position.csv").open())}
+    assert {name.removeprefix("position.") for name in claims} == verdicts.keys()
+    assert all(f"*{row['verdict']}*" in verdicts[row["id"].removeprefix("position.")] for row in claims.values())
+    arc = claims["position.gradient-arc"]
+    assert float(arc["difference"]) == pytest.approx(math.log(2), abs=1e-4) and arc["ledger"] == "position"
+    assert arc["claim"] == "gradient: MDC's ratio above ARC's (log of the ratio)"
     rows = {(row["objective"], row["measure"]): row for row in csv.DictReader(
         (tmp_path / "tables" / "position.csv").open())}
     assert float(rows["ARC", "gap"]["log_ratio"]) == pytest.approx(math.log(mean["ARC"]))

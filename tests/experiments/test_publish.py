@@ -8,6 +8,7 @@ from conftest import REPO
 
 from experiments.report import publish
 from experiments.report.claims import COLUMNS
+from experiments.report.collect import LEDGERS
 from experiments.tables import article, mcdiffusion, scales, views
 
 RESULTS = REPO / "experiments" / "results"
@@ -27,6 +28,8 @@ def test_tables_and_claims_of_the_pages_are_those_of_the_archives(file):
     for name, text in pages.items():
         assert f"<!-- {scale} {name} -->\n{text}<!-- end -->" in page, name
     assert claims in (RESULTS / "claims.csv").read_text(encoding="utf-8")
+    judged = {row["ledger"] for row in publish.read_claims(",".join(COLUMNS) + "\n" + claims)}
+    assert judged >= {"position": {"position", "position-beside", "lastsaid"}}.get(scale, pages.keys() & {*LEDGERS})
 
 
 def test_the_page_of_results_is_made_of_the_claims_and_is_short():

@@ -1,4 +1,5 @@
 """Claims about reproduce.py: it runs the rows of one claim, no others, and compares them with the archive."""
+import csv
 import json
 
 import pytest
@@ -24,6 +25,9 @@ def test_its_commands_are_the_trainings_of_its_rows_with_the_archived_seeds(caps
         "MDC-ViT-Ti-8", "BERT-ViT-Ti-8-r15")]
     quarter = trained(capsys, "rich.pairs-arc", *out, "--seeds", "3")
     assert sorted(quarter) == ["ARC-ViT-Ti-8-rich--short--s3", "MDC-ViT-Ti-8-rich--short--s3"]
+    assert trained(capsys, "position.gain-parallel", *out) == [f"Parallel-ViT-Ti-8--r90--s{seed}" for seed in range(3)]
+    assert trained(capsys, "position.last-features", *out, "--seeds", "1") == [
+        "MDC-ViT-Ti-8--last--s1", "ARC-ViT-Ti-8--last--s1"]
     assert not list(tmp_path.iterdir())
 
 
@@ -58,3 +62,15 @@ def test_results_and_differences_of_both_are_compared(tmp_path):
     said = reproduce.reproduce(task, place(out), [0, 1, 2], run).splitlines()
     assert said[0].startswith(f"linear_probe wds/probe {name.rpartition('--s')[0]}/epoch_1 1: lp_acc1")
     assert "archived +4.5208 (+0.6 to +8.5), now +3.5208 (" in said[-1]
+
+
+def test_a_claim_on_ratios_is_compared_as_its_page_gives_it(tmp_path):
+    task, out = reproduce.find("position.gap-arc"), tmp_path / "out"
+
+    def run(title: str, steps: list) -> None:
+        if not out.exists():
+            archive.unpack(task.file, out)
+    said = reproduce.reproduce(task, place(out), None, run)
+    (row,) = (row for row in csv.DictReader((RESULTS / "claims.csv").open()) if row["id"] == "position.gap-arc")
+    shown = f"{float(row['difference']):+.3f}"
+    assert f"archived {shown}" in said and f", now {shown}" in said and said.count("(+0.6 to +2.0)") == 2
