@@ -122,7 +122,11 @@ def parse(argv: list[str]) -> None:
         _, args, _ = clip_benchmark_ext.cli.parse(flags)
         clip_benchmark_ext.cli.check(args, flags)
     else:
-        assert find_spec(module), module
+        found = find_spec(module)
+        assert found, module
+        if (REPO / module.partition(".")[0]).is_dir():  # its parser is made where it runs
+            own = Path(found.origin).read_text(encoding="utf-8")
+            assert not [flag for flag in flags if flag.startswith("--") and f'"{flag}"' not in own], (module, flags)
 
 
 def check_other(argv: list[str]) -> None:

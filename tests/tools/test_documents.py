@@ -1,6 +1,7 @@
 """Claims about README and docs/: commands print what the pages show.    pytest tests/tools/test_documents.py"""
 import re
 import runpy
+import shlex
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from open_clip_mdc.integration import configs, plugins
 from open_clip_mdc.objectives.registry import OBJECTIVES
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-LINKED = [*PAGES, *(REPO / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "experiments/README.md"))]
+RESULTS = [REPO / "experiments" / "RESULTS.md", *sorted((REPO / "experiments" / "results").glob("*.md"))]
+INLINE = re.compile(r"`((?:make|clip_benchmark eval|python -m) [^`]*)`")
+LINKED = [*PAGES, *RESULTS, *(REPO / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "experiments/README.md"))]
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,23 @@ def test_what_a_page_says_to_type_works_and_prints_what_it_says(page, world, tmp
         for table, was in ((configs.ROWS, rows), (OBJECTIVES, objectives)):
             table.clear()
             table.update(was)
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.name)
+def test_the_commands_of_results_are_commands(page):
+    """What trains for hours is parsed: every flag and every target of make, in blocks and within sentences."""
+    found = [argv for block in documents.blocks(page) for argv, _ in documents.commands(block)]
+    found += [shlex.split(command) for command in INLINE.findall(page.read_text(encoding="utf-8"))]
+    assert found
+    for argv in found:
+        documents.parse(argv)
+
+
+def test_each_table_that_is_typed_has_the_command_that_measures_it():
+    page = (REPO / "experiments" / "results" / "beside.md").read_text(encoding="utf-8")
+    for section in page.split("\n## ")[1:]:
+        assert "\n| ---" in section or "\n|---" in section
+        assert "```sh\n" in section or "`make " in section.partition("\n|")[0], section[:60]
 
 
 def anchors(page: Path) -> set[str]:
