@@ -132,8 +132,24 @@ def test_timm_is_told_the_size_of_images(name, size, grid):
     assert encoder.grid(model.visual) == grid
 
 
+@pytest.mark.parametrize("name, size, grid", [
+    ("test_vit", (64, 96), (4, 6)), ("test_convnext", (64, 96), (2, 3)),
+    ("swin_tiny_patch4_window7_224", (64, 96), (2, 3))])
+def test_tokens_go_row_by_row_over_an_image_of_another_size_that_is_no_square(name, size, grid):
+    """The pixels that move a token most, by the gradient, are those of its own place, for every place."""
+    torch.manual_seed(0)
+    visual = encoder.build(CLIPVisionCfg(**timm_tower(name, size))).eval()
+    image = torch.randn(1, 3, *size, requires_grad=True)
+    tokens = encoder.patch_tokens(visual, image)[0]
+    assert encoder.grid(visual) == grid and len(tokens) == grid[0] * grid[1]
+    direction = torch.randn(tokens.shape[1])  # a plain sum is the same whatever a normalised token is
+    found = [torch.autograd.grad(token @ direction, image, retain_graph=True)[0].square().sum(1) for token in tokens]
+    cells = torch.nn.functional.adaptive_avg_pool2d(torch.cat(found), grid).flatten(1)
+    assert cells.argmax(1).tolist() == list(range(len(tokens)))
+
+
 @pytest.mark.parametrize("name, size, said", [
-    ("mixer_s16_224", 112, "112 x 112"),
+    ("test_vit", 50, "50 x 50"), ("mixer_s16_224", 112, "112 x 112"),
     ("crossvit_9_240", 240, "without pooling"), ("volo_d1_224", 224, "do not form a grid")])
 def test_a_size_that_timm_does_not_take_and_a_network_without_tokens_are_refused(name, size, said):
     with pytest.raises(ValueError, match=f"{name}.*{said}") as error:
