@@ -139,6 +139,11 @@ def test_a_page_names_no_folder_of_the_machine(runs, folder, tmp_path):
     assert report.shown("hf-hub:org/name", "p.html") == "hf-hub:org/name"
 
 
+def test_the_title_names_a_captioner_of_a_folder_without_the_folder_it_is_in(folder):
+    run("x1.png", "--html", "p.html")  # by the package's own
+    assert Page(Path("p.html").read_text()).texts["h1"] == ["Captions by photo"]
+
+
 def test_steps_and_probabilities_are_those_of_the_model(runs, folder):
     """The first step by a look at a hidden caption, the last by one in which only its token is hidden."""
     run("--pretrained", runs / "mdc", "x1.png", "--length", "6")

@@ -86,18 +86,26 @@ def test_the_page_is_one_file_without_script_and_shows_hostile_text_as_text(tmp_
 
 def test_colours_of_words_are_readable_in_light_and_dark():
     """Contrast of 4.5 and more, WCAG's, of the text on every colour."""
+    def channels(colour):
+        return bytes.fromhex(colour[1:] if len(colour) == 7 else "".join(2 * c for c in colour[1:]))
+
     def luminance(colour):
-        colour = colour[1:] if len(colour) == 7 else "".join(2 * c for c in colour[1:])
-        channels = [int(colour[i:i + 2], 16) / 255 for i in (0, 2, 4)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in
+                  (c / 255 for c in channels(colour))]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     style = report.ENVIRONMENT.get_template("page.css.jinja").render()
     light, dark = (dict(re.findall(r"--([\w-]+): (#\w+)", block)) for block in style.split("@media")[:2])
     text_on = dict(re.findall(r"\.(p\d) {[^}]*--on: var\(--([\w-]+)\)", style))
     assert len(text_on) == 6
-    for colours in (light, dark):
-        for text, ground in [*((colour, name) for name, colour in text_on.items()), ("ink", "page"), ("soft", "page")]:
+    trails = re.findall(r"--trail: (\d+)%", style)
+    for colours, trail in zip((light, dark), map(int, trails), strict=True):
+        for name in text_on:  # words that stand since an earlier step
+            colours[f"old {name}"] = "#" + "".join(f"{round((trail * top + (100 - trail) * ground) / 100):02x}" for
+                                                   top, ground in zip(*map(channels, (colours[name], colours["page"])),
+                                                                      strict=True))
+        for text, ground in [*((colour, name) for name, colour in text_on.items()),
+                             *(("soft", f"old {name}") for name in text_on), ("ink", "page"), ("soft", "page")]:
             bright, dim = sorted((luminance(colours[text]), luminance(colours[ground])), reverse=True)
             assert (bright + 0.05) / (dim + 0.05) >= 4.5, (text, ground)
 

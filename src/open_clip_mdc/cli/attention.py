@@ -19,9 +19,8 @@ from ..decoding.attention_maps import principal_components, word_maps
 from ..decoding.confidence import tokenize_with_masks
 from ..errors import complain, plural
 from ..integration.pretrained import describe_captions
-from ..integration.runs import find
 from ..models.encoder import grid
-from .page import CARDS, printable, shown, shown_lines, thumbnail, write_page
+from .page import CARDS, printable, shown, shown_lines, shown_model, thumbnail, write_page
 from .shared import check_length, load_captioner
 
 BATCH = 8
@@ -76,8 +75,7 @@ def run(args: argparse.Namespace) -> None:
         components = principal_components(torch.cat(tokens)) / (2 * COLOUR_RANGE) + 0.5
         colours = [png((255 * x.view(*shape, 3).clamp(0, 1)).round().byte().cpu().numpy()) for x in components]
         cards = list(map(card, [shown(name, args.out) for name in names], rows, images, colours, overlays))
-        model_name = find(args.pretrained, args.model).model_name
-        write_page(args.out, f"Where the words come from: {model_name}",
+        write_page(args.out, f"Where the words come from: {shown_model(args, args.out)}",
                    {"Checkpoint": shown(args.pretrained, args.out), "Images": str(len(names))},
                    CARDS.maps_explanation(), cards, shown_lines(skipped, paths, args.out), "attention.css.jinja")
         print(f"{plural(len(names), 'image')}: {args.out}")

@@ -39,11 +39,10 @@ from ..decoding.sampling import Sampling
 from ..errors import MAX_SHOWN, complain, plural
 from ..integration import clip as clip_models
 from ..integration.pretrained import PretrainedCaptioner
-from ..integration.runs import find
 from ..models.fingerprint import fingerprint
 from ..objectives.replace import STEPS
 from .noted import noted
-from .page import card, legend, printable, shown, shown_lines, thumbnail, write_page
+from .page import card, legend, printable, shown, shown_lines, shown_model, thumbnail, write_page
 from .rows import write_rows
 from .shared import check_engine, check_length, flag, load_captioner, null_image
 
@@ -241,7 +240,7 @@ def run(args: argparse.Namespace) -> None:
     if not names:
         raise ValueError("\n  ".join([f"no image can be read, so {args.out} is not written:", *skipped[:MAX_SHOWN]]))
     if args.html:
-        title = f"Captions by {find(args.pretrained, args.model).model_name}"
+        title = f"Captions by {shown_model(args, args.html)}"
         texts = [rows[name]["clip_texts"] for name in names] if clip else []
         facts = page_facts(args, options, loaded.model.causal, len(names), sum(texts) / max(len(texts), 1))
         write_page(args.html, title, facts, legend(), cards, shown_lines(skipped, paths, args.html))

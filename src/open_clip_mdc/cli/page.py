@@ -3,6 +3,7 @@
 A page is one file without scripts or external resources. Its Content-Security-Policy forbids both. Names and captions
 come from other people, so all is escaped, and control characters are written out.
 """
+import argparse
 from functools import partial
 from html import escape
 from io import BytesIO
@@ -15,6 +16,7 @@ from PIL import Image
 
 from ..data.files import new_file
 from ..data.images import data_url
+from ..integration.runs import find
 
 SIDE = 480  # pixels of the longer side of an embedded image
 BINS = (0.1, 0.25, 0.5, 0.75, 0.9)  # edges of the probability classes p0 to p5
@@ -36,6 +38,11 @@ def shown(name: str, page: str | Path) -> str:
         path = path.relative_to(folder) if path.is_relative_to(folder) else \
             Path(*path.parts[-3 if path.parent.name == "checkpoints" else -1:])
     return f"{source}{colon}{path if place else place}{separator}{key}"
+
+
+def shown_model(args: argparse.Namespace, page: str | Path) -> str:
+    """Return how a page names the model of --pretrained and --model."""
+    return shown(find(args.pretrained, args.model).model_name.removeprefix("local-dir:"), page)
 
 
 def shown_lines(lines: list[str], paths: list[Path], page: str | Path) -> list[str]:

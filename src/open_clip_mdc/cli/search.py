@@ -32,12 +32,11 @@ from ..decoding.options import NULL_IMAGES
 from ..errors import MAX_SHOWN, complain, plural
 from ..integration import clip as clip_models
 from ..integration.pretrained import PretrainedCaptioner
-from ..integration.runs import find
 from ..likelihood.log_likelihood import log_likelihood
 from ..models.fingerprint import fingerprint
 from ..text.special_tokens import tokenize_whole
 from .noted import noted
-from .page import CARDS, printable, shown, shown_lines, thumbnail, write_page
+from .page import CARDS, printable, shown, shown_lines, shown_model, thumbnail, write_page
 from .rows import write_rows
 from .score import read_captions
 from .shared import load_captioner, prior_image
@@ -105,7 +104,7 @@ def write_found(args: argparse.Namespace, hits: list[list[dict]], paths: list[Pa
     small = {name: thumbnail(open_image(source, name)) for name, source, _ in read_images(paths) if name in wanted}
     cards = [CARDS.found(own[0]["sentence"], [{**hit, "image": shown(hit["image"], args.html),
                                                "thumbnail": small[hit["image"]]} for hit in own]) for own in hits]
-    write_page(args.html, f"Found by {find(args.pretrained, args.model).model_name}", facts, CARDS.found_explanation(),
+    write_page(args.html, f"Found by {shown_model(args, args.html)}", facts, CARDS.found_explanation(),
                cards, shown_lines(skipped, paths, args.html), "search.css.jinja")
 
 
