@@ -73,12 +73,14 @@ def test_images_come_by_their_likelihood_with_what_they_add_to_no_image(runs, fo
     page = Page(Path("page.html").read_text())
     assert [tag for tag, _ in page.tags].count("img") == 10 and [tag for tag, _ in page.tags].count("article") == 2
     assert all(attributes["src"].startswith("data:image/") for tag, attributes in page.tags if tag == "img")
+    assert "In brackets" in page.texts["p"][0] and "debiased" in page.texts["p"][0]
 
 
 def test_a_hostile_name_is_shown_and_not_obeyed(runs, folder):
     rows = search(runs / "arc", f"photos/{HOSTILE}", "photos/00.png", "a <b>star</b>", "--html", "page.html")
     assert {row["image"] for row in rows} == {f"photos/{HOSTILE}", "photos/00.png"} and "debiased" not in rows[0]
     text = Path("page.html").read_text()
+    assert "brackets" not in text and "debiased" not in text  # it has no null image from so few
     assert "\u202e" not in text and "<b>" not in text and "onerror=alert(1)&gt;" in text
     assert [attributes["src"][:11] for tag, attributes in Page(text).tags if tag == "img"] == ["data:image/"] * 2
 

@@ -104,8 +104,9 @@ def write_found(args: argparse.Namespace, hits: list[list[dict]], paths: list[Pa
     small = {name: thumbnail(open_image(source, name)) for name, source, _ in read_images(paths) if name in wanted}
     cards = [CARDS.found(own[0]["sentence"], [{**hit, "image": shown(hit["image"], args.html),
                                                "thumbnail": small[hit["image"]]} for hit in own]) for own in hits]
-    write_page(args.html, f"Found by {shown_model(args, args.html)}", facts, CARDS.found_explanation(),
-               cards, shown_lines(skipped, paths, args.html), "search.css.jinja")
+    write_page(args.html, f"Found by {shown_model(args, args.html)}", facts,
+               CARDS.found_explanation("debiased" in hits[0][0]), cards, shown_lines(skipped, paths, args.html),
+               "search.css.jinja")
 
 
 def run(args: argparse.Namespace) -> None:
