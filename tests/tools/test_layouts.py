@@ -91,7 +91,7 @@ def test_rows_without_an_image_or_captions_are_named_with_the_keys_that_are_ther
         "image": pa.array([None, {"bytes": None, "path": "1.jpg"}, {"bytes": make_image(0), "path": "2.jpg"}], STRUCT),
         "alt_text": ["x", "y", "z"]})
     said = complaint("--train", table, "--out", tmp_path / "out")
-    assert "'t.parquet#0': no captions; its columns: image, alt_text; see --captions-key" in said
+    assert "'t.parquet#0': no captions (columns: image, alt_text, see --captions-key)" in said
     assert "2 images cannot be used" in complaint("--train", table, "--captions-key", "alt_text", "--out",
                                                     tmp_path / "o")
     assert "'t.parquet#0': no image\n'1.jpg': no image\n" == capsys.readouterr().err
