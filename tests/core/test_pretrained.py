@@ -210,7 +210,7 @@ MISUSES = [  # what is done, the error, its words
     (lambda m: m.caption(IMAGE, sampling=1), TypeError, "has no option 'sampling'"),
     (lambda m: m.caption(IMAGE, num_beams=2), ValueError, "num_beams is not supported by this model"),
     (lambda m: m.caption(IMAGE, length="long"), ValueError, "length is 'long': it must be 'auto', 'sample'"),
-    (lambda m: m.caption(IMAGE, length=19), ValueError, "length is 19; .* from 1 to 18"),
+    (lambda m: m.caption(IMAGE, length=19), ValueError, "length is 19: .* from 1 to 18"),
     (lambda m: m.caption(IMAGE, temperature="hot"), TypeError, "temperature is 'hot': it must be a number"),
     (lambda m: m.caption(IMAGE, seed=None, temperature=1.0, top_k="2"), TypeError, "top_k is '2': it must be a whole"),
     (lambda m: m.caption(IMAGE, tokens_per_step="2"), TypeError, "tokens_per_step is '2': it must be a number"),
