@@ -153,7 +153,7 @@ def test_bad_checkpoints_are_named_in_one_line(runs, scenes, tmp_path):
         ("mdc", tmp_path / "bare.pt"): "give --model too",
         ("MDC-ViT-Ti-8", tmp_path / "foreign.pt"): "holds no weights of MDC-ViT-Ti-8",
         ("mdc", tmp_path / "empty"): "no epoch_*.pt",
-        ("arc", runs / "mdc"): "no ARC",
+        ("arc", runs / "mdc"): "not ARC: give --model MDC-ViT-Ti-8",
     }
     for (model, pretrained), words in cases.items():
         with pytest.raises(SystemExit) as error:

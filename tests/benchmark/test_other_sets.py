@@ -139,7 +139,7 @@ def test_splits_of_other_classes_are_refused(photos, runs, name):
         path.unlink()
     (photos / "val" / "dog").rmdir()
     complaint = evaluate(runs, "--dataset", name, "--dataset_root", photos, *PROBE)
-    assert "train and test have different classes" in complaint and "'dog' is only in train" in complaint
+    assert "test and train have different classes" in complaint and "'dog' is only in train" in complaint
     (photos / "val" / "dogs").mkdir()
     make_image(0).save(photos / "val" / "dogs" / "0.png")
     assert "different classes" in evaluate(runs, "--dataset", name, "--dataset_root", photos, *PROBE)
