@@ -123,3 +123,9 @@ def test_ctrl_c_is_one_line(monkeypatch):
     with pytest.raises(SystemExit, match="^interrupted: run the same command again to resume .caption, ") as stopped:
         tools.main(["prepare", "recap", "--shards", "x", "--out", "y", "--pairs", "1"])
     assert "\n" not in stopped.value.code
+
+
+def test_a_reader_that_goes_ends_the_tool_without_a_word():
+    for buffering in ("", "1"):  # at the end, or at the first line
+        said = run("bash", "-c", f"{sys.executable} -m open_clip_mdc list | true", PYTHONUNBUFFERED=buffering)
+        assert said.stdout == said.stderr == ""

@@ -91,6 +91,10 @@ def main(argv: list[str] | None = None) -> None:
             module = DRIVERS.get(args.tool, module)
         load_plugins(args)
         import_module(module).run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who read along has gone, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it ends
+        sys.exit(1)
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {complaint(problem, args, argv)}")
     except KeyboardInterrupt:
