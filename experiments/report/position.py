@@ -66,19 +66,20 @@ def claims_of(cells: list[Cell]) -> list[Claim]:
              "parallel": ("parallel", Row("r90", "parallel")), "r100": ("MDC at redundancy 1", Row("r100", "MDC")),
              "arc-r0": ("control, ARC at redundancy 0", Row("r0", "ARC"))}
 
-    def claim(ledger: str, measure: str, short: str, text: str, row: Row, other: Row | None = None) -> Claim:
+    def claim(ledger: str, measure: str, text: str, row: Row, other: Row | None = None, short: str = "") -> Claim:
         left, right = (tuple(of[one, f"{measure}, {place}"] for place in reversed(tables.PLACES))
                        for one in (row, other or row))
+        short = short or (other or row).objective.lower()
         return Claim(ledger, f"{measure}-{short}", measure, f"{measure}: {text}{LOG}",
                      *((left, right) if other else (left[:1], left[1:])), level=other is None)
 
     paper, beside, mdc = [], [], Row("r90", "MDC")
     for measure in TESTED:
-        paper += [claim(LEDGERS[0], measure, "mdc", "MDC: level at both places", mdc),
-                  claim(LEDGERS[0], measure, "arc", "MDC's ratio above ARC's", mdc, Row("r90", "ARC"))]
+        paper += [claim(LEDGERS[0], measure, "MDC: level at both places", mdc),
+                  claim(LEDGERS[0], measure, "MDC's ratio above ARC's", mdc, Row("r90", "ARC"))]
         if measure != "gradient":
-            beside += [claim(LEDGERS[1], measure, "cappa", "MDC's ratio above CapPa's", mdc, Row("r90", "CapPa")),
-                       *(claim(LEDGERS[1], measure, short, f"{name}: level at both places", row)
+            beside += [claim(LEDGERS[1], measure, "MDC's ratio above CapPa's", mdc, Row("r90", "CapPa")),
+                       *(claim(LEDGERS[1], measure, f"{name}: level at both places", row, short=short)
                          for short, (name, row) in level.items())]
     return paper + beside
 
