@@ -67,7 +67,8 @@ def goals(parts: dict[str, list[dict]]) -> str:
             ("B/16, the same: samples/s over CLIP's", 1.0, over_clip("ViT-B-16")),
             ("B/32, the same: samples/s over CLIP's", 1.2, over_clip("ViT-B-32")),
             ("captioning, B/16, batch 256, 15 tokens, bfloat16: images/s", 3000.0,
-             find("decoding", "images/s", batch=256, precision="bfloat16", **{"tokens a step": 1}))):
+             find("decoding", "images/s", batch=256, precision="bfloat16", tokens=15, mode="eager",
+                  **{"tokens a step": 1}))):
         measured = (None, None) if found != found else (show(found), "met" if found >= least else "missed")
         rows.append((goal, f"at least {show(least)}", *measured))
     return markdown_table(("goal", "", "measured", ""), rows)

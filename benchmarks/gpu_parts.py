@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from open_clip_mdc.models.captioner import LOSS_ROWS
+from open_clip_mdc.decoding.confidence import fully_masked
+from open_clip_mdc.models.captioner import LOSS_ROWS, Captioner
 
 from .captions import lengths, random_text
 from .contestants import Contestant, contestant, count_flops, vocab_size
@@ -258,25 +259,44 @@ def syncs(bench: Bench) -> Iterator[Row]:
         with bench.autocast():
             batch["loss"] = side.loss(*given)
 
-    given = give()
+    captured, given = captioners(bench)["graphs"], give()
     forward()  # waits that happen once only are not counted
+    captured.generate(image, length=LENGTH)
     for name, function in (("training, forward", forward), ("training, backward", lambda: batch["loss"].backward()),
                            (f"decoding, {LENGTH} tokens", lambda: side.model.generate(image, length=LENGTH)),
+                           (f"decoding, {LENGTH} tokens, graphs", lambda: captured.generate(image, length=LENGTH)),
                            ("scoring, heuristic", lambda: side.model.log_likelihood(image, text.to(bench.device)))):
         number, places = waits(function)
         yield {"what": name, "waits": number, "where": places}
 
 
+def captioners(bench: Bench) -> dict[str, Captioner]:
+    """Return one captioner in modes. Only a card has others than "eager"."""
+    made = {mode: contestant("MDC", bench.sizes[0], bench.device).model.eval()
+            for mode in ("eager", "graphs", "graphs, compiled encoder")[:3 if bench.device == "cuda" else 1]}
+    for mode, model in made.items():
+        if mode != "eager":
+            model.compile_for_captions()
+        if mode == "graphs":
+            model.patch_tokens = made["eager"].patch_tokens
+    return made
+
+
 def decoding(bench: Bench) -> Iterator[Row]:
-    model = contestant("MDC", bench.sizes[0], bench.device).model.eval()
-    for batch in (2,) if bench.small else (1, 32, 256):
-        image = torch.randn(batch, 3, *model.visual.image_size, device=bench.device)
-        for precision, tokens_per_step in itertools.product(("float32", "bfloat16"), (1, 3)):
+    """One length, and the lengths of Flickr8k's captions. `differ` counts captions that are not the eager ones."""
+    made = captioners(bench)
+    for batch in (2,) if bench.small else (1, 32, 64, 256):
+        image = torch.randn(batch, 3, *made["eager"].visual.image_size, device=bench.device)
+        several = {"text": fully_masked(torch.from_numpy(lengths(batch)) - 2, made["eager"].vocab_size)}
+        for precision, (tokens, options), mode in itertools.product(("float32", "bfloat16"), (
+                (LENGTH, {"length": LENGTH}), (LENGTH, {"length": LENGTH, "tokens_per_step": 3}), ("several", several)),
+                made):
             with nullcontext() if precision == "float32" else bench.autocast():
-                ms = bench.milliseconds(partial(model.generate, image, length=LENGTH, tokens_per_step=tokens_per_step),
-                                        5, 2)
-            yield {"batch": batch, "precision": precision, "tokens a step": tokens_per_step, "ms": ms,
-                   "images/s": 1e3 * batch / ms}
+                ms = bench.milliseconds(partial(made[mode].generate, image, **options), 5, 2)
+                differ = made[mode].generate(image, **options) != made["eager"].generate(image, **options)
+            yield {"batch": batch, "precision": precision, "tokens": tokens, "mode": mode,
+                   "tokens a step": options.get("tokens_per_step", 1), "ms": ms, "images/s": 1e3 * batch / ms,
+                   "differ": int(differ.any(1).sum())}
 
 
 def scoring(bench: Bench) -> Iterator[Row]:

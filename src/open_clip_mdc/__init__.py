@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def load(pretrained: str, model_name: str | None = None, device: str | None = None,
-         precision: str | None = None) -> "PretrainedCaptioner":
+         precision: str | None = None, compile: bool = False) -> "PretrainedCaptioner":
     """Return a trained captioner with its transform and tokenizer (see `integration.pretrained.load`)."""
     from .integration.pretrained import load as load_pretrained
-    return load_pretrained(pretrained, model_name, device, precision)
+    return load_pretrained(pretrained, model_name, device, precision, compile)
 
 
 def create_model_and_transforms(model_name: str, *args, **kwargs):

@@ -3,6 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerator import Accelerator, is_there, mark
+from captured import emulate
 from conftest import VOCAB, captions, images, tiny_captioner
 from open_clip import get_tokenizer
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,6 +17,7 @@ from open_clip_mdc.likelihood import log_likelihood as scoring
 from open_clip_mdc.likelihood.exact import autoregressive, heuristic
 from open_clip_mdc.likelihood.monte_carlo import monte_carlo
 from open_clip_mdc.likelihood.replace_bound import bound
+from open_clip_mdc.models.step_graphs import StepGraphs
 from open_clip_mdc.text.special_tokens import mask_id, target_tokens, valid_tokens
 
 MASK = mask_id(VOCAB)
@@ -208,8 +210,15 @@ def that_knows_lengths():
     ({"length": 6}, 1), ({"length": 6, "tokens_per_step": 3}, 1), ({"length": 9}, 1),
     ({"length": 6, "sampling": Sampling(1.0)}, 1), ({"length": "sample"}, 3), ({"length": "auto"}, 4),
     ({"text": fully_masked(torch.tensor([3]), VOCAB)}, 1), ({"length": 6, "sampler": "ancestral"}, 2)])
-def test_captions_ask_the_device_so_often_whatever_their_steps_and_lengths(that_knows_lengths, options, number):
+@pytest.mark.parametrize("by_graphs", [False, True])
+def test_captions_ask_the_device_so_often_whatever_their_steps_and_lengths(that_knows_lengths, options, number,
+                                                                           by_graphs, monkeypatch):
+    """CUDA waits for each graph that it captures, too, once in a process."""
+    graphs = emulate(monkeypatch)
+    if by_graphs:
+        monkeypatch.setattr(that_knows_lengths, "step_graphs", StepGraphs())
     assert waits(that_knows_lengths, lambda image: that_knows_lengths.generate(image, **options)) == number
+    assert bool(graphs) == by_graphs
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])

@@ -266,6 +266,7 @@ def test_what_cannot_be_loaded_is_said(run, tmp_path, monkeypatch):
             ({"precision": 16}, TypeError, r"precision is 16 \(int\)"),
             ({"device": "gpu"}, ValueError, "gpu is no device: give cpu, cuda"),
             ({"device": 0}, TypeError, r"device is 0 \(int\)"),
+            ({"device": "cpu", "compile": True}, ValueError, "compile is True: it must be False on cpu"),
             ({"model_name": ["mdc"]}, TypeError, "model_name is"),
             ({"pretrained": ""}, ValueError, "pretrained is empty: give a run folder"),
             ({"pretrained": None}, TypeError, r"pretrained is None \(NoneType\): it must be a text or a path"),

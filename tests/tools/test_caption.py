@@ -366,6 +366,7 @@ def test_images_stand_the_way_up_that_the_camera_noted(tmp_path):
     (("x1.png", "--sampler", "ancestral", "--steps", "900"), "steps is 900"),
     (("x1.png", "--sampler", "ancestral", "--pretrained", "arc"), "autoregressive"),
     (("x1.png", "--pretrained", "gone"), "gone"),
+    (("x1.png", "--compile", "--device", "cpu"), "compile is True: it must be False on cpu"),
     (("x1.png", "--clip-scale", "1"), "needs --clip MODEL:FILE"),
     (("x1.png", "--clip", "ViT-Ti-8:clip.pt"), "changes nothing without --clip-scale or --clip-rerank"),
     (("x1.png", "--clip", "ViT-Ti-8", "--clip-scale", "1"), "should be MODEL:FILE"),

@@ -116,7 +116,8 @@ def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCapt
         device = f"cuda:{number % torch.cuda.device_count()}"
     if jobs > 1 and args.engine == "local":
         torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
-    return load(args.pretrained, args.model, device, getattr(args, "precision", "fp32"))
+    return load(args.pretrained, args.model, device, getattr(args, "precision", "fp32"),
+                getattr(args, "compile", False))
 
 
 def null_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..models.captioner import Captioner
-from ..models.interface import ImageKV, StepLogits
+from ..models.interface import ImageKV, Network, StepLogits
 from ..objectives.base import mask_condition
 from ..objectives.replace_process import make_schedule
 from ..text.special_tokens import caption_lengths, eot_id, sot_id, valid_tokens
@@ -130,13 +130,15 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
         check_scale("the scale of CLIP", guide.scale)
 
     image_embs = model.encode_image_tokens(image)
-    image_kv = model.text.project_image(image_embs)
-    network = partial(model.token_logits, image_kv)
+
+    def network_of(image_embs: Tensor) -> Network:
+        return partial(model.token_logits, model.text.project_image(image_embs), graphs=model.step_graphs)
+
+    network = network_of(image_embs)
     if guidance_scale != 1:
         uncond = uncond_tokens(model, image, image_embs, guidance_weak or model.caption_cfg.default_uncond, blind,
                                sampling.generator)
-        uncond_network = partial(model.token_logits, model.text.project_image(uncond))
-        network = guided(network, uncond_network, guidance_scale, guidance_kl)
+        network = guided(network, network_of(uncond), guidance_scale, guidance_kl)
     forbidden = (sot_id(vocab_size), eot_id(vocab_size))
 
     guides = ()

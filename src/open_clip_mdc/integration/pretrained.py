@@ -263,7 +263,7 @@ def default_device(device: str | None = None) -> str:
 
 
 def load(pretrained: str | Path, model_name: str | None = None, device: str | torch.device | None = None,
-         precision: str | None = None) -> PretrainedCaptioner:
+         precision: str | None = None, compile: bool = False) -> PretrainedCaptioner:
     """Return a captioner as it was trained, in eval mode.
 
     Args:
@@ -272,6 +272,8 @@ def load(pretrained: str | Path, model_name: str | None = None, device: str | to
         model_name: the architecture of a checkpoint outside a run folder.
         device: by default cuda if there is one, else cpu.
         precision: fp32, bf16 or fp16. By default bf16 on cuda, else fp32.
+        compile: on cuda, caption faster after about a minute. The image encoder is compiled by torch.compile. Steps of
+            masked diffusion run as CUDA graphs.
 
     Raises FileNotFoundError if there is no checkpoint, and ValueError if it is not that of a captioner.
     """
@@ -285,6 +287,10 @@ def load(pretrained: str | Path, model_name: str | None = None, device: str | to
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}: it must be {', '.join(PRECISIONS)}")
     device = default_device(device and str(device))
+    if compile and not device.startswith("cuda"):
+        raise ValueError(f"compile is {compile}: it must be False on {device}, as only cuda gains by it")
     model, transform, tokenizer = checkpoints.load(os.fspath(pretrained), model_name, device, captioner=True)
+    if compile:
+        model.compile_for_captions()
     return PretrainedCaptioner(model, transform, tokenizer, device,
                                precision or ("bf16" if device.startswith("cuda") else "fp32"))

@@ -33,6 +33,7 @@ from .caption_logits import CaptionLogits
 from .decoder import TextDecoder
 from .interface import ImageKV
 from .length_head import LengthHead, fill_missing_from_init, length_nll
+from .step_graphs import StepGraphs
 
 LOSS_ROWS = 4096  # tokens whose logits are held at a time. Smaller chunks take longer.
 
@@ -93,6 +94,7 @@ class Captioner(nn.Module):
                 self.no_patch = nn.Parameter(no_patch)
         self.register_buffer("logit_scale", torch.ones(()), persistent=False)
         self.logit_bias = None
+        self.patch_tokens, self.step_graphs = encoder.patch_tokens, None
         self.seed_t(0)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False):
@@ -146,9 +148,9 @@ class Captioner(nn.Module):
             tokens: the unmasked tokens, if you have them. The image is then read again only by a VQTower.
         """
         if masked is None or encoder.has_mask(self.visual) and not self.caption_cfg.condition_zeros:
-            return encoder.patch_tokens(self.visual, image, masked)
+            return self.patch_tokens(self.visual, image, masked)
         if tokens is None:
-            tokens = encoder.patch_tokens(self.visual, image)
+            tokens = self.patch_tokens(self.visual, image)
         masked = masked[:, :tokens.shape[1], None]  # patch_dropout leaves fewer tokens
         return torch.where(masked, self.no_patch.to(tokens.dtype), tokens)
 
@@ -203,18 +205,24 @@ class Captioner(nn.Module):
         share = (text == mask_id(self.vocab_size)).sum(1).double() / (lengths - 1).clamp(min=1)
         return infer_time(share, self.objective.schedule(self.vocab_size, text.device))
 
-    def token_logits(self, image_kv: ImageKV, lengths: Sequence[int]) -> CaptionLogits:
+    def compile_for_captions(self) -> None:
+        """Compile the image encoder, and let `generate` run the decoder as CUDA graphs. The model must be on CUDA."""
+        self.patch_tokens, self.step_graphs = torch.compile(encoder.patch_tokens, dynamic=True), StepGraphs()
+
+    def token_logits(self, image_kv: ImageKV, lengths: Sequence[int],
+                     graphs: StepGraphs | None = None) -> CaptionLogits:
         """Return a function from texts to logits of predicted tokens only. Padding costs no compute.
 
         Args:
             image_kv: `self.text.project_image(...)` of B images. R/B consecutive rows belong to each.
             lengths: number of tokens in each of the R rows, at least one.
+            graphs: run the decoder, without gradients.
 
         Raises ValueError if a length exceeds the context.
         """
         self.check_length(max(lengths))
         infer_time = None if self.text.time_embedding is None else self.infer_time
-        return CaptionLogits(self.text, image_kv, lengths, self.causal, infer_time)
+        return CaptionLogits(self.text, image_kv, lengths, self.causal, infer_time, graphs)
 
     # ---- training
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .special_tokens import valid_tokens
 
-LENGTH_MULTIPLE = 16  # L is a multiple of it in training, so that attention kernels need not copy the mask
+LENGTH_MULTIPLE = 16  # L is a multiple of it in training and in CUDA graphs. Attention need not copy the mask then.
 
 
 class NoisedCaptions(NamedTuple):
@@ -94,6 +94,14 @@ def pack_tokens(text: Tensor, valid: Tensor, causal: bool | Tensor, length_multi
     row, position = valid.nonzero().unbind(1)
     padded = length_multiple is not None or len(row) < valid.numel()
     return Packed(text[row, position], position, row * length + position if padded else None, valid, padded, causal)
+
+
+def in_few_sizes(packed: Packed) -> Packed:
+    """Repeat the last token, at its own place, until N is a size that recurs: at most 8 lie between two powers of 2."""
+    count = len(packed.token)
+    multiple = max(LENGTH_MULTIPLE, 2 ** (count.bit_length() - 4))
+    index = torch.arange(-(-count // multiple) * multiple).clamp(max=count - 1)
+    return Packed(*(x[index] for x in packed[:3]), *packed[3:])
 
 
 def predictor_index(predicted: Tensor, valid: Tensor, causal: bool | Tensor) -> Tensor:

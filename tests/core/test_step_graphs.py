@@ -1,0 +1,254 @@
+"""Claims about decoding by CUDA graphs, which a CPU emulates: equal captions, few graphs, few launches."""
+import copy
+from functools import partial
+
+import pytest
+import torch
+from captured import Capture, Graph, emulate, memory
+from conftest import VOCAB, images, tiny_captioner
+from test_device import Watch
+from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+
+from open_clip_mdc.decoding.confidence import fully_masked
+from open_clip_mdc.decoding.sampling import Sampling
+from open_clip_mdc.models import step_graphs
+from open_clip_mdc.models.precision import with_cast_blocks
+from open_clip_mdc.models.step_graphs import StepGraphs
+from open_clip_mdc.text.packing import each_tensor, in_few_sizes, pack_tokens
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    return emulate(monkeypatch)
+
+
+def pair(objective="mdc", **cfg):
+    """The same captioner without graphs and with."""
+    plain = tiny_captioner(objective, **cfg)
+    with torch.no_grad():
+        torch.nn.init.normal_(plain.text.positional_embedding, std=0.5)
+        if plain.length_head is not None:
+            torch.nn.init.normal_(plain.length_head.weight, std=0.1)
+    captured = copy.deepcopy(plain)
+    captured.step_graphs = StepGraphs()
+    return plain, captured
+
+
+def batches(*sizes):
+    return [images(size, seed=i) for i, size in enumerate(sizes)]
+
+
+ONE_LENGTH = [{"length": 6}, {"length": 6, "tokens_per_step": 3}, {"length": 5, "tokens_per_step": 0.3},
+              {"text": fully_masked(torch.tensor([4]), VOCAB)}, {"length": 6, "guidance_scale": 2.0},
+              {"length": 6, "temperature": 1.0, "samples": 2}]
+LENGTHS = [{}, {"length": "auto"}, {"length": "sample"}, {"length": "likely", "samples": 3},
+           {"length": "auto", "guidance_scale": 2.0}]
+
+
+def decode(model, image, temperature=0.0, **options):
+    if options.get("guidance_scale"):
+        options["blind"] = torch.zeros(16, model.image_width)
+    sampling = Sampling(temperature, generator=torch.Generator().manual_seed(0))
+    return model.generate(image, return_trace=True, sampling=sampling, **options)
+
+
+@pytest.mark.parametrize("options", ONE_LENGTH + LENGTHS)
+def test_captions_by_graphs_are_those_without(graphs, options):
+    """Of one length to the last bit. Captions of several are computed in other sizes, as in another batch."""
+    plain, captured = pair()
+    for image in batches(4, 4, 4, 3):  # the last batch is smaller
+        expected, found = (decode(model, image, **options) for model in (plain, captured))
+        assert torch.equal(found.text, expected.text) and torch.equal(found.step, expected.step)
+        torch.testing.assert_close(found.log_prob, expected.log_prob, **(
+            {"rtol": 0, "atol": 0} if options in ONE_LENGTH else {"rtol": 1e-4, "atol": 1e-5}))
+    assert sum(graph.replays for graph in graphs) >= 6
+
+
+@pytest.mark.parametrize("sampler", [{}, {"sampler": "ancestral", "steps": 5}])
+def test_a_decoder_that_reads_the_time_is_captured_too(graphs, sampler):
+    plain, captured = pair("mcd-absorbing", t_min=0.0, time_embedding=True)
+    torch.nn.init.normal_(plain.text.time_embedding.weight)
+    captured.load_state_dict(plain.state_dict())
+    for image in batches(3, 3):
+        found, expected = (decode(model, image, length=6, **sampler) for model in (captured, plain))
+        assert all(map(torch.equal, found, expected))
+    assert len(graphs) == 1 and graphs[0].replays > 5
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_graphs_follow_autocast_and_the_weights(graphs, mode):
+    """Also where a caller turns inference mode on or off between two batches."""
+    plain, captured = pair()
+    for i, image in enumerate(batches(2, 2, 2, 2)):
+        if i == 2:
+            with torch.no_grad():
+                for model in (plain, captured):
+                    model.text.blocks[0].self_qkv.weight.mul_(2)
+        for dtype in (torch.bfloat16, torch.float32):
+            with (mode if i % 2 else torch.no_grad)(), torch.autocast("cpu", torch.bfloat16, dtype == torch.bfloat16):
+                found, expected = (decode(model, image, length=4) for model in (captured, plain))
+            assert torch.equal(found.text, expected.text) and torch.equal(found.log_prob, expected.log_prob)
+    assert len(graphs) == 8 == sum(graph.replays == 3 for graph in graphs)  # each change of the weights' place is new
+
+
+def test_a_graph_reads_its_buffers_and_the_weights_and_nothing_that_may_be_gone(graphs):
+    _, model = pair()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        model.generate(images(4), length=6)
+        body = with_cast_blocks(model.text, torch.bfloat16)
+    lasting = {memory(x) for x in (*body.parameters(), *(x for x, _ in model.step_graphs.buffers.values()))}
+    assert graphs[0].reads and set(graphs[0].reads) <= lasting
+    assert sum(x.dtype == torch.bfloat16 for x in graphs[0].reads.values()) > 20  # the blocks that were cast
+
+
+def test_keys_and_values_are_copied_once_a_batch_and_the_text_at_each_step(graphs):
+    _, model = pair()
+    model.generate(images(4), length=6)
+    written = []
+
+    class Copies(Watch):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten.copy_.default and torch.is_grad_enabled() is False:
+                written.append(args[0])
+            return super().__torch_dispatch__(function, types, args, kwargs)
+
+    with Copies():
+        model.generate(images(4, seed=1), length=6)
+    held = {memory(x): name for name, (x, _) in model.step_graphs.buffers.items()}
+    copied = [held[memory(x)][0] for x in written if memory(x) in held]
+    assert copied.count(0) == 6 and max(copied.count(i) for i in range(1, 11)) == 1 and set(copied) == {0, 1, 3, 7, 8,
+                                                                                                       9, 10}
+
+
+def test_a_step_launches_28_kernels_in_place_of_some_200(graphs):
+    plain, captured = pair(layers=12)
+    counts = {}
+    for name, model in (("plain", plain), ("captured", captured)):
+        model.generate(images(2), length=8)
+        for length in (4, 8):
+            model.generate(images(2), length=length)
+            with Watch() as watch:
+                model.generate(images(2), length=length)
+            counts[name, length] = watch.kernels
+    plain, captured = ((counts[name, 8] - counts[name, 4]) / 4 for name in ("plain", "captured"))
+    assert captured <= 28 and plain - captured >= 180
+
+
+def test_lengths_that_vary_from_batch_to_batch_are_captured_a_few_times(graphs):
+    """Of 40 batches by length "auto", 8 lengths tried, there are no more graphs than for some of them."""
+    _, model = pair()
+    made, packings = [], set()
+    token_logits = model.token_logits
+    model.token_logits = lambda *args, **kwargs: packings.add(tuple(args[1])) or token_logits(*args, **kwargs)
+    for i in range(40):
+        model.generate(images(4, seed=i), length="auto")
+        made.append(len(graphs))
+    assert made[-1] <= 12 < len(packings) and made[-1] == made[20]
+
+
+def test_beyond_a_number_of_sizes_decoding_runs_without(graphs, monkeypatch):
+    monkeypatch.setattr(step_graphs, "MAX_GRAPHS", 2)
+    plain, captured = pair()
+    for length in (3, 4, 5, 6, 3):
+        found, expected = (decode(model, images(2, seed=length), length=length) for model in (captured, plain))
+        assert all(map(torch.equal, found, expected))
+    assert len(graphs) == len(captured.step_graphs.graphs) == 2
+    assert {shape[0] for (number, shape, _) in captured.step_graphs.buffers if number == 0} == {2 * 5, 2 * 6}
+
+
+@pytest.mark.parametrize("lengths", [[3], [2, 9, 4], [60, 1, 77, 30] * 5])
+def test_in_few_sizes_the_last_token_stands_in_its_place_again_and_again(lengths):
+    lengths = torch.tensor(lengths)
+    valid = torch.arange(int(lengths.max())) < lengths[:, None]
+    packed = pack_tokens(torch.randint(9, valid.shape), valid, False, 16)
+    found, count = in_few_sizes(packed), int(lengths.sum())
+    for x, y in zip(found[:3], packed[:3], strict=True):
+        assert torch.equal(x[:count], y) and (x[count:] == y[-1]).all()
+    assert count <= len(found.token) <= max(-(-count // 16) * 16, count * 1.125)
+    assert found[3:] == packed[3:]
+
+
+def test_all_numbers_of_tokens_come_in_few_sizes():
+    sizes = {len(in_few_sizes(pack_tokens(torch.zeros(1, n), torch.ones(1, n, dtype=torch.bool), False, 16)).token)
+             for n in range(1, 4097)}
+    assert len(sizes) == 8 + 8 * 5 and 4096 in sizes
+
+
+def test_what_is_captured_asks_no_cuda_tensor_for_a_number_and_mixes_no_devices():
+    """On tensors that say they are on CUDA and hold nothing: a question or a tensor of the CPU is an error."""
+    model, valid = tiny_captioner(), torch.arange(9) < torch.tensor([[9], [4], [6]])
+    model.text.blocks.bfloat16()
+    packed = in_few_sizes(pack_tokens(torch.zeros(valid.shape, dtype=torch.long), valid, False, 16))
+    with FakeTensorMode(), torch.no_grad():
+        def there(x):
+            return torch.empty(x.shape, dtype=x.dtype, device="cuda")
+
+        weights = {name: there(x) for name, x in model.text.named_parameters()}
+        image_kv = [tuple(torch.empty(3, 2, 16, 16, dtype=torch.bfloat16, device="cuda") for _ in "kv") for _ in "12"]
+        hidden = functional_call(model.text, weights, (each_tensor(packed, there), image_kv))
+        assert (hidden.device.type, hidden.dtype, hidden.shape) == ("cuda", torch.float32, (32, 32))
+        stranger = torch.empty(packed.place.shape, dtype=torch.long)
+        with pytest.raises(RuntimeError, match="same device"):
+            functional_call(model.text, weights, (each_tensor(packed, there)._replace(place=stranger), image_kv))
+
+
+def test_the_emulation_refuses_and_forgets_what_cuda_does():
+    graph, x, seen = Graph(), torch.ones(3), []
+    with Capture(graph, "there", "there", "thread_local"):
+        y = (x * 2).view(3, 1)
+        z = torch.zeros(3).add_(1) + y[:, 0]
+        seen.append(0)
+        with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+            y.sum().item()
+    assert z.isnan().all() and list(graph.reads) == [memory(x)]
+    for value in (1.0, 5.0):
+        x.fill_(value)
+        graph.replay()
+        assert torch.equal(z, torch.full((3,), 2 * value + 1)) and seen == [0]
+
+
+def test_a_copy_of_a_captioner_makes_its_own_graphs(graphs):
+    plain, captured = pair()
+    captured.generate(images(2), length=4)
+    other = copy.deepcopy(captured)
+    assert captured.step_graphs.graphs and not other.step_graphs.graphs
+    assert torch.equal(other.generate(images(2), length=4), plain.generate(images(2), length=4)) and len(graphs) == 2
+
+
+@pytest.mark.parametrize("objective, backend", [("mdc", "aot_eager"), ("arc", "eager")])
+def test_the_compiled_encoder_gives_the_same_captions_by_two_compilations(objective, backend, graphs, monkeypatch):
+    """One for any number of images, and one for a single image."""
+    plain, model, compile = tiny_captioner(objective), tiny_captioner(objective), torch.compile
+    torch._dynamo.reset()
+    counters.clear()
+    monkeypatch.setattr(torch, "compile", partial(compile, backend=backend, fullgraph=True))
+    model.compile_for_captions()
+    for image in batches(4, 4, 3, 1, 2):
+        found, expected = (x.generate(image, length=5, return_trace=True) for x in (model, plain))
+        assert torch.equal(found.text, expected.text)
+        torch.testing.assert_close(found.log_prob, expected.log_prob)
+    assert counters["stats"]["unique_graphs"] <= 2 and not counters["graph_break"]
+    assert bool(graphs) == (objective == "mdc")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("options", ONE_LENGTH + LENGTHS)
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_captions_by_graphs_of_a_card_are_those_without(options, precision):
+    plain, captured = (model.cuda() for model in pair())
+    sampling = Sampling(options.get("temperature", 0.0), generator=torch.Generator("cuda"))
+    options = {name: value for name, value in options.items() if name != "temperature"}
+    if "guidance_scale" in options:
+        options["blind"] = torch.zeros(16, plain.image_width, device="cuda")
+    for image in batches(4, 4, 4, 3):
+        found = []
+        for model in (captured, plain):
+            sampling.generator.manual_seed(0)
+            with torch.autocast("cuda", precision, precision == torch.bfloat16):
+                found.append(model.generate(image.cuda(), return_trace=True, sampling=sampling, **options))
+        assert torch.equal(found[0].text, found[1].text) and torch.equal(found[0].step, found[1].step)
+        torch.testing.assert_close(found[0].log_prob, found[1].log_prob, rtol=1e-2, atol=1e-2)
+    assert any(captured.step_graphs.graphs.values())
