@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import open_clip_mdc
 from open_clip_mdc.models.captioner import Captioner
+from open_clip_mdc.models.step_graphs import compile_for_captions
 from open_clip_mdc.objectives.loss import CaptionLoss
 from open_clip_mdc.text.packing import Captions
 from open_clip_mdc.text.special_tokens import mask_id, target_tokens, valid_tokens
@@ -65,6 +66,18 @@ def contestant(name: str, size: str, device: str = "cpu", compile_with: str | No
                                                         clip_loss_weight=1.0)}.get(name, CaptionLoss)()
     network = torch.compile(model, backend=compile_with) if compile_with else model
     return Contestant(model, partial(own_loss, network, loss))
+
+
+def captioners(size: str, device: str) -> dict[str, Captioner]:
+    """Return one MDC of this size in each mode of decoding. Only CUDA has others than "eager"."""
+    made = {mode: contestant("MDC", size, device).model.eval()
+            for mode in ("eager", "graphs", "graphs, compiled encoder")[:3 if device == "cuda" else 1]}
+    for mode, model in made.items():
+        if mode != "eager":
+            compile_for_captions(model)
+        if mode == "graphs":
+            model.patch_tokens = made["eager"].patch_tokens
+    return made
 
 
 def tokenize(name: str, size: str, captions: list[str]) -> Tensor:

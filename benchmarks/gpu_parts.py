@@ -18,10 +18,10 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from open_clip_mdc.decoding.confidence import fully_masked
-from open_clip_mdc.models.captioner import LOSS_ROWS, Captioner
+from open_clip_mdc.models.captioner import LOSS_ROWS
 
 from .captions import lengths, random_text
-from .contestants import Contestant, contestant, count_flops, vocab_size
+from .contestants import Contestant, captioners, contestant, count_flops, vocab_size
 from .turns import take_turns
 
 LENGTH = 15  # tokens of a decoded caption
@@ -259,7 +259,7 @@ def syncs(bench: Bench) -> Iterator[Row]:
         with bench.autocast():
             batch["loss"] = side.loss(*given)
 
-    captured, given = captioners(bench)["graphs"], give()
+    captured, given = captioners(size, bench.device)["graphs"], give()
     forward()  # waits that happen once only are not counted
     captured.generate(image, length=LENGTH)
     for name, function in (("training, forward", forward), ("training, backward", lambda: batch["loss"].backward()),
@@ -270,21 +270,9 @@ def syncs(bench: Bench) -> Iterator[Row]:
         yield {"what": name, "waits": number, "where": places}
 
 
-def captioners(bench: Bench) -> dict[str, Captioner]:
-    """Return one captioner in modes. Only a card has others than "eager"."""
-    made = {mode: contestant("MDC", bench.sizes[0], bench.device).model.eval()
-            for mode in ("eager", "graphs", "graphs, compiled encoder")[:3 if bench.device == "cuda" else 1]}
-    for mode, model in made.items():
-        if mode != "eager":
-            model.compile_for_captions()
-        if mode == "graphs":
-            model.patch_tokens = made["eager"].patch_tokens
-    return made
-
-
 def decoding(bench: Bench) -> Iterator[Row]:
     """One length, and the lengths of Flickr8k's captions. `differ` counts captions that are not the eager ones."""
-    made = captioners(bench)
+    made = captioners(bench.sizes[0], bench.device)
     for batch in (2,) if bench.small else (1, 32, 64, 256):
         image = torch.randn(batch, 3, *made["eager"].visual.image_size, device=bench.device)
         several = {"text": fully_masked(torch.from_numpy(lengths(batch)) - 2, made["eager"].vocab_size)}

@@ -224,7 +224,7 @@ def test_the_compiled_encoder_gives_the_same_captions_by_two_compilations(object
     torch._dynamo.reset()
     counters.clear()
     monkeypatch.setattr(torch, "compile", partial(compile, backend=backend, fullgraph=True))
-    model.compile_for_captions()
+    step_graphs.compile_for_captions(model)
     for image in batches(4, 4, 3, 1, 2):
         found, expected = (x.generate(image, length=5, return_trace=True) for x in (model, plain))
         assert torch.equal(found.text, expected.text)

@@ -164,8 +164,8 @@ def caption(parser: argparse.ArgumentParser) -> None:
     group = _add_decoding(parser)
     decoding.add_flags(group, OPTIONS, flag)
     group.add_argument("--seed", type=natural, default=0, help="random seed for sampling (default: %(default)s)")
-    group.add_argument("--compile", action="store_true", help="caption faster on cuda after about a minute: compile the "
-                       "image encoder, and run steps of masked diffusion as CUDA graphs")
+    group.add_argument("--compile", action="store_true", help="caption faster on cuda after about a minute: compile "
+                       "the image encoder, and run steps of masked diffusion as CUDA graphs")
     decoding.add_flags(parser.add_argument_group("help from a CLIP model"), decoding.OF_CLIP, flag)
     group = parser.add_argument_group("output")
     group.add_argument("--out", default=Default("captions.jsonl"),

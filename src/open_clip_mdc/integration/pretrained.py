@@ -29,6 +29,7 @@ from ..errors import check_numbers, check_options
 from ..likelihood import log_likelihood as scoring
 from ..models import encoder
 from ..models.captioner import Captioner
+from ..models.step_graphs import compile_for_captions
 from ..text.special_tokens import caption_lengths, decode_captions, decode_tokens, tokenize_whole, whole_words
 from . import checkpoints
 from .data import PrefetchLoader, split_normalization
@@ -291,6 +292,6 @@ def load(pretrained: str | Path, model_name: str | None = None, device: str | to
         raise ValueError(f"compile is {compile}: it must be False on {device}, as only cuda gains by it")
     model, transform, tokenizer = checkpoints.load(os.fspath(pretrained), model_name, device, captioner=True)
     if compile:
-        model.compile_for_captions()
+        compile_for_captions(model)
     return PretrainedCaptioner(model, transform, tokenizer, device,
                                precision or ("bf16" if device.startswith("cuda") else "fp32"))

@@ -94,7 +94,7 @@ class Captioner(nn.Module):
                 self.no_patch = nn.Parameter(no_patch)
         self.register_buffer("logit_scale", torch.ones(()), persistent=False)
         self.logit_bias = None
-        self.patch_tokens, self.step_graphs = encoder.patch_tokens, None
+        self.patch_tokens, self.step_graphs = encoder.patch_tokens, None  # see compile_for_captions
         self.seed_t(0)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False):
@@ -204,10 +204,6 @@ class Captioner(nn.Module):
             return None
         share = (text == mask_id(self.vocab_size)).sum(1).double() / (lengths - 1).clamp(min=1)
         return infer_time(share, self.objective.schedule(self.vocab_size, text.device))
-
-    def compile_for_captions(self) -> None:
-        """Compile the image encoder, and let `generate` run the decoder as CUDA graphs. The model must be on CUDA."""
-        self.patch_tokens, self.step_graphs = torch.compile(encoder.patch_tokens, dynamic=True), StepGraphs()
 
     def token_logits(self, image_kv: ImageKV, lengths: Sequence[int],
                      graphs: StepGraphs | None = None) -> CaptionLogits:

@@ -14,9 +14,10 @@ from functools import partial
 from itertools import chain
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..text.packing import Packed
+from . import encoder
 from .decoder import TextDecoder
 from .interface import ImageKV
 from .precision import autocast_dtype, with_cast_blocks
@@ -82,3 +83,8 @@ class StepGraphs:
                 graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
             hidden = decoder(Packed(*packed), list(zip(keys, values, strict=True)), time)
         return graph, hidden
+
+
+def compile_for_captions(model: nn.Module) -> None:
+    """Compile a `Captioner`'s image encoder, and let `generate` run its decoder as CUDA graphs. It must be on CUDA."""
+    model.patch_tokens, model.step_graphs = torch.compile(encoder.patch_tokens, dynamic=True), StepGraphs()
