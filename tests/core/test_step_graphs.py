@@ -14,6 +14,7 @@ from torch.func import functional_call
 from open_clip_mdc.decoding.confidence import fully_masked
 from open_clip_mdc.decoding.sampling import Sampling
 from open_clip_mdc.models import step_graphs
+from open_clip_mdc.models.fingerprint import fingerprint
 from open_clip_mdc.models.precision import with_cast_blocks
 from open_clip_mdc.models.step_graphs import StepGraphs
 from open_clip_mdc.text.packing import each_tensor, in_few_sizes, pack_tokens
@@ -64,6 +65,12 @@ def test_captions_by_graphs_are_those_without(graphs, options):
         torch.testing.assert_close(found.log_prob, expected.log_prob, **(
             {"rtol": 0, "atol": 0} if options in ONE_LENGTH else {"rtol": 1e-4, "atol": 1e-5}))
     assert sum(graph.replays for graph in graphs) >= 6
+
+
+def test_results_are_known_by_a_fingerprint_that_no_graph_changes():
+    plain, captured = pair()
+    captured.patch_tokens = torch.compile(captured.patch_tokens, backend="eager")
+    assert fingerprint(captured) == fingerprint(plain) and "step_graphs" not in vars(plain)
 
 
 @pytest.mark.parametrize("sampler", [{}, {"sampler": "ancestral", "steps": 5}])

@@ -48,6 +48,8 @@ class Captioner(nn.Module):
         `forward`, whose outputs but `logit_scale` can be concatenated over micro-batches.
     """
 
+    step_graphs: StepGraphs | None = None  # see compile_for_captions. Not set on instances: a fingerprint would see it
+
     def __init__(self, embed_dim: int | None, vision_cfg: CLIPVisionCfg | dict[str, Any],
                  text_cfg: CLIPTextCfg | dict[str, Any], caption_cfg: CaptionCfg | dict[str, Any],
                  quick_gelu: bool = False, cast_dtype: torch.dtype | None = None, vq_cfg: dict[str, Any] | None = None):
@@ -94,7 +96,7 @@ class Captioner(nn.Module):
                 self.no_patch = nn.Parameter(no_patch)
         self.register_buffer("logit_scale", torch.ones(()), persistent=False)
         self.logit_bias = None
-        self.patch_tokens, self.step_graphs = encoder.patch_tokens, None  # see compile_for_captions
+        self.patch_tokens = encoder.patch_tokens
         self.seed_t(0)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False):
