@@ -121,8 +121,8 @@ def test_class_folders_are_probed_and_classified(photos, runs):
         (photos / old).rename(photos / name)
         again = evaluate(runs, "--dataset", "folder", "--dataset_root", photos, *PROBE)
         assert again["metrics"]["lp_acc1"] == probed["metrics"]["lp_acc1"]
-        assert "is the test split" in evaluate(runs, "--dataset", "folder", "--dataset_root", photos, *PROBE,
-                                               "--val_split", "val")
+        assert "is both the validation" in evaluate(runs, "--dataset", "folder", "--dataset_root", photos, *PROBE,
+                                                    "--val_split", "val")
     assert "no captions to compare with" in (said := evaluate(runs, "--dataset", "folder", "--dataset_root", photos,
                                                               "--task", "captioning"))
     assert "open_clip_mdc prepare shards --test DIR --out DIR-wds" in said

@@ -166,11 +166,11 @@ def test_the_command_segments_beside_its_floors(runs, tmp_path):
 @pytest.mark.usefixtures("clip_benchmark")
 @pytest.mark.parametrize("spoil, more, said", [
     (lambda root: (root / "classnames.txt").unlink(), (), "--dataset_root takes a folder with train.tar and test.tar"),
-    (lambda root: (root / "classnames.txt").write_text("red\ngreen"), (), "its mask has the class 2, of 2 classes"),
+    (lambda root: (root / "classnames.txt").write_text("red\ngreen"), (), "the class 2, but there are 2 classes"),
     (lambda root: spoilt(root, mask_png(np.zeros((3, 3)))), (), "the image is 40 x 40 pixels and its mask 3 x 3"),
     (lambda root: spoilt(root, png(0)), (), "its mask has pixels of mode RGB"),
     (lambda root: spoilt(root, None), (), "it needs an image and KEY.mask.png"),
-    (lambda root: (root / "test.tar").rename(root / "val.tar"), ("--val_split", "val"), "val is the test split"),
+    (lambda root: (root / "test.tar").rename(root / "val.tar"), ("--val_split", "val"), "val is both the validation"),
     (lambda root: None, ("--task", "linear_probe"), "masks has a mask for each image: give --task segmentation"),
     (lambda root: None, ("--dataset", "wds/x", "--task", "segmentation"), "wds/x has no masks"),
 ])

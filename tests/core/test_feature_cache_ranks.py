@@ -16,14 +16,16 @@ KILLED = 3  # batches: rank 1, with two of the shards, is within its second one
 # argv: the file of counts, runs as JSON, and the rank that dies with the number of its batches. A run's count is of the
 # images that the tower of this rank saw.
 RUNS = """
-import json, os, signal, sys, torch
+import json, os, signal, sys, time, torch
 from open_clip_mdc.models import encoder
 seen, real = [], encoder.patch_tokens
 rank = int(os.environ["RANK"])
 def counted(visual, image, masked=None):
     seen.append(len(image) if image.ndim == 4 else 0)
-    if sys.argv[3:] == [str(rank), str(len(seen))]:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[4:] == [str(len(seen))]:
+        if sys.argv[3] == str(rank):
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)  # torchrun ends this one, however late it sees that the other is dead
     return real(visual, image, masked)
 encoder.patch_tokens = counted
 from open_clip_mdc.train import main

@@ -159,7 +159,7 @@ def test_a_table_of_another_unit_of_the_same_name_is_not_taken_for_this_ones(pla
 def test_scores_against_other_mean_images_are_not_mixed(place, tmp_path):
     """It is of the first 256 images of all shards: more shards give another one, and other scores."""
     alone = ("--pairs", place / "000.tar", "--out", tmp_path / "s")
-    assert "takes 32 or more" in score(place, *alone, "--top", 1, "--out-shards", tmp_path / "kept")
+    assert "give 32 or more by --blind-images" in score(place, *alone, "--top", 1, "--out-shards", tmp_path / "kept")
     assert score(place, "--pairs", place / "000.tar", "--out", tmp_path / "plain") is None
     rows = tables(tmp_path / "plain")
     assert {row["score"] is not None for row in rows} and {row["blind"] or row["debiased"] for row in rows} == {None}
@@ -330,4 +330,4 @@ def test_what_is_no_pairs_is_named_with_what_to_make_of_it(place, tmp_path):
     assert not (tmp_path / "y.jsonl").exists()
     complaint = complaint_of("prepare", "shards", "--test", tmp_path / "x.zip", "--out", tmp_path / "p")
     assert "x.zip is a zip archive, no image and no shard" in complaint
-    assert "an image has no caption" in score(place, "--pairs", place / "images/0.png", "--out", tmp_path / "s")
+    assert "is an image without a caption" in score(place, "--pairs", place / "images/0.png", "--out", tmp_path / "s")
