@@ -131,6 +131,15 @@ def test_in_a_browser_a_photograph_is_captioned_filled_in_and_scored(demo, folde
             page.fill("#text textarea", "a [MASK] circle")
             page.click("#fill")
             page.wait_for_function(SHOWN, arg=filled)
+        # Blue with white text of contrast 5.2, a ring around what has the focus, and no number out of sight.
+        assert page.eval_on_selector("#ask", "button => getComputedStyle(button).backgroundColor") == "rgb(37, 99, 235)"
+        for part in "#words input", "#sentences textarea":
+            page.focus(part)
+            page.keyboard.press("Shift")  # as from here on with the keyboard
+            assert page.eval_on_selector(part, "part => getComputedStyle(part).outlineStyle") == "solid"
+        page.set_viewport_size({"width": 390, "height": 800})
+        page.wait_for_function("""document.querySelector('#scores thead').getBoundingClientRect().right < innerWidth &&
+            document.querySelector('#where').getBoundingClientRect().left < 40""")
         assert all(each.startswith((url, "data:", "blob:", "about:")) for each in asked)
         browser.close()
 

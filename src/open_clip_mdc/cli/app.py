@@ -28,8 +28,11 @@ from .shared import load_captioner
 
 UPLOAD_LIMIT = "20mb"
 SENTENCES = 64  # the most that are scored at a time
+# gradio itself shows no focus of text and choices.
 CSS = """#steps iframe {width: 100%; height: 30em; border: 0}
-#photograph img, #where img {width: 100%; height: 100%; object-fit: contain; image-rendering: pixelated}"""
+#photograph img, #where img {width: 100%; height: 100%; object-fit: contain; image-rendering: pixelated}
+:focus-visible {outline: 2px solid var(--body-text-color) !important; outline-offset: 1px}"""
+SIDE = 320  # pixels that a part needs to stand beside another; on a telephone they stand one below the other
 
 
 class Demo:
@@ -124,15 +127,17 @@ def build(demo: Demo):
                     text = gr.Textbox(label="Fill in the [MASK]s", value="a [MASK] on a [MASK]", elem_id="text")
                     fill = gr.Button("Fill in", elem_id="fill")
         with gr.Row():
-            words = gr.Radio([], label="Where does this word come from?", elem_id="words")
+            words = gr.Radio([], label="Where does this word come from?", elem_id="words", min_width=SIDE)
             where = gr.Image(label="Cross-attention at the step that revealed it", interactive=False, elem_id="where",
-                             height=320, format="png")
+                             height=320, format="png", min_width=SIDE, buttons=["fullscreen"])
         with gr.Row():
             with gr.Column(scale=1):
                 sentences = gr.Textbox(label="Sentences, one per line", lines=3, elem_id="sentences")
                 rate = gr.Button("Score", elem_id="rate")
             with gr.Column(scale=2):
-                scores = gr.Dataframe(headers=header, label="Scores in nats", elem_id="scores", interactive=False)
+                scores = gr.Dataframe(headers=header, label="Scores in nats", elem_id="scores", interactive=False,
+                                      wrap=True, column_widths=["31%", "21%", "21%", "27%"] if header[2:] else
+                                      ["60%", "40%"])
         steps = gr.HTML(label="Steps", elem_id="steps")
         maps = gr.State([])
         ask.click(told(say), image, [caption, steps, words, maps, where], api_name="caption", **alone)
@@ -146,8 +151,10 @@ def build(demo: Demo):
 def launch(page, **options):
     """Serve a page of `build`, without contacting any other address. `options` are those of gradio's launch."""
     import gradio as gr
-    return page.launch(share=False, max_file_size=UPLOAD_LIMIT, ssr_mode=False, theme=gr.themes.Base(), footer_links=[],
-                       css=CSS, **options)
+    theme = gr.themes.Base().set(button_primary_background_fill="*primary_600",  # its own is too light for white text
+                                 button_primary_background_fill_hover="*primary_700")
+    return page.launch(share=False, max_file_size=UPLOAD_LIMIT, ssr_mode=False, theme=theme, footer_links=[], css=CSS,
+                       **options)
 
 
 def run(args: argparse.Namespace) -> None:
