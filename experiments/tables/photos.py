@@ -50,16 +50,12 @@ def towers(scale: Scale) -> Iterator[Cell]:
 
 
 def epochs(scale: Scale) -> Iterator[Cell]:
-    """Yield captions, pairs told apart by what the image adds, and the NELBO, after few and many epochs."""
+    """Yield captions and the NELBO after few and many epochs."""
     for objective, flags in BEST.items() if "epochs" in scale.tables else ():
         for number in EPOCHS:
             run = run_of(scale, objective)._replace(epochs=number)
             row = f"{objective}, {number} epochs".replace(" 1 epochs", " 1 epoch")
             yield from caption_cells(scale, row, run, ("B@4", "METEOR", CHOSEN_BY), flags, f"{number} epochs")
-            for s in scale.selection:
-                yield Cell(f"{row}, debiased", s.label, run, Evaluation(
-                    "image_caption_selection", s.root, s.subsets, "text_acc_debiased", sizes=(s.cases,)),
-                    block=f"{number} epochs")
             yield Cell(row, "NELBO, nats per caption", run, Evaluation(
                 "log", "", ("",), "nelbo_per_caption", scale=1.0), competes=False)
 

@@ -160,10 +160,10 @@ FEW = PHOTOS._replace(
     name="few", tables=("epochs", "repetition"), epochs=1,
     data={"captions": Data("{out}/data/few", "500 photographs", 1, 2500)},
     train_flags=(*PHOTOS.train_flags, "--val-frequency", "1000"), val="{out}/data/val/val/00000.tar",
-    selection=pairs("{out}/data/pairs", "replace_att replace_obj", 200),
+    selection=(),
     captioning=(Captioning("{out}/data/captions", "wds/captions", "test", None, ("auto",)),),
     prepare=(made("val", "open_clip_mdc prepare shards --val {data}/val"),
-             *(each._replace(tables=()) for each in PHOTOS.prepare[1:]),
+             PHOTOS.prepare[1],
              made("few", "python -m experiments.flickr8k first --shards {out}/data/captions/train/00000.tar")))
 PHOTOS_VIT = photos("photos-vit", "timm-vit_small_patch14_dinov2", f"{ENCODERS}/vit_small_patch14_dinov2_saliency")
 

@@ -23,7 +23,8 @@ def test_tables_and_claims_of_the_pages_are_those_of_the_archives(file):
     scale, _, part = file.name.removesuffix(".tar.xz").partition(".")
     page = (RESULTS / f"{part or scale}.md").read_text(encoding="utf-8")
     _, pages, claims = publish.from_archive(file, page)
-    needed = {"mcdiffusion": {*mcdiffusion.TABLES, "mcdiffusion"}, "position": {"position", "lastsaid"}}
+    needed = {"mcdiffusion": {*mcdiffusion.TABLES, "mcdiffusion"}, "position": {"position", "lastsaid"},
+              "repetition": {"epochs", "repetition"}}
     assert needed.get(part or scale, {"table2", "table3", "floors", "claims"}) <= pages.keys()
     for name, text in pages.items():
         assert f"<!-- {scale} {name} -->\n{text}<!-- end -->" in page, name
