@@ -24,7 +24,7 @@ from .report.publish import FOLDER
 from .report.results import Results, read_results
 from .run import plan
 from .tables.cells import Cell
-from .tables.paper_tables import TABLES
+from .tables.paper_tables import tables_of
 from .tables.scales import SCALES, Scale
 
 
@@ -40,8 +40,7 @@ class Task(NamedTuple):
     @property
     def tables(self) -> list[str]:
         """Names of the tables to run: the first that has all of the claim's cells, else all that have any."""
-        found = {name: set(self.cells) & set(cells(self.scale)) for name, cells in TABLES.items()
-                 if not self.scale.tables or name in self.scale.tables}
+        found = {name: set(self.cells) & set(cells()) for name, cells in tables_of(self.scale).items()}
         whole = [name for name, cells in found.items() if len(cells) == len(self.cells)]
         return whole[:1] or [name for name, cells in found.items() if cells]
 
@@ -66,8 +65,8 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
 
 
 def claims_of_position(scale: Scale) -> list[claims.Claim]:
-    cells = {name: list(TABLES[name](scale)) for name in scale.tables}
-    return [*position.claims_of(cells["position"]), *position.of_last(cells["lastsaid"])]
+    cells = tables_of(scale)
+    return [*position.claims_of(cells["position"]()), *position.of_last(cells["lastsaid"]())]
 
 
 def with_verdict(results: Results, task: Task) -> claims.Row:

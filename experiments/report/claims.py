@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..tables.cells import Cell, floors
-from ..tables.paper_tables import TABLES, averages
+from ..tables.paper_tables import averages, tables_of
 from ..tables.scales import Scale
 from .results import Results
 from .sides import Measured, is_captioner
@@ -91,8 +91,7 @@ def claims_of(name: str, scale: Scale) -> list[Claim]:
 
     Ledgers are corrected separately, as each further claim in a ledger makes all of its verdicts harder to reach.
     """
-    cells = {table: {(c.row, c.column): c for c in of_scale(scale)}
-             for table, of_scale in TABLES.items() if not scale.tables or table in scale.tables}
+    cells = {table: {(c.row, c.column): c for c in of_table()} for table, of_table in tables_of(scale).items()}
     names, found = names_of(scale), []
     labels = {group: [s.label + next(iter(averages(s))) for s in scale.selection
                       if s.subsets[0].startswith("aro/") == (group == "{aro}")] for group in ("{aro}", "{pairs}")}
@@ -167,8 +166,7 @@ def at_quarter(claim: Claim, scale: Scale) -> Claim:
 
 
 def measured_of(results: Results, scale: Scale) -> Measured:
-    return Measured(results, scale, (cell for name, cells in TABLES.items() if not scale.tables or name in scale.tables
-                                     for cell in cells(scale)))
+    return Measured(results, scale, (cell for cells in tables_of(scale).values() for cell in cells()))
 
 
 def give_verdicts(claims: Iterable[Claim], results: Results, scale: Scale) -> list[Row]:

@@ -15,7 +15,7 @@ from .. import commands
 from ..commands import Place
 from ..tables import article, curves, mcdiffusion, photos
 from ..tables.cells import Cell, floor_cells
-from ..tables.paper_tables import TABLES
+from ..tables.paper_tables import TABLES, tables_of
 from ..tables.scales import SCALES, Scale, named
 from . import claims, position
 from .pages import csv, figure6, markdown, plot, summarise
@@ -48,7 +48,7 @@ PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.
 
 def cells_by_table(scale: Scale, names: Iterable[str]) -> dict[str, list[Cell]]:
     def cells(name: str, scale: Scale) -> list[Cell]:
-        return list(TABLES[name](scale)) if not scale.tables or name in scale.tables else []
+        return tables_of(scale).get(name, list)()
 
     found = {name: cells(name, scale) for name in names if name in TABLES}
     if found and not any(found.values()):
@@ -92,8 +92,7 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
         elif name == "figure6":
             page = figure6(scale, place, folder / name)
         elif name in LEDGERS:
-            runs = dict.fromkeys(cell.run for table, of_scale in TABLES.items()
-                                 if not scale.tables or table in scale.tables for cell in of_scale(scale))
+            runs = dict.fromkeys(cell.run for cells in tables_of(scale).values() for cell in cells())
             commands.check_recipes(scale, runs, seeds, place)
             rows = claims.give_verdicts(claims.claims_of(name, scale), results, scale)
             page = claims.ledger(rows, results, scale)

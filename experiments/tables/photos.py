@@ -5,12 +5,11 @@
     epochs  the same few captions many times. Masked diffusion language models keep learning where autoregressive ones
             overfit (Prabhudesai et al. 2025, arXiv 2507.15857)
 """
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from statistics import fmean
 
 from .cells import Cell, Evaluation, Run, caption_cells, length_flags, probe
+from .curves import draw_band
 from .scale import Scale
 
 RECIPES = {"MDC": ("--caption_length", ("8", "10", "12", "auto")), "ARC": ("--num_beams", ("1", "6"))}
@@ -54,7 +53,7 @@ def epochs(scale: Scale) -> Iterator[Cell]:
     for objective, flags in BEST.items() if "epochs" in scale.tables else ():
         for number in EPOCHS:
             run = run_of(scale, objective)._replace(epochs=number)
-            row = f"{objective}, {number} epochs".replace(" 1 epochs", " 1 epoch")
+            row = f"{objective}, {number} epoch{'s' * (number > 1)}"
             yield from caption_cells(scale, row, run, ("B@4", "METEOR", CHOSEN_BY), flags, f"{number} epochs")
             yield Cell(row, "NELBO, nats per caption", run, Evaluation(
                 "log", "", ("",), "nelbo_per_caption", scale=1.0), competes=False)
@@ -84,12 +83,9 @@ def plot(cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None
     for axes, column in zip(figure.subplots(1, len(columns)), columns, strict=True):
         axes.set(xlabel="epochs", ylabel=column, xscale="log", xticks=EPOCHS, xticklabels=EPOCHS)
         for colour, objective in enumerate(BEST):
-            points = {int(re.findall(r"\d+", cell.row)[0]): by_seed.values()
-                      for cell, by_seed in zip(cells, numbers, strict=True)
-                      if cell.column == column and cell.row.startswith(f"{objective},") and by_seed}
-            low, mean, high = ([of(values) for values in points.values()] for of in (min, fmean, max))
-            axes.plot(list(points), mean, marker="o", markersize=3, color=f"C{colour}", label=objective)
-            axes.fill_between(list(points), low, high, color=f"C{colour}", alpha=0.2, linewidth=0)
+            draw_band(axes, {cell.run.epochs: by_seed.values() for cell, by_seed in zip(cells, numbers, strict=True)
+                             if cell.column == column and by_seed and cell.row.startswith(f"{objective},")},
+                      objective, f"C{colour}")
     figure.axes[0].legend(frameon=False)
     figure.savefig(path, dpi=100)
 

@@ -127,6 +127,7 @@ FLICKR8K = Scale(
 
 # Photographs with captions in {data}/train, val and test, in any layout that `open_clip_mdc prepare shards` reads, and
 # a pretrained encoder. A run reads 120,000 captions (four times Flickr8k's 30,000), whatever the photographs are.
+PHOTO_CAPTIONS = made("captions", "open_clip_mdc prepare shards --train {data}/train --test {data}/test")
 
 
 def photos(name: str, base: str, image: str) -> Scale:
@@ -143,7 +144,7 @@ def photos(name: str, base: str, image: str) -> Scale:
                     Captioning("{out}/data/captions", "wds/captions", "test", None, ("10",))),
         prepare=(
             made("val", "open_clip_mdc prepare shards --test {data}/val"),
-            made("captions", "open_clip_mdc prepare shards --train {data}/train --test {data}/test"),
+            PHOTO_CAPTIONS,
             made("pairs", "python -m experiments.flickr8k pairs --shards {out}/data/captions/test/0.tar", "towers"),
         ),
         tables=("photos", "towers"), image=image, free=("--unlock-image-after", "2", "--image-lr-scale", "0.1"),
@@ -159,11 +160,12 @@ PHOTOS = photos("photos", "timm-tf_efficientnet_lite0", f"{ENCODERS}/efficientne
 FEW = PHOTOS._replace(
     name="few", tables=("epochs", "repetition"), epochs=1,
     data={"captions": Data("{out}/data/few", "500 photographs", 1, 2500)},
-    train_flags=(*PHOTOS.train_flags, "--val-frequency", "1000"), val="{out}/data/val/val/00000.tar",
+    train_flags=(*PHOTOS.train_flags, "--val-frequency", "1000"),  # only the last epoch is validated
+    val="{out}/data/val/val/00000.tar",
     selection=(),
     captioning=(Captioning("{out}/data/captions", "wds/captions", "test", None, ("auto",)),),
     prepare=(made("val", "open_clip_mdc prepare shards --val {data}/val"),
-             PHOTOS.prepare[1],
+             PHOTO_CAPTIONS,
              made("few", "python -m experiments.flickr8k first --shards {out}/data/captions/train/00000.tar")))
 PHOTOS_VIT = photos("photos-vit", "timm-vit_small_patch14_dinov2", f"{ENCODERS}/vit_small_patch14_dinov2_saliency")
 
