@@ -155,7 +155,7 @@ def test_skipping_works_for_clip_models_with_the_task_left_to_the_data_set(data,
         with monkeypatch.context() as patch:
             patch.setattr(run_module, "load_model", fail)
             evaluate(*command)
-            evaluate(*command, "--scorer", "monte_carlo")  # which means nothing to a CLIP model
+            evaluate(*command, "--scorer", "monte_carlo")  # which a CLIP model does not have
             with pytest.raises(Loaded):
                 evaluate(*command, "--no_amp")
     assert len(list(tmp_path.glob("*_tiny-clip-vit.pt_*.json"))) == 2  # the names that upstream gives

@@ -156,7 +156,7 @@ def test_a_caption_that_ended_is_kept_while_less_likely_beams_fall_below_it():
 
 
 def test_of_equally_likely_captions_the_first_to_end_is_kept_whatever_the_other_images_take():
-    """Image 0 ends at once or after 0, with 0.5 each. Image 1 ends after 0 and 0, so that the search goes on."""
+    """Image 0 ends at once or after 0, with 0.5 each. Image 1 ends after 0 and 0, so that the search continues."""
     def table(text, parent):
         after = {(0, ()): [0.5, 0.0, 0.0, 0.5], (0, (0,)): [0.0, 0.0, 0.0, 1.0], (1, ()): [1.0, 0.0, 0.0, 0.0],
                  (1, (0,)): [1.0, 0.0, 0.0, 0.0], (1, (0, 0)): [0.0, 0.0, 0.0, 1.0]}

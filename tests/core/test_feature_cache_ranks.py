@@ -96,7 +96,7 @@ def test_who_resumes_and_reads_the_cache_trains_to_the_weights_of_who_filled_it(
 
 def test_with_workers_each_caption_meets_the_tokens_of_its_image(trained):
     """Else the losses of the run without a cache would not be those to 16 bit."""
-    steps = SHARDS * EACH // 16  # a log goes on with those of the runs that follow in these processes
+    steps = SHARDS * EACH // 16  # the runs that follow in these processes write to the same log
     cached, plain = (losses(trained[0], name)[:steps] for name in ("workers", "without"))
     assert len(plain) == steps
     torch.testing.assert_close(torch.tensor(cached), torch.tensor(plain), atol=2e-3, rtol=0)

@@ -348,7 +348,7 @@ def test_who_dropped_out_stays_as_far_behind_the_leader_as_it_was_however_that_o
 
 
 def test_who_fell_behind_a_leader_that_drops_out_itself_is_behind_both(monkeypatch):
-    """Row 0 leads and drops row 2, then falls behind row 1, which goes on with row 3. Of 20 masks there is one draw."""
+    """Row 0 leads and drops row 2, then falls behind row 1, which continues with row 3. 20 masks have one draw."""
     draws = drawing.draw_masks(20, 400)
     first, second = draws.repeat < 4, draws.repeat < 8
     values = np.array([np.where(first, -1.0, -5.0), np.where(second, -2.0, -9.0), np.full(len(first), -2.5),

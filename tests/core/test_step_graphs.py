@@ -57,7 +57,7 @@ def decode(model, image, temperature=0.0, **options):
 
 @pytest.mark.parametrize("options", ONE_LENGTH + LENGTHS)
 def test_captions_by_graphs_are_those_without(graphs, options):
-    """Of one length to the last bit. Captions of several are computed in other sizes, as in another batch."""
+    """One length: to the last bit. Captions of several are computed in other sizes, as in another batch."""
     plain, captured = pair()
     for image in batches(4, 4, 4, 3):  # the last batch is smaller
         expected, found = (decode(model, image, **options) for model in (plain, captured))
@@ -144,7 +144,7 @@ def test_a_step_launches_28_kernels_in_place_of_some_200(graphs):
 
 
 def test_lengths_that_vary_from_batch_to_batch_are_captured_a_few_times(graphs):
-    """Of 40 batches by length "auto", 8 lengths tried, there are no more graphs than for some of them."""
+    """As many graphs serve 40 batches by length "auto", 8 lengths tried, as serve some of them."""
     _, model = pair()
     made, packings = [], set()
     token_logits = model.token_logits

@@ -66,7 +66,7 @@ def planted(world: World) -> Cases:
 
 
 def hung(world: World) -> Cases:
-    """Another run holds a shard and is stopped: who waits says so, and goes on when it is ended."""
+    """Another run holds a shard and is stopped: who waits says so, and continues when it is ended."""
     folder = world.fresh("hung")
 
     def stop(argv: list[str]) -> None:

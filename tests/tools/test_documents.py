@@ -57,7 +57,7 @@ def test_what_a_page_says_to_type_works_and_prints_what_it_says(page, world, tmp
 
 @pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.name)
 def test_the_commands_of_results_are_commands(page):
-    """What trains for hours is parsed: every flag and every target of make, in blocks and within sentences."""
+    """Commands that train for hours are parsed: every flag and target of make, in blocks and within sentences."""
     found = [argv for block in documents.blocks(page) for argv, _ in documents.commands(block)]
     found += [shlex.split(command) for command in INLINE.findall(page.read_text(encoding="utf-8"))]
     assert found

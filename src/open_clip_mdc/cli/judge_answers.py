@@ -50,7 +50,7 @@ def parse_letter(answer: str, captions: list[str]) -> str | None:
     if bare:
         named = chosen = {bare[1].upper()}
     else:
-        for clause in _CLAUSE.split(re.sub(r"\b(is|be)\s*:\s*", r"\1 ", answer)):  # a clause goes on after "is:"
+        for clause in _CLAUSE.split(re.sub(r"\b(is|be)\s*:\s*", r"\1 ", answer)):  # a clause continues after "is:"
             mentions = list(_MENTION.finditer(clause))
             letters = {mention[1] for mention in mentions}
             named |= letters
