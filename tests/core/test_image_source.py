@@ -42,6 +42,7 @@ def towers(tmp_path):
         (folder / f"{name}.json").write_text(json.dumps({"embed_dim": 32, "vision_cfg": vision_cfg, "text_cfg": TEXT}))
         quick = {"embed_dim": 32, "vision_cfg": vision_cfg, "text_cfg": TEXT, "quick_gelu": True}
         (folder / f"{name}-quickgelu.json").write_text(json.dumps(quick))
+    open_clip_mdc.unregister()  # an earlier file may have left its configs there
     before = dict(open_clip.factory._MODEL_CONFIGS)
     open_clip.add_model_config(folder)
     open_clip_mdc.register()
