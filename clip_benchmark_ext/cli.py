@@ -78,6 +78,8 @@ def main(argv: list[str] | None = None) -> int | None:
     import torch
     from clip_benchmark import cli as upstream
 
+    from open_clip_mdc.integration.processes import leave_at_exit
+
     from . import distributed
     try:
         if args.which == "build":
@@ -89,7 +91,8 @@ def main(argv: list[str] | None = None) -> int | None:
         if args.distributed:  # clip_benchmark gives each process other data sets, here processes share each one
             args.distributed = False
             distributed.start("cuda" if torch.cuda.is_available() else "cpu")
-        return upstream.main_eval(args)
+        upstream.main_eval(args)
+        leave_at_exit()
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {messages.complaint(problem, args, argv, '_')}")
 

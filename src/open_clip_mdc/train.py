@@ -24,6 +24,7 @@ def main(argv: list[str] | None = None) -> int | None:
     from .integration.checkpoints import first_lines, is_of_weights
     from .integration.patches import register
     from .integration.problems import find_problem, find_warnings
+    from .integration.processes import leave_at_exit
     from .integration.runs import bring_latest
     register()
     from open_clip_train.distributed import world_info_from_env
@@ -38,7 +39,9 @@ def main(argv: list[str] | None = None) -> int | None:
         bring_latest(args)
     logging.raiseExceptions = False  # on a full disk every line of the log would print a traceback
     try:
-        return train(argv)
+        status = train(argv)
+        leave_at_exit()
+        return status
     except FloatingPointError as problem:  # on all ranks: wait for rank 0 to print, as torchrun kills all once one ends
         if world_info_from_env()[1] == 0:
             print(f"error: {problem}", file=sys.stderr, flush=True)

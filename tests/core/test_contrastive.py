@@ -120,6 +120,7 @@ for kind in ("gathered", "local", "siglip", "alone"):
     found = gradients(kind, dist.get_rank(), 2)
     if dist.get_rank() == 0:
         torch.save(found, f"{sys.argv[2]}/{kind}.pt")
+dist.destroy_process_group()
 """
 
 

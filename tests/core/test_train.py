@@ -109,7 +109,8 @@ main(sys.argv[1:])
 # Each rank saves what it holds at the end of an epoch. Inductor is left out: a test above runs it, and it compiles for
 # minutes on a busy machine. Runs follow one another in two processes: to start these takes longer than to train.
 DUMP = """
-import functools, json, os, sys, torch
+import atexit, functools, json, os, sys, torch
+atexit.register(lambda: torch.distributed.is_initialized() and os._exit(9))  # the last to run: the group must be gone
 import open_clip_mdc.integration.training as hooks
 check_weights, compile = hooks.check_weights, torch.compile
 def dumped(model, epoch):

@@ -135,6 +135,7 @@ given = batch(1, half)
 out = task.trainable_module(**given)
 assert torch.equal(out["token_weight"], given["text"].predicted.weight) and out["num_target"].dtype == torch.float32
 print("EQUAL")
+dist.destroy_process_group()
 """
 
 
