@@ -79,6 +79,7 @@ def main(argv: list[str] | None = None) -> int | None:
     from clip_benchmark import cli as upstream
 
     from open_clip_mdc.integration.processes import leave_at_exit
+    from open_clip_mdc.models.precision import emulated
 
     from . import distributed
     try:
@@ -91,6 +92,9 @@ def main(argv: list[str] | None = None) -> int | None:
         if args.distributed:  # clip_benchmark gives each process other data sets, here processes share each one
             args.distributed = False
             distributed.start("cuda" if torch.cuda.is_available() else "cpu")
+        if args.amp and not args.quiet and emulated("cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16):
+            print("warning: this CPU is tens of times slower in autocast's bfloat16 than in float32. Give --no_amp",
+                  file=sys.stderr)
         upstream.main_eval(args)
         leave_at_exit()
     except (ValueError, OSError) as problem:

@@ -102,12 +102,16 @@ def test_each_process_needs_a_shard_for_each_of_its_workers(tmp_path, monkeypatc
         assert problems.find_problem(train.parse([*argv, *enough])) is None
 
 
-def test_float16_is_warned_of_where_it_is_slow(monkeypatch):
+def test_16_bit_types_are_warned_of_where_they_are_slow(monkeypatch):
     open_clip_mdc.register()
+    monkeypatch.setattr(problems, "emulated", lambda device, dtype: device == "cpu" and dtype == torch.float16)
 
     def warnings(*flags):
         return list(problems.find_warnings(train.parse(["--train-data", "x.csv", "--precision", "amp", *flags])))
-    assert "fp32" in warnings("--model", "ViT-B-32")[0]  # on this CPU
+    [warning] = warnings("--model", "ViT-B-32")
+    assert "slower in float16" in warning and "fp32" in warning
+    for fast in ("fp32", "bf16", "amp_bf16"):
+        assert not warnings("--model", "ViT-B-32", "--precision", fast)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     [warning] = warnings("--model", "MDC-ViT-B-32")
     assert "amp_bf16 --torchcompile" in warning

@@ -11,6 +11,7 @@ import torch
 from ..data import weights
 from ..data.shards import find_shards, warn_of_lines
 from ..errors import close_names
+from ..models.precision import emulated
 from ..models.vq import VQCfg, convolutions
 from . import image_source
 from .configs import contrastive_weight, is_captioner, is_lit
@@ -217,8 +218,10 @@ def find_problem(args) -> str | None:
 def find_warnings(args) -> Iterator[str]:
     """Yield a warning for each setting that runs but is probably a mistake."""
     on_cuda = args.device.startswith("cuda") and torch.cuda.is_available()
-    if args.precision == "amp" and not on_cuda:
-        yield "--precision amp is float16, about 50 times slower than --precision fp32 on a CPU: use fp32"
+    kind = "bfloat16" if "bf" in args.precision else "float16"
+    device = "cpu" if args.device.startswith("cuda") and not on_cuda else args.device  # OpenCLIP takes the CPU then
+    if args.precision != "fp32" and emulated(device, getattr(torch, kind)):
+        yield f"--precision {args.precision}: this CPU is tens of times slower in {kind} than in float32. Use fp32"
     if args.lock_image_unlocked_groups and not args.lock_image:
         yield "--lock-image-unlocked-groups has no effect without --lock-image"
     if getattr(args, "image_lr_scale", None) and args.lock_image and not args.lock_image_unlocked_groups:
