@@ -133,7 +133,7 @@ PHOTO_CAPTIONS = made("captions", "open_clip_mdc prepare shards --train {data}/t
 def photos(name: str, base: str, image: str) -> Scale:
     """Return a scale with a small decoder on the encoder of an OpenCLIP base or of timm-NAME, and its weights."""
     return Scale(
-        **CPU | dict(batch=64, train_flags=("--precision", "amp_bf16", "--force-image-size", "224", "--beta2", "0.98")),
+        **CPU | dict(batch=64, train_flags=("--precision", "fp32", "--force-image-size", "224", "--beta2", "0.98")),
         name=name,
         data={"captions": Data("{out}/data/captions/train", "captions", 6, 30000)},
         backbones={f"small-{base}": Backbone(1e-3, 0.1)}, warmup=150, epochs=4,
@@ -160,7 +160,8 @@ PHOTOS = photos("photos", "timm-tf_efficientnet_lite0", f"{ENCODERS}/efficientne
 FEW = PHOTOS._replace(
     name="few", tables=("epochs", "repetition"), epochs=1,
     data={"captions": Data("{out}/data/few", "500 photographs", 1, 2500)},
-    train_flags=(*PHOTOS.train_flags, "--val-frequency", "1000"),  # only the last epoch is validated
+    # Only the last epoch is validated. The archived runs were trained in bfloat16.
+    train_flags=("--precision", "amp_bf16", *PHOTOS.train_flags[2:], "--val-frequency", "1000"),
     val="{out}/data/val/val/00000.tar",
     selection=(),
     captioning=(Captioning("{out}/data/captions", "wds/captions", "test", None, ("auto",)),),
