@@ -22,7 +22,7 @@ SHORT4 := tests/core/test_versions.py tests/core/test_integration.py -k \
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs dist faults photo decodings bench bench-gpu clean
+.PHONY: help demo test lint docs dist faults photo decodings decodings-rich bench bench-gpu clean
 .DELETE_ON_ERROR:
 
 help:
@@ -51,6 +51,7 @@ help:
 	@echo "make epochs repetition     repeat 500 photographs 1 to 64 times: does MDC or ARC overfit?"
 	@echo "make photo                 make the captioner that is in the package, from make photos"
 	@echo "make decodings             compare ways of decoding by steps and quality, with the models of make demo and make photos"
+	@echo "make decodings-rich        the same in the rich world, after an hour of training"
 	@echo "make reproduce CLAIM=scenes.bert15            run one claim of results/claims.csv and compare it with its archive"
 	@echo "make results               write all pages of results from their archives"
 
@@ -189,6 +190,11 @@ decodings: photos | $(TRAINED)
 	$(DECODINGS) --mdc build/photos/runs/$(PHOTO)-locked--captions--s0 --arc build/photos/runs/$(PHOTO:MDC%=ARC%)-locked--captions--s0 \
 	    --data build/photos/data/captions/test/0.tar --length 12 --limit 200 --out build/decodings/photos
 	for what in scenes photos; do cp build/decodings/$$what.png experiments/figures/decodings-$$what.png || exit; done
+decodings-rich:
+	+$(MAKE) table3 SCALE=rich SEEDS=0
+	$(DECODINGS) --mdc build/rich/runs/MDC-ViT-Ti-8-rich--short--s0 --arc build/rich/runs/ARC-ViT-Ti-8-rich--short--s0 \
+	    --data build/rich/data/rich/val/00000.tar --length 10 --limit 100 --out build/decodings/rich
+	cp build/decodings/rich.png experiments/figures/decodings-rich.png
 
 # Writes benchmarks/RESULTS.md. Only one process runs at a time, so its threads may spin.
 BENCH := OMP_WAIT_POLICY=ACTIVE $(BIN)/python -m benchmarks.
