@@ -25,7 +25,7 @@ from ..tables.cells import Cell, floors
 from ..tables.paper_tables import averages, tables_of
 from ..tables.scales import Scale
 from .results import Results
-from .sides import Measured, is_captioner
+from .sides import Measured, is_captioner, names_of_trainings
 from .verdicts import LEVEL, Finding, Pool, Side, Verdict, compare, decide
 
 CLAIM_SEPARATOR = ", here "  # between a claim of the paper and the rows that are compared
@@ -270,7 +270,15 @@ def ledger(rows: list[Row], results: Results, scale: Scale) -> str:
 
 
 COLUMNS = ("id", "ledger", "paper", "claim", "its numbers", "difference", "low", "high", "standard error", "margin",
-           "p", "p within", "errors of", "verdict", "why", "command")
+           "p", "p within", "errors of", "seeds", "seed error", "seed freedom", "image error", "trainings", "verdict",
+           "why", "command")
+
+
+def errors(finding: Finding) -> tuple[str, ...]:
+    """Return seeds, their part of the standard error, its degrees of freedom, and the images' part, as text."""
+    seeds, images = ("" if part is None else f"{math.sqrt(part[0]):.4g}"
+                     for part in (finding.of_seeds, finding.of_images))
+    return str(finding.seeds or ""), seeds, f"{finding.of_seeds[1]:g}" if finding.of_seeds else "", images
 
 
 def table(rows: Iterable[Row], scale: Scale) -> str:
@@ -283,6 +291,8 @@ def table(rows: Iterable[Row], scale: Scale) -> str:
         writer.writerow([f"{scale.name}.{claim.id}", claim.ledger, claim.where, claim.sentence, claim.paper,
                          *("" if value is None else f"{value:.4g}" for value in numbers),
                          *("" if value is None else f"{value:.3g}" for value in (row.p, row.p_within)),
-                         finding.basis, row.shown, row.why,
+                         finding.basis, *errors(finding),
+                         " ".join(names_of_trainings((*claim.left, *claim.right))) if finding.seeds else "", row.shown,
+                         row.why,
                          f"make reproduce CLAIM={scale.name}.{claim.id}" if finding.difference is not None else ""])
     return out.getvalue()

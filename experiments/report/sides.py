@@ -96,6 +96,16 @@ def trainings(cells: tuple[Cell, ...]) -> frozenset:
                      else cell.run._replace(at=None) for cell in cells)
 
 
+def names_of_trainings(cells: Iterable[Cell]) -> list[str]:
+    """Return the names, without seed, of all trainings that the results of cells need."""
+    needed: dict[Run, None] = {}
+    for cell in cells:
+        for run in (cell.run.start, cell.run._replace(at=None), cell.evaluation.guide, cell.evaluation.clipscore):
+            if isinstance(run, Run) and cell.evaluation.task != "judge":
+                needed[run] = None
+    return [run.name(0).rpartition("--s")[0] for run in needed]
+
+
 def largest_variance(evaluation: Evaluation, metrics: list[dict], weight: float, size: int) -> float | None:
     """Return a bound on the variance from the images of a data set, by their number alone. None if there is none."""
     if evaluation.task == "log":

@@ -75,6 +75,9 @@ class Finding(NamedTuple):
     p: float | None = None  # of the hypothesis that D is 0
     p_within: float | None = None  # of the hypothesis that D is not within the margin
     basis: str = "not run"
+    seeds: int = 0  # that both sides have
+    of_seeds: tuple[float, float] | None = None  # variance of D from these seeds, degrees of freedom. None if unknown
+    of_images: tuple[float, float] | None = None  # of one seed alone it includes the seed's interaction with images
 
 
 class Verdict(NamedTuple):
@@ -177,22 +180,25 @@ def compare(left: Side | None, right: Side | None, margin: float | None = None, 
     if not math.isfinite(difference):
         return Finding(difference, basis=f"{len(seeds)} seeds, not a number")
     of_images = item_variance(left, right, seeds)
+    known = Finding(difference, seeds=len(seeds),
+                    of_images=None if of_images is None else of_images[0] if of_images else (0.0, math.inf))
     if len(seeds) < 2:
-        return Finding(difference, basis="1 seed")
+        return known._replace(basis="1 seed")
     *of_seeds, basis = seed_variance(left, right, seeds)
+    known = known._replace(of_seeds=tuple(of_seeds))
     if of_images is None:
-        return Finding(difference, basis=f"{basis}, error of images unknown")
+        return known._replace(basis=f"{basis}, error of images unknown")
     parts = [part for part in (tuple(of_seeds), *of_images) if part[0]]
     if not parts:
-        return Finding(difference, basis=f"{basis}, all alike")
+        return known._replace(basis=f"{basis}, all alike")
     if of_images:
         basis += f", {of_images[0][1] + 1:,} images" if of_images[0][1] < math.inf else ", bound of the images' error"
     if looks > 1:
         basis += f", {looks} looks"
     within = None if margin is None else pocock(tail(parts, margin - abs(difference)), looks)
     error, wide = math.sqrt(sum(variance for variance, _ in parts)), reach(parts, 0.025)
-    return Finding(difference, error, (difference - wide, difference + wide),
-                   pocock(2 * tail(parts, abs(difference)), looks), within, basis)
+    return known._replace(error=error, interval=(difference - wide, difference + wide),
+                          p=pocock(2 * tail(parts, abs(difference)), looks), p_within=within, basis=basis)
 
 
 @cache

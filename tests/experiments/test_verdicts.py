@@ -131,7 +131,8 @@ def test_what_has_no_p_takes_no_part_in_the_correction():
     verdicts = decide([compare(None, side([1.0])), clear, compare(side([9.0]), side([1.0])), unknown])
     assert [v.outcome for v in verdicts] == ["not run", "above", "not resolved", "not resolved"]
     assert verdicts[1].p == clear.p and compare(side([9.0]), side([9.0])).basis == "1 seed"
-    assert compare(side([9.0, 8.0]), side([9.0, 8.0])) == Finding(0.0, basis="2 seeds, all alike")
+    assert compare(side([9.0, 8.0]), side([9.0, 8.0])) == Finding(
+        0.0, basis="2 seeds, all alike", seeds=2, of_seeds=(0.0, 1), of_images=(0.0, math.inf))
 
 
 # ---- under the null, and under the alternative
