@@ -2,6 +2,7 @@
 
 All trainings are by the real command.
 """
+import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -15,9 +16,9 @@ from training import equal, open_clip_train, open_clip_train_each, train_flags, 
 import open_clip_mdc
 from open_clip_mdc.data.shards import read_samples
 
-# Counts the images that the tower sees in training, validation apart.
+# Lists the images that the tower sees in each pass of training, 0 if it gets tokens, validation apart.
 COUNTED = """
-import sys, torch
+import json, sys, torch
 from open_clip_mdc.models import encoder
 seen, real = [], encoder.patch_tokens
 def counted(visual, image, masked=None):
@@ -26,15 +27,20 @@ def counted(visual, image, masked=None):
 encoder.patch_tokens = counted
 from open_clip_mdc.train import main
 assert not main(sys.argv[2:])
-open(sys.argv[1], "w").write(str(sum(seen)))
+open(sys.argv[1], "w").write(json.dumps(seen))
 """
+
+
+def seen(tmp_path, flags: list[str]) -> list[int]:
+    """Train, and return how many images each pass of the tower read, 0 where it was given tokens."""
+    from conftest import run
+    run("python", "-c", COUNTED, str(tmp_path / "count"), *flags)
+    return json.loads((tmp_path / "count").read_text())
 
 
 def counted(tmp_path, flags: list[str]) -> int:
     """Train, and return how many images went through the tower."""
-    from conftest import run
-    run("python", "-c", COUNTED, str(tmp_path / "count"), *flags)
-    return int((tmp_path / "count").read_text())
+    return sum(seen(tmp_path, flags))
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +133,9 @@ def test_another_tower_another_size_and_other_shards_have_tokens_of_their_own(da
 
 @pytest.mark.parametrize("flags, said", [
     (("--lock-image-unlocked-groups", "1", "--lock-image"), "needs the whole tower locked, by --lock-image"),
-    (("--unlock-image-after", "1"), "needs the whole tower locked, by --lock-image"),
+    ((), "needs the whole tower locked, by --lock-image, or at first, by --unlock-image-after"),
+    (("--unlock-image-after", "1", "--aug-cfg", "scale=(0.5,1.0)"), "is refused with augmentation: leave out"),
+    (("--unlock-image-after", "1", "--dataset-type", "synthetic"), "needs shards"),
     (("--lock-image", "--aug-cfg", "scale=(0.5,1.0)"), "is refused with augmentation: leave out --aug-cfg"),
     (("--lock-image", "--dataset-type", "synthetic"), "needs shards"),
     (("--lock-image", "--model", "MDC-ViT-Ti-8-regions2"), "is refused for MDC-ViT-Ti-8-regions2")])

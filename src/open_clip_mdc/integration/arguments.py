@@ -28,7 +28,7 @@ def split(original: Callable, argv: list[str]) -> tuple[argparse.Namespace, argp
                      help="Lock a captioner's image tower for this many epochs, then train it as well.")
     own.add_argument("--cache-features", metavar="DIR",
                      help="Compute the patch tokens of a locked image tower once, without augmentation, and keep them "
-                     "in DIR for all epochs and runs.")
+                     "in DIR for all epochs and runs. With --unlock-image-after the epochs before it read them.")
     flags, rest = own.parse_known_args(argv)
     try:
         return flags, original(rest)

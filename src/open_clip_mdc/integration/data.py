@@ -201,9 +201,9 @@ class PrefetchLoader:
     def normalized(self, image: Tensor) -> Tensor:
         """Return images normalised as by the end of their transform, float [B, 3, H, W], to the last bit.
 
-        Tokens of a `FeatureCache` are not normalised.
+        Tokens of a `FeatureCache`, [B, P, D], are not normalised.
         """
-        if self.cache is not None:
+        if image.ndim == 3:
             return image.float()
         if self.mean is None:
             return image
@@ -234,7 +234,8 @@ def get_wds_dataset(original, args, preprocess_img, is_train, epoch=0, floor=Fal
         return tokenizer(random.choice(captions) if is_train and len(captions) > 1 else captions[0])
     info = original(args, preprocess_img, is_train, epoch=epoch, floor=floor, tokenizer=tokenize, **rest)
     if not any(getattr(args, flag, usual) != usual for flag, usual in OWN_KEYS.items()):
-        read_alike(info, getattr(preprocess_img, "cache", image_pairs))
+        cache = getattr(preprocess_img, "cache", None)
+        read_alike(info, partial(cache.pairs, shared_epoch=info.shared_epoch) if cache else image_pairs)
     info.dataloader.pipeline[0].pin_memory = str(getattr(args, "device", "cpu")).startswith("cuda")
     if is_train:
         seed_webdataset(info, getattr(args, "seed", 0), getattr(args, "rank", 0))
@@ -261,13 +262,13 @@ def csv_dataset(original):
 
 
 class Cached:
-    """Transform that leaves its input as it is: cached tokens take the place of training images."""
+    """Transform of training images that leaves cached tokens, which take their place, as they are."""
 
-    def __init__(self, cache: FeatureCache):
-        self.cache = cache
+    def __init__(self, cache: FeatureCache, transform: Callable):
+        self.cache, self.transform = cache, transform
 
-    def __call__(self, tokens: Tensor) -> Tensor:
-        return tokens
+    def __call__(self, image: Image.Image | Tensor) -> Tensor:
+        return image if isinstance(image, Tensor) else self.transform(image)
 
 
 @hook
@@ -276,11 +277,11 @@ def get_data(original, args, preprocess_fns, epoch=0, tokenizer=None, **rest):
     if has_other_batches(args):
         return original(args, preprocess_fns, epoch=epoch, tokenizer=tokenizer, **rest)
     cache = None
+    train, normalize = split_normalization(preprocess_fns[0])
     if getattr(args, "cache_features", None) and args.train_data:
-        cache = FeatureCache(args.cache_features, args.train_data, preprocess_fns[1])
-        train, normalize = Cached(cache), None
-    else:
-        train, normalize = split_normalization(preprocess_fns[0])
+        cache = FeatureCache(args.cache_features, args.train_data, preprocess_fns[1],
+                             getattr(args, "unlock_image_after", None))
+        train = Cached(cache, train)
     data = original(args, (train, preprocess_fns[1]), epoch=epoch, tokenizer=tokenizer, **rest)
     if "train" in data:
         device = getattr(args, "device", "cpu")

@@ -3,13 +3,14 @@
 DIR/KEY/SHA256.safetensors holds the tokens of a shard's images, memory-mapped. KEY is a hash of the tower's weights and
 settings, the transform and the precision. SHA256 is that of the shard. So runs share the files that fit them. A file
 appears once it is complete, so an interrupted run continues at the next shard. The hash of an image's bytes finds its
-tokens.
+tokens. With `--unlock-image-after N` they are read in the first N epochs, and images in later ones.
 
 Dimensions: B images, H and W pixels, P patches, D width.
 """
 import fcntl
 import hashlib
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,13 +18,14 @@ from io import BytesIO
 from pathlib import Path
 
 import torch
+from open_clip_train.data import SharedEpoch
 from open_clip_train.precision import get_autocast
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..data.files import open_own, sha256
-from ..data.images import captioned, decode_image
+from ..data.images import captioned, decode_image, image_pairs
 from ..data.shards import find_shards, image_member, read_samples
 from ..data.weights import save_tensors
 from ..models import encoder
@@ -38,10 +40,12 @@ def digest(image: bytes) -> bytes:
 
 
 class FeatureCache:
-    """Patch tokens by image. After `fill` it is a pipeline stage that replaces the decoding of images."""
+    """Patch tokens by image. After `fill`, `pairs` replaces the decoding of images in the first `epochs` epochs."""
 
-    def __init__(self, folder: str, shards: str, transform: Callable[[Image.Image], Tensor]):
+    def __init__(self, folder: str, shards: str, transform: Callable[[Image.Image], Tensor],
+                 epochs: int | None = None):
         self.folder, self.shards, self.transform = Path(folder), find_shards(shards), transform
+        self.epochs = epochs or math.inf  # the tower is locked in these
         self.rows: dict[bytes, tuple[Path, int]] = {}
         self.opened: dict = {}
 
@@ -96,8 +100,14 @@ class FeatureCache:
             "digests": torch.tensor([list(name) for name in digests], dtype=torch.uint8).view(-1, 16)})
         return len(digests)
 
-    def __call__(self, samples: Iterable[dict]) -> Iterator[dict]:
-        """Yield `image`, float16 tokens [P, D], and `text` of each sample, in place of `image_pairs`."""
+    def pairs(self, samples: Iterable[dict], shared_epoch: SharedEpoch) -> Iterator[dict]:
+        """Yield `image`, float16 tokens [P, D], and `text` of each sample. After the last locked epoch, `image_pairs`.
+
+        A pass over samples is within one epoch, also in a worker that lasts for the whole run.
+        """
+        if shared_epoch.get_value() >= self.epochs:
+            yield from image_pairs(samples)
+            return
         for sample in captioned(samples):
             place = self.rows.get(digest(sample[image_member(sample)]))
             if place is not None:  # else the image cannot be read, which `batches` logged

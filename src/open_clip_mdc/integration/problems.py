@@ -107,13 +107,14 @@ def find_number_problem(args) -> str | None:
 
 
 def find_cache_problem(args) -> str | None:
-    """Check --cache-features. The tokens of an image must stay the same for the whole run."""
+    """Check --cache-features. The tokens of an image must stay the same while the tower is locked."""
     import open_clip
     if not getattr(args, "cache_features", None):
         return None
     config = open_clip.get_model_config(args.model)
+    whole = not args.lock_image_unlocked_groups if args.lock_image else getattr(args, "unlock_image_after", None)
     for wrong, why in (
-            (not args.lock_image or args.lock_image_unlocked_groups, "needs the whole tower locked, by --lock-image"),
+            (not whole, "needs the whole tower locked, by --lock-image, or at first, by --unlock-image-after"),
             (args.aug_cfg, "is refused with augmentation: leave out --aug-cfg"),
             (args.dataset_type == "synthetic" or args.train_data and is_csv(args.train_data, args),
              "needs shards: make them of the table by open_clip_mdc prepare"),

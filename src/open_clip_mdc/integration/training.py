@@ -49,7 +49,8 @@ def reproducible(model, data, loss, epoch, args):
     if captioner:
         model.seed_t(np.random.SeedSequence([seed, epoch]))
         data["train"].dataloader.prepare = model.prepare
-    if (cache := getattr(data["train"].dataloader, "cache", None)) is not None:
+    cache = getattr(data["train"].dataloader, "cache", None)
+    if cache is not None and epoch < cache.epochs:  # a run that resumes later has another tower by then
         cache.fill(patch_tower(model), args.precision, args.device, getattr(args, "rank", 0),
                    getattr(args, "world_size", 1))
     seed_noise(seed, epoch, getattr(args, "rank", 0))

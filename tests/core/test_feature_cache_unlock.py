@@ -1,0 +1,114 @@
+"""Claims about --cache-features with --unlock-image-after.    pytest tests/core/test_feature_cache_unlock.py
+
+A tower is locked at first and its tokens are read, then it is free and reads images. All runs are by the real command.
+"""
+import json
+
+import pytest
+import torch
+from conftest import run
+from test_feature_cache import seen
+from test_image_rates import CNN, decoder, tower
+from test_train import DUMP
+from training import TORCHRUN, equal, losses, open_clip_train_each, train_flags, weights
+
+STEPS = 8  # of 8 images, in each epoch
+LOCKED, EPOCHS = 2, 4
+FLAGS = ("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-samples", 8 * STEPS, "--seed", "3")
+FOUR = (*FLAGS, "--epochs", EPOCHS)
+WHOLE = ("--aug-cfg", "scale=(1.0,1.0)")  # no part of an image is cut off, as in the cache
+
+
+@pytest.fixture(scope="module")
+def data(scenes):
+    return str(scenes / "train" / "{00000..00003}.tar")
+
+
+def checkpoint(logs, name, epoch):
+    return logs / name / "checkpoints" / f"epoch_{epoch}.pt"
+
+
+@pytest.fixture(scope="module")
+def logs(data, tmp_path_factory):
+    """Run `cached-W` with W data workers, and others on its cache that are locked, resume, or read images only.
+
+    `resumed-W-E` begins after epoch E. `images-W` does so at the unlocking, without the cache.
+    """
+    folder = tmp_path_factory.mktemp("unlock")
+
+    def flags(name, *more, workers):
+        return train_flags(*FOUR, *more, data=data, logs=folder, name=name, workers=workers)
+    cache = ("--cache-features", folder / "cache")
+    both, images = ("--unlock-image-after", LOCKED, *cache), ("--unlock-image-after", LOCKED)
+    runs = []
+    for workers in ("0", "1"):
+        name = f"cached-{workers}"
+        runs += [flags(name, *both, workers=workers), *(
+            flags(f"resumed-{workers}-{epoch}", *both, "--resume", checkpoint(folder, name, epoch), workers=workers)
+            for epoch in range(1, EPOCHS))]
+        runs += [flags(f"images-{workers}", *images, "--resume", checkpoint(folder, name, LOCKED), workers=workers),
+                 flags(f"locked-{workers}", "--lock-image", *cache, workers=workers)]
+    open_clip_train_each(*runs, flags("plain", *images, *WHOLE, workers="1"))
+    return folder
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_the_tower_runs_in_no_locked_epoch_and_once_a_step_in_a_free_one(data, logs, workers, tmp_path):
+    both = (*FOUR, "--unlock-image-after", LOCKED, "--cache-features", logs / "cache")
+    assert seen(tmp_path, train_flags(*both, data=data, logs=tmp_path, workers=workers)) == (
+        [0] * LOCKED * STEPS + [8] * (EPOCHS - LOCKED) * STEPS)
+
+
+def test_a_run_that_only_locks_the_tower_shares_the_cache_and_one_that_resumes_later_needs_none(data, logs, tmp_path):
+    assert len(list((logs / "cache").iterdir())) == 1  # both kinds of runs have used it
+    late = (*FOUR, "--unlock-image-after", LOCKED, "--cache-features", tmp_path / "none", "--resume",
+            checkpoint(logs, "cached-0", LOCKED))
+    assert seen(tmp_path, train_flags(*late, data=data, logs=tmp_path)) == [8] * (EPOCHS - LOCKED) * STEPS
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_locked_epochs_are_those_of_a_locked_run_and_free_ones_those_of_a_run_on_images(logs, workers):
+    """Bit for bit. So are the noise, the order, the captions and the random crops of the free epochs."""
+    for epoch in range(1, LOCKED + 1):
+        assert equal(weights(logs, epoch, f"cached-{workers}"), weights(logs, epoch, f"locked-{workers}"))
+    assert equal(weights(logs, EPOCHS, f"cached-{workers}"), weights(logs, EPOCHS, f"images-{workers}"))
+    before, after = (weights(logs, epoch, f"cached-{workers}") for epoch in (LOCKED, LOCKED + 1))
+    assert all(not torch.equal(x, after[name]) for name, x in tower(before).items())
+
+
+def test_locked_epochs_have_the_losses_of_a_run_that_encodes_each_image_again(logs):
+    """To 16 bit. The order and the captions are the same, and the noise as well, as a worker crops the images."""
+    cached, plain = (losses(logs, name)[:LOCKED * STEPS] for name in ("cached-1", "plain"))
+    assert len(plain) == LOCKED * STEPS and len(set(plain)) > STEPS
+    torch.testing.assert_close(torch.tensor(cached), torch.tensor(plain), atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize("epoch", range(1, EPOCHS))
+def test_a_run_resumes_bit_for_bit_before_the_unlocking_at_it_and_after_it(logs, workers, epoch):
+    assert equal(weights(logs, EPOCHS, f"cached-{workers}"), weights(logs, EPOCHS, f"resumed-{workers}-{epoch}"))
+
+
+def test_a_cnn_learns_the_statistics_of_its_batchnorm_once_it_is_free(data, tmp_path):
+    open_clip_train_each(train_flags(
+        *FLAGS, "--epochs", 3, "--force-image-size", "64", "--unlock-image-after", 2, "--cache-features",
+        tmp_path / "cache", data=data, logs=tmp_path, model=CNN))
+    first, locked, free = (weights(tmp_path, epoch) for epoch in (1, 2, 3))
+    assert equal(tower(first), tower(locked)) and not equal(decoder(first), decoder(locked))
+    statistics = [name for name in locked if name.endswith("running_var")]
+    assert statistics and all(not torch.equal(free[name], locked[name]) for name in statistics)
+
+
+def test_two_processes_read_tokens_and_then_images_and_resume(data, tmp_path):
+    """DDP, each rank with a worker of its own. Both ranks hold the same weights."""
+    (tmp_path / "dump.py").write_text(DUMP)
+    both = (*FLAGS, "--epochs", 2, "--unlock-image-after", 1, "--cache-features", tmp_path / "cache")
+    run(*TORCHRUN, str(tmp_path / "dump.py"), json.dumps([
+        train_flags(*both, *more, data=data, logs=tmp_path, name=name, workers="1") for name, more in (
+            ("whole", ()), ("resumed", ("--resume", str(checkpoint(tmp_path, "whole", 1)))))]))
+    for name in ("whole", "resumed"):
+        ranks = [torch.load(tmp_path / f"{name}-rank{rank}.pt", weights_only=True) for rank in (0, 1)]
+        assert equal(*ranks) and equal(ranks[0], weights(tmp_path, 2, "whole"))
+    before, after = (tower(weights(tmp_path, epoch, "whole")) for epoch in (1, 2))
+    assert all(not torch.equal(x, after[name]) for name, x in before.items())
