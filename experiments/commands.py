@@ -82,8 +82,8 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
     for wanted, *flags in (
             (accumulate > 1, "--accum-freq", accumulate), (run.size, "--force-image-size", run.size),
             (first, "--pretrained", first), (run.locked, "--lock-image"),
-            (scale.image, "--pretrained-image", fill(scale.image or "", place), *(
-                ("--cache-features", place.out / "tokens") if run.locked else scale.free)),
+            (scale.image, "--pretrained-image", fill(scale.image or "", place), "--cache-features",
+             place.out / "tokens", *(() if run.locked else scale.free)),
             ("-VQ-" in run.model, "--pretrained", fill("{out}/data/vq.pt", place)),
             # Only where bounds are compared, as validation costs time.
             (scale.val and not run.untrained and (scale.caption_epochs in (1, run.epochs) or "-VQ-" in run.model),
