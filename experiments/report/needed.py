@@ -6,7 +6,7 @@ images, which does not. verdicts.py says where both come from, and when a claim 
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ class Need(NamedTuple):
     row: dict[str, str]  # of claims.csv
     seeds: int | None  # in all. None if no number of seeds up to MOST is known to decide it
     how: str  # different, within, or why `seeds` is None
+    images: int | None = None  # in hundreds, without which no number of seeds decides it. None if these are enough
 
     @property
     def scale(self) -> str:
@@ -44,7 +45,10 @@ class Need(NamedTuple):
     def added(self) -> int:
         if self.seeds is None and self.how != "unknown":
             return 0
-        return max((self.seeds or FIRST) - int(self.row["seeds"] or 0), 0)
+        now = int(self.row["seeds"] or 0)
+        if self.seeds is None and now >= FIRST:  # older evaluations kept no single images: all seeds run again
+            return now
+        return max((self.seeds or FIRST) - now, 0)
 
 
 # ---- the number of seeds
@@ -96,8 +100,21 @@ def levels(ledger: Sequence[dict[str, str]]) -> dict[str, float]:
             for how, p in (("different", "p"), ("within", "p within"))}
 
 
+def times_the_images(power: Callable[[float], float]) -> float | None:
+    """Return how many times the images are needed for POWER, the seeds' part of the error being gone. None: never.
+
+    `power` takes the share of the images' variance that is left: 1 / k of it with k times the images, S^2 / C.
+    """
+    from scipy.optimize import brentq
+    if power(1 / ENDLESS) < POWER:
+        return None
+    return 1 / brentq(lambda share: power(share) - POWER, 1 / ENDLESS, 1)
+
+
 def need(row: dict[str, str], level: dict[str, float]) -> Need:
     """Return the seeds that an open claim needs at the levels of its ledger."""
+    if not math.isfinite(float(row["difference"])):
+        return Need(row, None, "no number")
     if not row["p"] and not row["p within"]:
         return Need(row, None, "unknown")
     now, difference, margin = int(row["seeds"]), float(row["difference"]), float(row["margin"] or 0)
@@ -105,14 +122,22 @@ def need(row: dict[str, str], level: dict[str, float]) -> Need:
     of_images = float(row["image error"]) ** 2, math.inf
     powers = {"different": lambda parts: power_different(*parts, difference, level["different"]),
               "within": lambda parts: power_within(*parts, difference, margin, level["within"])}
-    found = []
+    found, times = [], []
     for how, p in (("different", row["p"]), ("within", row["p within"])):
         def decides(seeds: int, how: str = how) -> bool:
             return powers[how]((at(of_seeds, now, seeds), of_images)) >= POWER
         if p and decides(ENDLESS):
             found.append((now + 1 + bisect_left(range(now + 1, MOST + 1), True, key=decides), how))
-    seeds, how = min(found, default=(0, "not with these images"))
-    return Need(row, seeds, how) if 0 < seeds <= MOST else Need(row, None, how if not seeds else f"more than {MOST}")
+        elif p:
+            times.append(times_the_images(lambda share, how=how: powers[how](
+                (at(of_seeds, now, ENDLESS), (of_images[0] * share, math.inf)))))
+    if not found:
+        count = re.search(r"([\d,]+) images", row["errors of"])
+        more = min((one for one in times if one), default=None)
+        return Need(row, None, "not with these images",
+                    100 * math.ceil(int(count[1].replace(",", "")) * more / 100) if count and more else None)
+    seeds, how = min(found)
+    return Need(row, seeds, how) if seeds <= MOST else Need(row, None, f"more than {MOST}")
 
 
 # ---- the cost
@@ -176,7 +201,8 @@ def line(one: Need) -> list[str]:
     row, cost = one.row, f"{hours([one]):.1f}"
     difference, *errors = (float(row[name] or "nan") for name in ("difference", "seed error", "image error"))
     shown = [f"{error:.3g}" if math.isfinite(error) else "unknown" for error in errors]
-    needed = row["errors of"] if one.how == "unknown" else f"{one.seeds}, {one.how}" if one.seeds else one.how
+    needed = (row["errors of"] if one.how in ("unknown", "no number") else f"{one.seeds}, {one.how}" if one.seeds else
+              one.how + (f", at least {one.images:,}" if one.images else ""))
     return [row["id"], row["claim"], f"{difference:+.3g}" if math.isfinite(difference) else "no number", shown[0],
             "at most " * (row["seeds"] == "1") + shown[1], row["margin"], needed,
             cost if one.seeds else f"({cost})" if cost != "0.0" else ""]
@@ -186,8 +212,10 @@ def spent(needs: Sequence[Need], count: int) -> str:
     """Return in words what HOURS decide, and whether at most SHARE of `count` claims then stay open."""
     bought, most = affordable(cheapest_first(needs)), int(SHARE * count)
     left, blind = len(needs) - bought, unknown(needs)
+    measured = hours(one for one in needs if one.how == "unknown")
     said = "No more do." if left <= most else "It cannot be reached." if left - blind > most else (
-        f"So {left - most} of the {blind} whose error is unknown would have to be decided, too.")
+        f"So {left - most} of the {blind} whose error is unknown would have to be decided, too. "
+        f"To measure it takes {measured:.1f} core-hours more.")
     return (f"{HOURS} core-hours, spent on the cheapest claims first, decide {bought} of {len(needs)} open ones.\n"
             f"{left} of {count} claims then stay open. A quarter is {most}. {said}\n")
 

@@ -65,6 +65,35 @@ def test_the_least_number_of_seeds_is_found_or_why_there_is_none():
         assert (none.seeds, none.how, none.added) == (None, why, 2 * (why == "unknown"))
 
 
+@pytest.mark.parametrize("how, changed, distance, tail", [
+    ("different", dict(difference=0.1), 0.1, 0.005), ("within", dict(difference=0.9, margin=1, p=""), 0.1, 0.01)])
+def test_the_images_that_seeds_cannot_replace_are_those_of_the_textbook(how, changed, distance, tail):
+    """n = ((z[1 - alpha] + z[power]) sd / distance)^2, for one-sided alpha and the distance to 0 or to the margin."""
+    claim = row(**changed, **{"p within": 0.2 if how == "within" else "", "errors of": "3 seeds, 1,000 images"})
+    deviation = 0.1 * math.sqrt(1000)
+    images = ((stats.norm.isf(tail) + stats.norm.isf(0.2)) * deviation / distance) ** 2
+    found = needed.need(claim, LEVELS)
+    assert (found.how, found.images) == ("not with these images", 100 * math.ceil(images / 100))
+    assert f"at least {found.images:,}" in needed.line(found)[6]
+    alike = needed.need(claim | {"difference": "0" if how == "different" else "1"}, LEVELS)
+    assert (alike.how, alike.images) == ("not with these images", None), "no number of images decides it either"
+    unnamed = needed.need(claim | {"errors of": "3 seeds, bound of the images' error"}, LEVELS)
+    assert (unnamed.how, unnamed.images) == ("not with these images", None)
+
+
+def test_errors_that_seeds_would_measure_cost_and_ratios_without_a_number_do_not():
+    one, kept = row(p="", seeds=1, trainings="MDC"), row(p="", trainings="ARC", **{"image error": ""})
+    assert [needed.need(each, LEVELS).added for each in (one, kept)] == [2, 3], "without single images all run again"
+    none = needed.need(row(p="", difference=math.nan, **{"errors of": "3 seeds, not a number"}), LEVELS)
+    assert (none.how, none.added, needed.unknown([none])) == ("no number", 0, 0)
+    assert needed.line(none)[6:] == ["3 seeds, not a number", ""]
+    assert needed.to_share([none.row] * 3, [none]) == "cannot: 0 of the 1 claims it takes"
+    blind = [needed.need(each, LEVELS) for each in (one, kept)]
+    assert "So 1 of the 2 whose error is unknown would have to be decided, too. To measure it takes 0.2 core" in (
+        needed.spent(blind, 4)) and "It cannot be reached." in needed.spent([none], 3)
+    assert "No more do." in needed.spent(blind, 8)
+
+
 def test_trainings_that_claims_share_are_paid_once_and_the_cheapest_claims_first():
     few, more, other = (needed.Need(row(trainings=trainings), seeds, "different") for trainings, seeds in (
         ("MDC ARC", 5), ("MDC BERT", 9), ("CLIP-e4 MCD-cfg--short-e4", 5)))
