@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int | None:
         if args.distributed:  # clip_benchmark gives each process other data sets, here processes share each one
             args.distributed = False
             distributed.start("cuda" if torch.cuda.is_available() else "cpu")
-        if args.amp and not args.quiet and emulated("cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16):
+        if args.amp and args.verbose and emulated("cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16):
             print("warning: this CPU is tens of times slower in autocast's bfloat16 than in float32. Give --no_amp",
                   file=sys.stderr)
         upstream.main_eval(args)
