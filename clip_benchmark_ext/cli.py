@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int | None:
     import torch
     from clip_benchmark import cli as upstream
 
-    from open_clip_mdc.integration.processes import leave_at_exit
+    from open_clip_mdc.integration.processes import keep_freed_memory, leave_at_exit
     from open_clip_mdc.models.precision import emulated
 
     from . import distributed
@@ -92,6 +92,7 @@ def main(argv: list[str] | None = None) -> int | None:
         if args.distributed:  # clip_benchmark gives each process other data sets, here processes share each one
             args.distributed = False
             distributed.start("cuda" if torch.cuda.is_available() else "cpu")
+        keep_freed_memory("cuda")
         if args.amp and args.verbose and emulated("cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16):
             print("warning: this CPU is tens of times slower in autocast's bfloat16 than in float32. Give --no_amp",
                   file=sys.stderr)

@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int | None:
     from .integration.checkpoints import first_lines, is_of_weights
     from .integration.patches import register
     from .integration.problems import find_problem, find_warnings
-    from .integration.processes import leave_at_exit
+    from .integration.processes import keep_freed_memory, leave_at_exit
     from .integration.runs import bring_latest
     register()
     from open_clip_train.distributed import world_info_from_env
@@ -37,6 +37,7 @@ def main(argv: list[str] | None = None) -> int | None:
         for warning in find_warnings(args):
             print(f"warning: {warning}", file=sys.stderr)
         bring_latest(args)
+    keep_freed_memory(args.device)
     logging.raiseExceptions = False  # on a full disk every line of the log would print a traceback
     try:
         status = train(argv)

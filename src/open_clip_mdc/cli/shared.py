@@ -104,6 +104,7 @@ def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCapt
     import torch
 
     from ..integration.pretrained import PRECISIONS, default_device, load
+    from ..integration.processes import keep_freed_memory
     from ..models.precision import emulated
     load_plugins(args)
     device, jobs = default_device(args.device), getattr(args, "jobs", None) or 1
@@ -117,6 +118,7 @@ def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCapt
         device = f"cuda:{number % torch.cuda.device_count()}"
     if jobs > 1 and args.engine == "local":
         torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
+    keep_freed_memory(device)
     precision = getattr(args, "precision", "fp32")
     if emulated(device, PRECISIONS.get(precision)) and number == 0:
         print(f"warning: --precision {precision}: this CPU is tens of times slower than in fp32", file=sys.stderr)

@@ -27,6 +27,7 @@ from webdataset.handlers import reraise_exception
 from ..data.csv_pairs import read_table
 from ..data.images import decode_image, image_pairs
 from ..data.shards import CAPTION_SEPARATOR, META, as_file, regroup, training_members
+from .data_problems import has_own_keys
 from .feature_cache import FeatureCache
 from .hook import hook
 from .openclip import MAJOR
@@ -210,9 +211,6 @@ class PrefetchLoader:
         return image.float().div_(255).sub_(self.mean).div_(self.std)
 
 
-OWN_KEYS = {"json_text_key": None, "text_key": "txt", "image_key": "jpg;png;jpeg;webp"} if MAJOR > 3 else {}
-
-
 def has_other_batches(args) -> bool:
     """Return whether batches hold audio or texts and images of many sizes (OpenCLIP 4.x), which OpenCLIP loads."""
     return any(getattr(args, name, False) for name in ("use_naflex", "variable_text")) or "audio" in getattr(
@@ -233,7 +231,7 @@ def get_wds_dataset(original, args, preprocess_img, is_train, epoch=0, floor=Fal
         captions = text.split(CAPTION_SEPARATOR)
         return tokenizer(random.choice(captions) if is_train and len(captions) > 1 else captions[0])
     info = original(args, preprocess_img, is_train, epoch=epoch, floor=floor, tokenizer=tokenize, **rest)
-    if not any(getattr(args, flag, usual) != usual for flag, usual in OWN_KEYS.items()):
+    if not has_own_keys(args):
         cache = getattr(preprocess_img, "cache", None)
         read_alike(info, partial(cache.pairs, shared_epoch=info.shared_epoch) if cache else image_pairs)
     info.dataloader.pipeline[0].pin_memory = str(getattr(args, "device", "cpu")).startswith("cuda")

@@ -4,7 +4,9 @@ import os
 from ..data.csv_pairs import read_table
 from ..data.paths import to_shards
 from ..data.shards import find_shards
+from .openclip import MAJOR
 
+OWN_KEYS = {"json_text_key": None, "text_key": "txt", "image_key": "jpg;png;jpeg;webp"} if MAJOR > 3 else {}
 
 def number_of_processes() -> int:
     """Return the number of processes that train together."""
@@ -19,6 +21,11 @@ def find_size_problem(pairs: int, args) -> str | None:
         return None
     return (f"{pairs} pairs are fewer than one step takes: --batch-size {args.batch_size} x {processes} processes x "
             f"--accum-freq {args.accum_freq}. Lower one of them")
+
+
+def has_own_keys(args) -> bool:
+    """Return whether flags of OpenCLIP 4.x name the members of samples. OpenCLIP then reads images and captions."""
+    return any(getattr(args, flag, usual) != usual for flag, usual in OWN_KEYS.items())
 
 
 def is_csv(path: str, args) -> bool:

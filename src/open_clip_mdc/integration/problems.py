@@ -15,7 +15,7 @@ from ..models.precision import emulated
 from ..models.vq import VQCfg, convolutions
 from . import image_source
 from .configs import contrastive_weight, is_captioner, is_lit
-from .data_problems import find_data_problem, is_csv, number_of_processes
+from .data_problems import find_data_problem, has_own_keys, is_csv, number_of_processes
 from .openclip import MAJOR
 from .runs import check_folder, has_latest
 
@@ -118,6 +118,8 @@ def find_cache_problem(args) -> str | None:
             (args.aug_cfg, "is refused with augmentation: leave out --aug-cfg"),
             (args.dataset_type == "synthetic" or args.train_data and is_csv(args.train_data, args),
              "needs shards: make them of the table by open_clip_mdc prepare"),
+            (has_own_keys(args), "does not work with --text-key, --json-text-key or --image-key: prepare shards by "
+             "open_clip_mdc prepare shards"),
             ("vq_cfg" in config or config.get("caption_cfg", {}).get("regions", 1) > 1,
              f"is refused for {args.model}, which trains a part of the image tower: leave it out"),
             (getattr(args, "fsdp", False), "does not work with --fsdp: leave one of them out")):

@@ -125,4 +125,5 @@ def exported_program(model: Captioner) -> torch.export.ExportedProgram:
     """Return `ImageEncoder` as a graph for any batch size. Only torch is needed to run it."""
     batch = torch.export.Dim("batch", min=1)
     image = torch.zeros(2, 3, *model.visual.image_size, device=next(model.parameters()).device)
-    return torch.export.export(ImageEncoder(model).eval(), (image,), dynamic_shapes=({0: batch},))
+    whole = ImageEncoder(model).eval().to(memory_format=torch.contiguous_format)  # or torch.export warns of each weight
+    return torch.export.export(whole, (image,), dynamic_shapes=({0: batch},))

@@ -41,6 +41,7 @@ def settle(visual: TimmModel, name: str) -> None:
     visual.num_prefix = getattr(trunk, "num_prefix_tokens", 0) if tokens.ndim == 3 else 0
     visual.channels_first = tokens.ndim == 4 and getattr(trunk, "output_fmt", "NCHW") == "NCHW"
     if tokens.ndim == 4:
+        visual.to(memory_format=torch.channels_last)  # a step on the CPU takes two thirds of the time
         visual.grid_size = tuple(tokens.shape[2:] if visual.channels_first else tokens.shape[1:3])
     else:
         visual.grid_size = _grid(trunk, tokens.shape[1] - visual.num_prefix)
@@ -85,6 +86,7 @@ def settle_resnet(visual: ModifiedResNet) -> None:
     side = visual.image_size // 32
     visual.width, visual.grid_size = visual.attnpool.c_proj.in_features, (side, side)
     visual.attnpool = nn.Identity()
+    visual.to(memory_format=torch.channels_last)
 
 
 def tokens(visual: nn.Module, image: Tensor) -> Tensor:
