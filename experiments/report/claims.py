@@ -189,6 +189,12 @@ def says(verdict: Verdict, level: bool) -> str:
     return {"above": "shows", "below": "contradicts"}.get(verdict.outcome, verdict.outcome)
 
 
+def looks(scale: Scale, sides: Iterable[Side | None]) -> int:
+    """Return how often a claim is judged: again, where seeds were added to the scale's after its first verdict."""
+    added = set.intersection(*(set(side.numbers) if side else set() for side in sides)) - set(scale.seeds)
+    return 2 if added and len(scale.seeds) > 1 else 1
+
+
 def judged_alone(claim: Claim, measured: Measured) -> Row:
     scale = measured.scale
     sides = measured.side(claim.left, claim.right), measured.side(claim.right, claim.left)
@@ -203,8 +209,7 @@ def judged_alone(claim: Claim, measured: Measured) -> Row:
         if None not in found:
             claim, sides = earlier, found
     margin = margin_of(claim, scale)
-    seeds = set.intersection(*(set(side.numbers) for side in sides)) - set(scale.seeds)
-    finding = compare(*sides, margin, 2 if seeds and len(scale.seeds) > 1 else 1)
+    finding = compare(*sides, margin, looks(scale, sides))
     if selection and saturated(sides):
         return Row(claim, "no verdict", "saturated", finding)
     for side in (claim.left, claim.right):

@@ -54,9 +54,9 @@ def row_of(cell: Cell) -> Row:
     return Row(cell.block, cell.row.partition(", ")[2])
 
 
-def against_one(side: Side | None, margin: float | None = None) -> Finding:
+def against_one(side: Side | None, margin: float | None = None, looks: int = 1) -> Finding:
     none = side and Side(dict.fromkeys(side.numbers, 0.0), 0.0, {seed: {} for seed in side.numbers}, side.trainings)
-    return compare(side, none, margin)._replace(p=None)  # no claim here says that a ratio is not 1
+    return compare(side, none, margin, looks)._replace(p=None)  # no claim here says that a ratio is not 1
 
 
 def claims_of(cells: list[Cell]) -> list[Claim]:
@@ -88,7 +88,10 @@ def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[clai
     """Return the claims of a ledger with their verdicts, corrected together."""
     def found(claim: Claim) -> Finding:
         left = side(results, scale, claim.left[0])
-        return against_one(left, MARGIN) if claim.level else compare(left, side(results, scale, claim.right[0]))
+        if claim.level:
+            return against_one(left, MARGIN, claims.looks(scale, [left]))
+        right = side(results, scale, claim.right[0])
+        return compare(left, right, looks=claims.looks(scale, [left, right]))
     return [claims.Row(claim, claims.says(verdict, claim.level), "", verdict.finding, verdict.p, verdict.p_within,
                        MARGIN if claim.level else None)
             for claim, verdict in zip(ledger, decide(map(found, ledger)), strict=True)]

@@ -276,6 +276,17 @@ def test_the_page_has_the_ratios_their_intervals_and_verdicts(tmp_path):
     assert (tmp_path / "tables" / "position.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_added_seeds_are_a_second_look_at_both_kinds_of_claims(tmp_path):
+    for seed in range(4):
+        write(tmp_path, "MDC-ViT-Ti-8", "r90", seed, 1.2, 1.2 + seed / 100, 0.1)
+        write(tmp_path, "ARC-ViT-Ti-8", "r90", seed, 1.2, 0.6 + seed / 100, 0.2)
+    for seed in range(3):
+        write(tmp_path, "BERT-ViT-Ti-8-r15", "r90", seed, 1.2, 1.2 + seed / 100, 0.1)
+    page = collect.collect(POSITION, place(tmp_path), ["position"])["position"]
+    looked = {line.split(" | ")[0].strip("| "): "2 looks" in line for line in page.splitlines() if "*" in line}
+    assert looked["gap-mdc"] and looked["gap-arc"] and not looked["gap-bert15"]
+
+
 def test_features_of_what_is_always_last_are_compared_with_those_of_a_coin(tmp_path):
     accuracies = {("MDC", "r90"): 0.7, ("ARC", "r90"): 0.8, ("MDC", "last"): 0.6, ("ARC", "last"): 0.4}
     for (objective, data), accuracy in accuracies.items():
