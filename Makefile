@@ -48,7 +48,7 @@ help:
 	@echo "make table8 views                             compare two views of a caption with one at equal cost (scenes)"
 	@echo "make photos                caption photographs with a small decoder on a trained encoder, 20 minutes of two cores"
 	@echo "     DATA=folder with train/, val/ and test/, SCALE=photos-vit or photos-timm-NAME for another encoder"
-	@echo "make towers SCALE=photos SEEDS='0 1 2'        train that encoder with MDC, ARC and CapPa, or lock it"
+	@echo "make towers SEEDS='0 1 2'                     train its encoder with MDC, ARC and CapPa, or lock it"
 	@echo "make epochs repetition     repeat 500 photographs 1 to 64 times: does MDC or ARC overfit?"
 	@echo "make photo                 make the captioner that is in the package, from make photos"
 	@echo "make decodings             compare ways of decoding by steps and quality, with the models of make demo and make photos"
@@ -157,10 +157,11 @@ EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.run --scale
 .PHONY: tables $(TABLES) $(ARTICLE)
 # MC-Diffusion's own scale is CUB-200.
 table6 figure7 mcdiffusion: override SCALE := $(SCALE:paper=cub)
-photos towers: override SCALE := $(SCALE:scenes=photos)
+photos: override SCALE := $(SCALE:scenes=photos)
 photos towers epochs repetition: override DATA := $(DATA:data=../shared/data/flickr8k_224)
 epochs repetition: override SCALE := few
 position: override SCALE := position
+towers: override SCALE := towers
 photos: SEEDS := $(or $(SEEDS),0)
 tables $(TABLES) $(ARTICLE): | .venv/installed
 	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@) $(if $(filter position,$@),lastsaid)

@@ -18,23 +18,33 @@ from experiments.tables import photos, scales
 from open_clip_mdc.integration.patches import register
 
 
-@pytest.mark.parametrize("scale,base", [("photos", "timm-tf_efficientnet_lite0"),
-                                        ("photos-vit", "timm-vit_small_patch14_dinov2"),
-                                        ("photos-timm-resnet18", "timm-resnet18")])
-def test_locked_towers_keep_their_tokens_in_one_place_and_free_ones_are_trained_later(scale, base, tmp_path):
-    printed = dry_run("--scale", scale, "--data", str(tmp_path / "photographs"), "--out", str(tmp_path / "out"),
+def test_locked_towers_keep_their_tokens_in_one_place_and_free_ones_are_trained_later(tmp_path):
+    printed = dry_run("--scale", "towers", "--data", str(tmp_path / "photographs"), "--out", str(tmp_path / "out"),
                       "--tables", "towers", "--seeds", "0")
     trainings = list(filter(is_training, printed))
     for words in trainings:
         flags = dict(zip(words, words[1:], strict=False))
         locked = "--lock-image" in words
-        assert flags["--pretrained-image"] == ("timm:resnet18" if "resnet" in scale else commands.fill(
-            scales.SCALES[scale].image, place(tmp_path / "photographs")))
+        assert flags["--pretrained-image"] == commands.fill(scales.TOWERS.image, place(tmp_path / "photographs"))
         assert flags["--cache-features"] == str(tmp_path / "out" / "tokens")
-        assert flags.get("--unlock-image-after") == (None if locked else "2")
+        assert flags["--force-image-size"] == "128" and words.count("--force-image-size") == 1
+        assert flags.get("--unlock-image-after") == (None if locked else "12") and flags["--epochs"] == "20"
         assert flags.get("--image-lr-scale") == (None if locked else "0.1")
     assert {(words[words.index("--model") + 1], "--lock-image" in words) for words in trainings} == {
-        (f"{objective}-small-{base}", locked) for objective in ("MDC", "ARC", "CapPa") for locked in (True, False)}
+        (f"{objective}-small-timm-tf_efficientnet_lite0", locked)
+        for objective in ("MDC", "ARC", "CapPa") for locked in (True, False)}
+
+
+@pytest.mark.parametrize("scale,base,source", [
+    ("photos", "timm-tf_efficientnet_lite0", "photographs/../encoders/efficientnet_lite0"),
+    ("photos-vit", "timm-vit_small_patch14_dinov2", "photographs/../encoders/vit_small_patch14_dinov2_saliency"),
+    ("photos-timm-resnet18", "timm-resnet18", "timm:resnet18")])
+def test_photographs_are_captioned_from_any_encoder(scale, base, source, tmp_path):
+    printed = dry_run("--scale", scale, "--data", str(tmp_path / "photographs"), "--out", str(tmp_path / "out"),
+                      "--tables", "photos", "--seeds", "0")
+    trainings = [dict(zip(words, words[1:], strict=False)) for words in printed if is_training(words)]
+    assert [flags["--model"] for flags in trainings] == [f"MDC-small-{base}", f"ARC-small-{base}"]
+    assert all(flags["--pretrained-image"].endswith(source) for flags in trainings)
 
 
 def test_a_small_decoder_stands_on_any_base():
