@@ -22,6 +22,7 @@ from .collect import LEDGERS, WITH_CLAIMS, collect, write
 
 FOLDER = Path(__file__).parents[1]
 WITHOUT_ARCHIVE = ("figure3", "figure6")
+WHAT_IS_COMPARED = f"{CLAIM_SEPARATOR}|, (?=at )"  # between a claim and the rows, or the part of the run
 BLOCK = re.compile(r"<!-- (counts|better|worse|equal|open|claims [\w -]+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
@@ -102,7 +103,7 @@ def chosen(rows: list[dict[str, str]], ids: list[str]) -> str:
         first = next((row for row in found if row), None)
         if first is None:
             raise ValueError(f"claims.csv has no claim {one}")
-        lines.append([one, re.split(f"{CLAIM_SEPARATOR}|, at ", first["claim"])[0], first["its numbers"],
+        lines.append([one, re.split(WHAT_IS_COMPARED, first["claim"])[0], first["its numbers"],
                       *(shown(row) if row else "" for row in found)])
     return markdown_table(["claim", "", "paper", *scales], lines) + "\n"
 
@@ -119,8 +120,8 @@ def counts(rows: list[dict[str, str]]) -> str:
 
 
 def standing(rows: list[dict[str, str]], which: str) -> str:
-    """Return the paper's claims in which the left side (MDC) is better, worse or equal, as a list."""
-    lines = []
+    """Return the paper's claims in which the left side (MDC) is better, worse or equal, as a list with all scales."""
+    numbers: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row["ledger"] != "claims" or row["verdict"] in ("not resolved", "no verdict", "not run", PAPER):
             continue
@@ -128,7 +129,11 @@ def standing(rows: list[dict[str, str]], which: str) -> str:
         stands = "equal" if equal else "better" if float(row["difference"]) > 0 else "worse"
         if stands == which:
             scale, _, short = row["id"].partition(".")
-            lines.append(f"- {scale}, {row['paper']} ({short}). {row['claim']}: {shown(row)}")
+            claim, *here = re.split(WHAT_IS_COMPARED, row["claim"])
+            number, _, verdict = shown(row).rpartition(", ")
+            numbers.setdefault((f"{row['paper']} ({short}). {claim}", verdict), []).append(
+                f"{number} in {scale}" + f" [{', '.join(here)}]" * bool(here))
+    lines = [f"- {claim}: {', '.join(found)}, {verdict}" for (claim, verdict), found in numbers.items()]
     return "\n".join(lines or ["- no claim so far"]) + "\n"
 
 
