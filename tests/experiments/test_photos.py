@@ -35,16 +35,17 @@ def test_locked_towers_keep_their_tokens_in_one_place_and_free_ones_are_trained_
         for objective in ("MDC", "ARC", "CapPa") for locked in (True, False)}
 
 
-@pytest.mark.parametrize("scale,base,source", [
-    ("photos", "timm-tf_efficientnet_lite0", "photographs/../encoders/efficientnet_lite0"),
-    ("photos-vit", "timm-vit_small_patch14_dinov2", "photographs/../encoders/vit_small_patch14_dinov2_saliency"),
-    ("photos-timm-resnet18", "timm-resnet18", "timm:resnet18")])
-def test_photographs_are_captioned_from_any_encoder(scale, base, source, tmp_path):
+@pytest.mark.parametrize("scale,base,source,size", [
+    ("photos", "timm-tf_efficientnet_lite0", "photographs/../encoders/efficientnet_lite0", "224"),
+    ("photos-vit", "timm-vit_small_patch14_dinov2", "photographs/../encoders/vit_small_patch14_dinov2_saliency", "126"),
+    ("photos-timm-resnet18", "timm-resnet18", "timm:resnet18", "224")])
+def test_photographs_are_captioned_from_any_encoder(scale, base, source, size, tmp_path):
     printed = dry_run("--scale", scale, "--data", str(tmp_path / "photographs"), "--out", str(tmp_path / "out"),
                       "--tables", "photos", "--seeds", "0")
     trainings = [dict(zip(words, words[1:], strict=False)) for words in printed if is_training(words)]
     assert [flags["--model"] for flags in trainings] == [f"MDC-small-{base}", f"ARC-small-{base}"]
-    assert all(flags["--pretrained-image"].endswith(source) for flags in trainings)
+    assert all(flags["--pretrained-image"].endswith(source) and flags["--force-image-size"] == size
+               for flags in trainings)
 
 
 def test_a_small_decoder_stands_on_any_base():
