@@ -14,9 +14,9 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
 def keep_freed_memory(device: str) -> None:
     """Let this process keep the memory that it frees, for its next tensors, if its models run on the CPU.
 
-    Otherwise glibc gives large tensors back to the system, which has to clear their pages anew in each step. That is
-    half of the time of a step of EfficientNet at 224 px. Other libraries of C are left as they are, and so is a process
-    whose environment has MALLOC_ variables.
+    Otherwise glibc gives large tensors back to the system, which has to clear their pages anew in each step. That is a
+    third of the time of a step of EfficientNet-Lite0 at 128 px (benchmarks/RESULTS.md). Other libraries of C are left
+    as they are, and so is a process whose environment has MALLOC_ variables.
     """
     if torch.cuda.is_available() and device != "cpu":  # without a GPU, "cuda" is OpenCLIP's default and means the CPU
         return
