@@ -90,14 +90,20 @@ def test_a_run_resumes_bit_for_bit_before_the_unlocking_at_it_and_after_it(logs,
     assert equal(weights(logs, EPOCHS, f"cached-{workers}"), weights(logs, EPOCHS, f"resumed-{workers}-{epoch}"))
 
 
-def test_a_cnn_learns_the_statistics_of_its_batchnorm_once_it_is_free(data, tmp_path):
-    open_clip_train_each(train_flags(
-        *FLAGS, "--epochs", 3, "--force-image-size", "64", "--unlock-image-after", 2, "--cache-features",
-        tmp_path / "cache", data=data, logs=tmp_path, model=CNN))
-    first, locked, free = (weights(tmp_path, epoch) for epoch in (1, 2, 3))
+def test_a_cnn_that_is_unlocked_learns_but_keeps_the_statistics_that_its_decoder_has_learnt_by(data, tmp_path):
+    """Resumed once it is free, too."""
+    flags = (*FLAGS, "--epochs", 4, "--force-image-size", "64", "--unlock-image-after", 2, "--cache-features",
+             tmp_path / "cache")
+    open_clip_train_each(*(train_flags(*flags, *more, data=data, logs=tmp_path, name=name, model=CNN)
+                           for name, more in (("whole", ()),
+                                              ("resumed", ("--resume", str(checkpoint(tmp_path, "whole", 3)))))))
+    first, locked, _, free = (weights(tmp_path, epoch, "whole") for epoch in (1, 2, 3, 4))
     assert equal(tower(first), tower(locked)) and not equal(decoder(first), decoder(locked))
-    statistics = [name for name in locked if name.endswith("running_var")]
-    assert statistics and all(not torch.equal(free[name], locked[name]) for name in statistics)
+    statistics = [name for name in locked if name.endswith(("running_mean", "running_var"))]
+    assert statistics and all(torch.equal(free[name], locked[name]) for name in statistics)
+    learnt = [name for name in tower(locked) if name.endswith("weight")]
+    assert learnt and all(not torch.equal(free[name], locked[name]) for name in learnt)
+    assert equal(weights(tmp_path, 4, "resumed"), free)
 
 
 def test_two_processes_read_tokens_and_then_images_and_resume(data, tmp_path):

@@ -198,11 +198,15 @@ def lock(visual: nn.Module, unlocked_groups: int = 0) -> None:
         visual.proj = None
 
 
-def keep_locked(visual: nn.Module) -> None:
-    """Put a fully locked tower in eval mode, so that BatchNorm keeps its statistics."""
+def keep_locked(visual: nn.Module, statistics: bool = False) -> None:
+    """Put a fully locked tower in eval mode, and only BatchNorm of a free one if it has to keep its `statistics`."""
     tower = region_tower(visual)
     if not any(p.requires_grad for p in tower.parameters()):
         tower.eval()
+    elif statistics:
+        for layer in tower.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.eval()
 
 
 def no_weight_decay(visual: nn.Module) -> set[str]:
