@@ -89,11 +89,12 @@ def main(argv: list[str] | None = None) -> int | None:
         args.flags = flags
         for plugin in flags.plugin or ():
             load_plugin(plugin)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
         if args.distributed:  # clip_benchmark gives each process other data sets, here processes share each one
             args.distributed = False
-            distributed.start("cuda" if torch.cuda.is_available() else "cpu")
-        keep_freed_memory("cuda")
-        if args.amp and args.verbose and emulated("cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16):
+            distributed.start(device)
+        keep_freed_memory(device)
+        if args.amp and args.verbose and emulated(device, torch.bfloat16):
             print("warning: this CPU is tens of times slower in autocast's bfloat16 than in float32. Give --no_amp",
                   file=sys.stderr)
         upstream.main_eval(args)

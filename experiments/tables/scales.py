@@ -150,7 +150,8 @@ def photos(name: str, base: str, image: str, size: str = "224") -> Scale:
 
 
 ENCODERS = "{data}/../encoders"
-PHOTOS = photos("photos", "timm-tf_efficientnet_lite0", f"{ENCODERS}/efficientnet_lite0")
+EFFICIENTNET = "timm-tf_efficientnet_lite0", f"{ENCODERS}/efficientnet_lite0"
+PHOTOS = photos("photos", *EFFICIENTNET)
 # The first 500 of them, over and over.
 FEW = PHOTOS._replace(
     name="few", tables=("epochs", "repetition"), epochs=1,
@@ -165,10 +166,9 @@ FEW = PHOTOS._replace(
 # What each objective makes of the encoder. An epoch has each photograph once. The tower is locked for the first 12 of
 # 20 epochs. They cost little with cached tokens, and the decoder learns most of what it learns in them. A training with
 # a free tower takes half an hour of a core at 128 px.
-TOWERS = PHOTOS._replace(
-    name="towers", tables=("towers",), epochs=20,
+TOWERS = photos("towers", *EFFICIENTNET, size="128")._replace(
+    tables=("towers",), epochs=20,
     data={"captions": Data("{out}/data/captions/train", "captions", 6, 6000)},
-    train_flags=tuple("128" if flag == "224" else flag for flag in PHOTOS.train_flags),
     free=("--unlock-image-after", "12", "--image-lr-scale", "0.1"),
     probes={"CIFAR-10": Probe("wds/cifar10", 2000)}, probe_root="{data}/../probe/cifar10",
     selection=pairs("{out}/data/pairs", "swap_att swap_obj replace_att replace_obj replace_rel"),
