@@ -45,7 +45,7 @@ WITHOUT_EFFECT = [
     ("coca_contrastive_loss_weight", 1.0, "it is CoCa's"),
     ("lock_text_unlocked_layers", 0, "the text decoder cannot be locked"),
     ("lock_text_freeze_layer_norm", False, "the text decoder cannot be locked"),
-    ("lock_image_freeze_bn_stats", False, "a locked image tower keeps its statistics"),
+    ("lock_image_freeze_bn_stats", False, "a locked BatchNorm keeps its statistics"),
     ("force_custom_text", False, "a captioner has a text decoder of its own"),
     ("length_bucketing", False, "its captions are packed without padding"),
     ("text_pad_multiple", None, "its captions are packed without padding"),

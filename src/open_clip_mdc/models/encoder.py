@@ -199,13 +199,18 @@ def lock(visual: nn.Module, unlocked_groups: int = 0) -> None:
 
 
 def keep_locked(visual: nn.Module, statistics: bool = False) -> None:
-    """Put a fully locked tower in eval mode, and only BatchNorm of a free one if it has to keep its `statistics`."""
+    """Put a locked tower in eval mode, and in a free one each locked BatchNorm.
+
+    Args:
+        statistics: put every BatchNorm of a free tower in eval mode.
+    """
     tower = region_tower(visual)
     if not any(p.requires_grad for p in tower.parameters()):
         tower.eval()
-    elif statistics:
-        for layer in tower.modules():
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        return
+    for layer in tower.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            if statistics or layer.affine and not layer.weight.requires_grad:
                 layer.eval()
 
 
