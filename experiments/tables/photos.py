@@ -1,6 +1,7 @@
 """Captioners of photographs that start from a trained image encoder, which the paper does not have.
 
-    photos  MDC and ARC on a locked encoder, by ways of decoding. The best of each is chosen on validation photographs
+    photos  MDC and ARC by ways of decoding, of which the best is chosen on validation photographs. The encoder is
+            locked, or trained in the last epoch (SCALE=photos-unlocked)
     towers  encoders after training by each objective, beside the same encoder when it is locked
     epochs  the same few captions many times. Masked diffusion language models keep learning where autoregressive ones
             overfit (Prabhudesai et al. 2025, arXiv 2507.15857)
@@ -29,7 +30,8 @@ def photos(scale: Scale) -> Iterator[Cell]:
         for objective, (flag, values) in RECIPES.items():
             for value in values:
                 yield from caption_cells(
-                    scale, f"{test.label}, {objective}, {flag.removeprefix('--')} {value}", run_of(scale, objective),
+                    scale, f"{test.label}, {objective}, {flag.removeprefix('--')} {value}",
+                    run_of(scale, objective, locked=not scale.free),
                     ("B@4", "METEOR", CHOSEN_BY, "words"), (flag, value), f"{test.label}, {objective}",
                     ("B@4", "METEOR", CHOSEN_BY), where=(test.root, test.dataset))
 

@@ -152,6 +152,7 @@ def photos(name: str, base: str, image: str, size: str = "224") -> Scale:
 ENCODERS = "{data}/../encoders"
 EFFICIENTNET = "timm-tf_efficientnet_lite0", f"{ENCODERS}/efficientnet_lite0"
 PHOTOS = photos("photos", *EFFICIENTNET)
+PHOTOS_UNLOCKED = PHOTOS._replace(name="photos-unlocked", free=("--unlock-image-after", "3", "--image-lr-scale", "0.1"))
 # The first 500 of them, over and over.
 FEW = PHOTOS._replace(
     name="few", tables=("epochs", "repetition"), epochs=1,
@@ -249,7 +250,7 @@ POSITION = Scale(
 )
 
 SCALES = {scale.name: scale for scale in (
-    PAPER, SCENES, RICH, GPU, FLICKR8K, PHOTOS, PHOTOS_VIT, FEW, TOWERS, CUB, POSITION)}
+    PAPER, SCENES, RICH, GPU, FLICKR8K, PHOTOS, PHOTOS_UNLOCKED, PHOTOS_VIT, FEW, TOWERS, CUB, POSITION)}
 
 
 def named(name: str) -> Scale:

@@ -48,6 +48,14 @@ def test_photographs_are_captioned_from_any_encoder(scale, base, source, size, t
                for flags in trainings)
 
 
+def test_photographs_are_captioned_by_a_tower_that_is_trained_in_the_last_epoch(tmp_path):
+    printed = dry_run("--scale", "photos-unlocked", "--data", str(tmp_path / "photographs"),
+                      "--out", str(tmp_path / "out"), "--tables", "photos", "--seeds", "0")
+    trainings = [dict(zip(words, words[1:], strict=False)) for words in printed if is_training(words)]
+    assert [(flags["--unlock-image-after"], flags["--epochs"]) for flags in trainings] == [("3", "4")] * 2
+    assert not any("--lock-image" in words or "-locked--" in word for words in printed for word in words)
+
+
 def test_a_small_decoder_stands_on_any_base():
     register()
     for base in ("timm-resnet18", "ViT-B-32", "ViT-Ti-8"):
