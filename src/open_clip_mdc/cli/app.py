@@ -159,10 +159,10 @@ def launch(page, **options):
 
 def run(args: argparse.Namespace) -> None:
     """Serve the page until it is interrupted."""
+    if find_spec("gradio") is None:
+        raise ValueError("the app needs gradio: pip install 'open_clip_mdc[app]'")
     with TemporaryDirectory(prefix="open_clip_mdc_app_") as folder:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder, "HF_HUB_OFFLINE": "1"}
-        if find_spec("gradio") is None:
-            raise ValueError("the app needs gradio: pip install 'open_clip_mdc[app]'")
         loaded = load_captioner(args)
         blind = loaded.mean_image(find_images(args.blind_images, IMAGE_FILES)) if args.blind_images else None
         page = build(Demo(loaded, blind))
