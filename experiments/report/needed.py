@@ -213,7 +213,7 @@ def spent(needs: Sequence[Need], count: int) -> str:
     bought, most = affordable(cheapest_first(needs)), int(SHARE * count)
     left, blind = len(needs) - bought, unknown(needs)
     measured = hours(one for one in needs if one.how == "unknown")
-    said = "No more do." if left <= most else "It cannot be reached." if left - blind > most else (
+    said = "So it is reached." if left <= most else "It cannot be reached." if left - blind > most else (
         f"So {left - most} of the {blind} whose error is unknown would have to be decided, too. "
         f"To measure it takes {measured:.1f} core-hours more.")
     return (f"{HOURS} core-hours, spent on the cheapest claims first, decide {bought} of {len(needs)} open ones.\n"
