@@ -107,7 +107,8 @@ def test_pages_are_made_of_an_archive_with_their_claims_and_counts(tmp_path):
     text = page.read_text()
     assert "| mcdiffusion | scenes | 20 | 10 |" in (tmp_path / "results" / "open.md").read_text()
     assert "| mcdiffusion | scenes | " in text and "- no claim so far" in text
-    assert re.search(r"\| codes-vit \| control: codes above a ViT that learns .* \+164.1 .*, \*not resolved\* \|", text)
+    assert re.search(r"\| codes-vit \| control: codes above a ViT that learns \|  \| \+164.1 .*, "
+                     r"\*not resolved\* \|", text)
     page.write_text("<!-- claims no-such -->\n<!-- end -->\n")
     with pytest.raises(ValueError, match="claims.csv has no claim no-such"):
         publish.publish(tmp_path)

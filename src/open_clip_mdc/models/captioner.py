@@ -116,7 +116,7 @@ class Captioner(nn.Module):
         encoder.lock(self.visual, unlocked_groups)
 
     def train(self, mode: bool = True) -> "Captioner":
-        """Set the mode. A fully locked image tower stays in eval mode, so that BatchNorm keeps its statistics."""
+        """Set the mode. A locked image tower, or each locked BatchNorm in it, stays in eval mode: see `keep_locked`."""
         super().train(mode)
         encoder.keep_locked(self.visual, self.keeps_statistics)
         return self

@@ -209,9 +209,9 @@ def keep_locked(visual: nn.Module, statistics: bool = False) -> None:
         tower.eval()
         return
     for layer in tower.modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            if statistics or layer.affine and not layer.weight.requires_grad:
-                layer.eval()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (
+                statistics or layer.affine and not layer.weight.requires_grad):
+            layer.eval()
 
 
 def no_weight_decay(visual: nn.Module) -> set[str]:
