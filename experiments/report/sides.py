@@ -45,11 +45,11 @@ class Measured:
                 family = evaluation.root if evaluation.task == "image_caption_selection" else dataset
                 added = largest_variance(evaluation, [by_seed[seed].metrics for seed in numbers], weight, size)
                 bound = None if added is None or bound is None else bound + added
-                for seed in numbers if items is not None else ():
+                for seed in list(items):
                     found = read_items(by_seed[seed].path, evaluation)
-                    if found is None:
-                        items = None
-                        break
+                    if found is None:  # an older evaluation, which kept no single images
+                        del items[seed]
+                        continue
                     mean = sum(share * value for _, share, value in found)
                     for image, share, value in found:
                         key = family, image

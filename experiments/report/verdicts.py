@@ -14,10 +14,11 @@ uses its own deviation, too. One seed resolves nothing.
 
 **Images.** Where the results of single images are kept, each image has an influence on D: its weighted deviation from
 the mean on the left minus that on the right. The variance from images is the sum over images of the squared mean
-influence over seeds, times C / (C - 1) for C images. Difficulty that both sides share cancels. Where only the mean of
-values between 0 and 1 is kept, its variance is at most mean (1 - mean) / C (Bhatia and Davis 2000), with two added
-cases as in Agresti and Caffo (2000). If neither is possible (BLEU in older archives), the error is unknown and nothing
-is resolved.
+influence over seeds, times C / (C - 1) for C images. Difficulty that both sides share cancels. Older evaluations kept
+no single images of some metrics (BLEU, METEOR), so that some seeds have none. The variance then comes from the others:
+images are the same for all seeds. Where no seed has them, but the mean of values between 0 and 1, the variance is at
+most mean (1 - mean) / C (Bhatia and Davis 2000), with two added cases as in Agresti and Caffo (2000). If neither is
+possible, the error is unknown and nothing is resolved.
 
 **Both together.** The interaction of a seed with an image is part of both variances. It is subtracted from that of
 images, as in the analysis of variance of crossed samples. D is compared with sqrt(sum(t[k]^2 var[k])), where t[k] is
@@ -46,7 +47,7 @@ class Side(NamedTuple):
 
     numbers: dict[int, float]  # by seed
     bound: float | None = None  # on the variance from images, used without `items`. None if it is unknown
-    items: dict[int, dict] | None = None  # by seed, the weighted deviation of each image from the mean
+    items: dict[int, dict] = {}  # by seed that kept them, the weighted deviation of each image from the mean
     trainings: frozenset | None = None  # the runs behind `numbers`, without seeds. None never equals another side's
     pools: tuple = ()  # `Pool`s of the family. The first that holds is used
 
@@ -132,7 +133,8 @@ def seed_variance(left: Side, right: Side, seeds: Sequence[int]) -> tuple[float,
 
 def item_variance(left: Side, right: Side, seeds: Sequence[int]) -> list[tuple[float, float]] | None:
     """Return the variance of D from images without the residual, and its degrees of freedom. Empty for a loss."""
-    if left.items is None or right.items is None:
+    seeds = [seed for seed in seeds if seed in left.items and seed in right.items]
+    if not seeds:
         return None if left.bound is None or right.bound is None else [(left.bound + right.bound, math.inf)]
     images = sorted(set().union(*(side.items[seed] for side in (left, right) for seed in seeds)), key=repr)
     if not images:  # a loss is measured on no image

@@ -142,6 +142,16 @@ def test_weights_of_items_are_those_of_the_metric(tmp_path):
     assert found.bound is None
 
 
+def test_a_seed_has_items_if_all_its_cells_kept_them(tmp_path):
+    fill(tmp_path, "MDC-ViT-Ti-8", [0.5, 0.5, 0.5], [[0, 1]] * 3)
+    kept = sorted(tmp_path.glob("results/*/items/*--s*"))
+    kept[1].unlink()
+    cell = next(c for c in TABLES["table4"](scales.SCENES) if c.run.name(0) == "MDC-ViT-Ti-8--short--s0")
+    found = Measured(read_results(tmp_path), scales.SCENES).side((cell, cell))
+    assert sorted(found.numbers) == [0, 1, 2] and sorted(found.items) == [0, 2]
+    assert list(found.items[0].values()) == [-25, 25]
+
+
 def test_a_mean_of_three_cells_has_a_third_of_the_errors_of_each(tmp_path):
     cells = tuple(c for c in TABLES["table2"](scales.SCENES) if c.row == "MDC (heuristic)")
     right = {cell.evaluation.datasets[0]: np.arange(40 * (i + 1)) % (i + 2) == 0 for i, cell in enumerate(cells)}

@@ -105,10 +105,10 @@ def test_pages_are_made_of_an_archive_with_their_claims_and_counts(tmp_path):
     assert (tmp_path / "results" / "mcdiffusion.md").read_text() == (RESULTS / "mcdiffusion.md").read_text()
     assert [row for row in CLAIMS if row["ledger"] == "mcdiffusion"] == rows
     text = page.read_text()
-    assert "| mcdiffusion | scenes | 20 | 10 |" in (tmp_path / "results" / "open.md").read_text()
+    assert "| mcdiffusion | scenes | 20 | 5 |" in (tmp_path / "results" / "open.md").read_text()
     assert "| mcdiffusion | scenes | " in text and "- no claim so far" in text
-    assert re.search(r"\| codes-vit \| control: codes above a ViT that learns \|  \| \+164.1 .*, "
-                     r"\*not resolved\* \|", text)
+    assert re.search(r"\| codes-vit \| control: codes above a ViT that learns \|  \| \+183.1 .*, "
+                     r"\*shows\* \|", text)
     page.write_text("<!-- claims no-such -->\n<!-- end -->\n")
     with pytest.raises(ValueError, match="claims.csv has no claim no-such"):
         publish.publish(tmp_path)

@@ -49,9 +49,23 @@ def test_with_alike_seeds_the_error_is_that_of_the_paired_test_over_images():
 
 
 def test_with_a_bound_alone_the_error_is_that_of_the_z_test():
-    left, right = (side([number] * 3)._replace(bound=bound, items=None)
+    left, right = (side([number] * 3)._replace(bound=bound, items={})
                    for number, bound in ((90.0, 1.5), (85.0, 2.5)))
     assert compare(left, right).error == 2.0 and compare(left, right).p == pytest.approx(2 * stats.norm.sf(5 / 2))
+
+
+def test_seeds_without_single_images_leave_the_images_error_to_the_others():
+    rng = np.random.default_rng(2)
+    hard = rng.normal(size=40)
+    left, right = (side(share * hard + rng.normal(size=(4, 1)) + rng.normal(size=(4, 40))) for share in (3, 0))
+    some = left._replace(items={seed: left.items[seed] for seed in (1, 2, 3)}, bound=100.0)
+    found, later = compare(some, right), [one._replace(numbers={s: one.numbers[s] for s in (1, 2, 3)})
+                                          for one in (left, right)]
+    assert found.difference == compare(left, right).difference and found.of_seeds == compare(left, right).of_seeds
+    assert found.of_images == compare(*later).of_images != compare(left, right).of_images
+    assert "4 seeds" in found.basis and "40 images" in found.basis
+    none = compare(left._replace(items={0: left.items[0]}), some._replace(bound=None))
+    assert none.of_images is None and none.p is None
 
 
 def test_the_variance_is_that_of_crossed_samples():
@@ -126,7 +140,7 @@ def test_hand_made_results_have_their_outcomes(left, right, margin, outcome):
 
 def test_what_has_no_p_takes_no_part_in_the_correction():
     clear = compare(side([60.0, 61.0, 62.0]), side([50.0, 51.0, 51.5]))
-    unknown = compare(side([60.0, 61.0])._replace(items=None, bound=None), side([50.0, 51.5]))
+    unknown = compare(side([60.0, 61.0])._replace(items={}, bound=None), side([50.0, 51.5]))
     assert unknown.p is None and unknown.basis == "2 seeds, error of images unknown"
     verdicts = decide([compare(None, side([1.0])), clear, compare(side([9.0]), side([1.0])), unknown])
     assert [v.outcome for v in verdicts] == ["not run", "above", "not resolved", "not resolved"]
@@ -213,7 +227,7 @@ def test_without_correction_or_without_the_errors_of_images_far_more_ledgers_are
             [compare(change(one), change(rows[0])) for one in rows[1:]])) for rows in ledgers)
 
     def as_uncertain(one: Side) -> Side:  # by the shifts, which are of the test set
-        return one._replace(bound=4.0, items=None)
+        return one._replace(bound=4.0, items={})
     bound = MOST_FALSE / 4
     assert false(as_uncertain) <= bound < false()
     assert false(as_uncertain, lambda findings: [decide([one])[0] for one in findings]) > 2 * bound
