@@ -181,7 +181,7 @@ photo: photos
 	rm -rf build/photo
 	$(BIN)/open_clip_mdc export --pretrained build/photos/runs/$(PHOTO)-locked--captions--s0 --to open_clip --half \
 	    --about experiments/photo/about.md --out build/photo \
-	    --results build/photos/results/captioning-caption_length-auto/captions-*$(PHOTO)*.json
+	    --results build/photos/results/captioning-caption_length-auto-repeats-avoid/captions-*$(PHOTO)*.json
 	cp model_configs/photo/LICENSE build/photo/
 	rm -rf model_configs/photo && cp -r build/photo model_configs/photo
 

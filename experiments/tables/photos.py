@@ -13,7 +13,9 @@ from .cells import Cell, Evaluation, Run, caption_cells, length_flags, probe
 from .curves import draw_band
 from .scale import Scale
 
-RECIPES = {"MDC": ("--caption_length", ("8", "10", "12", "auto")), "ARC": ("--num_beams", ("1", "6"))}
+RECIPES = {"MDC": (*(("--caption_length", length) for length in ("8", "10", "12", "auto")),
+                   ("--caption_length", "auto", "--repeats", "avoid")),
+           "ARC": (("--num_beams", "1"), ("--num_beams", "6"))}
 CHOSEN_BY = "CIDEr"
 OBJECTIVES = ("MDC", "ARC", "CapPa")
 EPOCHS = (1, 4, 16, 64)
@@ -27,12 +29,12 @@ def run_of(scale: Scale, objective: str, locked: bool = True) -> Run:
 def photos(scale: Scale) -> Iterator[Cell]:
     """Yield each way of decoding on validation photographs, which choose one, and on test photographs."""
     for test in scale.captioning if "photos" in scale.tables else ():
-        for objective, (flag, values) in RECIPES.items():
-            for value in values:
+        for objective, recipes in RECIPES.items():
+            for flags in recipes:
                 yield from caption_cells(
-                    scale, f"{test.label}, {objective}, {flag.removeprefix('--')} {value}",
+                    scale, f"{test.label}, {objective}, {' '.join(flags).replace('--', '')}",
                     run_of(scale, objective, locked=not scale.free),
-                    ("B@4", "METEOR", CHOSEN_BY, "words"), (flag, value), f"{test.label}, {objective}",
+                    ("B@4", "METEOR", CHOSEN_BY, "words"), flags, f"{test.label}, {objective}",
                     ("B@4", "METEOR", CHOSEN_BY), where=(test.root, test.dataset))
 
 

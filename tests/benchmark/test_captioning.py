@@ -37,6 +37,7 @@ def data(tmp_path_factory):
     ("mdc", [], {"length": 15, "tokens_per_step": 1}),
     ("mdc", ["--caption_length", "5", "--tokens_per_step", "2"], {"length": 5, "tokens_per_step": 2}),
     ("mdc", ["--caption_length", "auto"], {"length": "auto", "tokens_per_step": 1}),
+    ("mdc", ["--caption_length", "9", "--repeats", "avoid"], {"length": 9, "tokens_per_step": 1, "repeats": "avoid"}),
     ("arc", ["--caption_length", "6"], {"length": 6, "num_beams": 6}),
     ("arc", ["--num_beams", "2", "--min_length", "3"], {"length": "auto", "num_beams": 2, "min_length": 3}),
 ])

@@ -229,6 +229,8 @@ def test_what_makes_no_sense_is_refused():
             (dict(sampler="greedy"), "sampler is 'greedy': it must be 'confidence' or 'ancestral'"),
             (dict(steps=5), "steps needs sampler='ancestral'"),
             (dict(sampler="ancestral", tokens_per_step=2), "tokens_per_step needs sampler='confidence'"),
+            (dict(sampler="ancestral", repeats="avoid"), "repeats='avoid' needs sampler='confidence'"),
+            (dict(repeats=False), "repeats is False: it must be 'allow' or 'avoid'"),
             (dict(sampler="ancestral", steps=101), "steps is 101: it must be a number of steps from 1 to 100"),
             (dict(sampler="ancestral", steps=0), "steps is 0"),
             (dict(sampler="ancestral", text=torch.tensor([[SOT, 3, EOT, MASK]])), "padding"),

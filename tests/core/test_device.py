@@ -74,12 +74,16 @@ def naive_heuristic(model, image, text):
     return score, order
 
 
-def naive_unmask(token_logits, text, tokens_per_step, forbidden, sampling):
+def naive_unmask(token_logits, text, tokens_per_step, forbidden, sampling, repeats):
     """The most confident first, by boolean indexing, with as many calls and the same logits as the algorithm."""
     step, log_prob, number = torch.full_like(text, -1), torch.zeros(text.shape), 0
     while (masked := text == MASK).any():
         allowed = token_logits(text, masked.flatten().nonzero()[:, 0]).log_softmax(1)
         allowed[:, forbidden] = -torch.inf
+        for log_prob_of, (row, place) in zip(allowed, masked.nonzero().tolist(), strict=True):
+            for beside in (place - 1, place + 1):
+                if not repeats and text[row, beside] != MASK:
+                    log_prob_of[text[row, beside]] = -torch.inf
         confidence = torch.full(text.shape, -torch.inf)
         confidence[masked] = allowed.amax(1)
         chosen = torch.zeros_like(masked)
@@ -107,10 +111,11 @@ def test_the_heuristic_by_index_is_the_naive_loop():
     torch.testing.assert_close(found.token_log_likelihood, F.pad(score, (0, 4)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("repeats", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 20, 0.0, 0.2, 0.4, 1.5])
 @pytest.mark.parametrize("lengths", [[8] * 6, [1, 3, 8, 8, 6, 2]])
-def test_unmasking_by_index_is_the_naive_loop_to_the_last_bit(lengths, tokens_per_step, temperature):
+def test_unmasking_by_index_is_the_naive_loop_to_the_last_bit(lengths, tokens_per_step, temperature, repeats):
     model, image = tiny_captioner(), images(6)
     with torch.no_grad():
         torch.nn.init.normal_(model.text.positional_embedding, std=0.5)
@@ -122,11 +127,13 @@ def test_unmasking_by_index_is_the_naive_loop_to_the_last_bit(lengths, tokens_pe
             return Sampling(temperature, generator=torch.Generator().manual_seed(0))
 
         token_logits = network(model, image)(valid.sum(1).tolist())
-        expected = naive_unmask(token_logits, text, tokens_per_step, (VOCAB - 2, VOCAB - 1), sampling())
+        expected = naive_unmask(token_logits, text, tokens_per_step, (VOCAB - 2, VOCAB - 1), sampling(), repeats)
         found = unmask_by_confidence(network(model, image), F.pad(text, (0, 3)), F.pad(valid, (0, 3)), VOCAB,
-                                     tokens_per_step, (VOCAB - 2, VOCAB - 1), sampling())
+                                     tokens_per_step, (VOCAB - 2, VOCAB - 1), sampling(), repeats=repeats)
     for x, y, padding in zip(found, expected, (0, -1, 0), strict=True):
         assert torch.equal(x, F.pad(y, (0, 3), value=padding))
+    if tokens_per_step == 1 and not repeats:
+        assert not (found.text[:, 1:-4] == found.text[:, 2:-3])[found.step[:, 2:-3] >= 0].any()
     steps = int(found.step.max()) + 1
     if tokens_per_step == 0.0:
         assert steps == 1  # all at once

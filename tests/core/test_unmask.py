@@ -105,6 +105,19 @@ def test_forbidden_tokens_are_not_chosen_and_cost_their_position_confidence():
     assert decoded.log_prob.exp()[0, 1].item() == pytest.approx(0.2)
 
 
+def test_a_place_takes_its_next_best_where_a_neighbour_has_its_token_and_waits_for_it():
+    """Each is most sure of 1. The second has it, so that the others have 2 at 0.4 and 0 at 0.3. The last is free."""
+    logits = log([1.0, 0, 0, 0, 0, 0], [0.0, 0.6, 0.4, 0, 0, 0], [0.1, 0.9, 0, 0, 0, 0], [0.3, 0.5, 0.2, 0, 0, 0],
+                 [0.3, 0.35, 0.35, 0, 0, 0], [0, 0, 0, 0, 0, 1.0])
+    text = [[4, 6, 6, 6, 6, 5]]
+    assert unmask(table(logits), text, 6).text.tolist() == [[4, 1, 1, 1, 1, 5]]
+    decoded = unmask(table(logits), text, 6, repeats=False)
+    assert decoded.text.tolist() == [[4, 2, 1, 0, 1, 5]] and decoded.step.tolist() == [[-1, 1, 0, 3, 2, -1]]
+    assert decoded.log_prob[0, 1:5].exp().tolist() == pytest.approx([0.4, 0.9, 0.3, 0.35])
+    given = unmask(table(logits), [[4, 6, 1, 0, 6, 5]], 6, repeats=False)  # neighbours that the user gave count
+    assert given.text.tolist() == [[4, 2, 1, 0, 1, 5]] and given.step.tolist() == [[-1, 0, -1, -1, 1, -1]]
+
+
 def test_of_equals_the_leftmost_position_and_the_lowest_token_come_first():
     decoded = unmask(table(torch.zeros(5, 6)), [[4, 6, 6, 6, 5, 0], [4, 6, 1, 6, 5, 0]], 6, forbidden=(0,))
     assert decoded.text.tolist() == [[4, 1, 1, 1, 5, 0], [4, 1, 1, 1, 5, 0]]

@@ -59,10 +59,11 @@ def loaded(run):
 
 
 @pytest.mark.parametrize("alias, options, arguments", [
-    ("mdc", {}, ()),
-    ("mdc", dict(length="auto", tokens_per_step=3), ("--length", "auto", "--tokens-per-step", "3")),
+    ("mdc", dict(repeats="avoid"), ()),
+    ("mdc", dict(repeats="allow"), ("--repeats", "allow")),
+    ("mdc", dict(length="auto", tokens_per_step=3, repeats="avoid"), ("--length", "auto", "--tokens-per-step", "3")),
     ("arc", dict(length=6), ("--length", "6")),
-], ids=["mdc", "auto", "arc"])
+], ids=["mdc", "repeats", "auto", "arc"])
 def test_every_image_gets_the_caption_that_it_gets_alone(runs, folder, capsys, monkeypatch, alias, options, arguments):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert run("--pretrained", runs / alias, *PATHS, "--batch-size", "3", *arguments) is None
@@ -106,10 +107,11 @@ def test_consensus_writes_the_draw_that_the_other_draws_are_most_like(runs, fold
     assert "the one of 4 captions that is most similar to all of them" in Path("page.html").read_text()
     model, transform, tokenizer = loaded(runs / alias)
     args = caption.argparse.Namespace(seed=0, temperature=1.0, top_k=None, top_p=None)
+    repeats = {} if model.causal else {"repeats": "avoid"}
     rows = [row["caption"] for row in lines()]
     for names in (NAMES[:3], NAMES[3:6]):
         image = torch.stack([transform(scene(NAMES.index(name))) for name in names])
-        text = model.generate(image, length=6, samples=4, select="consensus", sampling=caption.sampling_of(
+        text = model.generate(image, length=6, samples=4, select="consensus", **repeats, sampling=caption.sampling_of(
             args, list(names), "cpu"))
         assert decode_captions(text, tokenizer) == rows[NAMES.index(names[0]):][:3]
 
@@ -117,7 +119,8 @@ def test_consensus_writes_the_draw_that_the_other_draws_are_most_like(runs, fold
 def test_consensus_of_lengths_needs_no_temperature_and_is_the_default_of_a_model_that_has_learnt_them(runs, folder):
     run("--pretrained", runs / "mdc", "x1.png", "--samples", "3", "--select", "consensus")
     model, transform, tokenizer = loaded(runs / "mdc")
-    text = model.generate(transform(scene(NAMES.index("x1.png")))[None], length="likely", samples=3, select="consensus")
+    text = model.generate(transform(scene(NAMES.index("x1.png")))[None], length="likely", samples=3, select="consensus",
+                          repeats="avoid")
     assert [row["caption"] for row in lines()] == decode_captions(text, tokenizer)
 
 
@@ -146,7 +149,7 @@ def test_the_title_names_a_captioner_of_a_folder_without_the_folder_it_is_in(fol
 
 def test_steps_and_probabilities_are_those_of_the_model(runs, folder):
     """The first step by a look at a hidden caption, the last by one in which only its token is hidden."""
-    run("--pretrained", runs / "mdc", "x1.png", "--length", "6")
+    run("--pretrained", runs / "mdc", "x1.png", "--length", "6", "--repeats", "allow")
     model, transform, tokenizer = loaded(runs / "mdc")
     (row,) = lines()
     tokens = row["tokens"]
@@ -273,7 +276,7 @@ def test_clip_guides_by_its_own_view_of_each_image_and_the_lines_say_what_it_cos
     model, transform, tokenizer = loaded(runs / "mdc")
     for number, line in enumerate(lines()):
         guide = Guide(Clip(clip.eval(), big, tokenizer), big(scene(number))[None], tokenizer, 2.0, 3)
-        alone = model.generate(transform(scene(number))[None], length=4, guide=guide)
+        alone = model.generate(transform(scene(number))[None], length=4, guide=guide, repeats="avoid")
         assert line["caption"] == decode_captions(alone, tokenizer)[0] and [line["clip_texts"]] == guide.texts
     assert run(*command, "--batch-size", "2", "--clip-top-k", "1") is None
     assert {line["clip_texts"] for line in lines()} == {0}
@@ -362,6 +365,8 @@ def test_images_stand_the_way_up_that_the_camera_noted(tmp_path):
     (("x1.png", "--guidance-scale", "2", "--guidance-weak", "masked"), "trained with masked image features"),
     (("x1.png", "--guidance-weak", "masked"), "--guidance-weak changes nothing"),
     (("x1.png", "--sampler", "ancestral", "--tokens-per-step", "2"), "--tokens-per-step needs --sampler confidence"),
+    (("x1.png", "--sampler", "ancestral", "--repeats", "avoid"), "--repeats avoid needs --sampler confidence"),
+    (("x1.png", "--repeats", "avoid", "--pretrained", "arc"), "--repeats is not supported by this model"),
     (("x1.png", "--steps", "5"), "--steps needs --sampler ancestral"),
     (("x1.png", "--sampler", "ancestral", "--steps", "900"), "steps is 900"),
     (("x1.png", "--sampler", "ancestral", "--pretrained", "arc"), "autoregressive"),

@@ -48,8 +48,8 @@ from .shared import check_engine, check_length, flag, load_captioner, null_image
 
 CLIP = ("clip_scale", "clip_top_k", "clip_rerank")
 # Settings that decide a caption, in the order in which journals and tables list them.
-SETTINGS = ("length", "min_length", "tokens_per_step", "sampler", "steps", "text", "temperature", "top_k", "top_p",
-            "seed", "guidance_scale", "guidance_weak")
+SETTINGS = ("length", "min_length", "tokens_per_step", "repeats", "sampler", "steps", "text", "temperature", "top_k",
+            "top_p", "seed", "guidance_scale", "guidance_weak")
 
 
 # ---- what the flags ask for
@@ -77,14 +77,19 @@ def check(args: argparse.Namespace) -> None:
 
 
 def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, paths: list) -> tuple[dict, str | None]:
-    """Return options of `generate.generate`, and a description of their null image. Sets args.length if not given."""
+    """Return options of `generate.generate`, and a description of their null image.
+
+    Sets args.length and args.repeats if not given.
+    """
     model = loaded.model
     decoding.check_kind(given_options(args), model.causal, flag)
     if args.text is None and args.length is None:
         args.length = default_length(model)
         if args.select and args.length == "auto" and not model.causal:
             args.length = "likely"  # auto would decode several lengths for each sample
-    blind, options = None, {name: value for name in ("length", "min_length", "tokens_per_step", "steps")
+    if args.repeats is None and not model.causal and args.sampler != "ancestral":
+        args.repeats = "avoid"
+    blind, options = None, {name: value for name in ("length", "min_length", "tokens_per_step", "repeats", "steps")
                             if (value := getattr(args, name)) is not None}
     if args.text:
         options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length)

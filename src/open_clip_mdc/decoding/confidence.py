@@ -22,7 +22,7 @@ from .sampling import GREEDY, Decoded, Sampling, sample_tokens
 def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_size: int,
                          tokens_per_step: int | float = 1, forbidden: Sequence[int] = (), sampling: Sampling = GREEDY,
                          guide: Callable[[Tensor, Tensor], Tensor] | None = None, top_k: int = 5,
-                         device: torch.device | str | None = None) -> Decoded:
+                         device: torch.device | str | None = None, repeats: bool = True) -> Decoded:
     """Fill in every [MASK], most confident first. A revealed token never changes (Eq. 6).
 
     Each step computes logits of the masked positions only. In each row it reveals the k positions whose most probable
@@ -42,6 +42,7 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
         guide: reweights the `top_k` most probable tokens of each revealed position (`reweigh`). The order of positions
             and `log_prob` stay the network's.
         device: the network's device, by default the text's. For a text on the CPU and an int k, no step waits for it.
+        repeats: False forbids the tokens of revealed neighbours (`without_neighbours`).
     """
     by_probability = isinstance(tokens_per_step, float)
     if not tokens_per_step >= (0 if by_probability else 1):
@@ -63,6 +64,8 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
     number = 0
     while len(remaining):
         allowed = token_logits(text, remaining).log_softmax(1).index_fill(1, forbidden, -torch.inf)
+        if not repeats:
+            allowed = without_neighbours(allowed, text, remaining, vocab_size)
         confidence = scatter_flat(unknown, remaining, allowed.amax(1))
         best = confidence.argsort(dim=1, descending=True, stable=True)[:, :1 if by_probability else tokens_per_step]
         chosen = nowhere.scatter(1, best, True)
@@ -85,6 +88,22 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
         number += 1
     extra = (0, padding.shape[1])
     return Decoded(torch.cat((text, padding), 1), F.pad(step, extra, value=-1), F.pad(log_prob, extra))
+
+
+def without_neighbours(log_prob: Tensor, text: Tensor, places: Tensor, vocab_size: int) -> Tensor:
+    """Return log p [M, V] without the tokens that stand revealed to the left and right of each place.
+
+    Two places may both be sure of a word whose position is not settled ("a dog is is running"). The place that is
+    revealed first takes it, and the other one takes its next best. With k = 1 no token then stands twice in a row. The
+    rest is not renormalised, so that a place that wanted its neighbour's word counts as unsure and comes late.
+
+    Args:
+        text: long [R, L].
+        places: positions of the M tokens, long [M] into R*L.
+    """
+    nothing = sot_id(vocab_size)  # no caption has it. [MASK] is no token, and the ends of a row have one neighbour
+    beside = F.pad(text, (1, 1), value=nothing).unfold(1, 3, 1)[..., ::2].flatten(0, 1).index_select(0, places)
+    return log_prob.scatter(1, beside.where(beside != mask_id(vocab_size), nothing), -torch.inf)
 
 
 def reweigh(log_prob: Tensor, filled: Tensor, places: Tensor, guide: Callable[[Tensor, Tensor], Tensor],

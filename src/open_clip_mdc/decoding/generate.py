@@ -21,7 +21,7 @@ from .beam import beam_search, sample
 from .clip_guidance import Guide
 from .confidence import fully_masked, guided, unmask_by_confidence
 from .consensus import agreement
-from .options import check_scale
+from .options import REPEATS, check_scale
 from .sampling import GREEDY, Decoded, Sampling, sample_tokens
 
 LENGTH = 15  # default number of tokens for a model without a length head, one of the paper's lengths
@@ -85,7 +85,7 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
                   tokens_per_step: int | float = 1, sampler: str = "confidence", steps: int | None = None,
                   guidance_scale: float = 1.0, guidance_weak: str | None = None,
                   guidance_kl: list[Tensor] | None = None, blind: Tensor | None = None, sampling: Sampling = GREEDY,
-                  samples: int = 1, guide: Guide | None = None) -> Decoded:
+                  samples: int = 1, guide: Guide | None = None, repeats: str = "allow") -> Decoded:
     """Caption images by masked diffusion decoding, R = samples * B.
 
     Args:
@@ -107,6 +107,7 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
         sampling: how tokens are chosen. Its generator is used for all random numbers.
         samples: number of captions per image. They differ only if they are drawn.
         guide: reweights the most probable tokens of each step of "confidence" (`reweigh`) unless its scale is 0.
+        repeats: "avoid" keeps "confidence" from revealing a neighbour's token (`without_neighbours`). "allow" is Eq. 6.
     """
     vocab_size, longest = model.vocab_size, model.context_length - 2
     length = default_length(model) if length is None and text is None else length
@@ -125,6 +126,10 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
         raise ValueError("steps needs sampler='ancestral'; for 'confidence' give tokens_per_step")
     if sampler == "ancestral" and tokens_per_step != 1:
         raise ValueError("tokens_per_step needs sampler='confidence'; for 'ancestral' give steps")
+    if repeats not in REPEATS:
+        raise ValueError(f"repeats is {repeats!r}: it must be {' or '.join(map(repr, REPEATS))}")
+    if sampler == "ancestral" and repeats == "avoid":
+        raise ValueError("repeats='avoid' needs sampler='confidence'")
     check_scale("guidance_scale", guidance_scale)
     if guide is not None:
         check_scale("the scale of CLIP", guide.scale)
@@ -149,7 +154,7 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
         valid, device = valid_tokens(text, vocab_size), image.device
         if sampler == "confidence":
             return unmask_by_confidence(network, text, valid, vocab_size, tokens_per_step, forbidden, sampling, *guides,
-                                        device=device)
+                                        device=device, repeats=repeats == "allow")
         make = model.objective.schedule or make_schedule  # a model of continuous time gets the linear one
         return denoise(network, text, valid, make(vocab_size, device=device), steps, forbidden, sampling, device)
 

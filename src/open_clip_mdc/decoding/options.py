@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import number_from, plural
 
-OF_UNMASKING = ("text", "tokens_per_step", "sampler", "steps", "guidance_scale", "guidance_weak", "clip_scale",
-                "clip_top_k")
+OF_UNMASKING = ("text", "tokens_per_step", "repeats", "sampler", "steps", "guidance_scale", "guidance_weak",
+                "clip_scale", "clip_top_k")
 OF_SEARCH = ("min_length", "num_beams")
 OF_CLIP = ("clip", "clip_scale", "clip_top_k", "clip_rerank")
+REPEATS = ("allow", "avoid")
 NULL_IMAGES = 256  # images, the first ones, whose mean is the null image
 MIN_NULL_IMAGES = 32  # the mean of fewer still shows what is in them
 LARGEST_SCALE = 1e6  # its product with any log-probability is finite in float32
@@ -51,6 +52,9 @@ OPTIONS = {
     "tokens_per_step": dict(type=tokens_per_step, metavar="K|P",
                             help="reveal K tokens per step or, given a probability P such as 0.9, all tokens at least "
                                  "that probable (default: 1)"),
+    "repeats": dict(choices=REPEATS,
+                    help="whether a word may stand twice in a row: avoid never reveals the token of a neighbour that "
+                         "is revealed already (default: allow, as in the paper, but avoid in open_clip_mdc)"),
     "sampler": dict(choices=("confidence", "ancestral"),
                     help="reveal the most confident tokens first, or draw from the reverse diffusion (default: "
                          "confidence)"),
@@ -139,6 +143,8 @@ def check(given: Mapping, flag: Callable[[str], str]) -> None:
         raise ValueError(f"{tokens_per_step} needs {sampler} confidence; for ancestral give {steps}")
     if not ancestral and "steps" in given:
         raise ValueError(f"{steps} needs {sampler} ancestral; for confidence give {tokens_per_step}")
+    if ancestral and given.get("repeats") == "avoid":
+        raise ValueError(f"{flag('repeats')} avoid needs {sampler} confidence")
     if "guidance_weak" in given and not guides(given):
         raise ValueError(f"{weak} changes nothing without a {scale} other than 1")
     if "clip" in given and not uses_clip:

@@ -167,6 +167,8 @@ class PretrainedCaptioner:
         driver = search_images if self.model.causal else unmask_images
         check_options("caption", options, names_of(generate, driver, PretrainedCaptioner.trace))
         decoding.check(given, str)
+        if not self.model.causal and options.get("sampler") != "ancestral":
+            options.setdefault("repeats", "avoid")
         images = as_list(images)
         if text is not None:
             options["text"] = tokenize_with_masks(self.tokenizer, text, self.model.context_length)
@@ -185,8 +187,9 @@ class PretrainedCaptioner:
             options: `text` is a caption to fill in, such as "a [MASK] dog", with one token for each [MASK].
                 `temperature`, `top_k`, `top_p` and `seed` are for sampling. `batch_size` is in images. The mean of
                 `blind_images` is the null image of guidance (default: the first 256 of `images`). All others are those
-                of `generate.generate`, such as `tokens_per_step` or `length` (default: "auto" for a model that has
-                learnt the lengths of captions, else 15).
+                of `generate.generate`, such as `tokens_per_step`, `length` (default: "auto" for a model that has
+                learnt the lengths of captions, else 15) or `repeats` (default: "avoid", so that no word stands twice in
+                a row).
 
         Raises ValueError or TypeError for an option that is unknown, out of range or not for this kind of captioner.
         """
