@@ -82,7 +82,7 @@ def naive_unmask(token_logits, text, tokens_per_step, forbidden, sampling, repea
         allowed[:, forbidden] = -torch.inf
         for log_prob_of, (row, place) in zip(allowed, masked.nonzero().tolist(), strict=True):
             for beside in (place - 1, place + 1):
-                if not repeats and text[row, beside] != MASK:
+                if repeats == "avoid" and text[row, beside] != MASK:
                     log_prob_of[text[row, beside]] = -torch.inf
         confidence = torch.full(text.shape, -torch.inf)
         confidence[masked] = allowed.amax(1)
@@ -111,7 +111,7 @@ def test_the_heuristic_by_index_is_the_naive_loop():
     torch.testing.assert_close(found.token_log_likelihood, F.pad(score, (0, 4)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("repeats", ["allow", "avoid"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 20, 0.0, 0.2, 0.4, 1.5])
 @pytest.mark.parametrize("lengths", [[8] * 6, [1, 3, 8, 8, 6, 2]])
@@ -132,7 +132,7 @@ def test_unmasking_by_index_is_the_naive_loop_to_the_last_bit(lengths, tokens_pe
                                      tokens_per_step, (VOCAB - 2, VOCAB - 1), sampling(), repeats=repeats)
     for x, y, padding in zip(found, expected, (0, -1, 0), strict=True):
         assert torch.equal(x, F.pad(y, (0, 3), value=padding))
-    if tokens_per_step == 1 and not repeats:
+    if tokens_per_step == 1 and repeats == "avoid":
         assert not (found.text[:, 1:-4] == found.text[:, 2:-3])[found.step[:, 2:-3] >= 0].any()
     steps = int(found.step.max()) + 1
     if tokens_per_step == 0.0:

@@ -111,10 +111,10 @@ def test_a_place_takes_its_next_best_where_a_neighbour_has_its_token_and_waits_f
                  [0.3, 0.35, 0.35, 0, 0, 0], [0, 0, 0, 0, 0, 1.0])
     text = [[4, 6, 6, 6, 6, 5]]
     assert unmask(table(logits), text, 6).text.tolist() == [[4, 1, 1, 1, 1, 5]]
-    decoded = unmask(table(logits), text, 6, repeats=False)
+    decoded = unmask(table(logits), text, 6, repeats="avoid")
     assert decoded.text.tolist() == [[4, 2, 1, 0, 1, 5]] and decoded.step.tolist() == [[-1, 1, 0, 3, 2, -1]]
     assert decoded.log_prob[0, 1:5].exp().tolist() == pytest.approx([0.4, 0.9, 0.3, 0.35])
-    given = unmask(table(logits), [[4, 6, 1, 0, 6, 5]], 6, repeats=False)  # neighbours that the user gave count
+    given = unmask(table(logits), [[4, 6, 1, 0, 6, 5]], 6, repeats="avoid")  # neighbours that the user gave count
     assert given.text.tolist() == [[4, 2, 1, 0, 1, 5]] and given.step.tolist() == [[-1, 0, -1, -1, 1, -1]]
 
 

@@ -22,7 +22,7 @@ from .sampling import GREEDY, Decoded, Sampling, sample_tokens
 def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_size: int,
                          tokens_per_step: int | float = 1, forbidden: Sequence[int] = (), sampling: Sampling = GREEDY,
                          guide: Callable[[Tensor, Tensor], Tensor] | None = None, top_k: int = 5,
-                         device: torch.device | str | None = None, repeats: bool = True) -> Decoded:
+                         device: torch.device | str | None = None, repeats: str = "allow") -> Decoded:
     """Fill in every [MASK], most confident first. A revealed token never changes (Eq. 6).
 
     Each step computes logits of the masked positions only. In each row it reveals the k positions whose most probable
@@ -42,7 +42,7 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
         guide: reweights the `top_k` most probable tokens of each revealed position (`reweigh`). The order of positions
             and `log_prob` stay the network's.
         device: the network's device, by default the text's. For a text on the CPU and an int k, no step waits for it.
-        repeats: False forbids the tokens of revealed neighbours (`without_neighbours`).
+        repeats: "avoid" forbids the tokens of revealed neighbours (`without_neighbours`). "allow" is Eq. 6.
     """
     by_probability = isinstance(tokens_per_step, float)
     if not tokens_per_step >= (0 if by_probability else 1):
@@ -64,7 +64,7 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
     number = 0
     while len(remaining):
         allowed = token_logits(text, remaining).log_softmax(1).index_fill(1, forbidden, -torch.inf)
-        if not repeats:
+        if repeats == "avoid":
             allowed = without_neighbours(allowed, text, remaining, vocab_size)
         confidence = scatter_flat(unknown, remaining, allowed.amax(1))
         best = confidence.argsort(dim=1, descending=True, stable=True)[:, :1 if by_probability else tokens_per_step]

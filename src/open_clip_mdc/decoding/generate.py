@@ -107,7 +107,7 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
         sampling: how tokens are chosen. Its generator is used for all random numbers.
         samples: number of captions per image. They differ only if they are drawn.
         guide: reweights the most probable tokens of each step of "confidence" (`reweigh`) unless its scale is 0.
-        repeats: "avoid" keeps "confidence" from revealing a neighbour's token (`without_neighbours`). "allow" is Eq. 6.
+        repeats: see `unmask_by_confidence`.
     """
     vocab_size, longest = model.vocab_size, model.context_length - 2
     length = default_length(model) if length is None and text is None else length
@@ -154,7 +154,7 @@ def unmask_images(model: Captioner, image: Tensor, length: int | str | None = No
         valid, device = valid_tokens(text, vocab_size), image.device
         if sampler == "confidence":
             return unmask_by_confidence(network, text, valid, vocab_size, tokens_per_step, forbidden, sampling, *guides,
-                                        device=device, repeats=repeats == "allow")
+                                        device=device, repeats=repeats)
         make = model.objective.schedule or make_schedule  # a model of continuous time gets the linear one
         return denoise(network, text, valid, make(vocab_size, device=device), steps, forbidden, sampling, device)
 
