@@ -247,7 +247,10 @@ def test_one_image_is_captioned_without_what_works_on_tables_of_shards(runs, fol
 ])
 def test_the_page_says_how_many_tokens_were_revealed_at_once_and_whether_they_were_drawn(runs, folder, options, order):
     run("--pretrained", runs / "mdc", "x1.png", "--length", "3", "--html", "page.html", *options)
-    assert f"most confident token first, {order}" in Page(Path("page.html").read_text()).texts["dd"]
+    texts = Page(Path("page.html").read_text()).texts
+    assert f"most confident token first, {order}" in texts["dd"] and "Repeats" in texts["dt"]
+    run("--pretrained", runs / "mdc", "x1.png", "--html", "page.html", "--length", "6", "--repeats", "allow")
+    assert "Repeats" not in Page(Path("page.html").read_text()).texts["dt"]
 
 
 def test_the_tokens_of_a_caption_in_any_script_put_together_are_the_caption():

@@ -183,6 +183,8 @@ def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: in
         k = 1 if args.tokens_per_step is None else args.tokens_per_step
         at_once = f"all tokens of probability {k} or more at once" if isinstance(k, float) else f"{k} at a time"
         facts["Order"] = f"most confident token first, {at_once}{drawn}"
+    if args.repeats == "avoid":
+        facts["Repeats"] = "no place takes the token of a revealed neighbour"
     if args.select:
         facts["Chosen"] = f"the one of {args.samples} captions that is most similar to all of them"
     if "guidance_scale" in options:
