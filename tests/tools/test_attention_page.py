@@ -46,7 +46,7 @@ def test_the_page_has_a_map_for_each_word_and_the_features(run, folder):
     model = open_clip_mdc.load(run)
     files = [folder / "photos" / name for name in ("<b>.png", "a.png")]
     image = next(model.batches(files))
-    decoded = model.model.generate(image, length=4, return_trace=True)
+    decoded = model.model.generate(image, length=4, repeats="avoid", return_trace=True)
     components = principal_components(model.encode_image_tokens(image))
     for article, maps, caption, own in zip(
             articles, word_maps(model.model, image, decoded), model.caption(files, length=4), components, strict=True):

@@ -21,6 +21,7 @@ from ..data.paths import IMAGE_FILES, find_images
 from ..decoding.attention_maps import word_maps
 from ..decoding.confidence import tokenize_with_masks
 from ..decoding.generate import default_length
+from ..decoding.options import readable
 from ..integration.pretrained import PretrainedCaptioner, describe_captions
 from ..models.encoder import grid
 from .page import card, legend, printable, render_page, thumbnail
@@ -54,7 +55,7 @@ class Demo:
         options = {"text": tokenize_with_masks(self.loaded.tokenizer, text, model.context_length)
                    .to(self.loaded.device)} if text else {"length": default_length(model)}
         with self.loaded.autocast():
-            decoded = model.generate(image, return_trace=True, **options)
+            decoded = model.generate(image, return_trace=True, **readable(options, model.causal))
         row = describe_captions(decoded, self.loaded.tokenizer)[0]
         seen = self.loaded.pil_image(image[0])
         steps = render_page("Steps", {}, legend(), [card({**row, "image": ""}, thumbnail(seen))], [])

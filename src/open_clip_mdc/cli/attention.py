@@ -17,6 +17,7 @@ from ..data.images import Images, data_url, encode_png
 from ..data.paths import IMAGE_FILES, SHARDS, find_images
 from ..decoding.attention_maps import principal_components, word_maps
 from ..decoding.confidence import tokenize_with_masks
+from ..decoding.options import readable
 from ..errors import complain, plural
 from ..integration.pretrained import describe_captions
 from ..models.encoder import grid
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
         if not batch.new:
             continue
         image = batch.image.to(loaded.device)
-        decoded = model.generate(image, return_trace=True, **options)
+        decoded = model.generate(image, return_trace=True, **readable(options, model.causal))
         names += batch.new
         rows += describe_captions(decoded, loaded.tokenizer)
         images += [thumbnail(loaded.pil_image(x)) for x in batch.image]

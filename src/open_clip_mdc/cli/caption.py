@@ -87,14 +87,14 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
         args.length = default_length(model)
         if args.select and args.length == "auto" and not model.causal:
             args.length = "likely"  # auto would decode several lengths for each sample
-    if args.repeats is None and not model.causal and args.sampler != "ancestral":
-        args.repeats = "avoid"
     blind, options = None, {name: value for name in ("length", "min_length", "tokens_per_step", "repeats", "steps")
                             if (value := getattr(args, name)) is not None}
-    if args.text:
-        options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length)
     if args.sampler == "ancestral":
         options["sampler"] = args.sampler
+    options = decoding.readable(options, model.causal)
+    args.repeats = options.get("repeats")
+    if args.text:
+        options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length)
     if args.select:
         options |= {"samples": args.samples, "select": args.select}
     if decoding.guides(vars(args)):

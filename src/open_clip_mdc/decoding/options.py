@@ -95,6 +95,11 @@ def add_flags(parser, names: Iterable[str], spell: Callable[[str], str]) -> None
         parser.add_argument(spell(name), **OPTIONS[name] | {"help": kind + OPTIONS[name]["help"]})
 
 
+def readable(options: Mapping, causal: bool) -> dict:
+    """Return options of `generate` for captions that people read: no word twice in a row, unless asked otherwise."""
+    return dict(options) if causal or options.get("sampler") == "ancestral" else {"repeats": "avoid", **options}
+
+
 def guides(options: Mapping) -> bool:
     """Return True if guidance is on. A scale of 1 is the model itself."""
     return options.get("guidance_scale", 1) != 1

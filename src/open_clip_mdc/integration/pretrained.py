@@ -167,8 +167,7 @@ class PretrainedCaptioner:
         driver = search_images if self.model.causal else unmask_images
         check_options("caption", options, names_of(generate, driver, PretrainedCaptioner.trace))
         decoding.check(given, str)
-        if not self.model.causal and options.get("sampler") != "ancestral":
-            options.setdefault("repeats", "avoid")
+        options = decoding.readable(options, self.model.causal)
         images = as_list(images)
         if text is not None:
             options["text"] = tokenize_with_masks(self.tokenizer, text, self.model.context_length)
