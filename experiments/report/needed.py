@@ -212,10 +212,16 @@ def spent(needs: Sequence[Need], count: int) -> str:
     """Return in words what HOURS decide, and whether at most SHARE of `count` claims then stay open."""
     bought, most = affordable(cheapest_first(needs)), int(SHARE * count)
     left, blind = len(needs) - bought, unknown(needs)
-    measured = hours(one for one in needs if one.how == "unknown")
-    said = "So it is reached." if left <= most else "It cannot be reached." if left - blind > most else (
-        f"So {left - most} of the {blind} whose error is unknown would have to be decided, too. "
-        f"To measure it takes {measured:.1f} core-hours more.")
+    if len(needs) <= most:
+        said = "That is reached already."
+    elif left <= most:
+        said = "So it is reached."
+    elif left - blind > most:
+        said = "It cannot be reached."
+    else:
+        measured = hours(one for one in needs if one.how == "unknown")
+        said = (f"So {left - most} of the {blind} whose error is unknown would have to be decided, too. "
+                f"To measure it takes {measured:.1f} core-hours more.")
     return (f"{HOURS} core-hours, spent on the cheapest claims first, decide {bought} of {len(needs)} open ones.\n"
             f"{left} of {count} claims then stay open. A quarter is {most}. {said}\n")
 

@@ -91,7 +91,9 @@ def test_errors_that_seeds_would_measure_cost_and_ratios_without_a_number_do_not
     blind = [needed.need(each, LEVELS) for each in (one, kept)]
     assert "So 1 of the 2 whose error is unknown would have to be decided, too. To measure it takes 0.2 core" in (
         needed.spent(blind, 4)) and "It cannot be reached." in needed.spent([none], 3)
-    assert "So it is reached." in needed.spent(blind, 8)
+    few = needed.need(row(), LEVELS)
+    assert few.seeds and "So it is reached." in needed.spent([few, none], 4)
+    assert "That is reached already." in needed.spent(blind, 8)
 
 
 def test_trainings_that_claims_share_are_paid_once_and_the_cheapest_claims_first():
