@@ -214,7 +214,7 @@ def that_knows_lengths():
 
 
 @pytest.mark.parametrize("options, number", [
-    ({"length": 6}, 1), ({"length": 6, "tokens_per_step": 3}, 1), ({"length": 9}, 1),
+    ({"length": 6}, 1), ({"length": 6, "tokens_per_step": 3}, 1), ({"length": 9, "repeats": "avoid"}, 1),
     ({"length": 6, "sampling": Sampling(1.0)}, 1), ({"length": "sample"}, 3), ({"length": "auto"}, 4),
     ({"text": fully_masked(torch.tensor([3]), VOCAB)}, 1), ({"length": 6, "sampler": "ancestral"}, 2)])
 @pytest.mark.parametrize("by_graphs", [False, True])
