@@ -15,7 +15,7 @@ from .scale import Scale
 
 RECIPES = {"MDC": (*(("--caption_length", length) for length in ("8", "10", "12", "auto")),
                    ("--caption_length", "auto", "--repeats", "avoid")),
-           "ARC": (("--num_beams", "1"), ("--num_beams", "6"))}
+           "ARC": (("--num_beams", "1"), ("--num_beams", "6"), ("--num_beams", "6", "--min_length", "9"))}
 CHOSEN_BY = "CIDEr"
 OBJECTIVES = ("MDC", "ARC", "CapPa")
 EPOCHS = (1, 4, 16, 64)

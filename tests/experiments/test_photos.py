@@ -85,7 +85,7 @@ def test_the_recipe_is_chosen_on_validation_photographs(tmp_path):
 
 def test_validation_and_test_photographs_have_results_of_their_own():
     evaluations = commands.evaluations(list(photos.photos(scales.PHOTOS)))
-    assert len({(commands.variant(e), e.datasets) for e, _ in evaluations}) == len(evaluations) == 14
+    assert len({(commands.variant(e), e.datasets) for e, _ in evaluations}) == len(evaluations) == 16
 
 
 def test_missing_photographs_and_weights_are_named_with_what_makes_them(tmp_path):
