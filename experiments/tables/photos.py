@@ -19,7 +19,8 @@ RECIPES = {"MDC": (*(("--caption_length", length) for length in ("8", "10", "12"
 CHOSEN_BY = "CIDEr"
 OBJECTIVES = ("MDC", "ARC", "CapPa")
 EPOCHS = (1, 4, 16, 64)
-BEST = {"MDC": ("--caption_length", "auto"), "ARC": ("--num_beams", "6")}  # of `photos`, by validation
+# The best of `photos` by validation when the archived runs of `epochs` were made.
+BEST = {"MDC": ("--caption_length", "auto"), "ARC": ("--num_beams", "6")}
 
 
 def run_of(scale: Scale, objective: str, locked: bool = True) -> Run:

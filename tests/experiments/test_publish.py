@@ -107,8 +107,7 @@ def test_pages_are_made_of_an_archive_with_their_claims_and_counts(tmp_path):
     text = page.read_text()
     assert "| mcdiffusion | scenes | 20 | 5 |" in (tmp_path / "results" / "open.md").read_text()
     assert "| mcdiffusion | scenes | " in text and "- no claim so far" in text
-    assert re.search(r"\| codes-vit \| control: codes above a ViT that learns \|  \| \+183.1 .*, "
-                     r"\*shows\* \|", text)
+    assert re.search(r"\| codes-vit \| control: codes above a ViT that learns \|  \| \+183.1 .*, \*shows\* \|", text)
     page.write_text("<!-- claims no-such -->\n<!-- end -->\n")
     with pytest.raises(ValueError, match="claims.csv has no claim no-such"):
         publish.publish(tmp_path)

@@ -54,7 +54,7 @@ OPTIONS = {
                                  "that probable (default: 1)"),
     "repeats": dict(choices=REPEATS,
                     help="whether a word may stand twice in a row: avoid never reveals the token of a neighbour that "
-                         "is revealed already (default: allow, as in the paper, but avoid in open_clip_mdc)"),
+                         "is revealed already (default: allow, by Eq. 6, but avoid in open_clip_mdc)"),
     "sampler": dict(choices=("confidence", "ancestral"),
                     help="reveal the most confident tokens first, or draw from the reverse diffusion (default: "
                          "confidence)"),
