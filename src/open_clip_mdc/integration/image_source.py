@@ -169,19 +169,23 @@ def normalization(source: str, model_name: str) -> dict[str, list[float]]:
 
 def load(visual: torch.nn.Module, source: str, model_name: str) -> None:
     """Load SOURCE into an image tower. Raises ValueError if it does not fit, which names a model that would."""
-    located = locate(source)
-    given = located.read()
-    try:
-        tower_weights.check_traits(visual, located.traits)
-        tower_weights.load(visual, given)
-    except weights.Misfit as problem:
-        raise ValueError(f"--pretrained-image {source} does not fit the image tower of {model_name}: {problem}. "
-                         f"{_advice(located, given, model_name)}") from problem
+    tower_weights.fill(visual, _converted(visual, source, model_name))
 
 
 def check(source: str, model_name: str, quick_gelu: bool = False, image_size=None) -> None:
     """Raise ValueError as `load` would, before the model is built."""
-    load(_on_meta(_config(model_name), quick_gelu, image_size), source, model_name)
+    _converted(_on_meta(_config(model_name), quick_gelu, image_size), source, model_name)
+
+
+def _converted(visual: torch.nn.Module, source: str, model_name: str) -> dict[str, Tensor]:
+    located = locate(source)
+    given = located.read()
+    try:
+        tower_weights.check_traits(visual, located.traits)
+        return tower_weights.converted(visual, given)
+    except weights.Misfit as problem:
+        raise ValueError(f"--pretrained-image {source} does not fit the image tower of {model_name}: {problem}. "
+                         f"{_advice(located, given, model_name)}") from problem
 
 
 def _advice(source: Source, given: dict[str, Tensor], model_name: str) -> str:

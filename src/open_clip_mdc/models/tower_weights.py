@@ -33,9 +33,8 @@ ACTIVATIONS = {"gelu": F.gelu, "gelu_pytorch_tanh": lambda x: F.gelu(x, approxim
 ALIKE = ({"gelu", "gelu_pytorch_tanh"}, {1e-6, 1e-12})
 
 
-def load(visual: nn.Module, given: Mapping[str, Tensor]) -> None:
-    """Load an image tower's weights, or those of the tower in a whole model, into `visual`. Raises Misfit."""
-    found = converted(visual, given)
+def fill(visual: nn.Module, found: Mapping[str, Tensor]) -> None:
+    """Load the weights that `converted` returns into `visual`."""
     network_of(visual).load_state_dict(found, strict=False)  # only BatchNorm's counters may be missing
 
 
