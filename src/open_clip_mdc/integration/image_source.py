@@ -4,6 +4,7 @@ SOURCE is a file of weights of OpenCLIP, timm or transformers, a folder with one
 timm:NAME.
 """
 import json
+import logging
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -258,4 +259,5 @@ def create_model(original, model_name, pretrained=None, *args, pretrained_image=
     preprocess_cfg = normalization(source, model_name) | (force_preprocess_cfg or {})
     model = original(model_name, None, *args, force_preprocess_cfg=preprocess_cfg, **kwargs)
     load(lit.patch_tower(model), source, model_name)
+    logging.info("The image tower has the weights of %s", source)  # OpenCLIP has said that all weights are random
     return model
