@@ -118,6 +118,19 @@ def test_16_bit_types_are_warned_of_where_they_are_slow(monkeypatch):
     assert not warnings("--model", "ViT-B-32") and not warnings("--model", "MDC-ViT-B-32", "--precision", "amp_bf16")
 
 
+def test_a_warm_up_that_outlasts_the_run_is_said_to(caplog, csv):
+    """A run of 6 steps: 5 batches, of which 2 make a step, in 3 epochs.."""
+    open_clip_mdc.register()
+
+    def warned(*flags):
+        caplog.clear()
+        problems.warn_of_warmup(train.parse(["--model", "MDC-ViT-Ti-8", "--train-data", str(csv), "--lr", "1e-3",
+                                             "--accum-freq", "2", "--epochs", "3", *flags]), 5)
+        return caplog.text
+    assert "--warmup 10000 is longer than this run of 6 steps: the learning rate ends at 6e-07" in warned()
+    assert warned("--warmup", "7") and not warned("--warmup", "6") and not warned("--skip-scheduler")
+
+
 def test_flags_that_change_nothing_are_said_to(csv):
     open_clip_mdc.register()
 

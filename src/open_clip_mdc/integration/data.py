@@ -27,6 +27,7 @@ from webdataset.handlers import reraise_exception
 from ..data.csv_pairs import read_table
 from ..data.images import decode_image, image_pairs
 from ..data.shards import CAPTION_SEPARATOR, META, as_file, regroup, training_members
+from . import problems
 from .data_problems import has_own_keys
 from .feature_cache import FeatureCache
 from .hook import hook
@@ -282,6 +283,7 @@ def get_data(original, args, preprocess_fns, epoch=0, tokenizer=None, **rest):
         train = Cached(cache, train)
     data = original(args, (train, preprocess_fns[1]), epoch=epoch, tokenizer=tokenizer, **rest)
     if "train" in data:
+        problems.warn_of_warmup(args, data["train"].dataloader.num_batches)
         device = getattr(args, "device", "cpu")
         data["train"].dataloader = PrefetchLoader(data["train"].dataloader, device, normalize, MAJOR > 3)
         data["train"].dataloader.cache = cache

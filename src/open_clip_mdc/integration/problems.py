@@ -1,4 +1,5 @@
 """Flags of open_clip_train that cannot work, refused before the model is built, and those that are hardly meant."""
+import logging
 import math
 import os
 import sys
@@ -245,3 +246,12 @@ def find_warnings(args) -> Iterator[str]:
     for path in (args.train_data, args.val_data):
         if path and args.dataset_type != "synthetic" and not is_csv(path, args):
             yield from warn_of_lines(find_shards(path))
+
+
+def warn_of_warmup(args, batches: int) -> None:
+    """Warn if --warmup, 10,000 steps by default, is longer than a run of `batches` per epoch."""
+    steps = batches // args.accum_freq * args.epochs
+    if not args.skip_scheduler and args.warmup > steps:
+        logging.warning("--warmup %d is longer than this run of %d steps: the learning rate ends at %.2g and does "
+                        "not reach %g. Give --warmup %d, say",
+                        args.warmup, steps, args.lr * steps / args.warmup, args.lr, steps // 10)
