@@ -119,7 +119,7 @@ def test_16_bit_types_are_warned_of_where_they_are_slow(monkeypatch):
 
 
 def test_a_warm_up_that_outlasts_the_run_is_said_to(caplog, csv):
-    """A run of 6 steps: 5 batches, of which 2 make a step, in 3 epochs.."""
+    """A run of 6 steps: 5 batches, of which 2 make a step, in 3 epochs."""
     open_clip_mdc.register()
 
     def warned(*flags):

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from open_clip_train.data import CsvDataset, DataInfo, ResampledShards2, SharedEpoch
+from open_clip_train.distributed import world_info_from_env
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import get_worker_info
@@ -27,11 +28,11 @@ from webdataset.handlers import reraise_exception
 from ..data.csv_pairs import read_table
 from ..data.images import decode_image, image_pairs
 from ..data.shards import CAPTION_SEPARATOR, META, as_file, regroup, training_members
-from . import problems
 from .data_problems import has_own_keys
 from .feature_cache import FeatureCache
 from .hook import hook
 from .openclip import MAJOR
+from .problems import warn_of_warmup
 
 
 def seed_noise(*keys: int) -> None:
@@ -283,7 +284,8 @@ def get_data(original, args, preprocess_fns, epoch=0, tokenizer=None, **rest):
         train = Cached(cache, train)
     data = original(args, (train, preprocess_fns[1]), epoch=epoch, tokenizer=tokenizer, **rest)
     if "train" in data:
-        problems.warn_of_warmup(args, data["train"].dataloader.num_batches)
+        if world_info_from_env()[1] == 0:
+            warn_of_warmup(args, data["train"].dataloader.num_batches)
         device = getattr(args, "device", "cpu")
         data["train"].dataloader = PrefetchLoader(data["train"].dataloader, device, normalize, MAJOR > 3)
         data["train"].dataloader.cache = cache
