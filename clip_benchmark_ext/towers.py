@@ -55,7 +55,7 @@ def load(args: Namespace, image_size: int | None) -> Towers:
         feature, trained = "gap", given
         if not isinstance(model, Captioner):  # its tower pools
             trained = build(config, given.image_size, _is_quick(given))
-            tower_weights.load(trained, given.state_dict())
+            tower_weights.fill(trained, tower_weights.converted(trained, given.state_dict()))
             feature = "cls" if encoder.has_class_token(trained) else "gap"
     with torch.random.fork_rng():
         torch.manual_seed(args.seed)
