@@ -137,8 +137,9 @@ def two_processes(scenes, tmp_path_factory):
     runs = [train_flags(*flags, "--epochs", "1", *more, data=shards, logs=folder, name=name, model=model)
             for name, model, more in (
                 ("eager", "MDC-ViT-Ti-8", val), ("compiled", "MDC-ViT-Ti-8", (*val, "--torchcompile")),
-                ("masked", "MCD-ViT-Ti-8-mcs", ("--batch-size", "2", "--train-num-samples", "32")))]
-    run(*TORCHRUN, str(folder / "dump.py"), json.dumps(runs))
+                ("masked", "MCD-ViT-Ti-8-mcs", ("--batch-size", "2", "--train-num-samples", "32",
+                                                "--warmup", "5")))]
+    (folder / "shown").write_text(run(*TORCHRUN, str(folder / "dump.py"), json.dumps(runs)).stderr)
     run(*TORCHRUN, "-m", "open_clip_mdc.train", "--", *train_flags(  # as README has it
         *flags, *val, "--epochs", "2", "--resume", "latest", data=shards, logs=folder, name="eager"))
     return folder
@@ -163,6 +164,12 @@ def test_two_processes_train_alike_when_no_feature_is_masked_and_when_some_are(t
     weight = held(two_processes, "masked")
     assert len(losses(two_processes, "masked")) == 4
     assert weight["no_patch"].any() and weight["text.time_embedding.weight"].any()
+
+
+def test_one_of_two_processes_warns_of_a_warm_up_that_outlasts_the_run(two_processes):
+    """The run of four steps has five of warm-up. The others have two steps, and two of warm-up."""
+    shown = (two_processes / "shown").read_text()
+    assert shown.count("is longer than this run of") == 1 and "--warmup 5 is longer than this run of 4 steps" in shown
 
 
 def test_a_failing_validation_never_loses_the_checkpoint(csv, tmp_path):
