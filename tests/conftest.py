@@ -157,7 +157,7 @@ def complaint_of(*argv) -> str | int | None:
 
 def wait_for(condition: Callable[[], object]) -> None:
     """Wait until a condition holds. The time-out only ends a test that hangs."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 1200
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -127,8 +127,8 @@ def test_a_call_that_is_terminated_while_it_waits_behind_a_failed_step_leaves_no
         time.sleep(0.01)
     time.sleep(4)  # the bar looks every two seconds: it has seen that the first one failed
     call.terminate()
-    assert call.wait(60) == 128 + signal.SIGTERM and failed.exists()
-    for _ in range(500):
+    assert call.wait(HOURS) == 128 + signal.SIGTERM and failed.exists()
+    for _ in range(100 * HOURS):
         if not Path(f"/proc/{begun.read_text()}").exists():
             return
         time.sleep(0.01)

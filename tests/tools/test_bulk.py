@@ -192,6 +192,8 @@ def make(number):
             with part.open("a" if i else "w") as file:
                 file.write(f"{shard} {i}\\n")
             time.sleep(seconds / 20)
+            while i == 9 and os.path.exists("hold"):  # the test decides when it goes on
+                time.sleep(0.01)
     return function
 if __name__ == "__main__":
     work = [(shard, out / f"{shard}.txt") for shard in range(8)]
@@ -229,10 +231,12 @@ def test_two_runs_on_one_folder_share_the_work(tmp_path, jobs):
 
 
 def test_whatever_is_killed_is_made_anew_by_who_waits_or_by_the_next_run(tmp_path):
-    first, second = toy(tmp_path, 0.4), toy(tmp_path, 0.4)
+    (tmp_path / "hold").touch()
+    first, second = toy(tmp_path), toy(tmp_path)
     wait_for(lambda: len(list((tmp_path / "out").glob(".*.txt.*"))) == 2)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
+    (tmp_path / "hold").unlink()
     ended(second)
     assert made(tmp_path) == WHOLE
     begun = (tmp_path / "log").read_text().split()
@@ -241,15 +245,16 @@ def test_whatever_is_killed_is_made_anew_by_who_waits_or_by_the_next_run(tmp_pat
 
 
 def test_workers_end_with_the_run_that_started_them(tmp_path):
-    run = toy(tmp_path, 0.5, jobs=2)
+    (tmp_path / "hold").touch()
+    run = toy(tmp_path, jobs=2)
     wait_for(lambda: len(list((tmp_path / "out").glob(".*.txt.*"))) == 2)
     run.kill()
     run.wait()
     wait_for(lambda: not holders(tmp_path / "out" / ".claims"))
-    time.sleep(0.3)
     begun = (tmp_path / "log").read_text()
+    (tmp_path / "hold").unlink()
     time.sleep(0.7)
-    assert (tmp_path / "log").read_text() == begun and len(made(tmp_path)) < 8
+    assert (tmp_path / "log").read_text() == begun and not made(tmp_path)
     ended(toy(tmp_path, 0.02, jobs=2))
     assert made(tmp_path) == WHOLE
 

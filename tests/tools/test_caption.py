@@ -89,7 +89,14 @@ def test_a_log_file_gets_a_line_at_the_end_and_now_and_then_one_on_the_way(runs,
     assert run("--pretrained", runs / "mdc", "x1.png", "--out", "one.jsonl", "--length", "3") is None
     out, err = capsys.readouterr()
     assert out == "1 caption: one.jsonl\n" and "\r" not in err
-    assert re.fullmatch("captions: 1 of 1 images, 00:00 gone, 00:00 to go, .*", err.splitlines()[-1])
+    assert re.fullmatch(r"captions: 1 of 1 images, \d\d:\d\d gone, 00:00 to go, +\d+\.\d\d( images/s| s/image)", err.splitlines()[-1])
+
+
+@pytest.mark.parametrize("unit, seconds, rate", [("batch", 166.14, "83.07 s/batch"), ("image", 2.5, " 1.25 s/image"),
+                                                 ("image", 0.5, " 4.00 images/s")])
+def test_a_rate_is_of_one_image_where_one_takes_longer_than_a_second(unit, seconds, rate):
+    with progress.progress_bar(total=2, unit=unit) as bar:
+        assert rate in bar.format_meter(**bar.format_dict | {"n": 2, "elapsed": seconds, "rate": None})
 
 
 def test_the_length_of_a_model_that_has_learnt_to_choose_is_its_choice(runs, folder):

@@ -67,10 +67,12 @@ def test_a_journal_has_one_writer_at_a_time(tmp_path, monkeypatch):
     path = tmp_path / "j"
     with Journal(path, KEY) as journal:
         journal.append({"id": "a"})
-        Timer(0.5, journal.append, [{"id": "b"}]).start()
+        timer = Timer(0.5, journal.append, [{"id": "b"}])
+        timer.start()
         monkeypatch.setattr(data_journal, "SECONDS", 1)
         with pytest.raises(ValueError, match=f"another run is writing {path}: "), Journal(path, KEY):
             pass
+        timer.join()
     assert list(Rows(path, KEY)) == ["a", "b"]
     held = data_journal.open_alone(path)
     Timer(0.5, held.close).start()

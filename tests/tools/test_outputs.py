@@ -174,12 +174,12 @@ def test_a_terminated_command_leaves_nothing_and_a_killed_ones_rest_is_swept(tmp
 
     process = begun()
     process.terminate()
-    process.join(60)
+    process.join(1200)
     assert not os.listdir(tmp_path)
     process = begun()
     assert others_left() == 1  # another's stays while it lives
     process.kill()
-    process.join(60)
+    process.join(1200)
     assert len(os.listdir(tmp_path)) == 1
     wait_for(lambda: not others_left())
     assert not os.listdir(tmp_path)

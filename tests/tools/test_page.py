@@ -119,7 +119,7 @@ def browse(path, *flags) -> str:
     """The document as the browser holds it after the page's scripts, had it any, have run."""
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
                f"--user-data-dir={path.parent / 'profile'}", *flags, path.absolute().as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True).stdout
 
 
 @needs_browser
