@@ -2,7 +2,7 @@
 
 Div-n is the number of distinct n-grams divided by the number of words in all captions of an image, averaged over
 images. mBLEU-4 is the mean BLEU-4 of one caption against the others of its image, so that less is more diverse (Shetty
-et al. 2017, arXiv 1703.10476). Nonsense is diverse too, so compare models at equal CIDEr.
+et al. 2017, arXiv 1703.10476). Punctuation is no word. Nonsense is diverse too, so compare models at equal CIDEr.
 """
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -12,10 +12,12 @@ from pycocoevalcap.bleu.bleu import Bleu
 from open_clip_mdc.data.shards import CAPTION_SEPARATOR, find_shards, read_samples
 from open_clip_mdc.data.text import read_lines
 
+from .caption_metrics import plain_words
 from .named_words import normal
 
 
 def div(captions: Sequence[str], n: int) -> float:
+    """Return the share of distinct n-grams, of captions whose words stand between spaces."""
     words = [caption.split() for caption in captions]
     grams = {tuple(text[i:i + n]) for text in words for i in range(len(text) - n + 1)}
     return len(grams) / max(sum(map(len, words)), 1)
@@ -51,16 +53,17 @@ def metrics(samples: Mapping[str, Sequence[str]], train: set[str] | None = None)
     of distinct ones among an image's) and, with `train`, `novel_captions` (the share that is not among training
     captions).
     """
+    words = {image: [plain_words(caption) for caption in captions] for image, captions in samples.items()}
     samples = {image: [normal(caption) for caption in captions] for image, captions in samples.items()}
     of_images = {
-        "div_1": [div(captions, 1) for captions in samples.values()],
-        "div_2": [div(captions, 2) for captions in samples.values()],
+        "div_1": [div(captions, 1) for captions in words.values()],
+        "div_2": [div(captions, 2) for captions in words.values()],
         "distinct_captions": [len(set(captions)) / len(captions) for captions in samples.values()],
     }
     if train is not None:
         of_images["novel_captions"] = [fmean(caption not in train for caption in captions)
                                        for captions in samples.values()]
     found = {name: fmean(values) for name, values in of_images.items()}
-    if any(len(caption.split()) >= 4 for captions in samples.values() for caption in captions):
-        return {**found, "mBLEU_4": m_bleu(samples)}, of_images
+    if any(len(caption.split()) >= 4 for captions in words.values() for caption in captions):
+        return {**found, "mBLEU_4": m_bleu(words)}, of_images
     return {**found, "mBLEU_4": None, "mBLEU_4_missing": "no caption has four words"}, of_images

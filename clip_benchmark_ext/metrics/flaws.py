@@ -1,5 +1,7 @@
 """Count obvious flaws of captions, which references seldom have.
 
+Punctuation is no word, as in mean_length and CIDEr.
+
     repeating_captions    share of captions with a word twice in a row
     cut_captions          share of captions whose last word cannot end a sentence
     empty_captions        share of captions without a word
@@ -8,7 +10,8 @@
 from collections.abc import Mapping
 from statistics import fmean
 
-from .named_words import normal, repeats
+from .caption_metrics import plain_words
+from .named_words import repeats
 
 # Articles, prepositions that take a noun, and conjunctions, in which captions by people do not end.
 LEAD_ON = set("a an the of with and or but while as at into onto from for by his her its their is are to".split())
@@ -16,7 +19,7 @@ LEAD_ON = set("a an the of with and or but while as at into onto from for by his
 
 def metrics(captions: Mapping[str, str]) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Return the metrics, and their values for each image."""
-    words = [normal(caption).split() for caption in captions.values()]
+    words = [plain_words(caption).split() for caption in captions.values()]
     of_images = {
         "repeating_captions": [float(repeats(caption) > 0) for caption in captions.values()],
         "distinct_words": [float(len(set(text))) for text in words],

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from open_clip_mdc.scenes.drawing import OUTLINES
 
+from .caption_metrics import plain_words
+
 COLOURS = "black white red blue brown green yellow pink purple orange tan grey".split()
 NOUNS = ("man woman boy girl dog child person baby lady ball bike car boat bench tree table building street beach "
          "field pool mountain river lake camera hat shirt jacket frisbee toy stick rock wall fence skateboard "
@@ -34,7 +36,7 @@ def named(caption: str) -> dict[str, set[str]]:
 
 
 def repeats(caption: str) -> int:
-    words = caption.lower().split()
+    words = plain_words(caption).split()
     return sum(a == b for a, b in zip(words, words[1:], strict=False))
 
 
