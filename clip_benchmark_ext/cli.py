@@ -15,12 +15,13 @@ from importlib.util import find_spec
 
 from open_clip_mdc import errors as messages
 from open_clip_mdc.data.files import end_when_terminated
-from open_clip_mdc.integration.patches import Replacement, register
+from open_clip_mdc.integration.patches import SHARDS, Replacement, register
 from open_clip_mdc.integration.plugins import load_plugin
 
 from .flags import Flags, make_parser, read_flags
 
 BENCHMARK = (
+    *SHARDS,
     Replacement("clip_benchmark.cli:run", "clip_benchmark_ext.run:run",
                 "one model on one data set, rewritten: captioners, more data sets with their official metrics, "
                 "features cached by content, captions saved before they are scored, result files with all settings"),
@@ -74,7 +75,7 @@ def main(argv: list[str] | None = None) -> int | None:
     if not hasattr(args, "which"):
         return parser.print_help()
     register()
-    register(BENCHMARK)
+    register(table=BENCHMARK)
     import torch
     from clip_benchmark import cli as upstream
 

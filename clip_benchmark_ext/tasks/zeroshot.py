@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from open_clip_mdc.data import weights
+from open_clip_mdc.integration.saving import save_whole
 from open_clip_mdc.likelihood.log_likelihood import decoder_passes, log_likelihood
 from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.text.special_tokens import tokenize_whole
@@ -75,7 +76,7 @@ def cosine_logits(job: Job, batches: DataLoader) -> tuple[Tensor, Tensor]:
         classifier = upstream.zero_shot_classifier(job.model, job.tokenizer, dataset.classes, dataset.templates,
                                                    args.device, amp=args.amp)
     if args.save_clf is not None:
-        torch.save(classifier, args.save_clf)
+        save_whole(classifier, args.save_clf)
     return upstream.run_classification(job.model, classifier, batches, args.device, amp=args.amp)
 
 

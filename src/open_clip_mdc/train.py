@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int | None:
     from .integration.problems import find_problem, find_warnings
     from .integration.processes import keep_freed_memory, leave_at_exit
     from .integration.runs import bring_latest
-    register()
+    register(training=True)
     from open_clip_train.distributed import world_info_from_env
     from open_clip_train.main import main as train
     args = parse(argv)

@@ -242,8 +242,8 @@ def test_registering_the_benchmark_twice_is_once():
     from clip_benchmark_ext.cli import BENCHMARK
     from open_clip_mdc.integration.patches import register
     before = {r.target: getattr(import_module(r.target.split(":")[0]), r.target.split(":")[1]) for r in BENCHMARK}
-    register(BENCHMARK)
-    register(BENCHMARK)
+    register(table=BENCHMARK)
+    register(table=BENCHMARK)
     open_clip_mdc.unregister()
     for target, upstream in before.items():
         module, attribute = target.split(":")

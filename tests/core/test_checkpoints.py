@@ -125,7 +125,7 @@ def test_a_checkpoint_appears_whole_or_not_at_all(tmp_path):
     """It is saved as by `open_clip_train`. The error must have the system's reason, not PyTorch's."""
     script = """
 import resource, sys, torch, open_clip_mdc
-open_clip_mdc.register()
+open_clip_mdc.register(training=True)
 path = sys.argv[1]
 torch.save({"weight": torch.zeros(100)}, path)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))

@@ -114,7 +114,7 @@ import json, sys, torch, torch.distributed as dist
 sys.path.insert(0, sys.argv[1])
 from test_contrastive import gradients
 import open_clip_mdc
-open_clip_mdc.register()
+open_clip_mdc.register(training=True)
 dist.init_process_group("gloo")
 for kind in ("gathered", "local", "siglip", "alone"):
     found = gradients(kind, dist.get_rank(), 2)

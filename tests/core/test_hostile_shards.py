@@ -12,6 +12,7 @@ import pytest
 from conftest import complaint_of, png
 
 import open_clip_mdc
+from clip_benchmark_ext.cli import BENCHMARK
 from clip_benchmark_ext.job import Job
 from open_clip_mdc.cli import judge
 from open_clip_mdc.data import shards
@@ -41,7 +42,7 @@ def write(path, *large: tuple[str, int], before: str = "0", suffix: str = "txt")
 
 def training_samples(url: str, is_train: bool) -> list[tuple]:
     """Return the samples that OpenCLIP's pipeline reads from a shard."""
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     from open_clip_train import data
     args = Namespace(train_data=url, val_data=url, train_num_samples=1, val_num_samples=None, dataset_resampled=False,
                      train_data_upsampling_factors=None, seed=0, workers=0, batch_size=1, world_size=1, rank=0,
@@ -51,6 +52,9 @@ def training_samples(url: str, is_train: bool) -> list[tuple]:
 
 
 def benchmark_samples(root) -> list:
+    """Return the samples that clip_benchmark's reader gives, with what `clip_benchmark` replaces and no more."""
+    open_clip_mdc.unregister()
+    open_clip_mdc.register(table=BENCHMARK)
     (root / "test").mkdir(parents=True, exist_ok=True)
     (root / "test" / "nshards.txt").write_text("1")
     for name in ("classnames", "zeroshot_classification_templates"):

@@ -101,7 +101,7 @@ def photos(tmp_path_factory) -> Path:
 
 def training(photos: Path, is_train: bool) -> dict[str, np.ndarray]:
     """Return the images that OpenCLIP's pipeline gives to the transform, by the text beside them."""
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     shard, seen = str(photos / "retrieval" / "test" / "0.tar"), {}
     args = Namespace(train_data=shard, val_data=shard, train_num_samples=len(photographs()), val_num_samples=None,
                      train_data_upsampling_factors=None, seed=0, world_size=1, rank=0, workers=0, batch_size=1,
@@ -269,7 +269,7 @@ def test_a_shard_holds_what_a_folder_may_under_keys_with_dots(shard):
 @pytest.mark.parametrize("is_train", [True, False])
 def test_training_sees_every_sample_and_logs_what_has_no_image(shard, is_train, caplog, tmp_path):
     empty = write_tar(tmp_path / "1.tar", {"x.txt": b"words", "y.txt": b"more words"})
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     both = f"{shard}::{empty}"
     args = Namespace(train_data=both, val_data=both, train_num_samples=8, val_num_samples=None, seed=0, world_size=1,
                      train_data_upsampling_factors=None, rank=0, workers=0, batch_size=8, device="cpu")

@@ -90,7 +90,7 @@ def attribute(target: str):
 
 
 def test_importing_the_package_changes_nothing_upstream():
-    names = [r.target for r in integration.OPEN_CLIP]
+    names = [r.target for r in integration.LOADING + integration.TRAINING]
     run("python", "-c", f"""
 from importlib import import_module
 def get(t): m, a = t.split(":"); return getattr(import_module(m), a)
@@ -101,12 +101,40 @@ assert not any("MDC" in m for m in open_clip.list_models())
 """)
 
 
+PROCESS = """
+import sys, torch, torch.distributed as dist
+from importlib import import_module
+from PIL import Image
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.nn.parallel import DistributedDataParallel as DDP  # as most training scripts begin
+def get(t): m, a = t.split(":"); return getattr(import_module(m), a)
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+before, was = DDP(torch.nn.Linear(2, 2)), {{t: get(t) for t in {names!r}}}
+import open_clip_mdc
+model = open_clip_mdc.load("photo", device="cpu")
+assert model.caption([Image.new("RGB", (64, 64))], length=2) and model.features([Image.new("RGB", (64, 64))]).any()
+assert [t for t in was if get(t) is not was[t]] == []
+after = DDP(torch.nn.Linear(2, 2))
+assert all(isinstance(m, torch.nn.parallel.DistributedDataParallel) for m in (before, after))
+assert list(get_model_state_dict(after)) == ["weight", "bias"]
+dist.destroy_process_group()
+"""
+
+
+def test_a_captioner_loads_and_captions_and_leaves_the_process_to_the_user(tmp_path):
+    """A script that trains something else captions samples meanwhile. Only OpenCLIP's factory knows of captioners."""
+    others = [r.target for r in integration.LOADING + integration.TRAINING if not r.target.startswith(
+        ("open_clip:", "open_clip.factory:"))]
+    assert len(others) == len(integration.TRAINING) == 16 and len(integration.LOADING) == 10
+    run("python", "-c", PROCESS.format(names=others), str(tmp_path / "group"))
+
+
 def test_register_twice_is_once_and_unregister_restores_every_attribute():
-    before = {r.target: attribute(r.target) for r in integration.OPEN_CLIP}
+    before = {r.target: attribute(r.target) for r in integration.LOADING + integration.TRAINING}
     models = open_clip.list_models()
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     once = {t: attribute(t) for t in before}
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     assert all(attribute(t) is once[t] is not before[t] for t in before)
     assert set(open_clip.list_models()) - set(models) == set(open_clip_mdc.packaged_configs())
     open_clip_mdc.unregister()
@@ -161,7 +189,7 @@ def test_replaced_functions_take_arguments_with_no_more_attributes_than_upstream
             info = tarfile.TarInfo(key)
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
-    integration.register()
+    integration.register(training=True)
     data, main = import_module("open_clip_train.data"), import_module("open_clip_train.main")
     args = import_module("open_clip_train.params").parse_args([])
     vars(args).update(train_data=str(tmp_path / "0.tar"), train_num_samples=3, dataset_resampled=True, workers=0,

@@ -84,7 +84,7 @@ def test_a_seed_is_a_seed_and_a_resumed_run_equals_the_unbroken_one(runs, case):
 
 def order(data, seed=0, rank=0, epochs=(0,)) -> list[list[tuple[int, str]]]:
     """Return what a training loader reads in each epoch: (image, colour in the caption that was drawn)."""
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     args = SimpleNamespace(train_data=str(data / f"{{0..{SHARDS - 1}}}.tar"), train_num_samples=96, batch_size=12,
                            train_data_upsampling_factors=None, world_size=1, rank=rank, seed=seed, workers=0,
                            device="cpu")
@@ -109,7 +109,7 @@ def test_order_and_captions_differ_between_passes_epochs_seeds_and_ranks_and_rep
 
 
 def test_webdataset_batches_are_pinned_where_there_is_a_gpu(data):
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     for device in ("cpu", "cuda:0"):
         for is_train in (True, False):
             args = SimpleNamespace(train_data=str(data / "0.tar"), val_data=str(data / "1.tar"), train_num_samples=12,
@@ -153,7 +153,8 @@ def test_a_run_equals_that_of_upstreams_float_images_bit_for_bit(data, runs, tmp
                        data=data / "train.csv", logs=tmp_path, model="ViT-Ti-8", workers="2")
     run("python", "-c", f"""
 from open_clip_mdc.integration import patches as integration
-integration.register(tuple(r for r in integration.OPEN_CLIP if r.target != "open_clip_train.main:get_data"))
+rows = integration.LOADING + integration.TRAINING
+integration.register(table=tuple(r for r in rows if r.target != "open_clip_train.main:get_data"))
 from open_clip_train.main import main
 main({argv!r})
 """, fork=True)
@@ -183,7 +184,7 @@ def seeded(model, *args, **kwargs):
 main.train_one_epoch = seeded
 main.main({alone!r})
 main.train_one_epoch = train_one_epoch
-open_clip_mdc.register()
+open_clip_mdc.register(training=True)
 assert main.train_one_epoch is not train_one_epoch
 main.main({registered!r})
 """, fork=True)
@@ -242,7 +243,7 @@ def test_shards_without_a_batch_that_can_be_read_end_training_in_one_line(data, 
         for i, image in enumerate([good, good, good, good[:40]]):
             write.write({"__key__": str(i), "png": image, "txt": "a red circle"})
         write.write({"__key__": "9", "png": good})
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     tokenize = open_clip.get_tokenizer("MDC-ViT-Ti-8")
     for size, passes in ((3, True), (4, False)):
         info = open_clip_train.data.get_wds_dataset(args_of(tmp_path / "0.tar", batch_size=size, workers=workers),
@@ -268,7 +269,7 @@ def test_an_image_of_a_csv_file_that_cannot_be_read_is_named_and_no_program_is_s
     (tmp_path / "cut.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     names = [str(tmp_path / name) for name in ("eps.jpg", "cut.png", "there-is-none.png")]
     pd.DataFrame({"filepath": names, "title": "a"}).to_csv(tmp_path / "a.csv", sep="\t", index=False)
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     tokenize = open_clip.get_tokenizer("MDC-ViT-Ti-8")
     dataset = open_clip_train.data.get_csv_dataset(args_of(tmp_path / "a.csv"), to_tensor, True,
                                                    tokenizer=tokenize).dataloader.dataset
@@ -296,7 +297,7 @@ def test_validation_forgets_what_a_killed_run_said_of_epochs_that_it_did_not_sav
 
 def test_zero_shot_results_of_clip_are_kept_and_said_once_an_epoch(tmp_path, monkeypatch):
     """OpenCLIP's own evaluation runs with fewer classes and without --val-data. The second epoch is evaluated twice."""
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     from open_clip_train import main, zero_shot
     monkeypatch.setattr(zero_shot, "IMAGENET_CLASSNAMES", zero_shot.IMAGENET_CLASSNAMES[:5])
     monkeypatch.setattr(zero_shot, "accuracy", lambda output, target, topk: [1.0, 1.0])  # its own needs numpy < 2.4

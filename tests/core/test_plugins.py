@@ -46,7 +46,7 @@ def test_a_run_says_which_plug_in_it_needs_and_nothing_is_imported_because_a_fil
 
 
 def test_an_encoder_for_an_objective_from_outside_is_told_with_the_flags():
-    register()
+    register(training=True)
     try:
         args = arguments.parse(["--plugin", str(SPAN), "--model", "Span-timm-resnet18", "--pretrained-image"])
     finally:

@@ -91,7 +91,7 @@ def test_a_checkpoint_of_something_else_is_named_in_one_line(csv, tmp_path, flag
 
 
 def test_each_process_needs_a_shard_for_each_of_its_workers(tmp_path, monkeypatch):
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     for i in range(29):
         (tmp_path / f"{i:02d}.tar").touch()
     argv = ["--model", "MDC-ViT-Ti-8", "--train-data", f"{tmp_path}/{{00..28}}.tar", "--train-num-samples", "2900"]
@@ -103,7 +103,7 @@ def test_each_process_needs_a_shard_for_each_of_its_workers(tmp_path, monkeypatc
 
 
 def test_16_bit_types_are_warned_of_where_they_are_slow(monkeypatch):
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     monkeypatch.setattr(problems, "emulated", lambda device, dtype: device == "cpu" and dtype == torch.float16)
 
     def warnings(*flags):
@@ -120,7 +120,7 @@ def test_16_bit_types_are_warned_of_where_they_are_slow(monkeypatch):
 
 def test_a_warm_up_that_outlasts_the_run_is_said_to(caplog, csv):
     """A run of 6 steps: 5 batches, of which 2 make a step, in 3 epochs."""
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
 
     def warned(*flags):
         caplog.clear()
@@ -132,7 +132,7 @@ def test_a_warm_up_that_outlasts_the_run_is_said_to(caplog, csv):
 
 
 def test_flags_that_change_nothing_are_said_to(csv):
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
 
     def warnings(model, *flags):
         argv = ["--model", model, "--train-data", str(csv), "--precision", "fp32", "--device", "cpu", *flags]

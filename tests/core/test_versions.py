@@ -100,7 +100,7 @@ from open_clip_mdc.objectives.base import stratified_uniform
 from open_clip_mdc.objectives.loss import CaptionLoss
 from open_clip_mdc.text.packing import pack
 
-register()
+register(training=True)
 dist.init_process_group("gloo")
 # As many tokens in each half: the mean of the halves' losses is then that of the whole.
 text, image = captions([7] * 8), images(8)

@@ -24,7 +24,7 @@ MODEL = "MDC-ViT-Ti-8"
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     yield
     open_clip_mdc.unregister()
 

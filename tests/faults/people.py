@@ -125,7 +125,7 @@ def turned(world: World) -> Cases:
     folder = world.fresh("people-photographs")
     photos = photographs(world.rng("people-photographs"), world.args.people)
     write_photographs(folder, {name: data for name, (data, _) in photos.items()})
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     readers, seen = seen_by(folder, list(photos)), {}
 
     def check(case: tuple[str, str]) -> str | None:

@@ -255,7 +255,7 @@ def members(world: World) -> Cases:
     """Write World's number of shards with one giant member, for all readers. A member just at the limit is read."""
     folder, rng = world.fresh("rot-members"), world.rng("rot-members")
     samples = world.samples[:6]
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     logging.disable(logging.NOTSET)
 
     def check(case: tuple) -> str | None:

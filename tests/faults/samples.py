@@ -76,7 +76,7 @@ def one_text(texts: list[str], members: list[tuple]) -> str:
 def shards(world: World) -> Cases:
     """World's number of shards through the readers of tools, training and the benchmark."""
     folder, rng = world.fresh("samples-shards"), world.rng("samples-shards")
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     (folder / "test").mkdir()
     (folder / "test" / "nshards.txt").write_text("1")
     (folder / "dataset_type.txt").write_text("retrieval")

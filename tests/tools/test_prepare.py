@@ -195,7 +195,7 @@ def test_an_ordinary_text_passes_as_it_is_and_draws_nothing():
 
 def draws(shards: Path, seed: int, rank: int = 0, epochs: int = 2) -> list[list[int]]:
     """Which of the five captions each sample of an epoch got, through OpenCLIP's pipeline in a worker process."""
-    open_clip_mdc.register()
+    open_clip_mdc.register(training=True)
     from open_clip_train import data
     args = Namespace(train_data=str(shards), train_num_samples=8, train_data_upsampling_factors=None, seed=seed,
                      world_size=1, rank=rank, workers=1, batch_size=8, device="cpu")

@@ -29,6 +29,7 @@ from ..data.images import Images
 from ..data.shards import find_shards
 from ..integration.patches import register
 from ..integration.pretrained import default_device
+from ..integration.saving import save_whole
 from ..models.vq import PREFIX, VQ, VQTower, make_decoder
 from ..progress import progress_bar
 from . import taming
@@ -164,8 +165,7 @@ def evaluate_codes(visual: VQTower, decoder: nn.Module, images: Tensor, batch_si
 
 
 def write_vq(vq: VQ, out: str) -> None:
-    with new_file(out) as partial:
-        torch.save({"state_dict": {PREFIX + name: weight.cpu() for name, weight in vq.state_dict().items()}}, partial)
+    save_whole({"state_dict": {PREFIX + name: weight.cpu() for name, weight in vq.state_dict().items()}}, out)
 
 
 def run_fit(args: argparse.Namespace) -> None:

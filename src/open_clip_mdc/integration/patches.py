@@ -1,7 +1,8 @@
-"""The table of all attributes that are replaced in OpenCLIP, webdataset and PyTorch, by what, and why.
+"""The tables of all attributes that are replaced in OpenCLIP, webdataset and PyTorch, by what, and why.
 
-OpenCLIP has no plug-in interface, so `register()` replaces the attributes in the table and `unregister()` puts them
-back. Nothing else in the project assigns to another package's module (tests/core/test_integration.py checks it).
+OpenCLIP has no plug-in interface, so `register()` replaces what loading a captioner needs, functions of OpenCLIP's
+factory. `register(training=True)`, which only open_clip_train calls, replaces what training needs, too. `unregister()`
+puts everything back. Nothing else in the project assigns to another package's module (tests/core/test_integration.py).
 
 A plain CLIP run gives the same bits, except for seeds, resuming and rotated images. The reason of such a row begins
 with "CLIP too" (tests/core/test_loading.py). Targets and hooks are strings, so this file imports none of them.
@@ -15,7 +16,7 @@ from .openclip import MAJOR
 
 
 class Replacement(NamedTuple):
-    """A row of the table."""
+    """A row of a table."""
 
     target: str  # "module:attribute" of OpenCLIP, webdataset or PyTorch
     hook: str  # "module:function" of this package, which takes the original and returns its replacement
@@ -25,11 +26,10 @@ class Replacement(NamedTuple):
 ANY_BASE = "a prefix such as MDC- in front of any config's name makes it a captioner"
 NO_SIGLIP = "OpenCLIP gives SigLIP's tokenizer to every name with siglip in it, but captioners use CLIP's BPE"
 
-OPEN_CLIP = (
+LOADING = (
     Replacement("open_clip.factory:get_model_config", ".factory:get_model_config", ANY_BASE),
     Replacement("open_clip:get_model_config", ".factory:get_model_config", ANY_BASE),
     Replacement("open_clip:get_tokenizer", ".factory:get_tokenizer", NO_SIGLIP),
-    Replacement("open_clip_train.main:get_tokenizer", ".factory:get_tokenizer", NO_SIGLIP),
     Replacement("open_clip.factory:create_model", ".image_source:create_model",
                 "pretrained_image starts a captioner's image tower, where OpenCLIP would load only a part of it"),
     Replacement("open_clip:create_model", ".image_source:create_model", "the same under its public name"),
@@ -42,6 +42,16 @@ OPEN_CLIP = (
     Replacement("open_clip.factory:load_checkpoint", ".saving:load_checkpoint",
                 "the weights of another model end in a list of hundreds of names, and no weights in a traceback"),
     Replacement("open_clip:load_checkpoint", ".saving:load_checkpoint", "the same under its public name"),
+)
+SHARDS = (  # for readers of shards that are not ours
+    Replacement("webdataset.gopen:gopen", ".data:gopen",
+                "a file with the name pipe:COMMAND.tar, which *.tar may match, would run the command"),
+    Replacement("webdataset.tariterators:tar_file_iterator", ".data:tar_file_iterator",
+                "it reads a member of any size to memory, such as 3 GB from a tar.gz of 14 MB"),
+)
+TRAINING = (
+    *SHARDS,
+    Replacement("open_clip_train.main:get_tokenizer", ".factory:get_tokenizer", NO_SIGLIP),
     Replacement("open_clip_train.main:get_latest_checkpoint", ".saving:get_latest_checkpoint",
                 "CLIP too, resuming: OpenCLIP sorts by name, by which an old epoch_latest.pt is the latest"),
     Replacement("open_clip_train.main:parse_args", ".arguments:parse_args",
@@ -51,10 +61,6 @@ OPEN_CLIP = (
                 "the same images (EXIF orientation, 16 bit) and draw one of several captions"),
     Replacement("open_clip_train.main:get_data", ".data:get_data",
                 "captions are prepared while the device works, and images copied as bytes. CLIP gets the same bits"),
-    Replacement("webdataset.gopen:gopen", ".data:gopen",
-                "a file with the name pipe:COMMAND.tar, which *.tar may match, would run the command"),
-    Replacement("webdataset.tariterators:tar_file_iterator", ".data:tar_file_iterator",
-                "it reads a member of any size to memory, such as 3 GB from a tar.gz of 14 MB"),
     Replacement("open_clip_train.data:CsvDataset", ".data:csv_dataset",
                 "CLIP too: OpenCLIP drops, joins or renames rows of tables with quotes"),
     Replacement("open_clip_train.main:evaluate", ".training:evaluate",
@@ -74,7 +80,7 @@ WHOLE = "CLIP too, resuming: a damaged file loads without an error, and torchrun
 SEEDS = ("CLIP too, seeds and resuming: OpenCLIP seeds once per process, so a resumed run would repeat the noise of "
          "its first epoch. It also saves NaN")
 LOGGED = "OpenCLIP logs the metrics that this function returns. CLIP too, resuming: a row names its epoch"
-OPEN_CLIP += (
+TRAINING += (
     Replacement("open_clip_train.main:create_task", ".openclip4:create_task", LOSS),
     Replacement("open_clip_train.file_utils:pt_load", ".saving:pt_load", WHOLE),
     Replacement("open_clip_train.main:train_one_epoch", ".openclip4:train_one_epoch", SEEDS),
@@ -114,9 +120,13 @@ def packaged_configs() -> dict[str, dict]:
                      for name in configs.listed()}
 
 
-def register(table: tuple[Replacement, ...] = OPEN_CLIP) -> None:
-    """Add captioners to OpenCLIP: add the configs and apply the table. Calling it again changes nothing."""
+def register(training: bool = False, table: tuple[Replacement, ...] = LOADING) -> None:
+    """Add captioners to OpenCLIP: add the configs and apply the table. Calling it again changes nothing.
+
+    `training=True` also replaces what `open_clip_train.main` needs to train captioners, in PyTorch and webdataset, too.
+    """
     check_version("open_clip_torch")
+    table += TRAINING if training else ()
     if any(target.startswith("clip_benchmark") for target, _, _ in table):
         check_version("clip_benchmark")
     plugins.load_installed()

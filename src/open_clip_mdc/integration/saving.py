@@ -2,6 +2,8 @@
 import os
 from pathlib import Path
 
+import torch
+
 from ..data import weights
 from ..data.files import new_file
 from .hook import hook
@@ -76,3 +78,6 @@ def save(original, obj, f, *args, **kwargs):
             if not isinstance(cause, OSError):
                 raise
             raise OSError(cause.errno, cause.strerror, str(f)) from problem
+
+
+save_whole = save(torch.save)
