@@ -3,20 +3,26 @@
     open_clip_mdc app --pretrained RUN
     open_clip_mdc app --blind-images photos/     # adds blind and debiased scores of sentences
 
-The page is served to this machine only, unless you give --host. It needs no network. Uploads are kept in a temporary
-folder, which is removed at the end. The page is built on gradio (pip install 'open_clip_mdc[app]').
+The page is served to this machine only, unless you give --host. It needs no network, and answers only at the address
+that it was started for (`OwnAddress`). Uploads are the only files that it opens, and are deleted after ten minutes. The
+page is built on gradio (pip install 'open_clip_mdc[app]').
 """
 import argparse
 import os
+import re
+from collections.abc import Callable
 from html import escape
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
+from socket import gethostname
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 from PIL import Image
 
+from ..data.images import open_image
 from ..data.paths import IMAGE_FILES, find_images
 from ..decoding.attention_maps import word_maps
 from ..decoding.confidence import tokenize_with_masks
@@ -28,6 +34,8 @@ from .page import card, legend, printable, render_page, thumbnail
 from .shared import load_captioner
 
 UPLOAD_LIMIT = "20mb"
+PIXELS = 64_000_000  # of an upload: a small file can have many, and each caller waits for the one before
+KEPT = 600  # seconds that an upload is kept for
 SENTENCES = 64  # the most that are scored at a time
 # gradio itself shows no focus of text and choices.
 CSS = """#steps iframe {width: 100%; height: 30em; border: 0}
@@ -70,7 +78,7 @@ class Demo:
 
         With a null image, the row also has the blind (unconditional) and the debiased score.
         """
-        lines = [line.strip() for line in sentences.splitlines() if line.strip()]
+        lines = [line.strip() for line in (sentences or "").splitlines() if line.strip()]
         if not 0 < len(lines) <= SENTENCES:
             raise ValueError(f"give 1 to {SENTENCES} sentences, one per line")
         image = self._read(path)
@@ -84,10 +92,55 @@ class Demo:
     def _read(self, path: str | None) -> torch.Tensor:
         if path is None:
             raise ValueError("drop an image first")
-        try:
-            return self.loaded.preprocessed(Path(path))[None].to(self.loaded.device)
-        except ValueError as problem:
-            raise ValueError(str(problem).replace(path, Path(path).name)) from problem
+        image = open_image(Path(path), "the photograph", PIXELS)
+        return self.loaded.preprocessed(image)[None].to(self.loaded.device)
+
+
+class OwnAddress:
+    """Refuses requests for another address than `host`, as a foreign page can point its own name to this machine.
+
+    At 0.0.0.0 and ::, every numeric address and the name of this machine are its own. The port has to be its own, and
+    the request's Origin, if there is one, its own address.
+    """
+
+    def __init__(self, app: Callable, host: str):
+        self.app, self.numeric = app, host.strip("[]") in ("0.0.0.0", "::")
+        self.names = {"localhost", "127.0.0.1", "[::1]", (gethostname() if self.numeric else host).lower()}
+
+    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
+        from starlette.responses import PlainTextResponse
+        refusal = PlainTextResponse("this page answers only at its own address and port", 400)
+        own = scope["type"] not in ("http", "websocket") or self.is_own(scope)
+        await (self.app if own else refusal)(scope, receive, send)
+
+    def is_own(self, scope: dict) -> bool:
+        """Return whether the request has one Host header, which names this page, and no other page as its Origin."""
+        hosts, origins = ([value.decode("latin-1").lower() for name, value in scope["headers"] if name == wanted]
+                          for wanted in (b"host", b"origin"))
+        parts = re.fullmatch(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::([0-9]{1,5}))?", hosts[0]) if len(hosts) == 1 else None
+        if parts is None or int(parts[2] or 80) != scope["server"][1]:
+            return False
+        if any(origin.partition("://")[2] != hosts[0] for origin in origins):
+            return False
+        return parts[1] in self.names or self.numeric and is_numeric(parts[1])
+
+
+def is_numeric(name: str) -> bool:
+    try:
+        return bool(ip_address(name.strip("[]")))
+    except ValueError:
+        return False
+
+
+def uploaded(path: str, folder: str) -> str:
+    """Return the real path of an upload below `folder`. Raises ValueError for others, in the same words for all."""
+    try:
+        real = Path(os.path.realpath(path))
+        if real.is_relative_to(os.path.realpath(folder)) and real.is_file():
+            return str(real)
+    except (OSError, ValueError):  # no system has such a path
+        pass
+    raise ValueError("this is no upload, or it was deleted: drop the image again")
 
 
 def highlight(image: Image.Image, weights: torch.Tensor) -> Image.Image:
@@ -115,12 +168,13 @@ def build(demo: Demo):
 
     alone = {"concurrency_id": "model", "concurrency_limit": 1}  # word_maps hooks the model: one caption at a time
     header = ["sentence", "log p(c|i)", "log p(c)", "debiased"][:2 if demo.blind is None else 4]
-    with gr.Blocks(title="open_clip_mdc", analytics_enabled=False) as page:
+    with gr.Blocks(title="open_clip_mdc", analytics_enabled=False, delete_cache=(KEPT / 10, KEPT)) as page:
         gr.Markdown("# open_clip_mdc\nDrop a photograph, and ask for a caption.")
         with gr.Row():
             image = gr.Image(type="filepath", sources=["upload", "clipboard"], label="Photograph",
                              elem_id="photograph", height=320)
-            image.preprocess = lambda upload: upload and upload.path  # gradio would open every format that Pillow can
+            # gradio would open every format that Pillow can, and whatever path a request names without its "meta"
+            image.preprocess = told(lambda upload: upload and uploaded(upload.path or "", image.GRADIO_CACHE))
             with gr.Column():
                 caption = gr.Textbox(label="Caption", elem_id="caption", interactive=False)
                 ask = gr.Button("Caption", variant="primary", elem_id="ask")
@@ -140,7 +194,7 @@ def build(demo: Demo):
                                       wrap=True, column_widths=["31%", "21%", "21%", "27%"] if header[2:] else
                                       ["60%", "40%"])
         steps = gr.HTML(label="Steps", elem_id="steps")
-        maps = gr.State([])
+        maps = gr.State([], time_to_live=KEPT)
         ask.click(told(say), image, [caption, steps, words, maps, where], api_name="caption", **alone)
         if not demo.loaded.model.causal:
             fill.click(told(say), [image, text], [caption, steps, words, maps, where], api_name="fill", **alone)
@@ -149,12 +203,14 @@ def build(demo: Demo):
     return page
 
 
-def launch(page, **options):
+def launch(page, server_name: str, **options):
     """Serve a page of `build`, without contacting any other address. `options` are those of gradio's launch."""
     import gradio as gr
+    from starlette.middleware import Middleware
     theme = gr.themes.Base().set(button_primary_background_fill="*primary_600",  # its own is too light for white text
                                  button_primary_background_fill_hover="*primary_700")
     return page.launch(share=False, max_file_size=UPLOAD_LIMIT, ssr_mode=False, theme=theme, footer_links=[], css=CSS,
+                       app_kwargs={"middleware": [Middleware(OwnAddress, server_name)]}, server_name=server_name,
                        **options)
 
 

@@ -196,9 +196,11 @@ def app(parser: argparse.ArgumentParser) -> None:
                         help=f"images to average into the null image of unconditional scores, at least "
                              f"{decoding.MIN_NULL_IMAGES} (default: no unconditional scores)")
     parser.add_argument("--host", default="127.0.0.1",
-                        help="address to serve at, such as 0.0.0.0 for all of your network (default: %(default)s, this "
-                             "machine only)")
-    parser.add_argument("--port", type=positive, default=7860, help="port to serve at (default: %(default)s)")
+                        help="address to serve at, and the only one that is answered beside localhost. 0.0.0.0 serves "
+                             "all of your network, under every numeric address and this machine's name (default: "
+                             "%(default)s, this machine only)")
+    parser.add_argument("--port", type=positive, default=7860,
+                        help="port to serve at. A tunnel has to keep it (default: %(default)s)")
 
 
 def export(parser: argparse.ArgumentParser) -> None:

@@ -23,6 +23,7 @@ from .csv_pairs import CsvRows, read_csv
 from .paths import SHARDS, formats
 from .shards import CAPTION_SEPARATOR, image_member, image_suffix, members, read_samples
 
+MAX_PIXELS = 160_000_000  # as the header says: the largest cameras have 151 million, and half a gigabyte is decoded
 MAX_ASPECT = 100  # a narrower image, resized by its shorter side, would fill the memory
 
 
@@ -103,13 +104,17 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def decode_image(source: Path | BytesIO, name: str | None = None,
-                 box: tuple[int, int, int, int] | None = None) -> Image.Image:
+                 box: tuple[int, int, int, int] | None = None, most: int = MAX_PIXELS) -> Image.Image:
     """Return an image as `upright` RGB. `box` is the part to keep: left, upper, right, lower in pixels as stored.
 
-    Raises ValueError, which contains `name` or `source`, for a damaged image or a format that is not in `formats`.
+    Raises ValueError, which contains `name` or `source`, for a damaged image, a format that is not in `formats`, or
+    more than `most` pixels, which are not decoded.
     """
     try:
         with Image.open(source, formats=formats()) as file:
+            if file.width * file.height > most:
+                raise ValueError(f"it has {file.width} x {file.height} pixels, and at most {most // 10 ** 6} million "
+                                 "are read: make it smaller")
             return upright(file if box is None else file.crop(box))
     except UnidentifiedImageError as problem:  # its own text names an object in memory
         raise ValueError(f"cannot read the image {name or source}: it is no {', '.join(formats())}") from problem
@@ -117,8 +122,12 @@ def decode_image(source: Path | BytesIO, name: str | None = None,
         raise ValueError(f"cannot read the image {name or source}: {problem}") from problem
 
 
-def open_image(source: Path | BytesIO | ValueError | Image.Image, name: str | None = None) -> Image.Image:
-    """Return an image as `upright` RGB. Raises ValueError if it cannot be decoded, or is much longer than wide."""
+def open_image(source: Path | BytesIO | ValueError | Image.Image, name: str | None = None,
+               most: int = MAX_PIXELS) -> Image.Image:
+    """Return an image as `upright` RGB.
+
+    Raises ValueError if it cannot be decoded, has more than `most` pixels, or is much longer than wide.
+    """
     if isinstance(source, ValueError):
         raise source
     if isinstance(source, Image.Image):
@@ -127,7 +136,7 @@ def open_image(source: Path | BytesIO | ValueError | Image.Image, name: str | No
         except OSError as problem:
             raise ValueError(f"cannot read the image {name or source}: {problem}") from problem
     else:
-        image = decode_image(source, name)
+        image = decode_image(source, name, most=most)
     if not 0 < max(image.size) <= MAX_ASPECT * min(image.size):
         raise ValueError(f"cannot use the image {name or source}: it is {image.width} x {image.height} pixels")
     return image

@@ -1,0 +1,168 @@
+"""What `open_clip_mdc app` answers to raw requests that no page sends.    pytest tests/oracles/test_app_requests.py"""
+import http.client
+import io
+import json
+import socket
+import struct
+import zlib
+from contextlib import contextmanager
+
+import pytest
+from conftest import make_image, run_folder, wait_for
+from PIL import Image
+
+import open_clip_mdc
+from open_clip_mdc.cli import app
+
+pytest.importorskip("gradio")
+META = {"_type": "gradio.FileData"}
+
+
+class Answer:
+    """Status, headers and content of the answer to one request to port `port` of this machine."""
+
+    def __init__(self, port: int, method: str, path: str, body: bytes = b"", **headers: str):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.putrequest(method, path, skip_host=True)
+        for name, value in {"Host": f"127.0.0.1:{port}", "Content-Length": len(body), **headers}.items():
+            connection.putheader(name.replace("_", "-"), value)
+        connection.endheaders(body)
+        answer = connection.getresponse()
+        self.status, self.headers, self.text = answer.status, answer.headers, answer.read().decode("latin-1")
+        connection.close()
+
+
+def ask(port: int, endpoint: str, *data, **headers) -> Answer:
+    """Call an endpoint as gradio's own client does: two requests."""
+    body = json.dumps({"data": data}).encode()
+    first = Answer(port, "POST", f"/gradio_api/call/{endpoint}", body, Content_Type="application/json", **headers)
+    if first.status != 200:
+        return first
+    return Answer(port, "GET", f"/gradio_api/call/{endpoint}/{json.loads(first.text)['event_id']}", **headers)
+
+
+def upload(port: int, content: bytes) -> str:
+    """Return the path of an upload."""
+    body = (b'--X\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n'
+            + content + b"\r\n--X--\r\n")
+    answer = Answer(port, "POST", "/gradio_api/upload", body, Content_Type="multipart/form-data; boundary=X")
+    return json.loads(answer.text)[0]
+
+
+def png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "png")
+    return buffer.getvalue()
+
+
+def header_of(width: int, height: int) -> bytes:
+    """Return a PNG that promises so many pixels and has none."""
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)) + \
+        chunk(b"IDAT", zlib.compress(b"\0" * 9)) + chunk(b"IEND", b"")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return open_clip_mdc.load(run_folder(tmp_path_factory.mktemp("runs") / "run", "MDC-ViT-Ti-8"), device="cpu")
+
+
+@contextmanager
+def served(loaded, folder, host: str = "127.0.0.1"):
+    """Yield the port of an app whose uploads go below `folder`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADIO_TEMP_DIR", str(folder / "uploads"))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        page = app.build(app.Demo(loaded, None))
+        try:
+            app.launch(page, prevent_thread_lock=True, quiet=True, server_name=host)
+            yield page.server_port
+        finally:
+            page.close()
+
+
+@pytest.fixture(scope="module")
+def port(loaded, tmp_path_factory):
+    with served(loaded, tmp_path_factory.mktemp("app")) as port:
+        yield port
+
+
+@pytest.mark.parametrize("endpoint, more", [("caption", []), ("fill", ["a [MASK]"]), ("score", ["a red circle"])])
+def test_only_an_upload_is_opened_whatever_the_request_says_of_its_path(port, tmp_path, endpoint, more):
+    own = upload(port, png(make_image(3)))
+    uploads = own.rsplit("/", 2)[0]
+    secret, link = tmp_path / "secret.png", tmp_path / "link.png"
+    make_image(5).save(secret)
+    link.symlink_to(own + "/none")
+    assert "event: complete" in ask(port, endpoint, {"path": own}, *more).text
+    assert "event: complete" in ask(port, endpoint, {"path": own, "meta": META}, *more).text
+    tried = (secret, f"{uploads}/../../{tmp_path.name}/secret.png", f"file://{secret}", "/dev/zero", "/",
+             "/proc/self/mem", tmp_path, tmp_path / "none.png", link, uploads, f"{own}/x", f"{own}x", "", "a\0b",
+             "x" * 9000, f"http://127.0.0.1:{port}/gradio_api/file={own}")
+    said = {ask(port, endpoint, {"path": str(path)}, *more).text for path in tried}
+    said |= {ask(port, endpoint, {"path": str(secret), **others}, *more).text for others in (
+        {"meta": {}}, {"meta": {"_type": "other"}}, {"url": "https://example.org/a.png"}, {"url": own, "size": 3},
+        {"orig_name": "a.png", "mime_type": "image/png"}, {"is_stream": True})}
+    assert len(said) == 1 and "event: error" in said.pop()
+    said = {ask(port, endpoint, {"path": str(path), "meta": META}, *more).text for path in tried}
+    assert not any("complete" in text or "rrno" in text or str(tmp_path) in text for text in said)
+
+
+def test_no_route_tells_whether_a_file_of_the_machine_exists(port, tmp_path):
+    make_image(5).save(tmp_path / "secret.png")
+    for route in "/gradio_api/file={}", "/gradio_api/file/{}", "/file={}", "/gradio_api/proxy={}", "/static/{}":
+        there, absent = (Answer(port, "GET", route.format(tmp_path / name)) for name in ("secret.png", "absent.png"))
+        assert there.status == absent.status >= 400 and there.text == absent.text.replace("absent", "secret")
+
+
+@pytest.mark.parametrize("route", ["/", "/config", "/gradio_api/info", "/gradio_api/file=x", "/theme.css", "/none",
+                                   "/gradio_api/call/caption"])
+def test_the_page_answers_to_its_own_names_only(port, route):
+    own = (f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}")
+    others = (f"evil.example:{port}", "evil.example", f"localhost.evil.example:{port}", f"127.0.0.1:{port + 1}",
+              "127.0.0.1", f"10.0.0.1:{port}", f"evil@localhost:{port}", f"localhost:{port}:1", f"[::2]:{port}", "",
+              f":{port}")
+    usual = Answer(port, "GET", route).status
+    assert all(Answer(port, "GET", route, Host=host).status == usual for host in own)
+    for host in others:
+        refused = Answer(port, "GET", route, Host=host, Origin=f"http://{host}")
+        assert refused.status == 400 and len(refused.text) < 100
+
+
+def test_a_page_of_another_site_gets_no_answer(port):
+    photo = {"path": upload(port, png(make_image(3)))}
+    for host in f"127.0.0.1:{port}", f"[::1]:{port}":
+        assert "complete" in ask(port, "caption", photo, Host=host, Origin=f"http://{host}").text
+        for origin in f"http://evil.example:{port}", "null", f"http://127.0.0.1:{port + 1}":
+            assert ask(port, "caption", photo, Host=host, Origin=origin).status == 400
+
+
+def test_an_app_of_all_addresses_answers_to_numbers_and_its_own_name(loaded, tmp_path):
+    with served(loaded, tmp_path, "0.0.0.0") as port:
+        for host in "192.168.7.7", "[fe80::1]", socket.gethostname(), "localhost":
+            assert Answer(port, "GET", "/config", Host=f"{host}:{port}").status == 200
+        for host in "evil.example", "192.168.7.7.evil.example", "[evil]":
+            assert Answer(port, "GET", "/config", Host=f"{host}:{port}").status == 400
+
+
+def test_pixels_are_counted_before_they_are_decoded(port):
+    said = ask(port, "caption", {"path": upload(port, header_of(9000, 8000))}).text
+    assert "9000 x 8000 pixels" in said and "event: error" in said
+    assert "9000 x 7000 pixels" not in ask(port, "caption", {"path": upload(port, header_of(9000, 7000))}).text
+
+
+def test_no_command_decodes_more_pixels_than_a_camera_has(loaded, tmp_path):
+    for side, said in (13_000, "13000 x 13000 pixels"), (12_000, "truncated|not enough|broken"):
+        (tmp_path / "a.png").write_bytes(header_of(side, side))
+        with pytest.raises(ValueError, match=said):
+            loaded.caption([tmp_path / "a.png"])
+
+
+def test_uploads_are_deleted_after_a_while(loaded, tmp_path, monkeypatch):
+    monkeypatch.setattr(app, "KEPT", 2, raising=False)
+    with served(loaded, tmp_path) as port:
+        photo = upload(port, png(make_image(3)))
+        wait_for(lambda: not [path for path in (tmp_path / "uploads").rglob("*") if path.is_file()])
+        said = ask(port, "caption", {"path": photo}).text
+        assert "deleted" in said and photo not in said
