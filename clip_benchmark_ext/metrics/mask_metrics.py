@@ -29,10 +29,11 @@ def measures(matrix: Tensor) -> dict[str, float]:
             "pixel_acc": (matrix.diagonal().sum() / matrix.sum()).item()}
 
 
-def with_errors(groups: Tensor) -> dict[str, float]:
+def with_errors(groups: Tensor) -> dict[str, float | str]:
     """Return mIoU and pixel accuracy of all images, with standard errors by a jackknife over groups of images.
 
-    Groups are of images because the pixels of an image are not independent.
+    Groups are of images because the pixels of an image are not independent. An error that one group alone decides is
+    left out, with its reason.
 
     Args:
         groups: the confusion matrices of the groups, [G, C, C].
@@ -42,5 +43,8 @@ def with_errors(groups: Tensor) -> dict[str, float]:
     for name in list(found):
         values = torch.tensor([part[name] for part in parts], dtype=torch.float64)
         error = (values - values.mean()).square().sum().item() * (len(parts) - 1) / len(parts)
-        found[f"{name}_se"] = math.sqrt(error)
+        if len(parts) > 1 and math.isfinite(error):
+            found[f"{name}_se"] = math.sqrt(error)
+        else:
+            found[f"{name}_se_missing"] = "fewer than two images have pixels of a class"
     return found

@@ -215,8 +215,11 @@ def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
 
 
 def top_k_accuracy(logits: Tensor, targets: Tensor, ks: tuple[int, ...]) -> list[float]:
-    """Return for each k <= C the share of rows of logits [N, C] with the target among the k largest."""
-    hits = logits.topk(max(ks), dim=1).indices == targets[:, None]  # [N, max k]
+    """Return for each k <= C the share of rows of logits [N, C] with the target among the k largest.
+
+    Of equal logits the first come first, as in argmax.
+    """
+    hits = logits.sort(dim=1, descending=True, stable=True).indices[:, :max(ks)] == targets[:, None]  # [N, max k]
     return [hits[:, :k].sum().item() / len(targets) for k in ks]
 
 

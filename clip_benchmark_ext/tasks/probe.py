@@ -44,11 +44,12 @@ def encode_fn(job: Job, kind: str) -> Encode:
     return encode
 
 
-def accuracy(name: str, predicted: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return the accuracy, its mean over classes, and its binomial standard error."""
+def accuracy(name: str, predicted: Tensor, targets: Tensor) -> dict[str, float | str]:
+    """Return the accuracy, its mean over classes, and its binomial standard error or why there is none."""
     share = predicted.eq(targets).double().mean().item()
-    return {f"{name}_acc1": share, f"{name}_macro": float(balanced_accuracy_score(targets, predicted)),
-            f"{name}_se": math.sqrt(share * (1 - share) / len(targets))}
+    error = {f"{name}_se": math.sqrt(share * (1 - share) / len(targets))} if len(targets) > 1 else \
+        {f"{name}_se_missing": "there is one image"}
+    return {f"{name}_acc1": share, f"{name}_macro": float(balanced_accuracy_score(targets, predicted)), **error}
 
 
 def by_features(job: Job, splits: Splits, name: str, classes: int) -> tuple[dict, dict[str, Tensor]]:

@@ -30,6 +30,7 @@ from open_clip_mdc.decoding.clip_guidance import Clip
 from open_clip_mdc.integration import clip as clip_models
 from open_clip_mdc.likelihood.log_likelihood import decoder_passes, log_likelihood
 from open_clip_mdc.models.fingerprint import fingerprint
+from open_clip_mdc.models.precision import without_autocast
 from open_clip_mdc.text.special_tokens import not_whole
 
 from ..datasets.caption_data import read_batch, unique_ids
@@ -60,7 +61,8 @@ def read_captions(job: Job, batches: DataLoader, clip: Clip | None) -> tuple[lis
     cosines = None
     if clip:
         embs = encode_texts(clip, [text for own in texts for text in own], job.args.device, "captions for CLIP")
-        cosines = F.normalize(torch.cat(images), dim=-1) @ F.normalize(embs, dim=-1).t()
+        with without_autocast("cpu"):  # bfloat16 would make ties, and list other pairs
+            cosines = F.normalize(torch.cat(images), dim=-1) @ F.normalize(embs, dim=-1).t()
     return unique_ids([i for batch in ids for i in batch]), texts, cosines
 
 

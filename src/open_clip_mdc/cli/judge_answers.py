@@ -77,7 +77,7 @@ def summarise(votes: list[dict], names: list[str]) -> dict:
     for name in names:
         shares = [1 / len(vote["chosen"]) for vote in judged if name in vote["chosen"]]
         rates[name] = rate = math.fsum(shares) / len(judged) if judged else None
-        errors[name] = math.sqrt(rate * (1 - rate) / len(judged)) if judged else None
+        errors[name] = math.sqrt(rate * (1 - rate) / len(judged)) if len(judged) > 1 else None
     letters = Counter(LETTERS[vote["shown"].index(vote["chosen"])] for vote in judged if len(vote["shown"]) > 1)
     return {"images": len(votes), "judged": len(judged), "malformed": len(votes) - len(judged),
             "all_equal": sum(len(vote["shown"]) == 1 for vote in votes), "selection_rate": rates,
@@ -91,6 +91,7 @@ def report(path: Path, settings: dict, summary: dict) -> None:
     width = max(map(len, settings["systems"]))
     print(f"{'system':<{width}}  selected (%)  standard error")
     for name, rate in summary["selection_rate"].items():
-        print(f"{name:<{width}}  {100 * rate:>12.1f}  {100 * summary['standard_error'][name]:>14.1f}")
+        error = summary["standard_error"][name]  # None of one image
+        print(f"{name:<{width}}  {100 * rate:>12.1f}  {'unknown' if error is None else f'{100 * error:.1f}':>14}")
     print(f"{summary['judged']} of {summary['images']} images judged by {settings['model']}, {summary['malformed']} "
           f"malformed answers, {summary['all_equal']} with equal captions: {path}")

@@ -1,0 +1,91 @@
+"""Figures of few or of equal values, and cosines under autocast, against NumPy in float64.
+
+    pytest tests/oracles/test_equal_scores.py
+"""
+import json
+import math
+from argparse import Namespace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from clip_benchmark_ext import results
+from clip_benchmark_ext.metrics.mask_metrics import confusion, with_errors
+from clip_benchmark_ext.tasks import retrieval
+from clip_benchmark_ext.tasks.linear_probe import top_k_accuracy
+from clip_benchmark_ext.tasks.probe import accuracy
+from clip_benchmark_ext.tasks.zeroshot import classification_metrics
+from open_clip_mdc.cli import judge_answers
+from open_clip_mdc.decoding.clip_guidance import Clip
+
+
+def test_one_prediction_serves_accuracy_and_recall():
+    """The first of equal scores is the prediction. Each class has as many images, so accuracy is the mean recall."""
+    generator = np.random.default_rng(0)
+    logits, targets = generator.integers(0, 4, (600, 6)), np.arange(600) % 6
+    assert (np.sort(logits)[:, -1] == np.sort(logits)[:, -2]).sum() > 200
+    found = classification_metrics(torch.tensor(logits).float(), torch.tensor(targets))
+    best = [max(range(6), key=lambda k, row=row: (row[k], -k)) for row in logits]
+    assert found["acc1"] == pytest.approx(np.mean(best == targets)) == pytest.approx(found["mean_per_class_recall"])
+    ahead = [sum(x > row[t] or x == row[t] and k < t for k, x in enumerate(row)) for row, t in zip(
+        logits, targets, strict=True)]
+    assert found["acc5"] == pytest.approx(np.mean(np.array(ahead) < 5))
+    assert top_k_accuracy(torch.tensor([[3.0, 3, 1, 0, 0, 0]]), torch.tensor([1]), (1, 2)) == [0, 1]
+
+
+def test_one_image_has_no_standard_error_and_says_so(tmp_path):
+    mask = torch.tensor([[0, 0, 1], [1, 1, 0]])
+    one = confusion(torch.zeros_like(mask), mask, 2)[None]
+    for groups in (one, torch.cat([one, torch.zeros_like(one)])):  # the second image is void
+        found = with_errors(groups)
+        assert found == {"miou": 0.25, "pixel_acc": 0.5, "miou_se_missing": found["pixel_acc_se_missing"],
+                         "pixel_acc_se_missing": "fewer than two images have pixels of a class"}
+    found |= accuracy("linear", torch.tensor([1]), torch.tensor([1]))
+    assert found["linear_acc1"] == 1 and found["linear_se_missing"] == "there is one image"
+    results.write(tmp_path / "r.json", {}, found)
+    assert json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)["metrics"] == found
+    assert math.isclose(accuracy("knn", torch.tensor([1, 0]), torch.tensor([1, 1]))["knn_se"], (0.25 / 2) ** 0.5)
+
+
+class Towers(torch.nn.Module):
+    """Images and texts of known features: their pixels, and a row of a table."""
+
+    def __init__(self, table: np.ndarray):
+        super().__init__()
+        self.table = torch.tensor(table)
+
+    def encode_image(self, image):
+        return image.flatten(1)[:, :12]
+
+    def encode_text(self, text):
+        return self.table[text]
+
+
+def test_cosines_of_retrieval_are_those_of_float64_under_autocast_too():
+    generator = np.random.default_rng(0)
+    pictures = [Image.fromarray(generator.integers(0, 256, (2, 2, 3), dtype=np.uint8)) for _ in range(9)]
+    table = generator.normal(size=(18, 12)).astype(np.float32)
+    transform = lambda image: torch.tensor(np.array(image) / 255, dtype=torch.float32)  # noqa: E731
+    rows = [(transform(image), [str(2 * i), str(2 * i + 1)]) for i, image in enumerate(pictures)]
+    clip = Clip(Towers(table), transform, lambda texts: torch.tensor([int(text) for text in texts]))
+    loader = torch.utils.data.DataLoader(rows, batch_size=4, collate_fn=lambda b: (
+        torch.stack([x for x, _ in b]), [texts for _, texts in b]))
+    job = SimpleNamespace(args=Namespace(device="cpu"), load_test=lambda transform: loader)
+    with torch.autocast("cpu"):
+        ids, texts, cosines = retrieval.read_captions(job, loader, clip)
+    images = np.stack([np.array(image, dtype=np.float64).ravel() / 255 for image in pictures])
+    expected = (images / np.linalg.norm(images, axis=1, keepdims=True)) @ (
+        table / np.linalg.norm(table.astype(np.float64), axis=1, keepdims=True)).T
+    np.testing.assert_allclose(cosines.numpy(), expected, atol=1e-6)
+    assert len(texts) == 9 and (retrieval.best(cosines, 3).numpy() == (
+        expected.argsort(1).argsort(1) >= 15)).all()
+
+
+def test_one_judged_image_has_no_standard_error(tmp_path, capsys):
+    summary = judge_answers.summarise([{"chosen": "x", "shown": ["x", "y"]}], ["x", "y"])
+    assert summary["selection_rate"] == {"x": 1, "y": 0} and summary["standard_error"] == {"x": None, "y": None}
+    judge_answers.report(tmp_path / "r.json", {"systems": ["x", "y"], "model": "m"}, summary)
+    assert capsys.readouterr().out.count("unknown") == 2
