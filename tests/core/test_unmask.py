@@ -1,4 +1,5 @@
 """Claims about masked diffusion decoding (Eq. 6): which tokens each step reveals, and that others stay as they are."""
+import math
 from functools import partial
 
 import pytest
@@ -116,6 +117,33 @@ def test_a_place_takes_its_next_best_where_a_neighbour_has_its_token_and_waits_f
     assert decoded.log_prob[0, 1:5].exp().tolist() == pytest.approx([0.4, 0.9, 0.3, 0.35])
     given = unmask(table(logits), [[4, 6, 1, 0, 6, 5]], 6, repeats="avoid")  # neighbours that the user gave count
     assert given.text.tolist() == [[4, 2, 1, 0, 1, 5]] and given.step.tolist() == [[-1, 0, -1, -1, 1, -1]]
+
+
+def decode_by_table(tokenizer, caption, probability, given=()):
+    """Decode a caption each of whose places gives its own token a probability. Returns ids and the caption's ids."""
+    ids = [tokenizer.sot_token_id, *tokenizer.encode(caption), tokenizer.eot_token_id]
+    size, places = tokenizer.vocab_size, torch.arange(len(ids))
+    logits = torch.full((len(ids), size), (1 - probability) / size).log()
+    logits[places, ids] = math.log(probability)
+    text = [size if 0 < i < len(ids) - 1 and i not in given else token for i, token in enumerate(ids)]
+    return unmask(table(logits), [text], size, repeats="avoid", forbidden=ids[::len(ids) - 1]).text[0].tolist(), ids
+
+
+@pytest.mark.parametrize(("caption", "probability"), [
+    ("player number 11 in red", 0.4), ("a bus to 200 street", 0.4), ("route 77 sign .", 0.4),
+    ("so cold ! !", 0.96), ("wave bye bye", 0.96)])
+def test_equal_digits_and_a_sure_word_may_stand_side_by_side(tokenizer, caption, probability):
+    found, expected = decode_by_table(tokenizer, caption, probability)
+    assert found == expected
+
+
+@pytest.mark.parametrize("word", ["is", "a", "red", "dogs", ",", "."])
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.94])
+def test_a_word_that_two_places_want_stands_once_unless_it_was_given_twice(tokenizer, word, probability):
+    found, expected = decode_by_table(tokenizer, f"dog {word} {word} running", probability)
+    assert found.count(expected[2]) == 1 and found[1] == expected[1] and found[4:] == expected[4:]
+    found, _ = decode_by_table(tokenizer, f"dog {word} {word} running", probability, given=(2, 3))
+    assert found == expected
 
 
 def test_of_equals_the_leftmost_position_and_the_lowest_token_come_first():

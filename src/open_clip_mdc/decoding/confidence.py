@@ -5,6 +5,7 @@ MaskGIT's decoding (Chang et al. 2022), which LLaDA uses, too (Nie et al. 2025).
 
 Dimensions: B captions, R rows, L positions, M predicted tokens, K candidate tokens, V vocabulary.
 """
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from ..models.interface import Network, TokenLogits
 from ..text.packing import partition_indices, scatter_flat
-from ..text.special_tokens import PAD_ID, eot_id, mask_id, sot_id
+from ..text.special_tokens import PAD_ID, eot_id, mask_id, sot_id, words_and_marks
 from .sampling import GREEDY, Decoded, Sampling, sample_tokens
+
+SURE = 0.95  # of a word beside itself. The packaged captioner was at most .86 sure of one that should not be there
 
 
 @torch.no_grad()
@@ -42,7 +45,7 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
         guide: reweights the `top_k` most probable tokens of each revealed position (`reweigh`). The order of positions
             and `log_prob` stay the network's.
         device: the network's device, by default the text's. For a text on the CPU and an int k, no step waits for it.
-        repeats: "avoid" forbids the tokens of revealed neighbours (`without_neighbours`). "allow" is Eq. 6.
+        repeats: "avoid" forbids the words of revealed neighbours (`without_neighbours`). "allow" is Eq. 6.
     """
     by_probability = isinstance(tokens_per_step, float)
     if not tokens_per_step >= (0 if by_probability else 1):
@@ -54,8 +57,8 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
         raise ValueError("a [MASK] stands in the padding, after the caption's end")
 
     token_logits = network(lengths.tolist())
-    text, masked, forbidden = (x.to(device or text.device, non_blocking=True) for x in (
-        text, masked, torch.tensor(forbidden, dtype=torch.long)))
+    text, masked, forbidden, words = (x.to(device or text.device, non_blocking=True) for x in (
+        text, masked, torch.tensor(forbidden, dtype=torch.long), words_and_marks(vocab_size)))
     text, padding = text.tensor_split([int(lengths.max())], dim=1)
     remaining, _ = partition_indices(masked[:, :text.shape[1]], int(left.sum()))
     step = torch.full_like(text, -1)
@@ -65,7 +68,7 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
     while len(remaining):
         allowed = token_logits(text, remaining).log_softmax(1).index_fill(1, forbidden, -torch.inf)
         if repeats == "avoid":
-            allowed = without_neighbours(allowed, text, remaining, vocab_size)
+            allowed = without_neighbours(allowed, text, remaining, words)
         confidence = scatter_flat(unknown, remaining, allowed.amax(1))
         best = confidence.argsort(dim=1, descending=True, stable=True)[:, :1 if by_probability else tokens_per_step]
         chosen = nowhere.scatter(1, best, True)
@@ -90,20 +93,24 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
     return Decoded(torch.cat((text, padding), 1), F.pad(step, extra, value=-1), F.pad(log_prob, extra))
 
 
-def without_neighbours(log_prob: Tensor, text: Tensor, places: Tensor, vocab_size: int) -> Tensor:
-    """Return log p [M, V] without the tokens that stand revealed to the left and right of each place.
+def without_neighbours(log_prob: Tensor, text: Tensor, places: Tensor, words: Tensor) -> Tensor:
+    """Return log p [M, V] without the words that stand revealed to the left and right of each place.
 
-    Two places may both be sure of a word whose position is not settled ("a dog is is running"). The place that is
-    revealed first takes it, and the other one takes its next best. With k = 1 no token then stands twice in a row. The
-    rest is not renormalised, so that a place that wanted its neighbour's word counts as unsure and comes late.
+    Two places may both want a word whose position is not settled ("a dog is is running"). The place that is revealed
+    first takes it, and the other one takes its next best. The rest is not renormalised, so that a place that wanted its
+    neighbour's word counts as unsure and comes late. Two things may stand twice in a row: digits ("11", "200"), and a
+    word that its place is SURE of although it sees its neighbour ("bye bye" of a model that has learnt it).
 
     Args:
         text: long [R, L].
         places: positions of the M tokens, long [M] into R*L.
+        words: bool [V], True at what is avoided (`words_and_marks`).
     """
-    nothing = sot_id(vocab_size)  # no caption has it. [MASK] is no token, and the ends of a row have one neighbour
+    nothing = sot_id(len(words))  # no caption has it. [MASK] is no token, and the ends of a row have one neighbour
     beside = F.pad(text, (1, 1), value=nothing).unfold(1, 3, 1)[..., ::2].flatten(0, 1).index_select(0, places)
-    return log_prob.scatter(1, beside.where(beside != mask_id(vocab_size), nothing), -torch.inf)
+    beside = beside.where(beside != mask_id(len(words)), nothing)
+    own = log_prob.gather(1, beside)
+    return log_prob.scatter(1, beside, own.where(~words[beside] | (own >= math.log(SURE)), -torch.inf))
 
 
 def reweigh(log_prob: Tensor, filled: Tensor, places: Tensor, guide: Callable[[Tensor, Tensor], Tensor],

@@ -53,8 +53,8 @@ OPTIONS = {
                             help="reveal K tokens per step or, given a probability P such as 0.9, all tokens at least "
                                  "that probable (default: 1)"),
     "repeats": dict(choices=REPEATS,
-                    help="whether a word may stand twice in a row: avoid never reveals the token of a neighbour that "
-                         "is revealed already (default: allow, by Eq. 6, but avoid in open_clip_mdc)"),
+                    help="whether a word may stand twice in a row: avoid takes a revealed neighbour's word only where "
+                         "it is at least 95%% probable (default: allow, by Eq. 6, but avoid in open_clip_mdc)"),
     "sampler": dict(choices=("confidence", "ancestral"),
                     help="reveal the most confident tokens first, or draw from the reverse diffusion (default: "
                          "confidence)"),
@@ -96,7 +96,7 @@ def add_flags(parser, names: Iterable[str], spell: Callable[[str], str]) -> None
 
 
 def readable(options: Mapping, causal: bool) -> dict:
-    """Return options of `generate` for captions that people read: no word twice in a row, unless asked otherwise."""
+    """Return options of `generate` for captions that people read: repeats are avoided, unless asked otherwise."""
     return dict(options) if causal or options.get("sampler") == "ancestral" else {"repeats": "avoid", **options}
 
 

@@ -7,10 +7,13 @@ cannot decode it.
 Dimensions: B captions, C candidates, L positions, V vocabulary.
 """
 import codecs
+import string
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
+import torch
+from open_clip.tokenizer import bytes_to_unicode
 from torch import Tensor
 
 PAD_ID = 0
@@ -87,6 +90,19 @@ def whole_words(tokenizer: Callable) -> dict[int, str]:
     for token in range(sot_id(tokenizer.vocab_size)):
         with suppress(UnicodeDecodeError):
             words[token] = token_bytes(token, tokenizer).decode().replace("</w>", " ")
+    return words
+
+
+def words_and_marks(vocab_size: int) -> Tensor:
+    """Return a mask, bool [V], that is False at digits and at single bytes inside a word.
+
+    CLIP's BPE and every cut of it begin with the 256 bytes inside a word and the 256 bytes that end one. A digit is
+    always one of the latter. Ids of fewer than 512 tokens, as in a table, are all words.
+    """
+    words = torch.ones(vocab_size, dtype=torch.bool)
+    if vocab_size > 512:
+        words[:256] = False
+        words[256:512] = torch.tensor([byte not in string.digits for byte in bytes_to_unicode().values()])
     return words
 
 
