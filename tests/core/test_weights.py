@@ -4,6 +4,7 @@
 """
 import gzip
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from clip_benchmark_ext.tasks.zeroshot import read_classifier
 from open_clip_mdc import train
 from open_clip_mdc.cli import taming
 from open_clip_mdc.data import weights
-from open_clip_mdc.integration import checkpoints, problems, saving
+from open_clip_mdc.integration import checkpoints, image_source, problems, saving
 from open_clip_mdc.integration import clip as clip_models
 
 MODEL = "MDC-ViT-Ti-8"
@@ -123,6 +124,36 @@ def test_a_file_that_is_no_whole_checkpoint_is_one_line_by_every_way_in(name, st
                         "--train-num-samples", "8", "--precision", "fp32"])
     if name not in ("safetensors bit", "not finite", "payload", "old payload", "callback", "pickle", "npz"):
         assert ROTTEN[name] in problems.find_problem(args)  # before the data and the model
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "bool", "float8_e4m3fn", "float8_e5m2",
+                                   "complex64"])
+def test_weights_of_a_type_that_cannot_hold_them_are_refused_by_every_way_in(dtype, state, tmp_path):
+    """One matrix is enough, of torch.save or safetensors. What a network counts is whole, and loads."""
+    name, kind = "visual.transformer.resblocks.0.mlp.c_fc.weight", getattr(torch, dtype)
+    given = {**state, name: (state[name] * 127).to(kind)}
+    torch.save({"epoch": 2, "state_dict": given}, tmp_path / "w.pt")
+    save_file(given, tmp_path / "w.safetensors")
+    torch.save(torch.ones(8, 4).to(kind), tmp_path / "c.pt")
+    for way, read in READERS.items():
+        for path in [tmp_path / "c.pt"] if way == "--load_clfs" else [tmp_path / "w.pt", tmp_path / "w.safetensors"]:
+            said = say(path, read)
+            assert f" as {dtype}, from which the weight cannot be told: give weights in float16" in said, (way, said)
+            assert way == "--load_clfs" or name in said
+    with pytest.raises(ValueError, match=f"w.pt holds .* as {dtype}, "):
+        image_source.load(open_clip.create_model(MODEL).visual, str(tmp_path / "w.pt"), MODEL)
+
+
+@pytest.mark.parametrize("dtype", weights.FLOATS)
+def test_every_entry_of_a_network_is_a_weight_that_must_be_a_float_but_its_counts(dtype, tmp_path):
+    """A network with BatchNorm: each entry in turn as int8 is refused, and all in the four types of floats load."""
+    network = open_clip.create_model("MDC-small-timm-tf_efficientnet_lite0", force_image_size=32).state_dict()
+    path = tmp_path / "w.pt"
+    assert weights.state_dict({n: x.to(dtype) if x.is_floating_point() else x for n, x in network.items()}, path)
+    for name, x in network.items() if dtype == torch.float32 else ():
+        if x.is_floating_point():
+            with pytest.raises(ValueError, match=re.escape(f" {name} as int8, ")):
+                weights.state_dict({name: x.to(torch.int8)}, path)
 
 
 def test_any_changed_bit_of_a_safetensors_file_of_ours_is_noticed(tmp_path):

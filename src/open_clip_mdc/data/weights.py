@@ -25,6 +25,8 @@ WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # keys under w
 PREFIXES = ("module.", "model.")  # in front of all names, from DDP and Lightning
 WITHIN = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # from torch.compile and FSDP
 DIGEST = "sha256"  # key in a safetensors header
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WHOLE = re.compile(r"^$|(num_batches_tracked|ids|idxs?|index|indices|mask|used)$")  # names of what is no weight
 BEGINNINGS = (  # the first bytes of other files that users give
     (rb"\s*version https://git-lfs", "it is a git-lfs pointer: get the file itself by git lfs pull"),
     (rb"(\xef\xbb\xbf)?\s*<", "it is an HTML or XML page, as a failed download leaves: download it again"),
@@ -140,7 +142,8 @@ def stored_epoch(path: Path) -> int | None:
 def tensors(path: Path) -> dict[str, Tensor]:
     """Return the weights in a file, under the names that the model itself gives them.
 
-    Raises ValueError as `read` does, and for NaN and infinity. Raises Misfit if there are no weights in it.
+    Raises ValueError as `read` does, for NaN and infinity, and for weights of a type that cannot hold them, such as
+    int8. Raises Misfit if there are no weights in it.
     """
     return state_dict(read(path), path)
 
@@ -157,6 +160,9 @@ def state_dict(content: object, path: Path) -> dict[str, Tensor]:
         of_optimizer = {"param_groups", "optimizer"} & content.keys()
         raise Misfit("it holds only the state of an optimizer" if of_optimizer else "it holds no tensor")
     check_finite(found, path)
+    for name, x in found.items():
+        if x.dtype not in FLOATS and not (WHOLE.search(name) or x.ndim == 0 and "logit" not in name):
+            raise wrong_type(x, path, name)
     return found
 
 
@@ -174,13 +180,20 @@ def bare_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_finite(content: object, path: Path, name: str = "") -> None:
-    """Raise ValueError if a tensor in the content of a file is not finite."""
+    """Raise ValueError if a tensor in the content of a file is not finite, or of a type that no weight has."""
     if isinstance(content, Tensor):
+        if content.dtype not in FLOATS and (content.is_floating_point() or content.is_complex()):
+            raise wrong_type(content, path, name)
         if content.is_floating_point() and not content.isfinite().all():
             raise ValueError(f"{path} holds NaN or infinity ({name}): give an earlier checkpoint")
     elif isinstance(content, (Mapping, list, tuple)):
         for key, value in content.items() if isinstance(content, Mapping) else enumerate(content):
             check_finite(value, path, f"{name}.{key}" if name else str(key))
+
+
+def wrong_type(x: Tensor, path: Path, name: str) -> ValueError:
+    return ValueError(f"{path} holds {name} as {str(x.dtype).removeprefix('torch.')}, from which the weight cannot be "
+                      "told: give weights in float16, bfloat16, float32 or float64")
 
 
 def save(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
