@@ -1,9 +1,15 @@
 """Claims about downloads, from a server on this machine.    pytest tests/tools/test_fetch.py"""
 import hashlib
+import io
+import os
 import re
 import shlex
+import subprocess
+import tarfile
 import uuid
+import zipfile
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 
 import pytest
 import requests
@@ -15,6 +21,7 @@ from open_clip_mdc.cli import arguments as flags
 from open_clip_mdc.cli import fetch
 
 CONTENT = bytes(range(256)) * 20_000
+CHECKSUM = f"md5:{hashlib.md5(CONTENT).hexdigest()}"
 
 
 class Server(BaseHTTPRequestHandler):
@@ -64,7 +71,7 @@ def server(monkeypatch):
     handler = type("Handler", (Server,), {"asked": []})
     with serving(handler) as service:
         handler.url = f"{service.url}/file.zip"
-        file = fetch.File(handler.url, "5 MB", f"md5:{hashlib.md5(CONTENT).hexdigest()}")
+        file = fetch.File(handler.url, "5 MB", CHECKSUM)
         monkeypatch.setitem(fetch.SOURCES, "coco", fetch.Source("CC BY 4.0", (file,), ("unzip OUT/file.zip",)))
         monkeypatch.setattr(fetch.time, "sleep", lambda seconds: None)
         yield handler
@@ -102,7 +109,7 @@ def test_what_came_is_kept_for_the_next_run_unless_the_servers_file_is_another(s
     assert "at byte 3145728" in complaint and "\n" not in complaint
     assert not (tmp_path / "file.zip").exists()
     monkeypatch.undo()
-    file = fetch.File(server.url)
+    file = fetch.File(server.url, "", CHECKSUM)
     server.cuts, server.asked = 0, []
     fetch.download(file, tmp_path)
     assert server.asked == [0, 3 * 2 ** 20] and (tmp_path / "file.zip").read_bytes() == CONTENT
@@ -172,6 +179,82 @@ def test_print_says_what_there_is_and_fetches_nothing(name, tmp_path, capsys, mo
         assert re.fullmatch(r"https?://[\w.-]+/[\w./-]+[;,]?", url), url
     for command in re.findall(r"^open_clip_mdc (.*)", printed, re.MULTILINE):
         assert cli.parse(shlex.split(command)).tool == "prepare"
+
+
+@pytest.mark.parametrize("name", fetch.SOURCES)
+@pytest.mark.parametrize("out", ["my data; touch P", "it's $(touch P) `touch P`/$HOME", "*"])
+def test_a_printed_command_takes_the_folder_as_one_word(name, out, capsys):
+    def words(folder: str) -> list[list[str]]:
+        cli.main(["fetch", name, "--out", folder, "--print"])
+        lines = capsys.readouterr().out.splitlines()[1 + len(fetch.SOURCES[name].files):]
+        return [shlex.split(line, comments=True) for line in lines]
+    assert words(out) == [[word.replace("PLAIN", out) for word in line] for line in words("PLAIN")]
+
+
+@pytest.mark.parametrize("out", ["my data; touch P", "a\ntouch P\n'b", "\x1b[2J\u202e \udcff"])
+def test_the_commands_run_for_any_folder(out, tmp_path, capsys):
+    cli.main(["fetch", "coco", "--out", out, "--print"])
+    commands = capsys.readouterr().out.splitlines()[-2:]
+    (tmp_path / out).mkdir()
+    for name in "a.zip", "b c.zip":
+        (tmp_path / out / name).touch()
+    said = subprocess.run(["bash", "-c", 'unzip() { printf "%s\\0" "$@"; }; open_clip_mdc() { unzip "$@"; };' +
+                           "\n".join(commands)], cwd=tmp_path, capture_output=True, check=True).stdout
+    own = [os.fsdecode(word) for word in said.split(b"\0")]
+    assert own[:8] == ["-q", "-d", out, f"{out}/a.zip", "-q", "-d", out, f"{out}/b c.zip"]
+    assert own[8:13] == ["prepare", "coco", "--images", out, "--annotations"]
+    assert [path.name for path in tmp_path.iterdir()] == [out]
+
+
+def archive(kind: str) -> bytes:
+    buffer = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(buffer, "w") as file:
+            file.writestr("a", "a")
+    elif kind == "tgz":
+        with tarfile.open(fileobj=buffer, mode="w:gz") as file:
+            file.addfile(tarfile.TarInfo("a"))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind, right", [("zip", archive("zip")), ("tgz", archive("tgz")), ("json", b'[{"a": 1}]'),
+                                         ("tsv", b"http://a/b.jpg\ta dog\n")], ids=tuple(fetch.KINDS))
+def test_an_answer_of_another_kind_is_no_file(kind, right, tmp_path):
+    answers = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(*answers["status"])
+            for header in answers["headers"]:
+                self.send_header(*header)
+            self.end_headers()
+            self.wfile.write(answers["body"])
+
+        def log_message(self, *args):
+            pass
+
+    def fetched(body: bytes, *headers: tuple, status: int = 200) -> Path:
+        answers.update(body=body, headers=headers or [("Content-Length", len(body))], status=[status])
+        return fetch.download(fetch.File(f"{service.url}/file.{kind}"), tmp_path)
+
+    with serving(Handler) as service:
+        for body in b"<html>\t<p>moved</p></html>", b"<!doctype html>\n", b"", b"quota exceeded", right[:5]:
+            with pytest.raises(ValueError, match=rf"file.{kind} is no .{kind} file: it begins with b.*run the same"):
+                fetched(body)
+        with pytest.raises(ValueError, match=rf"{service.url}/file.{kind} answers with a Content-Length of 'abc'"):
+            fetched(right, ("Content-Length", "abc"))
+        for elsewhere in "file:///etc/passwd", "ftp://a/b", f"{service.url}/file.{kind}":  # the last for ever
+            with pytest.raises(ValueError, match=rf"{service.url}/file.{kind} sends on to an address that cannot"):
+                fetched(b"", ("Location", elsewhere), ("Content-Length", 0), status=302)
+        assert not list(tmp_path.iterdir())
+        assert fetched(right).read_bytes() == right
+        (tmp_path / f"file.{kind}").write_bytes(b"<html>")
+        with pytest.raises(ValueError, match=rf"file.{kind} is no .{kind} file.*remove it"):
+            fetched(right)
+
+
+def test_each_kind_of_file_of_the_table_is_known():
+    assert {Path(file.name).suffix for source in fetch.SOURCES.values() for file in source.files} <= set(fetch.KINDS)
 
 
 def test_the_flag_names_the_rows_of_the_table():

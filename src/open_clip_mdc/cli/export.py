@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ..data import weights
 from ..data.files import new_folder
+from ..data.paths import for_shell
 from ..integration.pretrained import PretrainedCaptioner, load
 from ..integration.runs import find
 from ..models import convert as conversion
@@ -167,4 +168,4 @@ def run(args: argparse.Namespace) -> None:
             print(push(out, args.push))
         except (OSError, ValueError) as problem:
             raise ValueError(f"{out} is written, but not uploaded: {problem}\n  To try again, run: "
-                             f"hf upload {args.push} {out}") from problem
+                             f"hf upload {for_shell(args.push)} {for_shell(out)}") from problem

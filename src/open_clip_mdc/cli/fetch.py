@@ -5,12 +5,16 @@
 
 An interrupted download resumes when the same command is run again, as long as the server's file is the same. A file
 gets its name once it is complete and has the published checksum, if there is one (COCO's by LAVIS, Flickr8k's by
-mlverse).
+mlverse), or else is of the kind that its suffix says, and no page about an error. A file that is there is checked, too.
 """
 import argparse
 import hashlib
+import json
 import os
+import tarfile
 import time
+import zipfile
+import zlib
 from glob import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +22,7 @@ from typing import NamedTuple
 import requests
 
 from ..data.files import hash_file, open_own
+from ..data.paths import for_shell
 from ..progress import progress_bar
 
 TRIES = 5  # in a row without a new byte
@@ -52,12 +57,12 @@ SOURCES = {
         "captions CC BY 4.0, photographs under Flickr's terms",
         (File(f"{COCO}/train2014.zip", "13 GB", "md5:0da8c0bd3d6becc4dcb32757491aca88"),
          File(f"{COCO}/val2014.zip", "6 GB", "md5:a3d79f5ed8d289b7a7554ce06a5782b3"), KARPATHY),
-        ("for f in OUT/*.zip; do unzip -q -d OUT $f; done",
+        ('for f in OUT/*.zip; do unzip -q -d OUT "$f"; done',
          "open_clip_mdc prepare coco --images OUT --annotations OUT/dataset_coco.json --out OUT/shards")),
     "flickr8k": Source(
         "non-commercial research and education, photographs under Flickr's terms",
         (File(f"{FLICKR8K}/Flickr8k_Dataset.zip", "1 GB", "md5:f18a1e2920de5bd84dae7cf08ec78978"), KARPATHY),
-        ("for f in OUT/*.zip; do unzip -q -d OUT $f; done",
+        ('for f in OUT/*.zip; do unzip -q -d OUT "$f"; done',
          "open_clip_mdc prepare flickr8k --images OUT/Flicker8k_Dataset --annotations OUT/dataset_flickr8k.json "
          "--out OUT/shards")),
     "flickr30k": Source(
@@ -82,7 +87,7 @@ SOURCES = {
         commands=("hf download UCSC-VLAA/Recap-DataComp-1B --repo-type dataset --include 'data/train_data/*' "
                   "--local-dir OUT",
                   IMG2DATASET % ("OUT/data/train_data", "parquet", "re_caption"),
-                  "open_clip_mdc prepare recap --shards 'OUT/shards/{00000..99999}.tar' --pairs 10000000 "
+                  "open_clip_mdc prepare recap --shards OUT/shards/'{00000..99999}.tar' --pairs 10000000 "
                   "--out OUT/recap-10M")),
     "sugar_crepe": Source(
         "MIT, with captions and photographs of COCO",
@@ -166,8 +171,34 @@ SOURCES = {
 }
 
 
+def is_json(path: Path) -> bool:
+    try:
+        return bool(json.loads(path.read_bytes()))
+    except ValueError:
+        return False
+
+
+def is_tar(path: Path) -> bool:
+    try:
+        return tarfile.is_tarfile(path)
+    except (EOFError, zlib.error):  # compressed, but not to the end
+        return False
+
+
+def is_tsv(path: Path) -> bool:
+    with path.open("rb") as file:
+        first = file.readline(2 ** 20).strip()
+    return b"\t" in first and not first.startswith(b"<")
+
+
+KINDS = {".zip": zipfile.is_zipfile, ".tgz": is_tar, ".json": is_json, ".tsv": is_tsv}
+
+
 def ask(url: str, **headers: str) -> requests.Response:
-    return requests.get(url, stream=True, timeout=TIMEOUT, headers={"Accept-Encoding": "identity", **headers})
+    try:
+        return requests.get(url, stream=True, timeout=TIMEOUT, headers={"Accept-Encoding": "identity", **headers})
+    except (requests.exceptions.InvalidSchema, requests.exceptions.InvalidURL, requests.TooManyRedirects) as problem:
+        raise ValueError(f"{url} sends on to an address that cannot be fetched: {problem}") from problem
 
 
 def open_rest(url: str, part: Path) -> requests.Response:
@@ -199,15 +230,19 @@ def append(answer: requests.Response, part: Path, bar) -> None:
 def download(file: File, folder: Path) -> Path:
     """Download the file unless it is there, and return its path.
 
-    Raises OSError if the server breaks off too often, ValueError for a wrong size or checksum.
+    Raises OSError if the server breaks off too often, ValueError for a wrong size, checksum or kind.
     """
     target, tries, size = folder / file.name, 0, -1
     if target.exists():
+        if problem := find_problem(file, target, None):
+            raise ValueError(f"{target} {problem}: remove it, and run the same command to fetch it again")
         return target
     with ask(file.url) as head:
         head.raise_for_status()
         part = folder / f".{file.name}.{identity(file, head)}.part"
         length = head.headers.get("Content-Length")
+        if length is not None and not length.isdecimal():
+            raise ValueError(f"{file.url} answers with a Content-Length of {length!r}, which is no number")
     with progress_bar(total=length and int(length), what=file.name, unit="B", unit_scale=True) as bar:
         while True:
             try:
@@ -238,12 +273,15 @@ def find_problem(file: File, part: Path, length: str | None) -> str | None:
         algorithm, _, wanted = file.checksum.partition(":")
         if (found := hash_file(part, algorithm)) != wanted:
             return f"has the {algorithm} {found}, not {wanted}"
+    elif not KINDS[Path(file.name).suffix](part):
+        with part.open("rb") as content:
+            return f"is no {Path(file.name).suffix} file: it begins with {content.read(40)!r}"
     return None
 
 
 def run(args: argparse.Namespace) -> None:
     source, folder = SOURCES[args.source], Path(args.out)
-    commands = [command.replace("OUT", args.out) for command in source.commands]
+    commands = [command.replace("OUT", for_shell(args.out)) for command in source.commands]
     print(f"licence: {source.licence}")
     if args.print:
         for file in source.files:

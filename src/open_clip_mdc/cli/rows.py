@@ -1,7 +1,8 @@
 """Write rows about images to one file, by its suffix as JSON lines, CSV or a Parquet table.
 
-CSV holds lists and objects as JSON. A Parquet table names images by the same rule as tables of shards
-(`tables.key_of`).
+CSV holds lists and objects as JSON, and no text that a spreadsheet takes for a formula: an image =1.png is written as
+./=1.png, which is the same file, and other text gets an apostrophe in front. A Parquet table names images by the same
+rule as tables of shards (`tables.key_of`).
 """
 import csv
 import json
@@ -16,9 +17,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS = 1024  # in memory at a time
+FORMULAS = tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20")  # how they begin in a spreadsheet, in full width, too
 
 
-def _in_cell(value: object) -> object:
+def _in_cell(column: str, value: object) -> object:
+    if isinstance(value, str) and value.startswith(FORMULAS):
+        return ("./" if column == "image" else "'") + value
     return json.dumps(value) if isinstance(value, (list, dict)) else value
 
 
@@ -42,6 +46,6 @@ def write_rows(out: str | Path, columns: list[str], rows: Iterable[dict], schema
             if suffix == ".csv":
                 writer = csv.DictWriter(file, columns)
                 writer.writeheader()
-                writer.writerows({name: _in_cell(value) for name, value in row.items()} for row in rows)
+                writer.writerows({name: _in_cell(name, value) for name, value in row.items()} for row in rows)
             else:
                 file.writelines(json.dumps(row) + "\n" for row in rows)

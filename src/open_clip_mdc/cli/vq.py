@@ -26,6 +26,7 @@ from torchvision.utils import save_image
 
 from ..data.files import new_file
 from ..data.images import Images
+from ..data.paths import for_shell
 from ..data.shards import find_shards
 from ..integration.patches import register
 from ..integration.pretrained import default_device
@@ -192,7 +193,7 @@ def run_fit(args: argparse.Namespace) -> None:
     print(f"{len(images)} held-out images: PSNR {quality.psnr:.2f} dB, {quality.used} of {codes} codes in use "
           f"({quality.used / codes:.0%}), perplexity {quality.perplexity:.1f}")
     print(f"contact sheet, images above their reconstructions: {sheet}")
-    print(f"To train with it: open_clip_train --model {args.model} --pretrained {args.out} ...")
+    print(f"To train with it: open_clip_train --model {args.model} --pretrained {for_shell(args.out)} ...")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -201,4 +202,4 @@ def run(args: argparse.Namespace) -> None:
     visual, _, _ = tower(args.model)
     visual.vq.load_state_dict(taming.convert(args.source, args.used, visual.vq.state_dict()))
     write_vq(visual.vq, args.out)
-    print(f"To train with it: open_clip_train --model {args.model} --pretrained {args.out} ...")
+    print(f"To train with it: open_clip_train --model {args.model} --pretrained {for_shell(args.out)} ...")

@@ -60,10 +60,17 @@ def inside(folder: Path, name: str, path: Path, row: str | int) -> Path:
     return folder / name
 
 
+def for_shell(name: str | Path) -> str:
+    """Return a name as one word of a command to paste. Characters that do not print are written out, for bash."""
+    if str(name).isprintable():
+        return quote(str(name))
+    return "$'" + "".join(chr(c) if c < 128 and chr(c).isalnum() else f"\\x{c:02x}" for c in os.fsencode(name)) + "'"
+
+
 def to_shards(path: str | Path, split: str = "train") -> str:
     """Return the command that makes shards of images with captions that are stored in another way."""
     out = re.sub(r"\W+", "-", Path(os.path.abspath(path)).name.partition(".")[0]).strip("-") or split
-    return f"open_clip_mdc prepare shards --{split} {quote(str(path))} --out {out}-wds"
+    return f"open_clip_mdc prepare shards --{split} {for_shell(path)} --out {out}-wds"
 
 
 def check_kind(path: str | Path) -> None:
