@@ -184,7 +184,10 @@ ACCUMULATE = ("--epochs", "1", "--wd", "0.1", "--grad-clip-norm", "1")
 
 
 def test_an_accumulated_step_is_the_step_and_the_negatives_are_of_all_its_micro_batches(csv, tmp_path):
-    """ARC has no noise, so two micro-batches of 12 are the batch of 24, up to rounding."""
+    """ARC has no noise, so two micro-batches of 12 are the batch of 24, up to rounding.
+
+    Only `logit_scale` gets the sum of both micro-batches' gradients, as in OpenCLIP. Adam divides by its size.
+    """
     arc = dict(data=csv, logs=tmp_path, model="ARC-ViT-Ti-8-contrastive")
     open_clip_train_each(
         train_flags("--batch-size", "24", *ACCUMULATE, name="whole", **arc),
