@@ -206,7 +206,7 @@ $(TRAINED):
 	+$(MAKE) demo
 bench: | $(TRAINED)
 	$(BENCH)training $(CAPTIONS:%=--captions %)
-	$(BENCH)scoring $(CAPTIONS:%=--captions %) --scenes $(SCENES) --pretrained $(DEMO)/mdc
+	$(BENCH)scoring $(CAPTIONS:%=--captions %)
 	$(BENCH)decoding
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.bulk --scenes $(SCENES) --pretrained $(DEMO)/mdc
 

@@ -1,24 +1,19 @@
-"""Compare caption likelihoods with a plain loop, in speed and memory, and measure what early stopping saves.
+"""Compare caption likelihoods with a plain loop, in speed and memory.
 
-    python -m benchmarks.scoring --captions captions_test.json --scenes demo/scenes --pretrained demo/mdc
+    python -m benchmarks.scoring --captions captions_test.json
 
-It takes 2 to 3 minutes on 2 CPU cores. The first table checks that both sides agree. The third table needs captions
-that a model can tell apart, and so a captioner that is trained on `open_clip_mdc scenes`.
+It takes 2 to 3 minutes on 2 CPU cores. The first table checks that both sides agree.
 """
 import argparse
-import json
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 from statistics import median
 
 import torch
-from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
 from open_clip_mdc.data.markdown import markdown_table
-from open_clip_mdc.integration.checkpoints import load
 from open_clip_mdc.likelihood.exact import Likelihood
 from open_clip_mdc.models.captioner import Captioner
 
@@ -82,25 +77,6 @@ def memory(size: str, captions: list[str]) -> list[tuple]:
     return rows
 
 
-def early_stopping(pretrained: str, scenes: Path) -> list[tuple]:
-    model, transform, tokenizer = load(pretrained)
-    rows = []
-    for task in TASKS:
-        pairs = list(json.loads((scenes / "sugarcrepe" / f"{task}.json").read_text()).values())
-        agree = draws = 0
-        for pair in tqdm(pairs, desc=task):
-            with Image.open(scenes / "sugarcrepe" / "images" / pair["filename"]) as file:
-                image = transform(file)[None]
-            text = tokenizer([pair["caption"], pair["negative_caption"]])[None]
-            full = model.log_likelihood(image, text, "monte_carlo")
-            early = ours(model, image, text, "monte_carlo", stop_confidence=0.999)
-            agree += int(full.argmax() == early.log_likelihood.argmax())
-            draws += int(early.draws.sum())
-        mean = draws / (2 * len(pairs))
-        rows.append((task, len(pairs), f"{100 * agree / len(pairs):.2f}", f"{mean:.1f}", f"{1024 / mean:.1f}"))
-    return rows
-
-
 def report(args: argparse.Namespace) -> str:
     captions = read_captions(args.captions)
     text = [machine(),
@@ -112,21 +88,11 @@ def report(args: argparse.Namespace) -> str:
         text += ["Peak memory above the model's:",
                  markdown_table(("estimator", "budget, MiB", *(f"{c} candidates, MiB" for c in CANDIDATES)),
                                 memory(args.size, captions))]
-    if args.scenes:
-        text += [f"Early stopping at confidence 0.999, {args.pretrained} on the scenes' pairs:",
-                 markdown_table(("pairs", "number", "agreement with 1,024 draws, %", "draws per caption", "fewer by"),
-                                early_stopping(args.pretrained, args.scenes))]
     return "\n\n".join(text)
 
 
 def main() -> None:
-    parser = section_parser(__doc__)
-    parser.add_argument("--scenes", type=Path, help="folder of `open_clip_mdc scenes`, for the third table")
-    parser.add_argument("--pretrained", help="run folder or checkpoint of a captioner trained on these scenes")
-    args = parser.parse_args()
-    if (args.scenes is None) != (args.pretrained is None):
-        parser.error("--scenes and --pretrained belong together")
-    write_report("Scoring", report, args)
+    write_report("Scoring", report, section_parser(__doc__).parse_args())
 
 
 if __name__ == "__main__":

@@ -43,9 +43,6 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--num_samples", type=number_from(1), default=1024,
                        help="number of draws per caption of --scorer monte_carlo and bound (default: 1024, the "
                             "paper's)")
-    group.add_argument("--stop_confidence", type=float, metavar="P",
-                       help="--scorer monte_carlo: stop drawing once an image's best caption is this certain, such as "
-                            "0.999, which gives no debiased score (default: never)")
     group.add_argument("--trained_interval", action="store_true",
                        help="--scorer monte_carlo: draw only mask counts from the interval of t of the training")
     group.add_argument("--alpha", type=finite, default=1.0,
@@ -121,10 +118,10 @@ def scoring_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | N
         raise ValueError(f"--scorer {method} does not fit this model: choose {' or '.join(scorers)}")
     options = {"method": method, "alpha": flags.alpha}
     if method == "monte_carlo":
-        return options | dict(num_samples=flags.num_samples, stop_confidence=flags.stop_confidence,
+        return options | dict(num_samples=flags.num_samples,
                               interval=(cfg.t_min, cfg.t_max) if flags.trained_interval else None)
-    if flags.stop_confidence is not None or flags.trained_interval:
-        raise ValueError(f"--stop_confidence and --trained_interval are options of --scorer monte_carlo, not {method}")
+    if flags.trained_interval:
+        raise ValueError(f"--trained_interval is an option of --scorer monte_carlo, not {method}")
     return options | ({"num_samples": flags.num_samples} if method == "bound" else {})
 
 
@@ -135,8 +132,6 @@ def cloze_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | Non
 def retrieval_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
     if cfg is None:
         return {}
-    if flags.stop_confidence is not None:
-        raise ValueError("--stop_confidence finds only the best caption, but retrieval ranks all: leave it out")
     if flags.shortlist and flags.scorer == "cosine":
         raise ValueError("--shortlist is for likelihoods: leave it out with --scorer cosine")
     if (flags.clip is None) != (flags.shortlist is None):

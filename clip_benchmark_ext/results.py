@@ -89,6 +89,13 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
+def given(about: Mapping) -> dict:
+    """Return what a result says of itself, without settings that are None: an older version may have had more flags."""
+    settings = about.get("settings")
+    return {**about, "settings": {name: value for name, value in settings.items() if value is not None}
+            if isinstance(settings, dict) else None}
+
+
 def is_there(path: Path, about: dict) -> bool:
     try:
         # Refuses NaN, and a byte order mark, as other readers do.
@@ -97,7 +104,7 @@ def is_there(path: Path, about: dict) -> bool:
         return False
     except ValueError:
         saved = None
-    if isinstance(saved, dict) and all(saved.get(name) == value for name, value in about.items()):
+    if isinstance(saved, dict) and given(saved) | given(about) == given(saved):
         return True
     logging.warning("%s is the result of another run (%s): it is computed again", path, unlike(saved, about))
     return False

@@ -30,7 +30,7 @@ class Task(NamedTuple):
         return getattr(import_module(module, __package__), function)(job, batches)
 
 
-SCORER = ("scorer", "num_samples", "stop_confidence", "trained_interval", "alpha")
+SCORER = ("scorer", "num_samples", "trained_interval", "alpha")
 TASKS = {
     "image_caption_selection": Task(
         ".selection:run", (), ("perturbations",), SCORER, scoring_options),

@@ -44,12 +44,7 @@ def null_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor:
 
 def likelihood_scorer(model: Captioner, tokenizer: Callable, device: str, blind: Tensor, options: dict,
                       alpha: float) -> Scorer:
-    """Return the scorer of plain, blind and debiased scores, with the number of draws. `blind` is `null_image(...)`.
-
-    With `stop_confidence` in the options there is no debiased score, as captions that drop out early have rough scores.
-    """
-    stops = options.get("stop_confidence") is not None
-
+    """Return the scorer of plain, blind and debiased scores, with the number of draws. `blind` is `null_image(...)`."""
     def score(images: Tensor, texts: Sequence[Sequence[str]]) -> list[dict[str, np.ndarray]]:
         if len({len(captions) for captions in texts}) > 1:
             return [row for i, captions in enumerate(texts) for row in score(images[i:i + 1], [captions])]
@@ -58,10 +53,9 @@ def likelihood_scorer(model: Captioner, tokenizer: Callable, device: str, blind:
         tokens = tokens.view(len(texts), -1, tokens.shape[-1])  # [B, C, L]
         per_image = tokens.repeat_interleave(images.shape[1], 0)
         plain = log_likelihood(model, images.flatten(0, 1).to(device), per_image, return_details=True, **options)
-        prior = log_likelihood(model, None, tokens, blind=blind, **(options | {"stop_confidence": None}))
+        prior = log_likelihood(model, None, tokens, blind=blind, **options)
         scores = {"plain": plain.log_likelihood, "blind": prior.repeat_interleave(images.shape[1], 0)}
-        if not stops:
-            scores["debiased"] = debiased_score(scores["plain"].cpu(), scores["blind"].cpu(), alpha)
+        scores["debiased"] = debiased_score(scores["plain"].cpu(), scores["blind"].cpu(), alpha)
         if plain.draws is not None:
             scores["draws"] = plain.draws
         return per_case(scores, len(texts), images.shape[1])
@@ -110,13 +104,6 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
     by_likelihood = isinstance(model, Captioner) and options["method"] != "cosine"
     with torch.autocast(torch.device(device).type, enabled=amp):
         if by_likelihood:
-            if options.get("stop_confidence") is not None:
-                if any(len(case.images) > 1 for case in dataset.cases):
-                    raise ValueError(f"{dataset.name} also compares images of one caption, but --stop_confidence "
-                                     "compares only captions of one image: leave it out")
-                if any(case.right != 1 for case in dataset.cases):
-                    raise ValueError(f"{dataset.name} does not have exactly one right caption, but --stop_confidence "
-                                     "finds only the best one: leave it out")
             facts["cases_cut"] = count_cut(dataset, tokenizer, model.context_length)
             score = likelihood_scorer(model, tokenizer, device, null_image(model, dataloader, device), options, alpha)
         else:
@@ -140,8 +127,6 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
                 **{name: value for name, value in options.items() if name != "method"}}
     if "draws" in cases[0]:
         metrics["mean_draws"] = float(np.mean([case["draws"].mean() for case in cases]))
-    if "debiased" not in rows:
-        metrics["debiased_missing"] = "--stop_confidence computes only the plain score"
     return metrics
 
 

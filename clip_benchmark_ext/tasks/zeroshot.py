@@ -44,9 +44,6 @@ def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Calla
     Every caption is scored for every image. With K classes, T templates and captions of n tokens an image costs
     K * T * n decoder passes with the heuristic, and K * T with an autoregressive model. So use a single template.
     """
-    if options.get("stop_confidence") is not None:
-        raise ValueError("--stop_confidence finds only the best caption, but a class's score is a mean over captions: "
-                         "leave it out for zero-shot classification")
     flat = [caption for one in captions for caption in one]
     tokens = tokenize_whole(flat, tokenizer, model.context_length).to(device)
     if (passes := int(decoder_passes(tokens, model.vocab_size, **options).sum())) > MANY_CALLS:

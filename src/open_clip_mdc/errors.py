@@ -17,7 +17,7 @@ NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 Parsed = TypeVar("Parsed")
 WHOLE = {"batch_size": 1, "samples": 1, "steps": 1, "top_k": 1, "num_beams": 1, "num_samples": 1, "min_length": 0,
          "seed": 0}  # options of Python functions that are whole numbers, and the least of each
-NUMBERS = ("temperature", "top_p", "guidance_scale", "tokens_per_step", "alpha", "stop_confidence")
+NUMBERS = ("temperature", "top_p", "guidance_scale", "tokens_per_step", "alpha")
 TARGETS = ("out", "output", "logs")  # flags that name an output
 
 

@@ -48,8 +48,7 @@ def evaluate(*flags, name="result") -> dict:
 
 def test_sugar_crepe_by_likelihood(scenes, runs, tmp_path):
     result = evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "sugar_crepe/swap_att",
-                      "--dataset_root", scenes / "sugarcrepe", "--scorer", "monte_carlo", "--num_samples", "16",
-                      "--stop_confidence", ".99")
+                      "--dataset_root", scenes / "sugarcrepe", "--scorer", "monte_carlo", "--num_samples", "16")
     assert result["model"] == "MDC-ViT-Ti-8" and result["task"] == "image_caption_selection"
     metrics = result["metrics"]
     assert metrics["cases"] == len(json.loads((scenes / "sugarcrepe" / "swap_att.json").read_text()))

@@ -43,7 +43,6 @@ CHANGES = [  # what was done, and what is asked for now
     (SELECTION, (), MONTE_CARLO),
     (SELECTION, MONTE_CARLO, ("--scorer", "monte_carlo", "--num_samples", "8")),
     (SELECTION, MONTE_CARLO, (*MONTE_CARLO, "--trained_interval")),
-    (SELECTION, MONTE_CARLO, (*MONTE_CARLO, "--stop_confidence", "0.9")),
     (SELECTION, (), ("--alpha", "0.5")),
     (SELECTION, (), ("--no_amp",)),
     (PROBE, (), ("--feature", "cls")),
@@ -76,7 +75,7 @@ def test_a_result_is_kept_for_the_very_same_settings_and_no_other(runs, data, mo
 
 def test_our_flags_are_in_the_default_name_so_that_nothing_is_overwritten(runs, data):
     flags = [(), MONTE_CARLO, (*MONTE_CARLO, "--trained_interval"), ("--alpha", "0.5"),
-             ("--scorer", "monte_carlo", "--num_samples", "8"), (*MONTE_CARLO, "--stop_confidence", "0.9")]
+             ("--scorer", "monte_carlo", "--num_samples", "8")]
     for more in flags:
         evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset_root", data, *SELECTION, *more)
     for more in ((), ("--feature", "pooled")):
@@ -271,3 +270,11 @@ def test_winoground_of_a_clip_model_has_three_numbers_of_each_kind(tmp_path):
     metrics = strict("result.json")["metrics"]
     for prefix in ("", "clip_benchmark_"):
         assert metrics[f"{prefix}acc"] <= min(metrics[f"{prefix}text_acc"], metrics[f"{prefix}image_acc"]) <= 1
+
+
+def test_a_result_of_a_version_with_another_flag_is_kept_if_the_flag_was_not_given(tmp_path):
+    about = {"model": "m", "settings": {"alpha": 1.0}}
+    for value, kept in ((None, True), (0.9, False)):
+        settings = {**about["settings"], "stop_confidence": value}
+        (tmp_path / "result.json").write_text(json.dumps({**about, "settings": settings, "metrics": {}}))
+        assert results.is_there(tmp_path / "result.json", about) is kept

@@ -184,7 +184,6 @@ def test_a_run_that_was_stopped_resumes_and_another_alpha_scores_nothing(runs, d
     (("--shortlist", "4"), "--shortlist K and --clip MODEL:FILE go together"),
     (("--clip", "x:y"), "--shortlist K and --clip MODEL:FILE go together"),
     (("--clip", "x:y", "--shortlist", "2"), "--shortlist 2 should be at least --recall_k 3"),
-    (("--stop_confidence", "0.9"), "retrieval ranks all"),
 ])
 def test_what_cannot_work_is_refused_in_one_line(runs, data, flags, words):
     with pytest.raises(SystemExit) as end:

@@ -179,26 +179,12 @@ def test_zero_shot_takes_the_class_of_the_highest_mean_over_templates_plain_blin
     assert (metrics["scorer"], metrics["alpha"], metrics["blind"]) == (options["method"], 0.5, "mean image")
 
 
-def test_a_race_is_refused_where_the_score_is_not_that_of_one_images_captions(runs, order, tmp_path):
-    race = ("--scorer", "monte_carlo", "--stop_confidence", "0.99", "--num_samples", "64")
-    mdc = ("--model", "mdc", "--pretrained", runs / "mdc")
-    metrics = evaluate(tmp_path, *mdc, "--dataset", "aro/coco_order", "--dataset_root", order, *race)
-    assert "text_acc_debiased" not in metrics and "plain score" in metrics["debiased_missing"]
-    assert metrics["text_acc"] is not None and metrics["text_acc_blind"] is not None
-    root = labelled_webdataset(tmp_path / "wds", ["red", "blue"], ["a {c}"])
-    with pytest.raises(SystemExit, match="zero-shot"):
-        evaluate(tmp_path, *mdc, "--dataset", "wds/tiny", "--dataset_root", root, *race)
-    (tmp_path / "images").mkdir()
-    for i in range(2):
-        make_image(i).save(tmp_path / "images" / f"{i}.png")
-    (tmp_path / "examples.jsonl").write_text(json.dumps(
-        {"id": 0, "image_0": "0", "image_1": "1", "caption_0": "a red star", "caption_1": "a star red"}))
-    with pytest.raises(SystemExit, match="winoground also compares images"):
-        evaluate(tmp_path, *mdc, "--dataset", "winoground", "--dataset_root", tmp_path, *race)
-    for flags, words in ((["--stop_confidence", "0.9"], "options of --scorer monte_carlo"),
+def test_an_option_of_another_scorer_is_refused(runs, order, tmp_path):
+    mdc = ("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "aro/coco_order", "--dataset_root", order)
+    for flags, words in ((["--trained_interval"], "an option of --scorer monte_carlo"),
                          (["--scorer", "autoregressive"], "does not fit this model")):
         with pytest.raises(SystemExit, match=words):
-            evaluate(tmp_path, *mdc, "--dataset", "aro/coco_order", "--dataset_root", order, *flags)
+            evaluate(tmp_path, *mdc, *flags)
 
 
 def test_captions_that_are_cut_are_counted_where_a_data_set_has_them_and_refused_as_classes(runs, tmp_path, caplog):
@@ -236,6 +222,6 @@ def test_the_bound_is_the_default_of_mask_and_replace_with_a_blind_and_a_debiase
                 best.append(bool((score[0] >= score - 1e-4).all()))
             assert metrics[f"text_acc{row}"] == pytest.approx(np.mean(best), abs=0.1)
     assert 0 <= metrics["text_acc_debiased"] <= 1
-    with pytest.raises(SystemExit, match="options of --scorer monte_carlo"):
+    with pytest.raises(SystemExit, match="an option of --scorer monte_carlo"):
         evaluate(tmp_path, "--model", "mcd", "--pretrained", runs / "mcd", "--dataset", "aro/coco_order",
-                 "--dataset_root", order, "--stop_confidence", "0.9")
+                 "--dataset_root", order, "--trained_interval")

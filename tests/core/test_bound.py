@@ -193,7 +193,7 @@ def test_it_is_the_default_score_of_its_models_and_refused_for_others():
                        model.log_likelihood(image, text, "bound", num_samples=100))
     with pytest.raises(ValueError, match="'bound' does not fit"):
         tiny_captioner("mdc").log_likelihood(image, text, "bound")
-    with pytest.raises(ValueError, match="options of method 'monte_carlo', not of 'bound'"):
+    with pytest.raises(ValueError, match="an option of method 'monte_carlo', not of 'bound'"):
         model.log_likelihood(image, text, interval=(0.5, 1.0))
 
 

@@ -259,13 +259,6 @@ def test_scores_ask_the_device_once_at_most_whatever_the_images_and_lengths(obje
     assert set(calls) >= ({4} if memory_mib == 512 else {1})
 
 
-def test_a_race_asks_the_device_once_a_look():
-    model, text = tiny_captioner(), captions([9] * 16).view(4, 4, -1)
-    options = dict(method="monte_carlo", num_samples=128, stop_confidence=0.9, memory_mib=512)
-    looks = 3  # after 4, 8 and all of 16 draws
-    assert waits(model, lambda image: model.log_likelihood(image, text, **options)) == looks
-
-
 def test_the_device_sees_who_waits_and_who_mixes_devices():
     there = torch.arange(3.0)
     mark(there)

@@ -26,7 +26,7 @@ def test_options_reach_the_estimator(objective, method, estimator):
     network = partial(model.token_logits, model.text.project_image(model.encode_image_tokens(image)))
     fixed = {"schedule": model.objective.schedule} if method == "bound" else {}
     cases = [dict(num_samples=9), dict(num_samples=9, seed=5)] + [
-        dict(num_samples=64, stop_confidence=0.01), dict(num_samples=9, interval=(0.5, 0.5))] * (not fixed)
+        dict(num_samples=9, interval=(0.5, 0.5))] * (not fixed)
     found = [scoring.log_likelihood(model, image, text[None], method, **case) for case in cases]
     with torch.no_grad():
         for case, scores in zip(cases, found, strict=True):
@@ -158,12 +158,6 @@ def test_the_mean_of_many_images_is_of_float32():
     assert (scoring.mean_image(Half(), [images(2)] * 200) == 300).all()  # their sum is beyond float16
 
 
-def test_a_blind_score_is_no_race(mdc):
-    with pytest.raises(ValueError, match="need all draws"):
-        scoring.log_likelihood(mdc, None, random_captions(3)[None], "monte_carlo", stop_confidence=0.9,
-                               blind=torch.zeros(16, 64))
-
-
 def test_a_mean_of_no_images_is_refused(mdc):
     with pytest.raises(ValueError, match="at least one image"):
         scoring.mean_image(mdc, [])
@@ -176,11 +170,9 @@ def test_a_mean_of_no_images_is_refused(mdc):
     ("arc", dict(method="monte_carlo"), "choose 'autoregressive'"),
     ("arc", dict(method="heuristic"), "choose 'autoregressive'"),
     ("mdc", dict(method="exact"), "'exact' does not fit"),
-    ("mdc", dict(method="heuristic", stop_confidence=0.9), "options of method 'monte_carlo'"),
-    ("mdc", dict(method="heuristic", interval=(0.5, 1.0)), "options of method 'monte_carlo'"),
+    ("mdc", dict(method="heuristic", interval=(0.5, 1.0)), "an option of method 'monte_carlo'"),
     ("mdc", dict(method="monte_carlo", num_samples=0), "num_samples must be at least 1"),
     ("mdc", dict(method="monte_carlo", interval=(0.6, 0.5)), "t_min <= t_max"),
-    ("mdc", dict(method="monte_carlo", stop_confidence=1.0), "between 0 and 1"),
     ("mdc", dict(memory_mib=0), "takes 1 MiB"),
 ])
 def test_options_that_do_not_fit_are_refused_in_one_line(mdc, arc, objective, options, message):

@@ -239,7 +239,7 @@ BENCHMARK = [
     ((*CREPE, "--model", "mdc", *MDC), "swap_obj.json"),
     ((*CREPE, "--model", "mdc", *MDC, "--task", "captioning"), "give --task image_caption_selection"),
     ((*CREPE, "--model", "mdc", *MDC, "--scorer", "autoregressive"), "--scorer autoregressive does not fit"),
-    ((*CREPE, "--model", "mdc", *MDC, "--stop_confidence", "0.9"), "are options of --scorer monte_carlo"),
+    ((*CREPE, "--model", "mdc", *MDC, "--trained_interval"), "is an option of --scorer monte_carlo"),
     ((*BENCH, "--dataset", "sugar_crepes", "--model", "mdc", *MDC), "unknown data set 'sugar_crepes' (did you mean "),
     ((*BENCH, "--dataset", "aro/vg", "--model", "mdc", *MDC), "unknown data set 'aro/vg'"),
     ((*BENCH, "--dataset", "wds/none", "--model", "mdc", *MDC, "--task", "linear_probe"), "no webdataset in nothing"),

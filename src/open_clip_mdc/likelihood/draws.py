@@ -16,11 +16,10 @@ MAX_ENUMERATED = 16  # masks are drawn without replacement where there are at mo
 
 
 class Draws(NamedTuple):
-    """Random masks for all captions of one length. The draws with `repeat` < n are a valid set as well, for any n."""
+    """Random masks for all captions of one length."""
 
     hidden: np.ndarray  # bool [K, N], True at masked tokens
     stratum: np.ndarray  # long [K] in [0, S), the index of the draw's mask count
-    repeat: np.ndarray  # long [K], ascending: the number of earlier draws with this mask count
     population: np.ndarray  # float [S], number of masks that a count's draws come from. inf is with replacement
 
 
@@ -64,17 +63,17 @@ def draw_masks(num_tokens: int, num_samples: int, seed: int = 0, interval: tuple
         repeat.append(np.arange(len(masks)))
     ascending = np.concatenate(repeat).argsort(kind="stable")
     return Draws(np.concatenate(hidden)[ascending], np.concatenate(stratum)[ascending],
-                 np.concatenate(repeat)[ascending], np.array(population))
+                 np.array(population))
 
 
 def estimate(values: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
-    """Return the estimate of Eq. 8 and its standard error, float64 [R] each, from values [R, K] of the first draws.
+    """Return the estimate of Eq. 8 and its standard error, float64 [R] each, from values [R, K] of the draws.
 
     The estimate is N times the mean over mask counts of the mean over a count's draws. The standard error is that of a
     stratified sample with finite population correction. If some count has a single draw, the spread between counts is
     used instead of that within, which is too large as values change with the count. With one count it is inf.
     """
-    member = np.eye(len(draws.population))[draws.stratum[:values.shape[1]]]  # [K, S]
+    member = np.eye(len(draws.population))[draws.stratum]  # [K, S]
     size = member.sum(0)
     drawn = size > 0
     member, size, population = member[:, drawn], size[drawn], draws.population[drawn]

@@ -25,7 +25,6 @@ from ..text.special_tokens import PAD_ID, caption_lengths, eot_id, sot_id, valid
 from .draws import draw_masks
 from .exact import Likelihood, autoregressive, heuristic
 from .monte_carlo import monte_carlo
-from .race import FIRST_ROUND
 from .replace_bound import bound
 
 MIB = 2 ** 20
@@ -52,8 +51,8 @@ def mean_image(model: Captioner, images: Iterable[Tensor]) -> Tensor:
 @torch.inference_mode()
 def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method: str | None = None,
                    num_samples: int = 1024, seed: int = 0, interval: tuple[float, float] | None = None,
-                   stop_confidence: float | None = None, blind: Tensor | None = None, memory_mib: int | None = None,
-                   return_details: bool = False) -> Tensor | Likelihood:
+                   blind: Tensor | None = None, memory_mib: int | None = None, return_details: bool = False
+                   ) -> Tensor | Likelihood:
     """Return log p(caption | image) in nats, exact or estimated, for any number of candidate captions per image.
 
     A score does not depend on the rest of the batch. Equal candidates of an image are scored once.
@@ -65,7 +64,7 @@ def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method:
         method: "autoregressive" for causal models (Eq. 7), "heuristic" or "monte_carlo" (Eq. 8) for masked diffusion,
             "bound" for mask-and-replace diffusion. (The other two score such a model as if it never replaced tokens.)
             None is the first that fits the model's objective.
-        num_samples, seed: see `monte_carlo` and `bound`. interval, stop_confidence: see `monte_carlo`.
+        num_samples, seed: see `monte_carlo` and `bound`. interval: see `monte_carlo`.
         blind: the null image, [P, D] from `mean_image`, used as every image. It gives log p(caption), which you can
             subtract for a debiased score.
         memory_mib: memory of the decoder, beside weights, encoder and result. Less is slower. By default it is 512, or
@@ -76,24 +75,19 @@ def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method:
     not fit the model, if a caption does not run from SOT to EOT, or if the memory is too little for one caption.
     """
     method = method or model.objective.scorers[0]
-    _check_options(model, method, num_samples, interval, stop_confidence)
-    if blind is not None and stop_confidence is not None:
-        raise ValueError("stop_confidence cannot be used with blind: it stops when the best caption is known, but "
-                         "blind scores are subtracted from others and need all draws")
+    _check_options(model, method, num_samples, interval)
     image_embs = model.encode_image_tokens(image) if blind is None else blind.expand(len(text), -1, -1)
     if len(image_embs) != len(text):
         raise ValueError(f"text holds the captions of {len(text)} images, but there are {len(image_embs)}")
     captions, first = _unique_captions((text if text.ndim == 3 else text[:, None]).cpu(), model.vocab_size)
     first = first.to(image_embs.device, non_blocking=True)
     drawn = method in ("monte_carlo", "bound")
-    at_once = num_samples if stop_confidence is None else min(num_samples, FIRST_ROUND * captions.shape[2])
     images_per_call, captions_per_call, max_tokens = _chunk_sizes(
-        model, image_embs, captions, memory_mib, 4 if method == "bound" else 2, at_once if drawn else None)
+        model, image_embs, captions, memory_mib, 4 if method == "bound" else 2, num_samples if drawn else None)
     draws = {"num_samples": num_samples, "seed": seed, "max_tokens": max_tokens}
     estimator = {
         "autoregressive": autoregressive, "heuristic": heuristic,
-        "monte_carlo": partial(monte_carlo, interval=interval and tuple(interval), stop_confidence=stop_confidence,
-                               **draws),
+        "monte_carlo": partial(monte_carlo, interval=interval and tuple(interval), **draws),
         "bound": partial(bound, schedule=model.objective.schedule, **draws)}[method]
 
     groups = []
@@ -118,29 +112,26 @@ def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method:
 
 
 def decoder_passes(text: Tensor, vocab_size: int, method: str, num_samples: int = 1024, seed: int = 0,
-                   interval: tuple[float, float] | None = None, stop_confidence: float | None = None) -> Tensor:
-    """Return the number of decoder passes to score each caption [C, L], long [C]. `stop_confidence` may need fewer."""
+                   interval: tuple[float, float] | None = None) -> Tensor:
+    """Return the number of decoder passes to score each caption [C, L], long [C]."""
     lengths = caption_lengths(text, vocab_size).cpu() - 1
     passes = {"autoregressive": lambda n: 1, "heuristic": lambda n: n, "bound": lambda n: num_samples,
-              "monte_carlo": lambda n: len(draw_masks(n, num_samples, seed, interval and tuple(interval)).repeat)}
+              "monte_carlo": lambda n: len(draw_masks(n, num_samples, seed, interval and tuple(interval)).hidden)}
     return torch.tensor([passes[method](n) if n else 0 for n in lengths.tolist()])
 
 
-def _check_options(model: Captioner, method: str, num_samples: int, interval: tuple[float, float] | None,
-                   stop_confidence: float | None) -> None:
+def _check_options(model: Captioner, method: str, num_samples: int, interval: tuple[float, float] | None) -> None:
     fitting = model.objective.scorers
     if method not in fitting:
         kind = "from left to right" if model.causal else "in both directions"
         raise ValueError(f"method {method!r} does not fit: this model reads captions {kind}; "
                          f"choose {' or '.join(map(repr, fitting))}")
-    if method != "monte_carlo" and not (interval is None and stop_confidence is None):
-        raise ValueError(f"interval and stop_confidence are options of method 'monte_carlo', not of {method!r}")
+    if method != "monte_carlo" and interval is not None:
+        raise ValueError(f"interval is an option of method 'monte_carlo', not of {method!r}")
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, not {num_samples}")
     if interval is not None and not 0 <= interval[0] <= interval[1] <= 1:
         raise ValueError(f"interval must be (t_min, t_max) with 0 <= t_min <= t_max <= 1, not {interval}")
-    if stop_confidence is not None and not 0 < stop_confidence < 1:
-        raise ValueError(f"stop_confidence must lie between 0 and 1, not {stop_confidence}")
 
 
 def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:

@@ -1,12 +1,10 @@
-"""The lower bound of a caption's log-likelihood by Monte Carlo (Eq. 8), with standard error and early stopping.
+"""The lower bound of a caption's log-likelihood by Monte Carlo (Eq. 8), with its standard error.
 
-draws.py draws the masks, and race.py decides how many are read. Here the network reads those of all images together.
+draws.py draws the masks. Here the network reads those of all images together.
 
 Dimensions: B images, R captions (R/B consecutive rows per image), L positions, N scored tokens of a caption, K draws,
 J pairs of a caption and a draw.
 """
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,9 +12,8 @@ from torch import Tensor
 from ..models.interface import Network
 from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
-from .draws import draw_masks
+from .draws import draw_masks, estimate
 from .exact import Likelihood, decoder_calls, estimated, token_log_prob
-from .race import race, run
 
 
 def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, hidden: np.ndarray, vocab_size: int,
@@ -47,8 +44,8 @@ def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, h
 
 
 def monte_carlo(network: Network, text: Tensor, vocab_size: int, num_samples: int = 1024, seed: int = 0,
-                interval: tuple[float, float] | None = None, stop_confidence: float | None = None,
-                max_tokens: int = 4096, num_images: int = 1, device: torch.device | str | None = None) -> Likelihood:
+                interval: tuple[float, float] | None = None, max_tokens: int = 4096, num_images: int = 1,
+                device: torch.device | str | None = None) -> Likelihood:
     """Return an estimate of the bound of Eq. 8 for the candidate captions of images, with common random masks.
 
     It is unbiased for every number of draws. Masks depend on (seed, length) alone. So the difference of two candidates
@@ -58,31 +55,29 @@ def monte_carlo(network: Network, text: Tensor, vocab_size: int, num_samples: in
     mean replaces the mean over all counts, so the score is the training objective of a caption rather than Eq. 8. It is
     still a bound if t_max = 1 and the model predicts better the more it sees.
 
-    With `stop_confidence`, a candidate drops out as soon as another is almost surely better, see `race`.
-
     Args:
         network: bidirectional.
-        text: long [R, L], each image's candidates. A row without scored tokens gets 0 and drops out.
+        text: long [R, L], each image's candidates. A row without scored tokens gets 0.
         num_samples: largest number of draws per caption.
-        stop_confidence: e.g. 0.999. None uses all draws.
         max_tokens: tokens per decoder call.
-        num_images: B. Only candidates of the same image compete.
-        device: the network's device, by default the text's. The host waits for it once per look.
+        num_images: B.
+        device: the network's device, by default the text's. The host waits for it once.
     """
     device = text.device if device is None else device
     text = text.cpu()
     lengths, text = target_tokens(text, vocab_size).sum(1).numpy(), text.numpy()
     draws = {n: draw_masks(n, num_samples, seed, interval) for n in np.unique(lengths[lengths > 0]).tolist()}
-
-    def read(requests: list) -> list[np.ndarray]:
-        row = [(image * len(text) // num_images + rows).repeat(len(draws[n].hidden[new]))
-               for image, n, rows, new in requests]
-        hidden = [np.tile(np.pad(draws[n].hidden[new], ((0, 0), (1, text.shape[1] - n - 1))), (len(rows), 1))
-                  for _, n, rows, new in requests]
+    # The captions of an image that have the same length share their masks.
+    groups = [(n, rows[lengths[rows] == n]) for rows in np.split(np.arange(len(text)), num_images)
+              for n in np.unique(lengths[rows]).tolist() if n]
+    score, error, used = np.zeros(len(text), np.float32), np.zeros(len(text)), np.zeros(len(text), int)
+    if groups:
+        hidden = [np.tile(np.pad(draws[n].hidden, ((0, 0), (1, text.shape[1] - n - 1))), (len(rows), 1))
+                  for n, rows in groups]
+        row = [rows.repeat(len(draws[n].hidden)) for n, rows in groups]
         values = hidden_log_likelihood(network, text, np.concatenate(row), np.concatenate(hidden), vocab_size,
                                        num_images, max_tokens, device)
-        parts = np.split(values, np.cumsum([len(x) for x in row])[:-1])
-        return [part.reshape(len(rows), -1) for part, (_, _, rows, _) in zip(parts, requests, strict=True)]
-
-    races = [race(own, draws, stop_confidence, math.log(vocab_size)) for own in np.split(lengths, num_images)]
-    return estimated(device, *map(np.concatenate, zip(*run(races, read), strict=True)))
+        for (n, rows), own in zip(groups, np.split(values, np.cumsum([len(x) for x in row])[:-1]), strict=True):
+            score[rows], error[rows] = estimate(own.reshape(len(rows), -1).astype(float), draws[n])
+            used[rows] = len(draws[n].hidden)
+    return estimated(device, score, error, used)

@@ -110,7 +110,7 @@ def bound(network: Network, text: Tensor, vocab_size: int, schedule: Callable[[i
         None, per_token)
     for n, drawn in noise.items():
         rows = (lengths == n).nonzero()[0]
-        draws = Draws(drawn.masked, drawn.step - 1, np.arange(num_samples), np.full(steps, np.inf))
+        draws = Draws(drawn.masked, drawn.step - 1, np.full(steps, np.inf))
         score[rows], error[rows] = estimate(-values[rows] / n - prior, draws)
         per_token[rows, 1:n + 1] = -tokens[rows, 1:n + 1] - prior
     return estimated(device, score, error, num_samples * (lengths > 0), per_token)
