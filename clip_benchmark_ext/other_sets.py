@@ -4,6 +4,7 @@ clip_benchmark's builders download missing files into your folder. Here they may
 files they need.
 """
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -135,7 +136,12 @@ def class_folders(root: str, split: str, transform, language: str = "en", classn
     if folder is None:
         raise FileNotFoundError(f"no folder {split} in {root}: --dataset folder reads {FOLDER_LAYOUT}")
     dataset = ClassFolders(str(folder), transform, is_valid_file=lambda path: (
-        not is_hidden(os.path.relpath(path, folder)) and is_image(path)))
+        not is_hidden(os.path.relpath(path, folder)) and is_image(path)), allow_empty=True)
+    filled = set(dataset.targets)
+    if empty := [name for name, number in dataset.class_to_idx.items() if number not in filled]:
+        if not filled:
+            raise FileNotFoundError(f"no image in the class folders of {folder}")
+        logging.warning("%s has no image of %s", folder, ", ".join(empty))
     dataset.classes = (read_json(classnames)[FOLDER] if classnames else
                        [name.replace("_", " ") for name in dataset.class_to_idx])
     found = read_json(templates or f"{language}_zeroshot_classification_templates.json")
@@ -169,6 +175,10 @@ def _place(dataset: Dataset) -> str | None:
     return dataset.root if isinstance(dataset, ClassFolders) else None
 
 
+def _filled(dataset: Dataset) -> str:
+    return "if need be empty" if isinstance(dataset, ClassFolders) else "with an image each"  # torchvision wants one
+
+
 def check_classes(splits: Mapping[str, Dataset]) -> None:
     if "val" in splits and (place := _place(splits["val"])) is not None and place == _place(splits["test"]):
         raise ValueError(f"{place} is both the validation and the test split, as there is no other: leave out "
@@ -180,7 +190,7 @@ def check_classes(splits: Mapping[str, Dataset]) -> None:
             only = sorted(own.keys() ^ numbers[first].keys()) or [unlike[0][0]]
             raise ValueError(f"{split} and {first} have different classes, so that labels differ: {len(own)} and "
                              f"{len(numbers[first])}, and {only[0]!r} is only in {split if only[0] in own else first}. "
-                             "Add the missing folders, if need be empty")
+                             f"Add the missing folders, {_filled(splits[split])}")
 
 
 def check_names(dataset: Dataset) -> None:
@@ -188,4 +198,4 @@ def check_names(dataset: Dataset) -> None:
     names = getattr(dataset, "classes", None) or []
     if folders and names and folders != len(names):
         raise ValueError(f"{len(names)} class names, but {folders} class folders in {dataset.root}: add the missing "
-                         "folders, if need be empty, or give --custom_classname_file")
+                         f"folders, {_filled(dataset)}, or give --custom_classname_file")

@@ -103,7 +103,9 @@ def evaluate(args: Namespace, flags: Flags) -> int:
     if rank_and_size()[0] == 0:
         if items := metrics.pop("items", None):
             results.write_items(output, items)
-        names = {"classnames": args.dump_classnames and getattr(batches.dataset, "classes", None),
+        # Class ids are the places of one's own folders in the alphabet.
+        dump = args.dump_classnames or args.dataset == other_sets.FOLDER
+        names = {"classnames": dump and getattr(batches.dataset, "classes", None),
                  "templates": args.dump_templates and getattr(batches.dataset, "templates", None)}
         results.write(output, about, metrics, **{name: value for name, value in names.items() if value})
         if args.verbose:

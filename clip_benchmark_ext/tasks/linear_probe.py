@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -65,7 +65,8 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
                 ("train", "val"), random_split(range(len(targets)), [1 - val_proportion, val_proportion]), strict=True):
             data[split] = features[part.indices], targets[part.indices]
     torch.empty(len(data), dtype=torch.int64).random_()
-    probe, result = probe_features(data, fewshot_k, batch_size, lr, epochs, seed, device, amp, verbose)
+    probe, result = probe_features(data, fewshot_k, batch_size, lr, epochs, seed, device, amp, verbose,
+                                   getattr(loaders["test"].dataset, "classes", None))
     result |= {"normalized": normalize, "feature": feature}
     if save_probe is not None:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in probe.state_dict().items()}
@@ -75,8 +76,8 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
 
 
 def probe_features(data: dict[str, tuple[Tensor, Tensor]], fewshot_k: int, batch_size: int, lr: float, epochs: int,
-                   seed: int, device: str | torch.device, amp: bool, verbose: bool = False
-                   ) -> tuple[torch.nn.Linear, dict]:
+                   seed: int, device: str | torch.device, amp: bool, verbose: bool = False,
+                   names: Sequence[str] | None = None) -> tuple[torch.nn.Linear, dict]:
     """Train the classifier on (features [N, D], class ids [N]) by split, and measure it.
 
     With a split "val" the weight decay is chosen on it, and the final training uses it too, unless few-shot. Returns
@@ -110,7 +111,7 @@ def probe_features(data: dict[str, tuple[Tensor, Tensor]], fewshot_k: int, batch
     acc1, acc5 = top_k_accuracy(logits, targets, (1, 5)) if classes > 5 else \
         (*top_k_accuracy(logits, targets, (1,)), None)
     if verbose:
-        print(classification_report(targets.numpy(), predicted.numpy(), digits=3))
+        print(class_report(targets, predicted, names))
         print(f"Test acc1: {acc1} with weight_decay: {weight_decay}")
     result = {
         "lp_acc1": acc1,
@@ -212,6 +213,13 @@ def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
     for span in (8, 4, 2, 1):
         best = peak([max(best - span, 0), best, min(best + span, len(candidates) - 1)])
     return candidates[best]
+
+
+def class_report(targets: Tensor, predicted: Tensor, names: Sequence[str] | None) -> str:
+    """Return scikit-learn's report of class ids [N], with the names of the classes if they are known."""
+    found = sorted({*targets.tolist(), *predicted.tolist()})
+    shown = [names[i] if names and i < len(names) else str(i) for i in found]
+    return classification_report(targets, predicted, labels=found, target_names=shown, digits=3, zero_division=0)
 
 
 def top_k_accuracy(logits: Tensor, targets: Tensor, ks: tuple[int, ...]) -> list[float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from clip_benchmark.metrics import zeroshot_classification as upstream
-from sklearn.metrics import balanced_accuracy_score, classification_report
+from sklearn.metrics import balanced_accuracy_score
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -22,7 +22,7 @@ from ..distributed import merge, own_batches
 from ..job import Job
 from ..metrics.selection_metrics import debiased_score, suffix_of
 from ..other_sets import check_names
-from .linear_probe import top_k_accuracy
+from .linear_probe import class_report, top_k_accuracy
 from .selection import null_image
 
 MANY_CALLS = 10_000  # decoder passes per image from which a warning is given
@@ -87,18 +87,19 @@ def read_classifier(path: str, classes: int) -> Tensor:
     return content
 
 
-def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = False, suffix: str = "") -> dict:
+def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = False, suffix: str = "",
+                           names: Sequence[str] | None = None) -> dict:
     if targets.ndim == 2:
         return {f"mean_average_precision{suffix}":
                 upstream.average_precision_per_class(logits, targets).mean().item()}
-    predicted, classes = logits.argmax(1).numpy(), logits.shape[1]
+    predicted, classes = logits.argmax(1), logits.shape[1]
     if verbose:
-        print(suffix.strip("_"), classification_report(targets.numpy(), predicted, digits=3, zero_division=0), sep="\n")
+        print(suffix.strip("_"), class_report(targets, predicted, names), sep="\n")
     acc1, acc5 = top_k_accuracy(logits, targets, (1, 5)) if classes >= 5 else \
         (*top_k_accuracy(logits, targets, (1,)), None)
     missing = {} if acc5 is not None else {f"acc5{suffix}_missing": f"only {classes} classes"}
     return {f"acc1{suffix}": acc1, f"acc5{suffix}": acc5, **missing,
-            f"mean_per_class_recall{suffix}": float(balanced_accuracy_score(targets.numpy(), predicted))}
+            f"mean_per_class_recall{suffix}": float(balanced_accuracy_score(targets, predicted))}
 
 
 def classify(job: Job, batches: DataLoader) -> dict:
@@ -107,7 +108,8 @@ def classify(job: Job, batches: DataLoader) -> dict:
     if not getattr(dataset, "classes", None) or not getattr(dataset, "templates", None):
         raise ValueError(f"{args.dataset} has no class names or no templates, which zero-shot classification needs")
     if job.by_cosine:
-        return {**classification_metrics(*cosine_logits(job, batches), args.verbose), "scorer": "cosine"}
+        metrics = classification_metrics(*cosine_logits(job, batches), args.verbose, names=dataset.classes)
+        return {**metrics, "scorer": "cosine"}
     options = dict(job.options)
     alpha = options.pop("alpha")
     with torch.autocast(torch.device(args.device).type, enabled=args.amp):
@@ -115,5 +117,5 @@ def classify(job: Job, batches: DataLoader) -> dict:
             dataset.classes, dataset.templates), args.device, options, alpha)
     metrics = {}
     for row, logits in rows.items():
-        metrics |= classification_metrics(logits, targets, args.verbose, suffix_of(row))
+        metrics |= classification_metrics(logits, targets, args.verbose, suffix_of(row), dataset.classes)
     return {**metrics, "scorer": options["method"], "alpha": alpha, "blind": "mean image"}

@@ -3,6 +3,7 @@ import ast
 import inspect
 import json
 import re
+import shutil
 from argparse import Namespace
 from pathlib import Path
 
@@ -16,11 +17,11 @@ from clip_benchmark_ext import run as benchmark_run
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
 
 
-def evaluate(runs: Path, *flags) -> dict | str:
+def evaluate(runs: Path, *flags, quiet=("--quiet",)) -> dict | str:
     """The result, or the complaint."""
     try:
         cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), *map(str, flags), "--output",
-                  "result.json", "--num_workers", "0", "--quiet"])
+                  "result.json", "--num_workers", "0", *quiet])
     except SystemExit as end:
         return end.code
     return json.loads(Path("result.json").read_text())
@@ -143,6 +144,22 @@ def test_splits_of_other_classes_are_refused(photos, runs, name):
     (photos / "val" / "dogs").mkdir()
     make_image(0).save(photos / "val" / "dogs" / "0.png")
     assert "different classes" in evaluate(runs, "--dataset", name, "--dataset_root", photos, *PROBE)
+
+
+@pytest.mark.parametrize("name, empty", [("folder", True), ("imagenet1k-unverified", False)])
+def test_folders_that_are_added_as_the_message_says_are_read(photos, runs, name, empty, capsys, caplog):
+    shutil.rmtree(photos / "val" / "dog")
+    flags = ("--dataset", name, "--dataset_root", photos, *PROBE)
+    said = evaluate(runs, *flags)
+    assert ("if need be empty" in said) is empty and ("with an image each" in said) is not empty
+    (photos / "val" / "dog").mkdir()
+    if not empty:
+        make_image(0).save(photos / "val" / "dog" / "0.png")
+    result = evaluate(runs, *flags, quiet=())
+    assert 0 <= result["metrics"]["lp_acc1"] <= 1
+    assert ("val has no image of dog" in caplog.text) is empty
+    if empty:  # the labels 0, 1 and 2 are these
+        assert result["classnames"] == ["big cat", "dog", "owl"] and "  big cat  " in capsys.readouterr().out
 
 
 def test_names_of_other_classes_than_the_folders_are_refused(photos, runs):

@@ -11,7 +11,7 @@ import pytest
 from caption_files import PATHS, encoded, lines, run, scene, seven_images
 from shard_files import write_tar
 
-from open_clip_mdc.data.image_ids import image_id
+from open_clip_mdc.data.image_ids import check_image_ids, image_id
 
 
 @pytest.fixture
@@ -66,6 +66,15 @@ def test_a_number_that_is_missing_or_comes_twice_is_one_line_before_anything_is_
         complaint = run("--pretrained", "nowhere", *images, "--out", "r.json")
         assert words in complaint and "\n" not in complaint
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".png"] * 3
+
+
+@pytest.mark.parametrize("name, number", [("val0000007.png", None), ("val_0000007.png", 7), ("val_0001.jpg", 1)])
+def test_a_name_as_the_message_wants_it_has_a_number(name, number):
+    """And so has an image with a KEY.json as it wants it."""
+    assert image_id({}, name) == number
+    with pytest.raises(ValueError, match="no image_id .* after a sign, as in val_0001.jpg") as found:
+        check_image_ids([(name, None)])
+    assert image_id(json.loads(str(found.value).partition("beside it, ")[2].partition(", or")[0]), name) == 1
 
 
 @pytest.mark.parametrize("metadata, name, number", [

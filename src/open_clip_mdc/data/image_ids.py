@@ -51,7 +51,7 @@ def check_image_ids(found: Iterable[tuple[str, int | None]]) -> dict[str, int]:
     for name, number in found:
         if number is None:
             raise ValueError(f"{name} has no image_id for COCO's results format: give one in the KEY.json beside it, "
-                             f"or a name that ends in digits, as COCO_val2014_000000391895.jpg does")
+                             f'{{"image_id": 1}}, or a name that ends in digits after a sign, as in val_0001.jpg')
         if number in owners:
             raise ValueError(f"{name} and {owners[number]} both have the image_id {number}: COCO's results format "
                              f"takes one caption per image")
