@@ -125,7 +125,28 @@ def test_a_locked_cnn_keeps_the_statistics_of_its_batchnorm_and_is_loaded_again(
     assert len(model.caption([torch.zeros(3, 64, 64)], length=4)) == 1
 
 
+def test_a_pretrained_cnn_keeps_its_statistics_in_every_mode_unless_asked_to_learn_them(tmp_path):
+    """Each way to give the weights, free and partly locked, captioners and LiT. The weights themselves learn."""
+    given = open_clip_mdc.create_model_and_transforms(CNN, force_image_size=64)[0].state_dict()
+    for name, x in given.items():
+        x.mul_(2) if name.endswith("running_var") else x.add_(0.1) if name.endswith("running_mean") else None
+    torch.save(given, tmp_path / "w.pt")
+    flags = (*SYNTHETIC, "--epochs", "1", "--force-image-size", "64")
+    runs = {"whole": ("--pretrained", tmp_path / "w.pt"), "image": ("--pretrained-image", tmp_path / "w.pt"),
+            "partly": ("--pretrained", tmp_path / "w.pt", "--lock-image", "--lock-image-unlocked-groups", "2"),
+            "learnt": ("--pretrained", tmp_path / "w.pt", "--learn-image-bn-stats"),
+            "lit": ("--model", "LiT-timm-test_efficientnet", "--pretrained-image", tmp_path / "w.pt")}
+    open_clip_train_each(*(train_flags(*flags, *more, logs=tmp_path, name=name, model=CNN)
+                           for name, more in runs.items()))
+    for name in runs:
+        after = {key.replace("visual.tower.", "visual."): x for key, x in weights(tmp_path, 1, name).items()}
+        kept = {key: torch.equal(after[key], x) for key, x in given.items() if "running_" in key}
+        assert kept and set(kept.values()) == {name != "learnt"}, name
+        assert any(not torch.equal(after[key], x) for key, x in tower(given).items() if key.endswith("weight")), name
+
+
 @pytest.mark.parametrize("flags, said", [
+    (("--learn-image-bn-stats", "--model", "ViT-S-32-alt"), "--learn-image-bn-stats is for captioners"),
     (("--unlock-image-after", "1", "--lock-image"), "--unlock-image-after 1 locks the image tower itself: leave out"),
     (("--unlock-image-after", "2"), "--unlock-image-after 2 never unlocks within --epochs 2: use --lock-image"),
     (("--unlock-image-after", "0"), "0 should be at least 1"),

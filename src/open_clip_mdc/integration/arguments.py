@@ -26,6 +26,9 @@ def split(original: Callable, argv: list[str]) -> tuple[argparse.Namespace, argp
                      help="Learning rate of a captioner's image tower, as a multiple of the decoder's.")
     own.add_argument("--unlock-image-after", type=number_from(1), metavar="EPOCHS",
                      help="Lock a captioner's image tower for this many epochs, then train it as well.")
+    own.add_argument("--learn-image-bn-stats", action="store_true",
+                     help="Let BatchNorm in a pretrained image tower of a captioner or LiT model take the statistics "
+                     "of the batches where it is not locked. Otherwise it keeps those that it has.")
     own.add_argument("--cache-features", metavar="DIR",
                      help="Compute the patch tokens of a locked image tower once, without augmentation, and keep them "
                      "in DIR for all epochs and runs. With --unlock-image-after the epochs before it read them.")

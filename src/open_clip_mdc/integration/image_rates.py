@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn import parallel
 
+from ..models.lit import patch_tower
+from .configs import is_lit
 from .factory import trains_captioner
 from .training import unwrap
 
@@ -21,16 +23,25 @@ def of_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Sched
              args) -> Iterator[tuple[nn.Module, Schedule]]:
     """Yield the model and the schedule of an epoch, by --unlock-image-after and --image-lr-scale."""
     with ExitStack() as stack:
-        if trains_captioner(args) and (locked := getattr(args, "unlock_image_after", None)):
-            # The decoder has learnt to read tokens by these statistics of BatchNorm. Those of a batch give others: of
-            # EfficientNet-Lite0 on photographs their cosine is 0.3 to 0.5 (docs/reproduce.md).
-            unwrap(model).keeps_statistics = True
-            if epoch < locked:
-                stack.enter_context(_locked(unwrap(model)))
-                model = _wrapped_again(model)
+        if trains_captioner(args) or is_lit(getattr(args, "model", "")):
+            patch_tower(unwrap(model)).keeps_statistics = keeps_statistics(args)
+        if trains_captioner(args) and epoch < (getattr(args, "unlock_image_after", None) or 0):
+            stack.enter_context(_locked(unwrap(model)))
+            model = _wrapped_again(model)
         if trains_captioner(args) and (scale := getattr(args, "image_lr_scale", None)):
             schedule = stack.enter_context(_scaled(optimizer, schedule, unwrap(model).visual, scale))
         yield model, schedule
+
+
+def keeps_statistics(args) -> bool:
+    """Return whether the BatchNorm of a free image tower keeps the statistics that it has.
+
+    A decoder has learnt to read tokens by those of a pretrained tower. Those of a batch give others: of
+    EfficientNet-Lite0 on photographs their cosine is 0.3 to 0.5 (docs/reproduce.md). A tower with random weights learns
+    them.
+    """
+    had = (getattr(args, flag, None) for flag in ("pretrained", "pretrained_image", "unlock_image_after"))
+    return (any(had) or ":" in args.model) and not getattr(args, "learn_image_bn_stats", False)
 
 
 @contextmanager

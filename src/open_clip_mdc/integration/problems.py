@@ -46,7 +46,7 @@ WITHOUT_EFFECT = [
     ("coca_contrastive_loss_weight", 1.0, "it is CoCa's"),
     ("lock_text_unlocked_layers", 0, "the text decoder cannot be locked"),
     ("lock_text_freeze_layer_norm", False, "the text decoder cannot be locked"),
-    ("lock_image_freeze_bn_stats", False, "a locked BatchNorm keeps its statistics"),
+    ("lock_image_freeze_bn_stats", False, "a locked or pretrained BatchNorm keeps its statistics"),
     ("force_custom_text", False, "a captioner has a text decoder of its own"),
     ("length_bucketing", False, "its captions are packed without padding"),
     ("text_pad_multiple", None, "its captions are packed without padding"),
@@ -174,8 +174,8 @@ def find_captioner_problem(args) -> str | None:
     for flag, instead in NOT_FOR_CAPTIONERS.items():
         if getattr(args, flag, None) and is_captioner(args.model) and not (contrasts and flag == "siglip"):
             return f"--{flag.replace('_', '-')} is not supported for the captioner {args.model}: {instead}"
-    for flag in ("image_lr_scale", "unlock_image_after", "cache_features"):
-        fits = is_captioner(args.model) or flag == "cache_features" and is_lit(args.model)
+    for flag in ("image_lr_scale", "unlock_image_after", "cache_features", "learn_image_bn_stats"):
+        fits = is_captioner(args.model) or flag in ("cache_features", "learn_image_bn_stats") and is_lit(args.model)
         if getattr(args, flag, None) is not None and not fits:
             return f"--{flag.replace('_', '-')} is for captioners, which {args.model} is not: leave it out"
     if contrasts and number_of_processes() > 1 and not (args.gather_with_grad or args.siglip):
@@ -230,6 +230,8 @@ def find_warnings(args) -> Iterator[str]:
         yield "--lock-image-unlocked-groups has no effect without --lock-image"
     if getattr(args, "image_lr_scale", None) and args.lock_image and not args.lock_image_unlocked_groups:
         yield "--image-lr-scale has no effect with --lock-image: the image tower does not train"
+    if getattr(args, "learn_image_bn_stats", False) and args.lock_image and not args.lock_image_unlocked_groups:
+        yield "--learn-image-bn-stats has no effect with --lock-image: a locked BatchNorm keeps its statistics"
     if args.train_data and is_csv(args.train_data, args):
         for flag in ("train_num_samples", "dataset_resampled", "train_data_upsampling_factors"):
             if getattr(args, flag):

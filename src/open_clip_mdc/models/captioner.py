@@ -96,7 +96,6 @@ class Captioner(nn.Module):
                 self.no_patch = nn.Parameter(no_patch)
         self.register_buffer("logit_scale", torch.ones(()), persistent=False)
         self.logit_bias = None
-        self.keeps_statistics = False  # BatchNorm of a free image tower, see integration/image_rates.py
         self.patch_tokens = encoder.patch_tokens
         self.seed_t(0)
 
@@ -118,7 +117,7 @@ class Captioner(nn.Module):
     def train(self, mode: bool = True) -> "Captioner":
         """Set the mode. A locked image tower, or each locked BatchNorm in it, stays in eval mode: see `keep_locked`."""
         super().train(mode)
-        encoder.keep_locked(self.visual, self.keeps_statistics)
+        encoder.keep_locked(self.visual)
         return self
 
     def set_grad_checkpointing(self, enable: bool = True, impl: str = "inline") -> None:

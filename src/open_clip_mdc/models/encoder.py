@@ -198,19 +198,16 @@ def lock(visual: nn.Module, unlocked_groups: int = 0) -> None:
         visual.proj = None
 
 
-def keep_locked(visual: nn.Module, statistics: bool = False) -> None:
-    """Put a locked tower in eval mode, and in a free one each locked BatchNorm.
-
-    Args:
-        statistics: put every BatchNorm of a free tower in eval mode.
-    """
+def keep_locked(visual: nn.Module) -> None:
+    """Put a locked tower in eval mode, and in a free one each locked BatchNorm, or all if it `keeps_statistics`."""
     tower = region_tower(visual)
     if not any(p.requires_grad for p in tower.parameters()):
         tower.eval()
         return
+    kept = getattr(visual, "keeps_statistics", False)  # of a pretrained tower, see integration/image_rates.py
     for layer in tower.modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (
-                statistics or layer.affine and not layer.weight.requires_grad):
+        if getattr(layer, "running_var", None) is not None and (
+                kept or layer.weight is not None and not layer.weight.requires_grad):
             layer.eval()
 
 
