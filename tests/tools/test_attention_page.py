@@ -57,8 +57,9 @@ def test_the_page_has_a_map_for_each_word_and_the_features(run, folder):
             grey, alpha = np.moveaxis(pixels(url), -1, 0)
             assert grey.shape == (4, 4) and not grey.any()
             assert alpha.argmin() == weights.argmax() and alpha.min() == 0
-            visible = 1 - alpha.flatten() / 255 / 0.9
-            assert np.allclose(visible, weights / weights.max(), atol=0.01)
+            # The photograph is seen everywhere, and a patch is the lighter the more attention it has.
+            visible, share = 1 - alpha.flatten() / 255, weights.numpy() / weights.max().item()
+            assert visible.min() >= 0.295 and np.allclose(((visible - 0.3) / 0.7).clip(0) ** 2, share, atol=0.02)
         assert np.allclose(pixels(features).reshape(16, 3) / 255, (own / 4 + 0.5).clamp(0, 1), atol=0.005)
 
 

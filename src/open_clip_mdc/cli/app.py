@@ -24,7 +24,7 @@ from PIL import Image
 
 from ..data.images import open_image
 from ..data.paths import IMAGE_FILES, find_images
-from ..decoding.attention_maps import word_maps
+from ..decoding.attention_maps import light, word_maps
 from ..decoding.confidence import tokenize_with_masks
 from ..decoding.generate import default_length
 from ..decoding.options import readable
@@ -37,6 +37,7 @@ UPLOAD_LIMIT = "20mb"
 PIXELS = 64_000_000  # of an upload: a small file can have many, and each caller waits for the one before
 KEPT = 600  # seconds that an upload is kept for
 SENTENCES = 64  # the most that are scored at a time
+CHARACTERS = 1000  # of a sentence. No caption of 77 tokens needs more
 # gradio itself shows no focus of text and choices.
 CSS = """#steps iframe {width: 100%; height: 30em; border: 0}
 #photograph img, #where img {width: 100%; height: 100%; object-fit: contain; image-rendering: pixelated}
@@ -56,6 +57,8 @@ class Demo:
 
         `text` is a caption with [MASK] to fill in.
         """
+        if len(text or "") > CHARACTERS:
+            raise ValueError(f"give at most {CHARACTERS} characters")
         image, model = self._read(path), self.loaded.model
         if text and (model.causal or "[MASK]" not in text):
             raise ValueError("an autoregressive model cannot fill in words" if model.causal else
@@ -79,8 +82,8 @@ class Demo:
         With a null image, the row also has the blind (unconditional) and the debiased score.
         """
         lines = [line.strip() for line in (sentences or "").splitlines() if line.strip()]
-        if not 0 < len(lines) <= SENTENCES:
-            raise ValueError(f"give 1 to {SENTENCES} sentences, one per line")
+        if not 0 < len(lines) <= SENTENCES or max(map(len, lines)) > CHARACTERS:
+            raise ValueError(f"give 1 to {SENTENCES} sentences of at most {CHARACTERS} characters, one per line")
         image = self._read(path)
         columns = [self.loaded.score(image, lines)[0]]
         if self.blind is not None:
@@ -145,9 +148,9 @@ def uploaded(path: str, folder: str) -> str:
 
 def highlight(image: Image.Image, weights: torch.Tensor) -> Image.Image:
     """Return the image darkened by a word's attention [rows, columns]: the patch with the most stays clear."""
-    light = (255 * (0.1 + 0.9 * weights / weights.max())).round().byte().cpu().numpy()
-    mask = Image.fromarray(light).resize(image.size, Image.Resampling.NEAREST)
-    return Image.composite(image, Image.fromarray(np.zeros_like(image)), mask)
+    mask = Image.fromarray((255 * light(weights)).round().byte().cpu().numpy())
+    black = Image.fromarray(np.zeros_like(image))
+    return Image.composite(image, black, mask.resize(image.size, Image.Resampling.NEAREST))
 
 
 def build(demo: Demo):

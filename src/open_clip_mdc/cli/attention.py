@@ -15,7 +15,7 @@ from PIL import Image
 
 from ..data.images import Images, data_url, encode_png
 from ..data.paths import IMAGE_FILES, SHARDS, find_images
-from ..decoding.attention_maps import principal_components, word_maps
+from ..decoding.attention_maps import light, principal_components, word_maps
 from ..decoding.confidence import tokenize_with_masks
 from ..decoding.options import readable
 from ..errors import complain, plural
@@ -34,8 +34,8 @@ def png(pixels: np.ndarray) -> str:
 
 
 def overlay(weights: torch.Tensor) -> str:
-    # Black covers patches with little attention [rows, columns]. The patch with the most stays clear.
-    alpha = 0.9 * (1 - weights / weights.max())
+    # Black dims patches with little attention [rows, columns]. The patch with the most stays clear.
+    alpha = 1 - light(weights)
     pixels = np.zeros((*alpha.shape, 2), np.uint8)
     pixels[..., 1] = (255 * alpha).round().byte().cpu().numpy()
     return png(pixels)

@@ -15,6 +15,8 @@ from ..models.precision import without_autocast
 from ..text.special_tokens import caption_lengths, mask_id
 from .sampling import Decoded
 
+DIM = 0.3  # light of a patch without attention, in which the photograph can still be seen
+
 
 class WordMaps(NamedTuple):
     """The maps of one caption."""
@@ -57,6 +59,14 @@ def _maps_of_one(model: Captioner, image_embs: Tensor, text: Tensor, step: Tenso
     return WordMaps(position, torch.stack([
         attention_weights(q[place - int(model.causal)], key[0])
         for q, (key, _) in zip(queries, image_kv, strict=True)], 1))
+
+
+def light(weights: Tensor) -> Tensor:
+    """Return the light, from DIM to 1, of each patch by a word's attention, which is >= 0 and of any shape.
+
+    It goes by the square root: half of the patches have less than a tenth of the largest weight, and would be black.
+    """
+    return DIM + (1 - DIM) * (weights / weights.max()).sqrt()
 
 
 def principal_components(image_embs: Tensor, count: int = 3) -> Tensor:
