@@ -9,7 +9,8 @@
     transformers   the image tower as CLIPVisionModel, for LLaVA and the like: clip_vision_model/
     torch          images -> features and patch tokens, a torch.export program: encode_image.pt2
 
-The features of every format are compared with `encode_image` before the folder appears. Only --push uses the network.
+Pixels and features of every format are compared with the captioner's before the folder appears, from files of pictures
+that are not square. Only --push uses the network.
 """
 import argparse
 import json
@@ -18,11 +19,13 @@ from collections.abc import Callable
 from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import open_clip
 import torch
 from open_clip.transformer import QuickGELU
-from torch import Tensor
+from PIL import Image
+from torch import Tensor, nn
 
 from ..data import weights
 from ..data.files import new_folder
@@ -31,11 +34,12 @@ from ..integration.pretrained import PretrainedCaptioner, load
 from ..integration.runs import find
 from ..models import convert as conversion
 from ..models import encoder
-from ..models.captioner import Captioner
 from ..text.vocabulary import write_merges
 from .model_card import model_card
 
 TOLERANCE = 1e-4  # largest difference of a feature, whose scale is 1, computed by other kernels
+ROUNDING = 3 / 255  # largest difference of a pixel from 0 to 1, if the resize of another library works on bytes
+PICTURES = (200, 300), (300, 200)  # height and width
 CLIP_FOLDER = "clip_vision_model"
 PROGRAM = "encode_image.pt2"
 
@@ -57,19 +61,25 @@ def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) 
     weights.save(model.state_dict(), folder / "open_clip_model.safetensors")
 
 
-def interpolation(preprocess_cfg: dict) -> str:
-    # OpenCLIP's evaluation transform takes "random" as bicubic.
-    return "bilinear" if preprocess_cfg["interpolation"] == "bilinear" else "bicubic"
+def interpolation(visual: nn.Module) -> str:
+    # OpenCLIP's evaluation transform takes "random" as bicubic, and also what is not square and has its shortest edge.
+    (height, width), cfg = visual.image_size, visual.preprocess_cfg
+    always = height != width and cfg["resize_mode"] == "shortest"
+    return "bilinear" if cfg["interpolation"] == "bilinear" and not always else "bicubic"
 
 
 def write_timm(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
+    from timm.data import create_transform
     from timm.models import save_for_hf
-    model, cfg = conversion.timm_model(loaded.model.visual), loaded.model.visual.preprocess_cfg
-    compare(loaded.model, lambda image: model.forward_features(image)[:, model.num_prefix_tokens:], model)
+    visual = loaded.model.visual
+    model, cfg = conversion.timm_model(visual), visual.preprocess_cfg
     crop = {"shortest": "center", "longest": "border", "squash": "squash"}[cfg["resize_mode"]]
-    save_for_hf(model, folder, safe_serialization=True, data_config={
-        "input_size": (3, *loaded.model.visual.image_size), "mean": cfg["mean"], "std": cfg["std"],
-        "interpolation": interpolation(cfg), "crop_pct": 1.0, "crop_mode": crop})
+    data = {"input_size": (3, *visual.image_size), "mean": cfg["mean"], "std": cfg["std"],
+            "interpolation": interpolation(visual), "crop_pct": 1.0, "crop_mode": crop}
+    averages = getattr(visual, "has_last_norm", True)  # what it averages are the tokens
+    compare(loaded, lambda image: conversion.timm_tokens(visual, model, image), model if averages else None,
+            create_transform(**data))
+    save_for_hf(model, folder, safe_serialization=True, data_config=data)
     config = json.loads((folder / "config.json").read_text())
     for name in ("num_classes", "in_chans"):  # transformers passes them itself
         config["model_args"].pop(name, None)
@@ -79,24 +89,25 @@ def write_timm(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> No
 
 def write_transformers(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
     from transformers import CLIPImageProcessor
-    model, cfg = conversion.clip_vision_model(loaded.model.visual), loaded.model.visual.preprocess_cfg
+    visual = loaded.model.visual
+    model, cfg = conversion.clip_vision_model(visual), visual.preprocess_cfg
     norm = getattr(model, "vision_model", model).post_layernorm
-    compare(loaded.model, lambda image: norm(model(image).last_hidden_state[:, 1:]))
-    if cfg["resize_mode"] == "longest":
-        raise ValueError("CLIPImageProcessor cannot pad images, which this model needs (--image-resize-mode longest)")
-    side = loaded.model.visual.image_size[0]
+    side = visual.image_size[0]
     squash, square = cfg["resize_mode"] == "squash", {"height": side, "width": side}
-    CLIPImageProcessor(
+    processor = CLIPImageProcessor(
         size=square if squash else {"shortest_edge": side}, do_center_crop=not squash, crop_size=square,
-        resample={"bilinear": 2, "bicubic": 3}[interpolation(cfg)], image_mean=list(cfg["mean"]),
-        image_std=list(cfg["std"])).save_pretrained(folder / CLIP_FOLDER)
+        resample={"bilinear": 2, "bicubic": 3}[interpolation(visual)], image_mean=list(cfg["mean"]),
+        image_std=list(cfg["std"]))
+    compare(loaded, lambda image: norm(model(image).last_hidden_state[:, 1:]),
+            pixels=lambda image: processor(image, return_tensors="pt")["pixel_values"][0], rounding=ROUNDING)
+    processor.save_pretrained(folder / CLIP_FOLDER)
     model.save_pretrained(folder / CLIP_FOLDER)
     weights.add_checksum(folder / CLIP_FOLDER / "model.safetensors")
 
 
 def write_torch(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
     program = conversion.exported_program(loaded.model)
-    compare(loaded.model, lambda image: program.module()(image)[1], lambda image: program.module()(image)[0])
+    compare(loaded, lambda image: program.module()(image)[1], lambda image: program.module()(image)[0])
     torch.export.save(program, folder / PROGRAM)
 
 
@@ -105,14 +116,32 @@ DESTINATIONS = {"open_clip": write_open_clip, "timm": write_timm, "transformers"
 
 
 @torch.no_grad()
-def compare(model: Captioner, tokens: Callable[[Tensor], Tensor],
-            feature: Callable[[Tensor], Tensor] | None = None) -> None:
-    """Raise ValueError unless another network gives the same patch tokens (and feature) as this model.
+def compare(loaded: PretrainedCaptioner, tokens: Callable[[Tensor], Tensor],
+            feature: Callable[[Tensor], Tensor] | None = None, pixels: Callable[[Image.Image], Tensor] | None = None,
+            rounding: float = 0.0) -> None:
+    """Raise ValueError unless files of pictures give the same patch tokens (and feature) by another network.
 
-    Compares them on random images.
+    The pictures are noise, 3:2 and 2:3.
+
+    Args:
+        pixels: the transform that belongs to the network. Without one it is given the captioner's pixels.
+        rounding: the largest difference of pixels, on a scale from 0 to 1.
     """
-    image = torch.randn(3, 3, *model.visual.image_size, generator=torch.Generator().manual_seed(0))
-    expected = encoder.patch_tokens(model.visual, image)
+    visual = loaded.model.visual
+    with TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{shape[0]}.png" for shape in PICTURES]
+        for path, (height, width) in zip(paths, PICTURES, strict=True):
+            noise = torch.randint(0, 256, (height, width, 3), generator=torch.Generator().manual_seed(0))
+            Image.fromarray(noise.byte().numpy()).save(path)
+        image = next(loaded.batches(paths))
+        if pixels is not None:
+            own, image = image, torch.stack([pixels(Image.open(path)) for path in paths])
+            levels = (image - own).abs().amax((0, 2, 3)) * torch.tensor(visual.preprocess_cfg["std"])
+            if not levels.max() <= rounding + 1e-6:
+                raise ValueError(f"it would cut, pad or resize pictures that are not square in another way "
+                                 f"(resize mode {visual.preprocess_cfg['resize_mode']}): pixels from 0 to 1 would "
+                                 f"differ by {levels.max():.2g}")
+    expected = encoder.patch_tokens(visual, image)
     differences = [(tokens(image) - expected).abs().max()]
     if feature is not None:
         differences.append((feature(image) - expected.mean(1)).abs().max())

@@ -7,7 +7,9 @@ from numbers import Number
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
+from open_clip.timm_model import TimmModel
 from open_clip_train.params import parse_args
+from torch import nn
 
 from ..data.markdown import markdown_table
 from ..data.paths import expand
@@ -85,6 +87,13 @@ def result_rows(paths: list[str]) -> list[list[str]]:
     return rows
 
 
+def map_layout(visual: nn.Module) -> str:
+    """Return the code that makes tokens [B, P, D] of timm's feature maps, or "" if the encoder gives tokens."""
+    if not isinstance(visual, TimmModel) or hasattr(visual.trunk, "num_prefix_tokens"):
+        return ""
+    return ".flatten(2).mT" if visual.channels_first else ".flatten(1, -2)"
+
+
 def model_card(model: Captioner, args: argparse.Namespace, destinations: list[str]) -> str:
     name, weights, _ = find(args.pretrained, args.model)
     flags, rows = training_flags(weights), result_rows(args.results)
@@ -97,6 +106,7 @@ def model_card(model: Captioner, args: argparse.Namespace, destinations: list[st
         model_name=flags.get("model", name.rpartition("/")[2].rpartition(":")[2]),
         causal=model.causal, folder=args.push or Path(args.out).name, scheme="hf-hub" if args.push else "local-dir",
         local=not args.push, destinations=destinations, size=" x ".join(map(str, model.visual.image_size)),
+        layout=map_layout(model.visual), normalised=getattr(model.visual, "has_last_norm", True),
         width=width(model.visual), patches=patches, context=model.context_length,
         parameters=f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}",
         open_clip_version=metadata.version("open_clip_torch"),

@@ -13,7 +13,7 @@ from open_clip.timm_model import TimmModel
 from open_clip.transformer import QuickGELU, ResidualAttentionBlock, VisionTransformer
 from torch import Tensor, nn
 
-from . import encoder, names
+from . import encoder, names, trunk
 from .captioner import Captioner
 
 if TYPE_CHECKING:
@@ -39,19 +39,18 @@ def activation(visual: nn.Module) -> str:
 
 
 def timm_model(visual: nn.Module) -> nn.Module:
-    """Return a timm ViT in eval mode. `forward` gives [B, D], `forward_features` all tokens, prefix tokens first.
+    """Return a timm model in eval mode, whose `forward_features` gives what `timm_tokens` makes patch tokens of.
 
-    Raises ValueError if timm has no such network, or none whose feature is the mean of the patch tokens.
+    `forward` gives their mean [B, D], but of feature maps what timm's own head makes, which was not trained.
+    Raises ValueError if timm has no such network, or no ViT whose feature is the mean of the patch tokens.
     """
     import timm
     options = {"num_classes": 0, "global_pool": "avg"}
     if isinstance(visual, TimmModel):
-        if not visual.has_last_norm:
-            raise ValueError("its tokens are those of a feature map, normalised, and timm does not normalise them")
         architecture = visual.trunk.pretrained_cfg["architecture"]
         known = signature(type(visual.trunk)).parameters
         options |= {name: False for name in ("fc_norm", "use_fc_norm") if name in known}
-        if tuple(visual.image_size) != tuple(visual.trunk.pretrained_cfg["input_size"][1:]):
+        if "img_size" in known and tuple(visual.image_size) != tuple(visual.trunk.pretrained_cfg["input_size"][1:]):
             options["img_size"] = tuple(visual.image_size)
         weights = visual.trunk.state_dict()
     else:
@@ -73,13 +72,19 @@ def timm_model(visual: nn.Module) -> nn.Module:
             weights["patch_embed.proj.bias"] = torch.zeros(encoder.width(visual))
     try:
         model = timm.create_model(architecture, **options)
-        model.load_state_dict(weights)
+        model.load_state_dict(weights, strict=getattr(visual, "has_last_norm", True))  # the head of a map is untrained
     except (RuntimeError, TypeError) as problem:
         raise ValueError(f"timm's {architecture} that averages its patch tokens is another network: "
                          f"{str(problem).splitlines()[0]}") from problem
     # Without this, timm would give these weights the tag, licence and source of its own.
     model.pretrained_cfg = {name: x for name, x in model.pretrained_cfg.items() if name in ARCHITECTURE_KEYS}
     return model.eval()
+
+
+def timm_tokens(visual: nn.Module, model: nn.Module, image: Tensor) -> Tensor:
+    """Return patch tokens [B, P, D] of the network that `timm_model` made of `visual`."""
+    x = model.forward_features(image)
+    return trunk.of_last(visual, x) if isinstance(visual, TimmModel) else x[:, model.num_prefix_tokens:]
 
 
 def clip_vision_model(visual: nn.Module) -> "CLIPVisionModel":

@@ -93,7 +93,7 @@ def tokens(visual: nn.Module, image: Tensor) -> Tensor:
     """Return normalised tokens [B, P, D], without class and register tokens, after `settle` or `settle_resnet`."""
     if isinstance(visual, ModifiedResNet):
         return _of_map(visual(image), True, False)
-    return _of_last(visual, visual.trunk.forward_features(image))
+    return of_last(visual, visual.trunk.forward_features(image))
 
 
 def stages(visual: TimmModel, image: Tensor) -> list[Tensor]:
@@ -101,10 +101,11 @@ def stages(visual: TimmModel, image: Tensor) -> list[Tensor]:
     if not hasattr(visual.trunk, "forward_intermediates"):
         return [tokens(visual, image)]
     last, maps = visual.trunk.forward_intermediates(image, output_fmt="NCHW")
-    return [*(_of_map(x, True, False) for x in maps), _of_last(visual, last)]
+    return [*(_of_map(x, True, False) for x in maps), of_last(visual, last)]
 
 
-def _of_last(visual: TimmModel, x: Tensor) -> Tensor:
+def of_last(visual: TimmModel, x: Tensor) -> Tensor:
+    """Return `tokens` [B, P, D] from the output of timm's `forward_features`."""
     return _of_map(x if x.ndim == 4 else x[:, visual.num_prefix:], visual.channels_first, visual.has_last_norm)
 
 
