@@ -173,5 +173,55 @@ def own_csv(folder: Path, five: list = FIVE) -> Made:
     return (path,), names, first(five)
 
 
+def capitals(folder: Path, five: list = FIVE) -> Made:
+    """As Windows and other programs name them."""
+    names = put_images(folder, "P{}.JPG")
+    for i in range(N):
+        name = ("P{}.TXT", "P{}.caption", "P{}.JSON", "P{}.JPG.txt", "P{}.Caption")[i % 5].format(i)
+        put(folder / name, {"captions": five[i]} if i % 5 == 2 else "\n".join(five[i]))
+    return (folder,), names, five
+
+
+def kaggle(folder: Path, five: list = FIVE) -> Made:
+    """Kaggle's Flickr8k."""
+    stream = io.StringIO()
+    csv.writer(stream).writerows([("image", "caption"), *((name, text) for name, captions in zip(
+        put_images(folder / "Images"), five, strict=True) for text in captions)])
+    path = put(folder / "captions.txt", stream.getvalue())
+    return (path, "--images", folder / "Images"), [f"{i}.jpg" for i in range(N)], five
+
+
+def json_by_file(folder: Path, five: list = FIVE) -> Made:
+    names = put_images(folder)
+    return (put(folder / "captions.json", dict(zip(names, five, strict=True))),), names, five
+
+
+def meta_cap(folder: Path, five: list = FIVE) -> Made:
+    """The JSON of kohya_ss."""
+    names = put_images(folder)
+    return (put(folder / "meta_cap.json", {name: {"caption": captions[0], "train_resolution": [64, 64]} for
+                                           name, captions in zip(names, five, strict=True)}),), names, first(five)
+
+
+def image_path_rows(folder: Path, five: list = FIVE) -> Made:
+    """Rows as in DOCCI, and with other names of the image."""
+    keys = ("image_path", "image_file", "filepath", "image_name")
+    names = put_images(folder)
+    rows = [{keys[i % 4]: names[i], ("caption", "title")[i % 2]: five[i][0]} for i in range(N)]
+    return (put(folder / "rows.jsonl", "\n".join(map(json.dumps, rows))),), names, first(five)
+
+
+def coco_of_texts(folder: Path, five: list = FIVE) -> Made:
+    """COCO's format with image_id as text, and the images in two folders."""
+    names = [*put_images(folder / "a")[:5], *put_images(folder / "b")[5:]]
+    for i in range(N):
+        (folder / ("b" if i < 5 else "a") / names[i]).unlink()
+    path = put(folder / "captions.json", {
+        "annotations": [{"image_id": str(i), "caption": text} for i in range(N) for text in five[i]],
+        "images": [{"id": i, "file_name": name} for i, name in enumerate(names)]})
+    return (path, "--images", folder / "a", "--images", folder / "b"), names, five
+
+
+MORE = (capitals, kaggle, json_by_file, meta_cap, image_path_rows, coco_of_texts)
 LAYOUTS = (kohya, json_beside, img2dataset_files, img2dataset_shards, img2dataset_parquet, imagefolder_csv,
            imagefolder_jsonl, hub_parquet, plain_parquet, coco, llava, rows_of_images, own_csv)

@@ -81,7 +81,8 @@ def test_quotes_that_open_no_cell_are_text_in_a_table_of_tabs(tmp_path):
     (b"a.jpg,a dog\n", "its first line should name them"),
     (b"image,caption,caption\na.jpg,a,b\n", "two columns 'caption'"),
     (b"PAR1\0\0", "is a parquet table"), ("image,caption\n".encode("utf-16-le"), "is full of zero bytes"),
-    (b"", "only []"),
+    (b"", "only []"), (b"a.jpg".ljust(257, b"\0") + b"ustar\0".ljust(255, b"\0"), "is a tar, not text: for shards "),
+    (b"image_name| comment\na.jpg| a dog\n", "(separated by '|')"),
 ])
 def test_what_would_drop_join_or_cut_rows_is_refused_with_its_line(content, words, tmp_path):
     (tmp_path / "t.csv").write_bytes(content)
@@ -89,6 +90,12 @@ def test_what_would_drop_join_or_cut_rows_is_refused_with_its_line(content, word
         with pytest.raises(ValueError) as caught:
             read(tmp_path / "t.csv")
         assert words in str(caught.value) and "t.csv" in str(caught.value), caught.value
+
+
+@pytest.mark.parametrize("image, caption", [("image_path", "caption"), ("image_file", "text"), ("filepath", "caption")])
+def test_one_list_of_columns_serves_training_and_tools(image, caption, tmp_path):
+    (tmp_path / "t.csv").write_text(f"id,{caption},{image}\n1,a dog,a.jpg\n")
+    assert for_training(tmp_path / "t.csv") == for_tools(tmp_path / "t.csv") == [("a.jpg", "a dog")]
 
 
 def test_columns_that_training_names_are_taken_alone(tmp_path):

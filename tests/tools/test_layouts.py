@@ -13,6 +13,7 @@ from conftest import complaint_of, run
 from layout_files import (
     FIVE,
     LAYOUTS,
+    MORE,
     STRUCT,
     N,
     coco,
@@ -33,7 +34,7 @@ from open_clip_mdc.cli.prepare_layouts import read_parquet
 from open_clip_mdc.data.shards import CAPTION_SEPARATOR
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("layout", LAYOUTS + MORE, ids=lambda layout: layout.__name__)
 def test_every_row_of_a_layout_is_there_byte_for_byte_with_its_own_captions(layout, tmp_path):
     source, names, captions = layout(tmp_path / "in")
     tool("shards", "--train", *source, "--out", tmp_path / "out")
@@ -97,7 +98,7 @@ def test_rows_without_an_image_or_captions_are_named_with_the_keys_that_are_ther
     assert "'t.parquet#0': no image\n'1.jpg': no image\n" == capsys.readouterr().err
     chat = put(tmp_path / "c.json", [{"id": "t", "conversations": [{"from": "gpt", "value": "x"}]},
                                      {"image": ["a.jpg", "b.jpg"], "conversations": [{"from": "gpt", "value": "x"}]}])
-    assert "'row 1': no image" in complaint("--train", chat, "--out", tmp_path / "out")
+    assert "'row 1 (keys: id, conversations)': no image" in complaint("--train", chat, "--out", tmp_path / "out")
 
 
 HOSTILE = {
@@ -128,6 +129,7 @@ def test_hostile_and_wrong_files_are_one_line(name, tmp_path):
 
 def test_folders_without_captions_and_tables_without_images_say_what_is_missing(tmp_path):
     put_images(tmp_path / "bare")
+    put(tmp_path / "bare/0.tags", "dog")
     (tmp_path / "empty").mkdir()
     put_table(tmp_path / "about.parquet", {"url": ["x"], "caption": ["y"]})
     imagefolder_csv(tmp_path / "two")
@@ -135,12 +137,55 @@ def test_folders_without_captions_and_tables_without_images_say_what_is_missing(
     put(tmp_path / "two/metadata.jsonl", '{"file_name": "images/0.jpg", "text": "x"}')
     coco(tmp_path / "coco")[0][0].rename(tmp_path / "coco/captions_val2017.json")
     (tmp_path / "coco/val2017").rename(tmp_path / "coco/elsewhere")
-    for source, words in (("bare", "none of its 8 images has a .txt or .json beside it"), ("two", "remove one"),
+    for source, words in (("bare", "none of its 8 images has a .txt, .caption or .json beside it (there are 0.tags)"),
+                          ("two", "remove one"),
                           ("empty", "holds no image, no shard (.tar) and no table (.parquet)"),
                           ("about.parquet", "has no column of image bytes, only url, caption"),
                           ("nowhere", "no such shard"), ("no-*.parquet", "no such shard"),
                           ("coco/captions_val2017.json", "8 of 8 images are missing, first")):
         assert words in (found := complaint("--train", tmp_path / source, "--out", tmp_path / "out")), found
+
+
+@pytest.mark.parametrize("name, content, words", [
+    ("a.jsonl", '{"image": "0.jpg", "text": 7}', "'0.jpg': its captions are numbers, such as 7 (keys: image, text"),
+    ("a.jsonl", '{"image": "0.jpg", "text": {"en": "x"}}', "its captions are no texts, such as {'en': 'x'}"),
+    ("a.jsonl", '{"img": "0.jpg", "text": "x"}', "'row 1 (keys: img, text)': no image"),
+    ("a.json", {"images": [{"id": 1, "file_name": "0.jpg"}], "annotations": [{"image_id": "x7", "caption": "x"}]},
+     "its annotations are of other images: their image_id x7 is no id of them"),
+    ("a.json", {"data": [], "info": 1}, "it has no 'annotations', only data, info"), ("a.json", "7", "holds int"),
+    ("results.csv", "image_name| comment_number| comment\n0.jpg| 0| x\n",
+     "only ['image_name', 'comment_number', 'comment'] (separated by '|'): its first line should name them, and "),
+])
+def test_what_is_there_is_said_with_its_keys_and_separator(name, content, words, tmp_path):
+    put_images(tmp_path)
+    assert words in complaint("--train", put(tmp_path / name, content), "--out", tmp_path / "out")
+
+
+def test_numbers_in_a_table_are_said_to_be_numbers(tmp_path):
+    path = put_table(tmp_path / "t.parquet", {"image": [make_image(0)], "text": [7]})
+    assert "its captions are numbers, such as 7 (columns: image, text" in complaint("--train", path, "--out", "out")
+
+
+def test_each_split_has_its_images_and_a_name_in_two_folders_is_refused(tmp_path, capsys):
+    for split in ("train", "val"):
+        put_images(tmp_path / split, f"{split}{{}}.jpg")
+        put(tmp_path / f"{split}.json", {f"{split}{i}.jpg": FIVE[i] for i in range(N)})
+    argv = ("--train", tmp_path / "train.json", "--val", tmp_path / "val.json", "--images", tmp_path / "train",
+            "--images", tmp_path / "val")
+    assert complaint_of("prepare", "shards", *argv, "--out", tmp_path / "out") is None
+    for split in ("train", "val"):
+        found = members(tmp_path / "out" / split / "00000.tar")
+        assert all(json.loads(found[f"{i:08d}.json"])["filename"] == f"{split}{i}.jpg" for i in range(N))
+    put(tmp_path / "val/train3.jpg", make_image(0))
+    assert f"train3.jpg is in {tmp_path}/train and in {tmp_path}/val: give one --images" in complaint(
+        *argv, "--out", tmp_path / "two")
+
+
+def test_one_image_is_no_images(tmp_path, capsys):
+    put(tmp_path / "in/a.jpg", make_image(0))
+    put(tmp_path / "in/a.txt", "x")
+    assert complaint_of("prepare", "shards", "--train", tmp_path / "in", "--out", tmp_path / "out") is None
+    assert capsys.readouterr().out.startswith("1 image: --train-data")
 
 
 def test_a_damaged_table_is_never_read_in_part(tmp_path):

@@ -93,8 +93,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     for split, what in (("train", "training"), ("val", "validation"), ("test", "test")):
         shards.add_argument(f"--{split}", metavar="DATA", help=f"{what} data: a folder, a file, or a pattern such as "
                             "'DIR/{00000..00005}.tar' or 'DIR/train-*.parquet'")
-    shards.add_argument("--images", metavar="DIR", help="folder of the images that a JSON or CSV file names (default: "
-                        "the folder of that file)")
+    shards.add_argument("--images", action="append", metavar="DIR", help="folder of the images that a JSON or CSV file "
+                        "names. Give it once for each folder (default: the folder of that file)")
     _add_captions_key(shards)
     _add_output(shards)
     cub = sources.add_parser("cub", help="prepare CUB-200-2011 with the ten captions per image of Reed et al. (2016)")

@@ -32,6 +32,7 @@ from ..data import shards as tars
 from ..data.files import new_folder, parse_json, write_json
 from ..data.images import stored
 from ..data.shards import CAPTION_SEPARATOR, find_shards, shard_pattern
+from ..errors import plural
 from ..progress import progress_bar
 from . import prepare_cub as cub
 from . import prepare_layouts as layouts
@@ -73,10 +74,14 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
 def usable(samples: Iterable[Sample], left_out: list[str]) -> Iterator[tuple[str, Sample]]:
     """Yield (suffix, sample) for each readable image with captions. Append the others to `left_out`, with reasons."""
     for name, image, captions, seen in progress_bar(samples, "prepare") if isinstance(samples, list) else samples:
-        texts = captions if isinstance(captions, list) else [captions]
-        texts = [" ".join(text.split()) for text in texts if tars.is_text(text)]  # no line end, no U+001E
+        given = captions if isinstance(captions, list) else [captions]
+        texts = [" ".join(text.split()) for text in given if tars.is_text(text)]  # no line end, no U+001E
         try:
             if not texts:
+                other = next((text for text in given if text is not None and not isinstance(text, str)), None)
+                if other is not None:
+                    kind = "numbers" if isinstance(other, int | float) else "no texts"
+                    raise ValueError(f"its captions are {kind}, such as {other!r:.50}{seen}")
                 raise ValueError(f"no captions{seen}")
             if 12 * sum(map(len, texts)) > tars.LARGEST_TEXT:  # a letter may take 12 bytes in KEY.json
                 raise ValueError(f"captions of {sum(map(len, texts)):,} letters")
@@ -109,8 +114,8 @@ def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str,
 
 def refuse(left_out: list[str]) -> NoReturn:
     print(*left_out[:MAX_SHOWN], sep="\n", file=sys.stderr)
-    raise ValueError(f"{len(left_out)} images cannot be used, and the first are listed above: mend them, or leave them "
-                     f"out by --skip-broken")
+    raise ValueError(f"{plural(len(left_out), 'image')} cannot be used, and the first are listed above: mend them, or "
+                     f"leave them out by --skip-broken")
 
 
 def write_test(folder: Path, samples: Iterable[tuple[str, Sample]]) -> dict[str, int]:
@@ -127,7 +132,7 @@ def report(left_out: list[str], skip: bool, folder: Path, out: str) -> list[str]
         refuse(left_out)
     if left_out:
         (folder / "left_out.txt").write_text("".join(f"{row}\n" for row in left_out), encoding="utf-8")
-    return [f"{len(left_out)} images left out: {out}/left_out.txt"] if left_out else []
+    return [f"{plural(len(left_out), 'image')} left out: {out}/left_out.txt"] if left_out else []
 
 
 def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[str], join: bool, skip: bool) -> None:
@@ -143,7 +148,7 @@ def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[str], jo
                 folder / split, found, "{:05d}.tar", " " if join else CAPTION_SEPARATOR)
             if not sizes:
                 raise ValueError(f"no usable image for {split}: {left_out[0] if left_out else 'there is none'}")
-            hints.append(f"{sum(sizes.values())} images: ")
+            hints.append(f"{plural(sum(sizes.values()), 'image')}: ")
             if split == "test":
                 hints[-1] += f"--dataset wds/{Path(out).name} --dataset_root {out} --task captioning"
             else:
@@ -186,9 +191,9 @@ def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bo
                     (train / name).symlink_to(f"../../parts/{part}/{shard}")
                     sizes[name] = size
             write_json(train / "sizes.json", sizes)
-            hints.append(f"{sum(sizes.values())} images: --train-data '"
+            hints.append(f"{plural(sum(sizes.values()), 'image')}: --train-data '"
                          + shard_pattern(f"{out}/fold{fold}/train", len(sizes))
-                         + f"', {sum(parts[fold].values())} images: --dataset wds/fold{fold} --dataset_root "
+                         + f"', {plural(sum(parts[fold].values()), 'image')}: --dataset wds/fold{fold} --dataset_root "
                            f"{out}/fold{fold} --task captioning")
         hints += report(left_out, skip, folder, out)
     print("\n".join(hints))
@@ -214,7 +219,8 @@ def run(args: argparse.Namespace) -> None:
         patterns = {split: getattr(args, split) for split in ("train", "val", "test") if getattr(args, split)}
         if not patterns:
             raise ValueError("give at least one of --train, --val and --test")
-        splits = {split: layouts.read(pattern, args.images, args.captions_key) for split, pattern in patterns.items()}
+        images = list(dict.fromkeys(args.images or []))
+        splits = {split: layouts.read(pattern, images, args.captions_key) for split, pattern in patterns.items()}
     elif args.source == "cub":
         rows, left_out = cub.read(args.images, args.captions, args.split, args.classes)
         if left_out and not args.skip_broken:

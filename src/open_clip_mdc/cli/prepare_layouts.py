@@ -1,30 +1,34 @@
 """Read images with captions in common layouts, for `open_clip_mdc prepare shards`.
 
-    DIR/a.jpg, DIR/a.txt or DIR/a.json          captions beside images, also in subfolders (img2dataset's files)
+    DIR/a.jpg, DIR/a.txt or DIR/a.json          captions beside images, also in subfolders (img2dataset's files), and
+                                                a.caption. Suffixes may be capital
     DIR/metadata.csv, DIR/metadata.jsonl        Hugging Face's imagefolder: file_name relative to it, and a caption
     DIR/*.parquet                               a column of image bytes, or of {bytes, path} (Hugging Face, img2dataset)
     captions_val2017.json                       COCO's captions, with the images in --images
     chat.json, chat.jsonl                       rows of an image and its caption, or LLaVA's conversations, whose first
                                                 answer is the caption
-    pairs.csv                                   a table as open_clip_train reads it
+    captions.json                               {"a.jpg": "a dog"}, or {"a.jpg": {"caption": "a dog"}} (kohya_ss)
+    pairs.csv, captions.txt                     a table as open_clip_train reads it, Kaggle's Flickr8k
     DIR/*.tar                                   webdataset shards (img2dataset's webdataset)
 
 The content is not trusted: names must stay within their folder, only regular files are opened, and sizes have limits.
 """
+import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from glob import glob
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..data.csv_pairs import COLUMNS, SEPARATORS, open_table, read_forms, read_rows
-from ..data.files import files_below, parse_json
+from ..data.csv_pairs import CAPTIONS, FILE_NAME, IMAGES, SEPARATORS, TABLES, open_table, read_forms, read_rows
+from ..data.files import files_below
 from ..data.images import without_image
-from ..data.paths import IMAGE_FILES, IMAGE_SUFFIXES, inside, is_hidden
+from ..data.paths import IMAGE_FILES, IMAGE_SUFFIXES, files_beside, inside, is_hidden
 from ..data.shards import (
     CAPTION_SEPARATOR,
     LARGEST_TEXT,
@@ -34,13 +38,12 @@ from ..data.shards import (
     read_metadata,
     read_samples,
 )
-from ..data.text import decode_text, read_lines
+from ..data.text import decode_text
 from ..progress import progress_bar
+from .prepare_json import read_json_rows
 
-CAPTIONS = ("captions", "caption", "text")  # keys of captions, in this order, if --captions-key has its default
-IMAGES = ("file_name", "image")  # keys of the name of a row's image
+BESIDE = ("txt", "caption", "json")  # suffixes of captions beside images
 NAMES = ("filename", "file_name", "key", "id")  # keys of the image's name beside its bytes
-CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 
 class Sample(NamedTuple):
@@ -88,29 +91,42 @@ def read_shards(shards: list[str], key: str) -> Iterator[Sample]:
 
 
 def read_beside(folder: Path, images: list[Path], key: str) -> list[Sample]:
-    """Return the images of a folder with the captions in the .txt or .json of the same name."""
-    found = []
+    """Return the images of a folder with the captions in the .txt, .caption or .json of the same name."""
+    found, folders = [], {}
     for path in images:
         try:
-            files = {suffix: file for suffix in ("txt", "json") if (file := path.with_suffix(f".{suffix}")).exists()}
+            beside = files_beside(path, folders)
+            files = {suffix: beside[suffix] for suffix in BESIDE if suffix in beside}
             sample = {suffix: read_file(file, LARGEST_TEXT) for suffix, file in files.items()}
-            text = decode_text(sample["txt"], files["txt"]) if files.get("txt") else ""
+            text = next((decode_text(sample[suffix], files[suffix]) for suffix in BESIDE[:2] if suffix in files), "")
             captions, seen = captions_of(sample, text, key)
         except (OSError, ValueError) as problem:
             files, captions, seen = {"txt": path}, None, f": {problem}"
         found.append((Sample(str(path.relative_to(folder)), path, captions, seen), files))
     if not any(files for _, files in found):
-        raise ValueError(f"{folder} has no captions: none of its {len(found)} images has a .txt or .json beside it, "
-                         f"and there is no metadata.csv or metadata.jsonl")
+        others = [path.name for names in folders.values() for one in names.values() for path in one.values()]
+        seen = f" (there are {', '.join(sorted(others)[:3])})" if others else ""
+        raise ValueError(f"{folder} has no captions: none of its {len(found)} images has a .txt, .caption or .json "
+                         f"beside it{seen}, and there is no metadata.csv or metadata.jsonl")
     return [sample for sample, _ in found]
 
 
-def from_rows(rows: Iterable, source: Path, folder: Path | None, key: str) -> list[Sample]:
+def image_file(folders: Sequence[Path], name: str, source: Path, number: int) -> Path:
+    """Return the image of a row in the one of the folders that holds it. Raises ValueError if several do."""
+    places = [inside(folder, name, source, number) for folder in folders]
+    there = [path for path in places if os.path.exists(path)] if len(places) > 1 else places
+    if len(there) > 1:
+        raise ValueError(f"{source}, row {number}: {name} is in {there[0].parent} and in {there[1].parent}: give one "
+                         f"--images, and prepare the splits one by one, each into its own --out")
+    return (there or places)[0]
+
+
+def from_rows(rows: Iterable, source: Path, folders: Sequence[Path], key: str) -> list[Sample]:
     """Return each image once, with the captions of all its rows.
 
     Args:
         rows: objects with the name of an image and its captions.
-        folder: the folder of the images, or None to take names as paths from the working directory.
+        folders: those of the images. Without any, names are paths from the working directory.
 
     Raises ValueError for a row that is not an object, or names an image outside the folder.
     """
@@ -124,9 +140,9 @@ def from_rows(rows: Iterable, source: Path, folder: Path | None, key: str) -> li
             captions = next((turn.get("value") for turn in turns if isinstance(turn, dict) and turn.get("from") in (
                 "gpt", "assistant")), None)
         if not isinstance(name, str):
-            name, image = f"row {number}", b""
+            name, image = f"row {number} (keys: {', '.join(row)})", b""
         else:
-            image = Path(name) if folder is None else inside(folder, name, source, number)
+            image = image_file(folders, name, source, number) if folders else Path(name)
         sample = found.setdefault(name, Sample(name, image, [], f" (keys: {', '.join(row)}, see --captions-key)"))
         sample.captions.extend(captions if isinstance(captions, list) else [captions])
     if not found:
@@ -134,53 +150,23 @@ def from_rows(rows: Iterable, source: Path, folder: Path | None, key: str) -> li
     return list(found.values())
 
 
-def coco_rows(content: dict, key: str) -> list[dict]:
-    captions: dict[object, list] = {}
-    for row in content["annotations"]:
-        captions.setdefault(row["image_id"], []).append(row["caption"])
-    return [{"file_name": image["file_name"], key: captions.get(image["id"])} for image in content["images"]]
+def read_json(path: Path, images: Sequence[str], key: str) -> list[Sample]:
+    """Return the images of COCO's captions, of a JSON list or object of rows, or of JSON lines (`from_rows`)."""
+    rows, folder = read_json_rows(path, key)
+    return from_rows(rows, path, [Path(one) for one in images] or [folder], key)
 
 
-def parse_line(path: Path, number: int, line: str) -> object:
-    try:
-        return parse_json(line)
-    except ValueError as problem:
-        raise ValueError(f"{path}, line {number} is not JSON: {problem}") from problem
-
-
-def read_json(path: Path, images: str | None, key: str) -> list[Sample]:
-    """Return the images of COCO's captions, of a JSON list of rows, or of JSON lines (`from_rows`)."""
-    if path.suffix.lower() == ".jsonl":
-        rows = [parse_line(path, number, line) for number, line in enumerate(read_lines(path), 1)]
-    else:
-        try:
-            rows = parse_json(path.read_bytes())
-        except ValueError as problem:
-            raise ValueError(f"{path} is not JSON: {problem}") from problem
-    folder = path.parent
-    if isinstance(rows, dict):
-        year = path.stem.removeprefix("captions_")  # COCO's annotations/captions_val2017.json names images in val2017/
-        folder = next((there for above in (folder, folder.parent) if (there := above / year).is_dir()), folder)
-        try:
-            rows = coco_rows(rows, key)
-        except (KeyError, TypeError) as problem:
-            raise ValueError(f"{path} is neither a captions_*.json of COCO nor a list of images with captions: it has "
-                             f"no {problem}. Karpathy's dataset_coco.json is for `prepare coco`") from problem
-    return from_rows(rows, path, Path(images) if images else folder, key)
-
-
-def read_csv(path: Path, images: str | None, key: str) -> list[Sample]:
+def read_csv(path: Path, images: Sequence[str], key: str) -> list[Sample]:
     """Return the images of a table.
 
     A column file_name is relative to the table. Other names are paths, as open_clip_train reads them.
     """
     names = CAPTIONS if key == CAPTIONS[0] else (key,)
-    columns = [*((image, name) for image in IMAGES for name in names), COLUMNS[1]]
-    found = read_forms(path, columns, SEPARATORS, lambda lines, form: list(read_rows(lines, form)))
+    found = read_forms(path, list(product(IMAGES, names)), SEPARATORS, lambda lines, form: list(read_rows(lines, form)))
     with open_table(path) as file:
-        beside = IMAGES[0].encode() in next(line for line in file if line.strip())
-    folder = Path(images) if images else path.parent if beside else None
-    return from_rows(({"image": row.image.strip(), key: [row.caption]} for row in found), path, folder, key)
+        beside = FILE_NAME.encode() in next(line for line in file if line.strip())
+    folders = [Path(one) for one in images] or [path.parent] * beside
+    return from_rows(({"image": row.image.strip(), key: [row.caption]} for row in found), path, folders, key)
 
 
 def find_columns(schema: pa.Schema, path: Path) -> tuple[str, bool]:
@@ -219,7 +205,7 @@ def read_parquet(paths: list[str], key: str) -> Iterator[Sample]:
             raise ValueError(f"{path} is damaged: fetch or write it again ({why})") from problem
 
 
-def read_folder(folder: Path, images: str | None, key: str) -> Iterable[Sample]:
+def read_folder(folder: Path, images: Sequence[str], key: str) -> Iterable[Sample]:
     """Return the samples of a folder by the first of: its metadata, shards, images with captions beside, tables."""
     below = [Path(name) for name in files_below(folder)]
     below = [path for path in below if not is_hidden(str(path.relative_to(folder)))]
@@ -240,11 +226,11 @@ def read_folder(folder: Path, images: str | None, key: str) -> Iterable[Sample]:
     raise FileNotFoundError(f"{folder} holds no image, no shard (.tar) and no table (.parquet)")
 
 
-def read(pattern: str, images: str | None, key: str) -> Iterable[Sample]:
+def read(pattern: str, images: Sequence[str], key: str) -> Iterable[Sample]:
     """Return the samples of a folder, a file or a pattern, as a list if images are files.
 
     Args:
-        images: the folder of the images that a table or JSON names, by default that of the table or JSON.
+        images: folders of the images that a table or JSON names, by default that of the table or JSON.
         key: key of the captions, where `CAPTIONS[0]` means any of CAPTIONS.
 
     Raises FileNotFoundError, or ValueError if it has none of the layouts at the head of this file. Samples that cannot
@@ -256,7 +242,7 @@ def read(pattern: str, images: str | None, key: str) -> Iterable[Sample]:
     name = paths[0].lower()
     if name.endswith(".parquet"):
         return read_parquet(paths, key)
-    if name.endswith((".json", ".jsonl", *CSV)):
-        of = read_csv if name.endswith(CSV) else read_json
+    if name.endswith((".json", ".jsonl", *TABLES)):
+        of = read_csv if name.endswith(TABLES) else read_json
         return [sample for path in paths for sample in of(Path(path), images, key)]
     return read_shards(paths, key)

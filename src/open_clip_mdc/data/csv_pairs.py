@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path, PurePath
 from typing import BinaryIO, NamedTuple
 
@@ -22,7 +22,11 @@ from .paths import to_shards
 from .text import HEAD, check_head, decode_text, find_mark, no_text
 
 TABLES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
-COLUMNS = (("image", "caption"), ("filepath", "title"))  # names of this package, and of OpenCLIP
+# Names of an image and of its captions, in a table's header and in JSON. Those of FILE_NAME are relative to the table.
+FILE_NAME, CAPTIONS = "file_name", ("captions", "caption", "text", "title")
+IMAGES = (FILE_NAME, "image", "filepath", "image_path", "image_file", "image_name")
+OURS, OPEN_CLIPS = ("image", "caption"), ("filepath", "title")
+COLUMNS = tuple(dict.fromkeys((OURS, OPEN_CLIPS, *product(IMAGES[1:], CAPTIONS))))
 SEPARATORS = (",", "\t", ";")
 QUOTES = {"doubled": {}, "escaped": {"escapechar": "\\", "doublequote": False}, "none": {}}
 
@@ -127,7 +131,10 @@ def read_rows(lines: Lines, form: Form) -> Iterator[Row]:
 def find_forms(lines: Lines, columns: Sequence[tuple[str, str]], separators: Iterable[str]) -> list[Form]:
     """Return the forms that the rows may have by the header, the likeliest first. Raises ValueError for its columns."""
     header = next((line for line in lines if line.strip()), "")
-    cells = {sep: [cell.strip() for cell in next(csv.reader([header], delimiter=sep), [])] for sep in separators}
+    def split(separator: str) -> list[str]:
+        return [cell.strip() for cell in next(csv.reader([header], delimiter=separator), [])]
+
+    cells = {separator: split(separator) for separator in separators}
     for names in columns:
         for separator, found in cells.items():
             if set(names) <= set(found):
@@ -136,11 +143,12 @@ def find_forms(lines: Lines, columns: Sequence[tuple[str, str]], separators: Ite
                 quotes = ["doubled"] + ["escaped"] * ('"' in header) + ["none"] * (separator == "\t" and
                                                                                   '"' not in header)
                 return [Form(separator, each, len(found), tuple(map(found.index, names))) for each in quotes]
-    names = max(cells.values(), key=len)
-    what = (f"make shards of it by {to_shards(lines.path)}" if "file_name" in names else
-            "its first line should name them")
-    raise ValueError(f"{lines.path} has no columns {' or '.join(','.join(pair) for pair in columns)}, only {names}: "
-                     f"{what}")
+    names, separator = max(((split(separator), separator) for separator in (*cells, "|")), key=lambda x: len(x[0]))
+    what = f"make shards of it by {to_shards(lines.path)}" if FILE_NAME in names else "its first line should name them"
+    if separator not in cells:
+        what += f", and commas or tabs separate them, not {separator!r}"
+    raise ValueError(f"{lines.path} has no columns {' or '.join(','.join(pair) for pair in columns[:2])}, only {names}"
+                     f" (separated by {separator!r}): {what}")
 
 
 def read_forms(path: Path, columns: Sequence[tuple[str, str]], separators: Iterable[str],
@@ -184,17 +192,24 @@ def read_part(part: CsvRows) -> Iterator[Row]:
         yield from islice(read_rows(Lines(part.path, file, part.line - 1), part.form), part.count)
 
 
+def image_path(name: str, folder: str = "") -> Path:
+    """Return the path of a row's image. What Windows wrote with \\ is found with /, unless it is there as it is."""
+    path = Path(folder, name)
+    with_slashes = Path(folder, name.replace("\\", "/"))
+    return with_slashes if "\\" in name and not path.exists() and with_slashes.exists() else path
+
+
 def read_csv(part: CsvRows) -> Iterator[tuple[str, Path, str]]:
     """Yield name, path and caption of each image. The name is the image's, with #ROW if it appears again."""
     seen: set[str] = set()
     for number, (_, image, caption) in enumerate(read_part(part)):
-        yield image + f"#{number}" * (image in seen), Path(part.folder, image), caption
+        yield image + f"#{number}" * (image in seen), image_path(image, part.folder), caption
         seen.add(image)
 
 
 def read_table(path: str | Path, image: str, caption: str, separator: str) -> list[Row]:
     """Return all rows, by the columns and separator of open_clip_train's flags. Defaults give way to the header."""
     named = (image, caption)
-    columns = [named, COLUMNS[0]] if named == COLUMNS[1] else [named]
+    columns = [named, *COLUMNS] if named == OPEN_CLIPS else [named]
     separators = dict.fromkeys(s for s in (separator.replace("\\t", "\t"), *SEPARATORS) if len(s) == 1)
     return read_forms(Path(path), columns, separators, lambda lines, form: list(read_rows(lines, form)))

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from .images import named_samples
-from .paths import SHARDS
+from .paths import SHARDS, files_beside
 from .shards import read_metadata
 
 
@@ -26,13 +26,14 @@ def image_id(metadata: Mapping, name: str) -> int | None:
 
 
 def _found(paths: Iterable[Path]) -> Iterator[tuple[str, int | None]]:
+    folders: dict = {}
     for path in paths:
         if path.suffix.lower() in SHARDS:
             for key, sample in named_samples(path):
                 yield f"{path}::{key}", image_id(read_metadata(sample), f"{sample['__key__']}.jpg")
         else:
-            beside = path.with_suffix(".json")
-            about = read_metadata({"json": beside.read_bytes()}) if beside.is_file() else {}
+            beside = files_beside(path, folders).get("json")
+            about = read_metadata({"json": beside.read_bytes()}) if beside and beside.is_file() else {}
             yield str(path), image_id(about, path.name)
 
 

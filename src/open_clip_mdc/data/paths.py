@@ -60,6 +60,20 @@ def inside(folder: Path, name: str, path: Path, row: str | int) -> Path:
     return folder / name
 
 
+def files_beside(image: Path, folders: dict[Path, dict[str, dict[str, Path]]]) -> dict[str, Path]:
+    """Return the files of an image's name in its folder, KEY.TXT as well as KEY.txt or KEY.jpg.txt, by suffix (txt).
+
+    Args: `folders` keeps what was found, as each folder is listed once.
+    """
+    if (names := folders.get(image.parent)) is None:
+        names = folders[image.parent] = {}
+        for name in sorted(os.listdir(image.parent), reverse=True):  # .txt before .TXT
+            stem, dot, suffix = name.rpartition(".")
+            if dot and f".{suffix.lower()}" not in IMAGE_FILES:
+                names.setdefault(stem, {}).setdefault(suffix.lower(), image.parent / name)
+    return names.get(image.name, {}) | names.get(image.stem, {})
+
+
 def for_shell(name: str | Path) -> str:
     """Return a name as one word of a command to paste. Characters that do not print are written out, for bash."""
     if str(name).isprintable():

@@ -27,6 +27,8 @@ def check_head(path: str | Path, head: bytes) -> None:
     if head.startswith(b"PAR1"):
         raise ValueError(f"{path} is a parquet table, not text: if it holds images, make shards of it by "
                          f"{to_shards(path)}")
+    if head[257:262] == b"ustar":
+        raise ValueError(f"{path} is a tar, not text: for shards give --dataset-type webdataset")
     if 8 * head.count(0) > len(head) and len(find_mark(head)) != 2:  # UTF-8 has few zeros, UTF-16 has many
         raise ValueError(f"{path} is full of zero bytes, so it is not UTF-8 text: save the file as UTF-8")
 
