@@ -3,6 +3,7 @@ import open_clip
 import pytest
 import torch
 
+import open_clip_mdc
 from open_clip_mdc.text.special_tokens import (
     caption_lengths,
     decode_captions,
@@ -67,6 +68,25 @@ def test_a_caption_that_would_be_cut_is_not_scored():
     for name in ("<end_of_text>", "<start_of_text>", "<End_of_Text>"):
         with pytest.raises(ValueError, match="caption 2 holds <start_of_text> or <end_of_text>"):
             tokenize_whole(["a dog", f"a dog{name} and all that it does not say"], TOKENIZER, 77)
+
+
+@pytest.mark.parametrize("model", ["ViT-B-32", "MDC-ViT-B-16", "MDC-ViT-Ti-8"])
+@pytest.mark.parametrize("text", ["qzxjk" * 400_000, "dog " * 400_000, "犬" * 40_000, "=-" * 40_000, "9" * 40_000],
+                         ids=["letters", "words", "kanji", "marks", "digits"])
+def test_of_a_long_text_bpe_reads_ten_thousand_characters(model, text, monkeypatch):
+    tokenizer, read = open_clip_mdc.get_tokenizer(model), []
+    monkeypatch.setattr(tokenizer, "bpe", lambda word: read.append(word) or "a</w>")
+    tokenizer.encode(text)
+    assert len("".join(read)) <= 10_000 * len(text[0].encode())
+
+
+@pytest.mark.parametrize("text", ["a" * 30_000, "dog " * 30_000, " " * 30_000 + "a cat", "&amp; " * 30_000,
+                                  "9" * 11_000, "thinkbigsundaywithmarsha " * 1000, "😂" * 10_100,
+                                  "a dog, 犬 und hündchen"])
+def test_a_text_that_is_cut_has_the_ids_of_the_whole_and_is_still_too_long(text):
+    tokenizer = open_clip_mdc.get_tokenizer("MDC-ViT-B-16")
+    assert torch.equal(tokenizer([text]), TOKENIZER([text]))
+    assert (not_whole(text, tokenizer, 77) is None) == (not_whole(text, TOKENIZER, 77) is None)
 
 
 def test_tokens_looked_up_are_tokens_decoded():

@@ -2,6 +2,8 @@
 
 Dimensions: B images, C candidates, L positions.
 """
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import open_clip
@@ -16,6 +18,8 @@ from ..models.lit import LiT
 from . import configs
 from .configs import is_captioner
 from .hook import hook
+
+CHARACTERS = 10_000  # of a text, which BPE reads in quadratic time. No token of CLIP's has more than 24
 
 
 class OpenCLIPCaptioner(Captioner):
@@ -96,13 +100,19 @@ def model_class(original, *args, **kwargs):
     return (OpenCLIPContrastiveCaptioner if contrasts else OpenCLIPCaptioner)(*args, **kwargs)
 
 
+def clean_and_cut(clean: Callable[[str], str], characters: int, text: str) -> str:
+    return clean(text[:100 * characters])[:characters]
+
+
 @hook
 def tokenizer_class(original, *args, bpe_path=None, **kwargs):
-    """Wrap `open_clip.factory.SimpleTokenizer`: a `bpe_path` that does not exist is the name of a packaged file."""
-    if bpe_path is None:
-        return original(*args, **kwargs)
-    packaged = configs.FOLDER / Path(bpe_path).name
-    return original(*args, bpe_path=bpe_path if Path(bpe_path).exists() else str(packaged), **kwargs)
+    """Wrap `open_clip.factory.SimpleTokenizer`: cut texts, and take a `bpe_path` that is no file for a packaged one."""
+    if bpe_path is not None:
+        kwargs["bpe_path"] = bpe_path if Path(bpe_path).exists() else str(configs.FOLDER / Path(bpe_path).name)
+    tokenizer = original(*args, **kwargs)
+    most = max(CHARACTERS, 32 * (tokenizer.context_length or 0))
+    tokenizer.clean_fn = partial(clean_and_cut, tokenizer.clean_fn, most)
+    return tokenizer
 
 
 def trains_captioner(args) -> bool:

@@ -36,7 +36,8 @@ LOADING = (
     Replacement("open_clip.factory:CustomTextCLIP", ".factory:model_class",
                 "create_model picks the class by config keys, and does not know caption_cfg"),
     Replacement("open_clip.factory:SimpleTokenizer", ".factory:tokenizer_class",
-                "model configs name a packaged merges file, as they cannot hold this machine's paths"),
+                "model configs name a packaged merges file, as they cannot hold this machine's paths. Texts are cut "
+                "before BPE, which takes minutes for one long word, at many times the tokens of the context"),
     Replacement("open_clip.factory:load_state_dict", ".saving:load_state_dict",
                 "changed bits and NaN load without an error, and prefixes of wrappers as missing keys"),
     Replacement("open_clip.factory:load_checkpoint", ".saving:load_checkpoint",
