@@ -9,6 +9,7 @@ from scipy.stats import chisquare
 
 from open_clip_mdc.decoding.confidence import fully_masked, guided, tokenize_with_masks, unmask_by_confidence
 from open_clip_mdc.decoding.generate import generate
+from open_clip_mdc.decoding.options import check
 from open_clip_mdc.decoding.sampling import Sampling
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 from open_clip_mdc.likelihood import exact as estimators
@@ -249,6 +250,20 @@ def test_one_template_serves_all_images(model, image):
                        generate(model, image, text=text.repeat(5, 1)))
 
 
+@pytest.mark.parametrize("mask", ["[mask]", "[Mask]", "<mask>", "<MASK>", "[ MASK ]", "&lt;mask&gt;", "［MASK］"])
+def test_a_mask_in_any_spelling_is_one(tokenizer, mask):
+    expected = tokenize_with_masks(tokenizer, "a [MASK] dog on a [MASK] .")
+    assert torch.equal(tokenize_with_masks(tokenizer, f"a {mask} dog on a [MASK] ."), expected)
+    assert torch.equal(tokenize_with_masks(tokenizer, f"a {mask} dog on a{mask}."), expected)
+    check({"text": mask}, "--{}".format)
+
+
+@pytest.mark.parametrize("word", ["<end_of_text>", "<start_of_text>", "<End_Of_Text>", "&lt;end_of_text&gt;"])
+def test_a_template_with_an_end_inside_is_refused(tokenizer, word):
+    with pytest.raises(ValueError, match="holds <start_of_text> or <end_of_text>, which would start or end it"):
+        tokenize_with_masks(tokenizer, f"a [MASK] <mask> {word} b")
+
+
 def test_templates_are_tokenised_as_captions_with_masks_between(tokenizer):
     masked = tokenize_with_masks(tokenizer, ["a [MASK] dog on a [MASK]", "[MASK][MASK] Dogs", "no gap"])
     words = tokenizer(["a red dog on a sofa", "two big dogs", "no gap"])
@@ -257,7 +272,7 @@ def test_templates_are_tokenised_as_captions_with_masks_between(tokenizer):
     assert gaps.nonzero().tolist() == [[0, 2], [0, 6], [1, 1], [1, 2]]
     assert torch.equal(masked[~gaps], words[~gaps])
     assert decode_captions(masked, tokenizer)[0] == "a [MASK] dog on a [MASK]"
-    with pytest.raises(ValueError, match="has 8 tokens with SOT and EOT; 7 fit"):
+    with pytest.raises(ValueError, match="has 8 tokens with SOT and EOT, but the model reads at most 7: shorten it"):
         tokenize_with_masks(tokenizer, "a [MASK] dog on a [MASK]", context_length=7)
     assert torch.equal(tokenize_with_masks(tokenizer, "a [MASK] dog on a [MASK]", context_length=8), masked[:1, :8])
 

@@ -62,6 +62,7 @@ def test_masks_are_filled_in_around_what_was_given(demo, folder):
         return
     caption, _, words, _ = demo.caption(str(folder / "photo.png"), "a red [MASK]")
     assert caption == demo.loaded.caption([folder / "photo.png"], text="a red [MASK]")[0]
+    assert demo.caption(str(folder / "photo.png"), "a red <mask>")[0] == caption
     assert words == caption.split()[2:]
     with pytest.raises(ValueError, match="no \\[MASK\\]"):
         demo.caption(str(folder / "photo.png"), "a red circle")

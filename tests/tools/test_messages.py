@@ -134,7 +134,7 @@ TOOLS = [  # arguments, words of the message
     ((*CAPTION, *ARC, "--length", "sample"), "length is 'sample': it must be 'auto' or a number"),
     ((*CAPTION, *MDC, "--text", "a dog"), "has no [MASK]"),
     ((*CAPTION, *MDC, "--text", "[MASK]", "--length", "3"), "leave out --length"),
-    ((*CAPTION, *MDC, "--text", "[MASK] " * 90), "has 92 tokens with SOT and EOT; 77 fit"),
+    ((*CAPTION, *MDC, "--text", "[MASK] " * 90), "has 92 tokens with SOT and EOT, but the model reads at most 77"),
     ((*CAPTION, *ARC, "--text", "a [MASK]"), "is not supported by this model, which is autoregressive"),
     ((*CAPTION, *ARC, "--tokens-per-step", "2"), "is not supported by this model, which is autoregressive"),
     *(((*CAPTION, *MDC, "--tokens-per-step", value), f"--tokens-per-step: {value} should be a number of tokens")

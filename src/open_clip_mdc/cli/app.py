@@ -27,7 +27,7 @@ from ..data.paths import IMAGE_FILES, find_images
 from ..decoding.attention_maps import light, word_maps
 from ..decoding.confidence import tokenize_with_masks
 from ..decoding.generate import default_length
-from ..decoding.options import readable
+from ..decoding.options import MASKS, readable
 from ..integration.pretrained import PretrainedCaptioner, describe_captions
 from ..models.encoder import grid
 from .page import card, legend, printable, render_page, thumbnail
@@ -60,7 +60,7 @@ class Demo:
         if len(text or "") > CHARACTERS:
             raise ValueError(f"give at most {CHARACTERS} characters")
         image, model = self._read(path), self.loaded.model
-        if text and (model.causal or "[MASK]" not in text):
+        if text and (model.causal or not MASKS.search(text)):
             raise ValueError("an autoregressive model cannot fill in words" if model.causal else
                              f"{text!r} has no [MASK] to fill in")
         options = {"text": tokenize_with_masks(self.loaded.tokenizer, text, model.context_length)

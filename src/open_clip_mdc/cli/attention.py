@@ -17,7 +17,7 @@ from ..data.images import Images, data_url, encode_png
 from ..data.paths import IMAGE_FILES, SHARDS, find_images
 from ..decoding.attention_maps import light, principal_components, word_maps
 from ..decoding.confidence import tokenize_with_masks
-from ..decoding.options import readable
+from ..decoding.options import MASKS, readable
 from ..errors import complain, plural
 from ..integration.pretrained import describe_captions
 from ..models.encoder import grid
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     loaded = load_captioner(args)
     model, options = loaded.model, {}
     if args.text is not None:
-        if model.causal or "[MASK]" not in args.text or args.length:
+        if model.causal or not MASKS.search(args.text) or args.length:
             raise ValueError("--text is a caption with a [MASK], for masked diffusion models only: leave out --length")
         options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length).to(loaded.device)
     elif args.length:

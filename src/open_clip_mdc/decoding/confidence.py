@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..models.interface import Network, TokenLogits
 from ..text.packing import partition_indices, scatter_flat
-from ..text.special_tokens import PAD_ID, eot_id, mask_id, sot_id, words_and_marks
+from ..text.special_tokens import PAD_ID, eot_id, mask_id, no_whole_ids, sot_id, words_and_marks
+from .options import MASKS
 from .sampling import GREEDY, Decoded, Sampling, sample_tokens
 
 SURE = 0.95  # of a word beside itself. The packaged captioner was at most .86 sure of one that should not be there
@@ -149,18 +150,19 @@ def fully_masked(lengths: Tensor, vocab_size: int, longest: int | None = None) -
 def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context_length: int | None = None) -> Tensor:
     """Return ids, long [B, context_length], of captions with gaps such as "a [MASK] dog on a [MASK]".
 
-    One [MASK] is one token. Raises ValueError if a template is longer than the context.
+    One [MASK], in any spelling of `options.MASKS`, is one token. Raises ValueError if a template is longer than the
+    context, or holds <start_of_text> or <end_of_text>.
     """
     context_length = context_length or tokenizer.context_length
     templates = [templates] if isinstance(templates, str) else templates
     text = torch.full((len(templates), context_length), PAD_ID)
     for row, template in zip(text, templates, strict=True):
-        ids = [sot_id(tokenizer.vocab_size)]
-        for i, part in enumerate(template.split("[MASK]")):
+        ids = []
+        for i, part in enumerate(MASKS.split(template)):
             ids += [mask_id(tokenizer.vocab_size)] * (i > 0) + tokenizer.encode(part)
-        ids.append(eot_id(tokenizer.vocab_size))
-        if len(ids) > context_length:
-            raise ValueError(f"{template[:40]!r}... has {len(ids)} tokens with SOT and EOT; {context_length} fit")
+        if why := no_whole_ids(ids, tokenizer.vocab_size, context_length):
+            raise ValueError(f"{template[:40]!r}... {why}")
+        ids = [sot_id(tokenizer.vocab_size), *ids, eot_id(tokenizer.vocab_size)]
         row[:len(ids)] = torch.tensor(ids)
     return text
 

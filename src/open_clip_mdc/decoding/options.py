@@ -2,6 +2,7 @@
 
 OPTIONS has the options of `generate.generate` and of CLIP guidance. Both commands make their flags from it.
 """
+import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Mapping
 
@@ -12,6 +13,7 @@ OF_UNMASKING = ("text", "tokens_per_step", "repeats", "sampler", "steps", "guida
 OF_SEARCH = ("min_length", "num_beams")
 OF_CLIP = ("clip", "clip_scale", "clip_top_k", "clip_rerank")
 REPEATS = ("allow", "avoid")
+MASKS = re.compile(r"(?:[\[<［＜]|&lt;)\s*mask\s*(?:[\]>］＞]|&gt;)", re.IGNORECASE)  # how people write [MASK]
 NULL_IMAGES = 256  # images, the first ones, whose mean is the null image
 MIN_NULL_IMAGES = 32  # the mean of fewer still shows what is in them
 LARGEST_SCALE = 1e6  # its product with any log-probability is finite in float32
@@ -70,8 +72,8 @@ OPTIONS = {
     "select": dict(choices=("consensus",),
                    help="keep the one of --samples that is most similar to all of them (minimum Bayes risk)"),
     "guidance_scale": dict(type=float, metavar="S",
-                           help="scale of classifier-free guidance, above 1 to follow the image more closely (default: "
-                                "1, no guidance)"),
+                           help="scale of classifier-free guidance, above 1 to follow the image more closely, and 0 to "
+                                "ignore it (default: 1, no guidance)"),
     "guidance_weak": dict(choices=("blind", "masked"),
                           help="unconditional branch of guidance: blind is the null image, masked the image with some "
                                "features masked (default: the one that the model was trained with, else blind)"),
@@ -140,7 +142,7 @@ def check(given: Mapping, flag: Callable[[str], str]) -> None:
         "tokens_per_step", "sampler", "steps", "guidance_weak", "guidance_scale", "clip", "clip_scale", "clip_rerank"))
     if given.get("text") is not None and given.get("length") is not None:
         raise ValueError(f"{flag('text')} says how many tokens there are; leave out {flag('length')}")
-    if given.get("text") is not None and "[MASK]" not in given["text"]:
+    if given.get("text") is not None and not MASKS.search(given["text"]):
         raise ValueError(f"{flag('text')} {given['text']!r} has no [MASK] to fill in")
     for name in ("guidance_scale", "clip_scale"):
         check_scale(flag(name), given.get(name, DEFAULTS[name]))

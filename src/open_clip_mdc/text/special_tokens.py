@@ -45,10 +45,14 @@ def valid_tokens(text: Tensor, vocab_size: int) -> Tensor:
 
 def not_whole(caption: str, tokenizer: Callable, context_length: int) -> str | None:
     """Return why the tokenizer would cut a caption, to follow "caption 3 ", or None."""
-    ids = tokenizer.encode(caption)
+    return no_whole_ids(tokenizer.encode(caption), tokenizer.vocab_size, context_length)
+
+
+def no_whole_ids(ids: list[int], vocab_size: int, context_length: int) -> str | None:
+    """Return why ids, without SOT and EOT, are no whole caption, as `not_whole`."""
     if len(ids) + 2 > context_length:
         return f"has {len(ids) + 2} tokens with SOT and EOT, but the model reads at most {context_length}: shorten it"
-    if {sot_id(tokenizer.vocab_size), eot_id(tokenizer.vocab_size)} & set(ids):
+    if {sot_id(vocab_size), eot_id(vocab_size)} & set(ids):
         return "holds <start_of_text> or <end_of_text>, which would start or end it: leave them out"
     return None
 
