@@ -4,6 +4,7 @@ This file imports no torch, so that `--help` is quick.
 """
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 from ..errors import number_from, read_flags
 from . import plugins
@@ -49,12 +50,22 @@ def parse_args(original, argv):
         plugins.load_plugin(plugin)
     given = {name: x for name, x in vars(flags).items() if x is not None and x is not False}
     vars(args).update(given)  # given flags only: otherwise params.txt stays as OpenCLIP writes it
+    import open_clip
+
+    from . import runs
+    known = {}  # goes to the run's params.txt
     if args.pretrained_image and (is_captioner(args.model) or is_lit(args.model)):
         from . import image_source
         args.pretrained_image = image_source.resolve(args.pretrained_image, args.model)
-        known = image_source.normalization(args.pretrained_image, args.model)  # goes to the run's params.txt
-        args.image_mean = args.image_mean or known.get("mean")
-        args.image_std = args.image_std or known.get("std")
+        known = image_source.normalization(args.pretrained_image, args.model)
+    elif args.pretrained and ":" not in args.model and not open_clip.is_pretrained_cfg(args.model, args.pretrained):
+        try:
+            args.pretrained = runs.weights_file(args.pretrained, args.model)
+            known = (runs.image_settings(Path(args.pretrained)) if Path(args.pretrained).is_file() else None) or {}
+        except (ValueError, FileNotFoundError) as problem:
+            raise ValueError(f"--pretrained {args.pretrained}: {problem}") from problem
+    for name in runs.IMAGE_SETTINGS:
+        setattr(args, f"image_{name}", getattr(args, f"image_{name}") or known.get(name))
     if flags.plugin:
         args.plugin = ", ".join(map(plugins.name_of, flags.plugin))
     return args

@@ -4,6 +4,7 @@
 `load` builds the model as it was trained. `local-dir:` and `hf-hub:` ids work as in OpenCLIP.
 """
 import math
+import sys
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from ..data.weights import Misfit, is_vq, tensors
 from ..errors import close_names
 from .configs import is_captioner
 from .patches import register
-from .runs import find, params_file
+from .runs import find, params_file, without_settings
 
 
 def objective(model_name: str) -> str:
@@ -77,6 +78,8 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
         if isinstance(problem, ValueError) or isinstance(problem, OSError) and weights is None:
             raise
         raise ValueError(f"{pretrained} holds no weights of {name}: {first_lines(problem)}") from problem
+    if own and not args and (said := without_settings(weights, name)):
+        print(f"warning: {said}", file=sys.stderr)
     check_normalization(pretrained, model.visual.preprocess_cfg)
     return model.eval(), transform, tokenizer
 

@@ -21,7 +21,7 @@ from ..models import encoder, lit, names, tower_weights
 from . import configs
 from .configs import is_captioner, is_lit
 from .hook import hook
-from .runs import WEIGHTS_FILES, find, params_file
+from .runs import FOLDER, IMAGE_SETTINGS, PHOTO, WEIGHTS_FILES, checked_settings, find, image_settings, params_file
 
 CONFIG_FILES = ("config.json", "open_clip_config.json", "preprocessor_config.json")  # beside weights
 DINOV2 = [f"timm-vit_{size}_patch14{registers}_dinov2" for size in ("small", "base", "large", "giant")
@@ -33,7 +33,7 @@ class Source(NamedTuple):
 
     name: str
     read: Callable[[], dict[str, Tensor]]
-    normalization: dict[str, list[float]]  # mean and std, if known
+    normalization: dict[str, object]  # IMAGE_SETTINGS, as far as known
     base: str | None  # name of the model that they belong to, if known
     traits: dict[str, object]  # `tower_weights.traits`, as far as known
 
@@ -42,14 +42,14 @@ def locate(source: str) -> Source:
     """Return the weights of a SOURCE and what the files beside them tell. Raises ValueError if there are none."""
     if source.startswith("timm:"):
         return _of_timm(source)
-    path = Path(source.removeprefix("local-dir:"))
+    path = Path(FOLDER / PHOTO if source == PHOTO else source.removeprefix("local-dir:"))
     if not path.exists():
         raise ValueError(f"--pretrained-image {source}: no such file or folder. Give weights, a run, an exported "
                          "folder, or timm:NAME, which may be downloaded")
     try:
         if (path / "checkpoints").is_dir() or path.is_file() and params_file(path).exists():
             name, file, args = find(str(path))
-            path, told = Path(file), {"mean": args.get("image_mean"), "std": args.get("image_std")}
+            path, told = Path(file), image_settings(Path(file))
             base, found = name, _traits_of_config(_config(name), bool(args.get("force_quick_gelu")))
         else:
             folder = path if path.is_dir() else path.parent
@@ -60,11 +60,8 @@ def locate(source: str) -> Source:
             told, base, found = _read_configs(folder, path.name)
     except (ValueError, FileNotFoundError) as problem:
         raise ValueError(f"--pretrained-image {source}: {problem}") from problem
-    told = {key: told[key] for key in ("mean", "std") if told.get(key)}
-    for key, x in told.items():
-        if not (isinstance(x, (list, tuple)) and len(x) == 3 and all(type(number) in (int, float) for number in x)):
-            raise ValueError(f"--pretrained-image {source}: its image {key} is {str(x)[:80]}, not three numbers")
-    return Source(source, lambda: weights.tensors(path), {key: list(value) for key, value in told.items()}, base, found)
+    told = checked_settings({name: told.get(name) for name in IMAGE_SETTINGS}, f"--pretrained-image {source}")
+    return Source(source, lambda: weights.tensors(path), told, base, found)
 
 
 def _of_timm(source: str) -> Source:
@@ -115,7 +112,7 @@ def _on_meta(config: dict, quick_gelu: bool = False, image_size=None) -> torch.n
 
 
 def _read_configs(folder: Path, file: str) -> tuple[dict, str | None, dict]:
-    """Return mean and std, the base and the traits that the config files beside weights tell."""
+    """Return image settings, the base and the traits that the config files beside weights tell."""
     found = {}
     for name in CONFIG_FILES:
         if (folder / name).is_file():
@@ -157,8 +154,9 @@ def resolve(source: str | bool, model_name: str) -> str:
     return str(source)
 
 
-def normalization(source: str, model_name: str) -> dict[str, list[float]]:
-    """Return the mean and std of images: those told beside the weights, else timm's for the tower, else {}."""
+def normalization(source: str, model_name: str) -> dict[str, object]:
+    """Return how images are prepared: as told beside the weights, else by timm's mean and std for the tower, else {}.
+    """
     told = locate(source).normalization
     name = _config(model_name)["vision_cfg"].get("timm_model_name")
     if told or name is None:
@@ -238,11 +236,16 @@ def _candidates(source: Source, given: dict[str, Tensor]) -> list[str]:
     return found + [base for *_, base in sorted(bases)] + (DINOV2 if side == 14 else [])
 
 
+def _pair(size) -> list:
+    return list(size) * (2 // len(size)) if isinstance(size, (list, tuple)) else [size, size]
+
+
 @hook
 def create_model(original, model_name, pretrained=None, *args, pretrained_image=False, pretrained_image_path=None,
                  force_preprocess_cfg=None, **kwargs):
     """Wrap `open_clip.create_model`: load `pretrained_image`, a SOURCE, into the image tower of a captioner or LiT.
 
+    A file of weights, `pretrained`, brings its `image_settings`, as the model would see other pixels without them.
     OpenCLIP's own `pretrained_image_path` is such a SOURCE too. OpenCLIP would load a part of it without a warning.
     """
     source = pretrained_image_path or pretrained_image
@@ -250,9 +253,18 @@ def create_model(original, model_name, pretrained=None, *args, pretrained_image=
         if isinstance(pretrained_image, (str, Path)):
             raise ValueError(f"--pretrained-image {pretrained_image} is for captioners and LiT-{model_name}: give "
                              f"{model_name} the weights of the whole model by --pretrained")
-        return original(model_name, pretrained, *args, pretrained_image=pretrained_image,
-                        pretrained_image_path=pretrained_image_path, force_preprocess_cfg=force_preprocess_cfg,
-                        **kwargs)
+        of_file = pretrained and ":" not in model_name and Path(pretrained).is_file()
+        told = (image_settings(Path(pretrained)) if of_file else None) or {}
+        size = told.pop("size", None)
+        model = original(model_name, pretrained, *args, pretrained_image=pretrained_image,
+                         pretrained_image_path=pretrained_image_path,
+                         force_preprocess_cfg=told | (force_preprocess_cfg or {}), **kwargs)
+        own = size and getattr(getattr(model, "visual", None), "image_size", None)
+        if own and _pair(own) != _pair(size):
+            logging.warning("%s was trained on images of %s pixels, and this model takes %s: --force-image-size %s "
+                            "takes the same", pretrained, "x".join(map(str, _pair(size))),
+                            "x".join(map(str, _pair(own))), _pair(size)[0])
+        return model
     if pretrained:
         raise ValueError(f"--pretrained {pretrained} has an image tower already: leave out --pretrained-image")
     source = resolve(source, model_name)

@@ -18,7 +18,7 @@ from . import image_source
 from .configs import contrastive_weight, is_captioner, is_lit
 from .data_problems import find_data_problem, has_own_keys, is_csv, number_of_processes
 from .openclip import MAJOR
-from .runs import check_folder, has_latest
+from .runs import PHOTO, PHOTO_MODEL, check_folder, has_latest, without_settings
 
 # Flags for contrastive training, distillation or a text tower, which a captioner refuses: why, or what to do instead.
 NOT_FOR_CAPTIONERS = {
@@ -73,6 +73,8 @@ NUMBERS = [
 def find_model_problem(args) -> str | None:
     """Check that --model, --pretrained and --resume name what is there."""
     import open_clip
+    if args.model == PHOTO:
+        return f"--model {PHOTO} is the packaged captioner: give --model {PHOTO_MODEL} --pretrained {PHOTO}"
     if open_clip.get_model_config(args.model) is None:
         return f"--model {args.model} is not known{close_names(args.model, open_clip.list_models())}"
     if args.pretrained and ":" not in args.model and not os.path.isfile(args.pretrained) \
@@ -226,6 +228,9 @@ def find_warnings(args) -> Iterator[str]:
     device = "cpu" if args.device.startswith("cuda") and not on_cuda else args.device  # OpenCLIP takes the CPU then
     if args.precision != "fp32" and emulated(device, getattr(torch, kind)):
         yield f"--precision {args.precision}: this CPU is tens of times slower in {kind} than in float32. Use fp32"
+    if args.pretrained and ":" not in args.model and os.path.isfile(args.pretrained) and not (
+            args.image_mean or args.image_std) and (said := without_settings(args.pretrained, args.model)):
+        yield f"{said}. Give --image-mean and --image-std if the weights had others"
     if args.lock_image_unlocked_groups and not args.lock_image:
         yield "--lock-image-unlocked-groups has no effect without --lock-image"
     if getattr(args, "image_lr_scale", None) and args.lock_image and not args.lock_image_unlocked_groups:

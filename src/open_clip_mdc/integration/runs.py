@@ -1,13 +1,14 @@
 """Find the checkpoint that is meant in a run folder of open_clip_train, and the architecture that belongs to it."""
 import ast
 import math
+import shlex
 import shutil
 import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ..data.files import new_file
+from ..data.files import new_file, parse_json
 from ..data.weights import stored_epoch
 from . import plugins
 from .configs import FOLDER
@@ -21,7 +22,10 @@ WEIGHTS_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.safeten
                  "open_clip_pytorch_model.pth", "model.safetensors", "pytorch_model.bin", "pytorch_model.pth",
                  "model.pth")
 SIGLIP_ARGS = {"init_logit_scale": math.log(10), "init_logit_bias": -10}  # as in open_clip_train.main
-PHOTO = "photo"  # the name of the packaged captioner
+PHOTO, PHOTO_MODEL = "photo", "MDC-small-timm-tf_efficientnet_lite0"  # the packaged captioner and its architecture
+CONFIG = "open_clip_config.json"
+IMAGE_SETTINGS = ("mean", "std", "interpolation", "resize_mode")
+KNOWN = {"interpolation": ("bicubic", "bilinear", "random"), "resize_mode": ("shortest", "longest", "squash")}
 
 
 class Checkpoint(NamedTuple):
@@ -118,8 +122,8 @@ def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
         if not (model_name or values.get("model")):
             raise ValueError(f"{params} names no model: give --model too")
         if not model_name and ":" in values["model"]:  # a place to load from, which only the user may name
-            raise ValueError(f"{params} says {values['model'][:80]!r} where the name of a model should be: if you "
-                             "trust that, give it by --model")
+            raise ValueError(f"{params} says where to load a model from, not its name: if you trust that place, add "
+                             f"--model {shlex.quote(values['model'])}")
         if lost := plugins.missing([name for name in values.get("plugin", "").split(", ") if name]):
             raise ValueError(f"{path} was trained with the plug-in {lost[0]}: give --plugin {lost[0]}, or its file")
         args = {name: literal(values[name]) for name in MODEL_ARGS if values.get(name, "None") != "None"}
@@ -129,6 +133,66 @@ def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
     if model_name is None:
         raise ValueError(f"{path} is not in a run folder (there is no {params}): give --model too")
     return Checkpoint(model_name, str(path), {})
+
+
+def weights_file(pretrained: str, model_name: str) -> str:
+    """Return the file of weights that --pretrained of training stands for: all that `find` takes, but no hub.
+
+    A tag of OpenCLIP is returned as it is. Raises ValueError or FileNotFoundError as `find` does.
+    """
+    place = str(FOLDER / PHOTO) if pretrained == PHOTO else pretrained.removeprefix("local-dir:")
+    if not Path(place).is_dir():
+        return place
+    if not (Path(place) / CONFIG).exists():
+        return find(place, model_name).weights
+    check_folder(f"local-dir:{place}")
+    return str(next(file for name in WEIGHTS_FILES if (file := Path(place) / name).is_file()))
+
+
+def image_settings(weights: Path) -> dict | None:
+    """Return how images were prepared for weights: IMAGE_SETTINGS and "size", as far as what lies beside tells them.
+
+    That is the params.txt of a run, which names only what is not OpenCLIP's default, or open_clip_config.json. None
+    means that there is neither. Raises ValueError if it is damaged.
+    """
+    if (params := params_file(weights)).exists():
+        values = read_params(params)
+        told = {name: literal(values.get(f"image_{name}", "None")) for name in IMAGE_SETTINGS}
+        return checked_settings(told | {"size": literal(values.get("force_image_size", "None"))}, params)
+    if not (path := weights.parent / CONFIG).is_file():
+        return None
+    try:
+        config = parse_json(path.read_text(encoding="utf-8"))
+        told = {**config["preprocess_cfg"], "size": config["model_cfg"]["vision_cfg"].get("image_size")}
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise ValueError(f"{path} does not tell how images are prepared ({type(problem).__name__}: {problem}): mend it,"
+                         " or move the weights") from problem
+    return checked_settings(told, path)
+
+
+def without_settings(weights: str, model_name: str) -> str | None:
+    """Return one line that says that nothing beside weights tells how images were prepared for them, or None."""
+    import open_clip
+    if image_settings(Path(weights)) is not None or "vq_cfg" in open_clip.get_model_config(model_name):
+        return None
+    return f"{weights}: no {CONFIG} beside it tells mean and std of its images, so OpenCLIP's are taken"
+
+
+def checked_settings(told: dict, where: Path | str) -> dict:
+    """Return the settings that are given. Raises ValueError for a value that images cannot be prepared by."""
+    told = {name: told[name] for name in (*IMAGE_SETTINGS, "size") if told.get(name) is not None}
+    for name in told.keys() & {"mean", "std"}:
+        x = told[name]
+        if not (isinstance(x, (list, tuple)) and len(x) == 3 and all(type(number) in (int, float) for number in x)):
+            raise ValueError(f"{where}: its image {name} is {str(x)[:80]}, not three numbers")
+        told[name] = list(x)
+    for name in told.keys() & KNOWN.keys():
+        if told[name] not in KNOWN[name]:
+            raise ValueError(f"{where}: its {name} is {str(told[name])[:80]!r}, not {', '.join(KNOWN[name])}")
+    size = told.get("size", 1)
+    if not all(type(side) is int for side in (size if isinstance(size, list) and 0 < len(size) < 3 else [size])):
+        raise ValueError(f"{where}: its image size is {str(size)[:80]}, not one or two numbers")
+    return told
 
 
 def check_folder(model_name: str) -> None:
