@@ -17,7 +17,8 @@ import torch
 
 from open_clip_mdc.data.files import files_below, parse_json, sha256, write_json
 from open_clip_mdc.data.shards import find_shards
-from open_clip_mdc.integration.runs import find
+from open_clip_mdc.integration.configs import FOLDER
+from open_clip_mdc.integration.runs import PHOTO, find
 
 from .flags import Flags
 
@@ -29,10 +30,15 @@ def precision(device: str, amp: bool) -> str:
     return f"autocast on {torch.device(device).type}" if amp else "that of the weights"
 
 
+def shown(name: str) -> str:
+    """Return the name of a model or of weights, "photo" for those of the package, wherever it is installed."""
+    return PHOTO if name == f"local-dir:{FOLDER / PHOTO}" else name
+
+
 def file_name(template: str, args: Namespace) -> str:
     names = dict(
-        model=args.model, pretrained=args.pretrained, pretrained_full_path=args.pretrained, task=args.task,
-        dataset=args.dataset.removeprefix("wds/"), language=args.language)
+        model=shown(args.model), pretrained=shown(args.pretrained), pretrained_full_path=shown(args.pretrained),
+        task=args.task, dataset=args.dataset.removeprefix("wds/"), language=args.language)
     if os.path.isfile(args.pretrained):
         names["pretrained"] = os.path.basename(args.pretrained)
     return template.format(**{name: value.replace("/", "_") for name, value in names.items()})
@@ -81,7 +87,7 @@ def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, 
         settings["weights_sha256"] = sha256(args.pretrained)
     elif os.path.isdir(folder := args.pretrained.removeprefix("local-dir:")):
         settings["weights_sha256"] = [sha256(path) for path in files_below(folder)]
-    about = {name: getattr(args, name) for name in ("dataset", "model", "pretrained", "task", "language")}
+    about = {name: shown(getattr(args, name)) for name in ("dataset", "model", "pretrained", "task", "language")}
     return json.loads(json.dumps({**about, "settings": settings}))
 
 

@@ -1,6 +1,7 @@
 """Claims about result files: names, skipping, strict JSON, and the official numbers of a CLIP model."""
 import json
 import os
+from argparse import Namespace
 from pathlib import Path
 
 import open_clip
@@ -12,6 +13,7 @@ from models import labelled_webdataset, order_data, save_clip
 from clip_benchmark_ext import cli, results
 from clip_benchmark_ext import run as run_module
 from clip_benchmark_ext.metrics.selection_metrics import MIN_PAIR_CASES, symmetric_relations
+from clip_benchmark_ext.models import resolve
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
 
@@ -173,6 +175,16 @@ def test_numbers_that_are_none_are_null_with_a_reason(runs, data):
         "acc": 1.0, "name": "x"}
     cli.main(["build", "linear_probe.json", "zeroshot_classification.json", "--output", "all.csv"])
     assert "nan" not in Path("all.csv").read_text().lower()
+
+
+def test_results_of_the_packaged_captioner_are_of_photo_wherever_it_is_installed(data):
+    name, weights = resolve("mdc", "photo")
+    args = Namespace(model=name, pretrained=weights, dataset="wds/tiny", task="linear_probe", language="en", amp=False,
+                     dataset_root=str(data), split="test", model_type="open_clip", device="cpu")
+    about = results.describe(args, (), {}, {})
+    assert Path(name.removeprefix("local-dir:")).is_absolute() and about["settings"]["weights_sha256"]
+    assert about["model"] == about["pretrained"] == "photo"
+    assert results.file_name("{pretrained_full_path}_{model}_{dataset}.json", args) == "photo_photo_tiny.json"
 
 
 def test_a_write_that_fails_leaves_the_old_result(tmp_path):

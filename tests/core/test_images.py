@@ -310,6 +310,14 @@ def test_prepare_takes_every_format_and_names_what_has_no_image(tmp_path):
         assert images.decode_image(io.BytesIO(sample[image_member(sample)])).size == size
 
 
+@pytest.mark.parametrize("transparency", [3, bytes(range(256))])
+def test_a_palette_with_transparency_gives_its_colours_without_a_warning(transparency, recwarn):
+    image, stream = picture().convert("P"), io.BytesIO()
+    image.save(stream, "PNG", transparency=transparency)
+    found = images.decode_image(stream)
+    assert np.array_equal(found, image.convert("RGB")) and not recwarn.list
+
+
 def test_the_judge_sees_images_upright_and_in_formats_that_servers_take(shard, tmp_path):
     files = ("JPEG", 6, "png"), ("JPEG", None, "jpeg"), ("TIFF", None, "png")
     for number, (kind, orientation, mime) in enumerate(files):

@@ -373,6 +373,7 @@ def test_images_stand_the_way_up_that_the_camera_noted(tmp_path):
       for value in ("inf", "-inf", "nan", "1e39")),
     (("x1.png", "--guidance-scale", "2", "--pretrained", "arc"), "autoregressive"),
     (("x1.png", "--guidance-scale", "2"), "the mean of 1 image still shows them"),
+    (("x1.png", "--guidance-scale", "0"), "or --guidance-scale 1, which is without guidance"),
     (("x1.png", "--guidance-scale", "2", "--guidance-weak", "masked"), "trained with masked image features"),
     (("x1.png", "--guidance-weak", "masked"), "--guidance-weak changes nothing"),
     (("x1.png", "--sampler", "ancestral", "--tokens-per-step", "2"), "--tokens-per-step needs --sampler confidence"),

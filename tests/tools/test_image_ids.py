@@ -44,7 +44,7 @@ def test_cocos_results_have_the_numbers_of_files_and_of_shards(runs, tmp_path, m
     for number, name in enumerate(("COCO_val2014_000000391895", "000000000042", "holiday", "x")):
         scene(number).save(f"in/{name}.png")
     Path("in/holiday.json").write_text('{"image_id": 7, "caption": "mine"}')
-    Path("in/x.json").write_text('{"image_id": "8"}')
+    Path("in/x.JSON").write_text('{"image_id": "8"}')
     write_tar(tmp_path / "s.tar", {
         "000000000.png": encoded(scene(4)), "000000000.json": b'{"filename": "COCO_val2014_000000000009.jpg"}',
         "000000001.png": encoded(scene(5)), "000000001.json": b'{"image_id": 11, "filename": "3.jpg"}',

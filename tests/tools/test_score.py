@@ -123,3 +123,10 @@ def test_bad_input_is_named_in_one_line(place, tmp_path):
 def test_a_caption_is_a_line_whatever_else_ends_lines(tmp_path):
     (tmp_path / "c.txt").write_bytes("a\u2028b\x0bc\x85d\n\n e \r\n".encode())
     assert read_captions(str(tmp_path / "c.txt")) == ["a\u2028b\x0bc\x85d", "e"]
+
+
+@pytest.mark.parametrize("command, words", [(("score", "--images", "x.png", "--captions", "nowhere"), "nowhere"),
+                                            (("embed", "nowhere"), "no image or folder nowhere")])
+def test_the_packaged_captioner_is_the_default_as_in_caption(command, words, tmp_path):
+    said = complaint_of(*command, "--out", tmp_path / "out")
+    assert words in said and "--pretrained" not in said

@@ -218,7 +218,7 @@ def export(parser: argparse.ArgumentParser) -> None:
 
 def embed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="+", metavar="PATHS", help="folders of images, webdataset shards or patterns")
-    add_model(parser)
+    add_model(parser, default="photo")
     add_images(parser)
     add_engine(parser)
     parser.add_argument("--kind", "--feature", dest="feature", choices=("gap", "cls", "patches"), default="gap",
@@ -231,7 +231,7 @@ def embed(parser: argparse.ArgumentParser) -> None:
 
 
 def score(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
+    add_model(parser, default="photo")
     add_images(parser, f"all --images, or the first {decoding.NULL_IMAGES} images of --pairs")
     add_engine(parser)
     parser.add_argument("--images", nargs="+", metavar="PATHS",

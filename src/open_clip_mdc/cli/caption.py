@@ -101,7 +101,10 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
         options |= {"guidance_scale": args.guidance_scale,
                     "guidance_weak": args.guidance_weak or model.caption_cfg.default_uncond}
     if decoding.needs_null_image(options, model):
-        options["blind"], blind = null_image(loaded, paths, args, NULL_IMAGES)
+        try:
+            options["blind"], blind = null_image(loaded, paths, args, NULL_IMAGES)
+        except decoding.TooFewImages as problem:
+            raise ValueError(f"{problem}, or --guidance-scale 1, which is without guidance") from problem
     return options, blind
 
 

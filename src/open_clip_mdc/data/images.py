@@ -100,7 +100,10 @@ def upright(image: Image.Image) -> Image.Image:
         name, image.filename = image.filename, ""
         image.load()
         image.filename = name
-    return ImageOps.exif_transpose(eight_bits(image)).convert("RGB")
+    image = ImageOps.exif_transpose(eight_bits(image))
+    if image.mode == "P" and "transparency" in image.info:  # by way of RGBA, as Pillow would warn
+        image = image.convert("RGBA")
+    return image.convert("RGB")
 
 
 def decode_image(source: Path | BytesIO, name: str | None = None,
