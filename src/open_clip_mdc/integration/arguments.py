@@ -64,8 +64,8 @@ def parse_args(original, argv):
             known = (runs.image_settings(Path(args.pretrained)) if Path(args.pretrained).is_file() else None) or {}
         except (ValueError, FileNotFoundError) as problem:
             raise ValueError(f"--pretrained {args.pretrained}: {problem}") from problem
-    for name in runs.IMAGE_SETTINGS:
-        setattr(args, f"image_{name}", getattr(args, f"image_{name}") or known.get(name))
+    vars(args).update({f"image_{name}": getattr(args, f"image_{name}") or known.get(name)
+                       for name in runs.IMAGE_SETTINGS})
     if flags.plugin:
         args.plugin = ", ".join(map(plugins.name_of, flags.plugin))
     return args
