@@ -197,8 +197,9 @@ def json_by_file(folder: Path, five: list = FIVE) -> Made:
 
 
 def meta_cap(folder: Path, five: list = FIVE) -> Made:
-    """The JSON of kohya_ss."""
-    names = put_images(folder)
+    """The JSON of kohya_ss, whose names lack the suffix unless --full_path is given."""
+    put_images(folder)
+    names = [f"{i}" if i % 2 else f"{i}.jpg" for i in range(N)]
     return (put(folder / "meta_cap.json", {name: {"caption": captions[0], "train_resolution": [64, 64]} for
                                            name, captions in zip(names, five, strict=True)}),), names, first(five)
 

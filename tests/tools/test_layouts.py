@@ -177,7 +177,7 @@ def test_each_split_has_its_images_and_a_name_in_two_folders_is_refused(tmp_path
         found = members(tmp_path / "out" / split / "00000.tar")
         assert all(json.loads(found[f"{i:08d}.json"])["filename"] == f"{split}{i}.jpg" for i in range(N))
     put(tmp_path / "val/train3.jpg", make_image(0))
-    assert f"train3.jpg is in {tmp_path}/train and in {tmp_path}/val: give one --images" in complaint(
+    assert f"train3.jpg is {tmp_path}/train/train3.jpg and {tmp_path}/val/train3.jpg: give one" in complaint(
         *argv, "--out", tmp_path / "two")
 
 

@@ -112,12 +112,16 @@ def read_beside(folder: Path, images: list[Path], key: str) -> list[Sample]:
 
 
 def image_file(folders: Sequence[Path], name: str, source: Path, number: int) -> Path:
-    """Return the image of a row in the one of the folders that holds it. Raises ValueError if several do."""
-    places = [inside(folder, name, source, number) for folder in folders]
+    """Return the image of a row in the one of the folders that holds it. Raises ValueError if several do.
+
+    The name may lack its suffix, as in kohya_ss's files.
+    """
+    ends = ("",) if name.lower().endswith(IMAGE_FILES) else ("", *IMAGE_FILES)
+    places = [inside(folder, name + end, source, number) for folder in folders for end in ends]
     there = [path for path in places if os.path.exists(path)] if len(places) > 1 else places
     if len(there) > 1:
-        raise ValueError(f"{source}, row {number}: {name} is in {there[0].parent} and in {there[1].parent}: give one "
-                         f"--images, and prepare the splits one by one, each into its own --out")
+        raise ValueError(f"{source}, row {number}: {name} is {there[0]} and {there[1]}: give one --images, or prepare "
+                         f"the splits one by one, each into its own --out")
     return (there or places)[0]
 
 
