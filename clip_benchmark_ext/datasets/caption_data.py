@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from open_clip_mdc.data.images import decode_image, without_image
+from open_clip_mdc.data.captions import text_of, without_image
+from open_clip_mdc.data.images import decode_image
 from open_clip_mdc.data.paths import to_shards
 from open_clip_mdc.data.shards import image_member, read_metadata
 
@@ -36,11 +37,7 @@ def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tup
     name = f"{sample['__url__']}, sample {sample['__key__']}"
     if "txt" not in sample:
         raise ValueError(f"{name}: this task needs an image and a .txt with one caption per line")
-    try:
-        captions = sample["txt"].decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise ValueError(f"{name}: {problem}") from problem
-    return transform(sample[DECODED]), captions.split("\n"), sample["__key__"], sample[NAME]
+    return transform(sample[DECODED]), text_of(sample).split("\n"), sample["__key__"], sample[NAME]
 
 
 def with_keys(dataset: Dataset, transform: Callable) -> Dataset:

@@ -9,7 +9,8 @@ from statistics import fmean
 
 from pycocoevalcap.bleu.bleu import Bleu
 
-from open_clip_mdc.data.shards import CAPTION_SEPARATOR, find_shards, read_samples
+from open_clip_mdc.data.captions import captioned
+from open_clip_mdc.data.shards import find_shards, read_samples
 from open_clip_mdc.data.text import read_lines
 
 from .caption_metrics import plain_words
@@ -38,8 +39,8 @@ def read_train_captions(path: str) -> set[str]:
     if not path.endswith(".tar"):
         texts = read_lines(path)
     else:
-        texts = [text for shard in find_shards(path) for sample in read_samples(shard, ("txt",)) if "txt" in sample
-                 for text in sample["txt"].decode("utf-8-sig", errors="replace").split(CAPTION_SEPARATOR)]
+        samples = (sample for shard in find_shards(path) for sample in read_samples(shard, ("txt",)))
+        texts = [text for _, captions in captioned(samples, with_image=False) for text in captions]
     found = {normal(text) for text in texts if text.strip()}
     if not found:
         raise ValueError(f"--train_captions {path} holds no caption")

@@ -27,7 +27,7 @@ from open_clip_mdc.cli import judge
 from open_clip_mdc.data import images
 from open_clip_mdc.data.paths import find_images
 from open_clip_mdc.data.shards import image_member, members, read_samples, tar_writer
-from open_clip_mdc.integration.data import CsvImages
+from open_clip_mdc.integration.csv_images import CsvImages
 from open_clip_mdc.integration.pretrained import PretrainedCaptioner
 
 GREY = (np.arange(24 * 40, dtype=np.uint16) * 68).reshape(24, 40)

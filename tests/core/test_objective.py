@@ -249,6 +249,14 @@ def test_validation_is_the_nelbo_whatever_the_interval_trained(objective):
     assert nelbo(model, data, "cpu")["nelbo_per_caption"] == pytest.approx(exact, rel=tolerance)
 
 
+def test_validation_uses_as_many_samples_as_are_asked_for():
+    model, text, image = tiny_captioner("mdc"), captions([5, 9, 12, 4, 7, 3, 8]), images(7)
+    batches = list(zip(image.split(3), text.split(3), strict=True))
+    for limit in (2, 3, 5, 9):
+        right = nelbo(model, [(image[:limit], text[:limit])], "cpu")
+        assert nelbo(model, batches, "cpu", limit=limit) == pytest.approx(right, rel=1e-5)
+
+
 @pytest.mark.parametrize("objective", ["mdc", "arc", "mcd", "mcd-replace", "mcd-absorbing"])
 def test_validation_is_the_same_for_every_batch_size(objective):
     model, text, image = tiny_captioner(objective), captions([5, 9, 12, 4, 7, 3, 8]), images(7)

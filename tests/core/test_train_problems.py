@@ -1,12 +1,17 @@
 """Claims about flags, data and checkpoints that cannot train.    pytest tests/core/test_train_problems.py"""
 import pytest
 import torch
+from PIL import Image
 from training import open_clip_train
 
 import open_clip_mdc
 from open_clip_mdc import train
+from open_clip_mdc.data.images import encode_png
+from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.integration import problems
 from open_clip_mdc.integration.openclip import MAJOR
+
+PNG = encode_png(Image.new("RGB", (8, 8)))
 
 
 @pytest.mark.parametrize("flags, word", [
@@ -93,7 +98,8 @@ def test_a_checkpoint_of_something_else_is_named_in_one_line(csv, tmp_path, flag
 def test_each_process_needs_a_shard_for_each_of_its_workers(tmp_path, monkeypatch):
     open_clip_mdc.register(training=True)
     for i in range(29):
-        (tmp_path / f"{i:02d}.tar").touch()
+        with tar_writer(tmp_path / f"{i:02d}.tar") as writer:
+            writer.write({"__key__": "0", "png": PNG, "txt": "a dog"})
     argv = ["--model", "MDC-ViT-Ti-8", "--train-data", f"{tmp_path}/{{00..28}}.tar", "--train-num-samples", "2900"]
     monkeypatch.setenv("WORLD_SIZE", "8")
     found = problems.find_problem(train.parse([*argv, "--workers", "8"]))
@@ -102,12 +108,12 @@ def test_each_process_needs_a_shard_for_each_of_its_workers(tmp_path, monkeypatc
         assert problems.find_problem(train.parse([*argv, *enough])) is None
 
 
-def test_16_bit_types_are_warned_of_where_they_are_slow(monkeypatch):
+def test_16_bit_types_are_warned_of_where_they_are_slow(csv, monkeypatch):
     open_clip_mdc.register(training=True)
     monkeypatch.setattr(problems, "emulated", lambda device, dtype: device == "cpu" and dtype == torch.float16)
 
     def warnings(*flags):
-        return list(problems.find_warnings(train.parse(["--train-data", "x.csv", "--precision", "amp", *flags])))
+        return list(problems.find_warnings(train.parse(["--train-data", str(csv), "--precision", "amp", *flags])))
     [warning] = warnings("--model", "ViT-B-32")
     assert "slower in float16" in warning and "fp32" in warning
     for fast in ("fp32", "bf16", "amp_bf16"):

@@ -25,7 +25,7 @@ from clip_benchmark_ext.job import Job
 from open_clip_mdc.data import images
 from open_clip_mdc.data.csv_pairs import read_part, split_csv
 from open_clip_mdc.data.shards import tar_writer
-from open_clip_mdc.integration.data import CsvImages
+from open_clip_mdc.integration.csv_images import CsvImages
 
 ORIENTATION = 0x0112
 TURNS = {1: lambda a: a, 2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1],

@@ -8,7 +8,7 @@ import pytest
 from open_clip_train.data import CsvDataset
 
 from open_clip_mdc.data.csv_pairs import read_csv, read_part, read_table, split_csv
-from open_clip_mdc.integration.data import CsvImages
+from open_clip_mdc.integration.csv_images import CsvImages
 
 ROWS = [("a.jpg", "a red circle"), ("b.jpg", 'a "stop" sign, 12" wide'), ("c.jpg", "None"), ("d.jpg", "N/A"),
         ("e.jpg", "null"), ("f.jpg", "nan"), ("g.jpg", "café ☕"), ("a.jpg", "007")]

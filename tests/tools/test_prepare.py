@@ -142,11 +142,11 @@ def test_joined_captions_are_one_text_and_references_stay_apart(prepared):
     assert members(joined / "train" / "00000.tar")["00000002.txt"].decode() == " ".join(texts(2))
     assert members(joined / "val" / "00000.tar")["00000001.txt"].decode() == " ".join(texts(9))
     assert members(joined / "test" / "0.tar") == members(prepared / "test" / "0.tar")
-    assert list(read_captions(str(joined / "val" / "00000.tar"))) == [" ".join(texts(i)) for i in (8, 9)]
+    assert list(read_captions([str(joined / "val" / "00000.tar")])) == [" ".join(texts(i)) for i in (8, 9)]
 
 
 def test_lengths_are_counted_caption_by_caption(prepared):
-    assert list(read_captions(str(prepared / "val" / "00000.tar"))) == texts(8) + texts(9)
+    assert list(read_captions([str(prepared / "val" / "00000.tar")])) == texts(8) + texts(9)
 
 
 @needs_data("flickr8k/captions_test.json", "flickr8k/val/00000.tar", "flickr8k/test/00000.tar")

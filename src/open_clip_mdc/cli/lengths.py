@@ -7,7 +7,7 @@ Lengths include SOT and EOT, and are before truncation. Only the KEY.txt members
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -17,23 +17,24 @@ import pandas as pd
 from matplotlib.figure import Figure
 from open_clip.tokenizer import SimpleTokenizer
 
+from ..data.captions import captioned, warnings_of
 from ..data.files import new_file
-from ..data.shards import CAPTION_SEPARATOR, find_shards, read_samples, warn_of_lines
+from ..data.shards import find_shards, read_samples
 from ..integration.patches import register
 from ..progress import progress_bar
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 
 
-def read_captions(shard: str) -> Iterator[str]:
-    for sample in read_samples(shard, suffixes=("txt",)):
-        yield from sample["txt"].decode("utf-8-sig", errors="replace").split(CAPTION_SEPARATOR)
+def read_captions(shards: Iterable[str]) -> Iterator[str]:
+    for _, captions in captioned((sample for shard in shards for sample in read_samples(shard, ("txt",))), False):
+        yield from captions
 
 
 def caption_lengths(shards: Sequence[str], tokenizer: SimpleTokenizer) -> np.ndarray:
     """Return token counts [N] of all captions in the shards, SOT and EOT included, before truncation."""
-    lengths = [len(tokenizer.encode(text)) + 2 for shard in progress_bar(shards, os.path.dirname(shards[0]), "shard")
-               for text in read_captions(shard)]
+    lengths = [len(tokenizer.encode(text)) + 2
+               for text in read_captions(progress_bar(shards, os.path.dirname(shards[0]), "shard"))]
     if not lengths:
         raise ValueError(f"{shards[0]}: no caption (KEY.txt) in {len(shards)} shard(s)")
     return np.array(lengths)
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     tokenizer = open_clip.get_tokenizer(args.tokenizer)
     if open_clip.get_model_config(args.tokenizer) is None or not isinstance(tokenizer, SimpleTokenizer):
         raise ValueError(f"--tokenizer {args.tokenizer}: no model with a BPE tokenizer like CLIP's")
-    for warning in chain.from_iterable(map(warn_of_lines, sets)):
+    for warning in chain.from_iterable(map(warnings_of, sets)):
         print(f"warning: {warning}", file=sys.stderr)
     lengths = [caption_lengths(shards, tokenizer) for shards in sets]
     context = tokenizer.context_length

@@ -82,7 +82,9 @@ def usable(samples: Iterable[Sample], left_out: list[str]) -> Iterator[tuple[str
                 if other is not None:
                     kind = "numbers" if isinstance(other, int | float) else "no texts"
                     raise ValueError(f"its captions are {kind}, such as {other!r:.50}{seen}")
-                raise ValueError(f"no captions{seen}")
+                half = next((text for text in given if isinstance(text, str) and text.strip()), None)
+                raise ValueError(f"no captions{seen}" if half is None else
+                                 f"its caption {half!r} holds half a character, which no file can: write it again")
             if 12 * sum(map(len, texts)) > tars.LARGEST_TEXT:  # a letter may take 12 bytes in KEY.json
                 raise ValueError(f"captions of {sum(map(len, texts)):,} letters")
             image = read_file(image, tars.LARGEST) if isinstance(image, Path) else image

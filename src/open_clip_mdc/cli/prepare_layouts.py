@@ -25,9 +25,9 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..data.captions import find_apart, text_of, without_image
 from ..data.csv_pairs import CAPTIONS, FILE_NAME, IMAGES, SEPARATORS, TABLES, open_table, read_forms, read_rows
 from ..data.files import files_below
-from ..data.images import without_image
 from ..data.paths import IMAGE_FILES, IMAGE_SUFFIXES, files_beside, inside, is_hidden
 from ..data.shards import (
     CAPTION_SEPARATOR,
@@ -83,11 +83,17 @@ def captions_of(sample: dict, text: str, key: str) -> tuple[object, str]:
 def read_shards(shards: list[str], key: str) -> Iterator[Sample]:
     """Stream shards of KEY.jpg with captions in KEY.json or KEY.txt."""
     for shard in progress_bar(shards, "prepare", "shard"):
+        apart = None
         for sample in read_samples(shard):
             suffix, metadata = image_member(sample), read_metadata(sample)
             name = str(metadata.get("filename", f"{sample['__key__']}.{suffix}" if suffix else without_image(sample)))
-            text = sample.get("txt", b"").decode("utf-8-sig", errors="replace")
-            yield Sample(name, sample.get(suffix, b""), *captions_of(sample, text, key))
+            try:
+                captions, seen = captions_of(sample, text_of(sample), key)
+            except ValueError as problem:
+                captions, seen = None, f": {problem}"
+            if not captions and apart is None:
+                apart = find_apart(shard) or ""  # once per shard
+            yield Sample(name, sample.get(suffix, b""), captions, f"{seen}. {apart}" if apart else seen)
 
 
 def read_beside(folder: Path, images: list[Path], key: str) -> list[Sample]:

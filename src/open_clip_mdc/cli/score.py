@@ -20,9 +20,9 @@ from pathlib import Path
 
 import torch
 
+from ..data.captions import split_captions, warnings_of
 from ..data.images import Batch, Images
 from ..data.paths import find_images
-from ..data.shards import CAPTION_SEPARATOR, warn_of_lines
 from ..data.text import read_lines
 from ..decoding.options import NULL_IMAGES
 from ..errors import complain, plural
@@ -80,7 +80,7 @@ def score_rows(model: Captioner, image: torch.Tensor, captions: list[str], text:
 
 
 def pair_captions(text: str | None) -> list[str]:
-    return [" ".join(caption.split()) for caption in (text or "").split(CAPTION_SEPARATOR) if caption.strip()]
+    return [" ".join(caption.split()) for caption in split_captions(text or "")]
 
 
 def score_columns(loaded: PretrainedCaptioner, blind: torch.Tensor | None, alpha: float, batch: Batch) -> dict:
@@ -113,7 +113,7 @@ def worker(args: argparse.Namespace, units: list, number: int):
     from .shard_table import table_worker
     loaded = load_captioner(args, number)
     if number == 0:
-        for warning in warn_of_lines([str(unit) for unit in units if isinstance(unit, Path)]):
+        for warning in warnings_of([str(unit) for unit in units if isinstance(unit, Path)]):
             print(f"warning: {warning}", file=sys.stderr)
     blind, images = prior_image(loaded, units, args, NULL_IMAGES, say=number == 0)
     kinds = (pa.string(), pa.string(), pa.float32(), pa.float32(), pa.float32(), pa.int32())

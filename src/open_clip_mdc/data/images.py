@@ -4,7 +4,6 @@ Dimensions: B images, H and W pixels, L positions.
 """
 import base64
 import logging
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,9 +18,10 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from .captions import captioned, find_apart, text_of, without_image
 from .csv_pairs import CsvRows, read_csv
 from .paths import SHARDS, formats
-from .shards import CAPTION_SEPARATOR, image_member, image_suffix, members, read_samples
+from .shards import CAPTION_SEPARATOR, image_member, image_suffix, read_samples
 
 MAX_PIXELS = 160_000_000  # as the header says: the largest cameras have 151 million, and half a gigabyte is decoded
 MAX_ASPECT = 100  # a narrower image, resized by its shorter side, would fill the memory
@@ -39,11 +39,6 @@ class Source(NamedTuple):
     text: str | None = None  # of the sample in a shard, or of the row in a table
 
 
-def without_image(sample: dict) -> str:
-    """Return how a message names a sample without an image: its key, and the members that it has."""
-    return f"sample {sample['__key__']} ({', '.join(members(sample))})"
-
-
 def named_samples(shard: Path, lacking: list[str] | None = None) -> Iterator[tuple[str, dict]]:
     """Yield name and sample of each with an image: KEY, or KEY#NUMBER if a key comes again. `lacking` lists others."""
     keys: set[str] = set()
@@ -56,7 +51,14 @@ def named_samples(shard: Path, lacking: list[str] | None = None) -> Iterator[tup
         else:
             lacking.append(without_image(sample))
     if lacking and not keys:
-        raise ValueError(f"{shard}: none of its {len(lacking)} samples has an image. The first is {lacking[0]}")
+        raise ValueError(f"{shard}: none of its {len(lacking)} samples has an image. The first is {lacking[0]}"
+                         f"{why_apart(shard)}")
+
+
+def why_apart(shard: str | Path) -> str:
+    """Return the end of a message about samples that lack a file, if it is elsewhere in the shard."""
+    apart = find_apart(str(shard))
+    return f". {apart}" if apart else ""
 
 
 def read_images(paths: list[Path | CsvRows]) -> Iterator[Source]:
@@ -73,16 +75,22 @@ def read_images(paths: list[Path | CsvRows]) -> Iterator[Source]:
             yield Source(str(path), path)
             continue
         lacking: list[str] = []
+        no_texts: list[str] = []
         try:
             for key, sample in named_samples(path, lacking):
-                text = sample.get("txt", b"").decode("utf-8-sig", errors="replace")
+                try:
+                    text = text_of(sample)
+                except ValueError as problem:
+                    text = no_texts.append(str(problem))
                 yield Source(f"{path}::{key}", BytesIO(sample[image_member(sample)]), text)
         except (ValueError, OSError) as problem:
             yield Source(str(path), ValueError(str(problem)))
         else:
             if lacking:
                 yield Source(str(path), MissingImages(f"{path}: no image in {len(lacking)} of its samples. The first "
-                                                      f"is {lacking[0]}"))
+                                                      f"is {lacking[0]}{why_apart(path)}"))
+        if no_texts:
+            logging.warning("%d of the .txt in %s are no caption. The first is %s", len(no_texts), path, no_texts[0])
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
@@ -237,40 +245,20 @@ def data_url(content: bytes, mime: str) -> str:
     return f"data:{mime};base64,{base64.b64encode(content).decode()}"
 
 
-def captioned(samples: Iterable[dict]) -> Iterator[dict]:
-    """Yield the samples that have an image and a text. A warning counts the others and names the first."""
-    lacking, first, usable = Counter(), None, set()
-    try:
-        for sample in samples:
-            shard = sample["__url__"]
-            if image_member(sample) and "txt" in sample:
-                usable.add(shard)
-                yield sample
-            else:
-                lacking[shard] += 1
-                first = first or f"{shard}, {without_image(sample)}"
-    finally:  # also if an epoch ends within a pass
-        if lacking:
-            logging.warning("Left out %d of the samples, in %d of the shards, as they have no image or no .txt. The "
-                            "first is %s. Shards without any other sample: %d.", lacking.total(), len(lacking), first,
-                            len(lacking.keys() - usable))
-
-
 def read_pairs(shards: list[str], transform: Callable, tokenizer: Callable) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield image [3, H, W] and caption [L] of each sample that has both. The first of several captions is taken."""
-    for sample in captioned(sample for shard in shards for sample in read_samples(shard)):
+    for sample, captions in captioned(sample for shard in shards for sample in read_samples(shard)):
         image = decode_image(BytesIO(sample[image_member(sample)]), f"{sample['__url__']}::{sample['__key__']}")
-        caption = sample["txt"].decode("utf-8-sig", errors="replace").split(CAPTION_SEPARATOR)[0]
-        yield transform(image), tokenizer(caption)[0]
+        yield transform(image), tokenizer(captions[0])[0]
 
 
 def image_pairs(samples: Iterable[dict]) -> Iterator[dict]:
     """Yield `image`, decoded, and `text` of each sample that is `captioned`. Images that cannot be read are logged."""
-    for sample in captioned(samples):
+    for sample, captions in captioned(samples):
         try:
             image = decode_image(BytesIO(sample[image_member(sample)]),
                                  f"{sample['__url__']}, sample {sample['__key__']}")
-            yield {"image": image, "text": sample["txt"].decode("utf-8-sig")}
+            yield {"image": image, "text": CAPTION_SEPARATOR.join(captions)}
         except ValueError as problem:
             logging.warning("Handling webdataset error (%r). Ignoring.", problem)
 

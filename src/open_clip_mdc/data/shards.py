@@ -10,7 +10,6 @@ import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlparse
@@ -132,6 +131,20 @@ def read_members(stream: BinaryIO, wanted: Callable[[str], bool]) -> Iterator[di
             archive.members.clear()  # otherwise tarfile keeps all of them in memory
 
 
+def file_names(shard: str) -> Iterator[str]:
+    """Yield the names of a tar's files, reading no content. Raises ValueError if the tar is cut off or is none."""
+    try:
+        with tarfile.open(shard, tarinfo=Header) as archive:
+            for member in archive:
+                if member.isreg():
+                    yield member.name
+                archive.members.clear()  # otherwise tarfile keeps all of them in memory
+    except OSError:
+        raise
+    except Exception as problem:  # tarfile fails in many ways on damaged files
+        raise ValueError(f"{shard}: {INCOMPLETE}") from problem
+
+
 def training_members(stream: BinaryIO, skip: str | None, handler: Callable[[Exception], bool],
                      select: Callable[[str], bool] | None, rename: Callable[[str], str] | None) -> Iterator[dict]:
     """Yield fname and data of a tar's files as webdataset's reader does, but `check_size` of each first.
@@ -228,20 +241,6 @@ def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterato
     except Exception as problem:  # tarfile fails in many ways on damaged files
         check_kind(shard)
         raise ValueError(f"{shard}: {INCOMPLETE}") from problem
-
-
-def warn_of_lines(shards: list[str]) -> Iterator[str]:
-    """Yield a warning if most of the first texts have several lines, as in clip_benchmark's sets, one caption each."""
-    texts: list[str] = []
-    try:
-        if shards and os.path.isfile(shards[0]):
-            texts = [sample["txt"].decode(errors="replace").strip() for sample in
-                     islice(read_samples(shards[0], ("txt",)), 50)]
-    except (OSError, ValueError):  # the code that reads the whole shard reports it
-        return
-    if sum("\n" in text and CAPTION_SEPARATOR not in text for text in texts) > len(texts) / 2:
-        yield (f"most texts of {shards[0]} have several lines, and each KEY.txt is taken as one caption. If every line "
-               f"is a caption, make shards of them by open_clip_mdc prepare shards")
 
 
 def image_member(sample: dict) -> str | None:

@@ -11,11 +11,10 @@ Dimensions: B images, H and W pixels.
 import random
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
-from pathlib import Path
 
 import numpy as np
 import torch
-from open_clip_train.data import CsvDataset, DataInfo, ResampledShards2, SharedEpoch
+from open_clip_train.data import DataInfo, ResampledShards2, SharedEpoch
 from open_clip_train.distributed import world_info_from_env
 from PIL import Image
 from torch import Tensor
@@ -25,8 +24,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from webdataset.filters import _shuffle
 from webdataset.handlers import reraise_exception
 
-from ..data.csv_pairs import read_table
-from ..data.images import decode_image, image_pairs
+from ..data.images import image_pairs
 from ..data.shards import CAPTION_SEPARATOR, META, as_file, regroup, training_members
 from .data_problems import has_own_keys
 from .feature_cache import FeatureCache
@@ -111,21 +109,6 @@ def _not_empty(batches: Iterable, shards: str) -> Iterator:
     if not found:
         raise ValueError(f"--train-data {shards}: the shards of data worker {worker_id()} hold fewer readable pairs "
                          f"than --batch-size: lower it, or --workers (the log names what is broken)")
-
-
-class CsvImages(CsvDataset):
-    """OpenCLIP's CSV data set, with rows and images read as the command-line tools do. Errors name the image."""
-
-    def __init__(self, input_filename, transforms, img_key, caption_key, sep="\t", tokenizer=None, variable_text=False):
-        rows = read_table(input_filename, img_key, caption_key, sep)
-        self.images, self.captions = [row.image for row in rows], [row.caption for row in rows]
-        self.transforms, self.tokenize = transforms, partial(tokenizer, pad=False) if variable_text else tokenizer
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor] | dict[str, Tensor]:
-        image = decode_image(Path(str(self.images[index])))
-        image = image if self.transforms is None else self.transforms(image)
-        text = self.tokenize([str(self.captions[index])])[0]
-        return {"image": image, "text": text} if MAJOR > 3 else (image, text)
 
 
 def to_bytes(image: Image.Image) -> Tensor:
@@ -254,11 +237,6 @@ def tar_file_iterator(original, fileobj, skip_meta=META, handler=reraise_excepti
                       rename_files=None):
     """Replace `webdataset.tariterators.tar_file_iterator`: check a member's size before it is read."""
     return training_members(fileobj, skip_meta, handler, select_files, rename_files)
-
-
-def csv_dataset(original):
-    """Replace `open_clip_train.data.CsvDataset` by `CsvImages`."""
-    return CsvImages
 
 
 class Cached:

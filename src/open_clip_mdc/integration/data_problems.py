@@ -1,12 +1,25 @@
-"""Training data that open_clip_train cannot read, refused before the model is built."""
-import os
+"""Data that open_clip_train cannot read, refused before the model is built.
 
-from ..data.csv_pairs import read_table
-from ..data.paths import to_shards
-from ..data.shards import find_shards
+The first samples are opened as training and validation will read them. Training leaves out pairs that are damaged, and
+is refused if most are. Validation is refused if some are, as its numbers would be of other data.
+"""
+import os
+from collections.abc import Iterator
+from io import BytesIO
+from itertools import islice
+
+from PIL import Image
+
+from ..data.captions import captions_of, find_apart
+from ..data.csv_pairs import Row, image_path, read_table
+from ..data.images import decode_image
+from ..data.paths import formats, to_shards
+from ..data.shards import file_names, find_shards, image_member, read_samples
 from .openclip import MAJOR
 
 OWN_KEYS = {"json_text_key": None, "text_key": "txt", "image_key": "jpg;png;jpeg;webp"} if MAJOR > 3 else {}
+LOOK, LOOK_SHARDS = 1000, 8  # rows or samples, and shards, that are opened before a run
+
 
 def number_of_processes() -> int:
     """Return the number of processes that train together."""
@@ -46,7 +59,69 @@ def find_csv_problem(path: str, args, is_train: bool) -> str | None:
         empty = [row.line for row in rows if not getattr(row, what).strip()]
         if empty:
             return f"{path} has {len(empty)} rows without {what}, the first in line {empty[0]}: fill or drop them"
+    shown, lacking = look_at_images(path, rows, not is_train)
+    if len(lacking) > shown / 2 or lacking and not is_train:
+        return f"{len(lacking)} of {shown} images that were looked at cannot be read. The first is {lacking[0]}"
     return find_size_problem(len(rows), args) if is_train else None
+
+
+def look_at_images(path: str, rows: list[Row], every: bool = False) -> tuple[int, list[str]]:
+    """Open the images of `every` row, or of some all over the table. Returns their number, and what is wrong."""
+    rows, wrong = rows[::1 if every else -(-len(rows) // LOOK)], []
+    for row in rows:
+        image = image_path(row.image)
+        try:
+            if not image.is_file():
+                raise ValueError("it is a folder" if image.is_dir() else "no such file")
+            with Image.open(image, formats=formats()):
+                pass
+        except (OSError, ValueError, SyntaxError) as problem:
+            why = f"it is no {', '.join(formats())}" if "cannot identify" in str(problem) else problem
+            wrong.append(f"{path}, line {row.line}: {row.image}: {why}")
+        except Image.DecompressionBombError:  # `decode_image` has the limit
+            continue
+    return len(rows), wrong
+
+
+def warn_of_rows(path: str, args) -> Iterator[str]:
+    """Yield a warning if some images of a training table cannot be read."""
+    rows = read_table(path, args.csv_img_key, args.csv_caption_key, args.csv_separator)
+    shown, lacking = look_at_images(path, rows)
+    if lacking:
+        yield (f"{len(lacking)} of {shown} images that were looked at cannot be read, and are left out. The first is "
+               f"{lacking[0]}")
+
+
+def why_no_pair(shard: str) -> str | None:
+    """Return why none of the first samples of a shard is an image with a caption, or None if one is."""
+    why = None
+    try:
+        for sample in islice(read_samples(shard), LOOK):
+            try:
+                captions_of(sample)
+                decode_image(BytesIO(sample[image_member(sample)]), f"{shard}, sample {sample['__key__']}")
+                return None
+            except ValueError as problem:
+                why = why or f"no image with a caption in its first samples. The first is {problem}"
+    except (ValueError, OSError) as problem:
+        return str(problem)
+    return find_apart(shard) or why or f"{shard} holds no sample"
+
+
+def find_sample_problem(shards: list[str], is_train: bool) -> str | None:
+    """Check shards on this machine: the first samples of training, all names of validation."""
+    here = [shard for shard in shards if os.path.isfile(shard)]
+    if is_train:
+        first = why_no_pair(here[0]) if here else None
+        return first if first and all(map(why_no_pair, here[1:LOOK_SHARDS])) else None
+    for shard in here:
+        try:
+            sum(1 for _ in file_names(shard))
+        except (ValueError, OSError) as problem:
+            return str(problem)
+        if problem := find_apart(shard) or why_no_pair(shard):
+            return problem
+    return None
 
 
 def find_shard_problem(path: str, args, is_train: bool) -> str | None:
@@ -57,7 +132,7 @@ def find_shard_problem(path: str, args, is_train: bool) -> str | None:
     except FileNotFoundError as problem:
         return str(problem)
     if not is_train:
-        return None
+        return None if has_own_keys(args) else find_sample_problem(shards, is_train)
     workers, processes = max(1, args.workers), number_of_processes()
     if len(shards) < workers * processes and not args.dataset_resampled:
         most = len(shards) // processes
@@ -67,7 +142,7 @@ def find_shard_problem(path: str, args, is_train: bool) -> str | None:
         pairs = args.train_num_samples or get_dataset_size(path)[0] or 0
         if not pairs > 0:
             return f"no sizes.json beside {shards[0]} says how many pairs there are: give --train-num-samples"
-        return find_size_problem(pairs, args)
+        return find_size_problem(pairs, args) or (None if has_own_keys(args) else find_sample_problem(shards, is_train))
     except KeyError as missing:
         return f"sizes.json beside {shards[0]} has no entry {missing}: give --train-num-samples"
     except (ValueError, TypeError, LookupError, RecursionError) as problem:

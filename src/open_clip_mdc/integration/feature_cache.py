@@ -24,9 +24,10 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from ..data.captions import captioned
 from ..data.files import open_own, sha256
-from ..data.images import captioned, decode_image, image_pairs
-from ..data.shards import find_shards, image_member, read_samples
+from ..data.images import decode_image, image_pairs
+from ..data.shards import CAPTION_SEPARATOR, find_shards, image_member, read_samples
 from ..data.weights import save_tensors
 from ..models import encoder
 from ..models.fingerprint import fingerprint
@@ -108,10 +109,10 @@ class FeatureCache:
         if shared_epoch.get_value() >= self.epochs:
             yield from image_pairs(samples)
             return
-        for sample in captioned(samples):
+        for sample, captions in captioned(samples):
             place = self.rows.get(digest(sample[image_member(sample)]))
             if place is not None:  # else the image cannot be read, which `batches` logged
-                yield {"image": self.tokens(*place), "text": sample["txt"].decode("utf-8-sig")}
+                yield {"image": self.tokens(*place), "text": CAPTION_SEPARATOR.join(captions)}
 
     def tokens(self, file: Path, row: int) -> Tensor:
         """Return the tokens [P, D] of an image, a row of a file."""
@@ -126,7 +127,7 @@ class FeatureCache:
 def batches(shard: str, transform: Callable[[Image.Image], Tensor]) -> Iterator[tuple[list[bytes], Tensor]]:
     """Yield hashes and preprocessed images [B, 3, H, W] of a shard. Images that cannot be read are logged."""
     names, images = [], []
-    for sample in captioned(read_samples(shard)):
+    for sample, _ in captioned(read_samples(shard)):
         content = sample[image_member(sample)]
         try:
             image = transform(decode_image(BytesIO(content), f"{shard}, sample {sample['__key__']}"))

@@ -62,7 +62,7 @@ TRAINING = (
                 "the same images (EXIF orientation, 16 bit) and draw one of several captions"),
     Replacement("open_clip_train.main:get_data", ".data:get_data",
                 "captions are prepared while the device works, and images copied as bytes. CLIP gets the same bits"),
-    Replacement("open_clip_train.data:CsvDataset", ".data:csv_dataset",
+    Replacement("open_clip_train.data:CsvDataset", ".csv_images:csv_dataset",
                 "CLIP too: OpenCLIP drops, joins or renames rows of tables with quotes"),
     Replacement("open_clip_train.main:evaluate", ".training:evaluate",
                 "OpenCLIP's validation needs encode_text, and an error there loses the epoch's checkpoint. CLIP too, "

@@ -10,13 +10,14 @@ from pathlib import Path
 import torch
 
 from ..data import weights
-from ..data.shards import find_shards, warn_of_lines
+from ..data.captions import warnings_of
+from ..data.shards import find_shards
 from ..errors import close_names
 from ..models.precision import emulated
 from ..models.vq import VQCfg, convolutions
 from . import image_source
 from .configs import contrastive_weight, is_captioner, is_lit
-from .data_problems import find_data_problem, has_own_keys, is_csv, number_of_processes
+from .data_problems import find_data_problem, has_own_keys, is_csv, number_of_processes, warn_of_rows
 from .openclip import MAJOR
 from .runs import PHOTO, PHOTO_MODEL, check_folder, has_latest, without_settings
 
@@ -241,6 +242,7 @@ def find_warnings(args) -> Iterator[str]:
         for flag in ("train_num_samples", "dataset_resampled", "train_data_upsampling_factors"):
             if getattr(args, flag):
                 yield f"--{flag.replace('_', '-')} has no effect on a CSV file"
+        yield from (f"--train-data: {warning}" for warning in warn_of_rows(args.train_data, args))
     contrasts = contrastive_weight(args.model) > 0
     for flag, silent, why in WITHOUT_EFFECT if is_captioner(args.model) else ():
         if getattr(args, flag, silent) != silent and not (contrasts and why == GATHERED):
@@ -252,7 +254,7 @@ def find_warnings(args) -> Iterator[str]:
         yield f"no 'vit' in {args.model}, so OpenCLIP set Adam's beta2 to 0.999. The paper's is --beta2 0.98"
     for path in (args.train_data, args.val_data):
         if path and args.dataset_type != "synthetic" and not is_csv(path, args):
-            yield from warn_of_lines(find_shards(path))
+            yield from warnings_of(find_shards(path))
 
 
 def warn_of_warmup(args, batches: int) -> None:

@@ -119,7 +119,8 @@ def validation_metrics(original, model, data, epoch, args, tokenizer=None):
     if "captions" not in data or not due:
         return {}
     precision = "fp32" if getattr(args, "fsdp", False) else args.precision  # FSDP2 casts by itself
-    metrics = nelbo(unwrap(model), data["captions"].dataloader, args.device, precision)
+    metrics = nelbo(unwrap(model), data["captions"].dataloader, args.device, precision,
+                    getattr(args, "val_num_samples", None))
     return {**metrics, "epoch": epoch}
 
 

@@ -22,12 +22,13 @@ NOISE_SEED = 0
 
 
 @torch.inference_mode()
-def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32") -> dict[str, float]:
+def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32",
+          limit: int | None = None) -> dict[str, float]:
     """Return the NELBO in nats per token (counting EOT but not SOT) and per caption, and the number of samples.
 
     Each caption gets one draw of the NELBO, with weight 1/t. Its t depends on its index in the data and its masks come
     from a fixed seed, so that neither the batch size nor the epoch changes the result. `dataloader` yields image
-    [B, 3, H, W] and text [B, L] in a fixed order. Raises ValueError if it is empty.
+    [B, 3, H, W] and text [B, L] in a fixed order, and the first `limit` count. Raises ValueError if it is empty.
     """
     device = torch.device(device)
     autocast = get_autocast(precision, device_type=device.type)
@@ -35,6 +36,8 @@ def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32") ->
     total, num_tokens, num_samples = 0.0, 0.0, 0
     model.eval()
     for i, (image, text) in enumerate(map(pair, dataloader)):
+        if limit:
+            image, text = image[:limit - num_samples], text[:limit - num_samples]
         image = image.to(device=device, dtype=get_input_dtype(precision), non_blocking=True)
         u = golden_ratio_points(num_samples, len(text))
         corrupted = model.objective.corrupt_full_interval(text, model.vocab_size, u, generator)
@@ -46,6 +49,8 @@ def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32") ->
         num_samples += len(text)
         if i % 100 == 0:
             logging.info(f"Validation: {num_samples} captions, NELBO {float(total / num_tokens):.4f} nats per token")
+        if num_samples == limit:
+            break
     if not num_samples:
         raise ValueError("the validation data has no samples: check --val-data")
     schedule = model.objective.schedule

@@ -1,0 +1,89 @@
+"""Claims about texts in shards that are no captions, and samples whose files are apart.
+
+What is right is known from how each tar is written here.
+"""
+import io
+import tarfile
+
+import pytest
+from PIL import Image
+
+from open_clip_mdc.cli import lengths, parse, prepare_layouts
+from open_clip_mdc.data import captions, images
+from open_clip_mdc.data.shards import read_samples
+
+PNG = io.BytesIO()
+Image.new("RGB", (8, 8), "red").save(PNG, "png")
+TEXTS = {"a": b"a dog", "b": b"", "c": b" \n\t", "d": b"a caf\xe9", "e": "\ufeffa caf\u00e9".encode(),
+         "f": "a caf\u00e9".encode("utf-16"), "g": b"\x1e one \x1e\x1e", "h": b"\xef\xbb\xbf"}
+RIGHT = {"a": ["a dog"], "e": ["a caf\u00e9"], "f": ["a caf\u00e9"], "g": [" one "]}
+SIX = [f"{i:04d}" for i in range(6)]
+
+
+def write(path, names, texts=None):
+    with tarfile.open(path, "w") as archive:
+        for name in names:
+            stem, _, suffix = name.rpartition("/")[2].partition(".")
+            data = PNG.getvalue() if suffix == "png" else (texts or {}).get(stem, f"picture {stem}".encode())
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return str(path)
+
+
+@pytest.fixture
+def odd(tmp_path):
+    return write(tmp_path / "odd.tar", [f"{key}.{kind}" for key in TEXTS for kind in ("png", "txt")], TEXTS)
+
+
+def test_every_reader_leaves_out_the_same_texts_and_names_the_first(odd, caplog):
+    seen = {sample["__key__"]: own for sample, own in captions.captioned(read_samples(odd))}
+    assert seen == RIGHT and f"Left out 4 of the samples, in 1 of the shards, as they have no image or no caption. " \
+        f"The first is {odd}, sample b (png, txt), whose .txt is empty." in caplog.text
+    assert [pair["text"] for pair in images.image_pairs(read_samples(odd))] == ["\x1e".join(x) for x in RIGHT.values()]
+    assert [text for _, text in images.read_pairs([odd], lambda x: x, lambda text: [text])] == [
+        own[0] for own in RIGHT.values()]
+    caplog.clear()
+    assert list(lengths.read_captions([odd])) == [text for own in RIGHT.values() for text in own]
+    assert "Left out 4" in caplog.text
+    caplog.clear()
+    tools = {source.name.rpartition(":")[2]: source.text for source in images.read_images([images.Path(odd)])}
+    assert {key: own for key, text in tools.items() if (own := captions.split_captions(text or ""))} == RIGHT
+    assert f"1 of the .txt in {odd} are no caption. The first is {odd}, sample d, line 1 is no UTF-8" in caplog.text
+    prepared = {sample.name: sample for sample in prepare_layouts.read_shards([odd], "captions")}
+    assert prepared["d.png"].captions is None and "sample d, line 1 is no UTF-8 text (byte 0xe9)" in prepared[
+        "d.png"].seen
+
+
+APART = {
+    "all images, then all texts": [f"{i}.png" for i in SIX] + [f"{i}.txt" for i in SIX],
+    "a folder of each": [f"images/{i}.png" for i in SIX] + [f"texts/{i}.txt" for i in SIX],
+    "the last texts at the end": [f"{i}.{kind}" for i in SIX[:4] for kind in ("png", "txt")] + [
+        f"{i}.png" for i in SIX[4:]] + [f"{i}.txt" for i in SIX[4:]],
+    "JSON at the end": [f"{i}.png" for i in SIX] + [f"{i}.json" for i in SIX],
+}
+TOGETHER = {
+    "sorted": [f"./{i}.{kind}" for i in SIX for kind in ("png", "txt")],
+    "the same names in two folders": [f"{where}/{i}.{kind}" for where in "xy" for i in SIX for kind in ("png", "txt")],
+    "a name that comes back whole": ["0.png", "0.txt", "1.png", "1.txt", "0.png", "0.txt"],
+    "images alone": [f"{i}.png" for i in SIX],
+    "hidden files of macOS": ["0.png", "0.txt", "1.png", "1.txt", "._0.txt", "._1.png"],
+}
+
+
+@pytest.mark.parametrize("layout", [*APART, *TOGETHER])
+def test_a_look_at_the_names_tells_files_that_are_apart(layout, tmp_path):
+    shard = write(tmp_path / "x.tar", (APART | TOGETHER)[layout])
+    found = captions.find_apart(shard)
+    assert (found is not None) == (layout in APART)
+    if found:
+        assert "is elsewhere in the tar than" in found and "tar --sort=name" in found and found.startswith(shard)
+
+
+@pytest.mark.parametrize("layout", list(APART)[:3])
+def test_lengths_the_tools_and_prepare_say_that_files_are_apart(layout, tmp_path, capsys):
+    shard = write(tmp_path / "x.tar", APART[layout])
+    lengths.run(parse(["lengths", shard, "--out", str(tmp_path / "l.png")]))
+    assert "tar --sort=name" in capsys.readouterr().err
+    assert "tar --sort=name" in str(list(images.read_images([tmp_path / "x.tar"]))[-1].source)
+    assert any("tar --sort=name" in sample.seen for sample in prepare_layouts.read_shards([shard], "captions"))

@@ -1,0 +1,105 @@
+"""Claims about what --train-data and --val-data name, told before the model is built."""
+import io
+import logging
+import tarfile
+
+import pytest
+from PIL import Image
+
+import open_clip_mdc
+from open_clip_mdc import train
+from open_clip_mdc.integration import csv_images, problems
+
+ROWS = 12
+
+
+def png() -> bytes:
+    buffer = io.BytesIO()
+    Image.effect_noise((16, 16), 50).convert("RGB").save(buffer, "png")
+    return buffer.getvalue()
+
+
+def tar(path, names) -> bytes:
+    with tarfile.open(path, "w") as archive:
+        for name in names:
+            content = png() if name.endswith("png") else b"a dog"
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path.read_bytes()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder of photographs, tables of them, and shards, with one thing wrong in each."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for i in range(ROWS):
+        (tmp_path / "photos" / f"p{i}.png").write_bytes(png())
+    (tmp_path / "photos" / "page.png").write_text("<html>")
+    names = [f"photos/p{i}.png" for i in range(ROWS)]
+    tables = {"good": names, "windows": [name.replace("/", "\\") for name in names],
+              "one": [*names[:6], "photos/none.png", *names[7:]], "html": [*names[:6], "photos/page.png", *names[7:]],
+              "folder": [*names[:6], "photos", *names[7:]], "most": [*names[:3], *(f"gone/{i}.png" for i in range(9))]}
+    for name, rows in tables.items():
+        (tmp_path / f"{name}.csv").write_text("filepath,title\n" + "".join(f"{row},a dog\n" for row in rows))
+    pairs = [f"{i}.{kind}" for i in range(ROWS) for kind in ("png", "txt")]
+    whole = tar(tmp_path / "whole.tar", pairs)
+    (tmp_path / "cut.tar").write_bytes(whole[:len(whole) // 2])
+    (tmp_path / "between.tar").write_bytes(whole[:4 * 1024 * 2])  # where no member is open
+    (tmp_path / "photo.tar").write_bytes(png())
+    tar(tmp_path / "apart.tar", sorted(pairs, key=lambda name: name[-3:]))
+    tar(tmp_path / "images.tar", [name for name in pairs if name.endswith("png")])
+    (tmp_path / "empty.tar").write_bytes(bytes(10240))
+    open_clip_mdc.register(training=True)
+    return tmp_path
+
+
+def problem(*flags) -> str | None:
+    return problems.find_problem(train.parse(["--model", "MDC-ViT-Ti-8", "--device", "cpu", "--precision", "fp32",
+                                              "--batch-size", "4", "--workers", "1", "--train-num-samples", "12",
+                                              *flags]))
+
+
+@pytest.mark.parametrize("name, word", [
+    ("cut.tar", "not a complete tar file"), ("between.tar", "not a complete tar file"),
+    ("photo.tar", "not a complete tar file"), ("apart.tar", "tar --sort=name"), ("images.tar", "sample 0 (png)"),
+    ("empty.tar", "holds no sample"), ("one.csv", "one.csv, line 8: photos/none.png: no such file"),
+    ("html.csv", "html.csv, line 8: photos/page.png: it is no JPEG"), ("folder.csv", "line 8: photos: it is a folder"),
+    ("most.csv", "9 of 12 images"), ("whole.tar", None), ("good.csv", None), ("windows.csv", None)])
+def test_validation_data_are_opened_before_the_model_is_built(place, name, word):
+    found = problem("--train-data", "good.csv", "--val-data", name)
+    assert found is None if word is None else found.startswith("--val-data: ") and word in found and "\n" not in found
+
+
+@pytest.mark.parametrize("name, word", [
+    ("photo.tar", "not a complete tar file"), ("apart.tar", "tar --sort=name"), ("images.tar", "sample 0 (png)"),
+    ("empty.tar", "holds no sample"), ("most.csv", "9 of 12 images that were looked at cannot be read. The first is "
+     "most.csv, line 5: gone/0.png: no such file"), ("one.csv", None), ("html.csv", None), ("whole.tar", None),
+    ("windows.csv", None), ("photo.tar::whole.tar", None)])
+def test_training_is_refused_if_most_of_what_was_looked_at_is_of_no_use(place, name, word):
+    found = problem("--train-data", name)
+    assert found is None if word is None else found.startswith("--train-data: ") and word in found
+
+
+@pytest.mark.parametrize("name, line", [("one", 8), ("html", 8), ("folder", 8), ("good", None), ("windows", None)])
+def test_a_row_without_a_usable_image_is_left_out_counted_and_named(place, name, line, caplog):
+    rows = csv_images.CsvImages(f"{name}.csv", None, "filepath", "title", ",", tokenizer=lambda texts: texts)
+    with caplog.at_level(logging.WARNING):
+        assert len([rows[i] for i in range(len(rows))]) == ROWS
+    assert f"Left out 1 of the rows of {name}.csv" * bool(line) in caplog.text and caplog.text.count(
+        "Left out") == bool(line) and f"line {line}:" * bool(line) in caplog.text
+    args = train.parse(["--model", "MDC-ViT-Ti-8", "--device", "cpu", "--precision", "fp32", "--train-data",
+                        f"{name}.csv"])
+    said = [text for text in problems.find_warnings(args) if "left out" in text]
+    assert len(said) == bool(line) and all("--train-data: 1 of 12 images" in text and f"{name}.csv, line {line}:"
+                                           in text for text in said)
+
+
+def test_a_run_stops_where_no_image_can_be_read(place, monkeypatch):
+    monkeypatch.setattr(csv_images, "MOST_TRIED", 5)
+    rows = csv_images.CsvImages("most.csv", None, "filepath", "title", ",", tokenizer=lambda texts: texts)
+    with pytest.raises(ValueError, match="most.csv, line 6, and none of 5 rows from there on"):
+        rows[4]
+
+
