@@ -91,7 +91,8 @@ def measure(said: list[str], references: list[list[str]]) -> dict[str, np.ndarra
 
 def with_error(values: np.ndarray, column: str) -> str:
     digits = 3 if column == "CIDEr" else 1
-    return f"{values.mean():.{digits}f} ± {values.std(ddof=1) / len(values) ** 0.5:.{digits}f}"
+    error = f" ± {values.std(ddof=1) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
+    return f"{values.mean():.{digits}f}{error}"
 
 
 def report(said: dict[str, dict], references: list[list[str]], out: Path) -> str:

@@ -28,7 +28,8 @@ def test_every_kind_of_file_has_the_rows_of_the_json_lines(runs, folder, alias, 
         assert run(*command, "--out", f"c.{suffix}") is None
     expected = lines("c.jsonl")
     with open("c.csv", newline="") as file:
-        rows = [{**row, "tokens": json.loads(row["tokens"])} for row in csv.DictReader(file)]
+        rows = [{**row, "caption": row["caption"].removeprefix("'"), "tokens": json.loads(row["tokens"])}
+                for row in csv.DictReader(file)]  # an apostrophe stands before what a spreadsheet would compute
     assert rows == expected and len(rows) == 7
     table = pq.read_table("c.parquet")
     assert table.column_names == ["image", "caption", "tokens"] == list(expected[0])
