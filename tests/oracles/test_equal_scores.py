@@ -88,6 +88,7 @@ def test_cosines_of_retrieval_are_those_of_float64_under_autocast_too():
 def test_one_judged_image_has_no_standard_error(tmp_path, capsys):
     summary = judge_answers.summarise([{"chosen": "x", "shown": ["x", "y"]}], ["x", "y"])
     assert summary["selection_rate"] == {"x": 1, "y": 0} and summary["standard_error"] == {"x": None, "y": None}
-    assert with_error(np.array([0.5]), "CIDEr") == "0.500" and with_error(np.array([0.0, 2]), "CIDEr") == "1.000 ± 1.000"
+    assert with_error(np.array([0.5]), "CIDEr") == "0.500"
+    assert with_error(np.array([0.0, 2]), "CIDEr") == "1.000 ± 1.000"
     judge_answers.report(tmp_path / "r.json", {"systems": ["x", "y"], "model": "m"}, summary)
     assert capsys.readouterr().out.count("unknown") == 2
