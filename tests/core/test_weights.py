@@ -156,6 +156,12 @@ def test_every_entry_of_a_network_is_a_weight_that_must_be_a_float_but_its_count
                 weights.state_dict({name: x.to(torch.int8)}, path)
 
 
+def test_a_sparse_weight_is_refused_in_the_same_words(state, tmp_path):
+    torch.save({**state, "visual.ln_post.weight": state["visual.ln_post.weight"].to_sparse()}, tmp_path / "w.pt")
+    with pytest.raises(ValueError, match="holds visual.ln_post.weight as sparse_coo, from which the weight cannot be"):
+        open_clip.create_model(MODEL, str(tmp_path / "w.pt"))
+
+
 def test_any_changed_bit_of_a_safetensors_file_of_ours_is_noticed(tmp_path):
     """By the checksum, the header's own form, or a size: of 300 places, none loads as if nothing were."""
     path = tmp_path / "w.safetensors"

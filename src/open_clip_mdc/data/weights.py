@@ -182,7 +182,8 @@ def bare_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def check_finite(content: object, path: Path, name: str = "") -> None:
     """Raise ValueError if a tensor in the content of a file is not finite, or of a type that no weight has."""
     if isinstance(content, Tensor):
-        if content.dtype not in FLOATS and (content.is_floating_point() or content.is_complex()):
+        if content.layout != torch.strided or content.dtype not in FLOATS and (
+                content.is_floating_point() or content.is_complex()):
             raise wrong_type(content, path, name)
         if content.is_floating_point() and not content.isfinite().all():
             raise ValueError(f"{path} holds NaN or infinity ({name}): give an earlier checkpoint")
@@ -192,7 +193,8 @@ def check_finite(content: object, path: Path, name: str = "") -> None:
 
 
 def wrong_type(x: Tensor, path: Path, name: str) -> ValueError:
-    return ValueError(f"{path} holds {name} as {str(x.dtype).removeprefix('torch.')}, from which the weight cannot be "
+    kind = str(x.dtype if x.layout == torch.strided else x.layout).removeprefix("torch.")
+    return ValueError(f"{path} holds {name} as {kind}, from which the weight cannot be "
                       "told: give weights in float16, bfloat16, float32 or float64")
 
 
