@@ -41,7 +41,21 @@ def test_flags_without_meaning_stop_at_once_with_one_line(csv, capsys, flags, wo
     (["--train-data", "{csv}", "--resume", "/no/epoch_1.pt"], "--resume /no/epoch_1.pt"),
     (["--train-data", "{csv}", "--precision", "float"], "argument --precision: invalid choice: 'float'"),
     (["--train-data", "{csv}", "--no-such-flag"], "--no-such-flag is no flag of this command"),
-    (["--train-data", "{csv}", "--aug-cfg", "scale"], "error: "),
+    *((["--train-data", "{csv}", *flags.split()], words) for flags, words in (
+        ("--aug-cfg scale", "--aug-cfg takes NAME=VALUE"), ("--aug-cfg scale=(0.5", "--aug-cfg takes NAME=VALUE"),
+        ("--aug-cfg hflip=0.5", "--aug-cfg hflip=0.5 cannot be used ("), ("--aug-cfg scale=0.5", "--aug-cfg scale=0.5"),
+        ("--aug-cfg color_jitter_prob=0.5", "--aug-cfg color_jitter_prob=0.5"), ("--opt timm/nope", "--opt timm/nope"),
+        ("--opt timm/lamb --lr 1e-3", "give --eps 1e-6"), ("--opt timm/lamb --eps 1e-6", "--opt timm/lamb needs --lr"),
+        ("--opt timm/lamb --lr 1 --eps 1e-6 --beta1 0.9", "--beta1 and --beta2"),
+        ("--image-mean 0.5 0.5", "--image-mean 0.5 0.5 should be three"), ("--image-std 1 1 1 1", "--image-std 1.0 1"),
+        ("--force-image-size 32 32 32", "--force-image-size 32 32 32 should be one number, or height and width"),
+        ("--lr-scheduler const-cooldown --epochs-cooldown 5 --epochs 4", "--epochs-cooldown 5 is more than --epochs"))),
+    *((["--train-data", "{shards}::{shards}", "--train-data-upsampling-factors", factors, *more], words)
+      for factors, more, words in (
+        ("2::1", (), "2::1 needs --dataset-resampled"), ("2::x", ("--dataset-resampled",), "2::x should be numbers"),
+        ("1::-1", ("--dataset-resampled",), "1::-1 should be 0 or more"),
+        ("0::0", ("--dataset-resampled",), "not all 0"),
+        ("2", ("--dataset-resampled",), "2 has 1 numbers for 2 sources"), ("nan::1", ("--dataset-resampled",), "nan"))),
     (["--train-data", "{csv}", "--opt", "sgd"], "--opt sgd"),
     (["--train-data", "{csv}", "--lr-scheduler", "linear"], "--lr-scheduler linear"),
     (["--train-data", "{csv}", "--lr-scheduler", "const-cooldown"], "--epochs-cooldown"),
@@ -135,6 +149,26 @@ def test_a_warm_up_that_outlasts_the_run_is_said_to(caplog, csv):
         return caplog.text
     assert "--warmup 10000 is longer than this run of 6 steps: the learning rate ends at 6e-07" in warned()
     assert warned("--warmup", "7") and not warned("--warmup", "6") and not warned("--skip-scheduler")
+
+
+def test_a_run_without_an_epoch_left_and_16_bit_weights_are_warned_of(csv, tmp_path):
+    open_clip_mdc.register(training=True)
+    last = tmp_path / "run" / "checkpoints" / "epoch_4.pt"
+    last.parent.mkdir(parents=True)
+    torch.save({"epoch": 4, "state_dict": {}}, last)
+
+    def warned(*flags):
+        argv = ["--model", "MDC-ViT-Ti-8", "--train-data", str(csv), "--precision", "fp32", "--device", "cpu",
+                "--logs", str(tmp_path), "--name", "run", *flags]
+        return " ".join(problems.find_warnings(train.parse(argv)))
+    for which in ("latest", str(last)):
+        for epochs in "34":
+            assert f"is of epoch 4, so there is nothing to train up to --epochs {epochs}" in warned(
+                "--epochs", epochs, "--resume", which)
+        assert not warned("--epochs", "5", "--resume", which)
+    assert not warned("--epochs", "3") and not warned("--epochs", "3", "--resume", "latest", "--name", "new")
+    for kind in ("fp16", "pure_fp16"):
+        assert f"--precision {kind} has no gradient scaler" in warned("--precision", kind)
 
 
 def test_flags_that_change_nothing_are_said_to(csv):

@@ -36,6 +36,8 @@ def split(original: Callable, argv: list[str]) -> tuple[argparse.Namespace, argp
     flags, rest = own.parse_known_args(argv)
     try:
         return flags, original(rest)
+    except (ValueError, SyntaxError) as problem:  # OpenCLIP's --aug-cfg alone raises them
+        raise ValueError(f"--aug-cfg takes NAME=VALUE, such as 'scale=(0.5, 1)' ({problem})") from problem
     except SystemExit as end:
         if not end.code:
             own.print_help()

@@ -12,6 +12,7 @@ import torch
 from ..data import weights
 from ..data.captions import warnings_of
 from ..data.shards import find_shards
+from ..data.weights import stored_epoch
 from ..errors import close_names
 from ..models.precision import emulated
 from ..models.vq import VQCfg, convolutions
@@ -19,7 +20,8 @@ from . import image_source
 from .configs import contrastive_weight, is_captioner, is_lit
 from .data_problems import find_data_problem, has_own_keys, is_csv, number_of_processes, warn_of_rows
 from .openclip import MAJOR
-from .runs import PHOTO, PHOTO_MODEL, check_folder, has_latest, without_settings
+from .runs import PHOTO, PHOTO_MODEL, check_folder, has_latest, latest_checkpoint, without_settings
+from .trials import find_augmentation_problem, find_list_problem, find_optimizer_problem
 
 # Flags for contrastive training, distillation or a text tower, which a captioner refuses: why, or what to do instead.
 NOT_FOR_CAPTIONERS = {
@@ -168,6 +170,8 @@ def find_value_problem(args) -> str | None:
         return f"--lr-scheduler {args.lr_scheduler} is not known: give cosine, const or const-cooldown"
     if args.lr_scheduler == "const-cooldown" and args.epochs_cooldown is None:
         return "--lr-scheduler const-cooldown needs --epochs-cooldown"
+    if args.lr_scheduler == "const-cooldown" and args.epochs_cooldown > args.epochs:
+        return f"--epochs-cooldown {args.epochs_cooldown} is more than --epochs {args.epochs}"
     return None
 
 
@@ -216,7 +220,8 @@ def find_problem(args) -> str | None:
     """Return the first problem of the flags, in one line that says what to do, or None."""
     try:
         return (find_model_problem(args) or find_captioner_problem(args) or find_vq_problem(args)
-                or find_number_problem(args) or find_value_problem(args) or find_data_problem(args)
+                or find_number_problem(args) or find_list_problem(args) or find_value_problem(args)
+                or find_augmentation_problem(args) or find_optimizer_problem(args) or find_data_problem(args)
                 or find_cache_problem(args) or find_image_problem(args))
     except (ValueError, OSError) as problem:  # an impossible model name or an unreadable file
         return str(problem)
@@ -232,6 +237,15 @@ def find_warnings(args) -> Iterator[str]:
     if args.pretrained and ":" not in args.model and os.path.isfile(args.pretrained) and not (
             args.image_mean or args.image_std) and (said := without_settings(args.pretrained, args.model)):
         yield f"{said}. Give --image-mean and --image-std if the weights had others"
+    if args.precision in ("fp16", "pure_fp16"):
+        yield (f"--precision {args.precision} has no gradient scaler, so that small gradients become 0 and the loss "
+               f"stays far above that of fp32: give amp_bf16, amp or fp32")
+    resumed = latest_checkpoint(Path(args.logs, args.name, "checkpoints")) if (
+        args.resume == "latest" and has_latest(args)) else Path(args.resume or "")
+    epoch = stored_epoch(resumed) if resumed.is_file() else None
+    if args.train_data and epoch is not None and epoch >= args.epochs:
+        yield (f"--resume {args.resume} is of epoch {epoch}, so there is nothing to train up to --epochs "
+               f"{args.epochs}: give more")
     if args.lock_image_unlocked_groups and not args.lock_image:
         yield "--lock-image-unlocked-groups has no effect without --lock-image"
     if getattr(args, "image_lr_scale", None) and args.lock_image and not args.lock_image_unlocked_groups:

@@ -1,0 +1,78 @@
+"""Flags of open_clip_train that are lists, mappings and names, tried out before the model is built."""
+import math
+import warnings
+
+import torch
+from open_clip.transform import image_transform
+from PIL import Image
+
+from ..errors import close_names
+
+
+def find_list_problem(args) -> str | None:
+    """Check the lengths of lists, and the factors of sources of shards."""
+    for flag, lengths, what in (("image_mean", (1, 3), "three numbers, of red, green and blue"),
+                                ("image_std", (1, 3), "three numbers, of red, green and blue"),
+                                ("force_image_size", (1, 2), "one number, or height and width")):
+        value = getattr(args, flag, None)
+        if isinstance(value, list | tuple) and len(value) not in lengths:
+            return f"--{flag.replace('_', '-')} {' '.join(map(str, value))} should be {what}"
+    factors, sources = args.train_data_upsampling_factors, (args.train_data or "").split("::")
+    if factors is None or args.dataset_type == "csv" or sources[0].endswith((".csv", ".tsv")):
+        return None
+    what = f"--train-data-upsampling-factors {factors}"
+    if not args.dataset_resampled:
+        return f"{what} needs --dataset-resampled, which draws shards by them"
+    try:
+        numbers = [float(factor) for factor in factors.split("::")]
+    except ValueError:
+        return f"{what} should be numbers joined by ::, such as 2::1"
+    if len(numbers) != len(sources):
+        return f"{what} has {len(numbers)} numbers for {len(sources)} sources in --train-data: give one each"
+    if not all(0 <= number < math.inf for number in numbers) or not sum(numbers):
+        return f"{what} should be 0 or more and finite, and not all 0"
+    return None
+
+
+def find_augmentation_problem(args) -> str | None:
+    """Check --aug-cfg by an image."""
+    if not args.aug_cfg:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            transform = image_transform(32, True, aug_cfg=args.aug_cfg)
+            for _ in range(4):  # some of its parts are drawn
+                transform(Image.new("RGB", (48, 40)))
+    except Exception as problem:  # torchvision and timm fail in many ways
+        given = " ".join(f"{name}={value}" for name, value in args.aug_cfg.items())
+        return f"--aug-cfg {given} cannot be used ({str(problem).strip() or type(problem).__name__})"
+    return None
+
+
+def find_optimizer_problem(args) -> str | None:
+    """Check --opt timm/NAME by a step, with the flags that OpenCLIP passes on."""
+    name = args.opt.lower().removeprefix("timm/")
+    if not args.opt.lower().startswith("timm/"):
+        return None
+    from timm.optim import create_optimizer_v2, list_optimizers
+    if name.removeprefix("lookahead_") not in list_optimizers():
+        return f"--opt {args.opt} is no optimizer of timm{close_names(name, list_optimizers())}"
+    if args.lr is None:
+        return f"--opt {args.opt} needs --lr"
+    if (args.beta1 is None) != (args.beta2 is None):
+        return f"--opt {args.opt} needs both of --beta1 and --beta2, or none"
+    model, more = torch.nn.Linear(2, 2), {}
+    if args.beta1 is not None:
+        more["betas"] = args.beta1, args.beta2
+    if args.momentum is not None:
+        more["momentum"] = args.momentum
+    try:
+        with torch.enable_grad():
+            optimizer = create_optimizer_v2(model, name, lr=args.lr, weight_decay=args.wd, eps=args.eps, **more)
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    except Exception as problem:  # each optimizer has its own needs
+        why = "give --eps 1e-6, say" if args.eps is None and "NoneType" in str(problem) else "give other flags"
+        return f"--opt {args.opt} cannot take a step ({str(problem).strip() or type(problem).__name__}): {why}"
+    return None
