@@ -136,11 +136,12 @@ def test_any_number_of_workers_gives_the_same_lines_in_the_same_order(runs, fold
 
 def test_ctrl_c_keeps_what_is_done(runs, folder):
     """The second image is a pipe that nobody writes to: when the first line is there, all there is to do is wait."""
-    os.mkfifo("waits.png")
+    reading, writing = os.pipe()
+    os.symlink(f"/dev/fd/{reading}", "waits.png")
     command = [sys.executable, "-m", "open_clip_mdc", "caption", "--pretrained", str(runs / "mdc"), "x1.png",
                "waits.png", "--length", "3", "--batch-size", "1", "--device", "cpu"]
     # What a shell starts in the background ignores Ctrl-C, and so would what these tests start.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=[reading],
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     part = Path("captions.jsonl.part")
     try:
@@ -150,6 +151,8 @@ def test_ctrl_c_keeps_what_is_done(runs, folder):
         _, complaint = process.communicate()
     finally:
         process.kill()
+        os.close(reading)
+        os.close(writing)
     assert process.returncode == 1 and "interrupted: run the same command again to resume" in complaint
     assert "Traceback" not in complaint
     assert [row["image"] for row in lines(part)[1:]] == ["x1.png"]

@@ -13,11 +13,13 @@ import torch
 from PIL import Image
 from webdataset.shardlists import expand_urls
 
-from open_clip_mdc.data import images, paths
+from open_clip_mdc.data import images, paths, weights
 from open_clip_mdc.data import journal as data_journal
+from open_clip_mdc.data.csv_pairs import open_table
 from open_clip_mdc.data.files import new_file, parse_json
 from open_clip_mdc.data.journal import Journal, Rows
 from open_clip_mdc.data.shards import is_text, read_samples, tar_writer
+from open_clip_mdc.data.text import read_text
 
 KEY = {"model": "m", "length": 15}
 
@@ -115,7 +117,8 @@ def test_a_new_file_replaces_what_a_link_leads_to_and_is_written_to_what_is_no_f
 def test_a_new_file_that_is_stdout_stands_among_what_is_printed(tmp_path):
     """A file to which stdout is redirected must not be replaced, as later output would be lost."""
     (tmp_path / "stdout").symlink_to("/proc/self/fd/1")  # as /dev/stdout
-    code = f"""from open_clip_mdc.data.files import new_file
+    code = f"""from open_clip_mdc.data.csv_pairs import open_table
+from open_clip_mdc.data.files import new_file
 print("before", flush=True)
 with new_file({str(tmp_path / "stdout")!r}) as partial:
     partial.write_text("content\\n")
@@ -248,3 +251,41 @@ def test_a_changed_bit_in_a_table_is_noticed(tmp_path):
     path.write_bytes(whole[:2000] + bytes([whole[2000] ^ 1]) + whole[2001:])
     with pytest.raises(ValueError, match="t.parquet is damaged: remove it"):
         tables.read_rows(path, ["score"])
+
+
+def test_linked_folders_are_followed_once_and_loops_are_cut(tmp_path):
+    """Links to folders were left out without a word."""
+    for name in ("own/a.jpg", "own/deep/b.jpg", "../disk/c.jpg"):
+        (tmp_path / "D" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "D" / name).write_bytes(b"")
+    (tmp_path / "beside.jpg").write_bytes(b"")
+    for name, target in (("more", "../disk"), ("again", "../disk"), ("own/self", "."), ("own/up", "../.."),
+                         ("a", "own"), ("gone.jpg", "nowhere")):
+        (tmp_path / "D" / name).symlink_to(target)
+    (tmp_path / "disk" / "back").symlink_to("../D")
+    found = [str(path.relative_to(tmp_path / "D")) for path in paths.find_images([str(tmp_path / "D")])]
+    assert found == ["again/c.jpg", "gone.jpg", "own/a.jpg", "own/deep/b.jpg"]
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/only").symlink_to("../disk")
+    linked = paths.find_images([str(tmp_path / "links")])
+    assert {path.name for path in linked} == {"a.jpg", "b.jpg", "c.jpg", "gone.jpg"}
+
+
+@pytest.mark.parametrize("read", [read_text, open_table, weights.check, lambda path: paths.find_images([str(path)]),
+                                  lambda path: list(read_samples(str(path))), images.decode_image],
+                         ids=["text", "table", "weights", "image", "shard", "photograph"])
+def test_a_pipe_or_a_device_is_refused_before_it_is_opened(read, tmp_path):
+    """A command waited for ever for who would write into the pipe."""
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "zero.jpg").symlink_to("/dev/zero")
+    for name in ("pipe.jpg", "zero.jpg"):
+        with pytest.raises(ValueError, match=f"{name} is a pipe, a device or a socket: give a file"):
+            read(tmp_path / name)
+
+
+def test_the_pipe_of_a_shell_is_read():
+    reading, writing = os.pipe()
+    os.write(writing, b"a dog\n")
+    os.close(writing)
+    assert read_text(f"/dev/fd/{reading}") == "a dog\n"
+    os.close(reading)

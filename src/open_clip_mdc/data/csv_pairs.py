@@ -18,6 +18,7 @@ from itertools import islice, product
 from pathlib import Path, PurePath
 from typing import BinaryIO, NamedTuple
 
+from .files import check_readable
 from .paths import to_shards
 from .text import HEAD, check_head, decode_text, find_mark, no_text
 
@@ -77,6 +78,7 @@ class Lines:
 
 def open_table(path: Path) -> BinaryIO:
     """Open a table as UTF-8 without a byte order mark and with lines that end in LF. Raises ValueError if not text."""
+    check_readable(path)
     file = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
     try:
         head = file.read(HEAD)

@@ -204,8 +204,34 @@ def sha256(path: str | Path) -> str:
 
 
 def files_below(folder: str | Path) -> list[str]:
-    """Return all files in a folder and its subfolders, sorted."""
-    return sorted(os.path.join(where, name) for where, _, names in os.walk(folder) for name in names)
+    """Return all files in a folder and its subfolders, sorted, those of linked folders too, each folder once.
+
+    A link to a folder above, which would be a loop, is not followed. A link that leads nowhere counts as a file.
+    """
+    found, waiting = [], [str(folder)]
+    seen = {os.stat(above)[1:3] for above in Path(folder).resolve().parents}  # inode and device
+    for start in waiting:  # the linked ones come last, as a file is named without a link if it can be
+        for where, folders, names in os.walk(start):
+            if (state := os.stat(where)[1:3]) in seen:
+                folders.clear()
+                continue
+            seen.add(state)
+            waiting += sorted(filter(os.path.islink, (os.path.join(where, name) for name in folders)))
+            found += [os.path.join(where, name) for name in names]
+    return sorted(found)
+
+
+def check_readable(path: str | Path) -> None:
+    """Raise ValueError for a pipe with a name, a device or a socket, which might never be read to its end.
+
+    The pipes of a shell, /dev/stdin and <(command), have no name and may be read.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # the code that opens it says why it cannot be
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and os.path.exists(os.path.realpath(path)):
+        raise ValueError(f"{path} is a pipe, a device or a socket: give a file")
 
 
 def parse_json(text: str | bytes, **options) -> object:

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from .captions import captioned, find_apart, text_of, without_image
 from .csv_pairs import CsvRows, read_csv
+from .files import check_readable
 from .paths import SHARDS, formats
 from .shards import CAPTION_SEPARATOR, image_member, image_suffix, read_samples
 
@@ -121,6 +122,8 @@ def decode_image(source: Path | BytesIO, name: str | None = None,
     Raises ValueError, which contains `name` or `source`, for a damaged image, a format that is not in `formats`, or
     more than `most` pixels, which are not decoded.
     """
+    if isinstance(source, Path):
+        check_readable(source)
     try:
         with Image.open(source, formats=formats()) as file:
             if file.width * file.height > most:

@@ -9,6 +9,8 @@ from shlex import quote
 from braceexpand import braceexpand
 from PIL import Image, UnidentifiedImageError
 
+from .files import check_readable, files_below
+
 # The formats that Pillow may open: by default it would also run Ghostscript on an EPS file.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF", "JPEG2000", "PPM")
 IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp",  # OpenCLIP's order, for a sample with several images
@@ -88,7 +90,8 @@ def to_shards(path: str | Path, split: str = "train") -> str:
 
 
 def check_kind(path: str | Path) -> None:
-    """Raise ValueError, with a way to convert it, for a file that is neither an image nor a shard."""
+    """Raise ValueError, with a way to convert it, for what is neither an image nor a shard."""
+    check_readable(path)
     suffix = Path(path).suffix.lower()
     kind = OTHERS.get(suffix)
     if kind and not is_image(path):
@@ -120,14 +123,14 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
             if not matches:
                 raise FileNotFoundError(f"no image or folder {pattern}")
             for match in map(Path, matches):
-                if match.is_file():
-                    check_kind(match)
+                check_kind(match)
+                below = [Path(name) for name in files_below(match)] if match.is_dir() else []
                 files = [match] if not match.is_dir() else sorted(
-                    p for p in match.rglob("*") if not is_hidden(str(p.relative_to(match))) and (
-                        p.is_file() or p.is_symlink() and not p.exists()) and (
-                        p.suffix.lower() in kinds or ".jpg" in kinds and is_image(p)))
+                    p for p in below if not is_hidden(str(p.relative_to(match))) and (
+                        p.suffix.lower() in kinds or ".jpg" in kinds and (p.is_file() or not p.exists())
+                        and is_image(p)))
                 if not files:
-                    other = next((path.name for path in match.rglob("*") if path.suffix.lower() in TO_SHARDS), None)
+                    other = next((path.name for path in below if path.suffix.lower() in TO_SHARDS), None)
                     raise FileNotFoundError(f"no image in {match} ({', '.join(kinds)})" + (
                         f": make shards of {other} and the like by {to_shards(match)}" if other else ""))
                 found += files

@@ -21,7 +21,7 @@ from webdataset.shardlists import expand_urls
 from webdataset.tariterators import base_plus_ext
 from webdataset.writer import TarWriter
 
-from .files import new_file, write_json
+from .files import check_readable, new_file, write_json
 from .paths import IMAGE_SUFFIXES, check_kind, is_hidden
 
 LABELS = {"txt", "json", "cls", "npy"}  # members that make an image a sample of its own (`regroup`)
@@ -227,6 +227,7 @@ def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterato
     def wanted(name: str) -> bool:
         return suffixes is None or name.rpartition(".")[2].lower() in suffixes
 
+    check_readable(shard)
     try:
         with gopen(as_file(shard)) as stream:
             files = ({**member, "__url__": shard} for member in read_members(stream, wanted))

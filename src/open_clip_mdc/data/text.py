@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from .files import check_readable
 from .paths import to_shards
 
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
@@ -49,6 +50,7 @@ def decode_text(content: bytes, path: str | Path) -> str:
 
 def read_text(path: str | Path) -> str:
     """Return the text of a file (`decode_text`)."""
+    check_readable(path)
     return decode_text(Path(path).read_bytes(), path)
 
 

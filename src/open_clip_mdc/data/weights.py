@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as serialised
 from torch import Tensor
 
-from .files import new_file
+from .files import check_readable, new_file
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # keys under which checkpoints hold the weights
 PREFIXES = ("module.", "model.")  # in front of all names, from DDP and Lightning
@@ -56,6 +56,7 @@ class Misfit(RuntimeError):
 
 def check(path: Path) -> str:
     """Return the format of a file of weights: "torch", "safetensors" or "npz". Raises ValueError if none or damaged."""
+    check_readable(path)
     with path.open("rb") as file:
         start = file.read(512)
     if start[:2] == b"PK":
