@@ -9,7 +9,7 @@ import re
 import sys
 from importlib import import_module
 
-from ..data.files import end_when_terminated
+from ..data.files import end_when_terminated, start_in_utf8
 from ..data.outputs import is_folder, ready
 from ..errors import complaint, read_flags
 from ..version import __version__
@@ -79,6 +79,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     """Run a tool. Exits with status 2 on wrong usage, and with 1 and one line on bad input."""
+    if argv is None:
+        start_in_utf8()
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     end_when_terminated()
