@@ -102,6 +102,8 @@ def main(argv: list[str] | None = None) -> int | None:
         leave_at_exit()
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {messages.complaint(problem, args, argv, '_')}")
+    except RuntimeError as problem:
+        sys.exit(f"error: {messages.of_worker(problem)}")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def own_batches(dataloader: Iterable, description: str, count: int | None = None
     if indexed and size > 1:
         batches = list(dataloader.batch_sampler)[rank::size]
         own = DataLoader(dataloader.dataset, batch_sampler=batches, num_workers=dataloader.num_workers,
-                         collate_fn=dataloader.collate_fn)
+                         collate_fn=dataloader.collate_fn, timeout=dataloader.timeout)
         total = len(batches)
     else:
         own = islice(dataloader, rank, None, size)

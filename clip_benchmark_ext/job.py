@@ -14,6 +14,7 @@ from webdataset import WebDataset, split_by_worker
 
 from open_clip_mdc.data.shards import read_samples, regroup
 from open_clip_mdc.data.text import read_names
+from open_clip_mdc.data.workers import STUCK, fitting, image_bytes
 
 from . import other_sets
 from .datasets import caption_data, masks
@@ -103,12 +104,15 @@ class Job(NamedTuple):
     def load(self, split: str, transform: Callable | None = None) -> DataLoader:
         """Return batches of `build` without --corruption, in the data set's order whatever the number of workers."""
         dataset, args = self.build(split, transform), self.args
+        workers = args.num_workers and fitting(args.num_workers, args.batch_size * image_bytes(transform))
         if args.dataset.startswith("wds/"):
             # Each worker reads all shards, so one worker is enough for shards on the web.
-            workers = min(args.num_workers, 1) if "://" in args.dataset_root else args.num_workers
-            return DataLoader(dataset.batched(args.batch_size), batch_size=None, num_workers=workers)
+            workers = min(workers, 1) if "://" in args.dataset_root else workers
+            return DataLoader(dataset.batched(args.batch_size), batch_size=None, num_workers=workers,
+                              timeout=STUCK * (workers > 0))
         collate = getattr(dataset, "collate_fn", None) or builder.get_dataset_collate_fn(args.dataset)
-        return DataLoader(dataset, args.batch_size, num_workers=args.num_workers, collate_fn=collate)
+        return DataLoader(dataset, args.batch_size, num_workers=workers, collate_fn=collate,
+                          timeout=STUCK * (workers > 0))
 
     def load_test(self, transform: Callable | None = None) -> DataLoader:
         """Return batches of the test split, with --corruption."""

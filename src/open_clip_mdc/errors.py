@@ -142,6 +142,14 @@ def complaint(problem: Exception, args: argparse.Namespace, argv: list[str], sty
     return text if flag in text or positional else f"{flag}: {text}"
 
 
+def of_worker(problem: RuntimeError) -> str:
+    """Return the line for a data worker that died or does not answer. Raises any other error again."""
+    if not re.match(r"DataLoader (worker \(pid|timed out)|Pin memory thread exited", str(problem)):
+        raise problem
+    return ("a worker process that reads data was killed, possibly out of memory, or no longer answers: run the "
+            "command again with fewer workers or a smaller batch (what is written is kept)")
+
+
 MAX_SHOWN = 10  # images that a message names
 
 

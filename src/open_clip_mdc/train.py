@@ -10,7 +10,7 @@ import logging
 import sys
 
 from .data.files import end_when_terminated, start_in_utf8
-from .errors import complaint
+from .errors import complaint, of_worker
 from .integration.arguments import parse, parse_first
 
 
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int | None:
                  "--pretrained")
     except RuntimeError as problem:
         if not is_of_weights(problem):
-            raise
+            sys.exit(f"error: {of_worker(problem)}")
         flag = f"--resume {args.resume}" if args.resume else f"--pretrained {args.pretrained}"
         sys.exit(f"error: {flag} holds no weights of {args.model}: {first_lines(problem)}")
     finally:  # OpenCLIP sets all loggers to INFO, and PyTorch would log about its compiler at exit

@@ -11,7 +11,7 @@ from importlib import import_module
 
 from ..data.files import end_when_terminated, start_in_utf8
 from ..data.outputs import is_folder, ready
-from ..errors import complaint, read_flags
+from ..errors import complaint, of_worker, read_flags
 from ..version import __version__
 from . import arguments as flags
 from .shared import docstring, load_plugins
@@ -99,6 +99,8 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(1)
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {complaint(problem, args, argv)}")
+    except RuntimeError as problem:
+        sys.exit(f"error: {of_worker(problem)}")
     except KeyboardInterrupt:
         sys.exit("interrupted: run the same command again to resume (caption, embed, fetch, judge, prepare recap, "
                  "score --pairs and search)")

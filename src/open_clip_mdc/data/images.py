@@ -23,6 +23,7 @@ from .csv_pairs import CsvRows, read_csv
 from .files import check_readable
 from .paths import SHARDS, formats
 from .shards import CAPTION_SEPARATOR, image_member, image_suffix, read_samples
+from .workers import STUCK, fitting, image_bytes
 
 MAX_PIXELS = 160_000_000  # as the header says: the largest cameras have 151 million, and half a gigabyte is decoded
 MAX_ASPECT = 100  # a narrower image, resized by its shorter side, would fill the memory
@@ -224,9 +225,11 @@ class Images(Dataset):
         return Batch(names, image, other, new, thumbnails, texts, problems, damaged)
 
     def loader(self, workers: int) -> DataLoader:
-        """Return a loader of batches, decoded by so many worker processes. With 0 this process decodes."""
+        """Return a loader of batches, decoded by up to so many worker processes. With 0 this process decodes."""
+        with torch.random.fork_rng(devices=[]):
+            workers = workers and fitting(workers, self.batch_size * image_bytes(self.transform, self.other_transform))
         return DataLoader(self, sampler=one_ahead(self.batches()), batch_size=None, num_workers=workers,
-                          collate_fn=_as_it_is, pin_memory=torch.cuda.is_available())
+                          collate_fn=_as_it_is, pin_memory=torch.cuda.is_available(), timeout=STUCK * (workers > 0))
 
 
 def one_ahead(items: Iterator) -> Iterator:

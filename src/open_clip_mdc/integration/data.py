@@ -26,6 +26,7 @@ from webdataset.handlers import reraise_exception
 
 from ..data.images import image_pairs
 from ..data.shards import CAPTION_SEPARATOR, META, as_file, regroup, training_members
+from ..data.workers import STUCK, fitting, image_bytes
 from .data_problems import has_own_keys
 from .feature_cache import FeatureCache
 from .hook import hook
@@ -260,7 +261,12 @@ def get_data(original, args, preprocess_fns, epoch=0, tokenizer=None, **rest):
         cache = FeatureCache(args.cache_features, args.train_data, preprocess_fns[1],
                              getattr(args, "unlock_image_after", None))
         train = Cached(cache, train)
+    one = image_bytes(preprocess_fns[1]) // (4 if normalize and args.train_data else 1)  # bytes or floats
+    args.workers = args.workers and fitting(args.workers, args.batch_size * one)
     data = original(args, (train, preprocess_fns[1]), epoch=epoch, tokenizer=tokenizer, **rest)
+    for info in data.values():
+        loader = getattr(info.dataloader, "pipeline", [info.dataloader])[0]
+        loader.timeout = STUCK * (loader.num_workers > 0)
     if "train" in data:
         if world_info_from_env()[1] == 0:
             warn_of_warmup(args, data["train"].dataloader.num_batches)
