@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from open_clip_mdc.data.files import files_below, parse_json, sha256, write_json
+from open_clip_mdc.data.paths import is_shard
 from open_clip_mdc.data.shards import find_shards
 from open_clip_mdc.integration.configs import FOLDER
 from open_clip_mdc.integration.runs import PHOTO, find
@@ -63,7 +64,7 @@ def named_files(option: str, value: object) -> list[str]:
         _, value = clip_models.parse(value)
     paths = [path for path in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(path, str)]
     if option == "train_captions":
-        paths = [shard for path in paths for shard in (find_shards(path) if path.endswith(".tar") else [path])]
+        paths = [shard for path in paths for shard in (find_shards(path) if is_shard(path) else [path])]
     if option in ("clip", "clipscore_pretrained"):
         paths = [find(path, "CLIP").weights or path if os.path.exists(path) else path for path in paths]
     return [path for path in paths if os.path.isfile(path)]

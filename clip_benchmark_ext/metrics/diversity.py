@@ -10,6 +10,7 @@ from statistics import fmean
 from pycocoevalcap.bleu.bleu import Bleu
 
 from open_clip_mdc.data.captions import captioned
+from open_clip_mdc.data.paths import is_shard
 from open_clip_mdc.data.shards import find_shards, read_samples
 from open_clip_mdc.data.text import read_lines
 
@@ -36,7 +37,7 @@ def m_bleu(samples: Mapping[str, Sequence[str]]) -> float:
 
 def read_train_captions(path: str) -> set[str]:
     """Return all captions of training shards (KEY.txt), or of a text file with one per line, normalised."""
-    if not path.endswith(".tar"):
+    if not is_shard(path):
         texts = read_lines(path)
     else:
         samples = (sample for shard in find_shards(path) for sample in read_samples(shard, ("txt",)))

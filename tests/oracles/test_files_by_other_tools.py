@@ -5,12 +5,13 @@
 import io
 import json
 import os
+import tarfile
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import webdataset as wds
-from conftest import complaint_of, make_image
+from conftest import complaint_of, make_image, png
 from PIL import Image
 
 NAMES = ['a "quoted", one.png', "two\nlines.png", "ümlaut 猫.png", "=1+1.png", "a;b|c\t'd.png"]
@@ -61,3 +62,30 @@ def test_webdataset_reads_prepared_shards(photos, tmp_path):
               for sample in samples}
     for number, row in enumerate(table):
         assert pixels[row["caption"]] == make_image(number, 64).tobytes()
+
+
+@pytest.mark.parametrize("suffix", [".tar.gz", ".tgz", ".TAR.GZ"])
+def test_a_compressed_shard_is_a_shard_for_every_command(suffix, tmp_path):
+    """Written by Python's tarfile and gzip, with captions."""
+    (tmp_path / "in").mkdir()
+    shard = tmp_path / "in" / f"00000{suffix}"
+    with tarfile.open(shard, "w:gz") as archive:
+        for number in range(3):
+            for name, content in ((f"{number}.png", png(number, 64)), (f"{number}.txt", b"a red star")):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    found = {}
+    for source in (shard, shard.parent):
+        out = tmp_path / "captions.jsonl"
+        assert complaint_of("caption", source, "--length", 4, "--workers", 0, "--out", out) is None
+        found[source] = [json.loads(line)["image"] for line in out.read_text().splitlines()]
+    assert found[shard] == found[shard.parent] == [f"{shard}::{number}" for number in range(3)]
+    assert complaint_of("embed", shard, "--workers", 0, "--out", tmp_path / "features") is None
+    assert complaint_of("score", "--pairs", shard.parent, "--plain", "--workers", 0, "--out", tmp_path / "s") is None
+    for folder in ("features", "s"):
+        assert len(pq.read_table(tmp_path / folder / "00000.parquet")) == 3
+    assert complaint_of("search", shard, "a red star", "--workers", 0, "--out", tmp_path / "hits.jsonl") is None
+    assert complaint_of("prepare", "shards", "--train", shard.parent, "--out", tmp_path / "again") is None
+    assert sum(len(list(wds.WebDataset(str(path), shardshuffle=False))) for path in (tmp_path / "again").rglob("*.tar")
+               ) == 3

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..data.csv_pairs import CsvRows, read_csv
 from ..data.files import file_state, sha256
-from ..data.paths import SHARDS, find_images
+from ..data.paths import SHARDS, find_images, is_shard, without_suffix
 from ..errors import complain, plural
 from ..progress import progress_bar
 from .engine import make_each
@@ -46,7 +46,7 @@ def find_units(paths: list[str]) -> list[Unit]:
             units.append(Path(path))
     units = [unit.absolute() for unit in units]
     for unit in units:
-        if not (unit.is_dir() or unit.suffix.lower() in SHARDS):
+        if not (unit.is_dir() or is_shard(unit)):
             raise ValueError(f"{unit} is neither a shard (.tar) nor a folder of images, which a folder as --out needs. "
                              "For single images give an --out that ends in .jsonl or .csv")
     return units
@@ -54,7 +54,7 @@ def find_units(paths: list[str]) -> list[Unit]:
 
 def unit_name(unit: Unit) -> str:
     return f"{unit.path.stem}-{unit.number:05d}" if isinstance(unit, CsvRows) else \
-        unit.name if unit.is_dir() else unit.stem
+        unit.name if unit.is_dir() else without_suffix(unit)
 
 
 def files_of(unit: Unit) -> list[Unit]:

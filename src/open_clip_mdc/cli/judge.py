@@ -29,7 +29,7 @@ from requests.adapters import HTTPAdapter, Retry
 from ..data.files import parse_json
 from ..data.images import data_url, decode_image, encode_png
 from ..data.journal import Journal, check_journal
-from ..data.paths import SHARDS, find_images, formats
+from ..data.paths import find_images, formats, is_shard
 from ..data.shards import Header, TooLarge, check_size, image_member, regroup, split_name
 from ..data.text import read_lines, read_text
 from ..progress import progress_bar
@@ -111,7 +111,7 @@ def find_places(source: str, ids: set[str]) -> dict[str, Place]:
     found: list[tuple[str, Place]] = []
     keys: set[str] = set()
     for path in find_images([source]):
-        shard = path.suffix.lower() in SHARDS
+        shard = is_shard(path)
         images = _shard_images(path) if shard else {path.stem: Place(path)}
         for key, place in images.items():
             # The captioning task renames a key like this that comes again in a later shard.

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from ..data.captions import find_apart, text_of, without_image
 from ..data.csv_pairs import CAPTIONS, FILE_NAME, IMAGES, SEPARATORS, TABLES, open_table, read_forms, read_rows
 from ..data.files import files_below
-from ..data.paths import IMAGE_FILES, IMAGE_SUFFIXES, files_beside, inside, is_hidden
+from ..data.paths import IMAGE_FILES, IMAGE_SUFFIXES, files_beside, inside, is_hidden, is_shard
 from ..data.shards import (
     CAPTION_SEPARATOR,
     LARGEST_TEXT,
@@ -227,7 +227,7 @@ def read_folder(folder: Path, images: Sequence[str], key: str) -> Iterable[Sampl
         found = [[sample._replace(name=str(table.parent.relative_to(folder) / sample.name)) for sample in
                   (read_csv if table.suffix == ".csv" else read_json)(table, images, key)] for table in tables]
         return [sample for samples in found for sample in samples]
-    if shards := [str(path) for path in files if path.suffix.lower() == ".tar"]:
+    if shards := [str(path) for path in files if is_shard(path)]:
         return read_shards(shards, key)
     if pictures := [path for path in below if path.suffix.lower() in IMAGE_FILES]:
         return read_beside(folder, pictures, key)

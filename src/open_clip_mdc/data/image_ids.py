@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from .images import named_samples
-from .paths import SHARDS, files_beside
+from .paths import files_beside, is_shard
 from .shards import read_metadata
 
 
@@ -28,7 +28,7 @@ def image_id(metadata: Mapping, name: str) -> int | None:
 def _found(paths: Iterable[Path]) -> Iterator[tuple[str, int | None]]:
     folders: dict = {}
     for path in paths:
-        if path.suffix.lower() in SHARDS:
+        if is_shard(path):
             for key, sample in named_samples(path):
                 yield f"{path}::{key}", image_id(read_metadata(sample), f"{sample['__key__']}.jpg")
         else:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from .captions import captioned, find_apart, text_of, without_image
 from .csv_pairs import CsvRows, read_csv
 from .files import check_readable
-from .paths import SHARDS, formats
+from .paths import formats, is_shard
 from .shards import CAPTION_SEPARATOR, image_member, image_suffix, read_samples
 from .workers import STUCK, fitting, image_bytes
 
@@ -73,7 +73,7 @@ def read_images(paths: list[Path | CsvRows]) -> Iterator[Source]:
         if isinstance(path, CsvRows):
             yield from (Source(*row) for row in read_csv(path))
             continue
-        if path.suffix.lower() not in SHARDS:
+        if not is_shard(path):
             yield Source(str(path), path)
             continue
         lacking: list[str] = []

@@ -18,7 +18,7 @@ IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp",  # OpenCLIP's order, for a sampl
 IMAGE_FILES = tuple(f".{suffix}" for suffix in IMAGE_SUFFIXES)
 # Images that cannot be read. They are reported if a folder holds them, as users may expect them to be read.
 UNREADABLE_FILES = (".svg", ".eps", ".psd", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raw", ".tga", ".ico")
-SHARDS = (".tar",)
+SHARDS = (".tar", ".tar.gz", ".tgz")
 # Other files that users give where images or shards are expected, by suffix.
 OTHERS = {".parquet": "a parquet table", ".arrow": "an Arrow table", ".json": "a JSON file",
           ".jsonl": "a JSON Lines file", ".csv": "a table", ".tsv": "a table", ".txt": "a text",
@@ -89,6 +89,16 @@ def to_shards(path: str | Path, split: str = "train") -> str:
     return f"open_clip_mdc prepare shards --{split} {for_shell(path)} --out {out}-wds"
 
 
+def is_shard(path: str | Path) -> bool:
+    """Return whether a path has the name of a shard, compressed or not."""
+    return str(path).lower().endswith(SHARDS)
+
+
+def without_suffix(path: Path) -> str:
+    """Return the name of a shard or file without its suffix: 00000 for 00000.tar.gz, too."""
+    return re.sub(r"(?i)\.tar\.gz$", "", path.name) if is_shard(path) and path.suffix.lower() == ".gz" else path.stem
+
+
 def check_kind(path: str | Path) -> None:
     """Raise ValueError, with a way to convert it, for what is neither an image nor a shard."""
     check_readable(path)
@@ -127,7 +137,7 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
                 below = [Path(name) for name in files_below(match)] if match.is_dir() else []
                 files = [match] if not match.is_dir() else sorted(
                     p for p in below if not is_hidden(str(p.relative_to(match))) and (
-                        p.suffix.lower() in kinds or ".jpg" in kinds and (p.is_file() or not p.exists())
+                        p.name.lower().endswith(kinds) or ".jpg" in kinds and (p.is_file() or not p.exists())
                         and is_image(p)))
                 if not files:
                     other = next((path.name for path in below if path.suffix.lower() in TO_SHARDS), None)
@@ -139,5 +149,5 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
 
 def count_images(paths: list, limit: int | None = None) -> int | None:
     """Return the number of images, up to `limit`, or None if there is a shard or table, whose number is not known."""
-    known = all(isinstance(path, Path) and path.suffix.lower() not in SHARDS for path in paths)
+    known = all(isinstance(path, Path) and not is_shard(path) for path in paths)
     return len(paths[:limit]) if known else None

@@ -13,7 +13,7 @@ from PIL import Image
 from ..data.captions import captions_of, find_apart
 from ..data.csv_pairs import Row, image_path, read_table
 from ..data.images import decode_image
-from ..data.paths import formats, to_shards
+from ..data.paths import formats, is_shard, to_shards
 from ..data.shards import file_names, find_shards, image_member, read_samples
 from .openclip import MAJOR
 
@@ -163,7 +163,7 @@ def find_data_problem(args) -> str | None:
         split = flag.removeprefix("--").removesuffix("-data")
         if os.path.isdir(path):
             shards = f"its shards, {path.rstrip('/')}/{{00000..00007}}.tar"
-            there = any(name.endswith(".tar") for name in os.listdir(path))
+            there = any(is_shard(name) for name in os.listdir(path))
             problem = f"{path} is a folder: give {shards if there else 'shards, made by ' + to_shards(path, split)}"
         elif path.lower().endswith((".parquet", ".json", ".jsonl")):
             problem = f"{path} is no shard: {to_shards(path, split)}"

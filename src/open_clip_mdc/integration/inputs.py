@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from ..data.paths import SHARDS, find_images
+from ..data.paths import find_images, is_shard
 
 # A file or folder, a PIL image, pixels (uint8 [H, W] or [H, W, 3]), or what the model's transform returns, [3, H, W].
 AnyImage = str | Path | Image.Image | np.ndarray | Tensor
@@ -39,7 +39,7 @@ def as_list(images: Images, nested: bool = False) -> list[Path | Image.Image | T
         name = os.fspath(images)
         if "://" in name:
             raise ValueError(f"{name} is a URL: download it, and give the file")
-        if name.lower().endswith(SHARDS):
+        if is_shard(name):
             raise ValueError(f"{name} is a shard: open_clip_mdc caption, embed and score read shards")
         if not name:
             raise ValueError("the name of an image is empty")
