@@ -6,6 +6,7 @@ import threading
 
 import judge_server
 import pytest
+from conftest import complaint_of
 from judge_server import KEY, always, choices, choose, failure, image_of, results
 
 from open_clip_mdc import cli
@@ -100,6 +101,8 @@ def test_no_answer_is_asked_for_twice_after_a_stop_and_the_result_is_that_of_one
     orders = {image_of(r): choices(r) for r in server.requests}
 
     (tmp_path / "judge.jsonl").unlink()
+    assert "judge.json, which exists already" in complaint_of(*arguments)  # no flag names it
+    (tmp_path / "judge.json").unlink()
     server.requests.clear()
     cli.main(arguments)
     assert results(tmp_path) == resumed and resumed["selection_rate"] == {"x": 1, "y": 0}

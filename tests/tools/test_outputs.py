@@ -225,3 +225,33 @@ def test_who_waits_for_what_hangs_says_who_and_in_the_end_makes_it(tmp_path, mon
     os.kill(holder.pid, signal.SIGCONT)
     holder.join()
     assert (tmp_path / "x").read_text() == "whole" and sorted(os.listdir(tmp_path)) == [".claims", "x"]
+
+
+@pytest.mark.parametrize("argv", [
+    ("score", *MODEL, "--images", "a", "--captions", "x.csv", "--plain", "--out", "x.csv"),
+    ("score", *MODEL, "--images", "a", "--captions", "x.csv", "--plain", "--out", "./a/../link.csv"),
+    ("search", *MODEL, "a", "@x.csv", "--out", "x.csv"),
+    ("caption", *MODEL, "a", "--compare", "x.jsonl", "--html", "c.html", "--out", "x.jsonl"),
+    ("caption", *MODEL, "x.csv", "--out", "x.csv"),
+    ("judge", "--url", "http://no", "--model", "m", "--images", "a", "--captions", "x=x.json", "y=y.json", "--out",
+     "x.jsonl"),
+    ("vq", "fit", "--model", "m", "--train-data", "x.pt.png", "--out", "x.pt"),
+], ids=" ".join)
+def test_a_file_that_is_read_is_not_written(tmp_path, monkeypatch, argv):
+    monkeypatch.chdir(tmp_path)
+    Path("a").mkdir()
+    for name in ("x.csv", "x.json", "y.json", "x.jsonl", "x.pt.png"):
+        Path(name).write_text("mine")
+    Path("link.csv").symlink_to("x.csv")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert "which is read: give another name" in complaint_of(*argv)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before and Path("x.json").read_text() == "mine"
+
+
+def test_a_second_file_that_no_flag_names_replaces_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ("vq", "fit", "--model", "m", "--train-data", "none.tar", "--out", "d.pt")
+    Path("d.pt.png").mkdir()
+    assert "d.pt.png, which exists already" in complaint_of(*command)
+    Path("d.pt").touch()
+    assert "d.pt.png: is a folder" in complaint_of(*command)

@@ -39,7 +39,7 @@ def test_fitting_prints_how_good_codes_are_and_shows_them(fitted):
     assert "256 held-out images: PSNR " in said and " of 256 codes in use (" in said and "perplexity " in said
     assert f"--model MCD-VQ-ViT-Ti-8 --pretrained {out}" in said
     assert float(said.split("PSNR ")[1].split(" dB")[0]) > 12  # all grey: 11
-    with Image.open(out.with_suffix(".png")) as sheet:
+    with Image.open(out.with_name(f"{out.name}.png")) as sheet:
         assert sheet.size == (8 * 34 + 2, 4 * 34 + 2) and len(sheet.convert("RGB").getcolors(10**6)) > 100
     state = torch.load(out, weights_only=True)["state_dict"]
     assert all(name.startswith(PREFIX) for name in state) and not any("decoder" in name for name in state)

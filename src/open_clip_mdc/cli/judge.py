@@ -29,6 +29,7 @@ from requests.adapters import HTTPAdapter, Retry
 from ..data.files import parse_json
 from ..data.images import data_url, decode_image, encode_png
 from ..data.journal import Journal, check_journal
+from ..data.outputs import BESIDE
 from ..data.paths import find_images, formats, is_shard
 from ..data.shards import Header, TooLarge, check_size, image_member, regroup, split_name
 from ..data.text import read_lines, read_text
@@ -48,6 +49,14 @@ class Place(NamedTuple):
     path: Path
     offset: int = 0
     size: int = -1
+
+    def read(self) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            return file.read(self.size)
+
+    def sha256(self) -> str:
+        return hashlib.sha256(self.read()).hexdigest()
 
 
 def read_captions(path: str) -> dict[str, str]:
@@ -129,9 +138,7 @@ def find_places(source: str, ids: set[str]) -> dict[str, Place]:
 
 def read_url(place: Place) -> str:
     """Return an image as a data URL: the file's own bytes, or a PNG if it is not upright or few servers read it."""
-    with place.path.open("rb") as file:
-        file.seek(place.offset)
-        content = file.read(place.size)
+    content = place.read()
     try:
         with Image.open(io.BytesIO(content), formats=formats()) as image:
             if image.getexif().get(ExifTags.Base.Orientation, 1) == 1 and image.format in SERVED:
@@ -215,10 +222,15 @@ def run(args: argparse.Namespace) -> None:
             answer = ask(session, args.url.rstrip("/"), args.model, "\n".join([args.question, *lines]),
                          read_url(images[id]))
             letter = parse_letter(answer, texts)
-        return {"id": id, "shown": [names for _, names in choices], "answer": answer,
-                "chosen": choices[LETTERS.index(letter)][1] if letter else []}
+        return {"id": id, "image": images[id].sha256(), "url": args.url, "shown": [names for _, names in choices],
+                "answer": answer, "chosen": choices[LETTERS.index(letter)][1] if letter else []}
 
     with Journal(out, settings) as journal, ThreadPoolExecutor(args.workers) as pool:
+        # Rows of older versions, which cost money, do not say of which image they are.
+        known = {id for id, row in journal.rows.items() if id in images and row.get("image") in (
+            None, images[id].sha256())}
+        if elsewhere := {row["url"] for row in journal.rows.values() if row.get("url", args.url) != args.url}:
+            raise ValueError(f"{out} was begun with --url {elsewhere.pop()}: give that, or another --out")
         lock, stop = threading.Lock(), threading.Event()
 
         def record(id: str) -> None:
@@ -232,7 +244,7 @@ def run(args: argparse.Namespace) -> None:
             with lock:
                 journal.append(vote)
 
-        futures = [pool.submit(record, id) for id in ids if id not in journal.rows]
+        futures = [pool.submit(record, id) for id in ids if id not in known]
         try:
             for future in progress_bar(as_completed(futures), "judge", total=len(ids),
                                initial=len(ids) - len(futures)):
@@ -240,4 +252,4 @@ def run(args: argparse.Namespace) -> None:
         finally:
             stop.set()  # after a failure or Ctrl-C, only answers that are under way are still recorded
 
-    report(out.with_suffix(".json"), settings, summarise(list(journal.rows.values()), list(systems)))
+    report(BESIDE["judge"](out), settings, summarise(list(journal.rows.values()), list(systems)))

@@ -2,33 +2,61 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from ..data.files import file_state, sha256
 from ..data.images import Batch, Images
 from ..data.journal import Journal
-from ..data.paths import count_images
+from ..data.paths import count_images, is_shard
 from ..progress import progress_bar
+
+
+class Files:
+    """The files of images, and what a row of a journal says of the one that it was made of (`made_of`)."""
+
+    def __init__(self, paths: list[Path]):
+        # Taken before the images are read: a file that changes meanwhile does not pass for what was read.
+        self.states = {str(path): list(file_state(path)) for path in paths if path.exists()}
+
+    def of(self, image: str) -> str | None:
+        """Return the file of an image: its path, or that of its shard (shard::key). None if there is none."""
+        parts = image.split("::")
+        names = ("::".join(parts[:count]) for count in range(len(parts), 0, -1))
+        return next((name for name in names if name in self.states), None)
+
+    def made_of(self, image: str) -> dict | None:
+        """Return state and SHA-256 of an image's file, of a shard only the state. None if it changed since."""
+        file = self.of(image)
+        if file is None or list(file_state(file)) != self.states[file]:
+            return None
+        return {"state": self.states[file], "sha256": None if is_shard(file) else sha256(file)}
+
+    def fits(self, row: dict) -> bool:
+        """Return whether a row is of the file that is there. A file that was copied or moved is read again to tell."""
+        file, old = self.of(row["image"]), row.get("of")
+        if file is None or not old:
+            return False
+        return old["state"] == self.states[file] or old["sha256"] is not None and old["sha256"] == sha256(file)
 
 
 def noted(part: Path, key: dict, images: Images, workers: int, make: Callable[[Batch], Iterable[dict]], what: str,
           others: Iterable[str] = ()) -> Iterator[tuple[Batch, Mapping[str, dict]]]:
-    """Yield batches, each with all rows of the journal so far, by image.
+    """Yield batches, each with all rows of the journal so far, by image. "of" in a row says which file it is of.
 
     Args:
         part: the journal file.
         key: settings that a resumed run must share.
         make: computes the rows of the images in `batch.new`, with their names as "image". It is not called for images
-            that are in the journal and have not changed since, nor for `others`.
+            that are in the journal with the same content, nor for `others`.
         what: name of the progress bar.
     """
-    since = part.stat().st_mtime_ns if part.exists() else 0
-    changed = [str(path) for path in images.paths if path.exists() and path.stat().st_ctime_ns > since > 0]
+    files = Files(images.paths)
     total = count_images(images.paths, images.limit)
     with Journal(part, key, id="image") as journal, progress_bar(total=total, what=what) as bar:
-        stale = {name for name in journal.rows for path in changed if name == path or name.startswith(f"{path}::")}
-        images.known = (journal.rows.keys() - stale).union(others)
+        known = {name for name, row in journal.rows.items() if files.fits(row)}
+        images.known = known.union(others)
         for batch in images.loader(workers):
             for row in make(batch) if batch.new else ():
-                if row["image"] not in journal.rows or row["image"] in stale:
-                    journal.append(row)
-                    stale.discard(row["image"])
+                if row["image"] not in known:
+                    journal.append({**row, "of": files.made_of(row["image"])})
+                    known.add(row["image"])
             yield batch, journal.rows
             bar.update(len(batch.names))

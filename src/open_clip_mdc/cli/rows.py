@@ -36,8 +36,9 @@ def _write_parquet(path: Path, rows: Iterable[dict], schema: "pa.Schema") -> Non
 
 
 def write_rows(out: str | Path, columns: list[str], rows: Iterable[dict], schema: "pa.Schema | None" = None) -> None:
-    """Write {column: value} rows, all or nothing. `schema` is that of a Parquet table."""
+    """Write the `columns` of rows {column: value}, all or nothing. `schema` is that of a Parquet table."""
     suffix = Path(out).suffix.lower()
+    rows = ({name: row[name] for name in columns if name in row} for row in rows)
     with new_file(out) as partial:
         if suffix == ".parquet":
             return _write_parquet(partial, rows, schema)

@@ -26,6 +26,7 @@ from torchvision.utils import save_image
 
 from ..data.files import new_file
 from ..data.images import Images
+from ..data.outputs import BESIDE
 from ..data.paths import for_shell
 from ..data.shards import find_shards
 from ..integration.patches import register
@@ -184,11 +185,11 @@ def run_fit(args: argparse.Namespace) -> None:
     images, held_out = torch.cat([image for _, image in first]), {name for names, _ in first for name in names}
     fit(visual, decoder, training_batches(shards, train_transform, args, held_out), args.steps, args.lr, args.seed)
     quality, after = evaluate_codes(visual, decoder, images, args.batch_size)
-    sheet = Path(args.out).with_suffix(".png")
+    write_vq(visual.vq, args.out)  # before the sheet, which may find no room
+    sheet = BESIDE["vq"](Path(args.out))
     rows = [x for i in range(0, MAX_SHOWN, 8) for x in (visual.pixels(images[i:i + 8]).cpu(), after[i:i + 8].cpu())]
     with new_file(sheet) as partial:
         save_image((torch.cat(rows) + 1) / 2, partial, format="png", nrow=8)
-    write_vq(visual.vq, args.out)
     codes = len(visual.vq.vectors)
     print(f"{len(images)} held-out images: PSNR {quality.psnr:.2f} dB, {quality.used} of {codes} codes in use "
           f"({quality.used / codes:.0%}), perplexity {quality.perplexity:.1f}")

@@ -48,9 +48,14 @@ def is_stdout(path: Path) -> bool:
 
 
 def open_own(path: Path, mode: str) -> BinaryIO:
-    """Open a file that no user has named, such as a journal. Raises ValueError for a link, which may lead anywhere."""
+    """Open a file that no user has named, such as a journal. Raises ValueError for a link, which may lead anywhere.
+
+    What stands beside an output, OUT.part, is as private as the output.
+    """
+    out = Path(str(path).rpartition(".part")[0])
+    allowed = out.stat().st_mode & 0o666 if out.is_file() else 0o666
     try:
-        return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
+        return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, allowed))
     except OSError as problem:
         if problem.errno != errno.ELOOP:
             raise

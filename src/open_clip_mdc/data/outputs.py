@@ -2,6 +2,7 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -33,6 +34,11 @@ OF_FILES = {suffix for flags in OUTPUTS.values() for suffixes in flags.values() 
     f".{suffix}" for suffix in (
         "arrow avif bin bmp ckpt csv feather gif gz h5 hdf5 jpeg jpg jsonl log md msgpack npy npz onnx parquet pdf "
         "pickle pkl safetensors sqlite svg tar tgz tif tiff tsv txt webp xlsx yaml yml zip").split()}
+# For each command: the file that it writes beside OUT and that no flag names.
+BESIDE: dict[str, Callable[[Path], Path]] = {
+    "judge": lambda out: out.with_suffix(".json"),  # the report
+    "vq": lambda out: out.with_name(f"{out.name}.png"),  # the contact sheet of `vq fit`
+}
 OR_TABLES = ("caption", "score")  # their --out may also be a folder, with a table for each shard
 MAKE_PARENTS = ("scenes", "fetch", "prepare", "export")
 
@@ -66,6 +72,32 @@ def beside(path: str) -> str:
     return next(name for number in count(2) if not os.path.lexists(name := f"{stem}-{number}{suffix}"))
 
 
+def inputs_of(args: argparse.Namespace) -> Iterator[str]:
+    """Yield the texts in a command's arguments that may name a file to read: FILE, @FILE, NAME=FILE, MODEL:FILE."""
+    for name, value in vars(args).items():
+        for text in () if name in OUTPUTS[args.tool] else value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(text, str):
+                yield from (text, text.removeprefix("@"), text.partition("=")[2], text.partition(":")[2])
+
+
+def check_unread(flag: str, out: str | Path, args: argparse.Namespace) -> None:
+    """Raise ValueError if a command would replace a file that it reads, by whatever name."""
+    if os.path.isfile(out) and (same := next((name for name in inputs_of(args) if os.path.isfile(name)
+                                              and os.path.samefile(name, out)), None)):
+        raise ValueError(f"{flag}: {out} would replace {same}, which is read: give another name")
+
+
+def check_beside(args: argparse.Namespace) -> None:
+    """Check the second file of a command. It is replaced only together with OUT, as no flag names it."""
+    if args.tool not in BESIDE or getattr(args, "action", "fit") != "fit" or is_written_to(Path(args.out)):
+        return
+    second = BESIDE[args.tool](Path(args.out))
+    check_unread(f"--out {args.out}", second, args)
+    if os.path.lexists(second) and not os.path.exists(args.out):
+        raise ValueError(f"--out {args.out} comes with {second}, which exists already: remove it or give another name")
+    try_output(second)
+
+
 def ready(args: argparse.Namespace) -> None:
     """Check every output of a command. If the file of a default name exists, `args` gets the next free name."""
     if getattr(args, "print", False):  # fetch --print writes nothing
@@ -76,6 +108,7 @@ def ready(args: argparse.Namespace) -> None:
         flag = f"--{name.replace('_', '-')}"
         tables = name == "out" and args.tool in OR_TABLES
         check_suffix(flag, value, names[name], tables)
+        check_unread(flag, value, args)
         folder = not names[name] or tables and is_folder(value)
         if not folder and os.path.isfile(value) and args.tool != "judge":  # judge resumes its file
             if isinstance(value, Default):
@@ -86,3 +119,4 @@ def ready(args: argparse.Namespace) -> None:
         if name != "out_shards" and args.tool not in MAKE_PARENTS and not Path(value).absolute().parent.is_dir():
             raise FileNotFoundError(f"{flag} {value}: its folder does not exist")
         try_output(getattr(args, name), folder)
+    check_beside(args)
