@@ -1,4 +1,8 @@
-"""Package layout and dependencies. The rest of the packaging is in pyproject.toml."""
+"""Package layout and dependencies. The rest of the packaging is in pyproject.toml.
+
+A range ends before the next release that may change what is used here. The newest tried are torch 2.14, timm 1.0.31,
+NumPy 2.4, pandas 3.1, PyArrow 26, Pillow 13.0, gradio 6.31, transformers 5.24 and diffusers 0.42.
+"""
 from setuptools import find_packages, setup
 
 DOCS = ["mkdocs-material", "mkdocstrings[python]"]
@@ -18,38 +22,38 @@ setup(
     install_requires=[
         "open_clip_torch[training]>=3.3,<5",  # its internals are replaced (integration/patches.py)
         "clip_benchmark==1.6.*",
-        "torch>=2.6",
-        "timm",
-        "webdataset",
-        "braceexpand",
-        "numpy",
-        "huggingface_hub",
-        "jinja2",
-        "markupsafe",
-        "requests",  # imported by clip_benchmark, which does not declare it
-        "pycocoevalcap",
-        "matplotlib",
-        "pandas",
-        "pyarrow>=14.0.1",  # earlier versions unpickle objects from parquet files
-        "pillow",
-        "safetensors",
-        "scikit-learn",
-        "scipy",
-        "threadpoolctl",
-        "tensorboard",  # --report-to tensorboard
-        "torchvision",
-        "tqdm",
+        "torch>=2.6,<3",
+        "timm>=1.0.31,<2",  # 1.0.16 lacks encoders, and reads no data_config of ours
+        "webdataset>=0.2.73,<=0.2.86",  # its gopen, base_plus_ext and group_by_keys are imported. OpenCLIP's end
+        "braceexpand<1",
+        "numpy>=1.26,<3",
+        "huggingface_hub<3",
+        "jinja2>=3.1.3,<4",
+        "markupsafe<4",
+        "requests>=2.31,<3",  # imported by clip_benchmark, which does not declare it
+        "pycocoevalcap<2",
+        "matplotlib>=3.9,<4",
+        "pandas>=2.2.3,<4",
+        "pyarrow>=17,<27",  # before 14.0.1 they unpickle objects from parquet files
+        "pillow>=11,<14",
+        "safetensors<1",
+        "scikit-learn>=1.5.2,<2",
+        "scipy>=1.14.1,<2",
+        "threadpoolctl>=3.1,<4",
+        "tensorboard>=2.18,<3",  # --report-to tensorboard
+        "torchvision<1",
+        "tqdm>=4.66,<5",
     ],
     extras_require={
-        "app": ["gradio>=6"],
-        "aro": ["spacy", "nltk"],  # also run: python -m spacy download en_core_web_sm
-        "export": ["timm>=1.0.31", "transformers"],
-        "vq": ["diffusers"],
-        "ray": ["ray"],
-        "completion": ["argcomplete"],  # eval "$(register-python-argcomplete open_clip_mdc)"
+        "app": ["gradio>=6,<7", "starlette<2"],
+        "aro": ["spacy<4", "nltk<4"],  # also run: python -m spacy download en_core_web_sm
+        "export": ["transformers<6"],
+        "vq": ["diffusers<1"],
+        "ray": ["ray<3"],
+        "completion": ["argcomplete<4"],  # eval "$(register-python-argcomplete open_clip_mdc)"
         "docs": DOCS,
-        "dev": ["pytest", "pytest-xdist", "ruff", "build", "nltk", "transformers", "diffusers", "gradio>=6",
-                "playwright", "argcomplete", *DOCS],
+        "dev": ["pytest", "pytest-xdist", "ruff", "build", "nltk<4", "transformers<6", "diffusers<1", "gradio>=6,<7",
+                "playwright", "argcomplete<4", *DOCS],
     },
     entry_points={"console_scripts": [
         "open_clip_train = open_clip_mdc.train:main",
