@@ -301,7 +301,7 @@ def test_prepare_takes_every_format_and_names_what_has_no_image(tmp_path):
                     f"{kind}.{suffix.replace(suffix.split('.')[-1], 'json')}": b'{"captions": ["words"]}'}
     source = write_tar(tmp_path / "s.tar", content | {"none.json": b'{"captions": ["words"]}'})
     argv = "prepare", "shards", "--train", source, "--out", tmp_path / "out"
-    assert "1 images cannot be used" in complaint_of(*argv)
+    assert "1 image cannot be used" in complaint_of(*argv)
     assert complaint_of(*argv, "--skip-broken") is None
     assert (tmp_path / "out" / "left_out.txt").read_text() == "'sample none (json)': no image\n"
     samples = list(read_samples(str(tmp_path / "out" / "train" / "00000.tar")))

@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 import torch
-from conftest import SHARED, images, needs_data, run
+from conftest import SHARED, images, needs_data, png, run
 from PIL import Image
 from training import TORCHRUN, equal, losses, open_clip_train, train_flags, weights
 
@@ -174,8 +174,10 @@ def test_one_of_two_processes_warns_of_a_warm_up_that_outlasts_the_run(two_proce
 
 
 def test_a_failing_validation_never_loses_the_checkpoint(csv, tmp_path):
+    """The header of the image is whole, so that only reading all of it shows that it is cut off."""
     broken = tmp_path / "broken.csv"
-    broken.write_text("filepath\ttitle\n/does/not/exist.png\ta dog\n")
+    broken.write_text(f"filepath\ttitle\n{tmp_path}/cut.png\ta dog\n")
+    (tmp_path / "cut.png").write_bytes(png(0, 64)[:2000])
     open_clip_train("--batch-size", "12", "--epochs", "1", "--val-data", broken, data=csv, logs=tmp_path)
     assert (tmp_path / "run" / "checkpoints" / "epoch_1.pt").exists()
     assert "Validation of epoch 1 failed" in (tmp_path / "run" / "out.log").read_text()
@@ -201,7 +203,7 @@ def test_odd_captions_and_images_train_or_are_logged(tmp_path):
             add(f"{i}.txt", caption.encode())
         add("9.png", buffer.getvalue()[:300])
         add("9.txt", b"a truncated image")
-    open_clip_train("--dataset-type", "webdataset", "--batch-size", "4", "--train-num-samples", "8", "--epochs", "1",
+    open_clip_train("--dataset-type", "webdataset", "--batch-size", "3", "--train-num-samples", "6", "--epochs", "1",
                     data=path, logs=tmp_path)
     log = (tmp_path / "run" / "out.log").read_text()
     assert len(losses(tmp_path)) == 2

@@ -46,7 +46,7 @@ def check(case: tuple[Path, object, Random, bool]) -> str | None:
     left_out: list = []
     try:
         found = [(sample.image, sample.captions) for _, sample in usable(
-            read(str(source[0]), str(source[2]) if source[1:] else None, "captions"), left_out)]
+            read(str(source[0]), [str(source[2])] if source[1:] else [], "captions"), left_out)]
     except (ValueError, OSError) as problem:
         clear = damaged and "\n" not in str(problem) and str(folder) in str(problem)
         return None if clear else f"{type(problem).__name__}: {problem}"

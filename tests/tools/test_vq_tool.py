@@ -43,7 +43,7 @@ def test_fitting_prints_how_good_codes_are_and_shows_them(fitted):
         assert sheet.size == (8 * 34 + 2, 4 * 34 + 2) and len(sheet.convert("RGB").getcolors(10**6)) > 100
     state = torch.load(out, weights_only=True)["state_dict"]
     assert all(name.startswith(PREFIX) for name in state) and not any("decoder" in name for name in state)
-    assert sorted(p.name for p in out.parent.iterdir()) == ["vq.png", "vq.pt"]
+    assert sorted(p.name for p in out.parent.iterdir()) == ["vq.pt", "vq.pt.png"]
 
 
 def test_from_images_to_captions(fitted, scenes, tmp_path):

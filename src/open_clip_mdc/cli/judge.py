@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import sys
 import tarfile
 import threading
 import time
@@ -230,7 +231,7 @@ def run(args: argparse.Namespace) -> None:
         known = {id for id, row in journal.rows.items() if id in images and row.get("image") in (
             None, images[id].sha256())}
         if elsewhere := {row["url"] for row in journal.rows.values() if row.get("url", args.url) != args.url}:
-            raise ValueError(f"{out} was begun with --url {elsewhere.pop()}: give that, or another --out")
+            print(f"warning: {out} also has answers of {', '.join(sorted(elsewhere))}", file=sys.stderr)
         lock, stop = threading.Lock(), threading.Event()
 
         def record(id: str) -> None:
