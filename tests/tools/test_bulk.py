@@ -389,3 +389,12 @@ def test_a_name_that_is_no_utf_8_is_a_key_and_a_cell(place, tmp_path):
     assert run("score", place, "--images", tmp_path / "photos", "--captions", tmp_path / "c.txt", "--out",
                tmp_path / "s.csv") is None
     assert "/\\udcff.png,a star," in (tmp_path / "s.csv").read_text(encoding="utf-8")
+
+
+def test_the_sizes_of_a_folders_shards_are_read_once(tmp_path, monkeypatch):
+    (tmp_path / "sizes.json").write_text(json.dumps({"0.tar": 3, "1.tar": [], "2.tar": -1}))
+    read = []
+    monkeypatch.setattr(bulk, "read_sizes", lambda folder, own=bulk.read_sizes: read.append(folder) or own(folder))
+    shards = [tmp_path / f"{number}.tar" for number in range(4)]
+    assert list(bulk.sizes_of(shards).values()) == [3, None, None, None]
+    assert read == [tmp_path]

@@ -102,17 +102,29 @@ def check_settings(settings: dict, tables: Iterable[Path]) -> None:
                                  "another --out")
 
 
-def size_of(unit: Unit) -> int | None:
-    """Return the number of images in a unit, or None if unknown. For a shard, the sizes.json beside it says it."""
-    if isinstance(unit, CsvRows):
-        return unit.count
-    if unit.is_dir():
-        return len(files_of(unit))
+def read_sizes(folder: Path) -> dict:
+    """Return the content of a folder's sizes.json, {} if there is none."""
     try:
-        size = json.loads((unit.parent / "sizes.json").read_text(encoding="utf-8"))[unit.name]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return None
-    return size if type(size) is int and size >= 0 else None
+        sizes = json.loads((folder / "sizes.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return sizes if isinstance(sizes, dict) else {}
+
+
+def sizes_of(units: list[Unit]) -> dict[Unit, int | None]:
+    """Return the number of images in each unit, or None if unknown. For shards, the sizes.json beside them says it."""
+    found, sizes = {}, {}
+    for unit in units:
+        if isinstance(unit, CsvRows):
+            found[unit] = unit.count
+        elif unit.is_dir():
+            found[unit] = len(files_of(unit))
+        else:
+            if unit.parent not in sizes:  # once a folder, as it may list 100,000 shards
+                sizes[unit.parent] = read_sizes(unit.parent)
+            size = sizes[unit.parent].get(unit.name)
+            found[unit] = size if type(size) is int and size >= 0 else None
+    return found
 
 
 @contextmanager
@@ -122,7 +134,7 @@ def images_bar(units: list[Unit], what: str) -> Iterator[Callable[[Unit, int, bo
     Its arguments are the unit, its number of images, and whether its table was there before. The bar moves image by
     image, but with Ray only when a shard is done. A shard of unknown size counts as the average of the others.
     """
-    sizes, over, before, done = {unit: size_of(unit) for unit in units}, threading.Event(), 0, 0
+    sizes, over, before, done = sizes_of(units), threading.Event(), 0, 0
     READ.value = 0
 
     def show() -> None:
