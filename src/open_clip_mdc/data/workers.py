@@ -8,6 +8,8 @@ from PIL import Image
 
 SHARED = "/dev/shm"  # workers hand over tensors and make their locks there
 PREFETCHED = 2  # batches that PyTorch lets each worker have ready
+IN_USE = 2  # more: the one that is worked on, until the next has been taken
+EXTRA = 2 ** 17  # bytes of a batch beside its images: captions, and a page of memory for each tensor
 STUCK = 1800  # seconds without a batch, after which a worker is taken for stuck
 
 
@@ -33,7 +35,7 @@ def shared_memory(folder: str) -> int:
 def fitting(workers: int, batch_bytes: int, folder: str = SHARED) -> int:
     """Return how many of the workers can have their batches in shared memory at once. Fewer are said in a line."""
     free = shared_memory(folder) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    fit = min(workers, max(0, free // max(1, batch_bytes) - 1) // PREFETCHED)  # one more is in use
+    fit = min(workers, max(0, free // (batch_bytes + EXTRA) - IN_USE) // PREFETCHED)
     if fit < workers:
         _say(f"{folder} has {free / 2 ** 20:.0f} MB for batches of {batch_bytes / 2 ** 20:.1f} MB, so {fit} of "
              f"{workers} workers read them: give more (docker run --shm-size 2g) or a smaller batch")
