@@ -255,3 +255,11 @@ def test_a_second_file_that_no_flag_names_replaces_nothing(tmp_path, monkeypatch
     assert "d.pt.png, which exists already" in complaint_of(*command)
     Path("d.pt").touch()
     assert "d.pt.png: is a folder" in complaint_of(*command)
+
+
+@pytest.mark.parametrize("writer, inner", [(new_file, ""), (new_folder, "/train/0.tar")])
+def test_an_error_while_writing_names_the_output_as_the_user_did(tmp_path, writer, inner):
+    out = tmp_path / "q.pt"
+    with pytest.raises(OSError) as error, writer(out) as partial:
+        raise OSError(28, "No space left on device", f"{partial}{inner}")
+    assert error.value.filename == f"{out}{inner}" and error.value.errno == 28 and not list(tmp_path.iterdir())

@@ -116,6 +116,11 @@ def _partial(path: Path, folder: bool = False) -> Iterator[Path]:
         os.close(descriptor)  # another process was just removing it
     try:
         yield partial
+    except OSError as problem:  # name the output that the user named
+        if not isinstance(problem.filename, (str, os.PathLike)) or str(partial) not in str(problem.filename):
+            raise
+        raise OSError(problem.errno, problem.strerror, str(problem.filename).replace(str(partial), str(path))
+                      ) from problem
     finally:
         os.close(descriptor)
         _remove(partial)
