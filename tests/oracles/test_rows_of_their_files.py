@@ -110,3 +110,49 @@ def test_the_journal_of_a_private_output_is_private(photos):
     assert Path("x.jsonl.part").stat().st_mode & 0o777 == 0o600
     resumed()
     assert Path("x.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_image_that_goes_while_it_is_read_ends_nothing(photos, monkeypatch):
+    from open_clip_mdc.cli import caption
+    lines_of = caption.lines_of
+
+    def gone(batch, *rest):
+        for name in batch.new:
+            Path(name).unlink()
+        return lines_of(batch, *rest)
+
+    expected = captions("b")
+    Path("photos").unlink()
+    Path("b").rename("photos")
+    monkeypatch.setattr(caption, "lines_of", gone)
+    assert resumed() == expected
+
+
+def test_a_shortlist_of_other_images_scores_what_it_lacks(photos, runs, monkeypatch):
+    """The first photograph comes onto the list of the second sentence when the second photograph goes."""
+    import torch
+
+    from open_clip_mdc.cli import search
+    model = torch.nn.Linear(1, 1)
+    monkeypatch.setattr(search.clip_models, "load", lambda *_: type("Clip", (), {"model": model, "transform": None}))
+    monkeypatch.setattr(search, "cosines", lambda args, clip, paths, *_: {
+        str(path): [-abs(int(path.stem) - best) for best in (0, 0.6)] for path in paths})
+    Path("s.txt").write_text("a red circle\na star")
+    asked = ("search", "--pretrained", runs / "mdc", "photos", "@s.txt", "--clip", "ViT-B-32:x.pt", "--shortlist", 1,
+             "--top", 1, "--workers", 0, "--batch-size", 2, "--out")
+    with monkeypatch.context() as patch:
+        patch.setattr(search, "write_rows", lambda *_: (_ for _ in ()).throw(ValueError("killed")))
+        assert "killed" in complaint_of(*asked, "x.jsonl")
+    Path("photos/01.png").unlink()
+    assert complaint_of(*asked, "x.jsonl") is complaint_of(*asked, "fresh.jsonl") is None
+    assert Path("x.jsonl").read_text() == Path("fresh.jsonl").read_text()
+
+
+def test_a_folder_whose_subfolder_has_another_name_is_another_unit(photos):
+    from open_clip_mdc.bulk.units import check_source, source_of
+    Path("c").mkdir()
+    Path("b").rename("c/b")
+    source = source_of(Path("c"))
+    Path("c/b").rename("c/d")
+    with pytest.raises(ValueError, match="remove it, or choose another folder"):
+        check_source(Path("c"), source, Path("c.parquet"))

@@ -17,7 +17,7 @@ from PIL import Image
 
 from open_clip_mdc.bulk import locks as file_locks
 from open_clip_mdc.bulk.locks import Locks
-from open_clip_mdc.data.files import new_file, new_folder, open_own, write_json
+from open_clip_mdc.data.files import new_file, new_folder, open_own, try_output, write_json
 from open_clip_mdc.data.journal import Journal
 
 MODEL = ("--pretrained", "no")
@@ -263,3 +263,33 @@ def test_an_error_while_writing_names_the_output_as_the_user_did(tmp_path, write
     with pytest.raises(OSError) as error, writer(out) as partial:
         raise OSError(28, "No space left on device", f"{partial}{inner}")
     assert error.value.filename == f"{out}{inner}" and error.value.errno == 28 and not list(tmp_path.iterdir())
+
+
+def test_a_default_name_that_is_read_makes_way(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a").mkdir()
+    Path("captions.jsonl").write_text("mine")
+    complaint_of("caption", *MODEL, "a", "--compare", "captions.jsonl", "--html", "c.html")
+    assert "captions.jsonl exists already: writing to captions-2.jsonl" in capsys.readouterr().err
+    assert Path("captions.jsonl").read_text() == "mine"
+
+
+@pytest.mark.parametrize("argv", [("caption", *MODEL, "a"), ("search", *MODEL, "a", "a dog")], ids=" ".join)
+def test_a_journal_that_cannot_be_written_is_told_first(tmp_path, monkeypatch, argv):
+    monkeypatch.chdir(tmp_path)
+    Path("a").mkdir()
+    Path("x.jsonl.part").mkdir()
+    assert "x.jsonl.part: is a folder" in complaint_of(*argv, "--out", "x.jsonl")
+
+
+def test_a_report_is_as_private_as_its_output(tmp_path):
+    out = tmp_path / "x.jsonl"
+    out.touch(mode=0o600)
+    write_json(tmp_path / "x.json", {}, like=out)
+    assert (tmp_path / "x.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_that_cannot_be_filled_is_named_as_it_was_given():
+    with pytest.raises(OSError) as raised:
+        try_output("/proc/self", folder=True)
+    assert raised.value.filename == os.path.realpath("/proc/self")

@@ -70,7 +70,9 @@ def place_of(unit: Unit) -> dict:
 def hash_files(unit: Unit, fact: Callable[[Path], object]) -> str:
     """Return a SHA-256 of `fact` of each file of a unit, including the images that a CSV file names."""
     files = [unit.path, *(path for _, path, _ in read_csv(unit))] if isinstance(unit, CsvRows) else files_of(unit)
-    facts = [[file.name, fact(file)] for file in files if file.is_file()]
+    # A folder's table names images by their paths below it.
+    below = unit if isinstance(unit, Path) and unit.is_dir() else None
+    facts = [[str(file.relative_to(below)) if below else file.name, fact(file)] for file in files if file.is_file()]
     return hashlib.sha256(json.dumps(facts).encode("utf-8", "surrogateescape")).hexdigest()
 
 

@@ -253,4 +253,4 @@ def run(args: argparse.Namespace) -> None:
         finally:
             stop.set()  # after a failure or Ctrl-C, only answers that are under way are still recorded
 
-    report(BESIDE["judge"](out), settings, summarise(list(journal.rows.values()), list(systems)))
+    report(out, BESIDE["judge"](out), settings, summarise(list(journal.rows.values()), list(systems)))

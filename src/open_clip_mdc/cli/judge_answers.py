@@ -84,8 +84,8 @@ def summarise(votes: list[dict], names: list[str]) -> dict:
             "standard_error": errors, "letters": dict(sorted(letters.items()))}
 
 
-def report(path: Path, settings: dict, summary: dict) -> None:
-    write_json(path, {**settings, **summary}, indent=4)
+def report(out: Path, path: Path, settings: dict, summary: dict) -> None:
+    write_json(path, {**settings, **summary}, like=out, indent=4)
     if not summary["judged"]:
         raise ValueError(f"{path}: none of {summary['images']} answers names exactly one caption")
     width = max(map(len, settings["systems"]))

@@ -23,11 +23,14 @@ class Files:
         return next((name for name in names if name in self.states), None)
 
     def made_of(self, image: str) -> dict | None:
-        """Return state and SHA-256 of an image's file, of a shard only the state. None if it changed since."""
+        """Return state and SHA-256 of an image's file, of a shard only the state. None if it changed or went since."""
         file = self.of(image)
-        if file is None or list(file_state(file)) != self.states[file]:
+        try:
+            content = None if file is None or is_shard(file) else sha256(file)
+            same = file is not None and list(file_state(file)) == self.states[file]  # after the content was read
+        except FileNotFoundError:
             return None
-        return {"state": self.states[file], "sha256": None if is_shard(file) else sha256(file)}
+        return {"state": self.states[file], "sha256": content} if same else None
 
     def fits(self, row: dict) -> bool:
         """Return whether a row is of the file that is there. A file that was copied or moved is read again to tell."""
@@ -38,7 +41,8 @@ class Files:
 
 
 def noted(part: Path, key: dict, images: Images, workers: int, make: Callable[[Batch], Iterable[dict]], what: str,
-          others: Iterable[str] = ()) -> Iterator[tuple[Batch, Mapping[str, dict]]]:
+          others: Iterable[str] = (),
+          fits: Callable[[dict], bool] = lambda row: True) -> Iterator[tuple[Batch, Mapping[str, dict]]]:
     """Yield batches, each with all rows of the journal so far, by image. "of" in a row says which file it is of.
 
     Args:
@@ -47,11 +51,12 @@ def noted(part: Path, key: dict, images: Images, workers: int, make: Callable[[B
         make: computes the rows of the images in `batch.new`, with their names as "image". It is not called for images
             that are in the journal with the same content, nor for `others`.
         what: name of the progress bar.
+        fits: returns whether a row of the journal holds all that this run needs of it.
     """
     files = Files(images.paths)
     total = count_images(images.paths, images.limit)
     with Journal(part, key, id="image") as journal, progress_bar(total=total, what=what) as bar:
-        known = {name for name, row in journal.rows.items() if files.fits(row)}
+        known = {name for name, row in journal.rows.items() if files.fits(row) and fits(row)}
         images.known = known.union(others)
         for batch in images.loader(workers):
             for row in make(batch) if batch.new else ():

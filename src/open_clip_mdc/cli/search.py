@@ -134,8 +134,12 @@ def run(args: argparse.Namespace) -> None:
                 wanted.setdefault(name, []).append(s)
         key |= {"clip": fingerprint(clip.model), "shortlist": args.shortlist}
     found, skipped, images = {}, [], Images(paths, loaded.to_bytes, args.batch_size)
+
+    def has_all(row: dict) -> bool:  # when images come or go, a shortlist changes, and rows of the old one lack scores
+        return all(row["scores"][s] is not None for s in (wanted or {}).get(row["image"], ()))
+
     for batch, rows in noted(part, key, images, args.workers, lambda batch: scored(loaded, text, wanted, batch),
-                             "scores", of_clip.keys() - (wanted or {}).keys()):
+                             "scores", of_clip.keys() - (wanted or {}).keys(), has_all):
         found |= {name: rows[name]["scores"] for name in batch.names if wanted is None or name in wanted}
         skipped += map(printable, batch.problems)
     if not found:

@@ -188,7 +188,7 @@ def run_fit(args: argparse.Namespace) -> None:
     write_vq(visual.vq, args.out)  # before the sheet, which may find no room
     sheet = BESIDE["vq"](Path(args.out))
     rows = [x for i in range(0, MAX_SHOWN, 8) for x in (visual.pixels(images[i:i + 8]).cpu(), after[i:i + 8].cpu())]
-    with new_file(sheet) as partial:
+    with new_file(sheet, like=Path(args.out)) as partial:
         save_image((torch.cat(rows) + 1) / 2, partial, format="png", nrow=8)
     codes = len(visual.vq.vectors)
     print(f"{len(images)} held-out images: PSNR {quality.psnr:.2f} dB, {quality.used} of {codes} codes in use "

@@ -145,8 +145,11 @@ def try_output(path: str | Path, folder: bool = False) -> None:
             place = place.parent
         if not place.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "is no folder", str(place))
-        with _partial(place / path.name, folder):
-            return
+        try:
+            with _partial(place / path.name, folder):
+                return
+        except OSError as problem:  # names a folder that nobody gave
+            raise OSError(problem.errno, problem.strerror, str(path)) from problem
     if is_written_to(path):
         return
     if path.is_dir():
@@ -161,12 +164,12 @@ def try_output(path: str | Path, folder: bool = False) -> None:
 
 
 @contextmanager
-def new_file(path: str | Path, follow: bool = True) -> Iterator[Path]:
+def new_file(path: str | Path, follow: bool = True, like: Path | None = None) -> Iterator[Path]:
     """Yield a file to write, which replaces `path` when the block ends without an error.
 
-    The new file keeps the mode of the old one. /dev/stdout, a FIFO or a device is written to at the end. So is a file
-    that is mounted by itself, which cannot be replaced. If `path` is a link, its target is replaced, or with
-    `follow=False` the link.
+    The new file keeps the mode of the old one, or has that of `like`, the output that it stands beside. /dev/stdout, a
+    FIFO or a device is written to at the end. So is a file that is mounted by itself, which cannot be replaced. If
+    `path` is a link, its target is replaced, or with `follow=False` the link.
     """
     path = Path(path)
     if is_written_to(path):
@@ -179,8 +182,8 @@ def new_file(path: str | Path, follow: bool = True) -> Iterator[Path]:
         path = Path(os.path.realpath(path))
     with _partial(path) as partial:
         mode = stat.S_IMODE(partial.stat().st_mode)
-        if path.is_file() and not path.is_symlink():
-            mode = path.stat().st_mode & 0o777
+        if (like or path).is_file() and not path.is_symlink():
+            mode = (like or path).stat().st_mode & 0o777
             partial.chmod(mode | 0o600)
         yield partial
         if stat.S_IMODE(partial.stat().st_mode) != mode:  # safetensors writes files that only their owner can read
@@ -258,9 +261,9 @@ def parse_json(text: str | bytes, **options) -> object:
         raise ValueError("it is nested too deeply") from problem
 
 
-def write_json(path: str | Path, content: object, follow: bool = True, **options) -> None:
+def write_json(path: str | Path, content: object, follow: bool = True, like: Path | None = None, **options) -> None:
     """Write JSON by `new_file`, with the options of `json.dumps`."""
-    with new_file(path, follow) as partial:
+    with new_file(path, follow, like) as partial:
         partial.write_text(json.dumps(content, **options))
 
 

@@ -39,6 +39,7 @@ BESIDE: dict[str, Callable[[Path], Path]] = {
     "judge": lambda out: out.with_suffix(".json"),  # the report
     "vq": lambda out: out.with_name(f"{out.name}.png"),  # the contact sheet of `vq fit`
 }
+RESUMED = ("caption", "search")  # with the journal OUT.part
 OR_TABLES = ("caption", "score")  # their --out may also be a folder, with a table for each shard
 MAKE_PARENTS = ("scenes", "fetch", "prepare", "export")
 
@@ -108,7 +109,8 @@ def ready(args: argparse.Namespace) -> None:
         flag = f"--{name.replace('_', '-')}"
         tables = name == "out" and args.tool in OR_TABLES
         check_suffix(flag, value, names[name], tables)
-        check_unread(flag, value, args)
+        if not isinstance(value, Default):  # which is never replaced
+            check_unread(flag, value, args)
         folder = not names[name] or tables and is_folder(value)
         if not folder and os.path.isfile(value) and args.tool != "judge":  # judge resumes its file
             if isinstance(value, Default):
@@ -119,4 +121,6 @@ def ready(args: argparse.Namespace) -> None:
         if name != "out_shards" and args.tool not in MAKE_PARENTS and not Path(value).absolute().parent.is_dir():
             raise FileNotFoundError(f"{flag} {value}: its folder does not exist")
         try_output(getattr(args, name), folder)
+        if name == "out" and args.tool in RESUMED and not folder:
+            try_output(f"{args.out}.part")
     check_beside(args)

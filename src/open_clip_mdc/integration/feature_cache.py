@@ -68,13 +68,14 @@ class FeatureCache:
             for shard, file in pairs[first:] + pairs[:first]:
                 if file.exists():  # without a lock, as the folder may be read-only
                     continue
-                with open_own(place / f".{file.stem}.lock", "ab") as lock:
+                with open_own(hidden := place / f".{file.stem}.lock", "ab") as lock:
                     try:
                         fcntl.flock(lock, fcntl.LOCK_EX | or_later)
                     except BlockingIOError:
                         continue
                     if not file.exists():
                         count += self._write(tower, shard, file, precision, device)
+                    hidden.unlink(missing_ok=True)  # who waits for it, or makes another, finds the file
         for file in files:
             try:
                 with safe_open(file, "pt") as content:
