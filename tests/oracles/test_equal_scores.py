@@ -90,5 +90,5 @@ def test_one_judged_image_has_no_standard_error(tmp_path, capsys):
     assert summary["selection_rate"] == {"x": 1, "y": 0} and summary["standard_error"] == {"x": None, "y": None}
     assert with_error(np.array([0.5]), "CIDEr") == "0.500"
     assert with_error(np.array([0.0, 2]), "CIDEr") == "1.000 ± 1.000"
-    judge_answers.report(tmp_path / "r.json", {"systems": ["x", "y"], "model": "m"}, summary)
+    judge_answers.report(tmp_path / "out.jsonl", tmp_path / "r.json", {"systems": ["x", "y"], "model": "m"}, summary)
     assert capsys.readouterr().out.count("unknown") == 2
