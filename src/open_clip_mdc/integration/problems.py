@@ -63,7 +63,8 @@ NUMBERS = [
                                 "train_num_samples", "remote_sync_frequency", "force_image_size")),
     ("0 or more", 0, math.inf, ("workers", "warmup", "save_frequency", "zeroshot_frequency", "val_frequency",
                                 "val_num_samples", "lock_image_unlocked_groups", "lock_text_unlocked_layers")),
-    ("0 or more and finite", 0, GREATEST, ("lr", "wd", "eps", "lr_cooldown_end", "lr_cooldown_power")),
+    ("0 or more and finite", 0, GREATEST, ("lr", "wd", "eps", "lr_cooldown_end", "lr_cooldown_power",
+                                          "coca_caption_loss_weight", "coca_contrastive_loss_weight")),
     ("0 or more and below 1", 0, math.nextafter(1, 0), ("beta1", "beta2", "momentum", "force_patch_dropout")),
     ("above 0", ABOVE_0, math.inf, ("grad_clip_norm",)),
     ("3 or more, for SOT, a word and EOT", 3, math.inf, ("force_context_length",)),
@@ -156,6 +157,13 @@ def find_value_problem(args) -> str | None:
             return f"--report-to {args.report_to} needs {logger}: pip install {logger}"
     if unknown := set(filter(None, args.report_to.split(","))) - {"wandb", "tensorboard", "all", *NEW_LOGGERS}:
         return f"--report-to {', '.join(sorted(unknown))} is not known: give wandb, tensorboard or wandb,tensorboard"
+    if args.trace and args.train_data:
+        return f"--trace: {NOT_FOR_CAPTIONERS['trace']}"
+    if getattr(args, "horovod", False) and find_spec("horovod") is None:  # 4.x has no such flag
+        return f"--horovod needs horovod, which is not installed: {NOT_FOR_CAPTIONERS['horovod']}"
+    if args.distill_model and args.distill_pretrained and (args.accum_freq > 1 or "coca" in args.model.lower()):
+        return (f"--distill-model {args.distill_model} works with --accum-freq 1 only, and with no CoCa: OpenCLIP's "
+                "distillation has neither")
     try:
         device = torch.device(args.device)
     except RuntimeError:
