@@ -84,6 +84,9 @@ def test_borders_in_timm_are_as_black_as_the_mean(tmp_path, pictures):
 
 def test_the_packaged_captioner_of_feature_maps_goes_to_timm_and_its_card_shows_how(tmp_path, pictures, monkeypatch):
     assert complaint_of("export", "--pretrained", "photo", "--out", tmp_path / "out", "--to", "timm") is None
+    assert "`LICENSE`, `SOURCE.md`" in (tmp_path / "out" / "README.md").read_text()
+    assert "Apache License" in (tmp_path / "out" / "LICENSE").read_text()
+    assert "non-commercial" in (tmp_path / "out" / "SOURCE.md").read_text()
     encoder, transform = timm_export(tmp_path / "out")
     expected = open_clip_mdc.load("photo", device="cpu").encode_image(pictures)
     with torch.no_grad():

@@ -15,6 +15,7 @@ that are not square. Only --push uses the network.
 import argparse
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from copy import deepcopy
 from importlib.util import find_spec
@@ -174,6 +175,18 @@ def push(folder: Path, repo: str) -> str:
     return f"{api.endpoint}/{repo}"
 
 
+def copy_licences(args: argparse.Namespace, folder: Path) -> list[str]:
+    """Copy the licences that lie beside the weights, with their card as SOURCE.md. Returns the names of the copies."""
+    name, file, _ = find(args.pretrained, args.model)
+    here = Path(name.removeprefix("local-dir:")) if file is None else Path(file).parent
+    names = {path.name: path.name for path in sorted(here.glob("LICENSE*")) if path.is_file()}
+    if names and (here / "README.md").is_file():
+        names["README.md"] = "SOURCE.md"
+    for name, copy in names.items():
+        shutil.copyfile(here / name, folder / copy)
+    return list(names.values())
+
+
 def run(args: argparse.Namespace) -> None:
     if args.push and args.push.count("/") != 1:
         raise ValueError(f"--push {args.push} should be ORG/NAME")
@@ -187,7 +200,8 @@ def run(args: argparse.Namespace) -> None:
         done = write_all(loaded, model_name, args.to, folder)
         if args.half:
             weights.halve(folder / "open_clip_model.safetensors")
-        card = model_card(loaded.model, args, done)
+        licences = copy_licences(args, folder)
+        card = model_card(loaded.model, args, done, licences)
         (folder / "README.md").write_text(card, encoding="utf-8")
         for path in filter(Path.is_file, folder.rglob("*")):
             path.chmod(0o644)  # safetensors makes files that only their owner can read

@@ -2,6 +2,7 @@
 import argparse
 import json
 import re
+from collections.abc import Sequence
 from importlib import metadata, resources
 from numbers import Number
 from pathlib import Path
@@ -94,7 +95,8 @@ def map_layout(visual: nn.Module) -> str:
     return ".flatten(2).mT" if visual.channels_first else ".flatten(1, -2)"
 
 
-def model_card(model: Captioner, args: argparse.Namespace, destinations: list[str]) -> str:
+def model_card(model: Captioner, args: argparse.Namespace, destinations: list[str],
+               licences: Sequence[str] = ()) -> str:
     name, weights, _ = find(args.pretrained, args.model)
     flags, rows = training_flags(weights), result_rows(args.results)
     rows_of_patches, columns = grid(region_tower(model.visual))
@@ -110,6 +112,7 @@ def model_card(model: Captioner, args: argparse.Namespace, destinations: list[st
         width=width(model.visual), patches=patches, context=model.context_length,
         parameters=f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}",
         open_clip_version=metadata.version("open_clip_torch"),
+        licences=", ".join(f"`{name}`" for name in licences),
         flags=markdown_table(["flag", "value"], [[f"`--{k.replace('_', '-')}`", f"`{v}`"] for k, v in flags.items()])
         if flags else "", data=flags.get("train_data"),
         about=read_text(args.about) if args.about else "",
