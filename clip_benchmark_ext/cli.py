@@ -15,6 +15,7 @@ from importlib.util import find_spec
 
 from open_clip_mdc import errors as messages
 from open_clip_mdc.data.files import end_when_terminated, start_in_utf8
+from open_clip_mdc.data.outputs import check_unread, files_in
 from open_clip_mdc.integration.patches import SHARDS, Replacement, register
 from open_clip_mdc.integration.plugins import load_plugin
 
@@ -59,6 +60,9 @@ def parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace,
         raise
 
 
+OUTPUTS = ("output", "save_clf", "save_probe", "save_captions", "save_coco_results")
+
+
 def check(args: argparse.Namespace, argv: list[str]) -> None:
     if not any(arg.partition("=")[0] in ("--model", "--pretrained_model") for arg in argv):
         raise ValueError("--model is missing: mdc, arc or another captioner with --pretrained RUN, or a model of "
@@ -66,6 +70,10 @@ def check(args: argparse.Namespace, argv: list[str]) -> None:
     for name, lowest in (("batch_size", 1), ("num_workers", 0)):
         if getattr(args, name) < lowest:
             raise ValueError(f"--{name} {getattr(args, name)} should be at least {lowest}")
+    values = {**vars(args), **args.flags._asdict(), "flags": None}
+    for name in OUTPUTS:
+        if values.get(name):
+            check_unread(f"--{name}", values[name], files_in(x for key, x in values.items() if key not in OUTPUTS))
 
 
 def main(argv: list[str] | None = None) -> int | None:
@@ -88,8 +96,8 @@ def main(argv: list[str] | None = None) -> int | None:
     try:
         if args.which == "build":
             return upstream.main_build(args)
-        check(args, argv)
         args.flags = flags
+        check(args, argv)
         for plugin in flags.plugin or ():
             load_plugin(plugin)
         device = "cuda" if torch.cuda.is_available() else "cpu"

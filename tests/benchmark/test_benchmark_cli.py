@@ -263,3 +263,17 @@ def test_the_score_tool_writes_a_line_per_image_and_caption_that_adds_up(scenes,
         assert line["debiased"] == pytest.approx(line["score"] - line["blind"])
         assert [t["token"] for t in line["tokens"]] == [*line["caption"].split(), "<end>"]
         assert sorted(t["step"] for t in line["tokens"]) == list(range(len(line["tokens"])))
+
+
+@pytest.mark.parametrize("flag", ["--output", "--save_captions", "--save_coco_results", "--save_probe", "--save_clf"])
+def test_a_file_that_is_read_is_not_written(clip_benchmark, flag):
+    for name in ("mine.json", "other.json"):
+        Path(name).write_text("mine")
+    Path("link.json").symlink_to("mine.json")
+    argv = ["eval", "--model", "mdc", "--pretrained", "no", "--dataset", "wds/no", "--cloze_words", "mine.json"]
+    for out in ("mine.json", "link.json"):
+        with pytest.raises(SystemExit, match="would replace mine.json, which is read"):
+            cli.main([*argv, flag, out])
+    with pytest.raises(SystemExit) as end:
+        cli.main([*argv, flag, "other.json"])
+    assert "which is read" not in end.value.code and Path("mine.json").read_text() == "mine"

@@ -2,7 +2,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -73,18 +73,22 @@ def beside(path: str) -> str:
     return next(name for number in count(2) if not os.path.lexists(name := f"{stem}-{number}{suffix}"))
 
 
-def inputs_of(args: argparse.Namespace) -> Iterator[str]:
-    """Yield the texts in a command's arguments that may name a file to read: FILE, @FILE, NAME=FILE, MODEL:FILE."""
-    for name, value in vars(args).items():
-        for text in () if name in OUTPUTS[args.tool] else value if isinstance(value, (list, tuple)) else [value]:
+def files_in(values: Iterable) -> Iterator[str]:
+    """Yield the files that values of arguments name: FILE, @FILE, NAME=FILE or MODEL:FILE, alone or in a list."""
+    for value in values:
+        for text in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(text, str):
-                yield from (text, text.removeprefix("@"), text.partition("=")[2], text.partition(":")[2])
+                yield from filter(os.path.isfile, (
+                    text, text.removeprefix("@"), text.partition("=")[2], text.partition(":")[2]))
 
 
-def check_unread(flag: str, out: str | Path, args: argparse.Namespace) -> None:
-    """Raise ValueError if a command would replace a file that it reads, by whatever name."""
-    if os.path.isfile(out) and (same := next((name for name in inputs_of(args) if os.path.isfile(name)
-                                              and os.path.samefile(name, out)), None)):
+def inputs_of(args: argparse.Namespace) -> Iterator[str]:
+    return files_in(value for name, value in vars(args).items() if name not in OUTPUTS[args.tool])
+
+
+def check_unread(flag: str, out: str | Path, inputs: Iterable[str]) -> None:
+    """Raise ValueError if a command would replace one of the files that it reads, by whatever name."""
+    if os.path.isfile(out) and (same := next((name for name in inputs if os.path.samefile(name, out)), None)):
         raise ValueError(f"{flag}: {out} would replace {same}, which is read: give another name")
 
 
@@ -93,7 +97,7 @@ def check_beside(args: argparse.Namespace) -> None:
     if args.tool not in BESIDE or getattr(args, "action", "fit") != "fit" or is_written_to(Path(args.out)):
         return
     second = BESIDE[args.tool](Path(args.out))
-    check_unread(f"--out {args.out}", second, args)
+    check_unread(f"--out {args.out}", second, inputs_of(args))
     if os.path.lexists(second) and not os.path.exists(args.out):
         raise ValueError(f"--out {args.out} comes with {second}, which exists already: remove it or give another name")
     try_output(second)
@@ -110,7 +114,7 @@ def ready(args: argparse.Namespace) -> None:
         tables = name == "out" and args.tool in OR_TABLES
         check_suffix(flag, value, names[name], tables)
         if not isinstance(value, Default):  # which is never replaced
-            check_unread(flag, value, args)
+            check_unread(flag, value, inputs_of(args))
         folder = not names[name] or tables and is_folder(value)
         if not folder and os.path.isfile(value) and args.tool != "judge":  # judge resumes its file
             if isinstance(value, Default):
