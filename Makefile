@@ -92,7 +92,7 @@ demo: | $(SCENES)
 	    $(EVAL) --model $$model --pretrained $(DEMO)/$$model --dataset $(SUBSETS:%=sugar_crepe/%) \
 	        --dataset_root $(SCENES)/sugarcrepe --scorer $$scorer --num_samples 64 \
 	        --output "$(RESULTS)/{dataset}-$$scorer.json" || exit; done
-	$(BIN)/open_clip_mdc reconstruct --pretrained $(DEMO)/mdc --data $(SCENES)/val/00000.tar \
+	$(BIN)/python -m experiments.reconstruct --pretrained $(DEMO)/mdc --data $(SCENES)/val/00000.tar \
 	    --out $(DEMO)/reconstructions.png
 	@echo; echo "Captions, the model choosing their length too:"
 	@$(BIN)/open_clip_mdc caption --pretrained $(DEMO)/mdc $(SCENES)/val/00000.tar --limit 8 --length auto \

@@ -32,8 +32,6 @@ setup(
         "markupsafe<4",
         "requests>=2.31,<3",  # imported by clip_benchmark, which does not declare it
         "pycocoevalcap<2",
-        "matplotlib>=3.9,<4",
-        "pandas>=2.2.3,<4",
         "pyarrow>=17,<27",  # before 14.0.1 they unpickle objects from parquet files
         "pillow>=11,<14",
         "safetensors<1",
@@ -52,8 +50,8 @@ setup(
         "ray": ["ray<3"],
         "completion": ["argcomplete<4"],  # eval "$(register-python-argcomplete open_clip_mdc)"
         "docs": DOCS,
-        "dev": ["pytest", "pytest-xdist", "ruff", "build", "nltk<4", "transformers<6", "diffusers<1", "gradio>=6,<7",
-                "playwright", "argcomplete<4", *DOCS],
+        "dev": ["pytest", "pytest-xdist", "ruff", "build", "matplotlib>=3.9,<4", "pandas>=2.2.3,<4", "nltk<4",
+                "transformers<6", "diffusers<1", "gradio>=6,<7", "playwright", "argcomplete<4", *DOCS],
     },
     entry_points={"console_scripts": [
         "open_clip_train = open_clip_mdc.train:main",

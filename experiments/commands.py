@@ -210,7 +210,7 @@ def page(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
 
 def lengths(scale: Scale, place: Place) -> list[str]:
     data = [scale.data[name] for name in dict.fromkeys((scale.search, scale.alt, scale.long))]
-    return [f"{place.bin}open_clip_mdc", "lengths", *(d.pattern(place.data, place.out) for d in data),
+    return [f"{place.bin}python", "-m", "experiments.lengths", *(d.pattern(place.data, place.out) for d in data),
             "--names", *(d.label for d in data), "--tokenizer", f"MDC-{scale.backbone}",
             "--out", str(place.out / "tables" / "figure3.png")]
 

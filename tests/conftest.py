@@ -6,6 +6,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -146,10 +147,18 @@ def run(*command: str, check: bool = True, timeout: float = 3600, fork: bool = F
     return result
 
 
+def run_tool(argv: list[str]) -> None:
+    """Run `open_clip_mdc ARGV` in this process, and what has moved as `python -m experiments.NAME`."""
+    if argv and argv[0] in cli.MOVED:
+        import_module(f"experiments.{argv[0].replace('-', '_')}").main(argv[1:])
+    else:
+        cli.main(argv)
+
+
 def complaint_of(*argv) -> str | int | None:
-    """Return the message with which `open_clip_mdc ARGV` exits when run in this process, or None if it succeeds."""
+    """Return the message with which a tool exits when run in this process, or None if it succeeds."""
     try:
-        cli.main(list(map(str, argv)))
+        run_tool(list(map(str, argv)))
     except SystemExit as end:
         return end.code
     return None

@@ -8,6 +8,7 @@ A comment before a block says what is special about it:
 
 Comment lines directly below a command, or below an expression of Python, are its output.
 """
+import argparse
 import ast
 import contextlib
 import io
@@ -15,6 +16,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +33,8 @@ MARK = re.compile(r"needs: (gpu|cluster|download|hours|browser)|file: [\w./]+|ou
 NUMBER = re.compile(r"(-?\d+\.\d+(?:e-?\d+)?)")
 MODULES = {"open_clip_mdc": "open_clip_mdc", "open_clip_train": "open_clip_mdc.train",
            "clip_benchmark": "clip_benchmark_ext.cli"}
+
+EVIDENCE = {f"experiments.{tool.replace('-', '_')}" for tool in cli.MOVED}
 
 
 class Block(NamedTuple):
@@ -119,12 +123,16 @@ def parse(argv: list[str]) -> None:
     elif module == "open_clip_mdc.train":
         arguments.parse_first(flags)
     elif module == "clip_benchmark_ext.cli":
-        _, args, _ = clip_benchmark_ext.cli.parse(flags)
+        _, args, args.flags = clip_benchmark_ext.cli.parse(flags)
         clip_benchmark_ext.cli.check(args, flags)
     else:
         found = find_spec(module)
         assert found, module
-        if (REPO / module.partition(".")[0]).is_dir():  # its parser is made where it runs
+        if module in EVIDENCE:
+            parser = argparse.ArgumentParser()
+            import_module(module).add_flags(parser)
+            parser.parse_args(flags)
+        elif (REPO / module.partition(".")[0]).is_dir():  # its parser is made where it runs
             own = Path(found.origin).read_text(encoding="utf-8")
             assert not [flag for flag in flags if flag.startswith("--") and f'"{flag}"' not in own], (module, flags)
 

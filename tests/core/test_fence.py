@@ -21,9 +21,9 @@ HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "mo
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
     "the heart": (HEART, 4_580, 25.5),
-    "src": (("src",), 16_350, 92.5),
+    "src": (("src",), 15_700, 88.5),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_420, 33.2),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 5_790, 39.3),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 6_470, 43.4),
     "tests": (("tests",), 31_000, 236),
 }
 LONGEST_FUNCTION = 92  # lines

@@ -117,12 +117,14 @@ def test_every_printed_command_parses(scale, gpus, tmp_path, monkeypatch):
     from clip_benchmark.cli import get_parser_args
 
     from clip_benchmark_ext.flags import make_parser
+    from experiments import lengths
     from open_clip_mdc import cli as tools
     monkeypatch.setenv("JUDGE_URL", "http://localhost:8000/v1")
     asked = []
     for tool in tools.TOOLS:
         module = __import__(f"open_clip_mdc.cli.{tool.replace('-', '_')}", fromlist=["run"])
         monkeypatch.setattr(module, "run", asked.append)
+    monkeypatch.setattr(lengths, "run", asked.append)
     for folder in ("data", "results/judge", "tables"):  # commands refuse an output whose folder does not exist
         (tmp_path / "out" / folder).mkdir(parents=True)
     kinds = set()
@@ -141,6 +143,9 @@ def test_every_printed_command_parses(scale, gpus, tmp_path, monkeypatch):
             tools.main(words)
             kinds.add(words[0])
         else:
+            if words[1] == "experiments.lengths":
+                lengths.main(words[2:])
+                kinds.add("lengths")
             assert words[0] == "-m" and (REPO / words[1].replace(".", "/")).with_suffix(".py").is_file(), command
     assert kinds >= {"train", "linear_probe", "image_caption_selection", "captioning", "judge", "lengths"}
     # Judges by test set and seed, lengths, data.

@@ -20,7 +20,7 @@ from files import cut, probe, rot
 from safetensors.torch import save_file
 from tars import make as make_tar
 from torch import Tensor
-from world import CLIP_BENCHMARK, MDC, Cases, World, check_json, each, first
+from world import CLIP_BENCHMARK, LENGTHS, MDC, Cases, World, check_json, each, first
 
 import open_clip_mdc
 from open_clip_mdc.cli import taming
@@ -306,7 +306,8 @@ def members_by_commands(world: World) -> Cases:
                 "score": ("score", *model, "--pairs", "0.tar", "--blind-images", world.images, "--out", "s"),
                 "prepare": ("prepare", "shards", "--train", "0.tar", "--out", "p"),
                 "lengths": ("lengths", "0.tar", "--out", "l.png")}.items():
-            ended = world.call(MDC, *argv, cwd=folder)
+            ended = world.call(LENGTHS, *argv[1:], cwd=folder) if name == "lengths" else world.call(
+                MDC, *argv, cwd=folder)
             reads = kind == "sparse text" or name != "lengths"  # which reads no image
             yield f"{name}: {kind}", first(ended.problem(1 if reads else 0), check_json(folder),
                                            None if "0.tar: its member" in ended.err or not reads else

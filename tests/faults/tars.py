@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow.parquet as pq
-from world import CLIP_BENCHMARK, MDC, Cases, World, check_json, first, strict_json
+from world import CLIP_BENCHMARK, LENGTHS, MDC, Cases, World, check_json, first, strict_json
 
 from open_clip_mdc.data.shards import read_samples
 
@@ -150,7 +150,7 @@ def through(world: World) -> Cases:
         ended = world.call(MDC, "prepare", "recap", "--shards", path, "--pairs", max(tar.samples, 1), "--out",
                            folder / "r", cwd=folder)
         yield ends("prepare recap", ended, lambda p=folder / "r": count_samples(p), tar.samples)
-        ended = world.call(MDC, "lengths", path, "--out", folder / "l.png", cwd=folder)
+        ended = world.call(LENGTHS, path, "--out", folder / "l.png", cwd=folder)
         yield ends("lengths", ended, None, 0)
         ended = world.train("--train-data", path, "--dataset-type", "webdataset", "--train-num-samples", 8,
                             "--batch-size", 4, "--epochs", 1, cwd=folder)

@@ -19,11 +19,12 @@ from PIL import Image
 from process import Outcome
 
 REPO = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPO / "tests")]
+sys.path[:0] = [str(REPO / "tests"), str(REPO)]
 
 from conftest import run_folder  # noqa: E402
 
 from clip_benchmark_ext import cli as benchmark  # noqa: E402
+from experiments import lengths  # noqa: E402
 from open_clip_mdc import cli as tools  # noqa: E402
 from open_clip_mdc import train  # noqa: E402
 from open_clip_mdc.data.files import new_file, new_folder  # noqa: E402
@@ -32,6 +33,7 @@ from open_clip_mdc.data.shards import tar_writer  # noqa: E402
 Cases = Iterator[tuple[str, str | None]]  # name, and the problem or None
 SKIPPED = "skipped: "  # begins what could not be tried, and why
 MDC = tools.main
+LENGTHS = lengths.main
 TRAIN = train.main
 
 

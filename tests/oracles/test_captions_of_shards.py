@@ -11,7 +11,8 @@ import tarfile
 import pytest
 from PIL import Image
 
-from open_clip_mdc.cli import lengths, parse, prepare_layouts
+from experiments import lengths
+from open_clip_mdc.cli import prepare_layouts
 from open_clip_mdc.data import captions, images
 from open_clip_mdc.data.shards import read_samples
 
@@ -86,7 +87,7 @@ def test_a_look_at_the_names_tells_files_that_are_apart(layout, tmp_path):
 @pytest.mark.parametrize("layout", list(APART)[:3])
 def test_lengths_the_tools_and_prepare_say_that_files_are_apart(layout, tmp_path, capsys):
     shard = write(tmp_path / "x.tar", APART[layout])
-    lengths.run(parse(["lengths", shard, "--out", str(tmp_path / "l.png")]))
+    lengths.main([shard, "--out", str(tmp_path / "l.png")])
     assert "tar --sort=name" in capsys.readouterr().err
     assert "tar --sort=name" in str(list(images.read_images([tmp_path / "x.tar"]))[-1].source)
     assert any("tar --sort=name" in sample.seen for sample in prepare_layouts.read_shards([shard], "captions"))

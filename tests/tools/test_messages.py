@@ -10,10 +10,11 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
+from conftest import run_tool
 from PIL import Image
 
 from clip_benchmark_ext.cli import main as benchmark
-from open_clip_mdc import cli, register, train, unregister
+from open_clip_mdc import register, train, unregister
 from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.errors import close_names
 
@@ -291,7 +292,7 @@ def offline(monkeypatch):
 @pytest.mark.parametrize("argv, words", TOOLS, ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
 def test_a_mistake_with_a_tool_is_one_line(place, monkeypatch, capsys, argv, words):
     needs_device = "--pretrained" in argv and "--device" not in argv and argv[0] != "export"
-    check(cli.main, (*argv, "--device", "cpu") if needs_device else argv, words, place, monkeypatch, capsys)
+    check(run_tool, (*argv, "--device", "cpu") if needs_device else argv, words, place, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("argv, words", TRAIN, ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")

@@ -192,7 +192,7 @@ def test_every_command_ends_in_order_when_terminated():
         handler = signal.getsignal(signal.SIGTERM)
         assert handler != signal.SIG_DFL
         os.kill(os.getpid(), signal.SIGTERM)"""
-    for start in ("from open_clip_mdc.cli import main\n        try: main(['lengths', 'no.tar', '--out', 'l.html'])\n"
+    for start in ("from open_clip_mdc.cli import main\n        try: main(['attention', 'no.png', '--out', 'l.png'])\n"
                   "        except SystemExit: pass",
                   "from open_clip_mdc.train import main\n        try: main(['--model', 'no'])\n"
                   "        except SystemExit: pass",

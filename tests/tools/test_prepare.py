@@ -15,8 +15,8 @@ from scipy.stats import chisquare
 from shard_files import ENDINGS, make_image, members, texts, tool, write_tar
 
 import open_clip_mdc
+from experiments.lengths import read_captions
 from open_clip_mdc.cli import prepare
-from open_clip_mdc.cli.lengths import read_captions
 from open_clip_mdc.data.shards import CAPTION_SEPARATOR
 from open_clip_mdc.integration import data as hooks
 from open_clip_mdc.text.special_tokens import decode_captions

@@ -3,9 +3,9 @@ import pytest
 from conftest import captions, images, tiny_captioner
 from PIL import Image
 
-from open_clip_mdc import cli as tools
+from experiments import reconstruct as tool
+from experiments.reconstruct import reconstruct
 from open_clip_mdc import unregister
-from open_clip_mdc.cli.reconstruct import reconstruct
 from open_clip_mdc.text.special_tokens import eot_id, mask_id, valid_tokens
 
 
@@ -21,7 +21,7 @@ def test_behind_the_captions_tokens_there_is_only_its_end_though_the_model_gives
 
 @pytest.mark.parametrize("objective", ["mdc", "arc"])
 def test_the_command_prints_the_loss_and_the_captions_and_writes_the_sheet(runs, scenes, tmp_path, capsys, objective):
-    tools.main(["reconstruct", "--pretrained", str(runs / objective), "--data", str(scenes / "val" / "00000.tar"),
+    tool.main(["--pretrained", str(runs / objective), "--data", str(scenes / "val" / "00000.tar"),
                 "--device", "cpu", "--num-samples", "3", "--out", str(tmp_path / "sheet.png")])
     unregister()
     printed = capsys.readouterr().out

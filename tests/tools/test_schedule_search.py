@@ -11,10 +11,10 @@ import torch
 from conftest import VOCAB, captions, images, tiny_captioner
 from PIL import Image
 
-from open_clip_mdc import cli
-from open_clip_mdc.cli import gradient_noise
-from open_clip_mdc.cli.gradient_noise import GROUPS, MIDDLES, Measurement, Moments, interval_scores, moments
-from open_clip_mdc.cli.schedule_search import per_t, report, search
+from experiments import gradient_noise
+from experiments import schedule_search as tool
+from experiments.gradient_noise import GROUPS, MIDDLES, Measurement, Moments, interval_scores, moments
+from experiments.schedule_search import per_t, report, search
 from open_clip_mdc.text.packing import NoisedCaptions, pack
 from open_clip_mdc.text.special_tokens import mask_id, target_tokens
 
@@ -244,7 +244,7 @@ def schedule_search(scenes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def call(*flags, data=scenes / "train" / "{00000..00007}.tar"):
-        cli.main(["schedule-search", "--train-data", str(data), "--batch-size", "2", "--num-samples", "16", "--device",
+        tool.main(["--train-data", str(data), "--batch-size", "2", "--num-samples", "16", "--device",
                   "cpu", *map(str, flags)])
         return json.loads((tmp_path / "schedule.json").read_text())
     return call

@@ -109,7 +109,7 @@ def test_shared_flags_have_one_spelling_and_one_meaning():
     shared = {"--pretrained", "--model", "--device"}
     images = {"--precision", "--batch-size", "--workers", "--blind-images"}
     assert shared | images <= flags("caption") & flags("score")
-    assert shared <= flags("reconstruct") & flags("schedule-search")
+    assert shared <= flags("search") & flags("embed")
 
 
 def test_the_version_is_the_packages():
@@ -129,3 +129,12 @@ def test_a_reader_that_goes_ends_the_tool_without_a_word():
     for buffering in ("", "1"):  # at the end, or at the first line
         said = run("bash", "-c", f"{sys.executable} -m open_clip_mdc list | true", PYTHONUNBUFFERED=buffering)
         assert said.stdout == said.stderr == ""
+
+
+@pytest.mark.parametrize("tool", tools.MOVED)
+def test_what_makes_evidence_says_where_it_went(tool):
+    with pytest.raises(SystemExit) as end:
+        tools.main([tool, "--help"])
+    module = f"experiments.{tool.replace('-', '_')}"
+    assert f"open_clip_mdc {tool} is now python -m {module} in a clone (" in end.value.code
+    assert "usage: python -m" in run("python", "-m", module, "--help", fork=True).stdout

@@ -7,6 +7,7 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Callable
 from importlib import import_module
 
 from ..data.files import end_when_terminated, start_in_utf8
@@ -21,7 +22,6 @@ TOOLS = {
     "scenes": "render the built-in synthetic data set",
     "fetch": "download data sets to train and test on, or say how to get them",
     "prepare": "write shards to train and test on, from your own data, COCO, Flickr, CUB-200 or Recap-DataComp",
-    "lengths": "plot how many tokens the captions of webdatasets have (Fig. 3 of the paper)",
     "caption": "caption images and write JSONL (optionally an HTML page), or caption shards into Parquet",
     "score": "compute log-likelihoods of captions given images, and filter image-text pairs by them",
     "search": "find the images that fit a sentence best",
@@ -29,11 +29,11 @@ TOOLS = {
     "attention": "show where in the image each word of a caption comes from",
     "app": "try a captioner in your browser: caption, fill in words, score sentences, see where words come from",
     "judge": "let an LLM choose the best of several systems' captions (Table 3 of the paper)",
-    "reconstruct": "show how well a trained model recovers masked captions",
     "vq": "train or import the frozen VQ-VAE of a model that reads discrete image tokens",
     "export": "export a model for OpenCLIP, timm, transformers and torch, and upload it to the Hugging Face hub",
-    "schedule-search": "measure gradient noise over the mask ratio t and propose an interval [t_min, t_max]",
 }
+# What makes the evidence is in the folder experiments of a clone. The Makefile has its targets.
+MOVED = {"lengths": "make figure3", "reconstruct": "make demo", "schedule-search": "docs/training.md"}
 # The modules whose `worker` writes one table per shard.
 WORKERS = {"caption": "caption", "embed": "embed", "score": "score"}
 # The modules that send shards to Ray. They import no torch.
@@ -57,6 +57,9 @@ def usage(tool: argparse.ArgumentParser) -> str:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
+    if argv[:1] and argv[0] in MOVED:
+        sys.exit(f"open_clip_mdc {argv[0]} is now python -m experiments.{argv[0].replace('-', '_')} in a clone "
+                 f"({MOVED[argv[0]]})")
     parser = argparse.ArgumentParser(prog="open_clip_mdc", description="Tools for captioners. To train one, run "
                                      "open_clip_train. To evaluate one, run clip_benchmark eval. For the options of a "
                                      "tool, run open_clip_mdc TOOL --help.")
@@ -83,16 +86,21 @@ def main(argv: list[str] | None = None) -> None:
         start_in_utf8()
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
+    module = f"{__name__}.{args.tool.replace('-', '_')}"
+    if getattr(args, "engine", None) == "ray" and is_folder(args.out):
+        module = DRIVERS.get(args.tool, module)
+    finish(lambda: import_module(module).run(args), args, argv)
+
+
+def finish(job: Callable[[], None], args: argparse.Namespace, argv: list[str]) -> None:
+    """Do the job of a tool, once its outputs are checked. Exits with 1 and one line on bad input."""
     end_when_terminated()
     # Model threads that spin while they wait would take cores from the processes that decode images.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    module = f"{__name__}.{args.tool.replace('-', '_')}"
     try:
         ready(args)
-        if getattr(args, "engine", None) == "ray" and is_folder(args.out):
-            module = DRIVERS.get(args.tool, module)
         load_plugins(args)
-        import_module(module).run(args)
+        job()
         sys.stdout.flush()
     except BrokenPipeError:  # who read along has gone, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it ends

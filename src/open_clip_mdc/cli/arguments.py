@@ -142,14 +142,6 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
                         help="leave out images that are missing, unreadable or without a caption, and list them")
 
 
-def lengths(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shards", nargs="+", metavar="SHARDS", help=f"{SHARDS}, one data set each")
-    parser.add_argument("--names", nargs="+", help="names of the data sets (default: their folders)")
-    parser.add_argument("--out", default=Default("lengths.png"), help="histogram to write (default: %(default)s)")
-    parser.add_argument("--tokenizer", default="ViT-B-32", metavar="MODEL",
-                        help="model whose tokenizer counts the tokens (default: %(default)s, CLIP's BPE)")
-
-
 def _add_decoding(parser: argparse.ArgumentParser):
     parser.add_argument("paths", nargs="+", metavar="PATHS", help=PATHS)
     add_model(parser, default="photo")
@@ -293,15 +285,6 @@ def judge(parser: argparse.ArgumentParser) -> None:
                         help="number of requests at a time (default: %(default)s)")
 
 
-def reconstruct(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    parser.add_argument("--data", required=True, help=SHARDS)
-    parser.add_argument("--num-samples", type=positive, default=8,
-                        help="number of images to show (default: %(default)s)")
-    parser.add_argument("--out", default=Default("reconstructions.png"),
-                        help="contact sheet to write (default: %(default)s)")
-
-
 def vq(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     fit = actions.add_parser("fit", help="train a VQ-VAE on your images, which takes minutes for small ones")
@@ -323,24 +306,3 @@ def vq(parser: argparse.ArgumentParser) -> None:
         action.add_argument("--model", required=True,
                             help="name of the model that will read the codes, such as MCD-VQ-ViT-Ti-8")
         action.add_argument("--out", required=True, help="file to write, for --pretrained of open_clip_train")
-
-
-def schedule_search(parser: argparse.ArgumentParser) -> None:
-    add_model(parser, required=False)
-    parser.add_argument("--train-data", required=True, metavar="SHARDS", help=SHARDS)
-    parser.add_argument("--steps", type=natural, default=300,
-                        help="number of training steps before the measurement of an untrained network (default: "
-                             "%(default)s)")
-    parser.add_argument("--batch-size", type=positive, default=32,
-                        help="images per batch, and per measured gradient (default: %(default)s)")
-    parser.add_argument("--lr", type=finite, default=1e-3, help="peak learning rate (default: %(default)s)")
-    parser.add_argument("--num-samples", type=positive, default=1536,
-                        help="number of images to measure, each once (default: %(default)s)")
-    parser.add_argument("--min-width", type=float, default=0.5,
-                        help="minimum width of the proposed interval, needed because the criterion always prefers "
-                             "narrow ones (default: %(default)s, the paper's width)")
-    parser.add_argument("--seed", type=natural, default=0, help="random seed (default: %(default)s)")
-    parser.add_argument("--out", default=Default("schedule.json"),
-                        help="file to write with all numbers (default: %(default)s)")
-    parser.add_argument("--plot", default=Default("schedule.png"),
-                        help="figure to write, with curves over t and intervals (default: %(default)s)")

@@ -22,10 +22,7 @@ OUTPUTS = {
     "export": {"out": FOLDER},
     "attention": {"out": PAGE},
     "judge": {"out": (".jsonl",)},
-    "reconstruct": {"out": (".png",)},
-    "lengths": {"out": (".png",)},
     "vq": {"out": (".pt", ".pth")},
-    "schedule-search": {"out": (".json",), "plot": (".png",)},
     "app": {},
     "list": {},
 }

@@ -1,11 +1,12 @@
 """Measure the encoder's gradient noise at every t, and propose the interval [t_min, t_max] that suits the data.
 
-    open_clip_mdc schedule-search --model MDC-ViT-Ti-8-t0.0-1.0 --train-data 'scenes/train/{00000..00007}.tar'
-    open_clip_mdc schedule-search --pretrained logs/RUN --train-data 'scenes/train/{00000..00007}.tar'  # skips training
+    python -m experiments.schedule_search --model MDC-ViT-Ti-8-t0.0-1.0 --train-data 'scenes/train/{00000..00007}.tar'
+    python -m experiments.schedule_search --pretrained logs/RUN --train-data 'scenes/train/{00000..00007}.tar'
 
 The paper chose [0.5, 1] by training on four intervals and probing each (Table 5), because the loss over (0, 1] was
-"very unstable" for short captions. Here one short training over (0, 1] is followed by a measurement without labels
-(gradient_noise.interval_scores). It finds only the position of the interval. You choose its width by --min-width.
+"very unstable" for short captions. Here one short training over (0, 1], or a trained RUN, is followed by a measurement
+without labels (gradient_noise.interval_scores). It finds only the position of the interval. You choose its width by
+--min-width.
 
 Dimensions: L tokens of a caption.
 """
@@ -21,19 +22,24 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ..data.files import new_file, write_json
-from ..data.images import read_pairs
-from ..data.shards import find_shards
-from ..errors import close_names
-from ..integration import checkpoints, configs
-from ..integration.configs import is_captioner
-from ..integration.patches import register
-from ..integration.pretrained import default_device
-from ..models.captioner import Captioner
-from ..objectives.base import stratified_uniform
-from ..objectives.loss import CaptionLoss
-from ..progress import progress_bar
-from ..text.packing import pack
+from open_clip_mdc.cli.arguments import SHARDS
+from open_clip_mdc.cli.shared import add_model, natural, positive
+from open_clip_mdc.data.files import new_file, write_json
+from open_clip_mdc.data.images import read_pairs
+from open_clip_mdc.data.outputs import Default
+from open_clip_mdc.data.shards import find_shards
+from open_clip_mdc.errors import close_names, finite
+from open_clip_mdc.integration import checkpoints, configs
+from open_clip_mdc.integration.configs import is_captioner
+from open_clip_mdc.integration.patches import register
+from open_clip_mdc.integration.pretrained import default_device
+from open_clip_mdc.models.captioner import Captioner
+from open_clip_mdc.objectives.base import stratified_uniform
+from open_clip_mdc.objectives.loss import CaptionLoss
+from open_clip_mdc.progress import progress_bar
+from open_clip_mdc.text.packing import pack
+
+from . import tool
 from .gradient_noise import GROUPS, MIDDLES, Measurement, interval_scores, log_ratio_error, measure, moments, weights
 
 PAPER = tuple(configs.intervals())  # Table 5
@@ -245,3 +251,32 @@ def run(args: argparse.Namespace) -> None:
     write_json(args.out, content, indent=1)
     draw(args.plot, table, scores)
     print(f"\nnumbers: {args.out}, figure: {args.plot}")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, required=False)
+    parser.add_argument("--train-data", required=True, metavar="SHARDS", help=SHARDS)
+    parser.add_argument("--steps", type=natural, default=300,
+                        help="number of training steps before the measurement of an untrained network (default: "
+                             "%(default)s)")
+    parser.add_argument("--batch-size", type=positive, default=32,
+                        help="images per batch, and per measured gradient (default: %(default)s)")
+    parser.add_argument("--lr", type=finite, default=1e-3, help="peak learning rate (default: %(default)s)")
+    parser.add_argument("--num-samples", type=positive, default=1536,
+                        help="number of images to measure, each once (default: %(default)s)")
+    parser.add_argument("--min-width", type=float, default=0.5,
+                        help="minimum width of the proposed interval, needed because the criterion always prefers "
+                             "narrow ones (default: %(default)s, the paper's width)")
+    parser.add_argument("--seed", type=natural, default=0, help="random seed (default: %(default)s)")
+    parser.add_argument("--out", default=Default("schedule.json"),
+                        help="file to write with all numbers (default: %(default)s)")
+    parser.add_argument("--plot", default=Default("schedule.png"),
+                        help="figure to write, with curves over t and intervals (default: %(default)s)")
+
+
+def main(argv: list[str] | None = None) -> None:
+    tool.main("experiments.schedule_search", __doc__, add_flags, run, {"out": (".json",), "plot": (".png",)}, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -22,12 +22,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..models.captioner import Captioner
-from ..objectives.base import CaptionCfg
-from ..objectives.masked import loss_weight, masked_diffusion
-from ..progress import progress_bar
-from ..text.packing import pack
-from ..text.special_tokens import target_tokens
+from open_clip_mdc.models.captioner import Captioner
+from open_clip_mdc.objectives.base import CaptionCfg
+from open_clip_mdc.objectives.masked import loss_weight, masked_diffusion
+from open_clip_mdc.progress import progress_bar
+from open_clip_mdc.text.packing import pack
+from open_clip_mdc.text.special_tokens import target_tokens
 
 EDGES = np.linspace(0, 1, 11).round(1)
 MIDDLES = (EDGES[:-1] + EDGES[1:]) / 2

@@ -1,6 +1,6 @@
 """Show how well a trained captioner recovers masked captions, in a table on the terminal and a contact sheet.
 
-    open_clip_mdc reconstruct --pretrained logs/RUN --data 'scenes/val/00000.tar' --out sheet.png
+    python -m experiments.reconstruct --pretrained logs/RUN --data 'scenes/val/00000.tar' --out sheet.png
 
 The loss is the NELBO of validation.py, for the trained network and for the untrained one of --seed 0. A reconstruction
 starts with every token masked, so that only the length is given, and reveals the most confident token at each step
@@ -15,15 +15,19 @@ import open_clip
 import torch
 from matplotlib.figure import Figure
 
-from ..data.files import new_file
-from ..data.images import batched, read_pairs
-from ..data.shards import find_shards
-from ..decoding.confidence import unmask_by_confidence
-from ..integration.runs import find
-from ..integration.validation import nelbo
-from ..models.captioner import Captioner
-from ..text.special_tokens import decode_captions, eot_id, mask_id, target_tokens, valid_tokens
-from .shared import load_captioner
+from open_clip_mdc.cli.arguments import SHARDS
+from open_clip_mdc.cli.shared import add_model, load_captioner, positive
+from open_clip_mdc.data.files import new_file
+from open_clip_mdc.data.images import batched, read_pairs
+from open_clip_mdc.data.outputs import Default
+from open_clip_mdc.data.shards import find_shards
+from open_clip_mdc.decoding.confidence import unmask_by_confidence
+from open_clip_mdc.integration.runs import find
+from open_clip_mdc.integration.validation import nelbo
+from open_clip_mdc.models.captioner import Captioner
+from open_clip_mdc.text.special_tokens import decode_captions, eot_id, mask_id, target_tokens, valid_tokens
+
+from . import tool
 
 BATCH = 64
 
@@ -80,3 +84,20 @@ def run(args: argparse.Namespace) -> None:
     for i, (caption, prediction) in enumerate(zip(captions, predictions, strict=True), 1):
         print(f"{i}. {prediction}" + ("" if caption == prediction else f"   (true: {caption})"))
     print(f"\nContact sheet: {args.out}")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("--data", required=True, help=SHARDS)
+    parser.add_argument("--num-samples", type=positive, default=8,
+                        help="number of images to show (default: %(default)s)")
+    parser.add_argument("--out", default=Default("reconstructions.png"),
+                        help="contact sheet to write (default: %(default)s)")
+
+
+def main(argv: list[str] | None = None) -> None:
+    tool.main("experiments.reconstruct", __doc__, add_flags, run, {"out": (".png",)}, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """Count the tokens of the captions of webdatasets, and draw their histogram (Fig. 3 of the paper).
 
-    open_clip_mdc lengths 'cc12m/{00000..01242}.tar' 'recap/{000..099}.tar' --names CC12M Recap --out lengths.png
+    python -m experiments.lengths 'cc12m/{00000..01242}.tar' 'recap/{000..099}.tar' --names CC12M Recap
 
 Lengths include SOT and EOT, and are before truncation. Only the KEY.txt members are read. No image is decoded.
 """
@@ -17,11 +17,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 from open_clip.tokenizer import SimpleTokenizer
 
-from ..data.captions import captioned, warnings_of
-from ..data.files import new_file
-from ..data.shards import find_shards, read_samples
-from ..integration.patches import register
-from ..progress import progress_bar
+from open_clip_mdc.cli.arguments import SHARDS
+from open_clip_mdc.data.captions import captioned, warnings_of
+from open_clip_mdc.data.files import new_file
+from open_clip_mdc.data.outputs import Default
+from open_clip_mdc.data.shards import find_shards, read_samples
+from open_clip_mdc.integration.patches import register
+from open_clip_mdc.progress import progress_bar
+
+from . import tool
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 
@@ -84,3 +88,19 @@ def run(args: argparse.Namespace) -> None:
     print(length_table(names, lengths, context).round(1).to_string())
     draw_histogram(args.out, names, lengths, context)
     print(f"histogram: {args.out}")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shards", nargs="+", metavar="SHARDS", help=f"{SHARDS}, one data set each")
+    parser.add_argument("--names", nargs="+", help="names of the data sets (default: their folders)")
+    parser.add_argument("--out", default=Default("lengths.png"), help="histogram to write (default: %(default)s)")
+    parser.add_argument("--tokenizer", default="ViT-B-32", metavar="MODEL",
+                        help="model whose tokenizer counts the tokens (default: %(default)s, CLIP's BPE)")
+
+
+def main(argv: list[str] | None = None) -> None:
+    tool.main("experiments.lengths", __doc__, add_flags, run, {"out": (".png",)}, argv)
+
+
+if __name__ == "__main__":
+    main()
