@@ -191,7 +191,7 @@ def judge_file(captioning: Captioning, seed: int, place: Place) -> Path:
 def judge(scale: Scale, captioning: Captioning, seed: int, place: Place, url: str) -> list[str]:
     tests = Path(fill(captioning.root, place)) / "test"
     shards = max(1, len(list(tests.glob("*.tar"))))
-    return [f"{place.bin}open_clip_mdc", "judge", "--captions",
+    return [f"{place.bin}python", "-m", "experiments.judge", "--captions",
             *(f"{system}={caption_file(scale, captioning, system, seed, place)}"
               for system in systems(scale, captioning)),
             "--images", f"{tests}/" + (f"{{0..{shards - 1}}}.tar" if shards > 1 else "0.tar"),

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 
 from open_clip_mdc.cli import finish
-from open_clip_mdc.data.outputs import OUTPUTS
+from open_clip_mdc.data.outputs import FOLDER, MAKE_PARENTS, OUTPUTS
 from open_clip_mdc.errors import read_flags
 
 
@@ -25,4 +25,6 @@ def main(module: str, about: str, add_flags: Callable[[argparse.ArgumentParser],
     args = read_flags(parser.parse_args, argv)
     args.tool, args.worker = module, None
     OUTPUTS[module] = outputs
+    if FOLDER in outputs.values():
+        MAKE_PARENTS.add(module)
     finish(lambda: run(args), args, argv)

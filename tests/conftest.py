@@ -149,10 +149,10 @@ def run(*command: str, check: bool = True, timeout: float = 3600, fork: bool = F
 
 def run_tool(argv: list[str]) -> None:
     """Run `open_clip_mdc ARGV` in this process, and what has moved as `python -m experiments.NAME`."""
-    if argv and argv[0] in cli.MOVED:
-        import_module(f"experiments.{argv[0].replace('-', '_')}").main(argv[1:])
-    else:
-        cli.main(argv)
+    for words in (1, 2):
+        if (name := " ".join(argv[:words])) in cli.MOVED:
+            return import_module(f"experiments.{cli.module_of(name)}").main(argv[words:])
+    cli.main(argv)
 
 
 def complaint_of(*argv) -> str | int | None:

@@ -34,7 +34,7 @@ NUMBER = re.compile(r"(-?\d+\.\d+(?:e-?\d+)?)")
 MODULES = {"open_clip_mdc": "open_clip_mdc", "open_clip_train": "open_clip_mdc.train",
            "clip_benchmark": "clip_benchmark_ext.cli"}
 
-EVIDENCE = {f"experiments.{tool.replace('-', '_')}" for tool in cli.MOVED}
+EVIDENCE = {f"experiments.{cli.module_of(tool)}" for tool in cli.MOVED}
 
 
 class Block(NamedTuple):

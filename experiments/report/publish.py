@@ -2,8 +2,7 @@
 
 An archive results/SCALE.tar.xz fills results/SCALE.md between <!-- SCALE TABLE --> and <!-- end -->. An archive
 results/SCALE.PART.tar.xz fills results/PART.md. All claims go to results/claims.csv. From there they fill RESULTS.md
-between <!-- counts -->, <!-- better -->, <!-- worse -->, <!-- equal --> or <!-- claims ID ... --> and <!-- end -->, and
-results/open.md (needed.py) between <!-- open --> and <!-- end -->.
+between <!-- counts -->, <!-- better -->, <!-- worse -->, <!-- equal --> or <!-- claims ID ... --> and <!-- end -->.
 Everything that is in no archive, such as Figures 3 and 6, stays as it is.
 """
 import argparse
@@ -16,14 +15,14 @@ from tempfile import TemporaryDirectory
 
 from ..commands import Place
 from ..tables.scales import SCALES
-from . import archive, needed
+from . import archive
 from .claims import CLAIM_SEPARATOR, COLUMNS, KINDS, PAPER
 from .collect import LEDGERS, WITH_CLAIMS, collect, write
 
 FOLDER = Path(__file__).parents[1]
 WITHOUT_ARCHIVE = ("figure3", "figure6")
 WHAT_IS_COMPARED = f"{CLAIM_SEPARATOR}|, (?=at )"  # between a claim and the rows, or the part of the run
-BLOCK = re.compile(r"<!-- (counts|better|worse|equal|open|claims [\w -]+) -->\n(.*?)<!-- end -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (counts|better|worse|equal|claims [\w -]+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
 def numbers_of(page: str) -> dict[tuple[str, str], str]:
@@ -138,11 +137,10 @@ def standing(rows: list[dict[str, str]], which: str) -> str:
 
 
 def fill(page: str, rows: list[dict[str, str]]) -> str:
-    """Return RESULTS.md or open.md with its blocks filled from the claims."""
+    """Return RESULTS.md with its blocks filled from the claims."""
     def block(match: re.Match) -> str:
         what, *ids = match[1].split()
-        of_all = {"counts": counts, "open": needed.page}
-        text = chosen(rows, ids) if what == "claims" else of_all[what](rows) if what in of_all else standing(rows, what)
+        text = chosen(rows, ids) if what == "claims" else counts(rows) if what == "counts" else standing(rows, what)
         return f"<!-- {match[1]} -->\n{text}<!-- end -->"
     return BLOCK.sub(block, page)
 
@@ -157,8 +155,8 @@ def publish(folder: Path) -> str:
         insert(pages, scale, path)
         table += claims
     write(folder / "results" / "claims.csv", table)
-    for page in (folder / "RESULTS.md", folder / "results" / "open.md"):
-        write(page, fill(page.read_text(encoding="utf-8"), read_claims(table)))
+    page = folder / "RESULTS.md"
+    write(page, fill(page.read_text(encoding="utf-8"), read_claims(table)))
     return table
 
 

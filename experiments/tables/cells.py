@@ -27,7 +27,7 @@ class Run(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """An evaluation by `clip_benchmark eval`. Task "judge" is `open_clip_mdc judge`, "log" reads the training's log."""
+    """An evaluation by `clip_benchmark eval`. Task "judge" is experiments.judge, "log" reads the training's log."""
 
     task: str
     root: str  # {data} is the data folder

@@ -26,7 +26,7 @@ PAPER = Scale(
         "cc3m": Data("{data}/cc3m", "CC3M", 332, 2905954, IMG2DATASET.format("cc3m")),
         "cc12m": Data("{data}/cc12m", "CC12M", 1243, 10968539, IMG2DATASET.format("cc12m")),
         **{f"recap-{n}m": Data(f"{{data}}/recap-{n}m", f"Recap-{n}M", 100 * n, n * 1_000_000,
-                               "open_clip_mdc prepare recap --shards 'RECAP-DATACOMP/{{00000..99999}}.tar' "
+                               "python -m experiments.prepare_recap --shards 'RECAP-DATACOMP/{{00000..99999}}.tar' "
                                f"--pairs {n}000000 --out {{data}}/recap-{n}m") for n in (5, 10, 20, 30)},
         "coco": Data("{data}/coco/train", "MSCOCO", 114, 113287, KARPATHY.format("coco")),
         "flickr30k": Data("{data}/flickr30k/train", "Flickr30k", 29, 29000, KARPATHY.format("flickr30k")),
@@ -221,8 +221,8 @@ GPU = RICH._replace(
              RICH_CAPTIONS),
 )
 
-CUB_SHARDS = ("open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split reed --classes "
-              "trainvalclasses.txt testclasses.txt --out {data}/cub")
+CUB_SHARDS = ("python -m experiments.prepare_cub --images CUB_200_2011/images --captions text_c10 --split reed "
+              "--classes trainvalclasses.txt testclasses.txt --out {data}/cub")
 CUB = Scale(
     name="cub", tables=("table6", "figure7", "mcdiffusion"),  # MC-Diffusion's data, and VQ-Diffusion's optimizer
     data={"cub": Data("{data}/cub/train", "CUB-200", 9, 8855, CUB_SHARDS)},

@@ -23,7 +23,7 @@ BUDGET = {
     "the heart": (HEART, 4_580, 25.5),
     "src": (("src",), 15_700, 88.5),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_420, 33.2),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 6_490, 43.4),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 6_870, 46.1),
     "tests": (("tests",), 31_000, 236),
 }
 LONGEST_FUNCTION = 92  # lines

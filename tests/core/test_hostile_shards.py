@@ -14,7 +14,7 @@ from conftest import complaint_of, png
 import open_clip_mdc
 from clip_benchmark_ext.cli import BENCHMARK
 from clip_benchmark_ext.job import Job
-from open_clip_mdc.cli import judge
+from experiments import judge
 from open_clip_mdc.data import shards
 
 COMMAND = "pipe:touch PWNED;echo x.tar"

@@ -117,14 +117,16 @@ def test_every_printed_command_parses(scale, gpus, tmp_path, monkeypatch):
     from clip_benchmark.cli import get_parser_args
 
     from clip_benchmark_ext.flags import make_parser
-    from experiments import lengths
+    from experiments import judge, lengths
     from open_clip_mdc import cli as tools
     monkeypatch.setenv("JUDGE_URL", "http://localhost:8000/v1")
     asked = []
     for tool in tools.TOOLS:
         module = __import__(f"open_clip_mdc.cli.{tool.replace('-', '_')}", fromlist=["run"])
         monkeypatch.setattr(module, "run", asked.append)
-    monkeypatch.setattr(lengths, "run", asked.append)
+    moved = {tool.__name__: tool for tool in (judge, lengths)}
+    for tool in moved.values():
+        monkeypatch.setattr(tool, "run", asked.append)
     for folder in ("data", "results/judge", "tables"):  # commands refuse an output whose folder does not exist
         (tmp_path / "out" / folder).mkdir(parents=True)
     kinds = set()
@@ -143,11 +145,11 @@ def test_every_printed_command_parses(scale, gpus, tmp_path, monkeypatch):
             tools.main(words)
             kinds.add(words[0])
         else:
-            if words[1] == "experiments.lengths":
-                lengths.main(words[2:])
-                kinds.add("lengths")
+            if words[1] in moved:
+                moved[words[1]].main(words[2:])
+                kinds.add(words[1])
             assert words[0] == "-m" and (REPO / words[1].replace(".", "/")).with_suffix(".py").is_file(), command
-    assert kinds >= {"train", "linear_probe", "image_caption_selection", "captioning", "judge", "lengths"}
+    assert kinds >= {"train", "linear_probe", "image_caption_selection", "captioning", *moved}
     # Judges by test set and seed, lengths, data.
     assert len(asked) == {"paper": 5, "scenes": 12, "rich": 5, "gpu": 5, "flickr8k": 7}[scale]
 
@@ -324,7 +326,7 @@ def test_preflight_lists_everything_that_is_missing_at_once(tmp_path, capsys, mo
     for needed in ("probe/imagenet1k/train/0.tar", "probe/vtab-pets/test/0.tar", "aro/vg_relation", "aro/coco_order",
                    "sugar_crepe/add_att", "coco/test/0.tar", "8 GPUs", "laion2b_s13b_b90k", "en_core_web_sm"):
         assert any(needed in line for line in fatal), needed
-    for fetch in ("img2dataset --url_list cc3m.tsv", "prepare recap", "--pairs 30000000", "prepare flickr30k",
+    for fetch in ("img2dataset --url_list cc3m.tsv", "prepare_recap", "--pairs 30000000", "prepare flickr30k",
                   "hf download clip-benchmark/wds_food101", "visual_genome_relation.json from https",
                   "spacy download en_core_web_sm"):
         assert fetch in told, fetch
@@ -340,7 +342,7 @@ def test_preflight_says_how_to_get_whatever_a_scale_makes_its_data_of(scale, tmp
     found = preflight.missing(scale, tables, runner.cells_of(scale, tables), [0], place(tmp_path))
     lacking = [need for need in found if need.what.startswith(str(tmp_path))]
     assert len(lacking) >= 4
-    assert all(need.fetch.startswith(("open_clip_mdc prepare cub", "open_clip_mdc fetch flickr8k",
+    assert all(need.fetch.startswith(("python -m experiments.prepare_cub", "open_clip_mdc fetch flickr8k",
                                       "curl --create-dirs", "hf download clip-benchmark/wds_vtab-cifar10"))
                for need in lacking), lacking
 

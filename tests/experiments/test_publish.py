@@ -36,8 +36,6 @@ def test_tables_and_claims_of_the_pages_are_those_of_the_archives(file):
 def test_the_page_of_results_is_made_of_the_claims_and_is_short():
     page = PAGE.read_text(encoding="utf-8")
     assert publish.fill(page, CLAIMS) == page, "make results renews it"
-    planned = (RESULTS / "open.md").read_text(encoding="utf-8")
-    assert publish.fill(planned, CLAIMS) == planned and planned.count("<!-- open -->") == 1
     assert len(page.splitlines()) <= 300
     head = "\n".join(page.splitlines()[:40])
     assert all(f"<!-- {which} -->" in head for which in ("better", "worse", "equal"))
@@ -96,7 +94,7 @@ def test_a_number_of_a_page_is_never_replaced_by_nothing(tmp_path, name, old, ne
 def test_pages_are_made_of_an_archive_with_their_claims_and_counts(tmp_path):
     """MC-Diffusion's alone: its page, claims.csv, and a page of results that asks for three blocks."""
     (tmp_path / "results").mkdir()
-    for name in ("scenes.mcdiffusion.tar.xz", "mcdiffusion.md", "open.md"):
+    for name in ("scenes.mcdiffusion.tar.xz", "mcdiffusion.md"):
         shutil.copy(RESULTS / name, tmp_path / "results" / name)
     page = tmp_path / "RESULTS.md"
     page.write_text("<!-- counts -->\n<!-- end -->\n<!-- better -->\n<!-- end -->\n<!-- claims codes-vit replace -->\n"
@@ -105,7 +103,6 @@ def test_pages_are_made_of_an_archive_with_their_claims_and_counts(tmp_path):
     assert (tmp_path / "results" / "mcdiffusion.md").read_text() == (RESULTS / "mcdiffusion.md").read_text()
     assert [row for row in CLAIMS if row["ledger"] == "mcdiffusion"] == rows
     text = page.read_text()
-    assert "| mcdiffusion | scenes | 20 | 5 |" in (tmp_path / "results" / "open.md").read_text()
     assert "| mcdiffusion | scenes | " in text and "- no claim so far" in text
     assert re.search(r"\| codes-vit \| control: codes above a ViT that learns \|  \| \+183.1 .*, \*shows\* \|", text)
     page.write_text("<!-- claims no-such -->\n<!-- end -->\n")

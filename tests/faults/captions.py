@@ -14,6 +14,7 @@ import torch
 from world import (
     CLIP_BENCHMARK,
     MDC,
+    RECAP,
     Cases,
     World,
     check_json,
@@ -279,9 +280,9 @@ def prepare(world: World) -> Cases:
                 "captions": [caption], "re_caption": caption, "filename": f"{i}"}).encode()})
     expected = [(str(i), plain(caption)) for i, caption in enumerate(captions)
                 if caption.strip() and not any("\ud800" <= c <= "\udfff" for c in caption)]
-    for name, argv in (("shards", ("shards", "--train", folder / "in.tar", "--skip-broken")),
-                       ("recap", ("recap", "--shards", folder / "in.tar", "--pairs", len(expected)))):
-        ended = world.call(MDC, "prepare", *argv, "--out", folder / name, cwd=folder)
+    for name, argv in (("shards", (MDC, "prepare", "shards", "--train", folder / "in.tar", "--skip-broken")),
+                       ("recap", (RECAP, "--shards", folder / "in.tar", "--pairs", len(expected)))):
+        ended = world.call(*argv, "--out", folder / name, cwd=folder)
         if problem := first(ended.problem(0), check_json(folder / name)):
             yield name, problem
             continue

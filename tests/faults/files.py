@@ -8,7 +8,20 @@ from pathlib import Path
 from random import Random
 
 import torch
-from world import CLIP_BENCHMARK, MDC, TRAIN, Cases, World, check_json, first, train_flags, tree, unlike, write_shard
+from world import (
+    CLIP_BENCHMARK,
+    JUDGE,
+    MDC,
+    TRAIN,
+    Cases,
+    World,
+    check_json,
+    first,
+    train_flags,
+    tree,
+    unlike,
+    write_shard,
+)
 
 from open_clip_mdc.data.files import new_folder
 
@@ -231,8 +244,8 @@ def readers(world: World, folder: Path) -> dict[str, tuple[object, Callable, tup
                                                               "--dataset_root", ".")),
         "a.jsonl": (content("a.jsonl"), MDC, ("caption", "--pretrained", world.run, *SMALL, "--html", "h.html",
                                               "--compare", "a.jsonl")),
-        "b.json": ({"captions": {"0": "a", "1": "b"}}, MDC, (
-            "judge", "--captions", "x=b.json", "y=b.json", "--images", "images", "--url", "http://127.0.0.1:9/v1",
+        "b.json": ({"captions": {"0": "a", "1": "b"}}, JUDGE, (
+            "--captions", "x=b.json", "y=b.json", "--images", "images", "--url", "http://127.0.0.1:9/v1",
             "--model", "m", "--out", "j.jsonl")),
         "sizes.json": ({"0.tar": 8}, TRAIN, tuple(train_flags(
             "--train-data", folder / "0.tar", "--dataset-type", "webdataset", "--batch-size", 4, "--epochs", 1,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import captions
 from http_server import serving
-from world import MDC, SKIPPED, Cases, World, check_json, first
+from world import JUDGE, SKIPPED, Cases, World, check_json, first
 
 IMAGES = 6
 
@@ -108,14 +108,14 @@ def server(reply):
 
 def impatient() -> None:
     """Shorten the waits that take minutes in real use."""
-    from open_clip_mdc.cli import judge
+    from experiments import judge
     judge.TIMEOUT_SECONDS, judge.RETRIES = (1, 2), 1
     if hasattr(judge, "ANSWER_SECONDS"):
         judge.ANSWER_SECONDS = 4
 
 
 def ask(world: World, folder: Path, url: str, systems: list[str], out: str = "j.jsonl"):
-    return world.call(MDC, "judge", "--captions", *systems, "--images", "images", "--url", url, "--model", "m", "--out",
+    return world.call(JUDGE, "--captions", *systems, "--images", "images", "--url", url, "--model", "m", "--out",
                       out, cwd=folder, timeout=90, prepare=impatient)
 
 
@@ -173,7 +173,7 @@ def texts(world: World) -> Cases:
         yield "captions", f"{SKIPPED}none were asked for"
     systems = write_systems(world, folder, len(hostile), hostile)
     with server(lambda _: LIES["A"][0]) as url:
-        ended = world.call(MDC, "judge", "--captions", *systems, "--images", "images", "--url", url, "--model", "m",
+        ended = world.call(JUDGE, "--captions", *systems, "--images", "images", "--url", url, "--model", "m",
                            "--out", "j.jsonl", cwd=folder, timeout=1200)
     result = json.loads((folder / "j.json").read_text()) if (folder / "j.json").exists() else {}
     yield from captions.for_all(hostile, first(ended.problem(0), check_json(folder), None if result.get(

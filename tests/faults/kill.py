@@ -14,7 +14,7 @@ import process
 import torch
 from process import TIMEOUT, Outcome
 from safetensors.torch import load_file
-from world import CLIP_BENCHMARK, MDC, REPO, TRAIN, Cases, World, check_json, first, train_flags, tree, unlike
+from world import CLIP_BENCHMARK, MDC, RECAP, REPO, TRAIN, Cases, World, check_json, first, train_flags, tree, unlike
 
 from open_clip_mdc.data.weights import hash_tensor
 
@@ -124,7 +124,7 @@ JOBS = {
                         "--captions-key", "caption", "--out", "out"],
         out),
     "prepare-recap": Job(
-        MDC, lambda w: ["prepare", "recap", "--shards", w.shards, "--pairs", 200, "--out", "out", "--jobs", 2], out),
+        RECAP, lambda w: ["--shards", w.shards, "--pairs", 200, "--out", "out", "--jobs", 2], out),
     "experiments": Job(
         experiment, lambda w: ["--scale", "scenes", "--tables", "table5", "--data", w.scenes, "--out", "out", "--seeds",
                                0, "--jobs", 1, "--bin", f"{Path(sys.executable).parent}/"],

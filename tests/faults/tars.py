@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow.parquet as pq
-from world import CLIP_BENCHMARK, LENGTHS, MDC, Cases, World, check_json, first, strict_json
+from world import CLIP_BENCHMARK, LENGTHS, MDC, RECAP, Cases, World, check_json, first, strict_json
 
 from open_clip_mdc.data.shards import read_samples
 
@@ -147,7 +147,7 @@ def through(world: World) -> Cases:
                            "--out", folder / "p", cwd=folder)
         has_json = 0 if tar.name in ("no captions", "no images") else tar.samples
         yield ends("prepare shards", ended, lambda p=folder / "p": count_samples(p), has_json)
-        ended = world.call(MDC, "prepare", "recap", "--shards", path, "--pairs", max(tar.samples, 1), "--out",
+        ended = world.call(RECAP, "--shards", path, "--pairs", max(tar.samples, 1), "--out",
                            folder / "r", cwd=folder)
         yield ends("prepare recap", ended, lambda p=folder / "r": count_samples(p), tar.samples)
         ended = world.call(LENGTHS, path, "--out", folder / "l.png", cwd=folder)

@@ -24,7 +24,7 @@ sys.path[:0] = [str(REPO / "tests"), str(REPO)]
 from conftest import run_folder  # noqa: E402
 
 from clip_benchmark_ext import cli as benchmark  # noqa: E402
-from experiments import lengths  # noqa: E402
+from experiments import judge, lengths, prepare_recap  # noqa: E402
 from open_clip_mdc import cli as tools  # noqa: E402
 from open_clip_mdc import train  # noqa: E402
 from open_clip_mdc.data.files import new_file, new_folder  # noqa: E402
@@ -33,7 +33,7 @@ from open_clip_mdc.data.shards import tar_writer  # noqa: E402
 Cases = Iterator[tuple[str, str | None]]  # name, and the problem or None
 SKIPPED = "skipped: "  # begins what could not be tried, and why
 MDC = tools.main
-LENGTHS = lengths.main
+LENGTHS, JUDGE, RECAP = lengths.main, judge.main, prepare_recap.main
 TRAIN = train.main
 
 

@@ -18,8 +18,8 @@ from clip_benchmark_ext.tasks import retrieval
 from clip_benchmark_ext.tasks.linear_probe import top_k_accuracy
 from clip_benchmark_ext.tasks.probe import accuracy
 from clip_benchmark_ext.tasks.zeroshot import classification_metrics
+from experiments import judge_answers
 from experiments.decodings import with_error
-from open_clip_mdc.cli import judge_answers
 from open_clip_mdc.decoding.clip_guidance import Clip
 
 

@@ -4,9 +4,8 @@ import tarfile
 from functools import cache
 from pathlib import Path
 
+from conftest import run_tool
 from PIL import Image
-
-from open_clip_mdc import cli
 
 COLOURS, SHAPES = ("red", "green", "blue", "yellow"), ("circle", "square")
 ENDINGS = ("left of", "right of", "up above", "down below", "in the middle")
@@ -40,4 +39,4 @@ def write_tar(path: Path, content: dict[str, bytes], mode: str = "w") -> Path:
 
 
 def tool(*argv) -> None:
-    cli.main(["prepare", *map(str, argv)])
+    run_tool(["prepare", *map(str, argv)])

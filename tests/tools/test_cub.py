@@ -4,10 +4,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from conftest import run_tool
 from PIL import Image
 from test_prepare import members
 
-from open_clip_mdc import cli
 from open_clip_mdc.data.shards import CAPTION_SEPARATOR
 
 # Class folders of the images and of the captions. The first two have three images each.
@@ -46,7 +46,7 @@ def cub(tmp_path) -> Path:
 
 
 def prepare(cub: Path, *flags: str, out: str = "out") -> Path:
-    cli.main(["prepare", "cub", "--images", str(cub / "CUB_200_2011" / "images"), "--captions", str(cub / "text_c10"),
+    run_tool(["prepare", "cub", "--images", str(cub / "CUB_200_2011" / "images"), "--captions", str(cub / "text_c10"),
               "--out", str(cub / out), *map(str, flags)])
     return cub / out
 

@@ -5,14 +5,12 @@ from itertools import permutations
 
 import judge_server
 import pytest
-from conftest import png
+from conftest import png, run_tool
 from judge_server import KEY, always, choices, choose, failure, image_of, results, write_captions
 from shard_files import write_tar
 
-from open_clip_mdc import cli
-from open_clip_mdc.cli import arguments as flags
-from open_clip_mdc.cli import judge
-from open_clip_mdc.cli.judge_answers import assign_letters, parse_letter, summarise
+from experiments import judge
+from experiments.judge_answers import assign_letters, parse_letter, summarise
 
 server, data = pytest.fixture(judge_server.server), pytest.fixture(judge_server.data)
 QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"
@@ -24,7 +22,7 @@ QUESTION = "Which caption best depicts the image and is also coherent (no duplic
 def test_the_request_is_the_papers_question_the_lettered_captions_and_the_file_itself(server, data, tmp_path):
     arguments = data(6, "ARC", "MDC-10", "MDC-15", "MDC-20", caption="{name} is “two\nwords” é犬 {i}")
     server.reply = choose("MDC-15")
-    cli.main(arguments)
+    run_tool(arguments)
     assert len(server.requests) == 6
     for request in server.requests:
         assert request["path"] == "/v1/chat/completions" and request["key"] == f"Bearer {KEY}"
@@ -33,7 +31,7 @@ def test_the_request_is_the_papers_question_the_lettered_captions_and_the_file_i
         assert message["role"] == "user" and [part["type"] for part in message["content"]] == ["image_url", "text"]
         i = next(i for i in range(6) if png(i) == image_of(request))  # the file's bytes, not a new encoding of them
         lines = message["content"][1]["text"].split("\n")
-        assert lines[0] == QUESTION == flags.QUESTION
+        assert lines[0] == QUESTION == judge.QUESTION
         assert [line[:3] for line in lines[1:]] == ["A. ", "B. ", "C. ", "D. "]
         # a line break in a caption cannot begin another choice
         assert sorted(line[3:] for line in lines[1:]) == [
@@ -56,7 +54,7 @@ def test_the_order_hangs_on_seed_and_id_alone_and_every_order_comes_equally_ofte
 def test_a_judge_that_always_says_a_selects_every_system_equally_often(server, data, tmp_path):
     count, names = 320, ("s1", "s2", "s3", "s4")
     server.reply = always("A")
-    cli.main([*data(count, *names), "--seed", "3"])
+    run_tool([*data(count, *names), "--seed", "3"])
     summary = results(tmp_path)
     assert summary["letters"] == {"A": count} and summary["judged"] == summary["images"] == count
     assert sum(summary["selection_rate"].values()) == pytest.approx(1)
@@ -67,7 +65,7 @@ def test_a_judge_that_always_says_a_selects_every_system_equally_often(server, d
 
 def test_letters_are_mapped_back_for_every_place(server, data, tmp_path, capsys):
     server.reply = lambda server, request: choose("bad" if image_of(request) == png(3) else "good")(server, request)
-    cli.main([*data(8, "good", "bad"), "--question", "Which?"])
+    run_tool([*data(8, "good", "bad"), "--question", "Which?"])
     assert {request["messages"][0]["content"][1]["text"].split("\n")[0] for request in server.requests} == {"Which?"}
     summary = results(tmp_path)
     assert summary["selection_rate"] == {"good": 7 / 8, "bad": 1 / 8} and set(summary["letters"]) == {"A", "B"}
@@ -83,7 +81,7 @@ def test_equal_captions_are_shown_once_and_share_the_vote(server, tmp_path, data
     write_captions(tmp_path / "c.json", {"0": "a hat", "1": "a cat", "2": "the sea"})
     answers = {png(0): "a dog", png(1): "a bat"}
     server.reply = lambda server, request: choose(answers[image_of(request)])(server, request)
-    cli.main(arguments)
+    run_tool(arguments)
     assert sorted(sorted(choices(request).values()) for request in server.requests) == [  # nothing to ask about the sea
         ["a bat", "a cat"], ["a dog", "a hat"]]
     summary = results(tmp_path)
@@ -134,12 +132,12 @@ def test_an_answer_that_only_repeats_a_caption_with_an_article_before_it_chooses
 def test_malformed_answers_are_counted_and_belong_to_nobody(server, data, tmp_path):
     server.reply = lambda server, request: (200, {}, {png(0): "A or B", png(1): None, png(2): "Z"}.get(
         image_of(request), next(k for k, v in choices(request).items() if "x" in v)))
-    cli.main(data(5, "x", "y"))
+    run_tool(data(5, "x", "y"))
     summary = results(tmp_path)
     assert (summary["images"], summary["judged"], summary["malformed"]) == (5, 2, 3)
     assert summary["selection_rate"] == {"x": 1, "y": 0}
     requests = len(server.requests)
-    cli.main(data(5, "x", "y"))  # at temperature 0 they would be the same again
+    run_tool(data(5, "x", "y"))  # at temperature 0 they would be the same again
     assert len(server.requests) == requests and results(tmp_path) == summary
 
 
@@ -172,7 +170,7 @@ def test_images_of_shards_are_found_by_key_or_by_number(server, tmp_path, ids):
              for name in ("u", "v")]
     server.reply = always("B")
     images, out = f"{tmp_path}/{{0..1}}.tar", str(tmp_path / "j.jsonl")
-    cli.main(["judge", "--images", images, "--out", out, "--captions", *files])
+    run_tool(["judge", "--images", images, "--out", out, "--captions", *files])
     assert len(server.requests) == len(ids)
     for request in server.requests:
         assert {image_of(request)} == {png(int(caption[-1])) for caption in choices(request).values()}
@@ -203,7 +201,7 @@ def test_bad_input_is_named_in_one_line_before_anything_is_asked(server, data, t
         assert message in failure([*base, *captions])
     assert "should end in .jsonl" in failure([*arguments, "--out", "judge.json"])
     with pytest.raises(SystemExit, match="2"):
-        cli.main([*arguments, "--workers", "0"])
+        run_tool([*arguments, "--workers", "0"])
     assert "--workers: 0 should be at least 1" in capsys.readouterr().err
     assert "no image or folder" in failure([*arguments, "--images", str(tmp_path / "0.tar")])
     write_tar(tmp_path / "packed.tar", {"0.png": png(0)}, "w:gz")

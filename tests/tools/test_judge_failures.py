@@ -6,11 +6,10 @@ import threading
 
 import judge_server
 import pytest
-from conftest import complaint_of
+from conftest import REPO, complaint_of, run_tool
 from judge_server import KEY, always, choices, choose, failure, image_of, results
 
-from open_clip_mdc import cli
-from open_clip_mdc.cli import judge
+from experiments import judge
 
 server, data = pytest.fixture(judge_server.server), pytest.fixture(judge_server.data)
 
@@ -21,7 +20,7 @@ server, data = pytest.fixture(judge_server.server), pytest.fixture(judge_server.
 def test_too_many_requests_and_server_errors_are_tried_again_after_the_time_they_ask_for(server, data, tmp_path):
     replies = [(429, {"Retry-After": 1}, {}), (500, {}, {}), (200, {}, "A")]
     server.reply = lambda server, request: replies[len(server.requests) - 1]
-    cli.main(data(1, "x", "y"))
+    run_tool(data(1, "x", "y"))
     assert results(tmp_path)["judged"] == 1 and len(server.requests) == 3
     first, second, third = [request.pop("time") for request in server.requests]
     assert second - first >= 1  # Retry-After
@@ -44,7 +43,7 @@ def test_a_broken_connection_is_tried_again(server, data, tmp_path):
             raise ConnectionAbortedError  # the handler ends without an answer
         return 200, {}, "B"
     server.reply, server.handle_error = reply, lambda *args: None
-    cli.main(data(1, "x", "y"))
+    run_tool(data(1, "x", "y"))
     assert results(tmp_path)["judged"] == 1 and len(server.requests) == 2
 
 
@@ -72,7 +71,7 @@ def test_a_server_that_is_not_there_is_named(data, monkeypatch, server, tmp_path
 def test_without_a_key_none_is_sent(server, data, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY")
     server.reply = always("A")
-    cli.main([*data(1, "x", "y"), "--url", server.url + "/"])
+    run_tool([*data(1, "x", "y"), "--url", server.url + "/"])
     assert server.requests[0]["key"] is None and server.requests[0]["path"] == "/v1/chat/completions"
 
 
@@ -93,7 +92,7 @@ def test_no_answer_is_asked_for_twice_after_a_stop_and_the_result_is_that_of_one
     (tmp_path / "judge.jsonl").write_bytes(lines + b'{"id": "19", "shown": [["x')  # killed while writing
     server.requests.clear()
     server.reply = choose("x")
-    cli.main(arguments)
+    run_tool(arguments)
     asked = [image_of(request) for request in server.requests]
     assert len(asked) == 11 and not answered & set(asked)
     assert len((tmp_path / "judge.jsonl").read_text().splitlines()) == 1 + 20
@@ -104,7 +103,7 @@ def test_no_answer_is_asked_for_twice_after_a_stop_and_the_result_is_that_of_one
     assert "judge.json, which exists already" in complaint_of(*arguments)  # no flag names it
     (tmp_path / "judge.json").unlink()
     server.requests.clear()
-    cli.main(arguments)
+    run_tool(arguments)
     assert results(tmp_path) == resumed and resumed["selection_rate"] == {"x": 1, "y": 0}
     assert orders.items() <= {image_of(r): choices(r) for r in server.requests}.items()  # same letters for same images
 
@@ -119,8 +118,10 @@ def test_the_command_goes_on_after_kill_9_and_the_key_is_in_no_file_and_no_outpu
         return choose("y")(server, request)
 
     server.reply = reply
-    command = [sys.executable, "-m", "open_clip_mdc", *data(6, "x", "y"), "--workers", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ) as process:
+    arguments = [*data(6, "x", "y"), "--workers", "1"]
+    command = [sys.executable, "-m", "experiments.judge", *arguments[1:]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ,
+                          cwd=REPO) as process:
         while process.poll() is None and not reached.wait(0.1):
             pass
         process.kill()
@@ -129,7 +130,7 @@ def test_the_command_goes_on_after_kill_9_and_the_key_is_in_no_file_and_no_outpu
     done = {image_of(request) for request in server.requests[:3]}
     assert len((tmp_path / "judge.jsonl").read_text().splitlines()) == 1 + 3
     server.requests.clear()
-    cli.main(command[3:])
+    run_tool(arguments)
     assert len(server.requests) == 3 and not done & {image_of(request) for request in server.requests}
     assert results(tmp_path)["selection_rate"] == {"x": 0, "y": 1}
     assert KEY not in output
@@ -143,7 +144,7 @@ def test_the_command_goes_on_after_kill_9_and_the_key_is_in_no_file_and_no_outpu
 def test_a_run_with_other_settings_is_not_mixed_in(server, data, tmp_path):
     arguments = data(2, "x", "y")
     server.reply = always("A")
-    cli.main(arguments)
+    run_tool(arguments)
     before = (tmp_path / "judge.jsonl").read_bytes()
     for flag, value in (("question", "Which?"), ("model", "other"), ("seed", "1")):
         assert f"begun with another {flag}: give another --out" in failure([*arguments, f"--{flag}", value])

@@ -2,8 +2,9 @@
 import pytest
 
 from clip_benchmark_ext.metrics import diversity
-from open_clip_mdc.cli import caption, judge, score
-from open_clip_mdc.cli import prepare_cub as cub
+from experiments import judge
+from experiments import prepare_cub as cub
+from open_clip_mdc.cli import caption, score
 from open_clip_mdc.data.text import read_lines, read_names
 
 SAVED = {"UTF-8 with a mark": lambda text: text.encode("utf-8-sig"), "UTF-16": lambda text: text.encode("utf-16"),

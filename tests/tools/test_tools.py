@@ -9,6 +9,7 @@ import pytest
 from conftest import REPO, run
 
 import open_clip_mdc
+from experiments import prepare_recap
 from open_clip_mdc import cli as tools
 
 # What help says of each tool, and the packages that are imported after all of it.
@@ -62,7 +63,7 @@ def test_help_lists_every_tool_and_every_flag_that_it_names_exists():
     assert set(re.findall(r"--[a-z-]+", text)) == {"--help", "--version"}
     for name in tools.TOOLS:
         module = (REPO / "src" / "open_clip_mdc" / "cli" / f"{name.replace('-', '_')}.py").read_text()
-        sources = {"prepare": ("coco", "shards", "cub", "folds", "recap"), "vq": ("fit", "import")}.get(name)
+        sources = {"prepare": ("coco", "shards", "folds"), "vq": ("fit", "import")}.get(name)
         known = set().union(*(flags(name, source) for source in sources)) if sources else flags(name)
         examples = re.findall(rf"open_clip_mdc {name} .*", module.split('"""')[1])
         assert examples
@@ -119,9 +120,9 @@ def test_the_version_is_the_packages():
 def test_ctrl_c_is_one_line(monkeypatch):
     def interrupted(args):
         raise KeyboardInterrupt
-    monkeypatch.setattr("open_clip_mdc.cli.prepare_recap.find_shards", interrupted)
+    monkeypatch.setattr("experiments.prepare_recap.find_shards", interrupted)
     with pytest.raises(SystemExit, match="^interrupted: run the same command again to resume .caption, ") as stopped:
-        tools.main(["prepare", "recap", "--shards", "x", "--out", "y", "--pairs", "1"])
+        prepare_recap.main(["--shards", "x", "--out", "y", "--pairs", "1"])
     assert "\n" not in stopped.value.code
 
 
@@ -134,7 +135,7 @@ def test_a_reader_that_goes_ends_the_tool_without_a_word():
 @pytest.mark.parametrize("tool", tools.MOVED)
 def test_what_makes_evidence_says_where_it_went(tool):
     with pytest.raises(SystemExit) as end:
-        tools.main([tool, "--help"])
-    module = f"experiments.{tool.replace('-', '_')}"
+        tools.main([*tool.split(), "--help"])
+    module = f"experiments.{tools.module_of(tool)}"
     assert f"open_clip_mdc {tool} is now python -m {module} in a clone (" in end.value.code
     assert "usage: python -m" in run("python", "-m", module, "--help", fork=True).stdout

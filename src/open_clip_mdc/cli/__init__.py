@@ -21,19 +21,19 @@ TOOLS = {
     "list": "list the models, objectives, tasks and data sets that you can name",
     "scenes": "render the built-in synthetic data set",
     "fetch": "download data sets to train and test on, or say how to get them",
-    "prepare": "write shards to train and test on, from your own data, COCO, Flickr, CUB-200 or Recap-DataComp",
+    "prepare": "write shards to train and test on, from your own data, COCO or Flickr",
     "caption": "caption images and write JSONL (optionally an HTML page), or caption shards into Parquet",
     "score": "compute log-likelihoods of captions given images, and filter image-text pairs by them",
     "search": "find the images that fit a sentence best",
     "embed": "write image features of webdataset shards as Parquet tables",
     "attention": "show where in the image each word of a caption comes from",
     "app": "try a captioner in your browser: caption, fill in words, score sentences, see where words come from",
-    "judge": "let an LLM choose the best of several systems' captions (Table 3 of the paper)",
     "vq": "train or import the frozen VQ-VAE of a model that reads discrete image tokens",
     "export": "export a model for OpenCLIP, timm, transformers and torch, and upload it to the Hugging Face hub",
 }
 # What makes the evidence is in the folder experiments of a clone. The Makefile has its targets.
-MOVED = {"lengths": "make figure3", "reconstruct": "make demo", "schedule-search": "docs/training.md"}
+MOVED = {"lengths": "make figure3", "reconstruct": "make demo", "schedule-search": "docs/training.md",
+         "judge": "make table3", "prepare cub": "docs/data.md", "prepare recap": "docs/data.md"}
 # The modules whose `worker` writes one table per shard.
 WORKERS = {"caption": "caption", "embed": "embed", "score": "score"}
 # The modules that send shards to Ray. They import no torch.
@@ -56,10 +56,13 @@ def usage(tool: argparse.ArgumentParser) -> str:
     return " ".join([tool.prog, "[options]", *needed])
 
 
+def module_of(tool: str) -> str:
+    return re.sub("[- ]", "_", tool)
+
+
 def parse(argv: list[str]) -> argparse.Namespace:
-    if argv[:1] and argv[0] in MOVED:
-        sys.exit(f"open_clip_mdc {argv[0]} is now python -m experiments.{argv[0].replace('-', '_')} in a clone "
-                 f"({MOVED[argv[0]]})")
+    for name in {argv[0], " ".join(argv[:2])} & MOVED.keys() if argv else ():
+        sys.exit(f"open_clip_mdc {name} is now python -m experiments.{module_of(name)} in a clone ({MOVED[name]})")
     parser = argparse.ArgumentParser(prog="open_clip_mdc", description="Tools for captioners. To train one, run "
                                      "open_clip_train. To evaluate one, run clip_benchmark eval. For the options of a "
                                      "tool, run open_clip_mdc TOOL --help.")
@@ -110,5 +113,5 @@ def finish(job: Callable[[], None], args: argparse.Namespace, argv: list[str]) -
     except RuntimeError as problem:
         sys.exit(f"error: {of_worker(problem)}")
     except KeyboardInterrupt:
-        sys.exit("interrupted: run the same command again to resume (caption, embed, fetch, judge, prepare recap, "
+        sys.exit("interrupted: run the same command again to resume (caption, embed, fetch, judge, prepare_recap, "
                  "score --pairs and search)")

@@ -1,6 +1,5 @@
 """The flags of each tool, added to a parser by the function of the tool's name. Imports no torch: `--help` is quick."""
 import argparse
-import os
 
 from ..data.outputs import Default
 from ..decoding import options as decoding
@@ -16,7 +15,6 @@ NEW_FOLDER = "folder to write, which must be new or empty"
 PAGE = "HTML page to write with the images inside it, best for at most hundreds"
 PATHS = "images, folders, webdataset shards or patterns"
 SHARDS = "webdataset shards, such as 'DIR/{00000..00009}.tar'"
-QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"
 
 
 def objects(value: str) -> tuple[int | None, int]:
@@ -86,7 +84,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
                                       f"dataset_{source}.json")
         karpathy.add_argument("--images", required=True, help="folder of the images")
         karpathy.add_argument("--annotations", required=True, metavar="JSON", help=f"Karpathy's dataset_{source}.json")
-        _add_output(karpathy)
+        add_output(karpathy)
     shards = sources.add_parser("shards", help="prepare your own images and captions: webdataset shards, a folder with "
                                 "a .txt or .json beside each image, metadata.csv or metadata.jsonl, Parquet tables, "
                                 "COCO's captions, LLaVA's JSON or a CSV file")
@@ -96,29 +94,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     shards.add_argument("--images", action="append", metavar="DIR", help="folder of the images that a JSON or CSV file "
                         "names. Give it once for each folder (default: the folder of that file)")
     _add_captions_key(shards)
-    _add_output(shards)
-    cub = sources.add_parser("cub", help="prepare CUB-200-2011 with the ten captions per image of Reed et al. (2016)")
-    cub.add_argument("--images", required=True, help="folder CUB_200_2011/images, with a folder per class")
-    cub.add_argument("--captions", required=True, help="folder text_c10, with a folder per class")
-    cub.add_argument("--split", required=True, choices=("reed", "official"),
-                     help="reed tests on other classes than it trains on (needs --classes), official reads the "
-                          "train_test_split.txt beside the folder of --images")
-    cub.add_argument("--classes", nargs=2, metavar=("TRAIN", "TEST"),
-                     help="lists of classes for --split reed: trainvalclasses.txt testclasses.txt")
-    _add_output(cub)
+    add_output(shards)
     folds = sources.add_parser("folds", help="split shards into k folds, so that each image is tested once")
     folds.add_argument("--shards", required=True, help=SHARDS)
     folds.add_argument("--k", type=positive, default=5, help="number of folds (default: %(default)s)")
     _add_captions_key(folds)
-    _add_output(folds)
-    recap = sources.add_parser("recap", help="draw a random subset of Recap-DataComp, with the recaptioned texts")
-    recap.add_argument("--shards", required=True, help=f"{SHARDS}, of Recap-DataComp")
-    recap.add_argument("--out", required=True, help="folder to write, or to resume")
-    recap.add_argument("--pairs", type=positive, required=True,
-                       help="number of image-text pairs to write, rounded up to whole shards")
-    recap.add_argument("--seed", type=natural, default=0,
-                       help="random seed of the order of shards (default: %(default)s)")
-    add_engine(recap)
+    add_output(folds)
 
 
 def fetch(parser: argparse.ArgumentParser) -> None:
@@ -134,7 +115,7 @@ def _add_captions_key(parser: argparse.ArgumentParser) -> None:
                              "lines of a .txt file, else text)")
 
 
-def _add_output(parser: argparse.ArgumentParser) -> None:
+def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help=NEW_FOLDER)
     parser.add_argument("--join", action="store_true",
                         help="join all captions of a training or validation image into one long text")
@@ -261,28 +242,6 @@ def search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", help=PAGE)
     add_images(parser, f"the first {decoding.NULL_IMAGES} of the images given")
     parser.set_defaults(plain=False)
-
-
-def judge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--captions", required=True, nargs="+", metavar="NAME=FILE",
-                        help='name of each system and file of its captions: .json with {"captions": {id: caption}}, or '
-                             "the .jsonl of open_clip_mdc caption (where the id is the file's name without suffix, or "
-                             "the shard's key)")
-    parser.add_argument("--images", required=True,
-                        help=f"folder of images named by id, or {SHARDS}, whose keys or sample numbers (0, 1, ...) are "
-                             "the ids")
-    parser.add_argument("--out", default="judge.jsonl",
-                        help="file of the answers, one per line (default: %(default)s)")
-    parser.add_argument("--url", default=os.environ.get("OPENAI_BASE_URL"),
-                        help="address of the endpoint up to /v1, whose key is in $OPENAI_API_KEY (default: "
-                             "$OPENAI_BASE_URL)")
-    parser.add_argument("--model", default=os.environ.get("OPENAI_MODEL"),
-                        help="name of the judge's model at the endpoint (default: $OPENAI_MODEL)")
-    parser.add_argument("--question", default=QUESTION, help="question to the judge (default: the paper's)")
-    parser.add_argument("--seed", type=natural, default=0,
-                        help="random seed of the captions' order (default: %(default)s)")
-    parser.add_argument("--workers", type=positive, default=4,
-                        help="number of requests at a time (default: %(default)s)")
 
 
 def vq(parser: argparse.ArgumentParser) -> None:

@@ -87,7 +87,7 @@ SOURCES = {
         commands=("hf download UCSC-VLAA/Recap-DataComp-1B --repo-type dataset --include 'data/train_data/*' "
                   "--local-dir OUT",
                   IMG2DATASET % ("OUT/data/train_data", "parquet", "re_caption"),
-                  "open_clip_mdc prepare recap --shards OUT/shards/'{00000..99999}.tar' --pairs 10000000 "
+                  "python -m experiments.prepare_recap --shards OUT/shards/'{00000..99999}.tar' --pairs 10000000 "
                   "--out OUT/recap-10M")),
     "sugar_crepe": Source(
         "MIT, with captions and photographs of COCO",
@@ -165,7 +165,7 @@ SOURCES = {
               "md5:97eceeb196236b17998738112f37df78"),),
         ("tar -xf OUT/CUB_200_2011.tgz -C OUT",
          "gdown 0B0ywwgffWnLLZW9uVHNjb2JmNlE -O OUT/cvpr2016_cub.tar.gz && tar -xf OUT/cvpr2016_cub.tar.gz -C OUT",
-         "open_clip_mdc prepare cub --images OUT/CUB_200_2011/images --captions OUT/cvpr2016_cub/text_c10 "
+         "python -m experiments.prepare_cub --images OUT/CUB_200_2011/images --captions OUT/cvpr2016_cub/text_c10 "
          "--split reed --classes OUT/cvpr2016_cub/trainvalclasses.txt OUT/cvpr2016_cub/testclasses.txt "
          "--out OUT/shards")),
 }

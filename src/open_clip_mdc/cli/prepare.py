@@ -1,12 +1,10 @@
-"""Write shards to fine-tune and test captioners on (Table 3), and the paper's subsets of Recap-DataComp.
+"""Write shards to fine-tune and test captioners on (Table 3).
 
     open_clip_mdc prepare coco --images coco/ --annotations dataset_coco.json --out coco-wds
     open_clip_mdc prepare shards --train 'flickr8k/train/{00000..00005}.tar' --test flickr8k/test/00000.tar --out f8k
     open_clip_mdc prepare shards --train photos/ --val 'data/val-*.parquet' --out photos-wds
     open_clip_mdc prepare shards --test captions_val2017.json --images val2017 --out coco-wds
-    open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split official --out cub
     open_clip_mdc prepare folds --shards 'flickr8k/train/{00000..00005}.tar' --k 5 --out folds
-    open_clip_mdc prepare recap --shards 'recap/{00000..99999}.tar' --pairs 10000000 --out recap-wds
 
 The annotations of COCO and Flickr are Karpathy's split files. COCO's restval is used for training, as usual. The output
 is
@@ -34,9 +32,7 @@ from ..data.images import stored
 from ..data.shards import CAPTION_SEPARATOR, find_shards, shard_pattern
 from ..errors import plural
 from ..progress import progress_bar
-from . import prepare_cub as cub
 from . import prepare_layouts as layouts
-from . import prepare_recap as recap
 from .fetch import KARPATHY
 from .prepare_layouts import Sample, read_file, read_shards
 
@@ -211,8 +207,6 @@ def check_there(splits: dict[str, Iterable[Sample]]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.source == "recap":
-        return recap.run(args)
     if args.source == "folds":
         shards = find_shards(args.shards)
         return write_folds(args.out, shards, args.captions_key, args.k, args.join, args.skip_broken)
@@ -223,11 +217,6 @@ def run(args: argparse.Namespace) -> None:
             raise ValueError("give at least one of --train, --val and --test")
         images = list(dict.fromkeys(args.images or []))
         splits = {split: layouts.read(pattern, images, args.captions_key) for split, pattern in patterns.items()}
-    elif args.source == "cub":
-        rows, left_out = cub.read(args.images, args.captions, args.split, args.classes)
-        if left_out and not args.skip_broken:
-            refuse(left_out)
-        splits = {split: [Sample(path.name, path, captions) for path, captions in rows[split]] for split in rows}
     else:
         rows = read_karpathy(args.annotations, args.source, args.images)
         splits = {split: rows[split] for split in ("train", "val", "test") if split in rows}

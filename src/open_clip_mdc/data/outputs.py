@@ -21,7 +21,6 @@ OUTPUTS = {
     "prepare": {"out": FOLDER},
     "export": {"out": FOLDER},
     "attention": {"out": PAGE},
-    "judge": {"out": (".jsonl",)},
     "vq": {"out": (".pt", ".pth")},
     "app": {},
     "list": {},
@@ -33,12 +32,12 @@ OF_FILES = {suffix for flags in OUTPUTS.values() for suffixes in flags.values() 
         "pickle pkl safetensors sqlite svg tar tgz tif tiff tsv txt webp xlsx yaml yml zip").split()}
 # For each command: the file that it writes beside OUT and that no flag names.
 BESIDE: dict[str, Callable[[Path], Path]] = {
-    "judge": lambda out: out.with_suffix(".json"),  # the report
     "vq": lambda out: out.with_name(f"{out.name}.png"),  # the contact sheet of `vq fit`
 }
 RESUMED = ("caption", "search")  # with the journal OUT.part
 OR_TABLES = ("caption", "score")  # their --out may also be a folder, with a table for each shard
-MAKE_PARENTS = ("scenes", "fetch", "prepare", "export")
+APPENDED: set[str] = set()  # their --out is itself the journal
+MAKE_PARENTS = {"scenes", "fetch", "prepare", "export"}
 
 
 class Default(str):
@@ -113,7 +112,7 @@ def ready(args: argparse.Namespace) -> None:
         if not isinstance(value, Default):  # which is never replaced
             check_unread(flag, value, inputs_of(args))
         folder = not names[name] or tables and is_folder(value)
-        if not folder and os.path.isfile(value) and args.tool != "judge":  # judge resumes its file
+        if not folder and os.path.isfile(value) and args.tool not in APPENDED:
             if isinstance(value, Default):
                 vars(args)[name] = beside(value)
                 print(f"{value} exists already: writing to {getattr(args, name)}", file=sys.stderr)

@@ -1,6 +1,6 @@
 """Draw the paper's random subsets of Recap-DataComp, with the recaptioned text instead of the alt text.
 
-    open_clip_mdc prepare recap --shards 'recap/{00000..99999}.tar' --pairs 10000000 --out recap-wds --jobs 8
+    python -m experiments.prepare_recap --shards 'recap/{00000..99999}.tar' --pairs 10000000 --out recap-wds --jobs 8
 
 Reads shards that img2dataset wrote. With its --save_additional_columns '["re_caption"]' the text is in KEY.json. With
 --caption_col re_caption, as in the data set's README, the text is KEY.txt, and no KEY.json has a re_caption. The seed
@@ -13,12 +13,16 @@ from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
-from ..bulk.engine import make_each
-from ..data import shards as tars
-from ..data.files import write_json
-from ..data.shards import find_shards
-from ..errors import plural
-from ..progress import progress_bar
+from open_clip_mdc.bulk.engine import make_each
+from open_clip_mdc.cli.arguments import SHARDS
+from open_clip_mdc.cli.shared import add_engine, natural, positive
+from open_clip_mdc.data import shards as tars
+from open_clip_mdc.data.files import write_json
+from open_clip_mdc.data.shards import find_shards
+from open_clip_mdc.errors import plural
+from open_clip_mdc.progress import progress_bar
+
+from . import tool
 
 
 def re_caption(sample: dict, in_json: bool) -> str:
@@ -80,3 +84,21 @@ def run(args: argparse.Namespace) -> None:
         if dropped:
             print(f"{plural(dropped, 'sample')} left out: {why}")
     print(f"{plural(totals[count - 1], 'pair')}: --train-data '{tars.shard_pattern(args.out, count)}'")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shards", required=True, help=f"{SHARDS}, of Recap-DataComp")
+    parser.add_argument("--out", required=True, help="folder to write, or to resume")
+    parser.add_argument("--pairs", type=positive, required=True,
+                       help="number of image-text pairs to write, rounded up to whole shards")
+    parser.add_argument("--seed", type=natural, default=0,
+                       help="random seed of the order of shards (default: %(default)s)")
+    add_engine(parser)
+
+
+def main(argv: list[str] | None = None) -> None:
+    tool.main("experiments.prepare_recap", __doc__, add_flags, run, {"out": ()}, argv)
+
+
+if __name__ == "__main__":
+    main()

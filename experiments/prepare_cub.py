@@ -1,6 +1,6 @@
 """Read CUB-200-2011 (Wah et al. 2011) with the ten captions per image of Reed et al. (2016), MC-Diffusion's test set.
 
-    open_clip_mdc prepare cub --images CUB_200_2011/images --captions text_c10 --split reed \\
+    python -m experiments.prepare_cub --images CUB_200_2011/images --captions text_c10 --split reed \\
         --classes trainvalclasses.txt testclasses.txt --out cub-wds
 
 Images are CLASS/NAME.jpg and captions CLASS/NAME.txt. They are joined by the class's number, with which CLASS begins,
@@ -8,11 +8,17 @@ and NAME, because the rest of CLASS is spelt differently in 17 folders. Two spli
 comparable. In Reed's no class is in both halves (8,855 and 2,933 images). The official one splits images (5,994 and
 5,794).
 """
+import argparse
 import random
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..data.text import read_lines
+from open_clip_mdc.cli.arguments import add_output
+from open_clip_mdc.cli.prepare import refuse, write
+from open_clip_mdc.cli.prepare_layouts import Sample
+from open_clip_mdc.data.text import read_lines
+
+from . import tool
 
 CAPTIONS = 10
 Key = tuple[int, str]  # the class's number, the image's name without suffix
@@ -83,3 +89,30 @@ def read(images: str, captions: str, split: str, classes: list[str] | None) -> t
     random.Random(0).shuffle(rows["train"])  # they are sorted by class
     print(f"{split} split: {len(rows['train'])} images to train on, {len(rows['test'])} to test on")
     return rows, problems
+
+
+def run(args: argparse.Namespace) -> None:
+    rows, left_out = read(args.images, args.captions, args.split, args.classes)
+    if left_out and not args.skip_broken:
+        refuse(left_out)
+    splits = {split: [Sample(path.name, path, captions) for path, captions in rows[split]] for split in rows}
+    write(args.out, splits, left_out, args.join, args.skip_broken)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--images", required=True, help="folder CUB_200_2011/images, with a folder per class")
+    parser.add_argument("--captions", required=True, help="folder text_c10, with a folder per class")
+    parser.add_argument("--split", required=True, choices=("reed", "official"),
+                        help="reed tests on other classes than it trains on (needs --classes), official reads the "
+                             "train_test_split.txt beside the folder of --images")
+    parser.add_argument("--classes", nargs=2, metavar=("TRAIN", "TEST"),
+                        help="lists of classes for --split reed: trainvalclasses.txt testclasses.txt")
+    add_output(parser)
+
+
+def main(argv: list[str] | None = None) -> None:
+    tool.main("experiments.prepare_cub", __doc__, add_flags, run, {"out": ()}, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
 """Let an LLM choose the best of several systems' captions for each image, for the selection rates of Table 3.
 
     export OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_MODEL=Qwen/Qwen2.5-VL-72B-Instruct OPENAI_API_KEY=...
-    open_clip_mdc judge --captions MDC-10=mdc10.json MDC-15=mdc15.json ARC=arc.json --images photos/ --out judge.jsonl
+    python -m experiments.judge --captions MDC-10=mdc10.json ARC=arc.json --images photos/ --out judge.jsonl
 
 Any OpenAI-compatible chat endpoint can be the judge. It sees the image, the question and the captions as "A. ...",
 "B. ...", in an order drawn from the seed and the image's id alone. Equal captions are shown once and share the vote.
@@ -27,19 +27,24 @@ from open_clip_train.data import group_by_keys_nothrow
 from PIL import ExifTags, Image
 from requests.adapters import HTTPAdapter, Retry
 
-from ..data.files import parse_json
-from ..data.images import data_url, decode_image, encode_png
-from ..data.journal import Journal, check_journal
-from ..data.outputs import BESIDE
-from ..data.paths import find_images, formats, is_shard
-from ..data.shards import Header, TooLarge, check_size, image_member, regroup, split_name
-from ..data.text import read_lines, read_text
-from ..progress import progress_bar
+from open_clip_mdc.cli.arguments import SHARDS
+from open_clip_mdc.cli.shared import natural, positive
+from open_clip_mdc.data.files import parse_json
+from open_clip_mdc.data.images import data_url, decode_image, encode_png
+from open_clip_mdc.data.journal import Journal, check_journal
+from open_clip_mdc.data.outputs import APPENDED, BESIDE
+from open_clip_mdc.data.paths import find_images, formats, is_shard
+from open_clip_mdc.data.shards import Header, TooLarge, check_size, image_member, regroup, split_name
+from open_clip_mdc.data.text import read_lines, read_text
+from open_clip_mdc.progress import progress_bar
+
+from . import tool
 from .judge_answers import LETTERS, assign_letters, parse_letter, report, summarise
 
 TIMEOUT_SECONDS = (10, 300)  # to connect, and between two bytes: a large model with a queue is slow
 ANSWER_SECONDS, ANSWER_BYTES = 900, 2 ** 20  # limits of a whole answer
 # Media types that servers accept, by Pillow's format. An MPO is a JPEG of several pictures.
+QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"
 SERVED = {"JPEG": "image/jpeg", "MPO": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}
 RETRIES = 7  # after 0, 1, 2, 4, ... 32 seconds, unless the server says how long to wait
 
@@ -253,4 +258,37 @@ def run(args: argparse.Namespace) -> None:
         finally:
             stop.set()  # after a failure or Ctrl-C, only answers that are under way are still recorded
 
-    report(out, BESIDE["judge"](out), settings, summarise(list(journal.rows.values()), list(systems)))
+    report(out, out.with_suffix(".json"), settings, summarise(list(journal.rows.values()), list(systems)))
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--captions", required=True, nargs="+", metavar="NAME=FILE",
+                        help='name of each system and file of its captions: .json with {"captions": {id: caption}}, or '
+                             "the .jsonl of open_clip_mdc caption (where the id is the file's name without suffix, or "
+                             "the shard's key)")
+    parser.add_argument("--images", required=True,
+                        help=f"folder of images named by id, or {SHARDS}, whose keys or sample numbers (0, 1, ...) are "
+                             "the ids")
+    parser.add_argument("--out", default="judge.jsonl",
+                        help="file of the answers, one per line (default: %(default)s)")
+    parser.add_argument("--url", default=os.environ.get("OPENAI_BASE_URL"),
+                        help="address of the endpoint up to /v1, whose key is in $OPENAI_API_KEY (default: "
+                             "$OPENAI_BASE_URL)")
+    parser.add_argument("--model", default=os.environ.get("OPENAI_MODEL"),
+                        help="name of the judge's model at the endpoint (default: $OPENAI_MODEL)")
+    parser.add_argument("--question", default=QUESTION, help="question to the judge (default: the paper's)")
+    parser.add_argument("--seed", type=natural, default=0,
+                        help="random seed of the captions' order (default: %(default)s)")
+    parser.add_argument("--workers", type=positive, default=4,
+                        help="number of requests at a time (default: %(default)s)")
+
+
+def main(argv: list[str] | None = None) -> None:
+    name = "experiments.judge"
+    BESIDE[name] = lambda out: out.with_suffix(".json")  # the report
+    APPENDED.add(name)
+    tool.main(name, __doc__, add_flags, run, {"out": (".jsonl",)}, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from ..data.files import write_json
+from open_clip_mdc.data.files import write_json
 
 LETTERS = "ABCDEFGH"  # ends here because "I" is also a word
 _CLAUSE = re.compile(r"[.!?;]+(?=\s|$)|\n+|\b(?:because|since|while|whereas|although|though|but|however)\b"
