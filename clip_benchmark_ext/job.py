@@ -16,8 +16,9 @@ from open_clip_mdc.data.shards import read_samples, regroup
 from open_clip_mdc.data.text import read_names
 from open_clip_mdc.data.workers import STUCK, fitting, image_bytes
 
-from . import other_sets
-from .datasets import caption_data, masks
+from . import foreign_datasets
+from .datasets import caption_data
+from .datasets.known import MASKED
 from .flags import Flags
 
 
@@ -74,13 +75,14 @@ class Job(NamedTuple):
         """Return the data set, with the model's transform unless another is given."""
         args, transform, name = self.args, transform or self.transform, self.args.dataset.removeprefix("wds/")
         root = args.dataset_root.format(dataset=name, dataset_cleaned=name.replace("/", "-"))
-        if args.dataset in masks.MASKED:
+        if args.dataset in MASKED:
+            from .datasets import masks
             return masks.build(args.dataset, root, split, transform)
-        if not other_sets.covers(args.dataset):
+        if not foreign_datasets.covers(args.dataset):
             from .selection_datasets import build_dataset
             return build_dataset(args.dataset, root, transform, perturbations=self.flags.perturbations)
         try:
-            dataset = other_sets.build(
+            dataset = foreign_datasets.build(
                 args.dataset, root, transform, split, annotation_file=args.annotation_file, language=args.language,
                 task="captioning" if args.task == "cloze" else args.task,
                 custom_template_file=args.custom_template_file, wds_cache_dir=args.wds_cache_dir,

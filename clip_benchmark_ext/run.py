@@ -16,8 +16,8 @@ from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.configs import is_captioner
 from open_clip_mdc.objectives.base import CaptionCfg
 
-from . import contents, other_sets, results
-from .datasets.masks import MASKED
+from . import contents, foreign_datasets, results
+from .datasets.known import MASKED
 from .distributed import everywhere, rank_and_size
 from .flags import Flags
 from .job import Job
@@ -39,7 +39,7 @@ def choose_task(args: Namespace) -> str:
     if masked != (task == "segmentation"):
         raise ValueError(f"{args.dataset} has a mask for each image: give --task segmentation" if masked else
                          f"{args.dataset} has no masks, which segmentation needs: give one of {', '.join(MASKED)}")
-    selects = not masked and not other_sets.covers(args.dataset)
+    selects = not masked and not foreign_datasets.covers(args.dataset)
     if task == "auto":
         task = "image_caption_selection" if selects else builder.get_dataset_default_task(
             args.dataset.removeprefix("wds/"))
@@ -53,7 +53,7 @@ def evaluate(args: Namespace, flags: Flags) -> int:
     args = copy(args)
     args.device = "cuda" if torch.cuda.is_available() else "cpu"
     args.verbose = args.verbose and rank_and_size()[0] == 0
-    args.dataset = other_sets.known_name(args.dataset)
+    args.dataset = foreign_datasets.known_name(args.dataset)
     args.model, args.pretrained = resolve(args.model, args.pretrained)
     if flags.corruption is not None:  # before the long work
         from .datasets import corruptions
@@ -104,7 +104,7 @@ def evaluate(args: Namespace, flags: Flags) -> int:
         if items := metrics.pop("items", None):
             results.write_items(output, items)
         # Class ids are the places of one's own folders in the alphabet.
-        dump = args.dump_classnames or args.dataset == other_sets.FOLDER
+        dump = args.dump_classnames or args.dataset == foreign_datasets.FOLDER
         names = {"classnames": dump and getattr(batches.dataset, "classes", None),
                  "templates": args.dump_templates and getattr(batches.dataset, "templates", None)}
         results.write(output, about, metrics, **{name: value for name, value in names.items() if value})

@@ -21,10 +21,10 @@ from torch.utils.data import Dataset
 from open_clip_mdc.data.images import decode_image
 from open_clip_mdc.errors import close_names
 
-from .datasets import pair_readers, readers, statements
+from .datasets.known import SELECTION, selection_names, selection_row
 from .datasets.local_files import Cell
-from .datasets.readers import NEGBENCH, SUGAR_CREPE_PP, VALSE_PIECES, WHATSUP, Case, Read
-from .metrics import selection_metrics, sugar_crepe
+from .datasets.readers import READERS, Case, Read
+from .metrics import selection_metrics
 from .metrics.selection_metrics import Metric
 
 
@@ -33,34 +33,21 @@ class Row(NamedTuple):
     metric: Metric
 
 
+def _row(name: str) -> Row:
+    row = selection_row(name)
+    return Row(READERS[row.get("reader", "read")], getattr(selection_metrics, row.get("metric", "PAIRS")))
+
+
 PAIRS = selection_metrics.PAIRS
-ROWS = {
-    **{f"sugar_crepe/{subset}": Row(readers.sugar_crepe, PAIRS)
-       for subsets in sugar_crepe.GROUPS.values() for subset in subsets},
-    "aro/vg_relation": Row(readers.visual_genome, selection_metrics.RELATIONS),
-    "aro/vg_attribution": Row(readers.visual_genome, selection_metrics.ATTRIBUTES),
-    "aro/coco_order": Row(readers.order, selection_metrics.ORDERS),
-    "aro/flickr30k_order": Row(readers.order, selection_metrics.ORDERS),
-    "winoground": Row(pair_readers.winoground, selection_metrics.WINOGROUND),
-    **{f"valse/{piece}": Row(readers.valse, PAIRS) for piece in VALSE_PIECES},
-    **{f"sugar_crepe_pp/{subset}": Row(readers.sugar_crepe_pp, PAIRS) for subset in SUGAR_CREPE_PP},
-    **{f"whatsup/{subset}": Row(readers.whatsup, selection_metrics.PLACES if subset.startswith("controlled") else PAIRS)
-       for subset in WHATSUP},
-    **{f"negbench/{subset}": Row(readers.negbench, selection_metrics.BY_KIND) for subset in NEGBENCH},
-    "bivlc": Row(pair_readers.bivlc, selection_metrics.TWO_IMAGES),
-    "cola": Row(pair_readers.cola, selection_metrics.WINOGROUND),
-    "colorswap": Row(pair_readers.colorswap, selection_metrics.WINOGROUND),
-    "mmvp_vlm": Row(pair_readers.mmvp_vlm, selection_metrics.TWO_IMAGES),
-    **{f"nlvr/{split}": Row(statements.nlvr, selection_metrics.STATEMENTS) for split in ("dev", "test")},
-}
-FAMILIES = tuple(dict.fromkeys(name.partition("/")[0] for name in ROWS))
+ROWS = {name: _row(name) for name in selection_names()}
+FAMILIES = tuple(SELECTION)
 
 
 def find_row(name: str) -> Row | None:
     """Return a data set's row, or None for other data sets. Any piece of VALSE has one, as it may be your own file."""
     family, _, part = name.partition("/")
     if name not in ROWS and family == "valse" and re.fullmatch(r"[\w-]+", part):
-        return Row(readers.valse, PAIRS)
+        return _row(name)
     if name not in ROWS and name.startswith(FAMILIES):
         own = [row for row in ROWS if row.partition("/")[0] == family]
         raise ValueError(f"unknown data set {name!r}{close_names(name, ROWS)}: give one of "

@@ -94,7 +94,7 @@ def word_lists(captions: Sequence[str], file: str | None = None) -> dict[str, li
     if file is None:
         lists = CLOSED | {"noun": frequent_nouns(captions), "verb": frequent_verbs(captions)}
         return {kind: words for kind, words in lists.items() if len(words) > 1}
-    lists = read_json(Path(file), dict)
+    lists = read_json(Path(file), "dict")
     for kind, words in lists.items():
         if not re.fullmatch(r"\w+", kind) or not isinstance(words, list) or len({same(str(x)) for x in words}) < 2 or \
                 not all(isinstance(word, str) and word.strip() for word in words):

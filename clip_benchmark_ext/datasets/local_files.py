@@ -1,8 +1,8 @@
 """Find and read annotation files and images that you downloaded, and say how to get those that are missing.
 
-Nothing is downloaded here. File names in a data file are not trusted.
+Nothing is downloaded here. File names in a data file are not trusted. `row` is a row of datasets.json.
 """
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
@@ -13,17 +13,6 @@ import pyarrow.parquet as pq
 
 from open_clip_mdc.data.files import parse_json
 from open_clip_mdc.data.text import read_text
-
-
-@dataclass(frozen=True)
-class Source:
-    """A data set's files: where they are found, and where to get them if they are missing."""
-
-    file: str
-    folders: tuple[str, ...]  # of `file`, below the root, tried in this order
-    images: tuple[str, ...]  # folders of the images, below that of `file`, tried in this order
-    fetch: str  # what to download, for a message
-    layout: str  # where to put it, for a message
 
 
 @lru_cache(maxsize=2)  # rows are read in order
@@ -53,44 +42,46 @@ class Cell:
         return BytesIO(content["bytes"])
 
 
-def find(source: Source, name: str, root: Path) -> Path:
-    for folder in source.folders:
-        if (path := root / folder / source.file).is_file():
-            return path
-    raise FileNotFoundError(f"{name}: no {source.file} in {root}. {how_to_get(source)}")
+def find(row: dict, name: str, root: Path) -> Path:
+    for folder in row["folders"]:
+        if found := sorted((root / folder).glob(row["file"])):
+            return found[0]
+    raise FileNotFoundError(f"{name}: no {row['file']} in {root}. {how_to_get(row)}")
 
 
-def image_folder(source: Source, name: str, path: Path) -> Path:
-    for folder in source.images:
+def image_folder(row: dict, name: str, path: Path) -> Path:
+    if not row["images"]:  # names in the file are from its folder on
+        return path.parent
+    for folder in row["images"]:
         if (candidate := path.parent / folder).is_dir():
             return candidate
     raise FileNotFoundError(
-        f"{name}: no folder of images ({' or '.join(source.images)}) in {path.parent}. {how_to_get(source)}")
+        f"{name}: no folder of images ({' or '.join(row['images'])}) in {path.parent}. {how_to_get(row)}")
 
 
-def need_images(source: Source, name: str, folder: Path, cases: list) -> None:
+def need_images(row: dict, name: str, folder: Path, cases: list) -> None:
     """Raise FileNotFoundError, with one message for all, if images are missing, and ValueError if there are no rows."""
-    rows = [case.images for case in cases]
-    if not rows:
-        raise ValueError(f"{name}: {source.file} has no rows")
-    missing = {path for path in {path for row in rows for path in row} if not path.is_file()}
+    if not cases:
+        raise ValueError(f"{name}: {row['file']} has no rows")
+    missing = {path for path in {path for case in cases for path in case.images} if not path.is_file()}
     if missing:
-        count = sum(any(path in missing for path in row) for row in rows)
-        raise FileNotFoundError(f"{name}: {count} of {len(rows)} rows have no image, as {len(missing)} files are "
-                                f"missing in {folder}, such as {min(missing).name}. {how_to_get(source)}")
+        count = sum(not missing.isdisjoint(case.images) for case in cases)
+        raise FileNotFoundError(f"{name}: {count} of {len(cases)} rows have no image, as {len(missing)} files are "
+                                f"missing in {folder}, such as {min(missing).name}. {how_to_get(row)}")
 
 
-def how_to_get(source: Source) -> str:
-    return f"Fetch {source.fetch}. The folder given by --dataset_root (ROOT) should then hold: {source.layout}"
+def how_to_get(row: dict) -> str:
+    return f"Fetch {row['fetch']}. The folder given by --dataset_root (ROOT) should then hold: {row['layout']}"
 
 
-def read_json(path: Path, kind: type) -> dict | list:
+def read_json(path: Path, *kinds: str) -> dict | list:
+    """Return the content of a JSON file, which should be one of `kinds`, "dict" or "list"."""
     try:
         content = parse_json(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, kind):
-        raise ValueError(f"{path} should hold a JSON {kind.__name__}, not a {type(content).__name__}")
+    if type(content).__name__ not in kinds:
+        raise ValueError(f"{path} should hold a JSON {' or '.join(kinds)}, not a {type(content).__name__}")
     return content
 
 
@@ -105,12 +96,9 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, object]]:
             yield index, row
 
 
-def value(row: dict, key: str, kind: type | tuple[type, ...], path: Path, number: str | int):
-    value = row.get(key) if isinstance(row, dict) else None
+def entry_value(entry: object, name: str, kind: type | tuple[type, ...], path: Path, key: str | int):
+    """Return a field of an entry of a file. Raises ValueError if it is missing or not of this kind."""
+    value = entry.get(name) if isinstance(entry, dict) else None
     if not isinstance(value, kind):
-        raise ValueError(f"{path}, row {number}: {key!r} is missing or of a wrong kind ({value!r})")
+        raise ValueError(f"{path}, row {key}: {name!r} is missing or of a wrong kind ({value!r})")
     return value
-
-
-def texts(row: dict, keys: Iterable[str], path: Path, number: str | int) -> list[str]:
-    return [value(row, key, str, path, number) for key in keys]

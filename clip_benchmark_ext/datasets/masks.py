@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +19,9 @@ from open_clip_mdc.data.images import decode_image
 from open_clip_mdc.data.shards import image_member, read_samples
 from open_clip_mdc.data.text import read_names
 
-VOID = 255
-CAMVID = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
-VOC = ("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "table",
-       "dog", "horse", "motorbike", "person", "plant", "sheep", "sofa", "train", "monitor")
+from .known import MASKED
 
+VOID = 255
 Source = Path | bytes
 Pair = tuple[str, Source, Source]  # name, image and mask
 
@@ -53,22 +50,7 @@ def _of_voc(root: Path, split: str) -> list[Pair]:
     return [(name, root / "JPEGImages" / f"{name}.jpg", root / "SegmentationClass" / f"{name}.png") for name in names]
 
 
-class Layout(NamedTuple):
-    read: Callable[[Path, str], list[Pair]]
-    looks: str  # its files, for a message
-    classes: tuple[str, ...] = ()  # empty to read classnames.txt
-    void: tuple[int, ...] = (VOID,)  # ids of pixels that do not count, in the files
-    first: int = 0  # id of the first class, in the files
-
-
-MASKED = {
-    "camvid": Layout(_of_shard, "train.tar, val.tar and test.tar of KEY.jpg and KEY.png", CAMVID, (11,)),
-    "ade20k": Layout(_of_ade20k, "images/training/*.jpg, annotations/training/*.png and the same of validation",
-                     tuple(f"class {n}" for n in range(1, 151)), (0,), 1),
-    "voc2012": Layout(_of_voc, "JPEGImages/, SegmentationClass/ and ImageSets/Segmentation/train.txt, val.txt", VOC),
-    "masks": Layout(_of_shard, "train.tar and test.tar of KEY.png and KEY.mask.png (or KEY.jpg and KEY.png), whose "
-                    "class ids are 0, 1, ... and 255 for pixels that do not count, and classnames.txt"),
-}
+FORMS: dict[str, Callable[[Path, str], list[Pair]]] = {"shard": _of_shard, "ade20k": _of_ade20k, "voc": _of_voc}
 
 
 @dataclass(eq=False, repr=False)
@@ -76,9 +58,13 @@ class MaskedImages(Dataset):
     split: str  # "val" if there is no test split
     pairs: list[Pair]
     classes: list[str]
-    void: tuple[int, ...]
-    first: int
+    void: tuple[int, ...]  # ids of pixels that do not count, in the files
+    first: int  # id of the first class, in the files
     transform: Callable[[Image.Image], Tensor]
+
+    @property
+    def place(self) -> str:
+        return self.split
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -122,15 +108,15 @@ def build(name: str, root: str, split: str, transform: Callable[[Image.Image], T
 
     Raises FileNotFoundError or ValueError.
     """
-    layout, folder = MASKED[name], Path(root)
+    row, folder = MASKED[name], Path(root)
     try:
-        classes = list(layout.classes) or read_names(folder / "classnames.txt")
+        classes = row.get("classes") or read_names(folder / "classnames.txt")
         if split == "test" and not (folder / "test.tar").exists():
             split = "val"
-        pairs = layout.read(folder, split)
+        pairs = FORMS[row["form"]](folder, split)
     except (FileNotFoundError, NotADirectoryError) as problem:
-        raise FileNotFoundError(f"no {name} in {root} ({problem}): --dataset_root takes a folder with {layout.looks}"
+        raise FileNotFoundError(f"no {name} in {root} ({problem}): --dataset_root takes a folder with {row['layout']}"
                                 ) from problem
     if not pairs:
         raise ValueError(f"{root} has no images of {name}'s {split}")
-    return MaskedImages(split, pairs, classes, layout.void, layout.first, transform)
+    return MaskedImages(split, pairs, classes, tuple(row.get("void", (VOID,))), row.get("first", 0), transform)

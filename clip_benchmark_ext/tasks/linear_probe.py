@@ -25,8 +25,8 @@ from open_clip_mdc.models.fingerprint import fingerprint
 from open_clip_mdc.progress import progress_bar
 
 from ..features import cache_key, cached_features, default_feature, extract_features, feature_fn
+from ..foreign_datasets import check_classes
 from ..job import Job
-from ..other_sets import check_classes
 
 
 def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: str | None, feature_root: str,

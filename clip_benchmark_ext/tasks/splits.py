@@ -9,8 +9,8 @@ from open_clip_mdc.models.fingerprint import fingerprint
 
 from .. import token_cache
 from ..features import cache_key
+from ..foreign_datasets import check_classes
 from ..job import Job
-from ..other_sets import check_classes
 from ..token_cache import Encode, TokenCache
 
 HELD_OUT = 0.1  # share of the training images, if there is no validation split

@@ -5,13 +5,14 @@ import json
 import re
 import shutil
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from clip_benchmark.datasets import builder
 from conftest import make_image
 
-from clip_benchmark_ext import cli, other_sets
+from clip_benchmark_ext import cli, foreign_datasets
 from clip_benchmark_ext import run as benchmark_run
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
@@ -32,9 +33,9 @@ def test_the_list_of_names_is_that_of_clip_benchmarks_builder():
     compared = {node.comparators[0].value for node in ast.walk(tree) if isinstance(node, ast.Compare)
                 and isinstance(node.left, ast.Name) and node.left.id == "dataset_name"
                 and isinstance(node.ops[0], ast.Eq)}
-    assert compared - {"winoground"} == set(other_sets.UPSTREAM)
+    assert compared - {"winoground"} == set(foreign_datasets.FOREIGN)
     assert set(re.findall(r'startswith\("(\w+/)"\)', inspect.getsource(builder.build_dataset))) == set(
-        other_sets.PREFIXES)
+        foreign_datasets.PREFIXES)
 
 
 @pytest.mark.parametrize("name, words", [
@@ -49,7 +50,7 @@ def test_an_unknown_name_is_refused_before_the_model_is_loaded(runs, monkeypatch
         complaint and "mmvp_vlm, nlvr/NAME, wds/NAME" in complaint
 
 
-FOREIGN = [*other_sets.UPSTREAM, "vtab/cifar10", "vtab/diabetic_retinopathy", "vtab/resisc45", "tfds/mnist"]
+FOREIGN = [*foreign_datasets.FOREIGN, "vtab/cifar10", "vtab/diabetic_retinopathy", "vtab/resisc45", "tfds/mnist"]
 
 
 @pytest.mark.parametrize("root", ["there", "absent"])
@@ -61,14 +62,15 @@ def test_nothing_is_fetched_or_written_for_any_of_clip_benchmarks_sets(root, tmp
     for name in FOREIGN:
         try:
             args["language"] = "eng_Latn" if name.endswith("200") else "en"
-            other_sets.build(name, str(tmp_path / root), None, "test", **args)
+            foreign_datasets.build(name, str(tmp_path / root), None, "test", **args)
             found = "built"
         except (ValueError, OSError) as problem:
             found = str(problem)
         words = "built" if name == "dummy" else "nothing is downloaded"
         assert words in found or "needs the package" in found or name == "imagenet-w", (name, found)
         assert sorted(path.name for path in tmp_path.rglob("*")) == ["there"], name
-    layout = pytest.raises(FileNotFoundError, other_sets.build, "mscoco_captions", str(tmp_path), None, "test", **args)
+    build = partial(foreign_datasets.build, "mscoco_captions", str(tmp_path), None, "test", **args)
+    layout = pytest.raises(FileNotFoundError, build)
     assert "ROOT/val2014/*.jpg" in str(layout.value) and "--annotation_file" in str(layout.value)
 
 

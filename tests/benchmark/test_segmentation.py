@@ -109,7 +109,7 @@ def test_layouts_of_ade20k_and_voc_are_read_as_they_are(tmp_path, name, make, la
         image, mask = masks.build(name, str(root), split, lambda image: torch.zeros(3, *image.size))[0]
         assert mask.shape == (40, 40) and mask.dtype == torch.uint8
         assert torch.equal(mask == masks.VOID, torch.eye(40, dtype=torch.bool)) and mask[0, 1] == last
-        assert len(masks.MASKED[name].classes) == last + 1
+        assert len(masks.MASKED[name]["classes"]) == last + 1
 
 
 @needs_data("camvid/train.tar")

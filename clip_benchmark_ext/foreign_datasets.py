@@ -1,15 +1,11 @@
 """Build clip_benchmark's own data sets without downloads, and your own class folders.
 
-clip_benchmark's builders download missing files into your folder. Here they may only read, and a message says which
-files they need.
+clip_benchmark's builders download what is not there. So `check_there` looks first for the files that they need.
 """
 import json
 import logging
 import os
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 
 from clip_benchmark.datasets import builder
@@ -21,34 +17,17 @@ from open_clip_mdc.data.images import decode_image, upright
 from open_clip_mdc.data.paths import is_hidden, is_image
 from open_clip_mdc.errors import close_names
 
-from .datasets.masks import MASKED, MaskedImages
+from .datasets.known import FOREIGN, MASKED
 
 FOLDER = "folder"
 VALIDATION = ("val", "validation", "valid")
 FOLDER_LAYOUT = "DIR/train/CLASS/*, DIR/test/CLASS/*"
-_CLASSES = "ROOT/CLASS/*.JPEG, a folder for each of ImageNet's classes"
-_KARPATHY = "ROOT/{0}_SPLIT_karpathy.txt (or --annotation_file) and ROOT/*.jpg"
-_DEVKIT = "ROOT/meta.bin and ROOT/val/CLASS/*.JPEG, as torchvision's ImageNet makes them"
-# The files that clip_benchmark reads. For other data sets they are those of their torchvision class, download=True.
-LAYOUTS = {
-    "imagenet1k": _DEVKIT, "imagenet-w": _DEVKIT, "babel_imagenet": _DEVKIT,
-    "imagenet1k-unverified": "ROOT/train/CLASS/*.JPEG and ROOT/val/CLASS/*.JPEG",
-    "imagenetv2": "ROOT/ImageNetV2-matched-frequency/", "imagenet_sketch": _CLASSES, "imagenet-a": _CLASSES,
-    "imagenet-r": _CLASSES, "imagenet-o": _CLASSES, "objectnet": "ROOT/objectnet-1.0/ and its mappings/* in ROOT",
-    "fer2013": "ROOT/train/CLASS/*.jpg and ROOT/test/CLASS/*.jpg",
-    "mscoco_captions": "ROOT/coco_SPLIT_karpathy.json (or --annotation_file) and ROOT/val2014/*.jpg (of train: "
-                       "ROOT/train2014)",
-    "flickr8k": _KARPATHY.format("flickr8k"), "flickr30k": _KARPATHY.format("flickr30k"),
-}
-UPSTREAM = (*LAYOUTS, *"""cifar10 cifar100 voc2007 voc2007_multilabel multilingual_mscoco_captions crossmodal3600 xtd10
-            xtd200 flickr30k-200 food101 sun397 cars fgvc_aircraft dtd pets caltech101 flowers mnist stl10 eurosat gtsrb
-            country211 pcam renderedsst2 dummy""".split())  # the last is for clip_benchmark's tests
 PREFIXES = ("wds/", "vtab/", "tfds/")  # before any name
-FETCHES = ("subprocess.Popen", "os.system", "os.posix_spawn", "socket.connect", "socket.getaddrinfo", "urllib.Request")
+OF_ITS_CLASS = "the files of its class in torchvision or clip_benchmark"
 
 
 def covers(name: str) -> bool:
-    return name == FOLDER or name in UPSTREAM or name.startswith(PREFIXES)
+    return name == FOLDER or name in FOREIGN or name.startswith(PREFIXES)
 
 
 def known_name(name: str) -> str:
@@ -61,56 +40,37 @@ def known_name(name: str) -> str:
     families = dict.fromkeys(row.split("/")[0] + "/NAME" * ("/" in row) for row in ROWS)
     theirs = "clip_benchmark's (cifar10, ...)"
     names = ", ".join((*families, *(f"{prefix}NAME" for prefix in PREFIXES), *MASKED, theirs))
-    raise ValueError(f"--dataset {name} is not known{close_names(name, (*ROWS, *MASKED, *UPSTREAM))}. Class folders: "
+    raise ValueError(f"--dataset {name} is not known{close_names(name, (*ROWS, *MASKED, *FOREIGN))}. Class folders: "
                      f"--dataset folder --dataset_root DIR ({FOLDER_LAYOUT}). Others: {names}")
 
 
-class Fetching(PermissionError):
-    """Raised when a builder is about to download, to start a program, or to write to the user's folder."""
+def missing(name: str, root: str, problem: object) -> FileNotFoundError:
+    layout = FOREIGN.get(name, {}).get("layout", OF_ITS_CLASS)
+    return FileNotFoundError(f"{name} is not complete in {root}, and nothing is downloaded ({problem}): give "
+                             f"--dataset_root ROOT with {layout}, or a webdataset by --dataset wds/{name}")
 
 
-_reading: list[str] = []  # the folder of the running builder
-
-
-def _hook(event: str, args: tuple) -> None:
-    if not _reading:
-        return
-    writes = event == "open" and len(args) > 2 and isinstance(args[2], int) and args[2] & (
-        os.O_WRONLY | os.O_RDWR | os.O_CREAT) or event in ("os.mkdir", "os.rename", "os.remove")
-    if event in FETCHES or writes and isinstance(args[0], (str, bytes, os.PathLike)) and Path(
-            os.path.abspath(os.fsdecode(args[0]))).is_relative_to(_reading[-1]):
-        raise Fetching(f"{event} {args[0]!r}")
-
-
-_watch = cache(lambda: sys.addaudithook(_hook))  # for ever, as Python cannot remove an audit hook
-
-
-@contextmanager
-def reading_only(name: str, root: str) -> Iterator[None]:
-    """Refuse downloads, new programs and writes below `root` within the block.
-
-    Raises FileNotFoundError that names the files which a data set needs.
-    """
-    _watch()
-    _reading.append(os.path.abspath(root))
-    try:
-        yield
-    except Exception as problem:
-        cause = problem
-        while cause is not None and not isinstance(cause, Fetching):
-            cause = cause.__cause__ or cause.__context__
-        if cause is None and not isinstance(problem, (FileNotFoundError, RuntimeError)):  # the latter is torchvision's
-            raise
-        raise FileNotFoundError(f"{name} is not complete in {root}, and nothing is downloaded ({problem}): give "
-                                f"--dataset_root ROOT with "
-                                f"{LAYOUTS.get(name, 'the files of its class in torchvision or clip_benchmark')}, or a "
-                                f"webdataset by --dataset wds/{name}") from problem
-    finally:
-        _reading.pop()
+def check_there(name: str, root: str, split: str, annotation_file: str | None, language: str) -> None:
+    """Raise FileNotFoundError that names the files of a data set if a builder of clip_benchmark would download some."""
+    row = FOREIGN.get(name, {})
+    if not os.path.isdir(root) or not os.listdir(root):
+        raise missing(name, root, "it is no folder with files")
+    names = {"split": split, "language": language, "photos": "train" if split == "train" else "val",
+             "annotator": "zh" if language == "zh" else "karpathy"}
+    files = [os.path.join(root, file.format(**names)) for file in row.get("files", ())]
+    if "annotation" in row:
+        files.append(annotation_file or os.path.join(root, row["annotation"].format(**names)))
+    for file in files:
+        if not os.path.exists(file):
+            raise missing(name, root, f"there is no {file}")
 
 
 class ClassFolders(ImageFolder):
     """Images in a folder per class. Hidden files and folders are left out."""
+
+    @property
+    def place(self) -> str:
+        return self.root
 
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
         names = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir() and not is_hidden(entry.name))
@@ -159,20 +119,17 @@ def build(name: str, root: str, transform, split: str, **options) -> Dataset:
     elif "://" in root:  # a download that was asked for
         return builder.build_dataset(name, root, transform, split, **options)
     else:
+        if name != "dummy" and not name.startswith("wds/"):
+            check_there(name, root, split, options["annotation_file"], options["language"])
         try:
-            with reading_only(name, root):
-                dataset = builder.build_dataset(name, root, transform, split, download=False, **options)
+            dataset = builder.build_dataset(name, root, transform, split, download=False, **options)
         except ModuleNotFoundError as problem:
             raise ValueError(f"{name} needs the package {problem.name}, which is not installed") from problem
+        except (FileNotFoundError, RuntimeError) as problem:  # the latter is torchvision's
+            raise missing(name, root, problem) from problem
     if isinstance(dataset, DatasetFolder):
         dataset.loader = decode_image
     return dataset
-
-
-def _place(dataset: Dataset) -> str | None:
-    if isinstance(dataset, MaskedImages):
-        return dataset.split
-    return dataset.root if isinstance(dataset, ClassFolders) else None
 
 
 def _filled(dataset: Dataset) -> str:
@@ -180,7 +137,8 @@ def _filled(dataset: Dataset) -> str:
 
 
 def check_classes(splits: Mapping[str, Dataset]) -> None:
-    if "val" in splits and (place := _place(splits["val"])) is not None and place == _place(splits["test"]):
+    places = {split: getattr(dataset, "place", None) for split, dataset in splits.items()}
+    if (place := places.get("val")) is not None and place == places["test"]:
         raise ValueError(f"{place} is both the validation and the test split, as there is no other: leave out "
                          "--val_split")
     numbers = {split: dataset.class_to_idx for split, dataset in splits.items() if hasattr(dataset, "class_to_idx")}
