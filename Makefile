@@ -23,7 +23,7 @@ SHORT4 := tests/core/test_versions.py tests/core/test_integration.py -k \
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs dist faults photo decodings decodings-rich bench bench-gpu clean
+.PHONY: help demo test lint prose docs dist faults photo decodings decodings-rich bench bench-gpu clean
 .DELETE_ON_ERROR:
 
 help:
@@ -35,7 +35,7 @@ help:
 	@echo "make bench [CAPTIONS=FILE] measure speed and memory against Algorithm 1, CLIP, CoCa and plain loops"
 	@echo "make bench-gpu             measure MDC and CLIP on one GPU (benchmarks/GPU.md)"
 	@echo "make dist                  build wheel and sdist, and try them in an empty environment"
-	@echo "make lint | clean"
+	@echo "make lint | prose | clean"
 	@echo
 	@echo "Tables and figures of the paper, which resume if you run the same command again:"
 	@echo "make table1 ... table5, figure3 ... figure6, stability, floors, lengths, steps, claims, or tables for all of them"
@@ -121,8 +121,12 @@ endif
 	    > $$(echo .venv4/lib/python*/site-packages)/released.pth
 	touch $@
 
-lint: .venv/installed
+lint: prose .venv/installed
 	$(BIN)/ruff check .
+
+# Words a sentence, semicolons, how docstrings begin, the length of README, and the tree in CONTRIBUTING.
+prose:
+	$(PYTHON) tests/prose.py
 
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

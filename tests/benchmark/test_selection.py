@@ -16,7 +16,6 @@ from clip_benchmark_ext.metrics import selection_metrics as metrics_of_scores
 from clip_benchmark_ext.metrics.selection_metrics import (
     clip_benchmarks_metrics,
     debiased_score,
-    group_accuracies,
     symmetric_relations,
 )
 from clip_benchmark_ext.metrics.sugar_crepe import group_averages
@@ -70,16 +69,6 @@ def test_the_debiased_score_subtracts_alpha_times_the_blind_one():
     assert debiased_score(torch.tensor([-3.0]), torch.tensor([-1.0])).tolist() == [-2.0]
 
 
-def test_a_bias_of_the_language_model_is_undone_by_debiasing():
-    generator = np.random.default_rng(0)
-    visual = np.stack([np.ones(50), np.zeros(50)], 1)  # the image always speaks for the right caption
-    prior = generator.normal(0, 10, (50, 2))  # but the captions' likelihoods differ far more
-    scores = {"plain": list(visual + prior), "blind": list(prior),
-              "debiased": [debiased_score(c, b) for c, b in zip(visual + prior, prior, strict=True)]}
-    metrics = selection_metrics("sugar_crepe/swap_att", scores, pair_cases("g" * 50))
-    assert metrics["text_acc_debiased"] == 1 and metrics["text_acc"] < 0.7 and metrics["text_acc_blind"] < 0.7
-
-
 def test_equal_texts_tie_whatever_noise_the_scorer_added():
     cases = [Case("a", (Path("x.png"),), ("same", "same"), "g"), Case("b", (Path("x.png"),), ("one", "other"), "g")]
     for noise in (1e-6, -1e-6):
@@ -126,22 +115,6 @@ def test_pairs_that_their_surface_gives_away_are_counted_marked_and_left_out_of_
     assert not any(name.startswith("same_full_stop") for name in metrics)  # no case is left
 
 
-FULL_STOPS = {"add_att": (96, 692), "add_obj": (410, 2062), "replace_att": (132, 788), "replace_obj": (369, 1652),
-              "replace_rel": (266, 1406), "swap_att": (80, 666), "swap_obj": (31, 245)}
-
-
-@needs_data(*(f"sugarcrepe/{subset}.json" for subset in FULL_STOPS))
-def test_full_stops_of_sugar_crepe_are_the_wrong_captions():
-    for subset, counts in FULL_STOPS.items():
-        rows = json.loads((SHARED / "sugarcrepe" / f"{subset}.json").read_text()).values()
-        cases = [Case("", (Path("x"),), (row["caption"], row["negative_caption"]), "") for row in rows]
-        # Who likes the caption without a full stop is right where the surface differs.
-        scores = [[-float(metrics_of_scores.SURFACES["full_stop"](text)) for text in case.captions] for case in cases]
-        metrics = selection_metrics(f"sugar_crepe/{subset}", {"plain": scores}, cases)
-        assert (metrics["full_stop_differs"], metrics["cases"]) == counts
-        assert round(metrics["text_acc"] * counts[1]) == counts[0] and metrics["same_full_stop_acc"] == 0
-
-
 def test_orders_count_a_tie_for_the_right_caption_as_right_and_report_the_strict_number_too():
     scores = [[5, 4, 3, 2, 1], [5, 5, 3, 2, 1], [4, 5, 3, 2, 1], [4, 4, 5, 2, 1], [1, 1, 1, 1, 1]]
     metrics = selection_metrics("aro/flickr30k_order", {"plain": scores}, order_cases(5))
@@ -151,26 +124,16 @@ def test_orders_count_a_tie_for_the_right_caption_as_right_and_report_the_strict
     assert metrics["ties"] == 2 and metrics["tied_cases"] == "row1 row4" and metrics["ties_count_as"] == "right"
 
 
-def test_only_the_first_ten_tied_cases_are_named_but_all_are_counted():
-    metrics = selection_metrics("valse/plurals", {"plain": [TIE] * 12}, pair_cases("g" * 12))
-    assert metrics["ties"] == 12 and metrics["tied_cases"].split() == [f"row{i}" for i in range(10)]
-
-
 def test_vg_relation_averages_over_relations_without_the_excluded_ones():
     # "on" 3 of 4, "behind" 0 of 1, and "near", which is excluded, 0 of 2
     groups = ["on"] * 4 + ["behind", "near", "near"]
     metrics = selection_metrics("aro/vg_relation", {"plain": [RIGHT, RIGHT, RIGHT, TIE, WRONG, WRONG, TIE]},
                                 pair_cases(groups))
+    assert len(symmetric_relations()) == 157
     assert "near" in symmetric_relations() and not {"on", "behind"} & symmetric_relations()
     assert metrics["text_acc"] == metrics["text_acc_macro"] == (3 / 4 + 0) / 2
     assert metrics["text_acc_micro"] == 3 / 5
     assert (metrics["cases"], metrics["groups"], metrics["cases_in_groups"], metrics["ties"]) == (7, 2, 5, 2)
-
-
-def test_the_list_of_excluded_relations_has_157_names():
-    relations = symmetric_relations()
-    assert len(relations) == 157 and {"adjusting", "next to", "around", "by"} <= relations
-    assert not {"to the left of", "to the right of", "behind", "in front of", "in", "on"} & relations
 
 
 def test_vg_attribution_averages_over_ordered_pairs_with_at_least_25_cases():
@@ -223,10 +186,6 @@ def upstream_accuracies(scores):
                                             amp=False)
 
 
-def test_group_accuracies_list_every_group_with_its_count():
-    assert group_accuracies([True, False, True], pair_cases(["b", "b", "a"])) == {"a": (1.0, 1), "b": (0.5, 2)}
-
-
 def test_winoground_text_image_and_group_score_are_strict():
     # scores[image, caption]; text is right if each image prefers its own caption, image if each caption its own image
     cases = {
@@ -253,16 +212,6 @@ def test_a_blind_winoground_score_finds_no_image():
     assert metrics["ties_blind"] == 0 and metrics["image_ties_blind"] == 20
 
 
-def test_winoground_of_chance_scores_gives_the_known_rates():
-    generator = np.random.default_rng(1)
-    scores = list(generator.normal(size=(20000, 2, 2)))
-    metrics = selection_metrics("winoground", {"plain": scores}, winoground_cases(20000))
-    # published chance rates: text 1/4, image 1/4, group 1/6
-    assert metrics["text_acc"] == pytest.approx(1 / 4, abs=0.01)
-    assert metrics["image_acc"] == pytest.approx(1 / 4, abs=0.01)
-    assert metrics["acc"] == pytest.approx(1 / 6, abs=0.01)
-
-
 @pytest.mark.parametrize("scores, message", [
     ([RIGHT], "1 plain scores for 2 cases"),
     ([RIGHT, [1.0]], r"case row1: plain scores of shape \(1,\), not \(2,\)"),
@@ -279,13 +228,6 @@ def test_impossible_captions_are_compared_without_nan():
     metrics = selection_metrics("sugar_crepe/swap_obj", {"plain": [[-1.0, infinite], [infinite, infinite]]},
                                 pair_cases("gg"))
     assert metrics["text_acc"] == 0.5 and metrics["ties"] == 1
-
-
-def test_tensors_lists_and_arrays_give_the_same_numbers():
-    scores = [RIGHT, TIE, WRONG]
-    expected = selection_metrics("sugar_crepe/swap_obj", {"plain": scores}, pair_cases("ggg"))
-    for convert in (np.array, torch.tensor, lambda rows: [torch.tensor(row) for row in rows]):
-        assert selection_metrics("sugar_crepe/swap_obj", {"plain": convert(scores)}, pair_cases("ggg")) == expected
 
 
 # ---- averages over SugarCrepe's subsets ---------------------------------------------------------------------------
@@ -313,19 +255,6 @@ def test_group_averages_are_over_subsets_and_over_cases():
     assert groups["sugar_crepe/replace"]["text_acc_macro"] == pytest.approx((1 / 2 + 1 + 0) / 3)
     assert groups["sugar_crepe/replace"]["text_acc_micro"] == pytest.approx(3 / 8)
     assert groups["sugar_crepe/swap"]["text_acc_micro"] == pytest.approx(2 / 5)
-
-
-def test_the_micro_average_of_published_subset_scores_is_the_published_one():
-    # OpenAI's ViT-B/32 as listed by ytaek-oh/vl_compo, per cent; the averages beside them were computed apart
-    published = {"add_obj": (77.2, 2062), "add_att": (68.8, 692), "replace_obj": (90.9, 1652),
-                 "replace_att": (80.1, 788), "replace_rel": (69.2, 1406), "swap_obj": (61.2, 245),
-                 "swap_att": (64.0, 666)}
-    results = [{"dataset": f"sugar_crepe/{subset}", "metrics": {"text_acc": accuracy, "cases": cases}}
-               for subset, (accuracy, cases) in published.items()]
-    groups = group_averages(results)
-    for name, macro, micro in (("add", 73.0, 75.1), ("replace", 80.1, 80.8), ("swap", 62.6, 63.2)):
-        assert groups[f"sugar_crepe/{name}"]["text_acc_macro"] == pytest.approx(macro, abs=0.051)
-        assert groups[f"sugar_crepe/{name}"]["text_acc_micro"] == pytest.approx(micro, abs=0.051)
 
 
 def test_incomplete_groups_are_not_averaged_and_that_is_told(caplog):

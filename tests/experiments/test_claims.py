@@ -276,11 +276,6 @@ def test_lengths_that_a_row_says_are_compared_are_those_of_its_cells(scale):
             assert set(re.findall(r"MDC-\w+", here or text)) <= set(rows.split(" / ")), claim.sentence
 
 
-def test_the_sentence_on_two_views_and_its_control_are_about_cells_that_there_are():
-    for claim in claims.claims_of("views", scales.SCENES):
-        assert len(claim.left) == len(claim.right) == 1 and claim.left != claim.right
-
-
 @pytest.mark.parametrize("scale", [scales.SCENES, scales.FLICKR8K])
 def test_the_articles_sentences_are_about_cells_that_there_are(scale):
     """On scenes all claims have cells, on photographs those that need no scenes."""
@@ -288,20 +283,3 @@ def test_the_articles_sentences_are_about_cells_that_there_are(scale):
     there = [claim for claim in rows if claim.left and claim.right]
     assert len(there) == len(rows) if scale is scales.SCENES else 10 < len(there) < len(rows)
     assert all(claim.left != claim.right for claim in there) and len({claim.text for claim in rows}) == len(rows)
-
-
-def test_an_articles_claim_is_judged_by_its_images(tmp_path):
-    """Two seeds of 60 images whose captions hallucinate less with CLIP."""
-    rng = np.random.default_rng(0)
-    cells = {c.row: c for c in TABLES["table7"](scales.SCENES) if c.column == "hallucinating"}
-    for row, rate in (("MDC, unguided", 0.8), ("MDC, CLIP 1", 0.1)):
-        for seed in (0, 1):
-            values = (rng.random(60) < rate).astype(float).tolist()
-            path = write_result(tmp_path, commands.variant(cells[row].evaluation), cells[row].run.name(seed),
-                                "wds/captions", commands.last_epoch(scales.SCENES, cells[row].run),
-                                hallucinating_captions=float(np.mean(values)))
-            (path.parent / "items").mkdir(exist_ok=True)
-            (path.parent / "items" / path.name).write_text(json.dumps({
-                "images": list(range(60)), "values": {"hallucinating_captions": values}, "weights": {}}))
-    row = row_of(judged(tmp_path, ledger="article"), "guidance-hallucination")
-    assert row.finding.basis == "2 seeds of the same trainings, 60 images" and row.finding.difference > 50

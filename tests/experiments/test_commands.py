@@ -174,16 +174,6 @@ def test_the_decoders_of_one_and_of_two_views_see_equally_many_captions():
     assert not list(TABLES["table8"](scales.FLICKR8K))  # one epoch has no half
 
 
-def test_make_dry_run_prints_the_commands_and_runs_nothing():
-    result = subprocess.run(["make", "-n", "table1", "SCALE=paper", "DATA=/data", "GPUS=4", "SEEDS=0 1"], cwd=REPO,
-                            capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    lines = [line for line in result.stdout.splitlines() if "open_clip_mdc.train" in line]
-    assert len(lines) == 2 * 21 and all("--nproc_per_node 4" in line for line in lines)
-    assert sum("--batch-size 256" in line for line in lines) == 2 * (12 + 1)
-    assert not (REPO / "build" / "paper").exists()
-
-
 def test_mc_diffusion_at_its_own_scale_is_cub_200_with_vq_diffusions_optimiser():
     result = subprocess.run(["make", "-n", "table6", "SCALE=paper", "DATA=/data", "GPUS=8"], cwd=REPO,
                             capture_output=True, text=True, check=True)
@@ -304,13 +294,6 @@ def test_a_recipe_is_of_the_hyperparameters_not_of_the_machine(tmp_path):
         commands.train(scales.PAPER, run, 0, commands.Place(tmp_path, tmp_path, "x/", 4))
 
 
-def test_a_batch_or_shards_that_cannot_be_shared_are_one_line(tmp_path):
-    coco = Run("MDC-ViT-B-32", "flickr30k", start=Run("MDC-ViT-B-32", "cc12m"))
-    for gpus, message in ((3, "cannot be shared by GPUS=3"), (32, "fewer shards than GPUS=32")):
-        with pytest.raises(ValueError, match=message):
-            commands.train(scales.PAPER, coco, 0, commands.Place(tmp_path, tmp_path, "", gpus))
-
-
 # ---- preflight
 
 
@@ -333,18 +316,6 @@ def test_preflight_lists_everything_that_is_missing_at_once(tmp_path, capsys, mo
     columns = [line for line in told.splitlines() if line.startswith("not there: ")]
     assert [line.split()[2].rstrip(":") for line in columns] == ["Java", "SPICE's", "a"]
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("scale", [scales.CUB, scales.FLICKR8K], ids=lambda scale: scale.name)
-def test_preflight_says_how_to_get_whatever_a_scale_makes_its_data_of(scale, tmp_path):
-    from experiments import preflight
-    tables = ["table6", "figure7"] if scale is scales.CUB else ["table1", "table2", "table3", "table6"]
-    found = preflight.missing(scale, tables, runner.cells_of(scale, tables), [0], place(tmp_path))
-    lacking = [need for need in found if need.what.startswith(str(tmp_path))]
-    assert len(lacking) >= 4
-    assert all(need.fetch.startswith(("python -m experiments.prepare_cub", "open_clip_mdc fetch flickr8k",
-                                      "curl --create-dirs", "hf download clip-benchmark/wds_vtab-cifar10"))
-               for need in lacking), lacking
 
 
 def test_preflight_asks_for_no_data_that_is_there_or_not_needed(tmp_path, capsys):

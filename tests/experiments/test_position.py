@@ -117,16 +117,6 @@ def test_the_best_guess_of_a_reader_of_words_is_that_of_the_worlds_law(redundanc
     assert found[0, 1] == pytest.approx(1 / known) and found[1].tolist()[:3] == pytest.approx([4, 4, 1 / odd])
 
 
-def test_weights_average_to_one_at_every_mention_for_all_objectives_of_the_table():
-    for cfg in ({"objective": "mdc"}, {"objective": "arc"}, {"objective": "cappa"}, {"t_min": 1.0},
-                {"t_min": 0.75, "t_max": 0.75}):
-        model = magnified(cfg.get("objective", "mdc"))
-        model.caption_cfg = CaptionCfg(**cfg)
-        model.token_nll = lambda embs, packed: embs.flatten(1).sum(1)[packed.predicted.row]
-        weight = measured(model, *embeddings(model), draws=400)["weight"]
-        assert (weight - 1).abs().max() < 0.15, cfg  # 3 / (sqrt(400) * sqrt(t / (1 - t))) and less
-
-
 def test_a_decoder_that_ignores_the_image_has_no_gap_and_no_gradient():
     model = magnified("mdc")
     with torch.no_grad():
@@ -274,17 +264,6 @@ def test_the_page_has_the_ratios_their_intervals_and_verdicts(tmp_path):
     low, high = (float(rows["ARC", "gap"][end]) for end in ("low", "high"))
     assert (high - low) / 2 == pytest.approx(reach, rel=1e-6)
     assert (tmp_path / "tables" / "position.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_added_seeds_are_a_second_look_at_both_kinds_of_claims(tmp_path):
-    for seed in range(4):
-        write(tmp_path, "MDC-ViT-Ti-8", "r90", seed, 1.2, 1.2 + seed / 100, 0.1)
-        write(tmp_path, "ARC-ViT-Ti-8", "r90", seed, 1.2, 0.6 + seed / 100, 0.2)
-    for seed in range(3):
-        write(tmp_path, "BERT-ViT-Ti-8-r15", "r90", seed, 1.2, 1.2 + seed / 100, 0.1)
-    page = collect.collect(POSITION, place(tmp_path), ["position"])["position"]
-    looked = {line.split(" | ")[0].strip("| "): "2 looks" in line for line in page.splitlines() if "*" in line}
-    assert looked["gap-mdc"] and looked["gap-arc"] and not looked["gap-bert15"]
 
 
 def test_features_of_what_is_always_last_are_compared_with_those_of_a_coin(tmp_path):

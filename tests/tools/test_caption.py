@@ -14,7 +14,6 @@ import pytest
 import torch
 from caption_files import NAMES, PATHS, Page, encoded, lines, run, scene, seven_images
 from conftest import make_image, run_folder
-from conftest import run as command
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 from safetensors.torch import save_file
@@ -23,7 +22,6 @@ from shard_files import write_tar
 from open_clip_mdc import progress
 from open_clip_mdc.cli import caption
 from open_clip_mdc.cli import page as report
-from open_clip_mdc.cli.caption import read_captions
 from open_clip_mdc.data import images
 from open_clip_mdc.decoding.clip_guidance import Clip, Guide
 from open_clip_mdc.integration import checkpoints
@@ -239,13 +237,6 @@ def test_the_mean_image_of_guidance_takes_the_first_images_and_skips_what_cannot
     assert "cannot read the image 20.png" in run(*command, "--guidance-scale", "2", "--blind-images", "??.png")
 
 
-def test_one_image_is_captioned_without_what_works_on_tables_of_shards(runs, folder):
-    code = ("import sys; from open_clip_mdc.cli import main; main(sys.argv[1:]); "
-            "print([name for name in sys.modules if name.startswith('open_clip_mdc.bulk')])")
-    said = command("python", "-c", code, "caption", "--pretrained", str(runs / "mdc"), "x1.png", "--workers", "0")
-    assert said.stdout.splitlines() == ["1 caption: captions.jsonl", "[]"] and len(lines()) == 1
-
-
 @pytest.mark.parametrize("options, order", [
     ((), "1 at a time"), (("--tokens-per-step", "3"), "3 at a time"),
     (("--temperature", "0.7"), "1 at a time, sampled at temperature 0.7"),
@@ -334,12 +325,6 @@ def test_what_cannot_be_read_is_listed_and_all_else_is_captioned(runs, folder):
     assert len(re.findall("<li>cannot (?:read|use) the image", page)) == 5
 
 
-def test_with_no_readable_image_nothing_is_written(runs, folder):
-    Path("empty.png").write_bytes(b"")
-    assert "no image can be read" in run("--pretrained", runs / "mdc", "empty.png", "--html", "page.html")
-    assert not list(Path().glob("captions*")) and not Path("page.html").exists()
-
-
 def test_a_file_name_is_never_a_command(runs, folder):
     shutil.copy("5.tar", "pipe:touch hacked;.tar")
     assert run("--pretrained", runs / "mdc", "pipe*.tar", "--length", "3") is None
@@ -352,68 +337,3 @@ def test_images_stand_the_way_up_that_the_camera_noted(tmp_path):
     exif[0x0112] = 6
     image.save(tmp_path / "turned.jpg", exif=exif)
     assert images.open_image(tmp_path / "turned.jpg").size == (20, 30)
-
-
-@pytest.mark.parametrize("argv, words", [
-    (("nowhere.png",), "nowhere.png"),
-    (("x*.gif",), "x*.gif"),
-    (("{5..7}.tar",), "7.tar"),
-    (("bare",), "no image in bare"),
-    (("x1.png", "--out", "nowhere/out.jsonl"), "nowhere/out.jsonl: its folder"),
-    (("x1.png", "--length", "900"), "--length 900 is more than this"),
-    (("x1.png", "--text", "a cat"), "no [MASK]"),
-    (("x1.png", "--text", "[MASK]", "--length", "3"), "leave out --length"),
-    (("x1.png", "--min-length", "3"), "--min-length is not supported by this model"),
-    (("x1.png", "--min-length", "5", "--length", "4"), "--min-length 5 is more than --length 4"),
-    (("x1.png", "--text", "a [MASK]", "--pretrained", "arc"), "autoregressive"),
-    (("x1.png", "--tokens-per-step", "2", "--pretrained", "arc"), "autoregressive"),
-    (("x1.png", "--top-p", "0.9"), "top_k and top_p need a temperature"),
-    *((("x1.png", f"--temperature={value}"), "temperature is") for value in ("inf", "-inf", "nan", "1e-320", "1e-9")),
-    *((("x1.png", f"--{name}={value}"), f"--{name} is") for name in ("guidance-scale", "clip-scale")
-      for value in ("inf", "-inf", "nan", "1e39")),
-    (("x1.png", "--guidance-scale", "2", "--pretrained", "arc"), "autoregressive"),
-    (("x1.png", "--guidance-scale", "2"), "the mean of 1 image still shows them"),
-    (("x1.png", "--guidance-scale", "0"), "or --guidance-scale 1, which is without guidance"),
-    (("x1.png", "--guidance-scale", "2", "--guidance-weak", "masked"), "trained with masked image features"),
-    (("x1.png", "--guidance-weak", "masked"), "--guidance-weak changes nothing"),
-    (("x1.png", "--sampler", "ancestral", "--tokens-per-step", "2"), "--tokens-per-step needs --sampler confidence"),
-    (("x1.png", "--sampler", "ancestral", "--repeats", "avoid"), "--repeats avoid needs --sampler confidence"),
-    (("x1.png", "--repeats", "avoid", "--pretrained", "arc"), "--repeats is not supported by this model"),
-    (("x1.png", "--steps", "5"), "--steps needs --sampler ancestral"),
-    (("x1.png", "--sampler", "ancestral", "--steps", "900"), "steps is 900"),
-    (("x1.png", "--sampler", "ancestral", "--pretrained", "arc"), "autoregressive"),
-    (("x1.png", "--pretrained", "gone"), "gone"),
-    (("x1.png", "--compile", "--device", "cpu"), "compile is True: it must be False on cpu"),
-    (("x1.png", "--clip-scale", "1"), "needs --clip MODEL:FILE"),
-    (("x1.png", "--clip", "ViT-Ti-8:clip.pt"), "changes nothing without --clip-scale or --clip-rerank"),
-    (("x1.png", "--clip", "ViT-Ti-8", "--clip-scale", "1"), "should be MODEL:FILE"),
-    (("x1.png", "--clip", "ViT-Ti-8:gone.pt", "--clip-scale", "1"), "gone.pt is no file and no tag of ViT-Ti-8"),
-    (("x1.png", "--clip", "ViT-Ti-8:clip.pt", "--clip-scale", "1", "--pretrained", "arc"), "autoregressive"),
-    (("x1.png", "--clip", "ViT-Ti-8:clip.pt", "--clip-rerank", "3"), "without one all are equal"),
-    (("x1.png", "--samples", "3", "--temperature", "1"), "but only one is written: add --select consensus"),
-    (("x1.png", "--select", "consensus"), "--select needs --samples 2 or more"),
-    (("x1.png", "--select", "consensus", "--samples", "3", "--length", "4"), "without one all are equal"),
-    (("x1.png", "--compare", "x1.png"), "needs --html"),
-    (("x1.png", "--compare", "x1.png", "--html", "page.html"), "is not a .jsonl file of open_clip_mdc caption"),
-])
-def test_a_mistake_is_one_line_and_leaves_nothing_behind(runs, folder, argv, words):
-    Path("bare").mkdir()
-    shutil.copytree(runs / "arc", "arc")
-    shutil.copy(runs / "clip.pt", "clip.pt")
-    before = sorted(os.listdir())
-    complaint = run("--pretrained", runs / "mdc", *argv)
-    assert words in complaint and complaint.startswith("error: ") and "\n" not in complaint
-    assert sorted(os.listdir()) == before
-
-
-@pytest.mark.parametrize(("step", "log_prob"),
-                         [(0, None), (None, -1.0), (0, 1e5), (1.5, -1.0), (True, -1.0), (-1, -1.0)])
-def test_tokens_to_compare_have_a_step_and_its_log_probability_or_neither(tmp_path, step, log_prob):
-    row = {"image": "a.png", "caption": "a", "tokens": [{"token": "a", "step": None, "log_prob": None}]}
-    path = tmp_path / "c.jsonl"
-    path.write_text(json.dumps(row))
-    assert read_captions(str(path))["a.png"]["tokens"] == row["tokens"]
-    row["tokens"][0] |= {"step": step, "log_prob": log_prob}
-    path.write_text(json.dumps(row))
-    with pytest.raises(ValueError, match="is not a .jsonl file of open_clip_mdc caption"):
-        read_captions(str(path))

@@ -111,7 +111,7 @@ def test_unused_vectors_move_to_latents_and_used_ones_stay():
     assert codebook[[1, 3]].eq(0).all() and all((latents == row).all(1).any() for row in codebook[[0, 2]])
 
 
-@pytest.mark.parametrize("steps", range(1, 21))
+@pytest.mark.parametrize("steps", [1, 2, 7, 20])
 def test_few_steps_fit_too(steps):
     torch.manual_seed(0)
     visual, image = VQTower(TINY, 8, 2, 8), torch.randn(4, 3, 8, 8)
@@ -151,23 +151,6 @@ def test_workers_change_no_image_that_is_trained_on(scenes):
         batches = vq.training_batches(shards, transform, args, set())
         seen.append([next(batches) for _ in range(2)])
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
-
-
-def test_too_few_images_are_refused(scenes, tmp_path, monkeypatch):
-    monkeypatch.setattr(vq, "HELD_OUT", 64)
-    command = ["vq", "fit", "--model", "MCD-VQ-ViT-Ti-8", "--train-data", str(scenes / "val" / "00000.tar"), "--out",
-               str(tmp_path / "vq.pt"), "--steps", "1", "--workers", "0"]
-    with pytest.raises(SystemExit, match="are held out: give more"):
-        cli.main(command)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("model", ["MCD-ViT-Ti-8", "ViT-B-32", "MCD-VQ-ViT-Ti-9"])
-def test_a_model_without_a_vq_vae_is_refused(model, tmp_path, scenes):
-    with pytest.raises(SystemExit, match=f"--model {model} is no known model with a VQ-VAE") as error:
-        cli.main(["vq", "fit", "--model", model, "--train-data", str(scenes / "val" / "00000.tar"), "--out",
-                  str(tmp_path / "vq.pt")])
-    assert "\n" not in str(error.value)
 
 
 # ---- taming-transformers' checkpoints, by their names
@@ -310,9 +293,6 @@ class Callback:
 
 @pytest.mark.parametrize("change, said", [
     (lambda s: s.pop("encoder.down.3.attn.1.q.weight"), "lacks 1 weights: encoder.down.3.attn.1.q.weight"),
-    (lambda s: s.update({"encoder.down.4.block.0.conv1.weight": torch.ones(1)}),
-     "has too many 1 weights: encoder.down.4.block.0.conv1.weight"),
-    (lambda s: s.pop("quantize.embedding.weight"), "neither quantize.embedding.weight nor quantize.proj.weight"),
     (lambda s: s.update({"quant_conv.weight": torch.ones(8, 7, 1, 1)}), "quant_conv.weight is [8, 7, 1, 1]"),
     (lambda s: s.update({"quantize.embedding.weight": torch.ones(9, 8)}), "uses 9 codes, but the model has 5"),
     (lambda s: s.update(callback=Callback()), "holds other Python objects than tensors (test_vq_tool.Callback)"),
@@ -324,13 +304,3 @@ def test_other_checkpoints_are_refused_in_one_line(change, said, tmp_path):
     with pytest.raises(ValueError) as error:
         taming.convert(str(tmp_path / "x.ckpt"), None, VQ(TAMING).state_dict())
     assert said in str(error.value) and "\n" not in str(error.value) and str(tmp_path) in str(error.value)
-
-
-def test_a_file_that_is_no_checkpoint_or_no_table_of_classes_is_refused(tmp_path):
-    (tmp_path / "x.ckpt").write_bytes(b"no zip")
-    torch.save(random_taming(TAMING, 13, gumbel=True), tmp_path / "y.ckpt")
-    torch.save(torch.rand(13), tmp_path / "used.pt")
-    with pytest.raises(ValueError, match="x.ckpt is no checkpoint: it was not written by torch.save"):
-        taming.convert(str(tmp_path / "x.ckpt"), None, VQ(TAMING).state_dict())
-    with pytest.raises(ValueError, match="used.pt should be a tensor of whole numbers, one for each of 13 codes"):
-        taming.convert(str(tmp_path / "y.ckpt"), str(tmp_path / "used.pt"), VQ(TAMING).state_dict())

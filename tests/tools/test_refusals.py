@@ -1,0 +1,121 @@
+"""The contract of refusals: a wrong command ends with one line that names the flag or the file, and writes nothing.
+
+    pytest tests/tools/test_refusals.py
+
+A new refusal is a row of fixtures/refusals.txt.
+"""
+import io
+import json
+import shlex
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+from conftest import REPO, run_tool
+from PIL import Image
+
+from clip_benchmark_ext.cli import main as benchmark
+from open_clip_mdc import register, train, unregister
+from open_clip_mdc.data.shards import tar_writer
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """Runs of MDC and ARC, a CLIP model's, images, shards, captions, and many things that are not what they seem."""
+    register()
+    folder = tmp_path_factory.mktemp("mistakes")
+    for alias, name in (("mdc", "MDC-ViT-Ti-8"), ("arc", "ARC-ViT-Ti-8"), ("clip", "ViT-Ti-8")):
+        (folder / alias / "checkpoints").mkdir(parents=True)
+        (folder / alias / "params.txt").write_text(f"model: {name}\n")
+        torch.save({"state_dict": open_clip.create_model(name).state_dict()},
+                   folder / alias / "checkpoints" / "epoch_1.pt")
+    (folder / "bare.pt").write_bytes((folder / "mdc" / "checkpoints" / "epoch_1.pt").read_bytes())
+    (folder / "empty.pt").write_bytes(b"")
+    (folder / "text.pt").write_text("eggs and weights")
+    (folder / "cut.pt").write_bytes((folder / "bare.pt").read_bytes()[:5000])
+    (folder / "unknown" / "checkpoints").mkdir(parents=True)
+    (folder / "unknown" / "params.txt").write_text("model: MDC-ViT-Ti-9\n")
+    (folder / "unknown" / "checkpoints" / "epoch_1.pt").write_bytes((folder / "bare.pt").read_bytes())
+    (folder / "nameless" / "checkpoints").mkdir(parents=True)
+    (folder / "nameless" / "params.txt").write_text("name: x\n")
+    torch.save({"state_dict": {}}, folder / "nameless" / "checkpoints" / "epoch_1.pt")
+    (folder / "norun" / "checkpoints").mkdir(parents=True)
+    (folder / "timm").mkdir()
+    (folder / "timm" / "config.json").write_text('{"architecture": "vit_base_patch32_clip_224"}')
+    (folder / "images").mkdir()
+    for i in range(34):
+        Image.new("RGB", (32, 32), (7 * i, 0, 0)).save(folder / "images" / f"{i}.png")
+    (folder / "nothing").mkdir()
+    (folder / "broken.png").write_bytes(b"no image")
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(buffer, "png")
+    with tar_writer(folder / "0.tar") as writer:
+        writer.write({"__key__": "a", "png": buffer.getvalue(), "txt": "a star", "json": "{}"})
+    (folder / "cut.tar").write_bytes((folder / "0.tar").read_bytes()[:700])
+    (folder / "c.txt").write_text("a star\n")
+    (folder / "none.txt").write_text("\n")
+    (folder / "a.csv").write_text("filepath,title\nx.png,\n")
+    (folder / "b.csv").write_text("file,text\nx.png,a dog\n")
+    (folder / "bad.json").write_text("{")
+    (folder / "sized").mkdir()
+    for name in ("0.tar", "1.tar"):
+        (folder / "sized" / name).write_bytes((folder / "0.tar").read_bytes())
+    (folder / "sized" / "sizes.json").write_text('{"0.tar": [], "1.tar": -1}')
+    for name, token in (("steps", {"token": "a ", "step": "x", "log_prob": -1}), ("probs", {
+            "token": "a ", "step": 0, "log_prob": float("nan")})):
+        (folder / f"{name}.jsonl").write_text(json.dumps({"image": "a.png", "caption": "a", "tokens": [token]}))
+    (folder / "karpathy.json").write_text(json.dumps({"dataset": "flickr8k", "images": []}))
+    (folder / "a.json").write_text(json.dumps({"captions": {"0": "a star"}}))
+    (folder / "wds" / "test").mkdir(parents=True)
+    (folder / "wds" / "test" / "nshards.txt").write_text("1")
+    with tar_writer(folder / "wds" / "test" / "0.tar") as writer:
+        for i in range(2):
+            writer.write({"__key__": str(i), "png": buffer.getvalue(), "txt": "a star"})
+    (folder / "wds" / "train").symlink_to(folder / "wds" / "test")
+    yield folder
+    unregister()
+
+
+def rows() -> list:
+    """Return program, command, and what the answer must name, for each row of the table."""
+    found, program = [], ""
+    for line in (REPO / "tests" / "tools" / "fixtures" / "refusals.txt").read_text(encoding="utf-8").splitlines():
+        command, _, named = line.partition(" => ")
+        if line.startswith("["):
+            program = line.strip("[]")
+        elif line and not line.startswith("#"):
+            found.append(pytest.param(program, shlex.split(command), named, id=f"{program} {command}"))
+    return found
+
+
+def refuse(program: str, argv: list[str]) -> None:
+    if program == "open_clip_train":
+        train.main(argv)
+    elif program == "clip_benchmark":
+        benchmark(argv)
+    else:  # which takes a GPU if there is one
+        with_model = "--pretrained" in argv and "--device" not in argv and argv[0] != "export"
+        run_tool([*argv, "--device", "cpu"] if with_model else argv)
+
+
+@pytest.mark.parametrize("program, argv, named", rows())
+def test_a_wrong_command_is_refused_in_one_line(program, argv, named, place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("sys.argv", ["clip_benchmark"])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for variable in ("OPENAI_BASE_URL", "OPENAI_MODEL"):
+        monkeypatch.delenv(variable, raising=False)
+    if program == "open_clip_train":  # it refuses before it spends a minute on a model
+        monkeypatch.setattr(open_clip, "create_model_and_transforms", lambda *args, **kwargs: pytest.fail("a model"))
+    before = set(place.rglob("*"))
+    with pytest.raises(SystemExit) as end:
+        refuse(program, argv)
+    line = end.value.code if isinstance(end.value.code, str) else capsys.readouterr().err.strip()
+    assert isinstance(end.value.code, str) or end.value.code == 2  # a message as code is status 1
+    assert named in line and "error: " in line, line
+    assert "Traceback" not in line and "[Errno" not in line and len(line) < 700, line
+    assert all(row.startswith("  ") for row in line.splitlines()[1:]), line  # a list, announced by the first line
+    left = {path for path in set(place.rglob("*")) - before if path.name not in (
+        "c.jsonl", "tables", ".claims", "pairs", "x") and path.suffix != ".pyc"}
+    assert not left, left
