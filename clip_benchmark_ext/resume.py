@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from open_clip_mdc.data.journal import Journal, Rows
+from open_clip_mdc.data.journal import Journal
 
 from .distributed import everywhere, merge, rank_and_size
 
@@ -24,7 +24,7 @@ def resumed(batches: Iterable[tuple[int, Batch]], file: Path, key: dict, make: C
     Each process writes its rows to the journal FILE.partN. Rows that any process wrote earlier under the same key are
     reused if they `fits` the batch. The caller removes the `journals` once the result is saved.
     """
-    done = ChainMap(*(Rows(part, key, "batch") for part in journals(file)))
+    done = ChainMap(*(Journal(part, key, "batch").read() for part in journals(file)))
     everywhere(True)  # wait until all have read, as an empty journal of this run is removed again
     if done and rank_and_size()[0] == 0:
         logging.warning("resuming an interrupted run: %d batches are done", len(done))
@@ -34,6 +34,6 @@ def resumed(batches: Iterable[tuple[int, Batch]], file: Path, key: dict, make: C
             row = done.get(i)
             if row is None or not fits(row, batch):
                 row = {"batch": i, **make(i, batch)}
-                journal.append(row)
+                journal.note(row)
             rows.append((i, row))
     return merge(rows)

@@ -233,9 +233,9 @@ def run(args: argparse.Namespace) -> None:
 
     with Journal(out, settings) as journal, ThreadPoolExecutor(args.workers) as pool:
         # Rows of older versions, which cost money, do not say of which image they are.
-        known = {id for id, row in journal.rows.items() if id in images and row.get("image") in (
+        known = {id for id, row in journal.items() if id in images and row.get("image") in (
             None, images[id].sha256())}
-        if elsewhere := {row["url"] for row in journal.rows.values() if row.get("url", args.url) != args.url}:
+        if elsewhere := {row["url"] for row in journal.values() if row.get("url", args.url) != args.url}:
             print(f"warning: {out} also has answers of {', '.join(sorted(elsewhere))}", file=sys.stderr)
         lock, stop = threading.Lock(), threading.Event()
 
@@ -248,7 +248,7 @@ def run(args: argparse.Namespace) -> None:
                 stop.set()
                 raise
             with lock:
-                journal.append(vote)
+                journal.note(vote)
 
         futures = [pool.submit(record, id) for id in ids if id not in known]
         try:
@@ -258,7 +258,7 @@ def run(args: argparse.Namespace) -> None:
         finally:
             stop.set()  # after a failure or Ctrl-C, only answers that are under way are still recorded
 
-    report(out, out.with_suffix(".json"), settings, summarise(list(journal.rows.values()), list(systems)))
+    report(out, out.with_suffix(".json"), settings, summarise(list(journal.values()), list(systems)))
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,5 +1,6 @@
 """Claims about the files that tools read and write: journals, shards, images.    pytest tests/tools/test_data.py"""
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -13,11 +14,11 @@ import torch
 from PIL import Image
 from webdataset.shardlists import expand_urls
 
-from open_clip_mdc.data import images, paths, weights
+from open_clip_mdc.data import cache, images, paths, weights
 from open_clip_mdc.data import journal as data_journal
 from open_clip_mdc.data.csv_pairs import open_table
 from open_clip_mdc.data.files import new_file, parse_json
-from open_clip_mdc.data.journal import Journal, Rows
+from open_clip_mdc.data.journal import Journal
 from open_clip_mdc.data.shards import is_text, read_samples, tar_writer
 from open_clip_mdc.data.text import read_text
 
@@ -27,7 +28,7 @@ KEY = {"model": "m", "length": 15}
 def note(path, *rows, key=KEY):
     with Journal(path, key) as journal:
         for row in rows:
-            journal.append(row)
+            journal.note(row)
 
 
 def test_a_journal_resumes_after_every_byte_at_which_it_may_break_off(tmp_path):
@@ -41,18 +42,18 @@ def test_a_journal_resumes_after_every_byte_at_which_it_may_break_off(tmp_path):
         path.write_bytes(whole[:size])
         with Journal(path, KEY) as journal:
             kept = sum(end <= size for end in ends[1:])
-            assert [journal.rows[row["id"]] for row in rows[:kept]] == rows[:kept] == list(journal.rows.values())
+            assert [journal[row["id"]] for row in rows[:kept]] == rows[:kept] == list(journal.values())
             for row in rows[kept:]:
-                assert row["id"] not in journal.rows
-                journal.append(row)
-            assert list(journal.rows.values()) == rows
+                assert row["id"] not in journal
+                journal.note(row)
+            assert list(journal.values()) == rows
         assert path.read_bytes() == whole
 
 
 def test_a_journal_of_another_key_or_program_is_refused_and_one_without_rows_leaves_no_file(tmp_path):
     path = tmp_path / "j"
     note(path, {"id": "a"})
-    assert not Rows(path, {**KEY, "length": 10})
+    assert not Journal(path, {**KEY, "length": 10}).read()
     for content, words in ((path.read_bytes(), "begun with another length"), (b"my notes\n", "not from this command"),
                            (b"[1]\n", "not from this command"), (b"\xff" * 99, "not from this command")):
         path.write_bytes(content)
@@ -61,26 +62,47 @@ def test_a_journal_of_another_key_or_program_is_refused_and_one_without_rows_lea
         assert path.read_bytes() == content
     path.unlink()
     note(path)
-    assert not Rows(tmp_path / "nothing", KEY) and not list(tmp_path.iterdir())
+    assert not Journal(tmp_path / "nothing", KEY).read() and not list(tmp_path.iterdir())
 
 
 def test_a_journal_has_one_writer_at_a_time(tmp_path, monkeypatch):
     """A second one waits some seconds, as workers of a run that was killed may hold the lock, and then says so."""
     path = tmp_path / "j"
     with Journal(path, KEY) as journal:
-        journal.append({"id": "a"})
-        timer = Timer(0.5, journal.append, [{"id": "b"}])
+        journal.note({"id": "a"})
+        timer = Timer(0.5, journal.note, [{"id": "b"}])
         timer.start()
         monkeypatch.setattr(data_journal, "SECONDS", 1)
         with pytest.raises(ValueError, match=f"another run is writing {path}: "), Journal(path, KEY):
             pass
         timer.join()
-    assert list(Rows(path, KEY)) == ["a", "b"]
+    assert list(Journal(path, KEY).read()) == ["a", "b"]
     held = data_journal.open_alone(path)
     Timer(0.5, held.close).start()
     monkeypatch.setattr(data_journal, "SECONDS", 5)
     note(path, {"id": "c"})
-    assert list(Rows(path, KEY)) == ["a", "b", "c"]
+    assert list(Journal(path, KEY).read()) == ["a", "b", "c"]
+
+
+def test_journals_of_today_are_read_and_continued_to_the_byte(tmp_path):
+    (tmp_path / "j").write_bytes(b'{"model": "m", "length": 15}\n{"id": "a", "text": "\\u00e9"}\n{"id": "b')
+    note(tmp_path / "j", {"id": 3, "p": 0.1})
+    assert (tmp_path / "j").read_bytes() == (b'{"model": "m", "length": 15}\n{"id": "a", "text": "\\u00e9"}\n'
+                                             b'{"id": 3, "p": 0.1}\n')
+
+
+def test_cached_tensors_keep_their_names_and_bytes(tmp_path):
+    """Users have files of these names. They would be computed again."""
+    assert cache.name_of({"split": "test", "model": "é"}) == cache.name_of({"model": "é", "split": "test"})
+    assert cache.name_of({"split": "test", "model": "é"}) == "a7a8c50a36a711addcef6e08"
+    assert cache.name_of("tower Compose() fp32", 32) == "6b1626c4b116944b586c06669d5ac0a0"
+    weights.save_tensors(tmp_path / "x.safetensors", {"b": torch.arange(3), "a": torch.ones(2, dtype=torch.float16)})
+    content = (tmp_path / "x.safetensors").read_bytes()
+    assert hashlib.sha256(content).hexdigest()[:16] == "397542acedd14bea"
+    assert cache.read_tensors(tmp_path / "x.safetensors")["b"].tolist() == [0, 1, 2]
+    (tmp_path / "x.safetensors").write_bytes(content[:-1])
+    with pytest.raises(ValueError, match="x.safetensors is damaged .*: remove it"):
+        cache.read_tensors(tmp_path / "x.safetensors")
 
 
 def test_ctrl_c_between_a_line_and_its_entry_loses_nothing(tmp_path):
@@ -88,9 +110,9 @@ def test_ctrl_c_between_a_line_and_its_entry_loses_nothing(tmp_path):
         def __setitem__(self, *item):
             raise KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt), Journal(tmp_path / "j", KEY) as journal:
-        journal.rows.places = Interrupted()
-        journal.append({"id": "a"})
-    assert list(Rows(tmp_path / "j", KEY)) == ["a"]
+        journal.places = Interrupted()
+        journal.note({"id": "a"})
+    assert list(Journal(tmp_path / "j", KEY).read()) == ["a"]
 
 
 def test_a_new_file_replaces_what_a_link_leads_to_and_is_written_to_what_is_no_file(tmp_path):

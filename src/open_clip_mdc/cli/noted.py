@@ -56,12 +56,12 @@ def noted(part: Path, key: dict, images: Images, workers: int, make: Callable[[B
     files = Files(images.paths)
     total = count_images(images.paths, images.limit)
     with Journal(part, key, id="image") as journal, progress_bar(total=total, what=what) as bar:
-        known = {name for name, row in journal.rows.items() if files.fits(row) and fits(row)}
+        known = {name for name, row in journal.items() if files.fits(row) and fits(row)}
         images.known = known.union(others)
         for batch in images.loader(workers):
             for row in make(batch) if batch.new else ():
                 if row["image"] not in known:
-                    journal.append({**row, "of": files.made_of(row["image"])})
+                    journal.note({**row, "of": files.made_of(row["image"])})
                     known.add(row["image"])
-            yield batch, journal.rows
+            yield batch, journal
             bar.update(len(batch.names))

@@ -62,10 +62,10 @@ def open_own(path: Path, mode: str) -> BinaryIO:
         raise ValueError(f"{path} is a link, and this file is never written through a link: remove it") from problem
 
 
-def lock(descriptor: int) -> bool:
-    """Lock a file until this process closes it or ends. Returns False if another process has locked it."""
+def lock(descriptor: int, wait: bool = False) -> bool:
+    """Lock a file until this process closes it or ends. Without `wait`, returns False if another process has it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB * (not wait))
     except BlockingIOError:
         return False
     return True

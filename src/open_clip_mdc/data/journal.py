@@ -15,28 +15,33 @@ from .files import lock, open_own, parse_json
 SECONDS = 10  # to wait for the lock: PyTorch's workers of a killed run keep it, and look for their parent every 5 s
 
 
-class Rows(Mapping):
-    """The mapping {id: row} of a journal. Rows are read from the file when needed, as they may not fit into memory.
+class Journal(Mapping):
+    """The mapping {id: row} of a journal after `read`. In a `with` block also its only writer.
 
-    It is empty if the file does not exist or begins with another key. `id` names the field of a row that holds its id.
+    The block raises ValueError for a file with another key, whose rows `read` ignores. It leaves no file without rows.
+    A row is read from the file when needed, as all may not fit into memory. `id` names the field of a row with its id.
     """
 
     def __init__(self, path: str | Path, key: dict, id: str = "id"):
-        head, self.size, self.places = json.dumps(key).encode() + b"\n", 0, {}
-        self.path, self.id = Path(path), id
+        self.path, self.key, self.id = Path(path), key, id
+
+    def read(self) -> "Journal":
+        """Find the rows of the file."""
+        head, self.size, self.places = _head(self.key), 0, {}  # size: bytes of all complete lines
         if not self.path.exists():
-            return
+            return self
         with self.path.open("rb") as file:
             if file.readline() != head:
-                return
-            self.size = len(head)  # bytes of all complete lines
+                return self
+            self.size = len(head)
             for line in file:
                 try:
                     row = json.loads(line) if line.endswith(b"\n") else {}
-                    self.places[row[id]] = self.size
+                    self.places[row[self.id]] = self.size
                 except (ValueError, LookupError, TypeError):  # an incomplete line
-                    return
+                    break
                 self.size += len(line)
+        return self
 
     def __getitem__(self, id) -> dict:
         with self.path.open("rb") as file:
@@ -48,6 +53,36 @@ class Rows(Mapping):
 
     def __len__(self) -> int:
         return len(self.places)
+
+    def __enter__(self) -> "Journal":
+        check_journal(self.path, self.key)
+        self._file = open_alone(self.path)
+        self.read()
+        self._file.truncate(self.size)
+        if not self.size:
+            self._write(_head(self.key))
+        return self
+
+    def note(self, row: dict) -> None:
+        """Write a row at once."""
+        place = self.size
+        self._write(json.dumps(row).encode() + b"\n")
+        self.places[row[self.id]] = place
+
+    def _write(self, line: bytes) -> None:
+        self._file.write(line)
+        self._file.flush()
+        self.size += len(line)
+
+    def __exit__(self, *problem) -> None:
+        empty = self._file.tell() == len(_head(self.key))  # a row may lack its place after Ctrl-C within `note`
+        self._file.close()
+        if empty:
+            self.path.unlink()
+
+
+def _head(key: dict) -> bytes:
+    return json.dumps(key).encode() + b"\n"
 
 
 def open_alone(path: Path) -> BinaryIO:
@@ -64,7 +99,7 @@ def open_alone(path: Path) -> BinaryIO:
 
 def check_journal(path: Path, key: dict) -> None:
     """Raise ValueError for a journal with another key and for other files. They stay, as rows cost time or money."""
-    head = json.dumps(key).encode() + b"\n"
+    head = _head(key)
     try:
         with path.open("rb") as file:
             line = file.readline(2 ** 24)
@@ -80,39 +115,3 @@ def check_journal(path: Path, key: dict) -> None:
     if not unlike or not set(earlier) & set(key):
         raise ValueError(f"{path} is damaged or not from this command: give another --out or remove it")
     raise ValueError(f"{path} was begun with another {', '.join(unlike)}: give another --out or remove it")
-
-
-class Journal:
-    """Context manager for writing a journal. It leaves no file without rows.
-
-    `rows` are those of earlier runs with the same key and those appended since.
-    """
-
-    def __init__(self, path: str | Path, key: dict, id: str = "id"):
-        self._path, self._arguments, self._head = Path(path), (key, id), json.dumps(key).encode() + b"\n"
-        check_journal(self._path, key)
-
-    def __enter__(self) -> "Journal":
-        self._file = open_alone(self._path)
-        self.rows = Rows(self._path, *self._arguments)
-        self._file.truncate(self.rows.size)
-        if not self.rows.size:
-            self._write(self._head)
-        return self
-
-    def append(self, row: dict) -> None:
-        """Write a row at once."""
-        place = self.rows.size
-        self._write(json.dumps(row).encode() + b"\n")
-        self.rows.places[row[self.rows.id]] = place
-
-    def _write(self, line: bytes) -> None:
-        self._file.write(line)
-        self._file.flush()
-        self.rows.size += len(line)
-
-    def __exit__(self, *problem) -> None:
-        empty = self._file.tell() == len(self._head)  # `rows` may lack the last one after Ctrl-C within `append`
-        self._file.close()
-        if empty:
-            self.rows.path.unlink()

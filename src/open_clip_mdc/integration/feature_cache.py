@@ -7,7 +7,6 @@ tokens. With `--unlock-image-after N` they are read in the first N epochs, and i
 
 Dimensions: B images, H and W pixels, P patches, D width.
 """
-import fcntl
 import hashlib
 import logging
 import math
@@ -21,11 +20,11 @@ import torch
 from open_clip_train.data import SharedEpoch
 from open_clip_train.precision import get_autocast
 from PIL import Image
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from ..data import cache
 from ..data.captions import captioned
-from ..data.files import open_own, sha256
+from ..data.files import lock, open_own, sha256
 from ..data.images import decode_image, image_pairs
 from ..data.shards import CAPTION_SEPARATOR, find_shards, image_member, read_samples
 from ..data.weights import save_tensors
@@ -60,28 +59,22 @@ class FeatureCache:
             return
         # The repr of a function in the transform holds its address in memory.
         settings = re.sub(r" at 0x\w+", "", f"{self.transform} {precision}")
-        place = self.folder / hashlib.sha256((fingerprint(tower) + settings).encode()).hexdigest()[:32]
+        place = self.folder / cache.name_of(fingerprint(tower) + settings, 32)
         place.mkdir(parents=True, exist_ok=True)
         files, start, count = [place / f"{sha256(shard)}.safetensors" for shard in self.shards], time.monotonic(), 0
         pairs, first = list(zip(self.shards, files, strict=True)), rank * len(files) // world_size
-        for or_later in (fcntl.LOCK_NB, 0):  # wait last for shards that another process is computing
+        for wait in (False, True):  # at the end for shards that another process is computing
             for shard, file in pairs[first:] + pairs[:first]:
                 if file.exists():  # without a lock, as the folder may be read-only
                     continue
-                with open_own(hidden := place / f".{file.stem}.lock", "ab") as lock:
-                    try:
-                        fcntl.flock(lock, fcntl.LOCK_EX | or_later)
-                    except BlockingIOError:
+                with open_own(hidden := place / f".{file.stem}.lock", "ab") as locked:
+                    if not lock(locked.fileno(), wait):
                         continue
                     if not file.exists():
                         count += self._write(tower, shard, file, precision, device)
                     hidden.unlink(missing_ok=True)  # who waits for it, or makes another, finds the file
         for file in files:
-            try:
-                with safe_open(file, "pt") as content:
-                    found = content.get_tensor("digests").numpy()
-            except (SafetensorError, OSError) as problem:
-                raise ValueError(f"{file} is damaged ({problem}): remove it, and it is computed again") from problem
+            found = cache.read_tensors(file)["digests"].numpy()
             self.rows |= {row.tobytes(): (file, number) for number, row in enumerate(found)}
         logging.info(f"Features of {len(self.rows)} images in {place}: {count} computed here in "
                      f"{time.monotonic() - start:.1f} s")
@@ -118,7 +111,7 @@ class FeatureCache:
     def tokens(self, file: Path, row: int) -> Tensor:
         """Return the tokens [P, D] of an image, a row of a file."""
         if file not in self.opened:
-            self.opened[file] = safe_open(file, "pt").__enter__().get_slice("tokens")
+            self.opened[file] = cache.read_tensors(file)["tokens"]
         return self.opened[file][row]
 
     def __getstate__(self) -> dict:  # for worker processes, which open the files themselves
