@@ -105,8 +105,8 @@ ROTTEN = {  # kind of file: words of the message
     "safetensors header": "damaged or was cut off", "safetensors longer": "damaged or was cut off",
     "not finite": "NaN or infinity (text.b)", "payload": "holds other Python objects than tensors (posix.mkdir)",
     "old payload": "holds other Python objects than tensors (posix.mkdir)", "callback": "(test_weights.Callback)",
-    "script": "a TorchScript program", "npz": "NumPy archive", "empty": "it is empty", "pointer": "git lfs pull",
-    "page": "an HTML or XML page", "gzip": "a gzip file", "zeros": "not written by torch.save or safetensors",
+    "script": "a TorchScript program", "npz": "NumPy archive", "empty": "it is empty", "pointer": "git-lfs",
+    "page": "DOCTYPE html", "gzip": "it begins with", "zeros": "has written: it begins with",
     "pickle": "is damaged or was cut off",
 }
 
@@ -187,7 +187,6 @@ WRAPPED = {  # as others save the same weights
     "compiled DDP": lambda s: {"model": {f"_orig_mod.module.{k}": v for k, v in s.items()}},
     "DDP compiled": lambda s: {f"module._orig_mod.{k}": v for k, v in s.items()},
     "part compiled": lambda s: {k.replace("visual.", "visual._orig_mod."): v for k, v in s.items()},
-    "Lightning's metric": lambda s: {"state_dict": {**{f"net.{k}": v for k, v in s.items()}, "loss.w": torch.ones(1)}},
     "Lightning": lambda s: {"epoch": 3, "global_step": 5, "state_dict": {f"model.{k}": v for k, v in s.items()}},
 }
 
@@ -203,29 +202,23 @@ def test_the_usual_wrappings_load_as_the_same_model_in_every_format(state, tmp_p
     assert equal(checkpoints.load(str(tmp_path / "w.safetensors"), MODEL)[0].state_dict(), state)
 
 
-def test_what_a_file_is_of_is_said(state, clip_state, tmp_path):
+def test_what_does_not_fit_is_said(state, tmp_path):
     timm_names = {k.removeprefix("visual."): v for k, v in open_clip.create_model("MDC-ViT-Ti-8").state_dict().items()
                   if k.startswith("visual.")}
     given = {
-        "a CLIP model: give the checkpoint of a captioner": (MODEL, clip_state),
-        "a captioner: give the checkpoint of a CLIP model": ("ViT-Ti-8", state),
-        "a captioner of another size: visual.": ("MDC-ViT-Ti-16", state),
-        "a CLIP model of another size: ": ("ViT-S-32", clip_state),
-        "an image tower of timm: give": (MODEL, {"patch_embed.proj.bias": torch.ones(2), "blocks.0.a": torch.ones(2)}),
-        "a CLIP model of transformers: give": (MODEL, {"vision_model.a": torch.ones(2), "text_model.b": torch.ones(2)}),
-        "it is of an unknown network: its names begin with net.": (
-            MODEL, {**{f"net.{k}": v for k, v in state.items()}, **{f"ema.{k}": v for k, v in state.items()}}),
+        "image tower alone by open_clip_train --pretrained-image": (MODEL, timm_names),
+        "it lacks text.blocks": (MODEL, {k: v for k, v in state.items() if not k.startswith("text.blocks")}),
+        "its visual.": ("MDC-ViT-Ti-16", state),
         "only the state of an optimizer": (MODEL, {"state": {}, "param_groups": []}),
         "it holds only the state of an optimizer": (MODEL, {"epoch": 3, "optimizer": {"state": {}}}),
-        "its names begin with class_embedding, positional_embedding and": (MODEL, timm_names),
-        "its names begin with wrong.name, those of a captioner here with": (MODEL, {"wrong.name": torch.ones(2)}),
+        "it has other names, such as wrong.name. ": (MODEL, {"wrong.name": torch.ones(2)}),
         "it lacks text.output.weight. ": (MODEL, {k: v for k, v in state.items() if k != "text.output.weight"}),
         "it has too much text.other. ": (MODEL, {**state, "text.other": torch.ones(1)}),
     }
     for words, (name, content) in given.items():
         torch.save(content, tmp_path / "w.pt")
         said = say(tmp_path / "w.pt", lambda path, name=name: checkpoints.load(str(path), name))
-        assert f"holds no weights of {name}: it " in said and words in said, said
+        assert f"holds no weights of {name}: it" in said and words in said, said
 
 
 def test_a_vq_vae_alone_is_no_captioner(tmp_path):
@@ -235,7 +228,7 @@ def test_a_vq_vae_alone_is_no_captioner(tmp_path):
     torch.save({"state_dict": vq}, tmp_path / "vq.pt")
     with pytest.raises(ValueError, match="vq.pt is a frozen VQ-VAE alone: train a captioner with --pretrained"):
         open_clip_mdc.load(tmp_path / "vq.pt", "MCD-VQ-ViT-Ti-8", "cpu")
-    with pytest.raises(ValueError, match="it is of a frozen VQ-VAE of open_clip_mdc vq: give the checkpoint of a capt"):
+    with pytest.raises(ValueError, match="it has other names, such as visual.vq"):
         open_clip_mdc.load(tmp_path / "vq.pt", MODEL, "cpu")
 
 

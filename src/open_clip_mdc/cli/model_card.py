@@ -13,7 +13,6 @@ from open_clip_train.params import parse_args
 from torch import nn
 
 from ..data.markdown import markdown_table
-from ..data.paths import expand
 from ..data.text import read_text
 from ..integration.runs import find, params_file, read_params
 from ..models.captioner import Captioner
@@ -25,43 +24,6 @@ NOT_TOLD = {"logs", "name", "log_path", "checkpoint_path", "tensorboard_path", "
             "remote_sync", "rank", "local_rank", "device", "debug", "distributed", "distill", "log_level", "report_to",
             "wandb_notes", "wandb_project_name", "copy_codebase", "pretrained_image_path", "pretrained_text_path",
             "imagenet_val", "imagenet_v2", "cache_dir", "dist_url", "dist_backend"}
-DATA = ("train_data", "val_data")
-URL = r"[A-Za-z][A-Za-z0-9+.-]*://"
-
-
-def place_name(value: str, folders: int = 0) -> str:
-    """Return the name of a file or URL with at most `folders` of its folders, and other values unchanged.
-
-    Passwords and home folders are left out.
-    """
-    prefix = re.match(rf"{URL}|file:|local-dir:", value)
-    if prefix:
-        value = re.sub("^[^/]*@", "", re.split("[?#]", value[prefix.end():])[0])
-    elif not value.startswith(("/", "~", "../")):
-        return value
-    return "/".join(filter(None, re.sub("^/(home|Users)/[^/]+", "", value).split("/")[-1 - folders:]))
-
-
-def shard_names(pattern: str) -> list[str]:
-    if not re.search("{[^}]*/", pattern):
-        return [place_name(pattern, 1)]
-    return list(dict.fromkeys(re.sub("[^/]+$", "*.tar", place_name(path, 1)) for path in expand(pattern)))
-
-
-def fetched_names(command: str) -> list[str]:
-    # The shards that a "pipe:" reads, or else its first URL. Nothing else is shown, as any word may be a key.
-    words = [re.search(rf"{URL}.*|[^=]*$", word)[0] for word in re.split(r"::|[\s'\"`;|&<>()]+", command)]
-    shards = [word for word in words if re.search(r"\.(tar|tgz|tar\.\w+)$", re.split("[?#]", word)[0])]
-    found = shards or [word for word in words if re.match(URL, word)][:1]
-    return [name for word in found for name in shard_names(word)] or ["a command"]
-
-
-def data_name(value: str) -> str:
-    """Return --train-data without this machine's folders, and without the commands and keys that fetch it."""
-    files, *commands = re.split("(?:^|::)pipe:", value)
-    return "::".join([name for pattern in files.split("::") if pattern for name in shard_names(pattern)] +
-                     [name for command in commands for name in fetched_names(command)])
-
 
 def training_flags(weights: str | None) -> dict[str, str]:
     """Return the flags of open_clip_train in a checkpoint's run folder that differ from their defaults."""
@@ -72,7 +34,8 @@ def training_flags(weights: str | None) -> dict[str, str]:
     usual = {name: str(value) for name, value in vars(parse_args(["--model", values.get("model", "ViT-B-32")])).items()}
     changed = {name: value for name, value in values.items()
             if value != usual.get(name, "None") and name not in NOT_TOLD}
-    return {name: (data_name if name in DATA else place_name)(value) for name, value in changed.items()}
+    # A place is one of this machine, and an address or a command may hold a key. --about tells of the data.
+    return {name: value for name, value in changed.items() if not re.search(r"[/\\]|pipe:", value)}
 
 
 def result_rows(paths: list[str]) -> list[list[str]]:
@@ -114,6 +77,6 @@ def model_card(model: Captioner, args: argparse.Namespace, destinations: list[st
         open_clip_version=metadata.version("open_clip_torch"),
         licences=", ".join(f"`{name}`" for name in licences),
         flags=markdown_table(["flag", "value"], [[f"`--{k.replace('_', '-')}`", f"`{v}`"] for k, v in flags.items()])
-        if flags else "", data=flags.get("train_data"),
+        if flags else "",
         about=read_text(args.about) if args.about else "",
         results=markdown_table(["data set", "task", "metric", "value"], rows) if rows else "")

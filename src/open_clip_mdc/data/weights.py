@@ -27,28 +27,6 @@ WITHIN = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module
 DIGEST = "sha256"  # key in a safetensors header
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 WHOLE = re.compile(r"^$|(num_batches_tracked|ids|idxs?|index|indices|mask|used)$")  # names of what is no weight
-BEGINNINGS = (  # the first bytes of other files that users give
-    (rb"\s*version https://git-lfs", "it is a git-lfs pointer: get the file itself by git lfs pull"),
-    (rb"(\xef\xbb\xbf)?\s*<", "it is an HTML or XML page, as a failed download leaves: download it again"),
-    (rb"\x1f\x8b", "it is a gzip file: unpack it"), (rb"\x89HDF", "it is an HDF5 file, perhaps from Keras"),
-    (rb"GGUF", "it is a GGUF file of a language model"), (rb".{257}ustar", "it is a tar file: unpack it"),
-)
-KINDS = (  # a kind of network, a pattern that no name of its weights matches, and patterns that some match
-    ("a frozen VQ-VAE of open_clip_mdc vq", r"^(?!visual\.)", r"^visual\.vq\."),
-    ("a captioner with a VQ-VAE as image tower", None, r"^visual\.vq\.", r"^text\.blocks\."),
-    ("a captioner of image regions", None, r"^visual\.region_embedding", r"^text\.blocks\."),
-    ("a captioner", None, r"^visual\.", r"^text\.blocks\."),
-    ("a CoCa model", None, r"^visual\.", r"^text_decoder\."),
-    ("a CLIP model", None, r"^visual\.", r"^(text\.)?(transformer|token_embedding|positional_embedding)\b"),
-    ("a CLIP model of transformers", None, r"^vision_model\.", r"^text_model\."),
-    ("an image tower of transformers", None, r"^(vision_model\.)?(embeddings|encoder)\.(patch|layer|position)"),
-    ("a VQGAN of taming-transformers", None, r"^encoder\.down\.", r"^quantize\."),
-    ("an image tower of timm", None, r"^(trunk\.)?(patch_embed|blocks|stem|stages)\."),
-)
-
-WITH_A_TOWER = [what for what, *_ in KINDS if what.startswith(("a CLIP", "a CoCa", "an image tower"))]
-UNKNOWN = "an unknown network"
-
 
 class Misfit(RuntimeError):
     """Weights do not belong to a model. The text follows after "FILE holds no weights of MODEL: "."""
@@ -66,9 +44,8 @@ def check(path: Path) -> str:
         return "safetensors"
     if start[:1] == b"\x80":
         return "torch"
-    what = next((what for beginning, what in BEGINNINGS if re.match(beginning, start, re.DOTALL)),
-                "it was not written by torch.save or safetensors")
-    raise ValueError(f"{path} is no checkpoint: {what if start else 'it is empty'}")
+    what = f"it begins with {start[:24]!r}" if start else "it is empty"
+    raise ValueError(f"{path} is no checkpoint that torch.save or safetensors has written: {what}")
 
 
 def _check_zip(path: Path) -> str:
@@ -172,11 +149,6 @@ def bare_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weights = {WITHIN.sub("", str(name)): x for name, x in weights.items()}
     while prefix := next((p for p in PREFIXES if weights and all(name.startswith(p) for name in weights)), None):
         weights = {name.removeprefix(prefix): x for name, x in weights.items()}
-    if kind(weights) == UNKNOWN:  # perhaps a Lightning module that holds one whole model and other weights
-        parts = [{name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
-                 for prefix in {f"{name.partition('.')[0]}." for name in weights}]
-        whole = [part for part in parts if kind(part).startswith(("a captioner", "a CLIP model", "a CoCa model"))]
-        return whole[0] if len(whole) == 1 else weights
     return weights
 
 
@@ -242,36 +214,23 @@ def hash_tensor(digest, tensor: Tensor) -> None:
     digest.update(flat.reshape(-1).view(torch.uint8).numpy())
 
 
-def kind(names: Mapping[str, Tensor]) -> str:
-    """Return the kind of network that weights belong to by their names, one of KINDS or UNKNOWN."""
-    for what, never, *patterns in KINDS:
-        if all(any(re.search(p, name) for name in names) for p in patterns) and not (
-                never and any(re.search(never, name) for name in names)):
-            return what
-    return UNKNOWN
-
-
 def is_vq(names: Mapping[str, Tensor]) -> bool:
     """Return whether weights are those of a frozen VQ-VAE alone, as `open_clip_mdc vq` writes them."""
-    return kind(names) == KINDS[0][0]
+    return any(name.startswith("visual.vq.") for name in names) and all(name.startswith("visual.") for name in names)
 
 
 def misfit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Misfit:
-    """Return why given weights do not fit a model: another kind of network, another size, or other names."""
-    what, wanted = kind(given), kind(own)
-    if what != wanted:
-        advice = f"give the checkpoint of {wanted}" if what != UNKNOWN else \
-            f"its names begin with {_some(given)}, those of {wanted} here with {_some(own)}"
-        if wanted == "a captioner" and what in WITH_A_TOWER:
-            advice += ", or start its image tower from this one by open_clip_train --pretrained-image"
-        return Misfit(f"it is of {what}: {advice}")
+    """Return why given weights do not fit a model: a tensor of another size, or other names."""
     for name, x in own.items():
         if name in given and given[name].shape != x.shape:
-            return Misfit(f"it is of {what} of another size: {name} is {list(given[name].shape)}, here "
-                          f"{list(x.shape)}. Give the model that it was trained as")
-    missing, extra = own.keys() - given.keys(), given.keys() - own.keys()
-    reasons = [f"{words} {_some(sorted(names))}" for words, names in (("it lacks", missing),
-                                                                     ("it has too much", extra)) if names]
+            return Misfit(f"its {name} is {list(given[name].shape)}, here {list(x.shape)}. Give the model that it was "
+                          "trained as")
+    missing, extra = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+    if len(missing) == len(own):
+        return Misfit(f"it has other names, such as {_some(extra)}. Give the checkpoint of such a model, or start its "
+                      "image tower alone by open_clip_train --pretrained-image")
+    reasons = [f"{words} {_some(names)}" for words, names in (("it lacks", missing), ("it has too much", extra))
+               if names]
     return Misfit(f"{', '.join(reasons)}. Give the model that it was trained as")
 
 
