@@ -16,7 +16,7 @@ setup(
         "clip_benchmark_ext": "clip_benchmark_ext",
     },
     package_data={"open_clip_mdc": ["py.typed"], "open_clip_mdc.model_configs": ["*.json", "*.txt.gz"],
-                  "open_clip_mdc.model_configs.photo": ["*"], "open_clip_mdc.cli": ["*.jinja"],
+                  "open_clip_mdc.model_configs.photo": ["*"], "open_clip_mdc.cli": ["*.jinja", "fetch.json"],
                   "clip_benchmark_ext": ["*.json"]},
     python_requires=">=3.10",
     install_requires=[

@@ -1,5 +1,7 @@
 """The flags of each tool, added to a parser by the function of the tool's name. Imports no torch: `--help` is quick."""
 import argparse
+import json
+from pathlib import Path
 
 from ..data.outputs import Default
 from ..decoding import options as decoding
@@ -7,8 +9,7 @@ from ..errors import close_names, finite
 from .shared import add_engine, add_images, add_model, add_precision, flag, natural, positive
 
 KARPATHY = ("coco", "flickr30k", "flickr8k")
-FETCHED = ("coco", "flickr8k", "flickr30k", "cc3m", "cc12m", "recap", "sugar_crepe", "aro", "sugar_crepe_pp", "bivlc",
-           "whatsup", "cola", "negbench", "colorswap", "nlvr", "mmvp_vlm", "cub")
+FETCHED = tuple(json.loads((Path(__file__).parent / "fetch.json").read_text(encoding="utf-8")))
 OPTIONS = [name for name in decoding.OPTIONS if name not in ("length", "num_beams", *decoding.OF_CLIP)]
 KINDS = ("models", "objectives", "tasks", "datasets")  # of `list`
 NEW_FOLDER = "folder to write, which must be new or empty"

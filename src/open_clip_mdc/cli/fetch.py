@@ -45,130 +45,14 @@ class Source(NamedTuple):
     commands: tuple[str, ...] = ()  # to run by hand after the download, where OUT is the folder
 
 
-COCO, SUGAR_CREPE = "http://images.cocodataset.org/zips", "https://raw.githubusercontent.com/RAIVNLab/sugar-crepe"
-VAL2017 = File(f"{COCO}/val2017.zip", "816 MB", "md5:442b8da7639aecaf257c1dceb8ba8c80")
-KARPATHY = File("https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip")
-FLICKR8K = "https://github.com/jbrownlee/Datasets/releases/download/Flickr8k"
-IMG2DATASET = ("img2dataset --url_list %s --input_format %s --url_col url --caption_col %s --output_format webdataset "
-               "--output_folder OUT/shards --image_size 256 --resize_mode keep_ratio --resize_only_if_bigger True "
-               "--processes_count 16 --thread_count 64")
-SOURCES = {
-    "coco": Source(
-        "captions CC BY 4.0, photographs under Flickr's terms",
-        (File(f"{COCO}/train2014.zip", "13 GB", "md5:0da8c0bd3d6becc4dcb32757491aca88"),
-         File(f"{COCO}/val2014.zip", "6 GB", "md5:a3d79f5ed8d289b7a7554ce06a5782b3"), KARPATHY),
-        ('for f in OUT/*.zip; do unzip -q -d OUT "$f"; done',
-         "open_clip_mdc prepare coco --images OUT --annotations OUT/dataset_coco.json --out OUT/shards")),
-    "flickr8k": Source(
-        "non-commercial research and education, photographs under Flickr's terms",
-        (File(f"{FLICKR8K}/Flickr8k_Dataset.zip", "1 GB", "md5:f18a1e2920de5bd84dae7cf08ec78978"), KARPATHY),
-        ('for f in OUT/*.zip; do unzip -q -d OUT "$f"; done',
-         "open_clip_mdc prepare flickr8k --images OUT/Flicker8k_Dataset --annotations OUT/dataset_flickr8k.json "
-         "--out OUT/shards")),
-    "flickr30k": Source(
-        "non-commercial research and education, on request, photographs under Flickr's terms",
-        (KARPATHY,),
-        ("# request flickr30k-images.tar.gz at https://forms.illinois.edu/sec/229675, then",
-         "tar -xf flickr30k-images.tar.gz -C OUT && unzip -q -d OUT OUT/caption_datasets.zip",
-         "open_clip_mdc prepare flickr30k --images OUT/flickr30k-images --annotations OUT/dataset_flickr30k.json "
-         "--out OUT/shards")),
-    "cc3m": Source(
-        "any use, with acknowledgement of Google LLC as the source of the data",
-        commands=("# get Train_GCC-training.tsv at https://ai.google.com/research/ConceptualCaptions/download, then",
-                  "sed -i '1s/^/caption\\turl\\n/' Train_GCC-training.tsv",
-                  IMG2DATASET % ("Train_GCC-training.tsv", "tsv", "caption"))),
-    "cc12m": Source(
-        "any use, with acknowledgement of Google LLC as the source of the data",
-        (File("https://storage.googleapis.com/conceptual_12m/cc12m.tsv", "2.6 GB"),),
-        ("(printf 'url\\tcaption\\n'; cat OUT/cc12m.tsv) > OUT/cc12m-named.tsv",
-         IMG2DATASET % ("OUT/cc12m-named.tsv", "tsv", "caption"))),
-    "recap": Source(
-        "CC BY 4.0",
-        commands=("hf download UCSC-VLAA/Recap-DataComp-1B --repo-type dataset --include 'data/train_data/*' "
-                  "--local-dir OUT",
-                  IMG2DATASET % ("OUT/data/train_data", "parquet", "re_caption"),
-                  "python -m experiments.prepare_recap --shards OUT/shards/'{00000..99999}.tar' --pairs 10000000 "
-                  "--out OUT/recap-10M")),
-    "sugar_crepe": Source(
-        "MIT, with captions and photographs of COCO",
-        (*(File(f"{SUGAR_CREPE}/0047054b243992f0fad63d6f64f7544862daf846/data/{name}.json", "", f"sha256:{checksum}")
-           for name, checksum in (
-            ("add_att", "012d88d729693d193760e6f3393b06a1cf874380a9db0062e937201199fe044d"),
-            ("add_obj", "1b9d76b93139a937b8dc1ada92a4f05ecc821bb3c291d752428bafadd4bb0682"),
-            ("replace_att", "9fe55fd4c0a9ad1f85d486d9f6d0215b41f867eb025026e7f7b5ce44352545ee"),
-            ("replace_obj", "9d299600639947e9d15281a9ded1382b376cf4ea088a8d08a1314bfe76e81898"),
-            ("replace_rel", "356bcc2fc4c6aed3f4d9fd50acc58489bb1fe70c28791f9368d4cbf9ea39cdc9"),
-            ("swap_att", "7a7ce04e5c4c80412b48c6f0c1347fb1a2f5d54c0be6aa429b64d390e442f8d0"),
-            ("swap_obj", "073cdb8e253d053614e80710834d9773b09dbc1dd0a412f6f9492262caa1dcad"))),
-         VAL2017),
-        ("unzip -q -d OUT OUT/val2017.zip",)),
-    "aro": Source(
-        "MIT, with captions and photographs of Visual Genome, COCO and Flickr30k",
-        tuple(File(f"https://storage.googleapis.com/sfr-vision-language-research/datasets/{name}.json")
-              for name in ("coco_karpathy_test", "flickr30k_test")),
-        ("gdown 1kX2iCHEv0CADL8dSO1nMdW-V0NqIAiP3 -O OUT/visual_genome_relation.json",
-         "gdown 13tWvOrNOLHxl3Rm9cR3geAdHx2qR3-Tw -O OUT/visual_genome_attribution.json",
-         "gdown 1qaPlrwhGNMrR3a11iopZUT_GPP_LrgP9 -O OUT/vgr_vga_images.zip && unzip -q -d OUT "
-         "OUT/vgr_vga_images.zip",
-         "# the Order tests need the images of COCO's val2014 and Flickr30k: fetch coco, fetch flickr30k")),
-    "sugar_crepe_pp": Source(
-        "MIT, with captions and photographs of COCO",
-        (*(File(f"https://raw.githubusercontent.com/Sri-Harsha/scpp/main/data/{name}.json")
-           for name in ("swap_obj", "swap_att", "replace_obj", "replace_att", "replace_rel")), VAL2017),
-        ("unzip -q -d OUT OUT/val2017.zip", "# gives OUT/swap_obj.json, ..., OUT/val2017/*.jpg for --dataset "
-         "sugar_crepe_pp/swap_obj")),
-    "bivlc": Source(
-        "MIT, with captions and photographs of COCO and images generated by SDXL",
-        commands=("hf download imirandam/BiVLC --repo-type dataset --include 'data/*' --local-dir OUT",
-                  "# gives OUT/data/test-*.parquet for --dataset bivlc")),
-    "whatsup": Source(
-        "MIT, with photographs of the authors, COCO and Visual Genome",
-        commands=(*(f"gdown {number} -O OUT/{name}" for name, number in (
-            ("controlled_images_dataset.json", "1ap8mmmpQjLIjPGuplkpBgc1hoEHCj4hm"),
-            ("controlled_clevr_dataset.json", "1unNNosLbdy9NDjgj4l8fsQP3WiAAGA6z"),
-            ("coco_qa_one_obj.json", "1RsMdpE9mmwnK4zzMPpC1-wTU_hNis-dq"),
-            ("coco_qa_two_obj.json", "1TCEoM0mgFmz8T4cF7PQ3XJmO6JjtiQ-s"),
-            ("vg_qa_one_obj.json", "1ARMRzRdohs9QTr1gpIfzyUzvW20wYp_p"),
-            ("vg_qa_two_obj.json", "1sjVG5O3QMY8s118k7kQM8zzDZH12i_95"))),
-            *(f"gdown {number} -O OUT/{name}.tar.gz && tar -xf OUT/{name}.tar.gz -C OUT" for name, number in (
-                ("controlled_images", "19KGYVQjrV3syb00GgcavB2nZTW5NXX0H"),
-                ("controlled_clevr", "13jdBpg8t3NqW3jrL6FK8HO93vwsUjDxG"),
-                ("vg_images", "1idW7Buoz7fQm4-670n-oERw9U-2JLJvE"))),
-            "# put COCO's val2017 in OUT/val2017, for --dataset whatsup/controlled_images_a")),
-    "cola": Source(
-        "MIT, with photographs of Visual Genome",
-        (File("https://raw.githubusercontent.com/arijitray1993/COLA/main/data/"
-              "COLA_multiobjects_matching_benchmark.json"),),
-        ("grep -oE 'https?://[^\"]+[.]jpg' OUT/COLA_multiobjects_matching_benchmark.json | sort -u | "
-         "wget -nc -P OUT/images -i -", "# gives OUT/images/2414605.jpg, ... for --dataset cola")),
-    "negbench": Source(
-        "MIT, with photographs of COCO and Pascal VOC",
-        (VAL2017,),
-        ("# get *_mcq_llama3.1_rephrased.csv by the link in https://github.com/m1k2zoo/negbench/blob/main/datasets.md",
-         "unzip -q -d OUT OUT/val2017.zip", "# put VOC2007's images in OUT/JPEGImages, for --dataset negbench/coco")),
-    "colorswap": Source(
-        "MIT, with generated images",
-        commands=("# get the data by the link in https://github.com/Top34051/colorswap, then",
-                  "unzip -q -d OUT images.zip",
-                  "# gives OUT/test.json, OUT/images/img_0_1.png, ... for --dataset colorswap")),
-    "nlvr": Source(
-        "see its repository, with rendered images",
-        commands=("git clone --depth 1 https://github.com/lil-lab/nlvr OUT",
-                  "# gives OUT/nlvr/dev/dev.json, OUT/nlvr/dev/images/*/dev-*.png for --dataset nlvr/dev")),
-    "mmvp_vlm": Source(
-        "MIT",
-        commands=("hf download MMVP/MMVP_VLM --repo-type dataset --local-dir OUT",
-                  "# gives OUT/Questions.csv, OUT/MLLM_VLM Images/*/*.jpg for --dataset mmvp_vlm")),
-    "cub": Source(
-        "non-commercial research and education, photographs owned by their photographers",
-        (File("https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz", "",
-              "md5:97eceeb196236b17998738112f37df78"),),
-        ("tar -xf OUT/CUB_200_2011.tgz -C OUT",
-         "gdown 0B0ywwgffWnLLZW9uVHNjb2JmNlE -O OUT/cvpr2016_cub.tar.gz && tar -xf OUT/cvpr2016_cub.tar.gz -C OUT",
-         "python -m experiments.prepare_cub --images OUT/CUB_200_2011/images --captions OUT/cvpr2016_cub/text_c10 "
-         "--split reed --classes OUT/cvpr2016_cub/trainvalclasses.txt OUT/cvpr2016_cub/testclasses.txt "
-         "--out OUT/shards")),
-}
+def read_sources() -> dict[str, Source]:
+    """Read the data sets of fetch.json."""
+    rows = json.loads((Path(__file__).parent / "fetch.json").read_text(encoding="utf-8"))
+    return {name: Source(row["licence"], tuple(File(**file) for file in row.get("files", ())),
+                         tuple(row.get("commands", ()))) for name, row in rows.items()}
+
+
+SOURCES = read_sources()
 
 
 def is_json(path: Path) -> bool:

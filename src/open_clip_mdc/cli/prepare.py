@@ -33,7 +33,6 @@ from ..data.shards import CAPTION_SEPARATOR, find_shards, shard_pattern
 from ..errors import plural
 from ..progress import progress_bar
 from . import prepare_layouts as layouts
-from .fetch import KARPATHY
 from .prepare_layouts import Sample, read_file, read_shards
 
 SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}  # Karpathy's -> ours
@@ -63,7 +62,7 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
         why = f"it has no {problem}" if isinstance(problem, KeyError) else str(problem)
         if isinstance(content, dict) and "annotations" in content:
             why = "it is COCO's own file, which has no split into train, val and test"
-        raise ValueError(f"{what}: {why}. Get Karpathy's from {KARPATHY.url}") from problem
+        raise ValueError(f"{what}: {why}. Get Karpathy's by open_clip_mdc fetch {dataset}") from problem
     return rows
 
 
