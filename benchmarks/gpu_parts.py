@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from open_clip_mdc.decoding.confidence import fully_masked
-from open_clip_mdc.models.captioner import LOSS_ROWS
+from open_clip_mdc.objectives.loss import LOSS_ROWS
 
 from .captions import lengths, random_text
 from .contestants import Contestant, captioners, contestant, count_flops, vocab_size

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from open_clip_mdc.data.weights import save_tensors
-from open_clip_mdc.models import encoder
 
 from . import contents
 from .contents import hash_values, text_of
@@ -65,7 +64,7 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[Tensor], Tensor]:
     if kind == "cls" and not isinstance(visual, VisionTransformer):
         raise ValueError(f"feature 'cls' needs OpenCLIP's own ViT and its class token, not this {tower}: use gap")
     if kind == "cls":
-        return partial(encoder.features, visual, kind="cls")
+        return partial(tower(visual).features, kind="cls")
     return lambda image: visual.forward_intermediates(
         image, indices=1, normalize_intermediates=True, intermediates_only=True)["image_intermediates"][0].mean((2, 3))
 

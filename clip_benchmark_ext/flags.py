@@ -12,7 +12,7 @@ from open_clip_mdc.errors import finite, number_from
 from open_clip_mdc.integration.configs import ROWS
 
 if TYPE_CHECKING:
-    from open_clip_mdc.objectives.base import CaptionCfg
+    from open_clip_mdc.objectives.config import CaptionCfg
     from open_clip_mdc.objectives.registry import Objective
 
 MDC_LENGTH = 15  # tokens, one of the paper's lengths

@@ -14,7 +14,7 @@ from open_clip_mdc.data.files import try_output
 from open_clip_mdc.data.outputs import OF_FILES, check_suffix
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.configs import is_captioner
-from open_clip_mdc.objectives.base import CaptionCfg
+from open_clip_mdc.objectives.config import CaptionCfg
 
 from . import contents, foreign_datasets, results
 from .datasets.known import MASKED

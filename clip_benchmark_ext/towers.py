@@ -16,7 +16,8 @@ from torch import nn
 
 from open_clip_mdc.errors import close_names
 from open_clip_mdc.integration import configs, image_source
-from open_clip_mdc.models import encoder, tower_weights
+from open_clip_mdc.models import tower_weights
+from open_clip_mdc.models import towers as of_models
 from open_clip_mdc.models.captioner import Captioner
 
 from .models import DEFAULT_PRETRAINED, is_encoder, load_model
@@ -33,15 +34,15 @@ class Towers(NamedTuple):
 
 def build(config: dict, image_size: int | tuple[int, int] | None, quick_gelu: bool) -> nn.Module:
     vision = config["vision_cfg"] | ({"image_size": image_size} if image_size else {})
-    return encoder.build(CLIPVisionCfg(**vision), quick_gelu, vq_cfg=config.get("vq_cfg"),
-                         regions=config.get("caption_cfg", {}).get("regions", 1)).eval()
+    return of_models.build(CLIPVisionCfg(**vision), quick_gelu, vq_cfg=config.get("vq_cfg"),
+                           caption_cfg=config.get("caption_cfg")).eval()
 
 
 def load(args: Namespace, image_size: int | None) -> Towers:
     """Return the image towers of --model and --pretrained. Raises ValueError that names the flag to change."""
     if is_encoder(args.model):
         config, trained, preprocess = _encoder_alone(args, image_size)
-        feature = "cls" if encoder.has_class_token(trained) else "gap"
+        feature = "cls" if of_models.tower(trained).has_class_token else "gap"
     elif image_size is not None:
         raise ValueError(f"--image_size {image_size} is only for --model timm-NAME: {args.model} has the image size of "
                          "its training")
@@ -56,10 +57,10 @@ def load(args: Namespace, image_size: int | None) -> Towers:
         if not isinstance(model, Captioner):  # its tower pools
             trained = build(config, given.image_size, _is_quick(given))
             tower_weights.fill(trained, tower_weights.converted(trained, given.state_dict()))
-            feature = "cls" if encoder.has_class_token(trained) else "gap"
+            feature = "cls" if of_models.tower(trained).has_class_token else "gap"
     with torch.random.fork_rng():
         torch.manual_seed(args.seed)
-        untrained = build(config, encoder.region_tower(trained).image_size, _is_quick(trained))
+        untrained = build(config, of_models.tower(trained).core.image_size, _is_quick(trained))
     return Towers(trained.to(args.device).eval(), untrained.to(args.device), preprocess, feature)
 
 

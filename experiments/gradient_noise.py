@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from open_clip_mdc.models.captioner import Captioner
-from open_clip_mdc.objectives.base import CaptionCfg
+from open_clip_mdc.objectives.config import CaptionCfg
 from open_clip_mdc.objectives.masked import loss_weight, masked_diffusion
 from open_clip_mdc.progress import progress_bar
 from open_clip_mdc.text.packing import pack

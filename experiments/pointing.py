@@ -37,7 +37,6 @@ from open_clip_mdc.data.shards import find_shards, image_member, read_metadata, 
 from open_clip_mdc.decoding.attention_maps import word_maps
 from open_clip_mdc.decoding.sampling import Decoded
 from open_clip_mdc.integration.pretrained import PretrainedCaptioner
-from open_clip_mdc.models.encoder import grid
 from open_clip_mdc.text.special_tokens import target_tokens
 
 BATCH = 64
@@ -96,7 +95,7 @@ def spoken(loaded: PretrainedCaptioner, image: Tensor, text: Tensor) -> Decoded:
 
 def hits(loaded: PretrainedCaptioner, scenes: list[dict]) -> list[list[tuple[str, list[float]]]]:
     """Return the words of each image, each with its kind and its hits: chance, the middle, any object, layers."""
-    shape, tokenizer, results = grid(loaded.model.visual), loaded.tokenizer, []
+    shape, tokenizer, results = loaded.model.tower.grid, loaded.tokenizer, []
     pairs = ((loaded.transform(decode_image(BytesIO(scene["image"]))), tokenizer(scene["caption"])[0])
              for scene in scenes)
     for image, text in batched(pairs, BATCH):

@@ -34,8 +34,8 @@ from open_clip_mdc.integration.configs import is_captioner
 from open_clip_mdc.integration.patches import register
 from open_clip_mdc.integration.pretrained import default_device
 from open_clip_mdc.models.captioner import Captioner
-from open_clip_mdc.objectives.base import stratified_uniform
 from open_clip_mdc.objectives.loss import CaptionLoss
+from open_clip_mdc.objectives.times import stratified_uniform
 from open_clip_mdc.progress import progress_bar
 from open_clip_mdc.text.packing import pack
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch.utils.data import DataLoader
 
-from open_clip_mdc.objectives.base import CaptionCfg
+from open_clip_mdc.objectives.config import CaptionCfg
 
 from ..flags import DECODING, Flags, cloze_options, decoding_options, retrieval_options, scoring_options
 from ..job import Job

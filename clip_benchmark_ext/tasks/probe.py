@@ -13,7 +13,7 @@ from sklearn.metrics import balanced_accuracy_score
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from open_clip_mdc.models import encoder
+from open_clip_mdc.models.towers import tower
 
 from ..job import Job
 from ..token_cache import Encode, TokenCache
@@ -35,7 +35,7 @@ def encode_fn(job: Job, kind: str) -> Encode:
         return (tokens.mean(1) if kind == "gap" else extra[:, 0]).float()
 
     def encode(images: Tensor) -> dict[str, Tensor]:
-        layers, floor = encoder.layers(trained, images), encoder.layers(untrained, images)[-1]
+        layers, floor = tower(trained).layers(images), tower(untrained).layers(images)[-1]
         size = [min(PIXELS, side) for side in images.shape[2:]]
         return {**{f"layer.{number}": feature(*layer) for number, layer in enumerate(layers, 1)},
                 "tokens": layers[-1][0].half(), "untrained.tokens": floor[0].half(), "untrained": feature(*floor),
@@ -93,7 +93,7 @@ def by_attention(job: Job, splits: Splits, name: str, classes: int) -> tuple[dic
 def run(job: Job, batches: DataLoader) -> dict:
     """Return the accuracies of all probes by row ("", "layer_1/", ..., "untrained/", "pixels/"), and items."""
     kind = job.flags.feature or job.model.feature
-    if kind == "cls" and not encoder.has_class_token(job.model.trained) or kind == "pooled":
+    if kind == "cls" and not tower(job.model.trained).has_class_token or kind == "pooled":
         raise ValueError(f"--feature {kind} cannot be probed here: give gap, or cls for a tower with a class token")
     splits = load_splits(job, batches, encode_fn(job, kind), kind)
     targets = splits.test.column("targets")

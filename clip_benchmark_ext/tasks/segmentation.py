@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from open_clip_mdc.models import encoder
+from open_clip_mdc.models.towers import patch_tokens, tower
 
 from ..datasets.masks import VOID
 from ..job import Job
@@ -30,11 +30,11 @@ GROUPS = 20  # of the jackknife
 def encode_fn(job: Job) -> Encode:
     """Return the function from images to the patch tokens of both towers and the pixels of the patches."""
     trained, untrained = job.model.trained, job.model.untrained
-    grid = encoder.grid(trained)
+    grid = tower(trained).grid
 
     def encode(images: Tensor) -> dict[str, Tensor]:
-        return {"tokens": encoder.patch_tokens(trained, images).half(),
-                "untrained": encoder.patch_tokens(untrained, images).half(), "pixels": patches(images, grid).half()}
+        return {"tokens": patch_tokens(trained, images).half(),
+                "untrained": patch_tokens(untrained, images).half(), "pixels": patches(images, grid).half()}
 
     return encode
 
@@ -102,7 +102,7 @@ def by_head(job: Job, splits: Splits, name: str, classes: int, grid: tuple[int, 
 
 def run(job: Job, batches: DataLoader) -> dict:
     """Return mIoU, pixel accuracy, their standard errors and the IoUs by row ("", "untrained/", "pixels/")."""
-    names, grid = batches.dataset.classes, encoder.grid(job.model.trained)
+    names, grid = batches.dataset.classes, tower(job.model.trained).grid
     splits = load_splits(job, batches, encode_fn(job), "patches and masks")
     metrics: dict = {"grid": list(grid), "held_out": len(splits.val), "images": len(splits.test),
                      "epochs": job.args.fewshot_epochs, "seed": job.args.seed}

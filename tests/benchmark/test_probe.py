@@ -17,7 +17,7 @@ from clip_benchmark_ext.table import markdown, read_results
 from clip_benchmark_ext.tasks import heads, probe
 from clip_benchmark_ext.tasks.knn import knn_votes
 from open_clip_mdc.integration import checkpoints
-from open_clip_mdc.models import encoder
+from open_clip_mdc.models.towers import patch_tokens, tower
 
 CLASSES = ["red", "blue", "green"]
 
@@ -98,23 +98,23 @@ TOWERS = [dict(image_size=32, patch_size=8, width=64, head_width=32, layers=3),
 @pytest.mark.parametrize("vision", TOWERS, ids=["native", "timm's ViT", "feature maps"])
 def test_the_sweep_is_a_forward_pass_of_its_own_for_each_layer(vision):
     torch.manual_seed(0)
-    tower = towers.build({"vision_cfg": vision}, None, False)
+    visual = towers.build({"vision_cfg": vision}, None, False)
     image = torch.randn(2, 3, vision["image_size"], vision["image_size"])
-    job = Namespace(model=Namespace(trained=tower, untrained=tower))
+    job = Namespace(model=Namespace(trained=visual, untrained=visual))
     found = probe.encode_fn(job, "gap")(image)
     layers = [x for name, x in found.items() if name.startswith("layer.")]
-    torch.testing.assert_close(layers[-1], encoder.patch_tokens(tower, image).mean(1))
-    torch.testing.assert_close(found["tokens"].float(), encoder.patch_tokens(tower, image), atol=2e-3, rtol=1e-3)
+    torch.testing.assert_close(layers[-1], patch_tokens(visual, image).mean(1))
+    torch.testing.assert_close(found["tokens"].float(), patch_tokens(visual, image), atol=2e-3, rtol=1e-3)
     if "convnext" in str(vision):  # with hooks on timm's stages
         maps = []
-        hooks = [stage.register_forward_hook(lambda _, __, x: maps.append(x)) for stage in tower.trunk.stages]
-        tower.trunk(image)
+        hooks = [stage.register_forward_hook(lambda _, __, x: maps.append(x)) for stage in visual.trunk.stages]
+        visual.trunk(image)
         assert len(hooks) == len(maps) == len(layers) - 1
         expected = [F.layer_norm(x.permute(0, 2, 3, 1), (x.shape[1],)).mean((1, 2)) for x in maps]
     else:
-        expected = [encoder.features(tower, image, "gap", layer) for layer in range(encoder.num_layers(tower) - 1)]
+        expected = [tower(visual).features(image, "gap", layer) for layer in range(tower(visual).num_layers - 1)]
         cls = probe.encode_fn(job, "cls")(image)
-        torch.testing.assert_close(cls["layer.1"], encoder.features(tower, image, "cls", 0))
+        torch.testing.assert_close(cls["layer.1"], tower(visual).features(image, "cls", 0))
     assert len(expected) == len(layers) - 1 >= 2
     for layer, own in zip(layers, expected, strict=False):
         torch.testing.assert_close(layer, own)
@@ -201,7 +201,7 @@ def test_a_clip_model_is_probed_by_its_class_token_before_the_projection(data, t
                                   skip_load=False), None)
     image = torch.randn(2, 3, 48, 48)
     with torch.no_grad():
-        torch.testing.assert_close(encoder.features(found.trained, image, "cls") @ model.visual.proj,
+        torch.testing.assert_close(tower(found.trained).features(image, "cls") @ model.visual.proj,
                                    model.encode_image(image))
 
 
@@ -217,9 +217,9 @@ def test_an_encoder_of_timm_at_another_size_and_an_untrained_one_by_its_seed(dat
     image = torch.randn(2, 3, 160, 160)
     with torch.no_grad():
         expected = trunk.eval().forward_features(image)
-        torch.testing.assert_close(encoder.patch_tokens(found.trained, image), expected[:, 1:])
-        other = [encoder.patch_tokens(towers.load(args, None).untrained, image) for args.seed in (0, 1)]
-        assert torch.equal(other[0], encoder.patch_tokens(found.untrained, image))
+        torch.testing.assert_close(patch_tokens(found.trained, image), expected[:, 1:])
+        other = [patch_tokens(towers.load(args, None).untrained, image) for args.seed in (0, 1)]
+        assert torch.equal(other[0], patch_tokens(found.untrained, image))
         assert not torch.allclose(other[0], other[1]) and not torch.allclose(other[0], expected[:, 1:])
 
 
@@ -258,6 +258,6 @@ def test_an_encoder_of_transformers_is_probed_by_its_own_tokens(tmp_path):
                         None)
     image = torch.randn(2, 3, 224, 224)
     expected = model.eval()(image).last_hidden_state
-    torch.testing.assert_close(encoder.patch_tokens(found.trained, image), expected[:, 1:], atol=1e-3, rtol=1e-3)
-    torch.testing.assert_close(encoder.features(found.trained, image, "cls"), expected[:, 0], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(patch_tokens(found.trained, image), expected[:, 1:], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(tower(found.trained).features(image, "cls"), expected[:, 0], atol=1e-3, rtol=1e-3)
     assert found.preprocess.mean == [0.5, 0.4, 0.3] and found.preprocess.std == [0.2, 0.3, 0.4]

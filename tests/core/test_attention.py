@@ -6,7 +6,6 @@ from conftest import images, tiny_captioner
 from sklearn.decomposition import PCA
 
 from open_clip_mdc.decoding.attention_maps import principal_components, word_maps
-from open_clip_mdc.models.encoder import grid
 from open_clip_mdc.text.special_tokens import mask_id, sot_id
 
 
@@ -74,7 +73,7 @@ def test_maps_leave_nothing_behind():
     model, image = tiny_captioner(), images(1)
     word_maps(model, image, decoded(model, image, length=2))
     assert not any(block.cross_q._forward_hooks for block in model.text.blocks)
-    assert grid(model.visual) == (4, 4)
+    assert model.tower.grid == (4, 4)
 
 
 def test_principal_components_are_scikit_learns_up_to_sign():

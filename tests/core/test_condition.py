@@ -6,9 +6,10 @@ import torch
 from conftest import VOCAB, captions, images, tiny_captioner
 
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
-from open_clip_mdc.models import encoder
-from open_clip_mdc.objectives.base import CaptionCfg, mask_condition
+from open_clip_mdc.models.towers import tower
+from open_clip_mdc.objectives.config import CaptionCfg
 from open_clip_mdc.objectives.loss import CaptionLoss
+from open_clip_mdc.objectives.times import mask_condition
 
 MASKED = dict(condition_drop=0.5, condition_mask=0.3)
 ZEROS = dict(condition_drop=0.5, condition_mask=1.0, condition_zeros=True)
@@ -73,7 +74,7 @@ def test_timm_towers_know_their_patches_and_dropped_ones_are_not_missed():
     vision = dict(timm_model_name="vit_tiny_patch16_224", timm_model_pretrained=False, timm_pool="", timm_proj="none")
     text = dict(context_length=12, vocab_size=VOCAB, width=32, heads=2, layers=1)
     model = Captioner(None, vision, text, dict(objective="mdc", **MASKED)).train()
-    assert encoder.num_patches(model.visual) == 196 == model.encode_image_tokens(images(1, 224)).shape[1]
+    assert tower(model.visual).num_patches == 196 == model.encode_image_tokens(images(1, 224)).shape[1]
     CaptionLoss()(**model(images(2, 224), captions([5, 9]))).backward()
     vision = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=1, patch_dropout=0.5)
     model = Captioner(64, vision, text, dict(objective="mdc", **MASKED)).train()

@@ -16,7 +16,8 @@ from training import MAIN, TORCHRUN, equal, losses, open_clip_train, open_clip_t
 
 import open_clip_mdc
 from clip_benchmark_ext import cli
-from open_clip_mdc.integration.factory import OpenCLIPCaptioner, OpenCLIPContrastiveCaptioner
+from open_clip_mdc.extras.contrastive import ContrastiveLoss, OpenCLIPContrastiveCaptioner
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner
 from open_clip_mdc.integration.problems import find_captioner_problem
 from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.objectives.loss import CaptionLoss
@@ -48,7 +49,7 @@ def test_the_contrastive_half_is_clips_own_and_what_cosines_say():
     for mine, its in ((model.encode_image(image), clip_of(model).encode_image(image)),
                       (model.encode_text(text, normalize=True), theirs["text_features"])):
         torch.testing.assert_close(mine, its)
-    ours = CaptionLoss(ClipLoss(), 0.25)(**out, output_dict=True)["contrastive_loss"]
+    ours = ContrastiveLoss(ClipLoss(), 0.25)(**out, output_dict=True)["contrastive_loss"]
     cosines = F.cosine_similarity(model.encode_image(image)[:, None], model.encode_text(text)[None], dim=-1)
     by_hand = -sum(math.log(math.exp(row[i] / 0.07) / sum(math.exp(x / 0.07) for x in row))
                    for table in (cosines, cosines.T) for i, row in enumerate(table.tolist())) / 10
@@ -62,7 +63,7 @@ def test_the_captions_half_is_the_captioners_to_the_last_bit_from_the_first_weig
     mixed, image, text = tiny(objective), images(5), captions([4, 7, 9, 3, 6])
     assert all(torch.equal(mixed.state_dict()[name], x) for name, x in plain.state_dict().items())
     terms = []
-    for model, loss in ((plain, CaptionLoss()), (mixed, CaptionLoss(ClipLoss(), 3.0))):
+    for model, loss in ((plain, CaptionLoss()), (mixed, ContrastiveLoss(ClipLoss(), 3.0))):
         torch.manual_seed(1)
         terms.append(loss(**model(image, text), output_dict=True))
     assert terms[0].keys() < terms[1].keys() == {*terms[0], "contrastive_loss"}
@@ -89,7 +90,7 @@ def test_an_image_is_encoded_once_and_the_text_tower_reads_up_to_the_longest_cap
 def test_sigmoid_loss_has_its_bias_and_equals_openclips():
     model, image, text = tiny(init_logit_scale=math.log(10), init_logit_bias=-10), images(3), captions([4, 7, 9])
     out = model(image, text)
-    ours = CaptionLoss(SigLipLoss())(**out, output_dict=True)["contrastive_loss"]
+    ours = ContrastiveLoss(SigLipLoss())(**out, output_dict=True)["contrastive_loss"]
     cosines = out["image_features"] @ out["text_features"].T
     by_hand = -F.logsigmoid((2 * torch.eye(3) - 1) * (10 * cosines - 10)).sum() / 3
     torch.testing.assert_close(ours, by_hand)
@@ -103,7 +104,7 @@ def test_autocast_keeps_the_losses_near():
         torch.manual_seed(0)
         model.seed_t(0)
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            found.append(CaptionLoss(ClipLoss())(**model(image, text), output_dict=True))
+            found.append(ContrastiveLoss(ClipLoss())(**model(image, text), output_dict=True))
     for name, x in found[0].items():
         torch.testing.assert_close(found[1][name].float(), x, atol=0.05, rtol=0.05)
 
@@ -131,7 +132,7 @@ def gradients(kind: str, rank: int = 0, world: int = 1) -> dict[str, torch.Tenso
         local_loss=kind == "local", gather_with_grad=kind != "alone", **flags)
     ddp = torch.nn.parallel.DistributedDataParallel(model) if world > 1 else model
     image, text = images(8)[rank::world], captions([4, 4, 7, 7, 9, 9, 3, 3])[rank::world]
-    sum(CaptionLoss(loss, 0.5)(**ddp(image, text), output_dict=True).values()).backward()
+    sum(ContrastiveLoss(loss, 0.5)(**ddp(image, text), output_dict=True).values()).backward()
     return {name: p.grad for name, p in model.named_parameters()}
 
 

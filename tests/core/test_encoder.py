@@ -10,7 +10,8 @@ from open_clip.model import CLIPVisionCfg
 
 import open_clip_mdc
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
-from open_clip_mdc.models import encoder
+from open_clip_mdc.models import towers
+from open_clip_mdc.models.towers import tower
 from open_clip_mdc.objectives.loss import CaptionLoss
 
 NATIVE = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2)
@@ -84,9 +85,9 @@ def test_the_last_map_of_a_convolutional_tower_is_its_tokens(vision_cfg, feature
     mean, variance = found.mean(-1, keepdim=True), found.var(-1, unbiased=False, keepdim=True)
     tokens = model.encode_image_tokens(image)
     torch.testing.assert_close(tokens, (found - mean) / (variance + 1e-5).sqrt(), atol=1e-4, rtol=1e-4)
-    assert tokens.shape[1] == 4 == encoder.num_patches(model.visual) and encoder.grid(model.visual) == (2, 2)
-    assert torch.equal(encoder.features(model.visual, image, "patches"), tokens)
-    assert not encoder.has_class_token(model.visual) and encoder.num_layers(model.visual) == 1
+    assert tokens.shape[1] == 4 == tower(model.visual).num_patches and tower(model.visual).grid == (2, 2)
+    assert torch.equal(tower(model.visual).features(image, "patches"), tokens)
+    assert not tower(model.visual).has_class_token and tower(model.visual).num_layers == 1
     assert_trains_whole(model.train(), image)
 
 
@@ -101,27 +102,27 @@ def test_maps_with_channels_last_are_read_row_by_row():
 def test_every_image_tower_of_openclip_gives_tokens_and_has_no_parameter_too_much():
     """On tensors without data. A tower of timm is looked at once, whatever the size of its images."""
     open_clip_mdc.register()
-    towers = {}
+    found = {}
     for base in open_clip.list_models():
         config = open_clip.get_model_config("MDC-" + base)
         if config is not None:
             vision_cfg = config["vision_cfg"]
             name = vision_cfg.get("timm_model_name") or json.dumps(vision_cfg, sort_keys=True)
-            towers.setdefault(re.sub(r"_\d+$", "", name), vision_cfg)
+            found.setdefault(re.sub(r"_\d+$", "", name), vision_cfg)
     kinds = set()
-    for name, vision_cfg in towers.items():
+    for name, vision_cfg in found.items():
         with torch.device("meta"):
-            visual = encoder.build(CLIPVisionCfg(**vision_cfg))  # which ends where a tower gives no tokens
+            visual = towers.build(CLIPVisionCfg(**vision_cfg))  # which ends where a tower gives no tokens
         kind = type(getattr(visual, "trunk", visual))
         if kind in kinds:
             continue
         kinds.add(kind)
         size = visual.image_size if isinstance(visual.image_size, tuple) else (visual.image_size,) * 2
-        tokens = encoder.patch_tokens(visual, torch.empty(1, 3, *size, device="meta"))
-        assert tokens.shape == (1, encoder.num_patches(visual), encoder.width(visual)), name
+        tokens = towers.patch_tokens(visual, torch.empty(1, 3, *size, device="meta"))
+        assert tokens.shape == (1, tower(visual).num_patches, tower(visual).width), name
         tokens.sum().backward()
         assert not [n for n, p in visual.named_parameters() if p.grad is None], name
-    assert len(towers) > 60 and len(kinds) > 7
+    assert len(found) > 60 and len(kinds) > 7
 
 
 @pytest.mark.parametrize("name, size, grid", [
@@ -129,7 +130,7 @@ def test_every_image_tower_of_openclip_gives_tokens_and_has_no_parameter_too_muc
 def test_timm_is_told_the_size_of_images(name, size, grid):
     model = Captioner(None, timm_tower(name, size), DECODER, dict(objective="mdc"))
     assert model.encode_image_tokens(images(1, size)).shape[1] == grid[0] * grid[1]
-    assert encoder.grid(model.visual) == grid
+    assert tower(model.visual).grid == grid
 
 
 @pytest.mark.parametrize("name, size, grid", [
@@ -138,10 +139,10 @@ def test_timm_is_told_the_size_of_images(name, size, grid):
 def test_tokens_go_row_by_row_over_an_image_of_another_size_that_is_no_square(name, size, grid):
     """The pixels that move a token most, by the gradient, are those of its own place, for every place."""
     torch.manual_seed(0)
-    visual = encoder.build(CLIPVisionCfg(**timm_tower(name, size))).eval()
+    visual = towers.build(CLIPVisionCfg(**timm_tower(name, size))).eval()
     image = torch.randn(1, 3, *size, requires_grad=True)
-    tokens = encoder.patch_tokens(visual, image)[0]
-    assert encoder.grid(visual) == grid and len(tokens) == grid[0] * grid[1]
+    tokens = towers.patch_tokens(visual, image)[0]
+    assert tower(visual).grid == grid and len(tokens) == grid[0] * grid[1]
     direction = torch.randn(tokens.shape[1])  # a plain sum is the same whatever a normalised token is
     found = [torch.autograd.grad(token @ direction, image, retain_graph=True)[0].square().sum(1) for token in tokens]
     cells = torch.nn.functional.adaptive_avg_pool2d(torch.cat(found), grid).flatten(1)

@@ -20,12 +20,13 @@ from open_clip_mdc.integration.openclip import MAJOR
 # Lists the images that the tower sees in each pass of training, 0 if it gets tokens, validation apart.
 COUNTED = """
 import json, sys, torch
-from open_clip_mdc.models import encoder
-seen, real = [], encoder.patch_tokens
+from open_clip_mdc.models import towers
+from open_clip_mdc.models.towers import tower
+seen, real = [], towers.patch_tokens
 def counted(visual, image, masked=None):
     seen.append(len(image) if image.ndim == 4 else 0)
     return real(visual, image, masked)
-encoder.patch_tokens = counted
+towers.patch_tokens = counted
 from open_clip_mdc.train import main
 assert not main(sys.argv[2:])
 open(sys.argv[1], "w").write(json.dumps(seen))

@@ -17,8 +17,9 @@ KILLED = 3  # batches: rank 1, with two of the shards, is within its second one
 # images that the tower of this rank saw.
 RUNS = """
 import json, os, signal, sys, time, torch
-from open_clip_mdc.models import encoder
-seen, real = [], encoder.patch_tokens
+from open_clip_mdc.models import towers
+from open_clip_mdc.models.towers import tower
+seen, real = [], towers.patch_tokens
 rank = int(os.environ["RANK"])
 def counted(visual, image, masked=None):
     seen.append(len(image) if image.ndim == 4 else 0)
@@ -27,7 +28,7 @@ def counted(visual, image, masked=None):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(600)  # torchrun ends this one, however late it sees that the other is dead
     return real(visual, image, masked)
-encoder.patch_tokens = counted
+towers.patch_tokens = counted
 from open_clip_mdc.train import main
 counts = {}
 for argv in json.loads(sys.argv[2]):

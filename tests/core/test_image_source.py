@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from training import open_clip_train, weights
 
 import open_clip_mdc
-from open_clip_mdc.models import encoder
+from open_clip_mdc.models import towers as of_models
 
 transformers = pytest.importorskip("transformers")
 
@@ -92,7 +92,7 @@ def test_a_clip_model_of_openclip(tmp_path, saved_as):
 
 @torch.no_grad()
 def test_a_coca_model_by_the_norm_before_its_pooling(tmp_path):
-    visual = random(encoder._build_vision_tower(32, open_clip.get_model_config("tiny-coca")["vision_cfg"]))
+    visual = random(of_models._build_vision_tower(32, open_clip.get_model_config("tiny-coca")["vision_cfg"]))
     torch.save({f"visual.{name}": x for name, x in visual.state_dict().items()}, tmp_path / "coca.pt")
     image, seen = images(2, 32), []
     visual.attn_pool.ln_k.register_forward_hook(lambda module, given, output: seen.append(output))
@@ -244,15 +244,15 @@ def refusal(base: str, source, **options) -> str:
     return str(error.value)
 
 
-def test_what_does_not_fit_is_one_line_that_names_the_tower_which_would(tmp_path):
+def test_what_does_not_fit_is_one_line_that_names_the_first_difference(tmp_path):
     clip = open_clip.create_model("tiny-wide")
     torch.save(clip.state_dict(), tmp_path / "wide.pt")
     said = refusal("tiny", tmp_path / "wide.pt")
     assert f"--pretrained-image {tmp_path / 'wide.pt'} does not fit the image tower of MDC-tiny: its " in said
-    assert "is [64], here [32]" in said and said.endswith(". --model MDC-tiny-wide would fit")
+    assert "is [64], here [32]" in said and said.endswith(". Give weights of the same encoder")
     save_file(timm.create_model("test_resnet", num_classes=0).state_dict(), tmp_path / "test_resnet.safetensors")
     said = refusal("tiny", tmp_path / "test_resnet.safetensors")
-    assert "it lacks class_embedding and" in said and said.endswith("--model MDC-timm-test_resnet would fit")
+    assert "it lacks class_embedding and" in said and said.endswith(". Give weights of the same encoder")
     torch.save({**clip.visual.state_dict(), "register": torch.ones(1)}, tmp_path / "more.pt")
     said = refusal("tiny-wide", tmp_path / "more.pt")
     assert said.endswith("it has too much register. Give weights of the same encoder")
@@ -268,7 +268,7 @@ def test_an_encoder_that_computes_another_thing_with_the_same_weights_is_refused
         config = transformers.CLIPVisionConfig(**SIZES | options)
         transformers.CLIPVisionModel(config).save_pretrained(tmp_path / "clip")
         found = refusal("tiny", tmp_path / "clip")
-        assert said in found and ("--model MDC-tiny-quickgelu would fit" in found) == (not options)
+        assert said in found
 
 
 @pytest.mark.parametrize("source, said", [
@@ -336,4 +336,4 @@ def test_a_run_from_a_clip_model_starts_at_its_tower_and_remembers_mean_and_std(
     refused = open_clip_train(*flags, "--pretrained-image", folder, logs=tmp_path, name="other", model="MDC-ViT-Ti-16",
                               check=False)
     assert refused.returncode and refused.stderr.strip().splitlines()[-1].startswith("error: --pretrained-image ")
-    assert "--model MDC-ViT-Ti-8 would fit" in refused.stderr and not (tmp_path / "other").exists()
+    assert "Give weights of the same encoder" in refused.stderr and not (tmp_path / "other").exists()

@@ -85,7 +85,7 @@ def test_names():
 @pytest.mark.parametrize("flags, words", [
     (("--lock-image",), "--lock-image locks an untrained image tower: give --pretrained-image RUN"),
     (("--model", "ViT-B-32"), "is for captioners and LiT-ViT-B-32"),
-    (("--model", "LiT-ViT-B-32"), "--model LiT-ViT-Ti-8 would fit"),
+    (("--model", "LiT-ViT-B-32"), "It is the tower of MDC-ViT-Ti-8"),
 ])
 def test_what_cannot_work_is_one_line(tmp_path, flags, words):
     source = () if flags[0] == "--lock-image" else ("--pretrained-image", run_folder(tmp_path / "run", "MDC-ViT-Ti-8"))

@@ -14,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import open_clip_mdc
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
-from open_clip_mdc.models import captioner as model_module
 from open_clip_mdc.models.decoder import pad, unpad
-from open_clip_mdc.objectives.base import stratified_uniform
+from open_clip_mdc.objectives import loss as loss_module
 from open_clip_mdc.objectives.loss import CaptionLoss
+from open_clip_mdc.objectives.times import stratified_uniform
 from open_clip_mdc.text.packing import Captions, Packed, pack, pack_tokens, predictor_index
 from open_clip_mdc.text.special_tokens import target_tokens, valid_tokens
 
@@ -94,7 +94,7 @@ def test_chunks_of_the_vocabulary_loss_change_nothing(objective, monkeypatch):
     prepared, image = model.prepare(captions([2, 5, 12, 7, 3, 12, 12])), images(7)
     results = []
     for rows in (4096, 5, 1):
-        monkeypatch.setattr(model_module, "LOSS_ROWS", rows)
+        monkeypatch.setattr(loss_module, "LOSS_ROWS", rows)
         model.zero_grad()
         out = model(image, prepared)
         CaptionLoss()(**out).backward()
@@ -104,7 +104,7 @@ def test_chunks_of_the_vocabulary_loss_change_nothing(objective, monkeypatch):
 
 
 def test_chunks_hold_the_logits_of_one_chunk_only(monkeypatch):
-    monkeypatch.setattr(model_module, "LOSS_ROWS", 4)
+    monkeypatch.setattr(loss_module, "LOSS_ROWS", 4)
     model, rows = tiny_captioner("arc").train(), []
     model.text.output.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
     training_step(model, images(5), model.prepare(captions([12] * 5)))

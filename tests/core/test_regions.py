@@ -5,10 +5,11 @@ import torch
 from conftest import VOCAB, captions, images
 
 import open_clip_mdc
+from open_clip_mdc.extras.regions import RegionTower, split
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
-from open_clip_mdc.models import encoder
-from open_clip_mdc.models.regions import RegionTower, split
+from open_clip_mdc.models import towers
+from open_clip_mdc.models.towers import tower
 from open_clip_mdc.objectives.loss import CaptionLoss
 
 NATIVE = dict(image_size=16, patch_size=8, width=64, head_width=32, layers=2)
@@ -50,13 +51,13 @@ def test_tokens_are_those_of_the_same_tower_on_each_region_plus_its_embedding(vi
     assert tuple(model.visual.image_size) == (grid * side, grid * side)
     image = images(2, grid * side)
     tokens = model.encode_image_tokens(image)
-    assert tokens.shape[1] == (1 + grid ** 2) * patches == encoder.num_patches(model.visual)
+    assert tokens.shape[1] == (1 + grid ** 2) * patches == tower(model.visual).num_patches
     for i in range(2):
         for region in range(1 + grid ** 2):
             y, x = divmod(region - 1, grid)
             seen = torch.nn.functional.interpolate(image[i:i + 1], side, mode="area") if region == 0 else \
                 image[i:i + 1, :, y * side:(y + 1) * side, x * side:(x + 1) * side]
-            expected = encoder.patch_tokens(model.visual.tower, seen)[0] + model.visual.region_embedding[region]
+            expected = towers.patch_tokens(model.visual.tower, seen)[0] + model.visual.region_embedding[region]
             torch.testing.assert_close(tokens[i, region * patches:(region + 1) * patches], expected, rtol=1e-4,
                                        atol=1e-4)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import VOCAB, captions, images, tiny_captioner
 
-from open_clip_mdc.objectives.base import CaptionCfg
+from open_clip_mdc.objectives.config import CaptionCfg
 from open_clip_mdc.objectives.registry import OBJECTIVES
 from open_clip_mdc.text.packing import pack
 

@@ -95,8 +95,8 @@ import torch, torch.distributed as dist
 from conftest import VOCAB, captions, images, untrained_captioner
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from open_clip_mdc import register
-from open_clip_mdc.integration.openclip4 import CaptionTask
-from open_clip_mdc.objectives.base import stratified_uniform
+from open_clip_mdc.integration.caption_task import CaptionTask
+from open_clip_mdc.objectives.times import stratified_uniform
 from open_clip_mdc.objectives.loss import CaptionLoss
 from open_clip_mdc.text.packing import pack
 

@@ -16,7 +16,7 @@ from experiments import commands
 from experiments.tables import paper, scales
 from experiments.tables.paper_tables import TABLES, Run
 from open_clip_mdc.integration.patches import register
-from open_clip_mdc.objectives.base import CaptionCfg
+from open_clip_mdc.objectives.config import CaptionCfg
 from open_clip_mdc.objectives.registry import OBJECTIVES
 
 NAMES = list(runner.TITLES)

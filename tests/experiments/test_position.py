@@ -21,7 +21,7 @@ from experiments.tables import position as tables
 from experiments.tables.scales import POSITION
 from open_clip_mdc import cli, register
 from open_clip_mdc.likelihood.log_likelihood import mean_image
-from open_clip_mdc.objectives.base import CaptionCfg
+from open_clip_mdc.objectives.config import CaptionCfg
 from open_clip_mdc.objectives.registry import OBJECTIVES
 from open_clip_mdc.scenes import mentions as world
 from open_clip_mdc.text.packing import NoisedCaptions

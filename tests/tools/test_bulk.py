@@ -19,7 +19,6 @@ from open_clip_mdc.bulk.locks import Locks
 from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.pretrained import load
-from open_clip_mdc.models import encoder
 
 pq = pytest.importorskip("pyarrow.parquet")
 from open_clip_mdc.bulk.tables import read_about  # noqa: E402
@@ -76,7 +75,7 @@ def test_a_table_has_the_captions_that_the_jsonl_file_has(place, tmp_path, capsy
 def test_features_of_an_inner_layer_are_those_of_the_python_api_and_go_into_a_folder_of_their_own(place, tmp_path):
     argv = (shards(place, 0), "--out", tmp_path / "f", "--kind", "cls")
     assert run("embed", place, *argv, "--layer", 0) is None
-    layers = encoder.num_layers((model := load(place / "run", device="cpu")).model.visual)
+    layers = (model := load(place / "run", device="cpu")).model.tower.num_layers
     found = pq.read_table(tmp_path / "f" / "000.parquet")["feature"].combine_chunks().to_numpy_ndarray()
     images = [Image.open(io.BytesIO(png(i))) for i in range(5)]
     expected = model.features(images, kind="cls", layer=0)

@@ -118,7 +118,7 @@ def test_a_normalization_of_no_use_is_refused(out, tmp_path, name, value):
     config = json.loads((tmp_path / "own" / "open_clip_config.json").read_text())
     config["preprocess_cfg"][name] = value
     (tmp_path / "own" / "open_clip_config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=f"preprocess_cfg.{name} is .* should be three numbers"):
+    with pytest.raises(ValueError, match=f"its image {name} is .*, not three numbers"):
         open_clip_mdc.load(tmp_path / "own")
 
 

@@ -73,7 +73,7 @@ def test_logits_of_a_batch_are_held_chunk_by_chunk(monkeypatch):
     hidden, ids = torch.randn(1024, width, requires_grad=True), torch.randint(4096, (1024,))
     predicted = Predicted(ids, ids, ids, ids.roll(1), torch.full((1024,), 0.5), torch.ones(1024))
     for rows in (1024, 256):
-        monkeypatch.setattr("open_clip_mdc.models.captioner.LOSS_ROWS", rows)
+        monkeypatch.setattr("open_clip_mdc.objectives.loss.LOSS_ROWS", rows)
         with Bytes() as watch:
             model.token_loss(hidden, predicted).sum().backward()
         peaks[rows] = watch.peak

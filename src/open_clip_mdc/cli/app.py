@@ -29,7 +29,6 @@ from ..decoding.confidence import tokenize_with_masks
 from ..decoding.generate import default_length
 from ..decoding.options import MASKS, readable
 from ..integration.pretrained import PretrainedCaptioner, describe_captions
-from ..models.encoder import grid
 from .page import card, legend, printable, render_page, thumbnail
 from .shared import load_captioner
 
@@ -71,7 +70,7 @@ class Demo:
         seen = self.loaded.pil_image(image[0])
         steps = render_page("Steps", {}, legend(), [card({**row, "image": ""}, thumbnail(seen))], [])
         words = [token["token"].strip() for token in row["tokens"] if token["step"] is not None]
-        maps = [highlight(seen, x.mean((0, 1)).view(grid(model.visual)))
+        maps = [highlight(seen, x.mean((0, 1)).view(model.tower.grid))
                 for x in word_maps(model, image, decoded)[0].attention]
         frame = f'<iframe title="Steps of the caption" sandbox srcdoc="{escape(steps)}"></iframe>'
         return printable(row["caption"]) or "(no words)", frame, list(map(printable, words)), maps

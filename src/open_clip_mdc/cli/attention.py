@@ -20,7 +20,6 @@ from ..decoding.confidence import tokenize_with_masks
 from ..decoding.options import MASKS, readable
 from ..errors import complain, plural
 from ..integration.pretrained import describe_captions
-from ..models.encoder import grid
 from .page import CARDS, printable, shown, shown_lines, shown_model, thumbnail, write_page
 from .shared import check_length, load_captioner
 
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     elif args.length:
         options["length"] = args.length
     names, rows, images, overlays, tokens, skipped = [], [], [], [], [], []
-    shape = grid(model.visual)
+    shape = model.tower.grid
     for batch in Images(paths, loaded.transform, BATCH, args.limit).loader(workers=0):
         skipped += map(printable, batch.problems)
         if not batch.new:

@@ -19,14 +19,13 @@ import torch
 from ..bulk import units as bulk
 from ..data.images import Batch
 from ..integration.pretrained import PretrainedCaptioner
-from ..models import encoder
 from .shard_table import table_worker
 from .shared import load_captioner
 
 
 def feature_columns(loaded: PretrainedCaptioner, kind: str, layer: int, batch: Batch) -> dict:
     with torch.inference_mode(), loaded.autocast():
-        feature = encoder.features(loaded.model.visual, batch.image, kind, layer).float().cpu().numpy()
+        feature = loaded.model.tower.features(batch.image, kind, layer).float().cpu().numpy()
     feature = feature.astype("float32" if loaded.precision == "fp32" else "float16")
     return {"feature": pa.FixedShapeTensorArray.from_numpy_ndarray(feature)}
 
@@ -36,8 +35,8 @@ def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
     size = loaded.model.visual.image_size
     image = torch.zeros(1, 3, *(size if isinstance(size, (tuple, list)) else (size, size)), device=loaded.device)
     with torch.inference_mode():
-        shape = encoder.features(loaded.model.visual, image, args.feature, args.layer).shape[1:]
-    layers = encoder.num_layers(loaded.model.visual)
+        shape = loaded.model.tower.features(image, args.feature, args.layer).shape[1:]
+    layers = loaded.model.tower.num_layers
     layer = args.layer % layers
     number = pa.float32() if loaded.precision == "fp32" else pa.float16()
     schema = pa.schema([("key", pa.string()), ("feature", pa.fixed_shape_tensor(number, shape))])

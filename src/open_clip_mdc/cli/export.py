@@ -34,7 +34,7 @@ from ..data.paths import for_shell
 from ..integration.pretrained import PretrainedCaptioner, load
 from ..integration.runs import find
 from ..models import convert as conversion
-from ..models import encoder
+from ..models.towers import patch_tokens
 from ..text.vocabulary import write_merges
 from .model_card import model_card
 
@@ -47,7 +47,7 @@ PROGRAM = "encode_image.pt2"
 
 def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
     model, config = loaded.model, deepcopy(open_clip.get_model_config(model_name))
-    config["vision_cfg"]["image_size"] = list(encoder.region_tower(model.visual).image_size)
+    config["vision_cfg"]["image_size"] = list(model.tower.core.image_size)
     config["text_cfg"]["context_length"] = model.context_length
     config["quick_gelu"] = isinstance(model.text.blocks[0].mlp.gelu, QuickGELU)
     if model.logit_bias is not None:  # trained with --siglip
@@ -142,7 +142,7 @@ def compare(loaded: PretrainedCaptioner, tokens: Callable[[Tensor], Tensor],
                 raise ValueError(f"it would cut, pad or resize pictures that are not square in another way "
                                  f"(resize mode {visual.preprocess_cfg['resize_mode']}): pixels from 0 to 1 would "
                                  f"differ by {levels.max():.2g}")
-    expected = encoder.patch_tokens(visual, image)
+    expected = patch_tokens(visual, image)
     differences = [(tokens(image) - expected).abs().max()]
     if feature is not None:
         differences.append((feature(image) - expected.mean(1)).abs().max())

@@ -16,7 +16,7 @@ from ..data.markdown import markdown_table
 from ..data.text import read_text
 from ..integration.runs import find, params_file, read_params
 from ..models.captioner import Captioner
-from ..models.encoder import grid, num_patches, region_tower, width
+from ..models.towers import tower
 
 TEMPLATE = (resources.files("open_clip_mdc.cli") / "model_card.md.jinja").read_text(encoding="utf-8")
 # Flags that concern the machine, not the model.
@@ -62,8 +62,8 @@ def model_card(model: Captioner, args: argparse.Namespace, destinations: list[st
                licences: Sequence[str] = ()) -> str:
     name, weights, _ = find(args.pretrained, args.model)
     flags, rows = training_flags(weights), result_rows(args.results)
-    rows_of_patches, columns = grid(region_tower(model.visual))
-    regions = num_patches(model.visual) // (rows_of_patches * columns)
+    rows_of_patches, columns = tower(model.tower.core).grid
+    regions = model.tower.num_patches // (rows_of_patches * columns)
     patches = f"{regions} regions x " * (regions > 1) + f"{rows_of_patches} x {columns}"
     return Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False).from_string(
         TEMPLATE).render(
@@ -72,7 +72,7 @@ def model_card(model: Captioner, args: argparse.Namespace, destinations: list[st
         causal=model.causal, folder=args.push or Path(args.out).name, scheme="hf-hub" if args.push else "local-dir",
         local=not args.push, destinations=destinations, size=" x ".join(map(str, model.visual.image_size)),
         layout=map_layout(model.visual), normalised=getattr(model.visual, "has_last_norm", True),
-        width=width(model.visual), patches=patches, context=model.context_length,
+        width=model.tower.width, patches=patches, context=model.context_length,
         parameters=f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}",
         open_clip_version=metadata.version("open_clip_torch"),
         licences=", ".join(f"`{name}`" for name in licences),

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..models.captioner import Captioner
 from ..models.interface import ImageKV, Network, StepLogits
-from ..objectives.base import mask_condition
 from ..objectives.replace_process import make_schedule
+from ..objectives.times import mask_condition
 from ..text.special_tokens import caption_lengths, eot_id, sot_id, valid_tokens
 from .ancestral import denoise
 from .beam import beam_search, sample

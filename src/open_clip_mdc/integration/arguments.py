@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import number_from, read_flags
 from . import plugins
-from .configs import is_captioner, is_lit
+from .configs import has_patch_tower
 from .hook import hook
 
 
@@ -56,7 +56,7 @@ def parse_args(original, argv):
 
     from . import runs
     known = {}  # goes to the run's params.txt
-    if args.pretrained_image and (is_captioner(args.model) or is_lit(args.model)):
+    if args.pretrained_image and has_patch_tower(args.model):
         from . import image_source
         args.pretrained_image = image_source.resolve(args.pretrained_image, args.model)
         known = image_source.normalization(args.pretrained_image, args.model)

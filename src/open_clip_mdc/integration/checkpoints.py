@@ -13,14 +13,14 @@ from ..data.weights import Misfit, is_vq, tensors
 from ..errors import close_names
 from .configs import is_captioner
 from .patches import register
-from .runs import find, params_file, without_settings
+from .runs import checked_settings, find, params_file, without_settings
 
 
 def objective(model_name: str) -> str:
     """Return the `caption_cfg.objective` of a captioner's config."""
     import open_clip
 
-    from ..objectives.base import CaptionCfg
+    from ..objectives.config import CaptionCfg
     return CaptionCfg(**open_clip.get_model_config(model_name)["caption_cfg"]).objective
 
 
@@ -80,22 +80,8 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
         raise ValueError(f"{pretrained} holds no weights of {name}: {first_lines(problem)}") from problem
     if own and not args and (said := without_settings(weights, name)):
         print(f"warning: {said}", file=sys.stderr)
-    check_normalization(pretrained, model.visual.preprocess_cfg)
+    checked_settings({name: model.visual.preprocess_cfg[name] for name in ("mean", "std")}, pretrained)
     return model.eval(), transform, tokenizer
-
-
-def check_normalization(pretrained: str, preprocess_cfg: dict) -> None:
-    """Raise ValueError unless images can be normalised by `mean` and `std`.
-
-    PyTorch would not complain: it turns ["", 0.5, 0.5] into an empty tensor, and 1e39 or 0 give infinity.
-    """
-    for name in ("mean", "std"):
-        given = preprocess_cfg[name]
-        values = given if isinstance(given, (list, tuple)) else [given]
-        if not (len(values) in (1, 3) and all(type(v) in (int, float) for v in values) and torch.tensor(
-                values, dtype=torch.float32).isfinite().all() and (name == "mean" or min(values) > 0)):
-            raise ValueError(f"{pretrained}: preprocess_cfg.{name} is {str(given)[:80]} in its config: it should be "
-                             "three numbers" + (" above 0" if name == "std" else ""))
 
 
 def check_device(device: str) -> None:

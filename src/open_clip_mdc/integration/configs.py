@@ -1,8 +1,8 @@
 """Model configs by name: a prefix such as MDC- in front of any OpenCLIP config makes it a captioner.
 
 `model_configs/objectives.json` is a table. A row is a name pattern, in which * stands for the base config, and the
-`caption_cfg` that it adds. Three kinds of names need no row: any other interval of t (MDC-*-t0.25-0.75), any other BERT
-masking ratio in percent (BERT-*-r50), and any captioner with CLIP's loss added at a weight (MDC-*-contrastive0.5).
+`caption_cfg` that it adds. Other names need no row: any interval of t (MDC-*-t0.25-0.75), and any BERT masking ratio
+in percent (BERT-*-r50).
 
 The base gives the image tower. If its text tower fits, the decoder takes that tower's size. This file needs the
 standard library only.
@@ -43,8 +43,7 @@ for _group in GROUPS.values():
 def intervals() -> dict[tuple[float, float], str]:
     """Return the pattern of each interval of t (Table 5), widest first."""
     rows = {(row["t_min"], row["t_max"]): pattern for pattern, row in ROWS.items()
-            if pattern.startswith("MDC-") and row["loss_weight"] == "inverse_t"
-            and not row.keys() & {"condition_drop", "regions", "contrastive_weight"}}
+            if pattern.startswith("MDC-") and row == ROWS["MDC-*"] | {key: row.get(key) for key in ("t_min", "t_max")}}
     return dict(sorted(rows.items()))
 
 
@@ -67,13 +66,23 @@ def readings(name: str) -> Iterator[tuple[str, dict]]:
         prefix, suffix = pattern.split("*")
         if name.startswith(prefix) and name.endswith(suffix):
             yield name[len(prefix):len(name) - len(suffix)], caption_cfg
-    if found := re.fullmatch(rf"MDC-(.+)-t({NUMBER})-({NUMBER})", name):
-        yield found[1], {**ROWS["MDC-*"], "t_min": float(found[2]), "t_max": float(found[3])}
-    if found := re.fullmatch(rf"BERT-(.+)-r({NUMBER})", name):
-        yield found[1], {**ROWS["BERT-*-r15"], **dict.fromkeys(("t_min", "t_max"), float(found[2]) / 100)}
-    if (found := re.fullmatch(rf"(.+)-contrastive({NUMBER})?", name)) and float(found[2] or 1):
-        for base, caption_cfg in readings(found[1]):
-            yield base, {**caption_cfg, "contrastive_weight": float(found[2] or 1)}
+    for pattern, meanings in PATTERNS:
+        if found := re.fullmatch(pattern, name):
+            yield from meanings(found)
+
+
+def any_interval(found: re.Match) -> Iterator[tuple[str, dict]]:
+    yield found[1], {**ROWS["MDC-*"], "t_min": float(found[2]), "t_max": float(found[3])}
+
+
+def any_ratio(found: re.Match) -> Iterator[tuple[str, dict]]:
+    ratio = float(found[2]) / 100
+    yield found[1], {**ROWS["BERT-*-r15"], "t_min": ratio, "t_max": ratio}
+
+
+# Names without a row: a pattern, and a function that yields each base and `caption_cfg` that its match may mean.
+PATTERNS = [(rf"MDC-(.+)-t({NUMBER})-({NUMBER})", any_interval), (rf"BERT-(.+)-r({NUMBER})", any_ratio)]
+PROJECTED: set[str] = set()  # keys of `caption_cfg` whose models project features to the base's `embed_dim`
 
 
 def interval_name(name: str, t_min: float, t_max: float, base_config: Callable[[str], dict | None]) -> str:
@@ -110,7 +119,7 @@ def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | No
         vision, text = config["vision_cfg"], config["text_cfg"]
         return {
             # The features are not projected, so this is the tower's width. timm and ResNets know their own.
-            "embed_dim": config.get("embed_dim", 512) if "contrastive_weight" in caption_cfg else
+            "embed_dim": config.get("embed_dim", 512) if PROJECTED & caption_cfg.keys() else
             None if "timm_model_name" in vision or isinstance(vision.get("layers"), list) else vision.get("width", 768),
             "custom_text": True,
             "vision_cfg": vision,
@@ -119,16 +128,6 @@ def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | No
             **{key: config[key] for key in ("quick_gelu", "vq_cfg") if key in config},
         }
     return None
-
-
-def lit(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
-    """Return the config of LiT-BASE: a base's text tower with the image tower of its captioners. Else return None."""
-    prefix, _, base = name.replace("/", "-").partition("-")
-    config = any_base(base, base_config) if prefix == "LiT" else None
-    if config is None or "caption_cfg" in config or not has_image_tower(config):
-        return None
-    return {"embed_dim": config.get("embed_dim", 512), "custom_text": True, "image_pool": "gap",
-            **{key: config[key] for key in ("vision_cfg", "text_cfg", "quick_gelu") if key in config}}
 
 
 def with_codes(name: str, base_config: Callable[[str], dict | None]) -> dict:
@@ -172,18 +171,16 @@ def fits(text_cfg: dict) -> bool:
     return not own and (text_cfg["vocab_size"] == CLIP_VOCABULARY or "bpe_path" in text_cfg.get("tokenizer_kwargs", {}))
 
 
-def contrastive_weight(model_name: str) -> float:
-    """Return the weight of CLIP's loss in a captioner's loss. It is 0 for other captioners and other models."""
-    config = import_module("open_clip").get_model_config(model_name) or {}
-    return config.get("caption_cfg", {}).get("contrastive_weight", 0.0)
-
-
-def is_lit(model_name: str) -> bool:
-    """Return whether a name is that of a LiT model: a text tower trained on a captioner's image tower."""
-    return "image_pool" in (import_module("open_clip").get_model_config(model_name) or {})
+def has_patch_tower(model_name: str) -> bool:
+    """Return whether a name is that of a captioner, or of a model whose image tower is a captioner's."""
+    return bool({"caption_cfg", "image_pool"} & (import_module("open_clip").get_model_config(model_name) or {}).keys())
 
 
 def is_captioner(model_name: str) -> bool:
     """Return whether a name is that of a captioner. A model's class may be hidden by DDP or torch.compile."""
     config = import_module("open_clip").get_model_config(model_name)
     return "caption_cfg" in (config or {})
+
+
+# Functions (name, `base_config`) that return the config of a name, or None. The first that knows a name makes it.
+MAKERS = [captioner]

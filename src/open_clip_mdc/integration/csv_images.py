@@ -8,7 +8,7 @@ from torch import Tensor
 from ..data.csv_pairs import image_path, read_table
 from ..data.images import decode_image
 from .data import worker_id
-from .openclip import MAJOR
+from .openclip import version
 
 MOST_TRIED = 100  # rows in a row that may be damaged
 
@@ -39,7 +39,7 @@ class CsvImages(CsvDataset):
                              "there on has an image that can be read: check them")
         image = image if self.transforms is None else self.transforms(image)
         text = self.tokenize([self.captions[place]])[0]
-        return {"image": image, "text": text} if MAJOR > 3 else (image, text)
+        return {"image": image, "text": text} if version.DICT_BATCHES else (image, text)
 
     def leave_out(self, line: int, problem: ValueError) -> None:
         """Count a row that cannot be used, and log the first, the tenth, the hundredth and so on."""

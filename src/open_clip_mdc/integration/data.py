@@ -30,7 +30,7 @@ from ..data.workers import STUCK, fitting, image_bytes
 from .data_problems import has_own_keys
 from .feature_cache import FeatureCache
 from .hook import hook
-from .openclip import MAJOR
+from .openclip import version
 from .problems import warn_of_warmup
 
 
@@ -78,21 +78,16 @@ def seed_webdataset(info: DataInfo, seed: int, rank: int) -> None:
     stages.insert(places[0], SeedEachPass(seed, rank, info.shared_epoch))
 
 
-# OpenCLIP's stages that select and decode samples, and which of them stay: 4.x tokenizes captions in between.
-SELECTION = (["_select", "_rename", "_select", "_map_dict", "_map_dict", "_map_dict"], (3, 5)) if MAJOR > 3 else (
-    ["_select", "_decode", "_rename"], ())
-
-
 def read_alike(info: DataInfo, pairs: Callable = image_pairs) -> None:
     """Make a webdataset group and decode samples as the command-line tools do, by `regroup` and `pairs`."""
     stages = info.dataloader.pipeline[0].dataset.pipeline
     names = [getattr(getattr(stage, "f", stage), "__name__", "") for stage in stages]
-    expected, kept = SELECTION
+    expected = version.SELECTION
     first = names.index("_select") if "_select" in names else 0
     end = first + len(expected)
     if names[first:end] != expected or "_select" in names[end:]:
         raise RuntimeError(f"OpenCLIP's webdataset pipeline does not select and decode by {expected}, but: {names}")
-    stages[first:end] = [pairs, *(stages[first + i] for i in kept)]
+    stages[first:end] = [pairs, *(stages[first + i] for i in version.KEPT)]
     reader = max(place for place, name in enumerate(names) if name in ("tarfile_to_samples_nothrow", "tarfile_samples"))
     stages.insert(reader + 1, regroup)
 
@@ -271,6 +266,6 @@ def get_data(original, args, preprocess_fns, epoch=0, tokenizer=None, **rest):
         if world_info_from_env()[1] == 0:
             warn_of_warmup(args, data["train"].dataloader.num_batches)
         device = getattr(args, "device", "cpu")
-        data["train"].dataloader = PrefetchLoader(data["train"].dataloader, device, normalize, MAJOR > 3)
+        data["train"].dataloader = PrefetchLoader(data["train"].dataloader, device, normalize, version.DICT_BATCHES)
         data["train"].dataloader.cache = cache
     return data

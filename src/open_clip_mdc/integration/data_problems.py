@@ -15,9 +15,8 @@ from ..data.csv_pairs import Row, image_path, read_table
 from ..data.images import decode_image
 from ..data.paths import formats, is_shard, to_shards
 from ..data.shards import file_names, find_shards, image_member, read_samples
-from .openclip import MAJOR
+from .openclip import version
 
-OWN_KEYS = {"json_text_key": None, "text_key": "txt", "image_key": "jpg;png;jpeg;webp"} if MAJOR > 3 else {}
 LOOK, LOOK_SHARDS = 1000, 8  # rows or samples, and shards, that are opened before a run
 
 
@@ -38,7 +37,7 @@ def find_size_problem(pairs: int, args) -> str | None:
 
 def has_own_keys(args) -> bool:
     """Return whether flags of OpenCLIP 4.x name the members of samples. OpenCLIP then reads images and captions."""
-    return any(getattr(args, flag, usual) != usual for flag, usual in OWN_KEYS.items())
+    return any(getattr(args, flag, usual) != usual for flag, usual in version.KEY_FLAGS.items())
 
 
 def is_csv(path: str, args) -> bool:

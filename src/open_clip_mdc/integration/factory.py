@@ -2,9 +2,10 @@
 
 Dimensions: B images, C candidates, L positions.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import open_clip
 from huggingface_hub import hf_hub_download
@@ -13,8 +14,7 @@ from torch import Tensor
 
 from ..decoding.sampling import Decoded
 from ..models.captioner import Captioner
-from ..models.contrastive import ContrastiveCaptioner
-from ..models.lit import LiT
+from ..objectives.loss import CaptionLoss
 from . import configs
 from .configs import is_captioner
 from .hook import hook
@@ -24,6 +24,13 @@ CHARACTERS = 10_000  # of a text, which BPE reads in quadratic time. No token of
 
 class OpenCLIPCaptioner(Captioner):
     """The captioner that OpenCLIP's factory returns, which also decodes and scores."""
+
+    contrasts = False  # True if its features fit OpenCLIP's contrastive validation
+
+    @classmethod
+    def caption_loss(cls, caption_cfg: Mapping[str, Any], openclip_loss: Callable[[], Callable]) -> CaptionLoss:
+        """Return the loss of such a captioner. `openclip_loss()` makes OpenCLIP's own for the same flags."""
+        return CaptionLoss()
 
     def generate(self, image: Tensor, **options) -> Tensor | Decoded:
         """Return captions as token ids from SOT to EOT, then padding, int64 [B, L] (`decoding.generate.generate`)."""
@@ -36,8 +43,19 @@ class OpenCLIPCaptioner(Captioner):
         return log_likelihood(self, image, text, method, **options)
 
 
-class OpenCLIPContrastiveCaptioner(ContrastiveCaptioner, OpenCLIPCaptioner):
-    """The captioner for a `caption_cfg` with a `contrastive_weight`."""
+# Functions that return the class for a config, or None. The first that knows a config decides.
+CLASSES: list[Callable[[Mapping[str, Any]], type | None]] = [
+    lambda config: OpenCLIPCaptioner if "caption_cfg" in config else None]
+
+
+def class_of(config: Mapping[str, Any]) -> type | None:
+    """Return the class that a config of ours is for, or None for a model of OpenCLIP."""
+    return next(filter(None, (choose(config) for choose in CLASSES)), None)
+
+
+def class_named(model_name: str) -> type | None:
+    """Return the class that `create_model` would make, or None for a model of OpenCLIP."""
+    return class_of(open_clip.get_model_config(model_name) or {})
 
 
 @hook
@@ -46,8 +64,8 @@ def get_model_config(original, model_name):
     if ":" in model_name:
         return checked_config(original, model_name)
     config = original(model_name)
-    return config if config is not None else configs.captioner(model_name, original) or configs.lit(
-        model_name, original)
+    made = (make(model_name, original) for make in configs.MAKERS)
+    return config if config is not None else next(filter(None, made), None)
 
 
 def checked_config(read, model_name: str) -> dict:
@@ -93,11 +111,8 @@ def get_tokenizer(original, model_name="", context_length=None, cache_dir=None, 
 
 @hook
 def model_class(original, *args, **kwargs):
-    """Wrap `open_clip.factory.CustomTextCLIP`: make a captioner if there is a `caption_cfg`, LiT for `image_pool`."""
-    if "caption_cfg" not in kwargs:
-        return (LiT if kwargs.pop("image_pool", None) else original)(*args, **kwargs)
-    contrasts = kwargs["caption_cfg"].get("contrastive_weight")
-    return (OpenCLIPContrastiveCaptioner if contrasts else OpenCLIPCaptioner)(*args, **kwargs)
+    """Wrap `open_clip.factory.CustomTextCLIP`: make the class that `CLASSES` names for a config of ours."""
+    return (class_of(kwargs) or original)(*args, **kwargs)
 
 
 def clean_and_cut(clean: Callable[[str], str], characters: int, text: str) -> str:

@@ -28,7 +28,7 @@ from ..data.files import lock, open_own, sha256
 from ..data.images import decode_image, image_pairs
 from ..data.shards import CAPTION_SEPARATOR, find_shards, image_member, read_samples
 from ..data.weights import save_tensors
-from ..models import encoder
+from ..models import towers
 from ..models.fingerprint import fingerprint
 
 BATCH = 32
@@ -85,11 +85,12 @@ class FeatureCache:
         tower.eval()
         for names, image in batches(shard, self.transform):
             with get_autocast(precision, device_type=torch.device(device).type)():
-                found = encoder.patch_tokens(tower, image.to(device))
+                found = towers.patch_tokens(tower, image.to(device))
             digests += names
             tokens.append(found.to("cpu", torch.float16))
         tower.train(training)
-        shape = encoder.num_patches(tower), encoder.width(tower)
+        known = towers.tower(tower)
+        shape = known.num_patches, known.width
         save_tensors(file, {
             "tokens": torch.cat([torch.empty(0, *shape, dtype=torch.float16), *tokens]),
             "digests": torch.tensor([list(name) for name in digests], dtype=torch.uint8).view(-1, 16)})

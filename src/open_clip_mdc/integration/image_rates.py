@@ -10,12 +10,24 @@ import torch
 from torch import nn
 from torch.nn import parallel
 
-from ..models.lit import patch_tower
-from .configs import is_lit
+from ..models.towers import patch_tower
+from .configs import has_patch_tower
 from .factory import trains_captioner
-from .training import unwrap
+from .hook import hook
+from .openclip import version
+from .training import reproducible, unwrap
 
 Schedule = Callable[[int], float]
+
+
+@hook
+def train_one_epoch(original, *args, **kwargs):
+    """Wrap `open_clip_train.main.train_one_epoch`: make it `reproducible`, and apply the image tower's own rates."""
+    @contextmanager
+    def around(model, data, loss, epoch, optimizer, schedule, args):
+        with reproducible(model, data, loss, epoch, args), of_epoch(model, optimizer, schedule, epoch, args) as own:
+            yield own
+    version.run_epoch(around, original, *args, **kwargs)
 
 
 @contextmanager
@@ -23,7 +35,7 @@ def of_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Sched
              args) -> Iterator[tuple[nn.Module, Schedule]]:
     """Yield the model and the schedule of an epoch, by --unlock-image-after and --image-lr-scale."""
     with ExitStack() as stack:
-        if trains_captioner(args) or is_lit(getattr(args, "model", "")):
+        if has_patch_tower(getattr(args, "model", "")):
             patch_tower(unwrap(model)).keeps_statistics = keeps_statistics(args)
         if trains_captioner(args) and epoch < (getattr(args, "unlock_image_after", None) or 0):
             stack.enter_context(_locked(unwrap(model)))

@@ -5,7 +5,6 @@ timm:NAME.
 """
 import json
 import logging
-import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,15 +16,12 @@ from torch import Tensor
 
 from ..data import weights
 from ..errors import close_names
-from ..models import encoder, lit, names, tower_weights
-from . import configs
-from .configs import is_captioner, is_lit
+from ..models import tower_weights, towers
+from .configs import has_patch_tower
 from .hook import hook
 from .runs import FOLDER, IMAGE_SETTINGS, PHOTO, WEIGHTS_FILES, checked_settings, find, image_settings, params_file
 
 CONFIG_FILES = ("config.json", "open_clip_config.json", "preprocessor_config.json")  # beside weights
-DINOV2 = [f"timm-vit_{size}_patch14{registers}_dinov2" for size in ("small", "base", "large", "giant")
-          for registers in ("", "_reg4")]
 
 
 class Source(NamedTuple):
@@ -100,15 +96,15 @@ def _config(name: str) -> dict:
 def _traits_of_config(config: dict, quick_gelu: bool = False) -> dict[str, object]:
     if "vq_cfg" in config:
         return {}
-    return tower_weights.traits(tower_weights.network_of(_on_meta(config, quick_gelu)))
+    return tower_weights.traits(towers.tower(_on_meta(config, quick_gelu)).network)
 
 
 def _on_meta(config: dict, quick_gelu: bool = False, image_size=None) -> torch.nn.Module:
     """Return the image tower of a config on the meta device, without memory for its weights."""
     vision_cfg = config["vision_cfg"] | ({"image_size": image_size} if image_size else {})
     with torch.device("meta"):
-        return encoder.build(CLIPVisionCfg(**vision_cfg), quick_gelu or config.get("quick_gelu", False),
-                             vq_cfg=config.get("vq_cfg"), regions=config.get("caption_cfg", {}).get("regions", 1))
+        return towers.build(CLIPVisionCfg(**vision_cfg), quick_gelu or config.get("quick_gelu", False),
+                             vq_cfg=config.get("vq_cfg"), caption_cfg=config.get("caption_cfg"))
 
 
 def _read_configs(folder: Path, file: str) -> tuple[dict, str | None, dict]:
@@ -167,12 +163,12 @@ def normalization(source: str, model_name: str) -> dict[str, object]:
 
 
 def load(visual: torch.nn.Module, source: str, model_name: str) -> None:
-    """Load SOURCE into an image tower. Raises ValueError if it does not fit, which names a model that would."""
+    """Load SOURCE into an image tower. Raises ValueError if it does not fit."""
     tower_weights.fill(visual, _converted(visual, source, model_name))
 
 
 def check(source: str, model_name: str, quick_gelu: bool = False, image_size=None) -> None:
-    """Raise ValueError as `load` would, before the model is built."""
+    """Raise ValueError if SOURCE does not fit the image tower, before the model is built."""
     _converted(_on_meta(_config(model_name), quick_gelu, image_size), source, model_name)
 
 
@@ -183,57 +179,9 @@ def _converted(visual: torch.nn.Module, source: str, model_name: str) -> dict[st
         tower_weights.check_traits(visual, located.traits)
         return tower_weights.converted(visual, given)
     except weights.Misfit as problem:
+        advice = f"It is the tower of {located.base}" if located.base else "Give weights of the same encoder"
         raise ValueError(f"--pretrained-image {source} does not fit the image tower of {model_name}: {problem}. "
-                         f"{_advice(located, given, model_name)}") from problem
-
-
-def _advice(source: Source, given: dict[str, Tensor], model_name: str) -> str:
-    prefix = "LiT" if is_lit(model_name) else "MDC"
-    for base in _candidates(source, given):
-        config = configs.captioner(f"MDC-{base}", _base_config)
-        if config is None:
-            continue
-        try:
-            visual = _on_meta(config)
-            tower_weights.check_traits(visual, source.traits)
-            tower_weights.converted(visual, given)
-            return f"--model {prefix}-{base} would fit"
-        except (weights.Misfit, ValueError):
-            continue
-    return "Give weights of the same encoder"
-
-
-def _base_config(name: str) -> dict | None:
-    import open_clip
-    return open_clip.get_model_config(name)
-
-
-def _candidates(source: Source, given: dict[str, Tensor]) -> list[str]:
-    """Return bases whose tower may fit, those with the same image size first."""
-    import open_clip
-    import timm
-    part = names.to_timm(tower_weights.image_part(given))
-    found = [source.base.removeprefix("MDC-")] if source.base else []
-    patches = part.get("patch_embed.proj.weight")
-    if patches is None:  # no ViT: search timm for the name of the file or its folder
-        path = Path(source.name)
-        return found + [f"timm-{name}" for word in (path.stem, path.parent.name) for name in
-                        timm.list_models(f"*{word}*")[:4]]
-    width, side = patches.shape[0], patches.shape[-1]
-    depth = len({name.split(".")[1] for name in part if name.startswith("blocks.")})
-    positions = part["pos_embed"].shape[1] if "pos_embed" in part else 0
-    bases = []
-    for base in open_clip.list_models():
-        config = open_clip.get_model_config(base)
-        if not configs.has_image_tower(config):
-            continue
-        cfg = {"width": 768, "patch_size": 16, "layers": 12, "image_size": 224} | config["vision_cfg"]
-        name = cfg.get("timm_model_name")
-        if "caption_cfg" not in config and (f"patch{side}_" in name if name else
-                                            (cfg["width"], cfg["patch_size"], cfg["layers"]) == (width, side, depth)):
-            same = cfg["image_size"] in [side * math.isqrt(max(positions - prefix, 0)) for prefix in (0, 1)]
-            bases.append((not same, len(base), base))
-    return found + [base for *_, base in sorted(bases)] + (DINOV2 if side == 14 else [])
+                         f"{advice}") from problem
 
 
 def _pair(size) -> list:
@@ -249,7 +197,7 @@ def create_model(original, model_name, pretrained=None, *args, pretrained_image=
     OpenCLIP's own `pretrained_image_path` is such a SOURCE too. OpenCLIP would load a part of it without a warning.
     """
     source = pretrained_image_path or pretrained_image
-    if not source or not (is_captioner(model_name) or is_lit(model_name)):
+    if not source or not has_patch_tower(model_name):
         if isinstance(pretrained_image, (str, Path)):
             raise ValueError(f"--pretrained-image {pretrained_image} is for captioners and LiT-{model_name}: give "
                              f"{model_name} the weights of the whole model by --pretrained")
@@ -270,6 +218,6 @@ def create_model(original, model_name, pretrained=None, *args, pretrained_image=
     source = resolve(source, model_name)
     preprocess_cfg = normalization(source, model_name) | (force_preprocess_cfg or {})
     model = original(model_name, None, *args, force_preprocess_cfg=preprocess_cfg, **kwargs)
-    load(lit.patch_tower(model), source, model_name)
+    load(towers.patch_tower(model), source, model_name)
     logging.info("The image tower has the weights of %s", source)  # OpenCLIP has said that all weights are random
     return model

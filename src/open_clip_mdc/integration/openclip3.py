@@ -1,19 +1,24 @@
-"""Hooks for OpenCLIP 3.3 only, whose training loop takes model and loss as two arguments (patches.py)."""
-from . import image_rates
-from .factory import trains_captioner
-from .hook import hook
-from .training import caption_loss, reproducible
+"""OpenCLIP 3.3, as far as it differs from 4.x. Its training loop takes model and loss as two arguments."""
+from collections.abc import Callable
+
+CREATE_LOSS, LOAD, METRICS = (  # functions that have other names in 4.x
+    "open_clip_train.main:create_loss", "open_clip_train.main:pt_load", "open_clip_train.train:zero_shot_eval")
+LOGGERS, OPTIMIZERS = ("wandb", "tensorboard"), ("adamw",)
+KEY_FLAGS: dict[str, str | None] = {}  # flags that name members of samples, with their usual values
+# The stages of webdataset's pipeline that select and decode samples, and which of them stay.
+SELECTION, KEPT = ["_select", "_decode", "_rename"], ()
+COUNTS_STEPS = False  # True if a checkpoint stores the number of steps
+DICT_BATCHES = False  # True if a batch is a dictionary
+NAME, OTHER = "3.x", "4.x"
 
 
-@hook
-def create_loss(original, args):
-    """Wrap `open_clip_train.main.create_loss`: return `caption_loss` for a captioner."""
-    return caption_loss(args, lambda: original(args)) if trains_captioner(args) else original(args)
+def with_loss(caption_loss: Callable, original: Callable, args):
+    """Return the loss of a captioner. `original` makes OpenCLIP's."""
+    return caption_loss(lambda: original(args))
 
 
-@hook
-def train_one_epoch(original, model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=None):
-    """Wrap `open_clip_train.main.train_one_epoch`: make it `reproducible`, and apply the image tower's own rates."""
-    with reproducible(model, data, loss, epoch, args), image_rates.of_epoch(
-            model, optimizer, scheduler, epoch, args) as (model, scheduler):
-        original(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=tb_writer)
+def run_epoch(around: Callable, original: Callable, model, data, loss, epoch, optimizer, *rest, **more) -> None:
+    """Run an epoch of OpenCLIP inside the context `around`, which gives the model and the schedule of the epoch."""
+    scaler, schedule, dist_model, args, *rest = rest
+    with around(model, data, loss, epoch, optimizer, schedule, args) as (model, schedule):
+        original(model, data, loss, epoch, optimizer, scaler, schedule, dist_model, args, *rest, **more)

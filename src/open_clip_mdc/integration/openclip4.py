@@ -1,61 +1,31 @@
-"""Hooks for OpenCLIP 4.x only, which trains a task that holds model and loss, and shards it by FSDP2 (patches.py)."""
-from dataclasses import replace
+"""OpenCLIP 4.x, as far as it differs from 3.3. It trains tasks, which hold model and loss, on dictionaries."""
+from collections.abc import Callable
+from importlib import import_module
 
-from open_clip.task import ImageTextTask
-
-from . import image_rates
-from .factory import trains_captioner
-from .hook import hook
-from .training import caption_loss, reproducible, unwrap
-
-
-class CaptionTask(ImageTextTask):
-    """A captioner and its loss, as OpenCLIP's training loop takes them."""
-
-    def __init__(self, model, loss, **kwargs):
-        super().__init__(model, **kwargs)
-        self.loss = loss
-
-    def training_forward(self, batch):
-        """Return the terms of the loss with their sum, and the values to log."""
-        output = self.trainable_module(**batch)
-        losses = self.loss(**output, output_dict=True)
-        return {**losses, "loss": sum(losses.values())}, self._report(output)
-
-    def eval_forward(self, batch):
-        return self.get_trainable_module()(**batch)
-
-    def prepare_fsdp(self, mp_policy=None, **kwargs):
-        """Shard as OpenCLIP does, but cast only the image to 16 bit, as that would round the loss's weights."""
-        model = unwrap(self)
-        unclipped = [name for name, p in model.named_parameters() if getattr(p, "unclipped", False)]
-        if mp_policy is not None:
-            mp_policy = replace(mp_policy, cast_forward_inputs=False)
-        super().prepare_fsdp(mp_policy=mp_policy, **kwargs)
-        for name in unclipped:  # FSDP2 has replaced the parameters, and with them the mark
-            model.get_parameter(name).unclipped = True
-        if mp_policy is not None and mp_policy.param_dtype is not None:
-            def cast(_, args, kwargs):
-                image = kwargs.pop("image") if "image" in kwargs else args[0]
-                return (image.to(mp_policy.param_dtype), *args[1:]), kwargs
-            model.register_forward_pre_hook(cast, with_kwargs=True)
-        return self
+CREATE_LOSS, LOAD, METRICS = (  # functions that have other names in 3.3
+    "open_clip_train.main:create_task", "open_clip_train.file_utils:pt_load",
+    "open_clip_train.train:zero_shot_eval_all")
+LOGGERS, OPTIMIZERS = ("wandb", "tensorboard", "trackio"), ("adamw", "nadamw")
+# Flags that name members of samples, with their usual values.
+KEY_FLAGS = {"json_text_key": None, "text_key": "txt", "image_key": "jpg;png;jpeg;webp"}
+# The stages of webdataset's pipeline that select and decode samples, and which of them stay: captions are tokenized in
+# between.
+SELECTION, KEPT = ["_select", "_rename", "_select", "_map_dict", "_map_dict", "_map_dict"], (3, 5)
+COUNTS_STEPS = True  # True if a checkpoint stores the number of steps
+DICT_BATCHES = True  # True if a batch is a dictionary
+NAME, OTHER = "4.x", "3.x"
 
 
-@hook
-def create_task(original, args, model, **rest):
-    """Wrap `open_clip_train.main.create_task`: return a `CaptionTask` for a captioner."""
-    if not trains_captioner(args):
-        return original(args, model, **rest)
-    return CaptionTask(model, caption_loss(args, lambda: original(args, model, **rest).loss))
+def with_loss(caption_loss: Callable, original: Callable, args, model, **rest):
+    """Return the task of a captioner with its loss. `original` makes OpenCLIP's task."""
+    task = import_module(".caption_task", __package__).CaptionTask  # there is no `open_clip.task` in 3.3
+    return task(model, caption_loss(lambda: original(args, model, **rest).loss))
 
 
-@hook
-def train_one_epoch(original, state, data, args, tb_writer=None):
-    """Wrap `open_clip_train.main.train_one_epoch`: make it `reproducible`, and apply the image tower's own rates."""
+def run_epoch(around: Callable, original: Callable, state, data, args, **more) -> None:
+    """Run an epoch of OpenCLIP inside the context `around`, which gives the model and the schedule of the epoch."""
     task, own = state.task, (state.task.trainable_module, state.scheduler)
-    with reproducible(task, data, getattr(task, "loss", None), state.epoch, args), image_rates.of_epoch(
-            task.trainable_module, state.optimizer, state.scheduler, state.epoch, args
-    ) as (task.trainable_module, state.scheduler):
-        original(state, data, args, tb_writer=tb_writer)
+    with around(task.trainable_module, data, getattr(task, "loss", None), state.epoch, state.optimizer, state.scheduler,
+                args) as (task.trainable_module, state.scheduler):
+        original(state, data, args, **more)
     task.trainable_module, state.scheduler = own

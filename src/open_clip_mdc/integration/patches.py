@@ -12,7 +12,7 @@ from importlib import import_module, metadata
 from typing import NamedTuple
 
 from . import configs, plugins
-from .openclip import MAJOR
+from .openclip import version
 
 
 class Replacement(NamedTuple):
@@ -74,23 +74,14 @@ TRAINING = (
     Replacement("torch.nn.parallel:DistributedDataParallel", ".training:distributed_data_parallel",
                 "a captioner can take cheaper options. CLIP too: DDP refuses device_ids on the CPU, and checkpoints "
                 "of one process do not load"),
-)
-# These have another name or other arguments in 4.x.
-LOSS = "the loss of a captioner is CaptionLoss"
-WHOLE = "CLIP too, resuming: a damaged file loads without an error, and torchrun's does not fit one process"
-SEEDS = ("CLIP too, seeds and resuming: OpenCLIP seeds once per process, so a resumed run would repeat the noise of "
-         "its first epoch. It also saves NaN")
-LOGGED = "OpenCLIP logs the metrics that this function returns. CLIP too, resuming: a row names its epoch"
-TRAINING += (
-    Replacement("open_clip_train.main:create_task", ".openclip4:create_task", LOSS),
-    Replacement("open_clip_train.file_utils:pt_load", ".saving:pt_load", WHOLE),
-    Replacement("open_clip_train.main:train_one_epoch", ".openclip4:train_one_epoch", SEEDS),
-    Replacement("open_clip_train.train:zero_shot_eval_all", ".training:validation_metrics", LOGGED),
-) if MAJOR > 3 else (
-    Replacement("open_clip_train.main:create_loss", ".openclip3:create_loss", LOSS),
-    Replacement("open_clip_train.main:pt_load", ".saving:pt_load", WHOLE),
-    Replacement("open_clip_train.main:train_one_epoch", ".openclip3:train_one_epoch", SEEDS),
-    Replacement("open_clip_train.train:zero_shot_eval", ".training:validation_metrics", LOGGED),
+    Replacement(version.CREATE_LOSS, ".training:create_loss", "the loss of a captioner is CaptionLoss"),
+    Replacement(version.LOAD, ".saving:pt_load",
+                "CLIP too, resuming: a damaged file loads without an error, and torchrun's does not fit one process"),
+    Replacement("open_clip_train.main:train_one_epoch", ".image_rates:train_one_epoch",
+                "CLIP too, seeds and resuming: OpenCLIP seeds once per process, so a resumed run would repeat the "
+                "noise of its first epoch. It also saves NaN"),
+    Replacement(version.METRICS, ".training:validation_metrics",
+                "OpenCLIP logs the metrics that this function returns. CLIP too, resuming: a row names its epoch"),
 )
 
 SUPPORTED = {"open_clip_torch": ("3.3.", "4."), "clip_benchmark": ("1.6.",)}

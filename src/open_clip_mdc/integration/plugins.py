@@ -19,6 +19,7 @@ from types import ModuleType
 
 from . import configs
 
+OWN = "open_clip_mdc.extras"
 ENTRY_POINTS = "open_clip_mdc.objectives"
 _loaded: set[str] = set()
 
@@ -45,7 +46,8 @@ def load_plugin(name: str) -> None:
 
 
 def load_installed() -> None:
-    """Load the plug-ins that installed packages name as entry points."""
+    """Load the plug-ins that installed packages name as entry points, and this package's own."""
+    load_plugin(OWN)
     for entry in metadata.entry_points(group=ENTRY_POINTS):
         load_plugin(entry.value)
 

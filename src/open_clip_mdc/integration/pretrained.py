@@ -27,9 +27,8 @@ from ..decoding.generate import generate, search_images, unmask_images
 from ..decoding.sampling import Decoded, Sampling
 from ..errors import check_numbers, check_options
 from ..likelihood import log_likelihood as scoring
-from ..models import encoder
 from ..models.captioner import Captioner
-from ..models.step_graphs import compile_for_captions
+from ..models.towers import tower
 from ..text.special_tokens import caption_lengths, decode_captions, decode_tokens, tokenize_whole, whole_words
 from . import checkpoints
 from .data import PrefetchLoader, split_normalization
@@ -122,8 +121,8 @@ class PretrainedCaptioner:
             return self.model.encode_text(text.to(self.device), normalize).float().cpu()
 
     def features(self, images: Images, kind: str = "gap", layer: int = -1, batch_size: int = 32) -> Tensor:
-        """Return features, float32 on the CPU: [B, D], or [B, P, D] for kind "patches" (`encoder.features`)."""
-        return self._encode(lambda x: encoder.features(self.model.visual, x, kind, layer), images, batch_size)
+        """Return features, float32 on the CPU: [B, D], or [B, P, D] for kind "patches" (`Tower.features`)."""
+        return self._encode(lambda x: tower(self.model.visual).features(x, kind, layer), images, batch_size)
 
     def mean_image(self, images: Images, batch_size: int = 32) -> Tensor:
         """Return the null image for unconditional scores, [P, D]: the mean patch tokens of some hundred typical images.
@@ -137,7 +136,7 @@ class PretrainedCaptioner:
 
     def _null_image(self, blind_images: Images | Tensor | None, others: list, batch_size: int) -> Tensor:
         if isinstance(blind_images, Tensor) and blind_images.ndim == 2:
-            shape = encoder.num_patches(self.model.visual), encoder.width(self.model.visual)
+            shape = self.model.tower.num_patches, self.model.tower.width
             if blind_images.shape != shape:
                 raise ValueError(f"blind_images is a tensor {list(blind_images.shape)}: give images, or mean_image() "
                                  f"of this model, {list(shape)}")
@@ -294,6 +293,7 @@ def load(pretrained: str | Path, model_name: str | None = None, device: str | to
         raise ValueError(f"compile is {compile}: it must be False on {device}, as only cuda gains by it")
     model, transform, tokenizer = checkpoints.load(os.fspath(pretrained), model_name, device, captioner=True)
     if compile:
+        from ..models.step_graphs import compile_for_captions
         compile_for_captions(model)
     return PretrainedCaptioner(model, transform, tokenizer, device,
                                precision or ("bf16" if device.startswith("cuda") else "fp32"))

@@ -15,11 +15,11 @@ from ..data.shards import find_shards
 from ..data.weights import stored_epoch
 from ..errors import close_names
 from ..models.precision import emulated
-from ..models.vq import VQCfg, convolutions
 from . import image_source
-from .configs import contrastive_weight, is_captioner, is_lit
+from .configs import has_patch_tower, is_captioner
 from .data_problems import find_data_problem, has_own_keys, is_csv, number_of_processes, warn_of_rows
-from .openclip import MAJOR
+from .factory import class_named
+from .openclip import version
 from .runs import PHOTO, PHOTO_MODEL, check_folder, has_latest, latest_checkpoint, without_settings
 from .trials import find_augmentation_problem, find_list_problem, find_optimizer_problem
 
@@ -55,7 +55,6 @@ WITHOUT_EFFECT = [
     ("text_pad_multiple", None, "its captions are packed without padding"),
     ("zeroshot_frequency", 2, "there is no zero-shot classification by ImageNet"),
 ]
-NEW_LOGGERS, NEW_OPTIMIZERS = (["trackio"], ["nadamw"]) if MAJOR > 3 else ([], [])
 GREATEST, ABOVE_0 = sys.float_info.max, sys.float_info.min
 # Ranges of numbers: in words, the least, the greatest, the flags.
 NUMBERS = [
@@ -139,9 +138,10 @@ def find_image_problem(args) -> str | None:
     """Check that the image tower starts from weights that fit it."""
     if isinstance(args.pretrained_image, str) and args.pretrained:
         return f"--pretrained {args.pretrained} has an image tower already: leave out --pretrained-image"
-    if is_lit(args.model) and args.lock_image and not (args.pretrained_image or args.pretrained or args.resume):
+    borrowed = has_patch_tower(args.model) and not is_captioner(args.model)
+    if borrowed and args.lock_image and not (args.pretrained_image or args.pretrained or args.resume):
         return f"--model {args.model}: --lock-image locks an untrained image tower: give --pretrained-image RUN"
-    if isinstance(args.pretrained_image, str) and (is_captioner(args.model) or is_lit(args.model)):
+    if isinstance(args.pretrained_image, str) and has_patch_tower(args.model):
         size = args.force_image_size
         image_source.check(args.pretrained_image, args.model, args.force_quick_gelu,
                            size[0] if isinstance(size, list) and len(size) == 1 else size)
@@ -155,11 +155,11 @@ def find_value_problem(args) -> str | None:
     for logger in ("wandb", "tensorboard"):
         if (logger in args.report_to or "all" in args.report_to) and find_spec(logger) is None:
             return f"--report-to {args.report_to} needs {logger}: pip install {logger}"
-    if unknown := set(filter(None, args.report_to.split(","))) - {"wandb", "tensorboard", "all", *NEW_LOGGERS}:
+    if unknown := set(filter(None, args.report_to.split(","))) - {"all", *version.LOGGERS}:
         return f"--report-to {', '.join(sorted(unknown))} is not known: give wandb, tensorboard or wandb,tensorboard"
-    if args.trace and args.train_data:
+    if getattr(args, "trace", False) and args.train_data:  # 4.x has no such flag
         return f"--trace: {NOT_FOR_CAPTIONERS['trace']}"
-    if getattr(args, "horovod", False) and find_spec("horovod") is None:  # 4.x has no such flag
+    if getattr(args, "horovod", False) and find_spec("horovod") is None:
         return f"--horovod needs horovod, which is not installed: {NOT_FOR_CAPTIONERS['horovod']}"
     if args.distill_model and args.distill_pretrained and (args.accum_freq > 1 or "coca" in args.model.lower()):
         return (f"--distill-model {args.distill_model} works with --accum-freq 1 only, and with no CoCa: OpenCLIP's "
@@ -172,8 +172,8 @@ def find_value_problem(args) -> str | None:
         return f"--device {args.device} is not known: give cuda, cuda:1, cpu or mps"
     if device.type == "cuda" and torch.cuda.is_available() and (device.index or 0) >= torch.cuda.device_count():
         return f"--device {args.device}: there are only {torch.cuda.device_count()} GPUs, counted from 0"
-    if args.opt.lower() not in ("adamw", *NEW_OPTIMIZERS) and not args.opt.lower().startswith("timm/"):
-        return f"--opt {args.opt} is not known: give {', '.join(('adamw', *NEW_OPTIMIZERS))} or timm/NAME"
+    if args.opt.lower() not in version.OPTIMIZERS and not args.opt.lower().startswith("timm/"):
+        return f"--opt {args.opt} is not known: give {', '.join(version.OPTIMIZERS)} or timm/NAME"
     if args.lr_scheduler not in ("cosine", "const", "const-cooldown"):
         return f"--lr-scheduler {args.lr_scheduler} is not known: give cosine, const or const-cooldown"
     if args.lr_scheduler == "const-cooldown" and args.epochs_cooldown is None:
@@ -185,13 +185,13 @@ def find_value_problem(args) -> str | None:
 
 def find_captioner_problem(args) -> str | None:
     """Check flags that only captioners take, and those that captioners do not take."""
-    contrasts = contrastive_weight(args.model) > 0
+    contrasts = getattr(class_named(args.model), "contrasts", False)
     for flag, instead in NOT_FOR_CAPTIONERS.items():
         if getattr(args, flag, None) and is_captioner(args.model) and not (contrasts and flag == "siglip"):
             return f"--{flag.replace('_', '-')} is not supported for the captioner {args.model}: {instead}"
-    for flag in ("image_lr_scale", "unlock_image_after", "cache_features", "learn_image_bn_stats"):
-        fits = is_captioner(args.model) or flag in ("cache_features", "learn_image_bn_stats") and is_lit(args.model)
-        if getattr(args, flag, None) is not None and not fits:
+    for flag, fits in (("image_lr_scale", is_captioner), ("unlock_image_after", is_captioner),
+                       ("cache_features", has_patch_tower), ("learn_image_bn_stats", has_patch_tower)):
+        if getattr(args, flag, None) is not None and not fits(args.model):
             return f"--{flag.replace('_', '-')} is for captioners, which {args.model} is not: leave it out"
     if contrasts and number_of_processes() > 1 and not (args.gather_with_grad or args.siglip):
         # OpenCLIP's loss would lack the gradients from other processes, and the mean would divide by their number.
@@ -220,6 +220,7 @@ def find_vq_problem(args) -> str | None:
     if not args.pretrained and not (has_latest(args) if args.resume == "latest" else args.resume):
         return (f"{args.model}: its VQ-VAE is untrained. Train one by open_clip_mdc vq fit --model {args.model} ... "
                 f"--out vq.pt and give it by --pretrained vq.pt")
+    from ..models.vq import VQCfg, convolutions
     convolutions(VQCfg(**vq_cfg))  # raises if diffusers is missing
     return None
 
@@ -265,7 +266,7 @@ def find_warnings(args) -> Iterator[str]:
             if getattr(args, flag):
                 yield f"--{flag.replace('_', '-')} has no effect on a CSV file"
         yield from (f"--train-data: {warning}" for warning in warn_of_rows(args.train_data, args))
-    contrasts = contrastive_weight(args.model) > 0
+    contrasts = getattr(class_named(args.model), "contrasts", False)
     for flag, silent, why in WITHOUT_EFFECT if is_captioner(args.model) else ():
         if getattr(args, flag, silent) != silent and not (contrasts and why == GATHERED):
             yield f"--{flag.replace('_', '-')} has no effect on a captioner: {why}"

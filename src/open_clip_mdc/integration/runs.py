@@ -24,6 +24,7 @@ WEIGHTS_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.safeten
 SIGLIP_ARGS = {"init_logit_scale": math.log(10), "init_logit_bias": -10}  # as in open_clip_train.main
 PHOTO, PHOTO_MODEL = "photo", "MDC-small-timm-tf_efficientnet_lite0"  # the packaged captioner and its architecture
 CONFIG = "open_clip_config.json"
+LIMIT = 1e38  # float32 has infinity above
 IMAGE_SETTINGS = ("mean", "std", "interpolation", "resize_mode")
 KNOWN = {"interpolation": ("bicubic", "bilinear", "random"), "resize_mode": ("shortest", "longest", "squash")}
 
@@ -183,8 +184,11 @@ def checked_settings(told: dict, where: Path | str) -> dict:
     told = {name: told[name] for name in (*IMAGE_SETTINGS, "size") if told.get(name) is not None}
     for name in told.keys() & {"mean", "std"}:
         x = told[name]
-        if not (isinstance(x, (list, tuple)) and len(x) == 3 and all(type(number) in (int, float) for number in x)):
-            raise ValueError(f"{where}: its image {name} is {str(x)[:80]}, not three numbers")
+        least = -LIMIT if name == "mean" else 0
+        if not (isinstance(x, (list, tuple)) and len(x) in (1, 3)
+                and all(type(number) in (int, float) and least < number < LIMIT for number in x)):
+            raise ValueError(f"{where}: its image {name} is {str(x)[:80]}, not three numbers"
+                             + " above 0" * (name == "std"))
         told[name] = list(x)
     for name in told.keys() & KNOWN.keys():
         if told[name] not in KNOWN[name]:

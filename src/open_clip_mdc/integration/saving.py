@@ -7,7 +7,7 @@ import torch
 from ..data import weights
 from ..data.files import new_file
 from .hook import hook
-from .openclip import MAJOR
+from .openclip import version
 from .runs import latest_checkpoint
 
 
@@ -46,9 +46,9 @@ def pt_load(original, file_path, map_location=None):
     weights.check_finite(content, path)
     bare = weights.state_dict(content, path)
     if isinstance(content.get("epoch"), int) and {"state_dict", "optimizer"} <= content.keys():
-        if ("global_step" in content) != (MAJOR > 3):  # only 4.x stores it. Its optimizer has other parameter groups
-            raise ValueError(f"{file_path} was trained with OpenCLIP {'3' if MAJOR > 3 else '4'}.x, this is {MAJOR}.x: "
-                             "resume it there, or give its weights by --pretrained")
+        if ("global_step" in content) != version.COUNTS_STEPS:  # the other version's optimizer has other groups
+            raise ValueError(f"{file_path} was trained with OpenCLIP {version.OTHER}, this is {version.NAME}: resume "
+                             "it there, or give its weights by --pretrained")
         return {**content, "state_dict": bare}
     if "epoch" in content or "state_dict" in content:
         raise ValueError(f"{file_path} holds weights, but no epoch and optimizer to resume from: give it by "

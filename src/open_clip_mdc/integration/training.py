@@ -2,22 +2,23 @@
 import json
 import logging
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from inspect import signature
 from pathlib import Path
 
 import numpy as np
+import open_clip
 import torch
 
 from ..data import weights
 from ..data.files import new_file
 from ..models.captioner import Captioner
-from ..models.lit import patch_tower
-from ..objectives.loss import CaptionLoss
-from .configs import contrastive_weight
+from ..models.towers import patch_tower
 from .data import seed_noise
-from .factory import trains_captioner
+from .factory import class_named, trains_captioner
 from .finite import WatchedLoss, check_weights
 from .hook import hook
+from .openclip import version
 from .validation import nelbo
 
 
@@ -26,8 +27,8 @@ def caption_loss(args, contrastive):
 
     `contrastive()` returns OpenCLIP's own loss for the same flags, which some captioners add to theirs.
     """
-    weight = contrastive_weight(args.model)
-    loss = CaptionLoss(contrastive(), weight) if weight else CaptionLoss()
+    caption_cfg = open_clip.get_model_config(args.model)["caption_cfg"]
+    loss = class_named(args.model).caption_loss(caption_cfg, contrastive)
     return loss if getattr(args, "allow_nonfinite_loss", False) else WatchedLoss(loss, args)
 
 
@@ -36,6 +37,14 @@ def unwrap(model):
     for wrapper in ("trainable_module", "_orig_mod", "module", "_orig_mod"):
         model = getattr(model, wrapper, model)
     return model
+
+
+@hook
+def create_loss(original, args, *model, **rest):
+    """Wrap OpenCLIP's `create_loss` (4.x: `create_task`): a captioner has a loss of its own."""
+    if not trains_captioner(args):
+        return original(args, *model, **rest)
+    return version.with_loss(partial(caption_loss, args), original, args, *model, **rest)
 
 
 @contextmanager
@@ -94,7 +103,7 @@ def evaluate(original, model, data, epoch, args, **rest):
     if not trains_captioner(args):
         return original(model, data, epoch, args, **rest)
     # OpenCLIP runs its contrastive validation if there is a "val".
-    paired = {"val": data["val"]} if "val" in data and contrastive_weight(args.model) else {}
+    paired = {"val": data["val"]} if "val" in data and class_named(args.model).contrasts else {}
     data = {"captions" if name == "val" else name: info for name, info in data.items()} | paired
     try:
         return original(model, data, epoch, args, **rest)

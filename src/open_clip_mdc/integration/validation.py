@@ -13,8 +13,8 @@ from open_clip import get_input_dtype
 from open_clip_train.precision import get_autocast
 
 from ..models.captioner import Captioner
-from ..objectives.base import golden_ratio_points
 from ..objectives.replace_process import prior_kl
+from ..objectives.times import golden_ratio_points
 from ..text.packing import pack
 from .data import pair
 

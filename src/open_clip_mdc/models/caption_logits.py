@@ -1,23 +1,29 @@
-"""Logits of predicted tokens only, which decoding (Eq. 6) and scoring (Eq. 8) ask for. Padding costs no compute.
+"""Logits of a captioner for given texts, which decoding (Eq. 6) and scoring (Eq. 8) ask for.
 
-Dimensions: B images, R captions (R/B consecutive rows per image), L positions, M predicted tokens, V vocabulary.
+Dimensions: B images, R captions (R/B consecutive rows per image), L positions, M predicted tokens, V vocabulary,
+W decoder width.
 """
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..text.packing import LENGTH_MULTIPLE, each_tensor, in_few_sizes, pack_tokens
+from ..objectives.replace_process import infer_time
+from ..text.packing import LENGTH_MULTIPLE, Packed, each_tensor, in_few_sizes, pack_tokens
+from ..text.special_tokens import PAD_ID, mask_id, valid_tokens
 from .decoder import TextDecoder
 from .interface import ImageKV
-from .step_graphs import StepGraphs
+
+if TYPE_CHECKING:
+    from .step_graphs import StepGraphs
 
 
 class CaptionLogits:
     """A `TokenLogits` for captions of known lengths. They are packed once for any number of decoder calls."""
 
     def __init__(self, decoder: TextDecoder, image_kv: ImageKV, lengths: Sequence[int], causal: bool,
-                 infer_time: Callable | None, graphs: StepGraphs | None = None):
+                 infer_time: Callable | None, graphs: "StepGraphs | None" = None):
         """Pack the positions of R captions of these lengths.
 
         Args:
@@ -28,8 +34,8 @@ class CaptionLogits:
         self.forward = decoder if graphs is None else graphs.of(decoder)
         device = image_kv[0][0].device
         lengths = torch.as_tensor(lengths)
-        valid = torch.arange(int(lengths.max())) < lengths[:, None]
-        place = torch.arange(valid.numel()).view_as(valid)  # into the text, packed like its tokens
+        valid = torch.arange(int(lengths.max())) < lengths[:, None]  # [R, L]
+        place = torch.arange(valid.numel()).view_as(valid)  # [R, L] into the text, packed like its tokens
         packed = pack_tokens(place, valid, causal) if graphs is None or valid.all() else in_few_sizes(
             pack_tokens(place, valid, causal, LENGTH_MULTIPLE))
         self.packed = each_tensor(packed, lambda x: x.to(device, non_blocking=True))
@@ -42,6 +48,69 @@ class CaptionLogits:
             time = self.infer_time(text, self.packed.valid.sum(1))
         token = text.flatten()
         if self.packed.place is not None:
-            token = token.index_select(0, self.packed.token)
-        hidden = self.forward(self.packed._replace(token=token), self.image_kv, time)
+            token = token.index_select(0, self.packed.token)  # [N]
+        hidden = self.forward(self.packed._replace(token=token), self.image_kv, time)  # [N, W]
         return self.decoder.output(hidden.index_select(0, self.predictor.index_select(0, predicted)))
+
+
+class CaptionReader(nn.Module):
+    """What decoding and scoring ask of a model with `text`, an `objective` and patch tokens of images."""
+
+    @property
+    def causal(self) -> bool:
+        """Return True if captions are scored and decoded from left to right."""
+        return self.objective.order == "causal"
+
+    def check_length(self, tokens: int) -> None:
+        """Raise ValueError if a text is longer than the context. (On CUDA a bad index would end the process.)"""
+        if tokens > self.context_length:
+            raise ValueError(f"a text of {tokens} tokens, SOT and EOT included, is longer than this model's context "
+                             f"of {self.context_length}")
+
+    def token_logits(self, image_kv: ImageKV, lengths: Sequence[int],
+                     graphs: "StepGraphs | None" = None) -> CaptionLogits:
+        """Return a function from texts to logits of predicted tokens only. Padding costs no compute.
+
+        Args:
+            image_kv: `self.text.project_image(...)` of B images. R/B consecutive rows belong to each.
+            lengths: number of tokens in each of the R rows, at least one.
+            graphs: run the decoder, without gradients.
+
+        Raises ValueError if a length exceeds the context.
+        """
+        self.check_length(max(lengths))
+        infer_time = None if self.text.time_embedding is None else self.infer_time
+        return CaptionLogits(self.text, image_kv, lengths, self.causal, infer_time, graphs)
+
+    def infer_time(self, text: Tensor, lengths: Tensor) -> Tensor | None:
+        """Return each row's step, long [R], judged by its share of masks. None if the decoder reads no step.
+
+        Args: `text` is long [R, L], `lengths` [R] counts the tokens of each row.
+        """
+        if self.text.time_embedding is None:
+            return None
+        share = (text == mask_id(self.vocab_size)).sum(1).double() / (lengths - 1).clamp(min=1)  # [R], without SOT
+        return infer_time(share, self.objective.schedule(self.vocab_size, text.device))
+
+    def logits(self, image: Tensor, text: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Return logits at every position of a text, [B, L, V]. It is simple and slow, for tests and notebooks.
+
+        Position i predicts token i in a bidirectional model, and token i + 1 in a causal one.
+
+        Args:
+            text: long [B, L], mask ids included.
+            valid: bool [B, L], False at padding. By default True up to the first EOT. Give it if EOT is masked.
+
+        Raises ValueError if the text is longer than the context, or if `valid` is needed to know where it ends.
+        """
+        self.check_length(text.shape[1])
+        if valid is None:
+            valid = valid_tokens(text, self.vocab_size)
+            endless = (valid.all(-1) & (text[:, -1] == PAD_ID)).nonzero()
+            if len(endless):
+                raise ValueError(f"text {int(endless[0])} has no EOT and ends in padding: give `valid` [B, L] too")
+        position = torch.arange(text.shape[1], device=text.device).repeat(len(text))  # [B*L]
+        image_kv = self.text.project_image(self.encode_image_tokens(image))
+        hidden = self.text(Packed(text.flatten(), position, None, valid, True, self.causal), image_kv,
+                           self.infer_time(text, valid.sum(1)))  # [B*L, W]
+        return self.text.output(hidden).view(*text.shape, -1)

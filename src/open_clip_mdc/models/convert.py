@@ -13,8 +13,9 @@ from open_clip.timm_model import TimmModel
 from open_clip.transformer import QuickGELU, ResidualAttentionBlock, VisionTransformer
 from torch import Tensor, nn
 
-from . import encoder, names, trunk
+from . import names
 from .captioner import Captioner
+from .towers import patch_tokens, tower
 
 if TYPE_CHECKING:
     from transformers import CLIPVisionModel
@@ -62,14 +63,14 @@ def timm_model(visual: nn.Module) -> nn.Module:
         architecture = CLIP_IN_TIMM
         options |= {
             "fc_norm": False, "img_size": tuple(visual.image_size), "patch_size": visual.patch_size[0],
-            "embed_dim": encoder.width(visual), "depth": len(visual.transformer.resblocks),
-            "num_heads": block.attn.num_heads, "mlp_ratio": block.mlp.c_fc.out_features / encoder.width(visual),
+            "embed_dim": tower(visual).width, "depth": len(visual.transformer.resblocks),
+            "num_heads": block.attn.num_heads, "mlp_ratio": block.mlp.c_fc.out_features / tower(visual).width,
             "pre_norm": pre_norm, "act_layer": act_layer, **TIMM_NORMS[visual.ln_post.eps],
             **({} if scale is None else {"init_values": 1.0}),
         }
         weights = names.to_timm(visual.state_dict())
         if not pre_norm:  # then timm's patch embedding has a bias
-            weights["patch_embed.proj.bias"] = torch.zeros(encoder.width(visual))
+            weights["patch_embed.proj.bias"] = torch.zeros(tower(visual).width)
     try:
         model = timm.create_model(architecture, **options)
         model.load_state_dict(weights, strict=getattr(visual, "has_last_norm", True))  # the head of a map is untrained
@@ -84,7 +85,7 @@ def timm_model(visual: nn.Module) -> nn.Module:
 def timm_tokens(visual: nn.Module, model: nn.Module, image: Tensor) -> Tensor:
     """Return patch tokens [B, P, D] of the network that `timm_model` made of `visual`."""
     x = model.forward_features(image)
-    return trunk.of_last(visual, x) if isinstance(visual, TimmModel) else x[:, model.num_prefix_tokens:]
+    return tower(visual).of_last(x) if isinstance(visual, TimmModel) else x[:, model.num_prefix_tokens:]
 
 
 def clip_vision_model(visual: nn.Module) -> "CLIPVisionModel":
@@ -100,7 +101,7 @@ def clip_vision_model(visual: nn.Module) -> "CLIPVisionModel":
     if height != width or isinstance(visual.ln_pre, nn.Identity) or hasattr(block.ls_1, "gamma"):
         raise ValueError("CLIPVisionModel needs square images, a LayerNorm before the blocks and no layer scale")
     model = CLIPVisionModel(CLIPVisionConfig(
-        hidden_size=encoder.width(visual), intermediate_size=block.mlp.c_fc.out_features,
+        hidden_size=tower(visual).width, intermediate_size=block.mlp.c_fc.out_features,
         num_hidden_layers=len(visual.transformer.resblocks), num_attention_heads=block.attn.num_heads,
         image_size=height, patch_size=visual.patch_size[0], hidden_act=act, layer_norm_eps=visual.ln_post.eps))
     weights = names.renamed(names.split(names.to_timm(visual.state_dict())), names.CLIP, back=True)
@@ -122,7 +123,7 @@ class ImageEncoder(nn.Module):
         self.visual = model.visual
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        tokens = encoder.patch_tokens(self.visual, image)
+        tokens = patch_tokens(self.visual, image)
         return tokens.mean(dim=1), tokens
 
 

@@ -8,14 +8,18 @@ D image width, W decoder width, H heads, V vocabulary.
 """
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
+from open_clip.model import CLIPTextCfg
+from open_clip.transformer import LayerNorm, LayerNormFp32, QuickGELU
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..text.packing import Packed
 from .interface import ImageKV
+from .length_head import fill_missing_from_init
 from .precision import autocast_dtype, in_chosen_precision, in_float32, in_training_step
 
 TextKV = list[tuple[Tensor, Tensor]]  # per layer: keys and values of the caption so far, [R, H, L, W/H] each
@@ -53,10 +57,10 @@ def attention_mask(packed: Packed, dtype: torch.dtype) -> tuple[Tensor | None, b
 class DecoderBlock(nn.Module):
     """Self-attention, cross-attention and MLP, each with a norm before it. One MLP per layer, as in CapPa."""
 
-    def __init__(self, width: int, heads: int, mlp_ratio: float, image_width: int, act_layer: Callable,
-                 norm_layer: Callable):
+    def __init__(self, cfg: CLIPTextCfg, image_width: int, act_layer: Callable, norm_layer: Callable):
         super().__init__()
-        self.heads = heads
+        width, hidden = cfg.width, int(cfg.width * cfg.mlp_ratio)
+        self.heads = cfg.heads
         self.ln_1 = norm_layer(width)
         self.self_qkv = nn.Linear(width, 3 * width)
         self.self_out = nn.Linear(width, width)
@@ -65,7 +69,6 @@ class DecoderBlock(nn.Module):
         self.cross_kv = nn.Linear(image_width, 2 * width)
         self.cross_out = nn.Linear(width, width)
         self.ln_3 = norm_layer(width)
-        hidden = int(width * mlp_ratio)
         self.mlp = nn.Sequential(OrderedDict(
             c_fc=nn.Linear(width, hidden), gelu=act_layer(), c_proj=nn.Linear(hidden, width)))
 
@@ -123,19 +126,25 @@ class TimeEmbedding(nn.Embedding):
 class TextDecoder(nn.Module):
     """Decoder blocks. The input embedding has V + 1 rows, the last for [MASK]. The output, not tied to it, has V."""
 
-    def __init__(self, vocab_size: int, context_length: int, width: int, heads: int, layers: int, mlp_ratio: float,
-                 image_width: int, act_layer: Callable, norm_layer: Callable, steps: int | None = None):
-        """Build the decoder. Args: `steps` is T for a decoder that reads the diffusion step, else None."""
+    def __init__(self, cfg: CLIPTextCfg, image_width: int, quick_gelu: bool = False,
+                 cast_dtype: torch.dtype | None = None, steps: int | None = None):
+        """Build the decoder in the size of a text tower. `steps` is T if it reads the diffusion step, else None."""
         super().__init__()
-        self.vocab_size = vocab_size
-        self.context_length = context_length
-        self.token_embedding = nn.Embedding(vocab_size + 1, width)
-        self.positional_embedding = nn.Parameter(torch.empty(context_length, width))
-        self.time_embedding = None if steps is None else TimeEmbedding(steps + 1, width)
+        act_layer = QuickGELU if quick_gelu else nn.GELU
+        norm_layer = LayerNormFp32 if cast_dtype in (torch.float16, torch.bfloat16) else LayerNorm
+        norm_layer = partial(norm_layer, **(cfg.norm_kwargs or {}))
+        self.vocab_size = cfg.vocab_size
+        self.context_length = cfg.context_length
+        self.token_embedding = nn.Embedding(cfg.vocab_size + 1, cfg.width)
+        self.positional_embedding = nn.Parameter(torch.empty(cfg.context_length, cfg.width))
+        self.time_embedding = None
+        if steps is not None:
+            self.time_embedding = TimeEmbedding(steps + 1, cfg.width)
+            self.time_embedding.register_load_state_dict_pre_hook(fill_missing_from_init)
         self.blocks = nn.ModuleList(
-            DecoderBlock(width, heads, mlp_ratio, image_width, act_layer, norm_layer) for _ in range(layers))
-        self.ln_final = norm_layer(width)
-        self.output = VocabularyProjection(width, vocab_size, bias=False)
+            DecoderBlock(cfg, image_width, act_layer, norm_layer) for _ in range(cfg.layers))
+        self.ln_final = norm_layer(cfg.width)
+        self.output = VocabularyProjection(cfg.width, cfg.vocab_size, bias=False)
         self.grad_checkpointing = False
         self.init_parameters()
 

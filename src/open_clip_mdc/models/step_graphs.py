@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from ..text.packing import Packed
-from . import encoder
 from .decoder import TextDecoder
 from .interface import ImageKV
 from .precision import autocast_dtype, with_cast_blocks
+from .towers import patch_tokens
 
 MAX_GRAPHS = 64  # inputs of further sizes run without a graph
 
@@ -87,4 +87,4 @@ class StepGraphs:
 
 def compile_for_captions(model: nn.Module) -> None:
     """Compile a `Captioner`'s image encoder, and let `generate` run its decoder as CUDA graphs. It must be on CUDA."""
-    model.patch_tokens, model.step_graphs = torch.compile(encoder.patch_tokens, dynamic=True), StepGraphs()
+    model.patch_tokens, model.step_graphs = torch.compile(patch_tokens, dynamic=True), StepGraphs()

@@ -19,8 +19,8 @@ from open_clip.transformer import QuickGELU, VisionTransformer
 from torch import Tensor, nn
 
 from ..data.weights import Misfit
-from . import encoder, names
-from .vq import VQTower
+from . import names
+from .towers import tower
 
 # What a whole model puts before the names of its image tower.
 PREFIXES = ("visual.", "tower.", "trunk.", "vision_model.", "dinov2.", "dinov2_with_registers.", "vit.")
@@ -35,21 +35,21 @@ ALIKE = ({"gelu", "gelu_pytorch_tanh"}, {1e-6, 1e-12})
 
 def fill(visual: nn.Module, found: Mapping[str, Tensor]) -> None:
     """Load the weights that `converted` returns into `visual`."""
-    network_of(visual).load_state_dict(found, strict=False)  # only BatchNorm's counters may be missing
+    tower(visual).network.load_state_dict(found, strict=False)  # only BatchNorm's counters may be missing
 
 
 def converted(visual: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights with the names and sizes of a tower, which may be on the meta device. Raises Misfit."""
-    if isinstance(visual, VQTower):
+    if tower(visual).has_mask:
         raise Misfit("its image tower is a frozen VQ-VAE, which comes from open_clip_mdc vq: give it by --pretrained")
-    network, weights = network_of(visual), names.to_timm(image_part(given))
+    network, weights = tower(visual).network, names.to_timm(image_part(given))
     if "attn_pool.ln_k.weight" in weights and not any(name.startswith("attn_pool_contrastive.") for name in weights):
         weights |= {f"norm.{name}": weights[f"attn_pool.ln_k.{name}"] for name in ("weight", "bias")}
     elif "norm.weight" not in weights:
         weights = {name.replace("fc_norm.", "norm."): x for name, x in weights.items()}
     if isinstance(network, VisionTransformer):
         weights = _sized(network, names.to_native(weights))
-    elif network is not visual and network is not encoder.region_tower(visual):
+    elif isinstance(tower(visual).core, TimmModel):
         weights = _adapted(network, weights)
     own = {name: x for name, x in network.state_dict().items() if not name.endswith(COUNTS)}
     extra = [name for name in weights if name not in own and not name.endswith(COUNTS) and not HEADS.match(name)]
@@ -62,12 +62,6 @@ def converted(visual: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tenso
                 for words, found in (("it lacks", missing), ("it has too much", extra)) if found]
         raise Misfit(", ".join(told))
     return {name: weights[name] for name in network.state_dict() if name in weights}
-
-
-def network_of(visual: nn.Module) -> nn.Module:
-    """Return the network in a tower that another library has, too: timm's model or OpenCLIP's ViT."""
-    tower = encoder.region_tower(visual)
-    return tower.trunk if isinstance(tower, TimmModel) else tower
 
 
 def image_part(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -128,7 +122,7 @@ def _activation(act: nn.Module | None) -> str | None:
 
 def check_traits(visual: nn.Module, given: Mapping[str, object]) -> None:
     """Raise Misfit if `given`, the settings that are known of the weights' network, differ from the tower's."""
-    for name, own in traits(network_of(visual)).items():
+    for name, own in traits(tower(visual).network).items():
         other = given.get(name)
         if None not in (own, other) and own != other and not any({own, other} <= same for same in ALIKE):
             raise Misfit(f"its {name} is {other}, here {own}")

@@ -9,6 +9,7 @@ With `quantise` false, latents are mapped linearly instead of coded. This contro
 
 Dimensions: B images, P = h w places, K codes, C latent width, D width of the embedding.
 """
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from open_clip import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from torch import Tensor, nn
 
 from .precision import without_autocast
+from .towers.base import TOWERS, Tower
 
 PREFIX = "visual.vq."  # names of the frozen weights in a checkpoint begin so
 IMAGES_PER_CHUNK = 16  # for [B, P, K], which would take 1.5 GB at the paper's batch of 128
@@ -165,3 +167,27 @@ class VQTower(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         return {"row_embedding", "column_embedding"}
+
+
+class Codes(Tower):
+    """The tokens of a `VQTower`."""
+
+    matches = VQTower
+    has_mask = True
+
+    def __init__(self, module: VQTower):
+        super().__init__(module)
+        self.width = module.embedding.shape[1]
+
+    def tokens(self, image: Tensor, masked: Tensor | None = None) -> Tensor:
+        return self.module(image, masked)[1]
+
+    def load(self, state_dict: Mapping[str, Tensor]) -> bool:
+        """Load a file with only the VQ-VAE (`open_clip_mdc vq`)."""
+        if not all(name.startswith(PREFIX) for name in state_dict):
+            return False
+        self.module.load_vq({name.removeprefix(PREFIX): weight for name, weight in state_dict.items()})
+        return True
+
+
+TOWERS.append(Codes)

@@ -7,13 +7,11 @@
     arc    Autoregressive. Nothing is masked, the decoder is causal, every token has weight 1 (the negative of Eq. 7).
     cappa  CapPa's mix: 75 % of the captions in parallel, 25 % autoregressive (Tschannen et al. 2023, Sec. 3).
     mcd    MC-Diffusion's mask-and-replace diffusion in 100 steps (replace_process.py), a row per schedule.
-    complementary  Two views of each caption, as in LaViDa. One masks what the other shows, so every token is learnt.
-    two-views      The control of complementary: the same two rates, but independent masks.
 
 The continuous-time bound and its weight are those of MDLM (Sahoo et al. 2024) and MD4 (Shi et al. 2024).
 """
 from . import autoregressive, masked, replace  # noqa: F401  each registers its objectives
-from .base import CaptionCfg
+from .config import CaptionCfg
 from .registry import OBJECTIVES, Objective, register_objective
 
 __all__ = ["OBJECTIVES", "CaptionCfg", "Objective", "register_objective"]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..text.packing import NoisedCaptions
 from ..text.special_tokens import mask_id, target_tokens
-from .base import CaptionCfg
+from .config import CaptionCfg
 from .registry import register_objective
 
 CAPPA_AUTOREGRESSIVE_FRACTION = 0.25

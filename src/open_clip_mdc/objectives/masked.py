@@ -2,14 +2,12 @@
 
 Dimensions: B captions of one process, L positions, V vocabulary.
 """
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from ..text.packing import NoisedCaptions
 from ..text.special_tokens import mask_id, target_tokens
-from .base import CaptionCfg
+from .config import CaptionCfg
 from .registry import register_objective
 
 
@@ -55,27 +53,3 @@ def masked_diffusion(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
     # torch.where, not a product: for tiny t the weight is infinite in float32, and 0 * inf is NaN.
     weight = torch.where(masked, loss_weight(t, cfg.loss_weight)[:, None], 0)
     return NoisedCaptions(noisy, masked, weight, target, False, t)
-
-
-def two_views(complementary: bool) -> Callable:
-    """Return an objective with two views of each caption, masked at rates t and 1 - t. Not in the paper.
-
-    Rows 2b and 2b + 1 are of image b, each weighted as in Algorithm 1. The second view masks exactly what the first
-    shows if `complementary`, otherwise its mask is independent. Each view is unbiased for its own t.
-    """
-    def corrupt(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
-                generator: torch.Generator | None = None) -> NoisedCaptions:
-        target = target_tokens(text, vocab_size)
-        t = sample_t(u, cfg.t_min, cfg.t_max).to(text.device)
-        first = forward_process(text, target, t, vocab_size, generator)[1]
-        second = target & ~first if complementary else forward_process(text, target, 1 - t, vocab_size, generator)[1]
-        t, masked = torch.stack((t, 1 - t), 1).flatten(), torch.stack((first, second), 1).flatten(0, 1)
-        text, target = text.repeat_interleave(2, 0), target.repeat_interleave(2, 0)
-        weight = torch.where(masked, loss_weight(t, cfg.loss_weight)[:, None], 0)
-        return NoisedCaptions(text.masked_fill(masked, mask_id(vocab_size)), masked, weight, target, False, t)
-
-    return corrupt
-
-
-register_objective("complementary", corrupt_full_interval=whole_interval)(two_views(True))
-register_objective("two-views", corrupt_full_interval=whole_interval)(two_views(False))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..text.packing import NoisedCaptions, Predicted
 from ..text.special_tokens import mask_id, target_tokens
-from .base import CaptionCfg
+from .config import CaptionCfg
 from .loss import full_precision
 from .registry import register_objective
 from .replace_process import Schedule, bound_terms, make_schedule, noise

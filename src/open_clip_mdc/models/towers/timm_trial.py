@@ -1,26 +1,13 @@
-"""Patch tokens of encoders that were made to classify: timm's models of any kind, and CLIP's ResNets.
+"""What is known of a timm encoder only by trying it: the grid of its tokens, and parameters that they do not need.
 
 A ViT gives prefix tokens (class, registers) and then patch tokens. A convolutional network gives its last feature map,
-one token per position. If a network does not end in a LayerNorm, tokens are normalised here, without parameters.
-
-Dimensions: B images, P patches, D width.
+one token per position. If a network does not end in a LayerNorm, its tokens are normalised without parameters.
 """
 import math
 
 import torch
-import torch.nn.functional as F
-from open_clip.modified_resnet import ModifiedResNet
 from open_clip.timm_model import TimmModel
 from torch import Tensor, nn
-
-
-class _Features(nn.Module):
-    def __init__(self, trunk: nn.Module):
-        super().__init__()
-        self.trunk = trunk
-
-    def forward(self, image: Tensor) -> Tensor:
-        return self.trunk.forward_features(image)
 
 
 def settle(visual: TimmModel, name: str) -> None:
@@ -59,11 +46,21 @@ def _made_for(trunk: nn.Module) -> tuple[int, int]:
     return tuple(size or trunk.pretrained_cfg["input_size"][1:])
 
 
+class _Features(nn.Module):
+    def __init__(self, trunk: nn.Module):
+        super().__init__()
+        self.trunk = trunk
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.trunk.forward_features(image)
+
+
 def _trial(trunk: nn.Module, size: tuple[int, int]) -> tuple[Tensor, list[str]]:
     """Return the tokens of an image on the meta device, and the names of parameters without a gradient."""
     features, training = _Features(trunk), trunk.training
     state = {name: torch.empty_like(x, device="meta").requires_grad_(isinstance(x, nn.Parameter))
              for name, x in (*features.named_parameters(), *features.named_buffers())}
+    # The model may be built inside a context without gradients, and this pass needs them.
     with torch.inference_mode(False), torch.enable_grad():
         try:
             tokens = torch.func.functional_call(features.eval(), state, torch.empty(1, 3, *size, device="meta"))
@@ -77,39 +74,7 @@ def _trial(trunk: nn.Module, size: tuple[int, int]) -> tuple[Tensor, list[str]]:
 
 def _grid(trunk: nn.Module, count: int) -> tuple[int, int] | None:
     grid = tuple(getattr(getattr(trunk, "patch_embed", None), "grid_size", None) or ())
+    if len(grid) == 2 and math.prod(grid) == count:
+        return grid
     side = math.isqrt(count)
-    return grid if len(grid) == 2 and math.prod(grid) == count else (side, side) if side * side == count else None
-
-
-def settle_resnet(visual: ModifiedResNet) -> None:
-    """Remove the attention pooling of CLIP's ResNet, so that it returns its last feature map."""
-    side = visual.image_size // 32
-    visual.width, visual.grid_size = visual.attnpool.c_proj.in_features, (side, side)
-    visual.attnpool = nn.Identity()
-    visual.to(memory_format=torch.channels_last)
-
-
-def tokens(visual: nn.Module, image: Tensor) -> Tensor:
-    """Return normalised tokens [B, P, D], without class and register tokens, after `settle` or `settle_resnet`."""
-    if isinstance(visual, ModifiedResNet):
-        return _of_map(visual(image), True, False)
-    return of_last(visual, visual.trunk.forward_features(image))
-
-
-def stages(visual: TimmModel, image: Tensor) -> list[Tensor]:
-    """Return the tokens of each stage of a convolutional network, each with its own P and D, and then `tokens`."""
-    if not hasattr(visual.trunk, "forward_intermediates"):
-        return [tokens(visual, image)]
-    last, maps = visual.trunk.forward_intermediates(image, output_fmt="NCHW")
-    return [*(_of_map(x, True, False) for x in maps), of_last(visual, last)]
-
-
-def of_last(visual: TimmModel, x: Tensor) -> Tensor:
-    """Return `tokens` [B, P, D] from the output of timm's `forward_features`."""
-    return _of_map(x if x.ndim == 4 else x[:, visual.num_prefix:], visual.channels_first, visual.has_last_norm)
-
-
-def _of_map(x: Tensor, channels_first: bool, normalised: bool) -> Tensor:
-    if x.ndim == 4:
-        x = x.flatten(2).mT if channels_first else x.flatten(1, 2)
-    return x.contiguous() if normalised else F.layer_norm(x, x.shape[-1:])
+    return (side, side) if side * side == count else None

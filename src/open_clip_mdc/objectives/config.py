@@ -1,44 +1,8 @@
-"""`CaptionCfg`, the part of a model config that chooses an objective, and the random numbers of times and masks.
-
-Dimensions: B captions or images of one process, P patches.
-"""
+"""`CaptionCfg`, the part of a model config that chooses an objective."""
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from .registry import OBJECTIVES
-
-GOLDEN_RATIO = (5 ** 0.5 - 1) / 2
-
-
-def stratified_uniform(batch_size: int, u0: float, rank: int = 0, world_size: int = 1) -> Tensor:
-    """Return stratified uniform numbers, float64 [B] in (0, 1]: one in each of the global batch's equal strata.
-
-    The strata of each rank alone cover the interval, too. Give all ranks the same random number `u0` in [0, 1).
-    """
-    stratum = torch.arange(batch_size, dtype=torch.float64) * world_size + rank
-    return (stratum + (1 - u0)) / (batch_size * world_size)
-
-
-def golden_ratio_points(first: int, batch_size: int) -> Tensor:
-    """Return fixed numbers, float64 [B], that cover (0, 1] evenly, for samples `first`, `first` + 1, ..."""
-    # Consecutive multiples of the golden ratio modulo 1 are evenly spread, however the data set is batched.
-    index = torch.arange(first, first + batch_size, dtype=torch.float64)
-    return 1 - (0.5 + index * GOLDEN_RATIO) % 1
-
-
-def mask_condition(shape: tuple[int, int], drop: float, rate: float, generator: torch.Generator | None = None,
-                   device: torch.device | str = "cpu") -> Tensor:
-    """Draw which image features are masked, bool [B, P], True where masked (MC-Diffusion, Algorithm 1).
-
-    Each image is chosen with probability `drop`, and each feature of a chosen image is masked with probability `rate`.
-    """
-    def draw(*size: int) -> Tensor:
-        return torch.rand(size, generator=generator, device=device)
-
-    return (draw(shape[0], 1) < drop) & (draw(*shape) < rate)
 
 
 @dataclass
@@ -75,7 +39,6 @@ class CaptionCfg:
                 or self.condition_zeros and not any(rates):
             raise ValueError("caption_cfg needs condition_drop and condition_mask of 0 to 1, both or neither of them "
                              f"0, and condition_zeros only with them; not {rates}, {self.condition_zeros}")
-
         if not 0 <= self.contrastive_weight < math.inf or self.contrastive_weight and self.condition_drop:
             raise ValueError("caption_cfg.contrastive_weight should be 0 or more and finite, and 0 with "
                              f"condition_drop, which hides the image; not {self.contrastive_weight}")

@@ -1,4 +1,4 @@
-"""`ContrastiveCaptioner`: a captioner that is also trained with CLIP's contrastive loss, as CoCa and SigLIP 2 are.
+"""A captioner that is also trained with CLIP's contrastive loss, as CoCa and SigLIP 2 are.
 
 The image is encoded once. The mean of its patch tokens is projected for the contrastive loss, and the decoder attends
 to the tokens. A text tower of CLIP, as large as the decoder, encodes the texts. The paper has no such model.
@@ -6,6 +6,7 @@ to the tokens. A text tower of CLIP, as large as the decoder, encodes the texts.
 Dimensions: B images and texts, P patches, L positions, D image width, E width of the embeddings.
 """
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,34 +16,68 @@ from open_clip.model import CLIPTextCfg, CLIPVisionCfg, _build_text_tower
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..objectives.base import CaptionCfg
+from ..integration.factory import OpenCLIPCaptioner
+from ..objectives.config import CaptionCfg
+from ..objectives.loss import CaptionLoss
 from ..text.packing import Captions
-from .captioner import Captioner
 
 
-class ContrastiveCaptioner(Captioner):
-    """A captioner with CLIP's text tower beside its decoder.
+def projection(width: int, embed_dim: int) -> nn.Parameter:
+    """Return a linear projection [D, E], initialised as CLIP's."""
+    return nn.Parameter(width ** -0.5 * torch.randn(width, embed_dim))
+
+
+def project(image_embs: Tensor, weight: Tensor) -> Tensor:
+    """Return the projected mean of patch tokens, [B, E] from [B, P, D]."""
+    feature = image_embs.mean(dim=1)
+    return feature @ weight.to(feature.dtype)
+
+
+class ContrastiveLoss(CaptionLoss):
+    """A captioner's loss, and OpenCLIP's loss of image and text features at a weight."""
+
+    def __init__(self, contrastive: Callable[..., Tensor], weight: float = 1.0):
+        super().__init__()
+        self.contrastive, self.weight = contrastive, weight
+
+    def forward(self, *, image_features: Tensor, text_features: Tensor, logit_scale: Tensor,
+                logit_bias: Tensor | None = None, output_dict: bool = False, **captions) -> Tensor | dict[str, Tensor]:
+        """Return the loss, or with `output_dict` its terms by name. The features are [B, E]."""
+        losses = super().forward(**captions, output_dict=True)
+        losses["contrastive_loss"] = self.weight * self.contrastive(image_features, text_features, logit_scale,
+                                                                    logit_bias)
+        return losses if output_dict else sum(losses.values())
+
+
+class OpenCLIPContrastiveCaptioner(OpenCLIPCaptioner):
+    """The captioner for a `caption_cfg` with a `contrastive_weight`, which has CLIP's text tower beside its decoder.
 
     OpenCLIP's train loop, evaluation and `ClipLoss` rely on `encode_image`, `encode_text`, the parameters `logit_scale`
     and `logit_bias` (for --siglip), and on normalised `image_features` and `text_features` in the output of `forward`.
     """
 
+    contrasts = True
+
     def __init__(self, embed_dim: int, vision_cfg: CLIPVisionCfg | dict[str, Any],
                  text_cfg: CLIPTextCfg | dict[str, Any], caption_cfg: CaptionCfg | dict[str, Any],
-                 quick_gelu: bool = False, cast_dtype: torch.dtype | None = None, vq_cfg: dict[str, Any] | None = None,
-                 init_logit_scale: float = math.log(1 / 0.07), init_logit_bias: float | None = None):
+                 init_logit_scale: float = math.log(1 / 0.07), init_logit_bias: float | None = None, **options):
         """Build the captioner first, so that its weights start as those of a plain captioner. Then the text tower.
 
         Args: those of OpenCLIP's model classes. E is `embed_dim`.
         """
-        super().__init__(None, vision_cfg, text_cfg, caption_cfg, quick_gelu, cast_dtype, vq_cfg)
+        super().__init__(None, vision_cfg, text_cfg, caption_cfg, **options)
         text_cfg = text_cfg if isinstance(text_cfg, dict) else asdict(text_cfg)
-        self.text_tower = _build_text_tower(embed_dim, CLIPTextCfg(**text_cfg), quick_gelu, cast_dtype)
+        own = {key: options[key] for key in ("quick_gelu", "cast_dtype") if key in options}
+        self.text_tower = _build_text_tower(embed_dim, CLIPTextCfg(**text_cfg), **own)
         self.image_projection = projection(self.image_width, embed_dim)
         del self.logit_scale  # the buffer
         self.logit_scale = nn.Parameter(torch.tensor(init_logit_scale))
         if init_logit_bias is not None:
             self.logit_bias = nn.Parameter(torch.tensor(float(init_logit_bias)))
+
+    @classmethod
+    def caption_loss(cls, caption_cfg: Mapping[str, Any], openclip_loss: Callable[[], Callable]) -> CaptionLoss:
+        return ContrastiveLoss(openclip_loss(), caption_cfg["contrastive_weight"])
 
     def set_grad_checkpointing(self, enable: bool = True, impl: str = "inline") -> None:
         super().set_grad_checkpointing(enable, impl)
@@ -74,9 +109,9 @@ class ContrastiveCaptioner(Captioner):
         captions = super().prepare(text)
         return captions._replace(text=text[:, :captions.packed.valid.shape[1]])
 
-    def terms(self, image_embs: Tensor, captions: Captions) -> dict[str, Tensor]:
-        """Return `Captioner.terms` and, if the clean text was kept, normalised image and text features [B, E]."""
-        output = super().terms(image_embs, captions)
+    def losses(self, image_embs: Tensor, captions: Captions) -> dict[str, Tensor]:
+        """Return `Captioner.losses` and, if the clean text was kept, normalised image and text features [B, E]."""
+        output = super().losses(image_embs, captions)
         output["logit_scale"] = self.logit_scale.exp()
         if captions.text is not None:
             output |= {"image_features": self.embed(image_embs, True),
@@ -84,13 +119,3 @@ class ContrastiveCaptioner(Captioner):
             if self.logit_bias is not None:
                 output["logit_bias"] = self.logit_bias
         return output
-
-
-def projection(width: int, embed_dim: int) -> nn.Parameter:
-    """Return a linear projection [D, E], initialised as CLIP's."""
-    return nn.Parameter(width ** -0.5 * torch.randn(width, embed_dim))
-
-
-def project(image_embs: Tensor, weight: Tensor) -> Tensor:
-    feature = image_embs.mean(dim=1)
-    return feature @ weight.to(feature.dtype)

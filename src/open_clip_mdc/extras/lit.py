@@ -11,7 +11,7 @@ from open_clip import CustomTextCLIP
 from open_clip.model import CLIPVisionCfg
 from torch import Tensor, nn
 
-from . import encoder
+from ..models import towers
 from .contrastive import project, projection
 
 # OpenCLIP's constructor builds an image tower, which `LiT` then replaces. This is the smallest one.
@@ -24,37 +24,36 @@ class PooledTower(nn.Module):
     def __init__(self, tower: nn.Module, embed_dim: int):
         super().__init__()
         self.tower, self.image_size = tower, tower.image_size
-        self.proj = projection(encoder.width(tower), embed_dim)
+        self.proj = projection(towers.tower(tower).width, embed_dim)
+
+    @property
+    def patch_tower(self) -> nn.Module:
+        return self.tower
 
     def forward(self, image: Tensor) -> Tensor:
         """Return embeddings [B, E] of images [B, 3, height, width], or of their patch tokens [B, P, D]."""
-        return project(encoder.patch_tokens(self.tower, image), self.proj)
+        return project(towers.patch_tokens(self.tower, image), self.proj)
 
     def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-        encoder.lock(self.tower, unlocked_groups)
+        towers.tower(self.tower).lock(unlocked_groups)
 
     def train(self, mode: bool = True) -> "PooledTower":
         super().train(mode)
-        encoder.keep_locked(self.tower)
+        towers.tower(self.tower).keep_locked()
         return self
 
     def set_grad_checkpointing(self, *args, **kwargs) -> None:
         self.tower.set_grad_checkpointing(*args, **kwargs)
 
     def no_weight_decay(self) -> set[str]:
-        return {f"tower.{name}" for name in encoder.no_weight_decay(self.tower)}
+        return {f"tower.{name}" for name in towers.tower(self.tower).no_weight_decay()}
 
 
 class LiT(CustomTextCLIP):
     """OpenCLIP's two-tower model with a `PooledTower` as image tower."""
 
     def __init__(self, embed_dim: int, vision_cfg: CLIPVisionCfg | dict[str, Any], text_cfg: Any,
-                 quick_gelu: bool = False, cast_dtype: torch.dtype | None = None, **rest):
+                 quick_gelu: bool = False, cast_dtype: torch.dtype | None = None, image_pool: str = "gap", **rest):
         super().__init__(embed_dim, PLACEHOLDER, text_cfg, quick_gelu, cast_dtype=cast_dtype, **rest)
         vision_cfg = CLIPVisionCfg(**vision_cfg) if isinstance(vision_cfg, dict) else vision_cfg
-        self.visual = PooledTower(encoder.build(vision_cfg, quick_gelu, cast_dtype), embed_dim)
-
-
-def patch_tower(model: nn.Module) -> nn.Module:
-    """Return the module of a captioner or LiT model that gives patch tokens."""
-    return model.visual.tower if isinstance(model.visual, PooledTower) else model.visual
+        self.visual = PooledTower(towers.build(vision_cfg, quick_gelu, cast_dtype), embed_dim)

@@ -1,0 +1,165 @@
+"""Image towers: an image becomes the normalised patch tokens that the decoder attends to (Sec. 3.2, Fig. 2).
+
+One class for each family says all that depends on it. A new family is a class and its name in `TOWERS`. The module
+inside is OpenCLIP's, so a checkpoint has OpenCLIP's names.
+
+Dimensions: B images, P patches, D width, R register and class tokens.
+"""
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from open_clip.model import CLIPVisionCfg, _build_vision_tower
+from open_clip.modified_resnet import ModifiedResNet
+from open_clip.timm_model import TimmModel
+from open_clip.transformer import VisionTransformer
+from torch import Tensor, nn
+
+from .base import TOWERS, Tower, family, patch_tokens, patch_tower, tower
+
+__all__ = ["AROUND", "TOWERS", "Tower", "build", "patch_tokens", "patch_tower", "tower"]
+# What torch and timm call the options of `forward_intermediates`, for outputs of some blocks as [B, P, D].
+SOME_BLOCKS = dict(stop_early=True, output_fmt="NLC", intermediates_only=True)
+
+
+def build(vision_cfg: CLIPVisionCfg, quick_gelu: bool = False, cast_dtype: torch.dtype | None = None,
+          vq_cfg: Mapping[str, Any] | None = None, caption_cfg: Mapping[str, Any] | None = None) -> nn.Module:
+    """Build a tower that returns all patch tokens after its last norm, without parameters that they do not need.
+
+    Args:
+        vq_cfg: if given, build a VQTower with the image size, patch size and width of `vision_cfg`.
+        caption_cfg: what the functions in `AROUND` read.
+
+    Raises ValueError if the tower gives no tokens, or if sizes do not fit.
+    """
+    if vq_cfg is not None:
+        from .. import vq
+        visual = vq.VQTower(vq.VQCfg(**vq_cfg), vision_cfg.image_size, vision_cfg.patch_size, vision_cfg.width)
+    else:
+        # These settings turn off all that pools, for every family.
+        tokens = dict(output_tokens=True, pool_type="avg", attentional_pool=False, final_ln_after_pool=False,
+                      timm_pool="", timm_proj="none")
+        try:
+            visual = _build_vision_tower(vision_cfg.width, replace(vision_cfg, **tokens), quick_gelu, cast_dtype)
+        except (ValueError, TypeError, AssertionError, NotImplementedError) as problem:
+            if not vision_cfg.timm_model_name:
+                raise
+            raise ValueError(f"timm's {vision_cfg.timm_model_name} cannot be made without pooling, which tokens need: "
+                             f"{problem}") from problem
+        family(visual).remove_pooling(visual, vision_cfg.timm_model_name)
+    for around in AROUND:
+        visual = around(visual, caption_cfg or {})
+    return visual
+
+
+def tokens_of_map(x: Tensor, channels_first: bool = True, normalised: bool = False) -> Tensor:
+    """Return normalised tokens [B, P, D] of a feature map, or of tokens. Without a norm of its own it gets a plain one.
+    """
+    if x.ndim == 4:
+        x = x.flatten(2).mT if channels_first else x.flatten(1, 2)  # [B, D, h, w] or [B, h, w, D] -> [B, P, D]
+    return x.contiguous() if normalised else F.layer_norm(x, x.shape[-1:])
+
+
+class ViT(Tower):
+    """OpenCLIP's own transformer."""
+
+    matches = VisionTransformer
+    has_class_token = True
+
+    def __init__(self, module: VisionTransformer):
+        super().__init__(module)
+        self.width, self.num_layers = module.ln_post.normalized_shape[0], len(module.transformer.resblocks)
+
+    @staticmethod
+    def remove_pooling(module: VisionTransformer, name: str | None) -> None:
+        module.proj = None
+
+    def blocks(self, image: Tensor, which: list[int]) -> list[tuple[Tensor, Tensor | None]]:
+        found = self.module.forward_intermediates(
+            image, indices=which, normalize_intermediates=True, output_extra_tokens=True, **SOME_BLOCKS)
+        return list(zip(found["image_intermediates"], found["image_intermediates_prefix"], strict=True))
+
+    def lock(self, unlocked_groups: int = 0) -> None:
+        # OpenCLIP's last group is the projection, which a captioner lacks. It stands there while groups are counted.
+        self.module.proj = nn.Parameter(torch.empty(0))
+        self.module.lock(unlocked_groups=unlocked_groups + (unlocked_groups > 0))
+        self.module.proj = None
+
+
+class Timm(Tower):
+    """A model of timm that was made to classify: a ViT, or a network that ends in a feature map."""
+
+    matches = TimmModel
+
+    def __init__(self, module: TimmModel):
+        super().__init__(module)
+        self.network = trunk = module.trunk
+        self.width = trunk.num_features
+        # The last norm of a ViT fits the output of every block.
+        self.is_vit = hasattr(trunk, "num_prefix_tokens") and hasattr(trunk, "blocks")
+        self.num_layers = len(trunk.blocks) if self.is_vit else 1
+        self.has_class_token = getattr(trunk, "has_class_token", module.num_prefix == 1)
+
+    @staticmethod
+    def remove_pooling(module: TimmModel, name: str | None) -> None:
+        from .timm_trial import settle
+        settle(module, name)
+
+    def tokens(self, image: Tensor, masked: Tensor | None = None) -> Tensor:
+        return self.of_last(self.network.forward_features(image))
+
+    def of_last(self, x: Tensor) -> Tensor:
+        """Return patch tokens [B, P, D] from the output of timm's `forward_features`: tokens, or a feature map."""
+        x = x if x.ndim == 4 else x[:, self.module.num_prefix:]  # without class and register tokens
+        return tokens_of_map(x, self.module.channels_first, self.module.has_last_norm)
+
+    def blocks(self, image: Tensor, which: list[int]) -> list[tuple[Tensor, Tensor | None]]:
+        found = self.network.forward_intermediates(
+            image, indices=which, norm=True, return_prefix_tokens=True, **SOME_BLOCKS)
+        return [one if isinstance(one, tuple) else (one, None) for one in found]
+
+    def layers(self, image: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        if self.is_vit:
+            return super().layers(image)
+        if not hasattr(self.network, "forward_intermediates"):
+            return [(self.tokens(image), None)]
+        last, stages = self.network.forward_intermediates(image, output_fmt="NCHW")
+        return [*((tokens_of_map(x), None) for x in stages), (self.of_last(last), None)]
+
+    def no_weight_decay(self) -> set[str]:
+        return {"trunk." + name for name in getattr(self.network, "no_weight_decay", set)()}
+
+
+class ResNet(Tower):
+    """CLIP's ResNet, which gives its last feature map."""
+
+    matches = ModifiedResNet
+
+    def __init__(self, module: ModifiedResNet):
+        super().__init__(module)
+        self.width = module.width
+
+    @staticmethod
+    def remove_pooling(module: ModifiedResNet, name: str | None) -> None:
+        side = module.image_size // 32
+        module.width, module.grid_size = module.attnpool.c_proj.in_features, (side, side)
+        module.attnpool = nn.Identity()
+        module.to(memory_format=torch.channels_last)
+
+    def tokens(self, image: Tensor, masked: Tensor | None = None) -> Tensor:
+        return tokens_of_map(self.module(image))
+
+    def lock(self, unlocked_groups: int = 0) -> None:
+        if unlocked_groups:
+            raise ValueError("--lock-image-unlocked-groups: OpenCLIP's ResNet can only be locked whole")
+        super().lock()
+
+    def no_weight_decay(self) -> set[str]:
+        return set()
+
+
+TOWERS += [ViT, Timm, ResNet]  # the first that matches counts. Files that few models need add their own, as vq.py does
+# Functions (visual, fields of `caption_cfg`) -> visual that may put a module around a tower when it is built.
+AROUND: list[Callable[[nn.Module, Mapping[str, Any]], nn.Module]] = []
