@@ -21,6 +21,7 @@ from PIL import Image  # noqa: E402
 
 from open_clip_mdc import (  # noqa: E402
     cli,  # noqa: E402
+    extras,  # noqa: E402, F401  registers its objectives
     register,
     unregister,
 )

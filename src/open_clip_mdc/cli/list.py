@@ -11,7 +11,7 @@ import argparse
 import clip_benchmark_ext.tasks
 from clip_benchmark_ext.selection_datasets import ROWS
 
-from ..integration import configs
+from ..integration import configs, plugins
 from ..objectives import OBJECTIVES
 from .shared import docstring
 
@@ -23,6 +23,7 @@ def models() -> list[tuple[str, str]]:
 
 
 def objectives() -> list[tuple[str, str]]:
+    plugins.load_installed()
     order = {"any": "decodes in any order", "causal": "decodes from left to right"}
     return [(name, f"{order[row.order]} (--scorer {' or '.join(row.scorers)})") for name, row in OBJECTIVES.items()]
 

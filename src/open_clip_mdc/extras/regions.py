@@ -62,7 +62,7 @@ class Regions(Tower):
 
     def tokens(self, image: Tensor, masked: Tensor | None = None) -> Tensor:
         tokens = patch_tokens(self.module.tower, split(image, self.module.grid))  # [B*G, P, D]
-        return self.embedded(tokens.unflatten(0, (len(image), -1)))
+        return self.embedded(tokens.unflatten(0, (-1, len(self.module.region_embedding))))
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """Return tokens [B, G*P, D] with the embeddings of their regions, from [B, G, P, D]."""

@@ -18,7 +18,7 @@ from open_clip import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from torch import Tensor, nn
 
 from .precision import without_autocast
-from .towers.base import TOWERS, Tower
+from .towers import TOWERS, Tower
 
 PREFIX = "visual.vq."  # names of the frozen weights in a checkpoint begin so
 IMAGES_PER_CHUNK = 16  # for [B, P, K], which would take 1.5 GB at the paper's batch of 128
