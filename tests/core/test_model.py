@@ -176,7 +176,8 @@ def test_every_parameter_of_every_config_gets_a_gradient(name):
     text = torch.zeros(8, 77, dtype=torch.long)
     text[:, :12] = torch.randint(1, 300, (8, 12), generator=torch.Generator().manual_seed(0))
     text[:, 0], text[:, 11] = vocab_size - 2, vocab_size - 1
-    model.caption_loss(vars(model.caption_cfg), open_clip.ClipLoss)(**model(images(8, model.visual.image_size[0]), text)).backward()
+    loss = model.caption_loss(vars(model.caption_cfg), open_clip.ClipLoss)
+    loss(**model(images(8, model.visual.image_size[0]), text)).backward()
     for parameter, p in model.named_parameters():
         if parameter.startswith("visual.vq."):  # frozen, and never in an optimizer
             assert p.grad is None and not p.requires_grad
