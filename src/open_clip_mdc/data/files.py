@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
@@ -71,50 +70,13 @@ def lock(descriptor: int, wait: bool = False) -> bool:
     return True
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _sweep(path: Path) -> None:
-    """Remove the partial files of `path` that killed processes have left: they are no longer locked."""
-    for old in path.parent.glob(f".{escape(path.name)}.{'[0-9a-f]' * 12}"):
-        try:
-            descriptor = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:  # it is gone, belongs to another user, or is a link
-            continue
-        try:
-            if lock(descriptor):
-                _remove(old)
-        except OSError:  # a file system without locks, where a running process may own it
-            pass
-        finally:
-            os.close(descriptor)
-
-
 @contextmanager
 def _partial(path: Path, folder: bool = False) -> Iterator[Path]:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: its folder does not exist")
-    _sweep(path)
-    while True:
-        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
-        try:
-            if folder:
-                partial.mkdir()
-            descriptor = os.open(partial, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        except OSError as problem:
-            raise OSError(problem.errno, problem.strerror, str(path)) from problem
-        try:
-            alone = lock(descriptor)
-        except OSError:  # a file system without locks
-            alone = True
-        if alone and partial.exists():
-            break
-        os.close(descriptor)  # another process was just removing it
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
+        partial.mkdir() if folder else partial.touch(exist_ok=False)
         yield partial
     except OSError as problem:  # name the output that the user named
         if not isinstance(problem.filename, (str, os.PathLike)) or str(partial) not in str(problem.filename):
@@ -122,13 +84,10 @@ def _partial(path: Path, folder: bool = False) -> Iterator[Path]:
         raise OSError(problem.errno, problem.strerror, str(problem.filename).replace(str(partial), str(path))
                       ) from problem
     finally:
-        os.close(descriptor)
-        _remove(partial)
-
-
-def _write_into(path: Path, source: Path) -> None:
-    with source.open("rb") as file, open(os.dup(1) if is_stdout(path) else path, "wb") as target:
-        shutil.copyfileobj(file, target)
+        if folder:
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
 
 
 def is_written_to(path: Path) -> bool:
@@ -138,11 +97,11 @@ def is_written_to(path: Path) -> bool:
 
 def try_output(path: str | Path, folder: bool = False) -> None:
     """Check before the work that `new_file` or `new_folder` will be able to write `path`. Raises OSError if not."""
-    path = Path(os.path.realpath(path)) if not is_written_to(Path(path)) else Path(path)
+    path = Path(path)
+    if not is_written_to(path):
+        path = Path(os.path.realpath(path))
     if folder:
-        place = path
-        while not place.exists():
-            place = place.parent
+        place = next(above for above in (path, *path.parents) if above.exists())
         if not place.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "is no folder", str(place))
         try:
@@ -150,16 +109,10 @@ def try_output(path: str | Path, folder: bool = False) -> None:
                 return
         except OSError as problem:  # names a folder that nobody gave
             raise OSError(problem.errno, problem.strerror, str(path)) from problem
-    if is_written_to(path):
-        return
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "is a folder", str(path))
-    with _partial(path):
-        pass
-    if path.exists():
-        try:
-            os.close(os.open(path, os.O_WRONLY))  # raises if this file is mounted read-only
-        except PermissionError:  # a write-protected file can be replaced
+    if not is_written_to(path):
+        with _partial(path):
             pass
 
 
@@ -168,15 +121,16 @@ def new_file(path: str | Path, follow: bool = True, like: Path | None = None) ->
     """Yield a file to write, which replaces `path` when the block ends without an error.
 
     The new file keeps the mode of the old one, or has that of `like`, the output that it stands beside. /dev/stdout, a
-    FIFO or a device is written to at the end. So is a file that is mounted by itself, which cannot be replaced. If
-    `path` is a link, its target is replaced, or with `follow=False` the link.
+    FIFO or a device is written to at the end. If `path` is a link, its target is replaced, or with `follow=False` the
+    link.
     """
     path = Path(path)
     if is_written_to(path):
         with TemporaryDirectory() as folder:
             partial = Path(folder, path.name)
             yield partial
-            _write_into(path, partial)
+            with partial.open("rb") as file, open(os.dup(1) if is_stdout(path) else path, "wb") as target:
+                shutil.copyfileobj(file, target)
         return
     if path.is_symlink() and follow:
         path = Path(os.path.realpath(path))
@@ -188,12 +142,7 @@ def new_file(path: str | Path, follow: bool = True, like: Path | None = None) ->
         yield partial
         if stat.S_IMODE(partial.stat().st_mode) != mode:  # safetensors writes files that only their owner can read
             partial.chmod(mode)
-        try:
-            os.replace(partial, path)
-        except OSError as problem:
-            if problem.errno != errno.EBUSY:
-                raise
-            _write_into(path, partial)
+        os.replace(partial, path)
 
 
 def hash_file(path: str | Path, algorithm: str) -> str:
@@ -274,17 +223,14 @@ def new_folder(out: str | Path) -> Iterator[Path]:
     Raises ValueError if `out` exists and is not an empty folder.
     """
     out = Path(out).resolve()
-    inside = out / out.name
-    if out.is_dir():
-        _sweep(inside)
-    if out.exists() and not (out.is_dir() and all(path.name == "lost+found" for path in out.iterdir())):
-        raise ValueError(f"{out} exists and is not an empty folder: remove it or choose another --out")
     there = out.is_dir()  # it is filled at the end, as a mount point could not be replaced
+    of_others = (f".{out.name}.", "lost+found")  # of a run that was killed, and of the file system
+    if out.exists() and not (there and all(path.name.startswith(of_others) for path in out.iterdir())):
+        raise ValueError(f"{out} exists and is not an empty folder: remove it or choose another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with _partial(inside if there else out, folder=True) as partial:
+    with _partial(out / out.name if there else out, folder=True) as partial:
         yield partial
-        if there:
-            for path in sorted(partial.iterdir()):
-                os.replace(path, out / path.name)
-        else:
+        for path in sorted(partial.iterdir()) if there else ():
+            os.replace(path, out / path.name)
+        if not there:
             os.replace(partial, out)
